@@ -1,0 +1,173 @@
+"""The command line: arguments, progress, exit status; nothing else.
+
+Usage::
+
+    python -m compress pipeline.yaml [--dry-run] [--out DIR] [--force STAGE] [--json]
+    python -m compress stages [--json]
+    python -m compress schema
+
+Results go to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from compress.errors import EXIT_INTERRUPTED, BudgetError, CorallineError, PipelineError
+
+EPILOG = """
+other commands:
+  python -m compress stages [--json]   every stage, its settings, defaults and meaning
+  python -m compress schema            JSON schema of pipeline.yaml, for editors
+
+exit codes:
+  0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
+  6 disk or permission   7 over budget   8 a bundle does not verify   130 interrupted
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise PipelineError(message, todo="see --help")
+
+
+def _run_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="python -m compress",
+        description="Takes a trained model to a Coral Edge TPU and proves what it lost and gained on the way.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("pipeline", type=Path, help="the pipeline file, or a command (below)")
+    parser.add_argument("--dry-run", action="store_true", help="check the file and say what would be done")
+    parser.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR", help="where results go (runs)")
+    parser.add_argument(
+        "--force", action="append", default=[], metavar="STAGE", help="make this stage anew, by its id; repeatable"
+    )
+    parser.add_argument("--json", action="store_true", help="results as JSON on stdout")
+    return parser.parse_args(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    options = _run_arguments(arguments)
+    from compress.pipeline import load
+
+    pipeline = load(options.pipeline)
+    known = [step.id for step in pipeline.steps]
+    for name in options.force:
+        if name not in known:
+            raise PipelineError(f"--force: there is no stage {name!r} in this pipeline", allowed=", ".join(known))
+    if options.dry_run:
+        return _dry_run(pipeline, options)
+    from compress import run
+    from compress.console import Console
+
+    console = Console(options.out / pipeline.head.name / "run.log")
+    console.line(f"coralline: {options.pipeline} -> {options.out / pipeline.head.name}")
+    record = run.run(pipeline, options.out, console, frozenset(options.force))
+    _print_results(record, options.out / pipeline.head.name, as_json=options.json)
+    broken = [row for row in record["budget"] if row["holds"] is False]
+    if broken:
+        over = "; ".join(
+            f"{row['name']} is {row['measured']['value']:g} {row['unit']}, over the limit of {row['limit']:g} "
+            f"by {row['measured']['value'] - row['limit']:g}"
+            for row in broken
+        )
+        raise BudgetError(over, where="budget")
+    return 0
+
+
+def _dry_run(pipeline: Any, options: argparse.Namespace) -> int:
+    from compress.run import preview
+
+    steps = [
+        {"id": step.id, "stage": step.stage.name, "status": status, "reason": step.skip}
+        for step, status in preview(pipeline, options.out, frozenset(options.force))
+    ]
+    if options.json:
+        print(json.dumps({"schema_version": 1, "name": pipeline.head.name, "steps": steps}, indent=1))
+        return 0
+    for row in steps:
+        print(f"{row['id']:<20} {row['status']:<8} {row['reason'] or ''}".rstrip())
+    return 0
+
+
+def _print_results(record: dict[str, Any], folder: Path, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(record, indent=1))
+        return
+    rows = ("accuracy", "macs", "parameters", "size_bytes", "latency_ms")
+    models = record["models"]
+    if models["original"] and models["result"]:
+        print(f"{'':<12} {'original':>12} {'result':>12}")
+        for name in rows:
+            values = [models[side]["measurements"][name]["value"] for side in ("original", "result")]
+            shown = [f"{value:.4f}" if isinstance(value, float) else f"{value:,}" for value in values]
+            print(f"{name:<12} {shown[0]:>12} {shown[1]:>12}")
+    if record["placement"]:
+        print(record["placement"]["reason"] or "compiled for the Edge TPU")
+        print(record["placement"]["summary"])
+    print(f"report: {folder / 'report.html'}")
+
+
+def _stages(arguments: Sequence[str]) -> int:
+    parser = _Parser(prog="python -m compress stages", description="Every stage with its settings.")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.parse_args(arguments)
+    from compress import manual
+
+    print(json.dumps(manual.stages_json(), indent=1) if options.json else manual.stages(), end="")
+    return 0
+
+
+def _schema(arguments: Sequence[str]) -> int:
+    _Parser(prog="python -m compress schema", description="JSON schema of pipeline.yaml.").parse_args(arguments)
+    from compress import manual
+
+    print(json.dumps(manual.schema(), indent=1))
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"stages": _stages, "schema": _schema}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and gives its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    as_json = "--json" in arguments
+    try:
+        if arguments and arguments[0] in COMMANDS:
+            return COMMANDS[arguments[0]](arguments[1:])
+        return _run(arguments)
+    except CorallineError as error:
+        return _fail(str(error), error.exit_code, as_json=as_json and not isinstance(error, BudgetError))
+    except KeyboardInterrupt:
+        return _fail("interrupted; run the same command to go on", EXIT_INTERRUPTED, as_json=as_json)
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _interrupt(number: int, frame: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _fail(message: str, exit_code: int, *, as_json: bool) -> int:
+    print(f"coralline: {message}", file=sys.stderr)
+    if as_json:
+        error = {"message": message, "exit_code": exit_code}
+        print(json.dumps({"schema_version": 1, "status": "failed", "error": error}, indent=1))
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

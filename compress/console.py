@@ -1,0 +1,135 @@
+"""What a person sees of a run: stage lines and progress on stderr; the noise of libraries in a log file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from compress.stage import Progress
+from compress.store import explain
+
+PLAIN_INTERVAL_S = 15.0
+"""How often a plain line tells the progress of long work."""
+
+
+class Console:
+    """A `compress.run.Monitor` on stderr.
+
+    Args:
+        log: the log file; lines are appended.
+
+    Raises:
+        StoreError: the log file cannot be written.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._err = os.fdopen(os.dup(2), "w", buffering=1)
+        self._terminal = self._err.isatty()
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            self._log = log.open("a")
+        except OSError as error:
+            raise explain(error, "the run's folder cannot be written") from error
+
+    def log(self, text: str) -> None:
+        """Text for the log file alone."""
+        self._log.write(text.rstrip() + "\n")
+        self._log.flush()
+
+    def line(self, text: str) -> None:
+        """One line on stderr and in the log."""
+        print(text, file=self._err)
+        self.log(text)
+
+    def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
+        """A line about a piece of work that is over."""
+        taken = "" if seconds is None else f"{seconds:7.1f} s" if status == "made" else f"({seconds:.1f} s)"
+        self.line(f"{title:<20} {status:<8} {taken:>9}  {remark}".rstrip())
+
+    @contextmanager
+    def working(self, title: str) -> Iterator[Progress]:
+        """Shows progress; what anything else prints meanwhile goes to the log."""
+        with self._quiet(), _bar(self, title) if self._terminal else _lines(self, title) as progress:
+            yield progress
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """File descriptors 1 and 2 into the log: C++ libraries write there without asking Python."""
+        saved = os.dup(1), os.dup(2)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            os.dup2(self._log.fileno(), 1)
+            os.dup2(self._log.fileno(), 2)
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, handle in enumerate(saved, 1):
+                os.dup2(handle, number)
+                os.close(handle)
+
+    @property
+    def stream(self) -> IO[str]:
+        """The terminal, also while everything else is sent to the log."""
+        return self._err
+
+
+def _shown(metrics: dict[str, float]) -> str:
+    return " ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+
+
+class _Lines:
+    """Progress as a plain line now and then."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self.console, self.title, self.told = console, title, time.monotonic()
+
+    def update(self, done: int, total: int, **metrics: float) -> None:
+        if time.monotonic() - self.told >= PLAIN_INTERVAL_S:
+            self.told = time.monotonic()
+            self.console.line(f"{self.title}: {done / max(total, 1):.0%} {_shown(metrics)}".rstrip())
+
+    def note(self, text: str) -> None:
+        self.console.line(text)
+
+
+@contextmanager
+def _lines(console: Console, title: str) -> Iterator[Progress]:
+    yield _Lines(console, title)
+
+
+class _Bar:
+    """Progress as a bar, gone when the work is done."""
+
+    def __init__(self, console: Console, display: Any, title: str) -> None:
+        self.console, self.display = console, display
+        self.task = display.add_task(title, total=None, shown="")
+
+    def update(self, done: int, total: int, **metrics: float) -> None:
+        self.display.update(self.task, completed=done, total=total, shown=_shown(metrics))
+
+    def note(self, text: str) -> None:
+        self.display.console.print(text, markup=False, highlight=False)
+        self.console.log(text)
+
+
+@contextmanager
+def _bar(console: Console, title: str) -> Iterator[Progress]:
+    import rich.console
+    from rich.progress import BarColumn, Progress as Display, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description:<20}", markup=False),
+        BarColumn(bar_width=30),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[shown]}", markup=False),
+    )
+    terminal = rich.console.Console(file=console.stream)
+    with Display(*columns, console=terminal, transient=True, redirect_stdout=False, redirect_stderr=False) as display:
+        yield _Bar(console, display, title)

@@ -1,0 +1,149 @@
+"""A YAML file as plain values, with the line of every key.
+
+YAML 1.2: `1e-3` is a number, `no` is a string. Duplicate keys, anchors, aliases, tags
+and more than one document are refused: a pipeline file says what it means once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.errors import PipelineError
+
+Location = tuple[str | int, ...]
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 32
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed file.
+
+    Attributes:
+        path: the file.
+        value: maps, lists, strings, numbers, booleans and None.
+        lines: line (from 1) of each key and list item, by its location.
+    """
+
+    path: Path
+    value: Any
+    lines: dict[Location, int]
+
+    def where(self, location: Location) -> str:
+        """`file:line: key` for a message; for a missing key the line of what should hold it."""
+        known = location
+        while known not in self.lines and known:
+            known = known[:-1]
+        dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+        return f"{self.path}:{self.lines.get(known, 1)}" + (f": {dotted}" if dotted else "")
+
+
+def read(path: Path) -> Document:
+    """Reads a YAML file.
+
+    Raises:
+        PipelineError: not there, not readable, not YAML, or more than plain YAML.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise PipelineError(
+            f"cannot be read: {error.strerror}", where=str(path), todo="give the path of a pipeline file"
+        ) from error
+    if len(content) > MAX_BYTES:
+        raise PipelineError("is too large for a pipeline file", where=str(path), allowed=f"{MAX_BYTES} bytes")
+    lines: dict[Location, int] = {}
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        text = content.decode("utf-8")
+        _refuse_extras(yaml, text, path)
+        root = yaml.compose(text)
+        if root is None:
+            raise PipelineError("is empty", where=str(path), todo="start from the shipped pipeline.yaml")
+        return Document(path, _plain(yaml, root, (), lines, path), lines)
+    except UnicodeDecodeError as error:
+        raise PipelineError("is not a text file in UTF-8", where=str(path)) from error
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        problem = " ".join(part for part in (error.context, error.problem) if part)
+        raise PipelineError(f"is not valid YAML: {problem}", where=f"{path}:{line}") from error
+    except YAMLError as error:
+        first = str(error).splitlines()[0]
+        raise PipelineError(f"is not valid YAML: {first}", where=str(path)) from error
+
+
+def _refuse_extras(yaml: Any, text: str, path: Path) -> None:
+    """Anchors, aliases, depth: looked for in the event stream, before anything is built."""
+    from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, DocumentStartEvent
+
+    depth = documents = 0
+    for event in yaml.parse(text):
+        where = f"{path}:{event.start_mark.line + 1}"
+        if isinstance(event, AliasEvent) or getattr(event, "anchor", None):
+            raise PipelineError("anchors and aliases (&, *) are not allowed", where=where, todo="write the value out")
+        depth += isinstance(event, CollectionStartEvent)
+        depth -= isinstance(event, CollectionEndEvent)
+        documents += isinstance(event, DocumentStartEvent)
+        if depth > MAX_DEPTH:
+            raise PipelineError("is nested too deeply", where=where, allowed=f"{MAX_DEPTH} levels")
+        if documents > 1:
+            raise PipelineError("a second document (---) is not allowed", where=where)
+
+
+def _plain(yaml: Any, node: Any, location: Location, lines: dict[Location, int], path: Path) -> Any:
+    """A composed node as plain values; fills `lines`."""
+    from ruamel.yaml.nodes import MappingNode, SequenceNode
+
+    line = node.start_mark.line + 1
+    lines.setdefault(location, line)
+    if isinstance(node, MappingNode | SequenceNode) and str(node.tag).rpartition(":")[2] not in ("map", "seq"):
+        raise PipelineError(f"the tag {str(node.tag)!r} is not allowed", where=f"{path}:{line}", todo="remove it")
+    if isinstance(node, SequenceNode):
+        return [_plain(yaml, item, (*location, i), lines, path) for i, item in enumerate(node.value)]
+    if not isinstance(node, MappingNode):
+        return _scalar(yaml, node, f"{path}:{line}")
+    result: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        key = key_node.value
+        if not isinstance(key, str) or key == "<<":
+            raise PipelineError("a key must be a plain word", where=f"{path}:{line}")
+        if key in result:
+            first = lines[(*location, key)]
+            raise PipelineError(
+                f"the key {key!r} stands twice (first in line {first})", where=f"{path}:{line}", todo="remove one"
+            )
+        lines[(*location, key)] = line
+        result[key] = _plain(yaml, value_node, (*location, key), lines, path)
+    return result
+
+
+def _scalar(yaml: Any, node: Any, where: str) -> Any:
+    kind = str(node.tag).removeprefix("tag:yaml.org,2002:")
+    if kind in ("null", "bool", "int", "float"):
+        try:
+            return yaml.constructor.construct_object(node)
+        except (ValueError, OverflowError) as error:
+            raise PipelineError(f"{node.value!r} is not a {kind}", where=where) from error
+    if kind in ("str", "timestamp", "value"):
+        return str(node.value)
+    raise PipelineError(f"the tag {str(node.tag)!r} is not allowed", where=where, todo="write a plain value")
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """`did you mean 'x'?` if a known word is close, otherwise nothing."""
+    close = difflib.get_close_matches(str(word).lower(), list(known), n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def listing(words: Sequence[str]) -> str:
+    """Words for an `allowed:` clause."""
+    return ", ".join(words) if words else "nothing"

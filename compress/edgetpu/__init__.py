@@ -1,0 +1,1 @@
+"""What the Edge TPU and its compiler do: rules, placement, and the compiler itself. No TensorFlow."""

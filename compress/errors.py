@@ -1,0 +1,86 @@
+"""Every error that a user can cause or meet, and the exit code of each.
+
+::
+
+    CorallineError             1   our own fault, or not classified
+    ├── PipelineError          2   the pipeline file or the command line is wrong
+    ├── DataError              3   the data set is missing, empty or not what it should be
+    ├── ModelError             4   the model file or builder cannot be used
+    │   └── UntrustedError     4   ... because it would run code that nobody vouched for
+    ├── StageError             5   a stage could not do its work
+    ├── StoreError             6   disk full, no permission, unwritable folder
+    └── BudgetError            7   everything ran, but the result breaks the budget
+
+Exit code 0 is success, 8 a bundle that does not verify (`deploy.bundle.BundleError`),
+130 an interruption with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+EXIT_BUNDLE = 8
+EXIT_INTERRUPTED = 130
+
+
+class CorallineError(Exception):
+    """Something that is told to the user in one message, without a traceback.
+
+    Args:
+        what: what was found, in words.
+        where: file, line and key, or the stage, that it was found in.
+        allowed: what would have been accepted.
+        todo: the next thing to do.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str = "", allowed: str = "", todo: str = "") -> None:
+        super().__init__(what)
+        self.what, self.where, self.allowed, self.todo = what, where, allowed, todo
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        if self.allowed:
+            text += f"; allowed: {self.allowed}"
+        if self.todo:
+            text += f"; {self.todo}"
+        return text
+
+
+class PipelineError(CorallineError):
+    """The pipeline file or the command line is wrong."""
+
+    exit_code = 2
+
+
+class DataError(CorallineError):
+    """The data set is missing, empty, or not what it should be."""
+
+    exit_code = 3
+
+
+class ModelError(CorallineError):
+    """The model file or builder cannot be used."""
+
+    exit_code = 4
+
+
+class UntrustedError(ModelError):
+    """Loading would run code that came with the model, and `trust: true` was not given."""
+
+
+class StageError(CorallineError):
+    """A stage could not do its work."""
+
+    exit_code = 5
+
+
+class StoreError(CorallineError):
+    """Disk full, no permission, unwritable folder, broken artifact."""
+
+    exit_code = 6
+
+
+class BudgetError(CorallineError):
+    """Everything ran, but the result breaks the budget."""
+
+    exit_code = 7

@@ -1,0 +1,75 @@
+"""Builders: Python files with a function that makes an untrained Keras model."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from compress.document import listing, nearest
+from compress.errors import ModelError, UntrustedError
+from compress.shipped import shipped
+
+FUNCTION = "build"
+
+
+def names() -> list[str]:
+    """The builders that come with Coralline."""
+    return sorted(path.stem for path in shipped("models").glob("*.py"))
+
+
+def find(builder: str, folder: Path, *, trust: bool) -> tuple[Path, str]:
+    """The file and the function that a `builder:` setting names.
+
+    Args:
+        builder: the name of a shipped builder, or a path `file.py` or `file.py:function`.
+        folder: what paths are relative to.
+        trust: whether code of the user's own may be run.
+
+    Raises:
+        UntrustedError: a file of one's own without trust.
+        ModelError: there is no such builder.
+    """
+    if builder in names():
+        return shipped("models") / f"{builder}.py", FUNCTION
+    file, _, function = builder.partition(":")
+    if not file.endswith(".py"):
+        raise ModelError(
+            f"there is no builder {builder!r}",
+            allowed=f"{listing(names())}, or a path to a Python file",
+            todo=nearest(builder, names()),
+        )
+    path = folder / file
+    if not path.is_file():
+        raise ModelError(f"there is no file {path}", todo="check model.builder")
+    if not trust:
+        raise UntrustedError(f"the builder {path} is a program that would be run", todo="set `trust: true` under model")
+    return path, function or FUNCTION
+
+
+def build(path: Path, function: str, input_shape: tuple[int, ...], classes: int) -> Any:
+    """Runs a builder.
+
+    Raises:
+        ModelError: the file has no such function, fails, or gives no Keras model.
+    """
+    from compress.training.tensorflow import keras
+
+    library = keras()
+    where = f"{path}:{function}"
+    spec = importlib.util.spec_from_file_location(f"coralline_builder_{path.stem}", path)
+    assert spec is not None  # a path that ends in .py always has a loader
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        if not callable(getattr(module, function, None)):
+            raise ModelError(f"there is no function {function!r}", where=str(path))
+        model = getattr(module, function)(input_shape, classes)
+    except ModelError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a user's program may raise anything
+        raise ModelError(f"the builder failed: {type(error).__name__}: {error}", where=where) from error
+    if not isinstance(model, library.Model):
+        raise ModelError(f"gave a {type(model).__name__}", where=where, allowed="a Keras model")
+    return model

@@ -1,0 +1,131 @@
+"""The manual, from the code: the stages with their settings, and the JSON schema of pipeline.yaml."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+from compress.data import SOURCES, Splitting
+from compress.pipeline import Head, Model
+from compress.stage import Settings
+from compress.stages import STAGES
+from deploy import preprocessing
+
+
+def stages() -> str:
+    """Every stage: what it is for, what it takes and gives, and its settings."""
+    parts = []
+    for name, stage in STAGES.items():
+        takes = " or ".join(sorted(stage.consumes))
+        lines = [name, f"  {_summary(stage)}", f"  takes a {takes}; makes a {stage.produces}"]
+        lines += [f"    {line}" for line in _settings(stage)]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def stages_json() -> list[dict[str, Any]]:
+    """The same as plain values."""
+    return [
+        {
+            "name": name,
+            "summary": _summary(stage),
+            "consumes": sorted(stage.consumes),
+            "produces": stage.produces,
+            "settings": _schema(stage)["properties"],
+        }
+        for name, stage in STAGES.items()
+    ]
+
+
+def _summary(kind: type[Any]) -> str:
+    return (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def _settings(kind: type[Settings], prefix: str = "") -> list[str]:
+    """One line for each setting: name, default, meaning; settings inside settings as `outer.inner`."""
+    lines = []
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            lines += _settings(field.annotation, f"{prefix}{name}.")
+            continue
+        default = "required" if field.is_required() else f"= {_yaml(field.default)}"
+        lines.append(f"{prefix + name:<22} {default:<12} {' '.join((field.description or '').split())}")
+    return lines
+
+
+def _yaml(value: Any) -> str:
+    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, float) else f"{value:g}"
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of pipeline.yaml, for editors."""
+    definitions: dict[str, Any] = {}
+    properties = {**_properties(_schema(Head), definitions), "model": _hoisted(_schema(Model), definitions)}
+    properties["data"] = {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["source"],
+        "properties": {
+            "source": _one_of({name: _hoisted(_schema(kind), definitions) for name, kind in SOURCES.items()}),
+            "preprocess": {"type": "array", "items": _one_of({n: _step(s) for n, s in preprocessing.STEPS.items()})},
+            "split": _hoisted(_schema(Splitting), definitions),
+        },
+    }
+    entries = {name: _hoisted(_schema(kind), definitions) for name, kind in STAGES.items()}
+    properties["stages"] = {"type": "array", "items": _one_of(entries)}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Coralline pipeline",
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["schema_version", "name", "model", "data", "stages"],
+        "properties": properties,
+        "$defs": definitions,
+    }
+
+
+def _schema(kind: type[Settings]) -> dict[str, Any]:
+    return kind.model_json_schema()
+
+
+def _hoisted(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """A schema whose own definitions have moved to the common ones."""
+    definitions.update(schema.pop("$defs", {}))
+    return schema
+
+
+def _properties(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    properties: dict[str, Any] = _hoisted(schema, definitions)["properties"]
+    return properties
+
+
+def _one_of(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A map with exactly one of these keys. An empty entry may be null."""
+    return {
+        "type": "object",
+        "minProperties": 1,
+        "maxProperties": 1,
+        "additionalProperties": False,
+        "properties": {
+            name: entry if entry.get("required") else {"anyOf": [entry, {"type": "null"}]}
+            for name, entry in entries.items()
+        },
+    }
+
+
+def _step(step: Any) -> dict[str, Any]:
+    """A preprocessing step: numbers, lists of numbers, and words."""
+    fields = preprocessing.fields(step)
+    value = {"Tuple[float, ...]": "array", "Tuple[int, int]": "array", "Range": "array", "str": "string"}
+    return {
+        "type": "object",
+        "description": _summary(step),
+        "additionalProperties": False,
+        "required": [name for name, field in fields.items() if field.default is dataclasses.MISSING],
+        "properties": {
+            name: {"type": value[str(field.type)]}
+            | ({"items": {"type": "number"}} if value[str(field.type)] == "array" else {})
+            for name, field in fields.items()
+        },
+    }

@@ -1,0 +1,315 @@
+"""pipeline.yaml: its schema, and `load()`, which checks it before any work is done.
+
+A pipeline file has plain keys, and one-key maps that name a stage, a data source or a
+preprocessing step with its settings. `compress.run` executes what is loaded here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import Field, ValidationError, model_validator
+
+from compress import target as targets
+from compress.data import SOURCES, Dataset, Splitting
+from compress.document import Document, Location, listing, nearest, read
+from compress.errors import ModelError, PipelineError
+from compress.importers import builder as builders
+from compress.stage import Kind, Settings, Stage
+from compress.stages import STAGES
+from compress.stages.load import Build, stage_for
+from compress.target import Target
+from deploy.preprocessing import Preprocessing, PreprocessingError
+
+T = TypeVar("T", bound=Settings)
+
+
+class Model(Settings):
+    """The model to start from: a builder or a file."""
+
+    builder: str | None = None
+    """A builder from models/, or one of your own, file.py:function, with trust."""
+    file: str | None = None
+    """A .keras, .h5 or .tflite file, from the pipeline file's folder."""
+    trust: bool = False
+    """Whether code that comes with the model (a builder of your own, Lambda layers) may be run."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.builder is None) == (self.file is None):
+            raise ValueError("needs either the key 'builder' or the key 'file'")
+        return self
+
+    def stage(self, folder: Path) -> Stage:
+        """The stage that makes the model; paths are relative to `folder`.
+
+        Raises:
+            ModelError: there is no such file or builder.
+        """
+        if self.file is not None:
+            return stage_for(folder / self.file)
+        path, function = builders.find(self.builder or "", folder, trust=self.trust)
+        return Build(path=path, function=function)
+
+
+class LatencySettings(Settings):
+    """How latency is measured on this host."""
+
+    runs: Annotated[int, Field(ge=1, le=1_000_000)] = 200
+    """Timed inferences of each model."""
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    """Threads of the runtime."""
+
+
+class Measure(Settings):
+    """What is measured, and how."""
+
+    latency: LatencySettings = LatencySettings()
+    """Latency on this host."""
+
+
+class Budget(Settings):
+    """What the result may cost. A broken budget gives exit code 7."""
+
+    accuracy_drop: Annotated[float, Field(ge=-1, le=1)] | None = None
+    """Largest loss of test accuracy against the original, as a fraction."""
+    latency_ms: Annotated[float, Field(gt=0)] | None = None
+    """Longest median latency of the result on this host."""
+    size_bytes: Annotated[int, Field(gt=0)] | None = None
+    """Largest .tflite file."""
+
+
+class Head(Settings):
+    """The plain keys of a pipeline file."""
+
+    schema_version: Literal[1]
+    """Version of this file's format."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+    """Name of the run: its folder under runs/."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of everything random. Not of the test split, which is fixed."""
+    target: str = "edgetpu"
+    """What the model is made for: edgetpu or cpu."""
+    measure: Measure = Measure()
+    """What is measured."""
+    budget: Budget = Budget()
+    """What the result may cost."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stage in its place.
+
+    Attributes:
+        id: unique name in this pipeline.
+        stage: the stage with its settings.
+        given: kind of the artifact it is given.
+        skip: why it has nothing to do, or None.
+    """
+
+    id: str
+    stage: Stage
+    given: Kind | None
+    skip: str | None = None
+
+    @property
+    def makes(self) -> Kind | None:
+        """Kind of the artifact that goes on."""
+        return self.given if self.skip else self.stage.produces
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline file, checked.
+
+    Attributes:
+        head: the plain keys.
+        model: the model to start from.
+        target: the target.
+        data: the data set, not yet loaded.
+        steps: the model and the stages, in order.
+        settings: the file's content as plain values.
+    """
+
+    head: Head
+    model: Model
+    target: Target
+    data: Dataset
+    steps: tuple[Step, ...]
+    settings: Mapping[str, Any]
+
+
+def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
+    """Reads and checks a pipeline file.
+
+    Args:
+        path: the YAML file. Paths in it are relative to its folder.
+        stages: the stages there are, by name.
+
+    Raises:
+        PipelineError: with file, line, what is wrong, and what is allowed.
+    """
+    document = read(path)
+    value = document.value
+    if not isinstance(value, dict):
+        raise PipelineError("must be a map", where=document.where(()), allowed=listing(KEYS))
+    for key in value:
+        if key not in KEYS:
+            raise _unknown(document, (), key, KEYS)
+    for key in ("model", "data", "stages"):
+        if key not in value:
+            raise PipelineError(f"the key {key!r} is missing", where=document.where(()))
+    head = _settings(Head, {key: item for key, item in value.items() if key in Head.model_fields}, document, ())
+    try:
+        target = targets.load(head.target)
+    except PipelineError as error:
+        raise PipelineError(error.what, where=document.where(("target",)), allowed=error.allowed) from error
+    model = _settings(Model, value["model"], document, ("model",))
+    try:
+        first = model.stage(path.parent)
+    except ModelError as error:
+        error.where = document.where(("model",))
+        raise
+    data = _dataset(value["data"], document, path.parent)
+    steps = _steps(first, value["stages"], document, target, stages)
+    return Pipeline(head, model, target, data, steps, value)
+
+
+def _dataset(value: Any, document: Document, folder: Path) -> Dataset:
+    if not isinstance(value, dict):
+        raise PipelineError("must be a map", where=document.where(("data",)), allowed=listing(DATA_KEYS))
+    for key in value:
+        if key not in DATA_KEYS:
+            raise _unknown(document, ("data",), key, DATA_KEYS)
+    if "source" not in value:
+        raise PipelineError("the key 'source' is missing", where=document.where(("data",)), allowed=listing([*SOURCES]))
+    source = _one_of(SOURCES, value["source"], document, ("data", "source"), "data source").beside(folder)
+    splitting = _settings(Splitting, value["split"], document, ("data", "split")) if "split" in value else None
+    try:
+        preprocessing = Preprocessing(value.get("preprocess") or [])
+    except PreprocessingError as error:
+        location: Location = ("data", "preprocess") if error.step is None else ("data", "preprocess", error.step)
+        raise PipelineError(str(error), where=document.where(location)) from error
+    return Dataset(source, preprocessing, splitting)
+
+
+def _steps(
+    model: Stage, value: Any, document: Document, target: Target, stages: Mapping[str, type[Stage]]
+) -> tuple[Step, ...]:
+    """The model and the stages, numbered, with the kind that flows between them."""
+    if not isinstance(value, list):
+        raise PipelineError("must be a list of stages", where=document.where(("stages",)), allowed=listing([*stages]))
+    steps = [Step("model", model, None)]
+    for index, entry in enumerate(value):
+        location: Location = ("stages", index)
+        stage = _one_of(stages, entry, document, location, "stage")
+        count = sum(step.stage.name == stage.name for step in steps)
+        name = stage.id or (f"{stage.name}-{count + 1}" if count else stage.name)
+        if any(step.id == name for step in steps):
+            raise PipelineError(
+                f"two stages have the id {name!r}", where=document.where(location), todo="give one another id"
+            )
+        given = steps[-1].makes
+        assert given is not None  # only the first step, the model, is given nothing
+        untouched = all(step.skip or step.stage is model for step in steps)
+        from_file = untouched and model.produces is not Kind.UNTRAINED
+        skip = stage.skip(given, from_file=from_file, target=target)
+        if skip is None and given not in stage.consumes:
+            wanted = " or a ".join(sorted(stage.consumes))
+            raise PipelineError(
+                f"stage {index + 1} ({stage.name}) needs a {wanted}, but would be given a {given}",
+                where=document.where(location),
+                todo=_how_to_get(stage, given, stages),
+            )
+        steps.append(Step(name, stage, given, skip))
+    return tuple(steps)
+
+
+def _how_to_get(stage: Stage, given: Kind, stages: Mapping[str, type[Stage]]) -> str:
+    """Which stage would have to stand between, if one would do."""
+    between = [s.name for s in stages.values() if given in s.consumes and s.produces in stage.consumes]
+    return f"put {' or '.join(between)} before it" if between else "move it forward, or leave it out"
+
+
+def _one_of(
+    known: Mapping[str, type[T]], value: Any, document: Document, location: Location, what: str
+) -> T:
+    """A one-key map `{name: settings}` as the settings class of that name; a bare name is short for it."""
+    if isinstance(value, str):
+        value = {value: {}}
+    if not isinstance(value, dict) or len(value) != 1:
+        raise PipelineError(
+            f"a {what} must be a map with one key", where=document.where(location), allowed=listing([*known])
+        )
+    ((name, settings),) = value.items()
+    if name not in known:
+        raise PipelineError(
+            f"there is no {what} {name!r}",
+            where=document.where((*location, name)),
+            allowed=listing([*known]),
+            todo=nearest(name, known),
+        )
+    return _settings(known[name], settings if settings is not None else {}, document, (*location, name))
+
+
+def _settings(kind: type[T], value: Any, document: Document, location: Location) -> T:
+    """Plain values as a settings class; what is wrong is told with its line."""
+    if not isinstance(value, dict):
+        raise PipelineError(
+            f"must be a map, not {value!r}", where=document.where(location), allowed=listing(_keys(kind))
+        )
+    try:
+        # As JSON, where lists stand for tuples: strict otherwise.
+        return kind.model_validate_json(_as_json(value, document, location), strict=True)
+    except ValidationError as errors:
+        raise _explain(errors.errors()[0], kind, document, location) from errors
+
+
+def _as_json(value: Any, document: Document, location: Location) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise PipelineError("has a number that is infinite or not a number", where=document.where(location)) from error
+
+
+def _keys(kind: type[Settings]) -> list[str]:
+    return [*kind.model_fields]
+
+
+def _unknown(document: Document, location: Location, key: str, known: list[str]) -> PipelineError:
+    return PipelineError(
+        f"unknown key {key!r}", where=document.where((*location, key)), allowed=listing(known), todo=nearest(key, known)
+    )
+
+
+def _explain(error: Any, kind: type[Settings], document: Document, location: Location) -> PipelineError:
+    """One of pydantic's errors as ours."""
+    inner = tuple(part for part in error["loc"] if isinstance(part, int) or not part.endswith("]"))
+    holder: Any = kind
+    for part in inner[:-1]:
+        following = holder.model_fields.get(part) if isinstance(holder, type) and issubclass(holder, Settings) else None
+        holder = following.annotation if following is not None else None
+    if error["type"] == "extra_forbidden" and isinstance(holder, type) and issubclass(holder, Settings):
+        return _unknown(document, (*location, *inner[:-1]), str(inner[-1]), _keys(holder))
+    where = document.where((*location, *inner))
+    if error["type"] == "missing":
+        return PipelineError(f"the key {inner[-1]!r} is missing", where=where)
+    message = error["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+    if error["type"] == "value_error":
+        return PipelineError(message, where=where)
+    suggestion = nearest(error["input"], _words(error)) if isinstance(error["input"], str) else ""
+    return PipelineError(f"{error['input']!r} {message}", where=where, todo=suggestion)
+
+
+def _words(error: Any) -> list[str]:
+    """The words that a literal would have accepted."""
+    return re.findall(r"'([^']+)'", str(error.get("ctx", {}).get("expected", "")))
+
+
+DATA_KEYS = ["source", "preprocess", "split"]
+KEYS = ["schema_version", "name", "seed", "target", "model", "data", "stages", "measure", "budget"]

@@ -1,0 +1,33 @@
+"""File size, parameters and multiply-accumulates of a .tflite file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from compress.measurement import Measurement
+from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Probe
+from compress.tflite import arithmetic, graph
+
+
+class Size(Probe):
+    """What a model weighs."""
+
+    name: ClassVar[str] = "size"
+
+    def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
+        """`size_bytes`, `parameters` and `macs` of each subject."""
+        del context
+        return {name: self._measure(artifact) for name, artifact in subjects.items()}
+
+    @staticmethod
+    def _measure(artifact: Artifact) -> Facts:
+        path = artifact.file(MODEL_TFLITE)
+        parsed = graph.read(path)
+        counted = "counted in the .tflite graph, batch norm folded"
+        measurements = {
+            "size_bytes": Measurement(path.stat().st_size, "bytes", "measured", note="size of the .tflite file"),
+            "parameters": Measurement(arithmetic.parameters(parsed), "parameters", "measured", note=counted),
+            "macs": Measurement(arithmetic.total_macs(parsed), "MACs", "measured", note=counted),
+        }
+        return {name: measurement.to_json() for name, measurement in measurements.items()}

@@ -1,0 +1,164 @@
+"""Fake quantization in Keras: layers that round in training as the 8-bit file will.
+
+Source: Jacob et al., Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference, CVPR 2018. Weights are rounded symmetrically, per output
+channel (dense layers: one scale), and their gradient passes straight through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from compress.quantization.plan import QuantizationPlan
+from compress.training.network import Layer, Network, Tensor
+from compress.training.tensorflow import keras
+
+PACKAGE = "coralline"
+FAKE = "FakeQuantize"
+AVERAGE = 0.99
+"""Share of a range that stays in one training step, where it follows the data."""
+#: Weighted layers and the axes of their kernel that one scale runs over.
+SCALE_AXES = {
+    "Conv1D": (0, 1),
+    "Conv2D": (0, 1, 2),
+    "Conv2DTranspose": (0, 1, 3),
+    "DepthwiseConv2D": (0, 1),
+    "Dense": (0, 1),
+}
+
+
+@cache
+def layers() -> dict[str, Any]:
+    """The layer classes, registered with Keras. Made when first asked, since Keras is imported late."""
+    import tensorflow
+
+    library = keras()
+    register = library.saving.register_keras_serializable(PACKAGE)
+
+    class FakeQuantize(library.layers.Layer):  # type: ignore[misc]
+        """Rounds to 8 bits between `low` and `high`; with `average` < 1 the range follows the data in training."""
+
+        def __init__(self, low: float, high: float, average: float = 1.0, **settings: Any) -> None:
+            super().__init__(**settings)
+            self.limits, self.average = (low, high), average
+
+        def build(self, shape: Any) -> None:
+            del shape
+            constant = library.initializers.Constant
+            self.low = self.add_weight(name="low", shape=(), initializer=constant(self.limits[0]), trainable=False)
+            self.high = self.add_weight(name="high", shape=(), initializer=constant(self.limits[1]), trainable=False)
+
+        def compute_output_spec(self, x: Any, training: bool = False) -> Any:
+            del training  # Keras takes some products for sparse; TensorFlow would not round those
+            return library.KerasTensor(x.shape, dtype=x.dtype)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if training and self.average < 1.0:
+                for limit, found in ((self.low, library.ops.min(x)), (self.high, library.ops.max(x))):
+                    found = library.ops.clip(found, *((-1e30, 0.0) if limit is self.low else (1e-6, 1e30)))
+                    limit.assign(self.average * limit + (1 - self.average) * library.ops.stop_gradient(found))
+            return tensorflow.quantization.fake_quant_with_min_max_vars(x, self.low, self.high)
+
+        def get_config(self) -> dict[str, Any]:
+            low, high = self.limits
+            return {**super().get_config(), "low": low, "high": high, "average": self.average}
+
+    made = {FAKE: register(FakeQuantize)}
+    for kind, axes in SCALE_AXES.items():
+        made[f"Quantized{kind}"] = register(_quantized(library, kind, axes))
+    return made
+
+
+def _quantized(library: Any, kind: str, axes: tuple[int, ...]) -> Any:
+    """The Keras layer `kind` with a kernel that is rounded whenever it is used."""
+    ops = library.ops
+    plain = getattr(library.layers, kind)
+
+    def rounded(kernel: Any) -> Any:
+        scale = ops.maximum(ops.max(ops.abs(kernel), axis=axes, keepdims=True), 1e-9) / 127
+        grid = ops.clip(ops.round(kernel / ops.stop_gradient(scale)), -127, 127) * scale
+        return kernel + ops.stop_gradient(grid - kernel)
+
+    class Quantized(plain):  # type: ignore[misc]
+        # The base classes read their kernel as an attribute in call(): here they get the rounded one.
+        rounding = False
+
+        def call(self, *args: Any, **kwargs: Any) -> Any:
+            self.rounding = True
+            try:
+                return super().call(*args, **kwargs)
+            finally:
+                self.rounding = False
+
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            if name == "kernel" and super().__getattribute__("rounding"):
+                return rounded(value)
+            return value
+
+    Quantized.__name__ = Quantized.__qualname__ = f"Quantized{kind}"
+    return Quantized
+
+
+def insert(
+    network: Network,
+    points: Mapping[Tensor, str],
+    plan: QuantizationPlan,
+    following: Collection[str] = (),
+) -> Network:
+    """The network with a FakeQuantize behind every point; tensors of one name share one layer.
+
+    Args:
+        network: in canonical form.
+        points: what `points.find` found.
+        plan: a range for every point.
+        following: the points whose range follows the data in training.
+    """
+    layers()
+    names = layer_names(network, points)
+    calls: dict[str, list[Tensor]] = {name: [] for name in names}
+    for tensor, name in points.items():
+        calls[name].append(tensor)
+    moved = {
+        tensor: Tensor(names[name], call) for name, tensors in calls.items() for call, tensor in enumerate(tensors)
+    }
+    rerouted = network.edited({}, moved)
+    added = {
+        names[name]: _layer(names[name], tensors, plan.ranges[name], AVERAGE if name in following else 1.0)
+        for name, tensors in calls.items()
+    }
+    shapes = {after: network.shapes[before] for before, after in moved.items()}
+    return replace(rerouted, layers={**rerouted.layers, **added}, shapes={**network.shapes, **shapes})
+
+
+def layer_names(network: Network, points: Mapping[Tensor, str]) -> dict[str, str]:
+    """The name of the FakeQuantize layer of every point."""
+    names: dict[str, str] = {}
+    for name in dict.fromkeys(points.values()):
+        free = f"{name}_quantized".replace(":", "_")
+        while free in network.layers or free in names.values():
+            free += "_"
+        names[name] = free
+    return names
+
+
+def _layer(name: str, tensors: list[Tensor], limits: tuple[float, float], average: float) -> Layer:
+    config = {"name": name, "low": limits[0], "high": limits[1], "average": average}
+    entry = {"module": None, "class_name": FAKE, "config": config, "registered_name": f"{PACKAGE}>{FAKE}"}
+    calls = tuple({"args": [tensor], "kwargs": {}} for tensor in tensors)
+    return Layer(name, FAKE, entry, calls, ())
+
+
+def with_rounded_weights(network: Network) -> Network:
+    """The network with every weighted layer replaced by one that rounds its kernel in training."""
+    layers()
+    changed = {}
+    for layer in network.layers.values():
+        if layer.kind in SCALE_AXES:
+            kind = f"Quantized{layer.kind}"
+            entry = {**layer.entry, "module": None, "class_name": kind, "registered_name": f"{PACKAGE}>{kind}"}
+            changed[layer.name] = replace(layer, kind=kind, entry=entry)
+    return network.edited(changed, {})

@@ -1,0 +1,64 @@
+"""What is decided before anything is quantized: the range of every activation.
+
+Calibration makes a plan, training makes a plan, a person can edit one: it is plain JSON
+beside the model. `conversion.convert` turns a model and a plan into a .tflite file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SCHEMA_VERSION = 1
+LEVELS = 255
+"""Steps of an 8-bit range."""
+FIXED = {"softmax": (0.0, 255 / 256), "sigmoid": (0.0, 255 / 256), "tanh": (-1.0, 127 / 128)}
+"""Output ranges that TFLite prescribes for some activations (scale 1/256 or 1/128)."""
+
+
+@dataclass(frozen=True)
+class QuantizationPlan:
+    """Ranges of activations.
+
+    Attributes:
+        ranges: (lowest, highest) by point; a point is named after the layer call whose output it is.
+        method: how the ranges were found.
+    """
+
+    ranges: Mapping[str, tuple[float, float]]
+    method: str
+
+    def to_json(self) -> str:
+        """As text, for a file beside the model."""
+        content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "method": self.method}
+        content["ranges"] = {name: list(limits) for name, limits in self.ranges.items()}
+        return json.dumps(content, indent=1) + "\n"
+
+
+def nudged(low: float, high: float) -> tuple[float, float]:
+    """The range moved so that 0 is exactly a step, as the 8-bit file will have it.
+
+    Source: TensorFlow's fake_quant documentation; Jacob et al., CVPR 2018, section 3.1.
+    """
+    low, high = min(low, 0.0), max(high, 0.0)
+    if high - low < 1e-6:  # a tensor that is always 0
+        high = low + 1e-6
+    scale = (high - low) / LEVELS
+    zero_point = round(-low / scale)
+    return -zero_point * scale, (LEVELS - zero_point) * scale
+
+
+def on_grid(weights: NDArray[np.float32], axes: tuple[int, ...]) -> NDArray[np.float32]:
+    """Weights rounded onto their symmetric int8 grid; one scale for all that `axes` run over.
+
+    The largest weight of each channel becomes +-127 steps, so a converter that derives the
+    scale from the rounded weights finds the same grid.
+    """
+    scale = np.abs(weights).max(axis=axes, keepdims=True).astype(np.float64) / 127
+    scale = np.where(scale > 0, scale, 1.0)
+    return (np.clip(np.rint(weights / scale), -127, 127) * scale).astype(np.float32)

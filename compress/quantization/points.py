@@ -1,0 +1,80 @@
+"""Where a quantized model rounds: the tensors that get a range, and which of them share one.
+
+The model is in canonical form (`training.folding`). TFLite fuses a ReLU into the layer
+before it, so only its output is rounded; pooling, reshaping and the like hand on the
+range they are given; all parts of a concatenation share one.
+"""
+
+from __future__ import annotations
+
+from compress.quantization.plan import FIXED
+from compress.training.network import Layer, Network, Tensor, tensors_in
+
+FUSING = {"Conv1D", "Conv2D", "Conv2DTranspose", "DepthwiseConv2D", "Dense", "Add", "Subtract", "Multiply"}
+FUSED = {"relu", "relu6"}
+HANDING_ON = {
+    *("MaxPooling1D", "MaxPooling2D", "AveragePooling1D", "AveragePooling2D", "GlobalMaxPooling2D"),
+    *("Flatten", "Reshape", "Permute", "Identity", "Dropout", "SpatialDropout2D", "GaussianNoise", "GaussianDropout"),
+    *("ZeroPadding1D", "ZeroPadding2D", "Cropping1D", "Cropping2D", "UpSampling2D"),
+}
+
+
+def activation_of(layer: Layer) -> str | None:
+    """The activation that a layer applies and nothing else, by Keras' name; None for other layers."""
+    if layer.kind == "Activation":
+        activation = layer.config["activation"]
+        return activation if isinstance(activation, str) else None
+    if layer.kind == "ReLU" and not layer.config.get("negative_slope") and not layer.config.get("threshold"):
+        limit = layer.config.get("max_value")
+        return {None: "relu", 6.0: "relu6"}.get(limit)
+    return {"Softmax": "softmax", "Relu": "relu", "Relu6": "relu6", "Sigmoid": "sigmoid", "Tanh": "tanh"}.get(layer.kind)
+
+
+def find(network: Network) -> dict[Tensor, str]:
+    """The name of the point of every tensor that is rounded; tensors that share a range share a name."""
+    consumers = network.consumers()
+    shown = set(tensors_in(network.outputs))
+    source: dict[Tensor, Tensor] = {}  # the tensor whose range this one has
+    order = [(layer, call) for layer, call in network.in_order()]
+    for layer, call in order:
+        tensor = Tensor(layer.name, call)
+        takers = consumers.get(tensor, [])
+        followed = [activation_of(network.layers[name]) for name, _ in takers]
+        if layer.kind in HANDING_ON:
+            source[tensor] = source[layer.given(call)[0]]
+        elif layer.kind in FUSING and len(takers) == 1 and followed[0] in FUSED and tensor not in shown:
+            source[tensor] = Tensor(takers[0][0], takers[0][1])
+        else:
+            source[tensor] = tensor
+    shared = _shared(order, source)
+    return {tensor: _name(shared.get(point, point)) for tensor, point in source.items() if point == tensor}
+
+
+def _shared(order: list[tuple[Layer, int]], source: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+    """For points that meet in a concatenation: the point that stands for all of them."""
+    leader: dict[Tensor, Tensor] = {}
+
+    def lead(tensor: Tensor) -> Tensor:
+        while leader.get(tensor, tensor) != tensor:
+            tensor = leader[tensor]
+        return tensor
+
+    for layer, call in order:
+        if layer.kind == "Concatenate":
+            for tensor in (*layer.given(call), Tensor(layer.name, call)):
+                leader[lead(source[tensor])] = lead(source[Tensor(layer.name, call)])
+    return {tensor: lead(tensor) for tensor in leader}
+
+
+def fixed(network: Network, points: dict[Tensor, str]) -> dict[str, tuple[float, float]]:
+    """The points whose range TFLite prescribes."""
+    found = {}
+    for tensor, name in points.items():
+        activation = activation_of(network.layers[tensor.layer])
+        if activation in FIXED:
+            found[name] = FIXED[activation]
+    return found
+
+
+def _name(tensor: Tensor) -> str:
+    return tensor.layer if tensor.call == 0 else f"{tensor.layer}:{tensor.call}"

@@ -1,0 +1,200 @@
+"""report.md: the report in a few tables, for the log of a build or the text of a pull request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from compress import report as words
+from compress.report import Plain
+
+MAX_CELL = 120
+MAX_CLASSES = 5
+MAX_CPU_OPERATORS = 10
+
+#: Text in which no renderer finds markup, a link, a mention, an issue or an emoji.
+_HARMLESS = re.compile(r"(?!.*(www\.|GH-\d))[\w ,;.()'/=+%×→≥≤…−“”-]*", re.IGNORECASE)  # noqa: RUF001
+_FENCES = re.compile("`+")
+
+
+def summary(record: Plain) -> str:
+    """The report in Markdown, as GitHub and GitLab read it.
+
+    Args:
+        record: the run record, with its strings cleaned (`compress.report.tidy`).
+    """
+    parts = [
+        f"# {quote(str(record.get('name') or '(no name)'))}: {quote(str(record.get('status')))}",
+        f"{words.verdict(record, quote)}",
+        *_error(record),
+        "## Budget",
+        *_budget(record),
+        "## Before and after",
+        *_changes(record),
+        "## Stages",
+        *_stages(record),
+        "## Classes that lost the most",
+        *_classes(record),
+        "## Where operators run",
+        *_placement(record),
+        "## Latency, data, outputs",
+        *_rest(record),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def quote(text: str, limit: int = MAX_CELL) -> str:
+    """A string from outside: as it is where that is harmless, in a code span otherwise; safe in a table."""
+    text = words.shorten(text, limit) or "(empty)"
+    if _HARMLESS.fullmatch(text) and "_" not in text:
+        return text
+    fence = "`" * (1 + max((len(run) for run in _FENCES.findall(text)), default=0))
+    pad = " " if text[:1] in "`" or text[-1:] == "`" else ""
+    return f"{fence}{pad}{text}{pad}{fence}".replace("|", "\\|")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def _cell(measurement: Plain | None, name: str = "", absent: str = "not recorded") -> str:
+    """A measurement with its interval and its origin, or why it is missing."""
+    shown = words.show(measurement, name, absent)
+    if shown.how == "missing":
+        return f"missing: {quote(shown.note)}"
+    return " ".join(part for part in (f"**{shown.text}**", shown.interval, shown.how) if part)
+
+
+def _absent(record: Plain) -> str:
+    return f"Missing: {quote(words.absence(record))}."
+
+
+def _error(record: Plain) -> list[str]:
+    error = record.get("error")
+    if not error:
+        return []
+    stage = f"stage {quote(str(error['stage']))}" if error.get("stage") else "outside of any stage"
+    valid = "The run is complete; the result only breaks the budget."
+    if record.get("status") != "over budget":
+        done = [s for s in record.get("stages") or [] if s.get("status") in ("made", "kept", "skipped")]
+        valid = f"Still valid: the numbers of the stages that were completed ({len(done)})."
+    message = quote(str(error.get("message") or "(no message)"), 500)
+    return [f"> **Error**, {stage}, exit code {quote(words.scalar(error.get('exit_code')))}: {message}\n>\n> {valid}"]
+
+
+def _budget(record: Plain) -> list[str]:
+    rows = []
+    for entry in record.get("budget") or []:
+        name, limit = str(entry.get("name")), entry.get("limit")
+        unit = "ratio" if name.endswith("_ratio") else str(entry.get("unit") or "")
+        rows.append(
+            (
+                quote(words.label(name)),
+                "not given" if limit is None else words.number(limit, unit),
+                _cell(entry.get("measured"), name, words.absence(record)),
+                {True: "✓ holds", False: "✕ **broken**"}.get(entry.get("holds"), "? undecided"),
+            )
+        )
+    return [_table(("Limit on", "Limit", "Found", "Outcome"), rows)] if rows else ["No budget was set."]
+
+
+def _changes(record: Plain) -> list[str]:
+    rows = []
+    for row in words.changes(record):
+        change = _cell(row.change, row.change_name, words.absence(record))
+        drop = "drop " if row.name == "accuracy" and not change.startswith("missing") else ""
+        before, after = (_cell(m, row.name, words.absence(record)) for m in (row.before, row.after))
+        rows.append((quote(words.label(row.name)), before, after, drop + change))
+    for name, measurement in words.comparisons(record).items():
+        if name not in words.CHANGES.values():
+            rows.append((quote(words.label(name)), "of both models", "of both models", _cell(measurement, name)))
+    return [_table(("Test split", "Original", "Result", "Change"), rows)] if rows else [_absent(record)]
+
+
+def _stages(record: Plain) -> list[str]:
+    stages = record.get("stages") or []
+    columns = words.names(stage.get("measurements") for stage in stages)
+    rows = []
+    for stage in stages:
+        status, reason = str(stage.get("status")), stage.get("reason")
+        taken = stage.get("measurements") or {}
+        outcome = quote(status) + (f": {quote(str(reason))}" if reason else "")
+        cells = [_cell(taken.get(name), name, f"not measured, stage {status}") for name in columns]
+        rows.append((quote(str(stage.get("id"))), outcome, words.seconds(stage.get("seconds")), *cells))
+    labels = ["Accuracy, validation" if name == "accuracy" else quote(words.label(name)) for name in columns]
+    return [_table(("Stage", "Outcome", "Time, measured", *labels), rows)] if rows else [_absent(record)]
+
+
+def _classes(record: Plain) -> list[str]:
+    known = []
+    for row in (record.get("comparison") or {}).get("per_class") or []:
+        change = words.derived(row.get("original"), row.get("result"), ratio=False)
+        if change["value"] is not None:
+            known.append((change["value"], change, row))
+    if not known:
+        return [_absent(record)]
+    known.sort(key=lambda entry: entry[0])
+    rows = [
+        (
+            quote(str(row.get("name"))),
+            words.scalar(row.get("samples")),
+            _cell(row.get("original")),
+            _cell(row.get("result")),
+            _cell(change, "accuracy_change"),
+        )
+        for value, change, row in known[:MAX_CLASSES]
+        if value < 0
+    ]
+    head = ("Class", "Samples", "Original", "Result", "Change")
+    return [_table(head, rows)] if rows else [f"None of {len(known)} classes lost accuracy."]
+
+
+def _placement(record: Plain) -> list[str]:
+    placement = record.get("placement")
+    if not placement:
+        return [_absent(record)]
+    how = "compiled, measured" if words.is_compiled(placement) else "predicted"
+    parts = [f"{quote(str(placement.get('summary') or 'No summary'), 300)} ({how})."]
+    if placement.get("compiles") is False:
+        failure = quote(str(placement.get("failure") or "reason not recorded"), 300)
+        parts.append(f"**{'Did not' if placement.get('compiled') else 'Is not expected to'} compile**: {failure}")
+    if not placement.get("compiled"):
+        parts.append(f"Not compiled: {quote(str(placement.get('reason') or 'reason not recorded'), 300)}")
+        if placement.get("how_to_compile"):
+            parts.append(f"To get it compiled: {quote(str(placement['how_to_compile']), 300)}")
+    on_cpu = [op for op in placement.get("ops") or [] if op.get("placement") != "tpu"]
+    rows = [
+        (
+            f"{words.scalar(op.get('index'))} {quote(str(op.get('op')))}",
+            f"{op.get('macs') or 0:,}",
+            quote(str(op.get("reason") or "reason not recorded"), 200),
+            quote(str(op.get("advice") or "no advice"), 200),
+        )
+        for op in on_cpu[:MAX_CPU_OPERATORS]
+    ]
+    if rows:
+        parts.append(_table(("On the CPU", "MACs, counted", "Why", "Advice"), rows))
+    if len(on_cpu) > MAX_CPU_OPERATORS:
+        parts.append(f"… and {len(on_cpu) - MAX_CPU_OPERATORS} more operators on the CPU.")
+    return parts
+
+
+def _rest(record: Plain) -> list[str]:
+    latency, data = record.get("latency") or {}, record.get("data") or {}
+    conditions = [f"{key} {words.scalar(value)}" for key, value in (latency.get("conditions") or {}).items()]
+    samples = [f"{count} {split}" for split, count in (data.get("samples") or {}).items()]
+    source = f"{data.get('source')}: {', '.join(samples)}; {len(data.get('classes') or [])} classes"
+    environment = record.get("environment") or {}
+    host = ", ".join(str(environment.get(key) or f"{key} not recorded") for key in ("cpu", "system", "python"))
+    lines = [
+        f"- Latency conditions: {quote(', '.join(conditions), 400) if conditions else _absent(record)}",
+        f"- Data (counted): {quote(source, 300) if data else _absent(record)}",
+        f"- Host: {quote(host, 300)}; Coralline {quote(words.scalar(record.get('coralline')))}, "
+        f"seed {quote(words.scalar(record.get('seed')))}, {words.seconds(record.get('seconds'))} (measured)",
+    ]
+    outputs = []
+    for name, file in (record.get("outputs") or {}).items():
+        size, digest = (words.scalar(file.get(key)) for key in ("size_bytes", "sha256"))
+        outputs.append(f"- {quote(str(name))}: {size} bytes (measured), SHA-256 {quote(digest)}")
+    return ["\n".join(lines + (outputs or [f"- Outputs: {_absent(record)}"]))]

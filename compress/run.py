@@ -1,0 +1,298 @@
+"""Runs a pipeline: the loop over the stages, then the probes, then the report.
+
+Every piece of work, stage or probe, is asked of the store first and done only if no
+artifact answers its key. The record of what was found becomes the report, whatever
+happens: a failed or interrupted run has one too.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from compress import record
+from compress.errors import EXIT_INTERRUPTED, CorallineError, StageError
+from compress.pipeline import Pipeline, Step
+from compress.probes import Accuracy, DataSummary, Latency, Size
+from compress.report import render
+from compress.stage import (
+    BUNDLE_FILE,
+    MODEL_EDGETPU,
+    MODEL_KERAS,
+    MODEL_TFLITE,
+    Artifact,
+    Context,
+    Kind,
+    Progress,
+    Stage,
+    Work,
+)
+from compress.store import Store, digest_of, explain, write_atomically
+from deploy.bundle import BundleError
+
+STORE = ".store"
+MEASURED = (Kind.KERAS, Kind.TFLITE, Kind.COMPILED)
+"""The kinds that have a MODEL_TFLITE."""
+
+
+class Monitor(Protocol):
+    """Where a run tells what it is doing."""
+
+    def working(self, title: str) -> AbstractContextManager[Progress]:
+        """Around one piece of work: shows its progress, keeps the noise of libraries in the log."""
+
+    def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
+        """A line about a piece of work that is over: made, kept, skipped, ..."""
+
+    def log(self, text: str) -> None:
+        """Text for the log file alone."""
+
+
+@dataclass
+class Session:
+    """One run, and what it has found so far.
+
+    Attributes:
+        pipeline: what is run.
+        store: where artifacts are found and published.
+        folder: where report and outputs go: `<out>/<name>`.
+        monitor: who is told.
+        forced: ids of steps that are made anew even if the store has them.
+        rows: the record's row of each step.
+        artifacts: what each step left, by step id.
+        original: the id of the step whose model everything is compared with.
+    """
+
+    pipeline: Pipeline
+    store: Store
+    folder: Path
+    monitor: Monitor
+    forced: frozenset[str] = frozenset()
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    original: str | None = None
+
+    def key(self, work: Work, given: Mapping[str, Artifact]) -> str:
+        """The digest of everything that a piece of work's result depends on."""
+        pipeline = self.pipeline
+        needs: dict[str, Any] = {
+            "data": lambda: pipeline.data.digest,
+            "target": lambda: pipeline.target.digest,
+            "seed": lambda: pipeline.head.seed,
+            "original": lambda: self.artifacts[self.original].digest if self.original else None,
+        }
+        return digest_of(
+            {
+                "work": [type(work).__bases__[0].__name__, work.name, work.version],
+                "settings": work.identity(),
+                "environment": work.environment(),
+                "given": {name: artifact.digest for name, artifact in given.items()},
+                "needs": {need: needs[need]() for need in sorted(work.needs)},
+                # The bundle carries the name; nothing else depends on it.
+                "name": pipeline.head.name if work.name == "package" else None,
+            }
+        )
+
+    def obtain(self, title: str, work: Work, given: Mapping[str, Artifact], kind: Kind) -> tuple[Artifact, bool]:
+        """The artifact of a piece of work, and whether it was there already."""
+        key = self.key(work, given)
+        found = None if title in self.forced else self.store.find(key)
+        if found:
+            self._tell(title, work, "kept", found.seconds)
+            return found, True
+        started = time.monotonic()
+        with self.monitor.working(title) as progress:
+            waiting = f"{title}: another run is making this; waiting for it"
+            with self.store.lock(key, lambda: progress.note(waiting)):
+                found = None if title in self.forced else self.store.find(key)
+                artifact = found or self._make(title, work, given, kind, key, progress)
+        self._tell(title, work, "kept" if found else "made", time.monotonic() - started)
+        return artifact, bool(found)
+
+    def _tell(self, title: str, work: Work, status: str, seconds: float) -> None:
+        """A line for every stage; probes are worth one only when they took a while."""
+        if isinstance(work, Stage) or seconds >= 1 and status == "made":
+            self.monitor.done(title, status, seconds)
+
+    def _make(
+        self, title: str, work: Work, given: Mapping[str, Artifact], kind: Kind, key: str, progress: Progress
+    ) -> Artifact:
+        pipeline, started = self.pipeline, time.monotonic()
+        nothing = Artifact("", Kind.UNTRAINED, Path(), {}, {}, 0)
+        with self.store.scratch() as folder:
+            context = Context(
+                pipeline.head.name,
+                folder,
+                pipeline.data,
+                self.artifacts[self.original] if self.original else nothing,
+                pipeline.target,
+                pipeline.head.seed,
+                pipeline.model.trust,
+                progress,
+            )
+            try:
+                if isinstance(work, Stage):
+                    facts = work.run(given.get("given", nothing), context)
+                else:
+                    facts = cast(Any, work).run(given, context)
+                return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
+            except CorallineError as error:
+                error.where = f"{title}: {error.where}" if error.where else title
+                raise
+            except OSError as error:
+                raise explain(error, title) from error
+            except Exception as error:  # noqa: BLE001 - the one place where a library's error becomes ours
+                self.monitor.log(traceback.format_exc())
+                first = (str(error).strip() or "no message").splitlines()[0]
+                raise StageError(
+                    f"{type(error).__name__}: {first}",
+                    where=title,
+                    todo=f"the traceback is in {self.folder / 'run.log'}",
+                ) from error
+
+
+def run(
+    pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Runs a pipeline, and leaves report and outputs in `out/<name>`.
+
+    Returns:
+        The record, as it stands in report.json; its `status` is "ok" or "over budget".
+
+    Raises:
+        CorallineError: something failed; the report is written all the same.
+        KeyboardInterrupt: the same for Ctrl-C.
+    """
+    store = Store(out / STORE)
+    store.prepare()
+    session = Session(pipeline, store, out / pipeline.head.name, monitor, forced)
+    started = time.monotonic()
+    findings: dict[str, Any] = {}
+    try:
+        _stages(session)
+        _probes(session, findings)
+    except (CorallineError, KeyboardInterrupt, BundleError) as error:
+        failed = next((row["id"] for row in session.rows.values() if row["status"] == "failed"), None)
+        exit_code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+        message = str(error) or "interrupted with Ctrl-C"
+        told = {"stage": failed, "message": message, "exit_code": exit_code}
+        _publish(session, findings, told, time.monotonic() - started)
+        raise
+    return _publish(session, findings, None, time.monotonic() - started)
+
+
+def _stages(session: Session) -> None:
+    """Every step in its order; fills rows, artifacts and the original."""
+    steps = session.pipeline.steps
+    for step in steps:
+        session.rows[step.id] = record.stage_row(step)
+    current: Artifact | None = None
+    for step in steps:
+        row = session.rows[step.id]
+        if step.skip:
+            row.update(status="skipped", reason=step.skip)
+            session.monitor.done(step.id, "skipped", None, step.skip)
+            continue
+        if session.original is None and step.stage.name not in ("load", "train"):
+            session.original = _last(session)
+        row["status"] = "failed"
+        given = {"given": current} if current else {}
+        current, kept = session.obtain(step.id, step.stage, given, step.stage.produces)
+        session.artifacts[step.id] = current
+        row.update(
+            status="kept" if kept else "made", seconds=current.seconds, kind=current.kind, facts=dict(current.facts)
+        )
+    if session.original is None:
+        session.original = _last(session)
+
+
+def _last(session: Session) -> str:
+    """The id of the last step that left a model that can be measured."""
+    trained = [name for name, artifact in session.artifacts.items() if artifact.kind in MEASURED]
+    return trained[-1] if trained else next(iter(session.artifacts))
+
+
+def _probes(session: Session, findings: dict[str, Any]) -> None:
+    """Measures every model on validation and in size; original and result on test and in time."""
+    findings["data"] = session.obtain("data", DataSummary(), {}, Kind.FINDINGS)[0].facts
+    models = {name: artifact for name, artifact in session.artifacts.items() if artifact.kind in MEASURED}
+    for name, artifact in models.items():
+        subject = {"model": artifact}
+        size, _ = session.obtain(f"size of {name}", Size(), subject, Kind.FINDINGS)
+        accuracy, _ = session.obtain(f"accuracy of {name}", Accuracy(split="validation"), subject, Kind.FINDINGS)
+        session.rows[name]["measurements"] = {"accuracy": accuracy.facts["model"]["accuracy"], **size.facts["model"]}
+    if session.original not in models:
+        return
+    result = list(models)[-1]
+    pair = {"original": models[session.original], "result": models[result]}
+    settings = session.pipeline.head.measure.latency
+    test, _ = session.obtain("accuracy on test", Accuracy(split="test"), pair, Kind.FINDINGS)
+    latency, _ = session.obtain("latency", Latency(runs=settings.runs, threads=settings.threads), pair, Kind.FINDINGS)
+    findings.update(steps={"original": session.original, "result": result}, test=test.facts, latency=latency.facts)
+
+
+def _publish(
+    session: Session, findings: dict[str, Any], error: dict[str, Any] | None, seconds: float
+) -> dict[str, Any]:
+    """Writes the outputs and the report; removes outputs of earlier runs that no longer hold."""
+    outputs = _outputs(session) if error is None else {}
+    found = record.build(session.pipeline, session.rows, findings, outputs, error, seconds)
+    try:
+        session.folder.mkdir(parents=True, exist_ok=True)
+        for name in (MODEL_KERAS, MODEL_TFLITE, MODEL_EDGETPU, f"{session.pipeline.head.name}.coralline"):
+            if name not in outputs:
+                (session.folder / name).unlink(missing_ok=True)
+        for name, path in outputs.items():
+            _copy(path, session.folder / name)
+        for name, content in render(found).items():
+            write_atomically(session.folder / name, content)
+    except OSError as problem:
+        raise explain(problem, "the report cannot be written") from problem
+    return found
+
+
+def _copy(source: Path, destination: Path) -> None:
+    """Copies a file so that the destination is complete at every moment."""
+    temporary = destination.with_name(f".{destination.name}.part")
+    shutil.copyfile(source, temporary)
+    temporary.replace(destination)
+
+
+def _outputs(session: Session) -> dict[str, Path]:
+    """The files that users came for, from the newest artifact that has each."""
+    names = {
+        MODEL_KERAS: MODEL_KERAS,
+        MODEL_TFLITE: MODEL_TFLITE,
+        MODEL_EDGETPU: MODEL_EDGETPU,
+        BUNDLE_FILE: f"{session.pipeline.head.name}.coralline",
+    }
+    outputs: dict[str, Path] = {}
+    for artifact in session.artifacts.values():
+        outputs.update({names[name]: artifact.file(name) for name in artifact.files if name in names})
+    return outputs
+
+
+def preview(pipeline: Pipeline, out: Path, forced: frozenset[str] = frozenset()) -> list[tuple[Step, str]]:
+    """What a run would do with each step, without doing it: "kept", "skipped" or "to do"."""
+    session = Session(pipeline, Store(out / STORE), out / pipeline.head.name, cast(Monitor, None), forced)
+    known, current, result = True, None, []
+    for step in pipeline.steps:
+        if step.skip:
+            result.append((step, "skipped"))
+            continue
+        if session.original is None and step.stage.name not in ("load", "train") and known:
+            session.original = _last(session)
+        found = None
+        if known and step.id not in forced:
+            found = session.store.find(session.key(step.stage, {"given": current} if current else {}))
+        known = found is not None
+        if found:
+            current = session.artifacts[step.id] = found
+        result.append((step, "kept" if found else "to do"))
+    return result

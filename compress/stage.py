@@ -1,0 +1,206 @@
+"""The vocabulary: Kind, Artifact, Context, Stage, Probe.
+
+A stage takes an artifact and makes another; a probe takes artifacts and measures them.
+Both are their settings: frozen, strict models whose fields are the keys of pipeline.yaml
+and whose field descriptions are the manual (`python -m compress stages`).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from compress.target import Target
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+Need = Literal["data", "original", "target", "seed"]
+Facts = dict[str, Any]
+
+
+class Kind(StrEnum):
+    """What an artifact is, and so which stages can take it."""
+
+    UNTRAINED = "untrained keras model"
+    KERAS = "keras model"
+    TFLITE = "tflite model"
+    COMPILED = "checked tflite model"
+    BUNDLE = "bundle"
+    FINDINGS = "findings of a probe"
+
+
+#: The files in an artifact. Every kind from KERAS to COMPILED has a MODEL_TFLITE, so that
+#: every probe works on every one of them, without TensorFlow.
+MODEL_KERAS = "model.keras"
+MODEL_TFLITE = "model.tflite"
+MODEL_EDGETPU = "model_edgetpu.tflite"
+BUNDLE_FILE = "bundle.coralline"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Something made, complete and never changed again.
+
+    Attributes:
+        digest: SHA-256 over kind, files and facts.
+        kind: what it is.
+        folder: where its files are.
+        files: SHA-256 of each file, by name.
+        facts: what the maker says of it (plain JSON values).
+        seconds: how long making it took.
+    """
+
+    digest: str
+    kind: Kind
+    folder: Path
+    files: Mapping[str, str]
+    facts: Facts
+    seconds: float
+
+    def file(self, name: str) -> Path:
+        """The path of one of its files."""
+        if name not in self.files:
+            raise KeyError(f"a {self.kind} has no {name}; it has {', '.join(self.files)}")
+        return self.folder / name
+
+
+class Data(Protocol):
+    """What stages and probes see of a data set (`compress.data.Dataset`)."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; a label is an index into it."""
+
+    @property
+    def preprocessing(self) -> list[dict[str, Any]]:
+        """The preprocessing steps, as they stand in pipeline.yaml."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one preprocessed sample, without the batch."""
+
+    def inputs(self, split: Split) -> NDArray[np.float32]:
+        """All samples of a split, preprocessed: [n, *input_shape]."""
+
+    def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """Some samples of a split as they came, before preprocessing."""
+
+    def labels(self, split: Split) -> NDArray[np.int64]:
+        """The label of every sample of a split: [n]."""
+
+
+class Progress(Protocol):
+    """Where long work says how far it is."""
+
+    def update(self, done: int, total: int, **metrics: float) -> None:
+        """`done` of `total` steps are over; metrics are shown beside."""
+
+    def note(self, text: str) -> None:
+        """One line that the user should see."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a stage or probe is given beside its artifact.
+
+    Attributes:
+        name: the pipeline's name.
+        folder: an empty folder; the files left there become the artifact.
+        data: the data set; only for those that declare `needs = {"data"}`.
+        original: the model that everything is compared with; likewise.
+        target: the target; likewise.
+        seed: the run's seed.
+        trust: whether the user vouched for code that comes with the model.
+        progress: where to say how far the work is.
+    """
+
+    name: str
+    folder: Path
+    data: Data
+    original: Artifact
+    target: Target
+    seed: int
+    trust: bool
+    progress: Progress
+
+
+class Settings(BaseModel):
+    """Strict, frozen settings: unknown keys, wrong types, NaN and infinity are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Work(Settings):
+    """What stages and probes have in common: a name, a version, and what the result depends on."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    """Raised by whoever changes what the same settings produce."""
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    """What the result depends on, beside settings, version, environment and given artifact."""
+    tools: ClassVar[tuple[str, ...]] = ()
+    """The distributions whose versions matter to the result."""
+
+    def environment(self) -> dict[str, str]:
+        """What else the result depends on: by default the versions of `tools`."""
+        return {tool: importlib.metadata.version(tool) for tool in self.tools}
+
+    def identity(self) -> dict[str, Any]:
+        """The part of the key that comes from the settings."""
+        return self.model_dump(mode="json", exclude={"id"})
+
+
+class Stage(Work):
+    """A stage of the pipeline."""
+
+    consumes: ClassVar[frozenset[Kind]]
+    produces: ClassVar[Kind]
+
+    id: str | None = None
+    """A name of its own for this stage, where the same stage stands twice."""
+
+    def skip(self, given: Kind, *, from_file: bool, target: Target) -> str | None:
+        """Why there is nothing to do, or None. `from_file`: the model came trained, from a file."""
+        del given, from_file, target
+        return None
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        """Writes files into `context.folder` and returns what is to be said of them.
+
+        Raises:
+            CorallineError: with what is wrong, where, and what to do.
+        """
+        raise NotImplementedError
+
+
+class Probe(Work):
+    """A measurement of artifacts that have a MODEL_TFLITE."""
+
+    def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
+        """The findings: plain JSON values, by subject.
+
+        Raises:
+            CorallineError: with what is wrong, where, and what to do.
+        """
+        raise NotImplementedError
+
+
+def host() -> dict[str, str]:
+    """The machine that measures: part of the key of everything timed."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0].split(":", 1)[1].strip() if names else cpu
+    return {"node": platform.node(), "cpu": cpu, "system": f"{platform.system()} {platform.release()}"}

@@ -1,0 +1,13 @@
+"""The stages, one file each, by their name in pipeline.yaml."""
+
+from compress.stage import Stage
+from compress.stages.compile import Compile
+from compress.stages.distill import Distill
+from compress.stages.package import Package
+from compress.stages.prune import Prune
+from compress.stages.quantize import Quantize
+from compress.stages.train import Train
+
+STAGES: dict[str, type[Stage]] = {
+    stage.name: stage for stage in (Train, Prune, Distill, Quantize, Compile, Package)
+}

@@ -1,0 +1,39 @@
+"""`train`: trains the model on the labels."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from compress.stage import Artifact, Context, Facts, Kind, Need, Stage
+from compress.target import Target
+from compress.training.fit import TrainingSettings
+
+
+class Train(Stage, TrainingSettings):
+    """Trains the model on the training split; nothing to do for a model that came trained, from a file."""
+
+    name: ClassVar[str] = "train"
+    consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.UNTRAINED, Kind.KERAS})
+    produces: ClassVar[Kind] = Kind.KERAS
+    needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 30
+    """Passes over the training split."""
+
+    def skip(self, given: Kind, *, from_file: bool, target: Target) -> str | None:
+        """A model from a file is trained already."""
+        return "the model came trained, from a file" if from_file else None
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        """The trained model and its history."""
+        from compress.training import fit, working_model
+        from compress.training.tensorflow import keras
+
+        keras(context.seed)
+        model = working_model.read(given, context)
+        facts = fit.fit(model, fit.label_loss(fit.head_of(model, context.data)), self, context)
+        working_model.write(model, context.folder)
+        return facts

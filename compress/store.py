@@ -1,0 +1,195 @@
+"""The store: artifacts by content, found again by the digest of what was asked.
+
+::
+
+    artifacts/<digest>/   files and artifact.json; complete from the moment it exists
+    keys/<key>            one line: the digest of the artifact that answers this key
+    locks/<key>           held (flock) by the process that is making it
+    scratch/<random>/     work in progress; what killed processes left is cleared by the
+                          next process that finds itself alone
+    lock                  held, shared, by every process that works here
+
+An artifact is published by one rename, after everything in it is on the disk. So a
+process can be killed at any moment, and any number can work on the same store.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from compress.errors import StoreError
+from compress.stage import Artifact, Facts, Kind
+
+MANIFEST = "artifact.json"
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 of a plain JSON value, independent of the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def explain(error: OSError, what: str) -> StoreError:
+    """An operating system error as a message that says what to do."""
+    where = str(error.filename or "")
+    reasons = {
+        errno.ENOSPC: ("the disk is full", "free some space and run again: finished stages are kept"),
+        errno.EDQUOT: ("the disk quota is used up", "free some space and run again: finished stages are kept"),
+        errno.EACCES: ("no permission", "change the folder's rights, or choose another with --out"),
+        errno.EPERM: ("not permitted", "change the folder's rights, or choose another with --out"),
+        errno.EROFS: ("the file system is read-only", "choose another folder with --out"),
+        errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder with --out"),
+        errno.EEXIST: ("a file is in the way", "remove it, or choose another folder with --out"),
+    }
+    reason, todo = reasons.get(error.errno or 0, (error.strerror or str(error), ""))
+    return StoreError(f"{what}: {reason}", where=where, todo=todo)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file so that it is either the old or the new one at every moment."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Store:
+    """A folder of artifacts. Nothing is created before something is to be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._presence: IO[str] | None = None
+
+    def find(self, key: str) -> Artifact | None:
+        """The artifact that answers a key, or None. A damaged one counts as none."""
+        try:
+            digest = (self.folder / "keys" / key).read_text().strip()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise explain(error, "the store cannot be read") from error
+        return self._open(digest)
+
+    def _open(self, digest: str) -> Artifact | None:
+        """An artifact whose every byte is what was published, or None."""
+        folder = self.folder / "artifacts" / digest
+        try:
+            content = json.loads((folder / MANIFEST).read_bytes())
+            if _artifact_digest(content) != digest:
+                return None
+            if any(file_digest(folder / name) != expected for name, expected in content["files"].items()):
+                return None
+            return Artifact(
+                digest, Kind(content["kind"]), folder, content["files"], content["facts"], content["seconds"]
+            )
+        except (FileNotFoundError, ValueError, KeyError, TypeError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise explain(error, "the store cannot be read") from error
+
+    def prepare(self) -> None:
+        """Creates the folders, and clears scratch if no other process works here.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        try:
+            for name in ("artifacts", "keys", "locks", "scratch"):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+            self._presence = (self.folder / "lock").open("w")
+            if _try_lock(self._presence):
+                for left in (self.folder / "scratch").iterdir():
+                    shutil.rmtree(left)
+            fcntl.flock(self._presence, fcntl.LOCK_SH)
+        except OSError as error:
+            raise explain(error, "the store cannot be written") from error
+
+    @contextmanager
+    def lock(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
+        """Holds a key while it is being made; calls `waiting` if another process holds it."""
+        with (self.folder / "locks" / key).open("w") as stream:
+            if not _try_lock(stream):
+                waiting()
+                fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """An empty folder for work in progress, gone afterwards whatever happens."""
+        folder = Path(tempfile.mkdtemp(dir=self.folder / "scratch"))
+        try:
+            (folder / "work").mkdir()
+            yield folder / "work"
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def publish(self, key: str, kind: Kind, folder: Path, facts: Facts, seconds: float) -> Artifact:
+        """Makes a scratch folder an artifact, and the answer to a key.
+
+        Raises:
+            StoreError: the disk is full, or the folder cannot be written.
+        """
+        files = {path.name: file_digest(path) for path in sorted(folder.iterdir())}
+        content = {"kind": kind.value, "files": files, "facts": facts, "seconds": round(seconds, 3)}
+        digest = _artifact_digest(content)
+        (folder / MANIFEST).write_text(json.dumps(content, indent=1, allow_nan=False))
+        for path in (*folder.iterdir(), folder):
+            _sync(path)
+        place = self.folder / "artifacts" / digest
+        while (artifact := self._open(digest)) is None:
+            try:
+                os.rename(folder, place)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                if self._open(digest) is None:  # damaged: out of the way, then again
+                    os.rename(place, folder.parent / "damaged")
+        _sync(place.parent)
+        write_atomically(self.folder / "keys" / key, digest.encode() + b"\n")
+        return artifact
+
+
+def _artifact_digest(content: dict[str, Any]) -> str:
+    """The digest covers what came out, not how long it took."""
+    return digest_of({name: content[name] for name in ("kind", "files", "facts")})
+
+
+def _try_lock(stream: IO[str]) -> bool:
+    """Takes the lock if it is free. It ends with the stream, or with the process."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Reads and writes .tflite graphs: numpy and flatbuffers, no TensorFlow."""

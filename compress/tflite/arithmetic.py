@@ -1,0 +1,59 @@
+"""What a graph costs: multiply-accumulates and parameters, counted from shapes."""
+
+from __future__ import annotations
+
+from math import prod
+
+from compress.tflite.graph import NONE, Graph, Operator
+
+WEIGHTED = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "CONV_3D"}
+_LSTM_WEIGHTS = range(1, 9)
+"""Inputs of UNIDIRECTIONAL_SEQUENCE_LSTM: four input-to-gate, four recurrent weight matrices."""
+
+
+def macs(graph: Graph, operator: Operator) -> int:
+    """Multiply-accumulates of one operator in one inference; 0 for those that do none."""
+    if operator.name not in (*WEIGHTED, "BATCH_MATMUL", "UNIDIRECTIONAL_SEQUENCE_LSTM"):
+        return 0
+    out = graph.made(operator)[0]
+    if operator.name == "TRANSPOSE_CONV":
+        _, kernel_h, kernel_w, channels = graph.tensors[operator.inputs[1]].shape
+        return graph.tensors[operator.inputs[2]].elements * kernel_h * kernel_w * channels
+    if operator.name == "UNIDIRECTIONAL_SEQUENCE_LSTM":
+        weights = sum(graph.tensors[operator.inputs[i]].elements for i in _LSTM_WEIGHTS if operator.inputs[i] != NONE)
+        batch_and_time = prod(out.shape[:-1])
+        return weights * batch_and_time
+    weights_shape = graph.tensors[operator.inputs[1]].shape
+    if operator.name == "CONV_2D":  # [out, kh, kw, in / groups]
+        return out.elements * prod(weights_shape[1:])
+    if operator.name == "DEPTHWISE_CONV_2D":  # [1, kh, kw, out]
+        return out.elements * prod(weights_shape[1:3])
+    if operator.name == "CONV_3D":  # [kd, kh, kw, in, out]
+        return out.elements * prod(weights_shape[:4])
+    if operator.name == "BATCH_MATMUL":
+        left = graph.tensors[operator.inputs[0]].shape
+        return out.elements * left[-2 if operator.option("adjX", False) else -1]
+    return out.elements * weights_shape[-1]  # FULLY_CONNECTED: [out, in]
+
+
+def total_macs(graph: Graph) -> int:
+    """Multiply-accumulates of one inference."""
+    return sum(macs(graph, operator) for operator in graph.operators)
+
+
+def parameters(graph: Graph) -> int:
+    """Numbers that were learnt: weights, biases and other constant operands, each counted once.
+
+    Whole-number constants outside weighted layers (shapes, axes, paddings) are structure, not parameters.
+    """
+    counted: set[int] = set()
+    for operator in graph.operators:
+        for index in operator.inputs:
+            if index == NONE or not graph.tensors[index].is_constant:
+                continue
+            structural = graph.tensors[index].dtype in ("INT32", "INT64", "BOOL")
+            position = operator.inputs.index(index)
+            bias = operator.name in WEIGHTED and position == (3 if operator.name == "TRANSPOSE_CONV" else 2)
+            if bias or not structural:
+                counted.add(index)
+    return sum(graph.tensors[index].elements for index in counted)

@@ -1,0 +1,299 @@
+"""A .tflite file as plain values: tensors, operators, and the order they stand in.
+
+Built on the flatbuffer bindings that ai-edge-litert carries, which load without
+TensorFlow. What is read is kept whole (`Graph.source`), so that fields that nothing
+here knows about survive being written again.
+
+Source: tensorflow/lite/schema/schema.fbs, schema version 3.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import ModelError
+
+IDENTIFIER = b"TFL3"
+NONE = -1
+"""The tensor index of an optional input that is absent."""
+_ALIGNMENT = 16
+_DTYPES = {
+    "FLOAT32": "float32",
+    "FLOAT16": "float16",
+    "INT32": "int32",
+    "UINT8": "uint8",
+    "INT64": "int64",
+    "BOOL": "bool",
+    "INT16": "int16",
+    "INT8": "int8",
+    "FLOAT64": "float64",
+    "UINT32": "uint32",
+    "UINT16": "uint16",
+    "UINT64": "uint64",
+}
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """Affine quantization: real = scale * (stored - zero_point), per tensor or along `axis`."""
+
+    scale: tuple[float, ...]
+    zero_point: tuple[int, ...]
+    axis: int
+
+    @property
+    def per_channel(self) -> bool:
+        """Whether there is more than one scale."""
+        return len(self.scale) > 1
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the graph.
+
+    Attributes:
+        index: its place in the graph's list.
+        name: its name in the file.
+        dtype: "INT8", "FLOAT32", ...: the schema's names.
+        shape: its shape; a dynamic side as stored (usually 1).
+        dynamic: whether a side other than the batch may change from call to call. (Converters
+            mark the batch so by default; the stored 1 is what is compiled.)
+        quantization: None if it has none.
+        data: its bytes if it is a constant, otherwise None.
+        is_variable: whether it keeps its value between calls.
+    """
+
+    index: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    dynamic: bool
+    quantization: Quantization | None
+    data: NDArray[np.uint8] | None
+    is_variable: bool
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        count = 1
+        for side in self.shape:
+            count *= side
+        return count
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the file holds its value."""
+        return self.data is not None
+
+    def array(self) -> NDArray[Any]:
+        """The value of a constant, in its own dtype and shape.
+
+        Raises:
+            ModelError: not a constant, or its bytes do not fill its shape.
+        """
+        if self.data is None or self.dtype not in _DTYPES:
+            raise ModelError(f"tensor {self.name!r} ({self.dtype}) has no readable constant value")
+        try:
+            return self.data.view(_DTYPES[self.dtype]).reshape(self.shape)
+        except (ValueError, TypeError) as error:
+            raise ModelError(f"tensor {self.name!r}: {len(self.data)} bytes do not fill {self.shape}") from error
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator of the graph.
+
+    Attributes:
+        index: its place in the order of execution.
+        name: "CONV_2D", ...: the schema's names; for a custom operator its own name.
+        custom: whether it is a custom operator.
+        version: the operator's version.
+        inputs: indices of its input tensors; NONE for an absent optional one.
+        outputs: indices of its output tensors.
+        options: the schema's options object (`Conv2DOptionsT`, ...), or None.
+    """
+
+    index: int
+    name: str
+    custom: bool
+    version: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    options: Any
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """One of its options, or `default` where the file does not store options."""
+        return getattr(self.options, name, default)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The main subgraph of a .tflite file.
+
+    Attributes:
+        tensors: all tensors, by index.
+        operators: in order of execution.
+        inputs: indices of the tensors that the caller fills.
+        outputs: indices of the tensors that the caller reads.
+        subgraphs: how many subgraphs the file has.
+        source: the schema's `ModelT`, everything that was in the file.
+    """
+
+    tensors: tuple[Tensor, ...]
+    operators: tuple[Operator, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    subgraphs: int
+    source: Any
+
+    def given(self, operator: Operator) -> list[Tensor]:
+        """The input tensors of an operator, absent ones left out."""
+        return [self.tensors[index] for index in operator.inputs if index != NONE]
+
+    def made(self, operator: Operator) -> list[Tensor]:
+        """The output tensors of an operator."""
+        return [self.tensors[index] for index in operator.outputs]
+
+    @cached_property
+    def producer(self) -> dict[int, Operator]:
+        """Which operator makes a tensor."""
+        return {index: operator for operator in self.operators for index in operator.outputs}
+
+
+def read(path: Path) -> Graph:
+    """Reads a .tflite file.
+
+    Raises:
+        ModelError: not there, or not a .tflite file.
+    """
+    try:
+        return parse(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def parse(content: bytes, where: str = "") -> Graph:
+    """The graph in the bytes of a .tflite file; `where` names it in messages.
+
+    Raises:
+        ModelError: not a .tflite file, or a damaged one.
+    """
+    if len(content) < 8 or content[4:8] != IDENTIFIER:
+        raise ModelError("is not a .tflite file", where=where, todo="give a model that a TFLite converter wrote")
+    from ai_edge_litert import schema_py_generated as schema
+
+    try:
+        source = schema.ModelT.InitFromPackedBuf(bytearray(content), 0)
+        return _graph(source, schema)
+    except (struct.error, IndexError, ValueError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+        raise ModelError(f"is a damaged .tflite file: {error}", where=where) from error
+
+
+def serialize(graph: Graph) -> bytes:
+    """The bytes of a .tflite file with everything that `graph.source` holds.
+
+    Buffers are aligned to 16 bytes, as the schema asks (`force_align`) and the runtimes expect.
+    """
+    import flatbuffers
+    from ai_edge_litert import schema_py_generated as schema
+
+    class AlignedBuffer(schema.BufferT):  # type: ignore[misc]
+        def Pack(self, builder: Any) -> Any:  # noqa: N802 - overrides the generated name
+            data = None
+            if self.data is not None:
+                content = np.asarray(self.data, np.uint8).tobytes()
+                builder.StartVector(1, len(content), _ALIGNMENT)
+                builder.head = builder.head - len(content)
+                builder.Bytes[builder.Head() : builder.Head() + len(content)] = content
+                data = builder.EndVector()
+            schema.BufferStart(builder)
+            if data is not None:
+                schema.BufferAddData(builder, data)
+            schema.BufferAddOffset(builder, self.offset)
+            schema.BufferAddSize(builder, self.size)
+            return schema.BufferEnd(builder)
+
+    builder = flatbuffers.Builder(1 << 20)
+    plain = graph.source.buffers
+    try:
+        graph.source.buffers = [AlignedBuffer(b.data, b.offset, b.size) for b in plain or []]
+        builder.Finish(graph.source.Pack(builder), IDENTIFIER)
+    finally:
+        graph.source.buffers = plain
+    return bytes(builder.Output())
+
+
+def _graph(source: Any, schema: Any) -> Graph:
+    main = source.subgraphs[0]
+    dtypes = _names(schema.TensorType)
+    codes = [_operator_code(code, _names(schema.BuiltinOperator)) for code in source.operatorCodes or []]
+    tensors = tuple(_tensor(index, tensor, source.buffers, dtypes) for index, tensor in enumerate(_list(main.tensors)))
+    operators = tuple(_operator(index, operator, codes) for index, operator in enumerate(_list(main.operators)))
+    for operator in operators:
+        for tensor in (*operator.inputs, *operator.outputs):
+            if not NONE <= tensor < len(tensors):
+                raise ValueError(f"operator {operator.index} refers to tensor {tensor} of {len(tensors)}")
+    inputs, outputs = _integers(main.inputs), _integers(main.outputs)
+    if any(not 0 <= tensor < len(tensors) for tensor in (*inputs, *outputs)):
+        raise ValueError("an input or output of the graph does not exist")
+    return Graph(tensors, operators, inputs, outputs, len(source.subgraphs), source)
+
+
+def _list(items: Any) -> list[Any]:
+    return [] if items is None else list(items)
+
+
+def _integers(items: Any) -> tuple[int, ...]:
+    return tuple(int(item) for item in _list(items))
+
+
+def _names(enumeration: Any) -> dict[int, str]:
+    return {number: name for name, number in vars(enumeration).items() if not name.startswith("_")}
+
+
+def _operator_code(code: Any, names: dict[int, str]) -> tuple[str, bool, int]:
+    # Files older than schema 3a store the code in the deprecated byte only.
+    number = max(code.deprecatedBuiltinCode, code.builtinCode)
+    name = names.get(number, f"BUILTIN_{number}")
+    if name == "CUSTOM":
+        text = code.customCode
+        return (text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)), True, code.version
+    return name, False, code.version
+
+
+def _operator(index: int, operator: Any, codes: list[tuple[str, bool, int]]) -> Operator:
+    name, custom, version = codes[operator.opcodeIndex]
+    options = operator.builtinOptions if operator.builtinOptions is not None else operator.builtinOptions2
+    return Operator(index, name, custom, version, _integers(operator.inputs), _integers(operator.outputs), options)
+
+
+def _tensor(index: int, tensor: Any, buffers: list[Any], dtypes: dict[int, str]) -> Tensor:
+    name = tensor.name.decode("utf-8", "replace") if isinstance(tensor.name, bytes) else str(tensor.name or "")
+    data = buffers[tensor.buffer].data if tensor.buffer else None
+    shape = _integers(tensor.shape)
+    if any(side < 0 for side in shape):
+        raise ValueError(f"tensor {index} has the shape {list(shape)}")
+    return Tensor(
+        index,
+        name,
+        dtypes.get(tensor.type, f"TYPE_{tensor.type}"),
+        shape,
+        any(side < 0 for side in _integers(tensor.shapeSignature)[1:]),
+        _quantization(tensor.quantization),
+        None if data is None or len(data) == 0 else np.asarray(data, np.uint8),
+        bool(tensor.isVariable),
+    )
+
+
+def _quantization(stored: Any) -> Quantization | None:
+    if stored is None or stored.scale is None or len(stored.scale) == 0:
+        return None
+    scale = tuple(float(value) for value in stored.scale)
+    return Quantization(scale, _integers(stored.zeroPoint), int(stored.quantizedDimension))

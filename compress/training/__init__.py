@@ -1,0 +1,1 @@
+"""Everything that trains: TensorFlow is imported here and in importers and quantization, late."""

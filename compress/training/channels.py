@@ -1,0 +1,264 @@
+"""Structured pruning, first of three questions: which channels move together?
+
+Every channel of every layer that makes channels gets a number. Following the graph, a
+tensor's *layout* is the number of the channel at each place of its last axis: an
+addition ties the numbers of its operands together (union-find), a concatenation joins
+layouts, a flatten repeats them. What is tied is kept or removed together; what the
+graph does with channels in a way not known here (or shows to the outside) is pinned.
+
+Idea: Fang et al., DepGraph, CVPR 2023; here by channel instead of by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.training.network import Layer, Network, Tensor, tensors_in
+
+Layout = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+#: Layers that make channels, and the axes of their kernel: (in, out).
+MAKERS = {
+    "Conv1D": (1, 2),
+    "Conv2D": (2, 3),
+    "Conv2DTranspose": (3, 2),
+    "Dense": (0, 1),
+}
+#: Layers that treat each channel by itself; their weights, if any, run along the channels in the last axis.
+BY_CHANNEL = {
+    *("Activation", "ReLU", "LeakyReLU", "ELU", "Identity"),
+    *("Relu", "Relu6", "Sigmoid", "HardSigmoid", "HardSwish", "Silu", "Gelu", "Tanh"),
+    *("Dropout", "SpatialDropout2D", "GaussianNoise", "GaussianDropout"),
+    *("MaxPooling2D", "AveragePooling2D", "GlobalAveragePooling2D", "GlobalMaxPooling2D"),
+    *("MaxPooling1D", "AveragePooling1D", "GlobalAveragePooling1D", "GlobalMaxPooling1D"),
+    *("ZeroPadding1D", "ZeroPadding2D", "Cropping2D", "UpSampling2D", "Rescaling", "Resizing"),
+    "BatchNormalization",
+}
+TIED = {"Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum"}
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Which channels there are, and which belong together.
+
+    Attributes:
+        layouts: the channel at each place of the last axis, by tensor.
+        group: for each channel number the number of its group (the smallest in it).
+        pinned: for each channel number whether it must stay.
+    """
+
+    layouts: Mapping[Tensor, Layout]
+    group: NDArray[np.int64]
+    pinned: Mask
+
+    def tied(self, kept: Mask) -> Mask:
+        """`kept`, by group, as a mask over channel numbers."""
+        return kept[self.group] | self.pinned
+
+
+class _Numbering:
+    """Channel numbers with union-find and pins, while a graph is followed."""
+
+    def __init__(self) -> None:
+        self.parent: list[int] = []
+        self.pins: list[Layout] = []
+
+    def fresh(self, count: int) -> Layout:
+        start = len(self.parent)
+        self.parent.extend(range(start, start + count))
+        return np.arange(start, start + count)
+
+    def root(self, number: int) -> int:
+        while self.parent[number] != number:
+            self.parent[number] = self.parent[self.parent[number]]
+            number = self.parent[number]
+        return number
+
+    def tie(self, first: Layout, second: Layout) -> None:
+        for a, b in zip(first.tolist(), second.tolist(), strict=True):
+            a, b = self.root(a), self.root(b)
+            self.parent[max(a, b)] = min(a, b)
+
+    def pin(self, layout: Layout) -> None:
+        self.pins.append(layout)
+
+
+def follow(network: Network) -> Channels:
+    """Numbers the channels of a network and ties them."""
+    numbers = _Numbering()
+    layouts: dict[Tensor, Layout] = {}
+    for layer, call in network.in_order():
+        given = [layouts[tensor] for tensor in layer.given(call)] if layer.calls else []
+        outputs = sorted(t for t in network.shapes if t.layer == layer.name and t.call == call)
+        made = _layout(layer, call, given, network, numbers, layouts)
+        for tensor in outputs:
+            layouts[tensor] = made if made is not None else _opaque(given, network.shapes[tensor], numbers)
+    for tensor in tensors_in(network.outputs):
+        numbers.pin(layouts[tensor])
+    group = np.array([numbers.root(number) for number in range(len(numbers.parent))], np.int64)
+    pinned = np.zeros(len(group), bool)
+    for layout in numbers.pins:
+        pinned[group[layout]] = True
+    return Channels(layouts, group, pinned[group])
+
+
+def _opaque(given: list[Layout], shape: tuple[int | None, ...], numbers: _Numbering) -> Layout:
+    """What is not understood keeps all it is given, and makes channels that stay."""
+    for layout in given:
+        numbers.pin(layout)
+    made = numbers.fresh(shape[-1] or 1 if shape else 1)
+    numbers.pin(made)
+    return made
+
+
+def _layout(
+    layer: Layer,
+    call: int,
+    given: list[Layout],
+    network: Network,
+    numbers: _Numbering,
+    layouts: Mapping[Tensor, Layout],
+) -> Layout | None:
+    """The layout that a call makes; None where it is not understood."""
+    if layer.config.get("data_format") == "channels_first":
+        return None
+    if layer.kind in (*MAKERS, "SeparableConv2D", "SeparableConv1D"):
+        return _made_by_maker(layer, call, given[0], numbers, layouts)
+    if layer.kind == "DepthwiseConv2D":
+        if call:  # a second call with other channels would need the same weights for them
+            numbers.tie(layouts[layer.given(0)[0]], given[0])
+        return np.repeat(given[0], layer.config["depth_multiplier"])
+    if layer.kind == "PReLU" or (layer.kind == "BatchNormalization" and _axis(layer) not in (-1, None)):
+        rank = len(network.shapes[layer.given(call)[0]])
+        shared = layer.kind == "PReLU" and list(layer.config.get("shared_axes") or []) == list(range(1, rank))
+        if not shared and not (layer.kind == "BatchNormalization" and _axis(layer) == rank):
+            return None
+    if layer.kind in (*BY_CHANNEL, "PReLU"):
+        if call and layer.weights:
+            numbers.tie(layouts[layer.given(0)[0]], given[0])
+        return given[0]
+    if layer.kind in TIED:
+        return _tied(given, numbers)
+    if layer.kind == "Concatenate":
+        rank = len(network.shapes[layer.given(call)[0]])
+        return np.concatenate(given) if layer.config.get("axis", -1) in (-1, rank) else None
+    if layer.kind in ("Flatten", "Reshape"):
+        return _reshaped(given[0], network.shapes[layer.given(call)[0]], network.shapes[Tensor(layer.name, call)])
+    return None
+
+
+def _axis(layer: Layer) -> int | None:
+    axis = layer.config.get("axis", -1)
+    return axis[0] if isinstance(axis, list) else axis
+
+
+def _made_by_maker(
+    layer: Layer, call: int, given: Layout, numbers: _Numbering, layouts: Mapping[Tensor, Layout]
+) -> Layout:
+    """Fresh channels; a shared layer makes the same ones at each call, from tied inputs."""
+    if layer.config.get("groups", 1) != 1:
+        numbers.pin(given)
+    if call:
+        numbers.tie(layouts[layer.given(0)[0]], given)
+        return layouts[Tensor(layer.name, 0)]
+    made = numbers.fresh(int(layer.config["filters" if "filters" in layer.config else "units"]))
+    if layer.config.get("groups", 1) != 1 or layer.config.get("activation") == "softmax":
+        numbers.pin(made)
+    return made
+
+
+def _tied(given: list[Layout], numbers: _Numbering) -> Layout | None:
+    """Operands of one element-wise layer; one with a single channel is broadcast and not tied."""
+    full = max(given, key=len)
+    for layout in given:
+        if len(layout) == len(full):
+            numbers.tie(full, layout)
+        elif len(layout) == 1:
+            numbers.pin(layout)
+        else:
+            return None
+    return full
+
+
+def _reshaped(layout: Layout, before: tuple[int | None, ...], after: tuple[int | None, ...]) -> Layout | None:
+    """The layout after a reshape, if every row along the new last axis has the same."""
+    if None in before or None in after or not after:
+        return None
+    spread = np.broadcast_to(layout, [side or 1 for side in before]).reshape(-1, after[-1] or 1)
+    return spread[0] if (spread == spread[0]).all() else None
+
+
+def remove(network: Network, channels: Channels, kept: Mask) -> Network:
+    """The network without the channels whose place in `kept` (by channel number) is False."""
+
+    def keep(tensor: Tensor) -> Mask:
+        mask: Mask = kept[channels.layouts[tensor]]
+        return mask
+
+    return replace(
+        network,
+        layers={name: _cut(layer, keep, network) for name, layer in network.layers.items()},
+        shapes={
+            tensor: (*shape[:-1], int(keep(tensor).sum())) if shape and shape[-1] else shape
+            for tensor, shape in network.shapes.items()
+        },
+    )
+
+
+def _cut(layer: Layer, keep: Callable[[Tensor], Mask], network: Network) -> Layer:
+    """One layer with fewer channels in and out."""
+    if not layer.calls:
+        return layer
+    before, after = keep(layer.given()[0]), keep(Tensor(layer.name))
+    if layer.kind in MAKERS and layer.config.get("groups", 1) == 1:
+        into, out = MAKERS[layer.kind]
+        kernel = np.compress(after, np.compress(before, layer.weights[0], axis=into), axis=out)
+        changed = replace(layer, weights=(kernel, *(w[..., after] for w in layer.weights[1:])))
+        key = "filters" if "filters" in layer.config else "units"
+        return changed.configured(**{key: int(after.sum())})
+    if layer.kind.startswith("Separable"):
+        depthwise, pointwise, *bias = layer.weights
+        repeated = np.repeat(before, layer.config["depth_multiplier"])
+        pointwise = np.compress(after, np.compress(repeated, pointwise, axis=-2), axis=-1)
+        weights = (np.compress(before, depthwise, axis=-2), pointwise, *(w[after] for w in bias))
+        return replace(layer, weights=weights).configured(filters=int(after.sum()))
+    if layer.kind == "DepthwiseConv2D":
+        kernel = np.compress(before, layer.weights[0], axis=2)
+        return replace(layer, weights=(kernel, *(w[after] for w in layer.weights[1:])))
+    if layer.kind in (*BY_CHANNEL, "PReLU"):
+        return replace(layer, weights=tuple(w[..., after] if w.shape else w for w in layer.weights))
+    if layer.kind == "Reshape":
+        shape = network.shapes[Tensor(layer.name)]
+        return layer.configured(target_shape=[*shape[:-1], int(after.sum())])
+    return layer
+
+
+def macs(network: Network, channels: Channels, kept: Mask) -> int:
+    """Multiply-accumulates of one inference with only the kept channels (by channel number)."""
+    total = 0
+    for layer, call in network.in_order():
+        if not layer.weights or not layer.calls:
+            continue
+        out, given = Tensor(layer.name, call), layer.given(call)[0]
+        n_in = int(kept[channels.layouts[given]].sum())
+        n_out = int(kept[channels.layouts[out]].sum())
+        places = prod(side or 1 for side in network.shapes[out][:-1])
+        kernel = layer.weights[0].shape
+        if layer.kind == "Dense":
+            total += places * n_in * n_out
+        elif layer.kind == "Conv2DTranspose":
+            total += prod(side or 1 for side in network.shapes[given][:-1]) * prod(kernel[:2]) * n_in * n_out
+        elif layer.kind in MAKERS:
+            total += places * prod(kernel[:-2]) * n_in * n_out // layer.config.get("groups", 1)
+        elif layer.kind == "DepthwiseConv2D":
+            total += places * prod(kernel[:2]) * n_out
+        elif layer.kind.startswith("Separable"):
+            multiplied = n_in * layer.config["depth_multiplier"]
+            total += places * (prod(kernel[:-2]) * multiplied + multiplied * n_out)
+    return total

@@ -1,0 +1,302 @@
+"""A Keras model as plain values that can be edited, and built again.
+
+Keras 3 describes a functional model as a list of layers with their configuration and
+the calls that connect them. `read` takes that description and the weights, with nested
+models inlined; `build` makes a model of it. What lies between (folding, pruning, fake
+quantization) edits values and never a live model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import ModelError
+from compress.training.tensorflow import keras
+
+Weights = tuple[NDArray[Any], ...]
+
+
+@dataclass(frozen=True, order=True)
+class Tensor:
+    """A tensor, named by what makes it: the `output`-th result of the `call`-th call of a layer."""
+
+    layer: str
+    call: int = 0
+    output: int = 0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with all its calls.
+
+    Attributes:
+        name: its name, unique in the network.
+        kind: its class name.
+        entry: Keras' serialized form, without calls and without the shapes it was built for.
+        calls: args and kwargs of every call; tensors stand in them as `Tensor`.
+        weights: its weights, in Keras' order.
+    """
+
+    name: str
+    kind: str
+    entry: Mapping[str, Any]
+    calls: tuple[Any, ...]
+    weights: Weights
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The layer's own settings."""
+        config: Mapping[str, Any] = self.entry["config"]
+        return config
+
+    def given(self, call: int = 0) -> list[Tensor]:
+        """The tensors that a call is given, in order."""
+        return list(tensors_in(self.calls[call]))
+
+    def configured(self, **changes: Any) -> Layer:
+        """The layer with other settings."""
+        return replace(self, entry={**self.entry, "config": {**self.config, **changes}})
+
+
+@dataclass(frozen=True)
+class Network:
+    """A functional model without nested models.
+
+    Attributes:
+        name: the model's name.
+        layers: by name; an order in which they can be computed is not implied.
+        inputs: the model's inputs, as a structure of `Tensor`.
+        outputs: its outputs, likewise.
+        shapes: shape of every tensor without the batch; None for a side that is not fixed.
+    """
+
+    name: str
+    layers: Mapping[str, Layer]
+    inputs: Any
+    outputs: Any
+    shapes: Mapping[Tensor, tuple[int | None, ...]]
+
+    def consumers(self) -> dict[Tensor, list[tuple[str, int]]]:
+        """The calls (layer, number) that take each tensor."""
+        found: dict[Tensor, list[tuple[str, int]]] = {}
+        for layer in self.layers.values():
+            for call in range(len(layer.calls)):
+                for tensor in layer.given(call):
+                    found.setdefault(tensor, []).append((layer.name, call))
+        return found
+
+    def in_order(self) -> Iterator[tuple[Layer, int]]:
+        """All calls, each after those that it depends on. An input counts as one call."""
+        waiting = [(layer, call) for layer in self.layers.values() for call in range(max(len(layer.calls), 1))]
+        ready: set[Tensor] = set()
+        while waiting:
+            later = []
+            for layer, call in waiting:
+                given = layer.given(call) if layer.calls else []
+                if all(Tensor(t.layer, t.call) in ready for t in given):
+                    ready.add(Tensor(layer.name, call))
+                    yield layer, call
+                else:
+                    later.append((layer, call))
+            if len(later) == len(waiting):
+                raise ModelError(f"the layers {', '.join(layer.name for layer, _ in later[:5])} form a loop")
+            waiting = later
+
+    def edited(self, layers: Mapping[str, Layer | None], moved: Mapping[Tensor, Tensor]) -> Network:
+        """Layers replaced, added, or removed (None); everyone who took a key of `moved` takes its value."""
+        merged = {name: layer for name, layer in {**self.layers, **layers}.items() if layer is not None}
+        follow = {tensor: _follow(tensor, moved) for tensor in moved}
+        return replace(
+            self,
+            layers={
+                name: replace(layer, calls=map_tensors(layer.calls, follow.get)) for name, layer in merged.items()
+            },
+            outputs=map_tensors(self.outputs, follow.get),
+        )
+
+
+def _follow(tensor: Tensor, moved: Mapping[Tensor, Tensor]) -> Tensor:
+    while tensor in moved:
+        tensor = moved[tensor]
+    return tensor
+
+
+def tensors_in(structure: Any) -> Iterator[Tensor]:
+    """Every `Tensor` in a structure of lists, tuples and maps."""
+    if isinstance(structure, Tensor):
+        yield structure
+    elif isinstance(structure, list | tuple):
+        for item in structure:
+            yield from tensors_in(item)
+    elif isinstance(structure, dict):
+        for item in structure.values():
+            yield from tensors_in(item)
+
+
+def map_tensors(structure: Any, change: Callable[[Tensor], Tensor | None]) -> Any:
+    """The structure with each `Tensor` replaced by what `change` gives; None leaves it."""
+    if isinstance(structure, Tensor):
+        return change(structure) or structure
+    if isinstance(structure, list | tuple):
+        return type(structure)(map_tensors(item, change) for item in structure)
+    if isinstance(structure, dict):
+        return {name: map_tensors(item, change) for name, item in structure.items()}
+    return structure
+
+
+def read(model: Any) -> Network:
+    """A Keras 3 model as a network.
+
+    Raises:
+        ModelError: it is a subclassed model, whose layers are hidden in code.
+    """
+    library = keras()
+    functional = model
+    if isinstance(model, library.Sequential):
+        if not model.built:
+            raise ModelError(f"the model {model.name!r} has no input shape yet", todo="give it an Input")
+        functional = library.Model(model.inputs[0], model.outputs[0], name=model.name)
+    config = functional.get_config()
+    if "input_layers" not in config:
+        raise ModelError(
+            f"the model {model.name!r} is written as a class, so its layers are hidden in code",
+            todo="write it as a functional or sequential model",
+        )
+    operations = {operation.name: operation for operation in functional.operations}
+    layers, shapes = {}, {}
+    for entry in config["layers"]:
+        live = operations[entry["name"]]
+        layers[entry["name"]] = _layer(entry, live)
+        for call, node in enumerate(_nodes(live, functional)):
+            for output, tensor in enumerate(node):
+                shapes[Tensor(entry["name"], call, output)] = tuple(tensor.shape[1:])
+    network = Network(model.name, layers, _refs(config["input_layers"]), _refs(config["output_layers"]), shapes)
+    for entry in config["layers"]:
+        live = operations[entry["name"]]
+        if isinstance(live, library.Model) and entry["name"] in network.layers:
+            network = _inlined(network, entry["name"], read(live))
+    return network
+
+
+def _nodes(live: Any, functional: Any) -> list[list[Any]]:
+    """Output tensors of each call of a layer that belongs to this model."""
+    used = {node for depth in functional._nodes_by_depth.values() for node in depth}
+    return [node.output_tensors for node in live._inbound_nodes if node in used]
+
+
+def _layer(entry: dict[str, Any], live: Any) -> Layer:
+    kept = {name: entry[name] for name in ("module", "class_name", "config", "registered_name") if name in entry}
+    calls = tuple(_with_tensors(call) for call in entry["inbound_nodes"])
+    weights = tuple(live.get_weights()) if hasattr(live, "get_weights") else ()
+    return Layer(entry["name"], entry["class_name"], copy.deepcopy(kept), calls, weights)
+
+
+def _with_tensors(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("class_name") == "__keras_tensor__":
+        return Tensor(*value["config"]["keras_history"])
+    if isinstance(value, dict):
+        return {name: _with_tensors(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_tensors(item) for item in value]
+    return value
+
+
+def _refs(value: Any) -> Any:
+    """Keras' `["name", call, output]` as `Tensor`, wherever it stands in a structure."""
+    if isinstance(value, list | tuple) and len(value) == 3 and isinstance(value[0], str):
+        return Tensor(*value)
+    if isinstance(value, list | tuple):
+        return [_refs(item) for item in value]
+    return {name: _refs(item) for name, item in value.items()}
+
+
+def _inlined(outer: Network, name: str, inner: Network) -> Network:
+    """`outer` with the nested model `name` replaced by its layers, once for each call of it."""
+    nested = outer.layers[name]
+    names = {inside: _unique(f"{name}_{inside}", outer.layers) for inside in inner.layers}
+    entrances = list(tensors_in(inner.inputs))
+    counts = {inside: max(len(layer.calls), 1) for inside, layer in inner.layers.items()}
+    added: dict[str, Layer] = {}
+    moved: dict[Tensor, Tensor] = {}
+    shapes = dict(outer.shapes)
+    for call in range(len(nested.calls)):
+        place = {
+            tensor: Tensor(names[tensor.layer], call * counts[tensor.layer] + tensor.call, tensor.output)
+            for tensor in inner.shapes
+        }
+        place.update(zip(entrances, nested.given(call), strict=True))
+        for inside, layer in inner.layers.items():
+            if not layer.calls:
+                continue
+            before = added[names[inside]].calls if call else ()
+            calls = (*before, *map_tensors(layer.calls, place.get))
+            renamed = layer.configured(name=names[inside])
+            added[names[inside]] = replace(renamed, name=names[inside], calls=calls)
+        shapes.update({place[tensor]: shape for tensor, shape in inner.shapes.items() if tensor not in entrances})
+        for output, tensor in enumerate(tensors_in(inner.outputs)):
+            moved[Tensor(name, call, output)] = place[tensor]
+    return replace(outer, shapes=shapes).edited({**added, name: None}, moved)
+
+
+def _unique(name: str, taken: Mapping[str, Any]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def build(network: Network) -> Any:
+    """The network as a Keras model, with its weights.
+
+    Raises:
+        ModelError: Keras cannot make a model of it, or a layer does not take its weights.
+    """
+    library = keras()
+    config = {
+        "name": network.name,
+        "trainable": True,
+        "layers": [_entry(layer) for layer in network.layers.values()],
+        "input_layers": map_to_refs(network.inputs),
+        "output_layers": map_to_refs(network.outputs),
+    }
+    try:
+        model = library.Model.from_config(config)
+        operations = {operation.name: operation for operation in model.operations}
+        for layer in network.layers.values():
+            if layer.weights:
+                operations[layer.name].set_weights(list(layer.weights))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"the network {network.name!r} cannot be built: {str(error).splitlines()[0]}") from error
+    return model
+
+
+def _entry(layer: Layer) -> dict[str, Any]:
+    calls = [_without_tensors(call) for call in layer.calls]
+    return {**layer.entry, "name": layer.name, "inbound_nodes": calls}
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        history = [value.layer, value.call, value.output]
+        # Keras looks the tensor up by its history; shape and dtype only have to be valid.
+        config = {"shape": [None], "dtype": "float32", "keras_history": history}
+        return {"class_name": "__keras_tensor__", "config": config}
+    if isinstance(value, dict):
+        return {name: _without_tensors(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_tensors(item) for item in value]
+    return value
+
+
+def map_to_refs(structure: Any) -> Any:
+    """A structure of `Tensor` in Keras' form."""
+    if isinstance(structure, Tensor):
+        return [structure.layer, structure.call, structure.output]
+    if isinstance(structure, dict):
+        return {name: map_to_refs(item) for name, item in structure.items()}
+    return [map_to_refs(item) for item in structure]

@@ -1,0 +1,26 @@
+"""The one door to TensorFlow and Keras: imported late, quietly, and with every seed set."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+
+
+def keras(seed: int | None = None) -> Any:
+    """Keras on TensorFlow; with a seed, everything random starts from it and operations are deterministic."""
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    import keras as library
+
+    if seed is not None:
+        import tensorflow
+
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002 - Keras and its users draw from the global state
+        library.utils.set_random_seed(seed)
+        tensorflow.config.experimental.enable_op_determinism()
+    return library

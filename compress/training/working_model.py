@@ -1,0 +1,41 @@
+"""The working model on disk: model.keras for the next stage, model.tflite for every probe."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from compress.importers import keras_file
+from compress.quantization import conversion
+from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context
+
+
+def read(artifact: Artifact, context: Context) -> Any:
+    """The Keras model of an artifact.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    return keras_file.load(artifact.file(MODEL_KERAS), trust=context.trust)
+
+
+def write(model: Any, folder: Path) -> None:
+    """Writes a trained model both ways; the same model gives the same bytes."""
+    write_keras(model, folder)
+    (folder / MODEL_TFLITE).write_bytes(conversion.convert_float(model))
+
+
+def write_keras(model: Any, folder: Path) -> None:
+    """Writes model.keras without the date that Keras puts into it."""
+    path = folder / MODEL_KERAS
+    model.save(path)
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    metadata = json.loads(members["metadata.json"])
+    metadata["date_saved"] = ""
+    members["metadata.json"] = json.dumps(metadata, sort_keys=True).encode()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(members):
+            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), members[name])

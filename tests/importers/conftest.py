@@ -1,0 +1,64 @@
+"""Keras and tf_keras without the warnings that are errors here, and the real models where there are any."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compress.training import tensorflow
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def real_model() -> Callable[[str], Path]:
+    """Finds a real model file, or skips the test."""
+
+    def find(name: str) -> Path:
+        folder = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared"))
+        path = folder / "models" / "keras" / name
+        if not path.exists():
+            pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")
+        return path
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def keras() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return tensorflow.keras()
+
+
+@pytest.fixture(scope="session")
+def tf_keras(keras: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import tf_keras
+
+        return tf_keras
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., Path]:
+    """Gives a model (of either Keras) random weights, and saves it."""
+
+    def save(model: Any, name: str) -> Path:
+        random = np.random.default_rng(7)
+        for weight in model.weights:
+            if "float" in str(weight.dtype):
+                low = 0.1 if "variance" in weight.name else -0.4
+                weight.assign(random.uniform(low, low + 0.8, weight.shape))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.save(tmp_path / name)
+        return tmp_path / name
+
+    return save

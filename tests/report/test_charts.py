@@ -1,0 +1,177 @@
+"""Charts: well-formed whatever they are given, and true to it."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from compress.report import charts
+from compress.report.charts import ClassChange, Curve, Operator, Point
+
+NAMES = ["plain", "", "x" * 300, "<script>&\"'", "line\nbreak", "\x00\x1b\u202e\ud800\uffff", "日本語" * 30, "1"]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def parsed(svg: str) -> ElementTree.Element:
+    """The drawing, after checks that hold for all of them: well-formed, named, and nothing outside of its frame."""
+    root = ElementTree.fromstring(svg)
+    _, _, width, height = (float(x) for x in root.attrib["viewBox"].split())
+    assert root.get("role") == "img"
+    assert [child.tag for child in root][:2] == [f"{SVG}title", f"{SVG}desc"]
+    assert not re.search(r"\b(nan|inf|None)\b", svg)
+    for element in root.iter():
+        for name in ("x", "cx", "x1", "x2"):
+            assert -0.01 <= float(element.get(name, 0)) <= width + 0.01, ElementTree.tostring(element)
+        for name in ("y", "cy", "y1", "y2"):
+            assert -0.01 <= float(element.get(name, 0)) <= height + 0.01, ElementTree.tostring(element)
+    return root
+
+
+def texts(root: ElementTree.Element) -> list[str]:
+    return [element.text or "" for element in root.iter(f"{SVG}text")]
+
+
+def circles(root: ElementTree.Element, kind: str) -> list[tuple[float, float]]:
+    found = [c for c in root.iter(f"{SVG}circle") if kind in c.attrib["class"].split()]
+    return [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in found]
+
+
+def test_trade_off_places_points_by_their_values() -> None:
+    points = [
+        Point("train", 400_000, 0.98, 0.96, 0.99),
+        Point("prune", 200_000, 0.96, 0.94, 0.97),
+        Point("q", 50_000, 0.97),
+    ]
+    root = parsed(charts.trade_off(points, cost="size", unit="bytes"))
+    (x1, y1), (x2, y2), (x3, y3) = circles(root, "dot")
+    assert x1 > x2 > x3
+    assert y1 < y3 < y2
+    assert {"train", "prune", "q"} <= set(texts(root))
+    assert len([p for p in root.iter(f"{SVG}path") if p.attrib["class"] == "whisker"]) == 2
+
+
+def test_trade_off_draws_the_same_point_once_and_moves_covered_ones_aside() -> None:
+    points = [Point("a", 100, 0.9), Point("b", 100, 0.95), Point("c", 100, 0.95), Point("d", 100, 0.93)]
+    root = parsed(charts.trade_off(points, cost="MACs", unit="MACs"))
+    places = circles(root, "dot")
+    assert len(places) == 3
+    assert len({x for x, _ in places}) == 3
+    assert "b, c" in texts(root)
+
+
+def test_trade_off_marks_predicted_points() -> None:
+    root = parsed(charts.trade_off([Point("a", 100, 0.9, 0.8, 0.95, measured=False)], cost="MACs", unit="MACs"))
+    assert len(circles(root, "unsure")) == 1
+
+
+@pytest.mark.parametrize("costs", [(0, 0), (1, 1_000_000), (3e9, 1e9), (0, 5), (1023, 1025), (0.001, 0.002)])
+@pytest.mark.parametrize("accuracies", [(0, 0), (1, 1), (0.5, 0.5000001), (0, 1)])
+@pytest.mark.parametrize("unit", ["bytes", "MACs"])
+def test_trade_off_takes_any_range(costs: tuple[float, float], accuracies: tuple[float, float], unit: str) -> None:
+    points = [Point(name, *pair) for name, pair in zip("ab", zip(costs, accuracies, strict=True), strict=True)]
+    root = parsed(charts.trade_off(points, cost="cost", unit=unit))
+    ticks = [element for element in root.iter(f"{SVG}text") if element.get("class") == "tick"]
+    assert 4 <= len(ticks) <= 30
+
+
+def test_size_ticks_are_round_in_binary_units() -> None:
+    root = parsed(charts.trade_off([Point("a", 410_000, 0.9)], cost="size", unit="bytes"))
+    assert {"100 KiB", "200 KiB"} <= set(texts(root))
+
+
+def test_labels_of_neighbours_do_not_cover_each_other() -> None:
+    points = [Point(f"stage {i}", 1000 - 90 * i, 0.9 + 0.002 * (i % 3)) for i in range(8)]
+    root = parsed(charts.trade_off(points, cost="MACs", unit="MACs"))
+    labels = [e for e in root.iter(f"{SVG}text") if e.get("class") == "label"]
+    boxes = []
+    for element in labels:
+        wide, x = charts._wide(element.text or ""), float(element.attrib["x"])
+        left = x - {"start": 0, "middle": wide / 2, "end": wide}[element.attrib["text-anchor"]]
+        boxes.append((left, float(element.attrib["y"]) - 10, left + wide, float(element.attrib["y"])))
+    assert not [1 for i, one in enumerate(boxes) for two in boxes[:i] if charts._overlap(one, two) > 20]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_fits(name: str) -> None:
+    drawings = [
+        charts.trade_off([Point(name, 1, 0.5), Point(name, 2, 0.6)], cost="size", unit="bytes"),
+        charts.class_changes([ClassChange(name, 3, 0.5, 0.6)]),
+        charts.confusion_matrix([name, name], [[1, 2], [3, 4]]),
+        charts.latency_curves([Curve(name, True, [1.0, 2.0], [("median", 0.5, 1.5)])]),
+        charts.operator_strip([Operator(name, True, 3), Operator(name, False, 0)]),
+    ]
+    for drawing in drawings:
+        root = parsed(drawing)
+        assert not list(root.iter(f"{SVG}script"))
+        assert max(map(len, texts(root))) <= 80
+
+
+def test_class_changes_say_loss_and_gain_without_colour() -> None:
+    rows = [ClassChange("a", 60, 0.9, 0.8, 0.7, 0.9), ClassChange("b", 60, 0.9, 0.95), ClassChange("c", 60, 0.9, 0.9)]
+    root = parsed(charts.class_changes(rows))
+    assert {"▼ −0.100", "▲ +0.050", "= 0"} <= set(texts(root))  # noqa: RUF001
+    assert [x for x, _ in circles(root, "ring")][0] > [x for x, _ in circles(root, "result")][0]
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (1, 1), (0, 1), (1, 0)])
+def test_class_changes_at_the_ends_of_the_scale(before: float, after: float) -> None:
+    parsed(charts.class_changes([ClassChange("a", 0, before, after, 0.0, 1.0)]))
+
+
+@pytest.mark.parametrize("count", [1, 2, 12, 13, 30])
+def test_confusion_matrix_has_every_count(count: int) -> None:
+    counts = [[i * count + j for j in range(count)] for i in range(count)]
+    root = parsed(charts.confusion_matrix([f"class {i}" for i in range(count)], counts))
+    shown = texts(root)
+    assert "·" in shown
+    assert all(str(n) in shown for row in counts for n in row if n)
+    assert len([r for r in root.iter(f"{SVG}rect") if r.get("class") == "hit"]) == count
+
+
+def test_confusion_matrix_of_nothing_and_of_very_many() -> None:
+    root = parsed(charts.confusion_matrix(["a"], [[0]]))
+    assert "No confusions" in (root[1].text or "")
+    assert "123k" in texts(parsed(charts.confusion_matrix(["a"], [[123_456]])))
+
+
+@pytest.mark.parametrize("values", [[0.0], [1.0], [1.0] * 300, [0.1, 1000.0], [float(i) for i in range(5000)]])
+@pytest.mark.parametrize("both", [True, False])
+def test_latency_curves_take_any_number_of_runs(values: list[float], both: bool) -> None:
+    curves = [Curve("Original", True, values, [("median", 0.5, values[0])]), Curve("Result", False, [0.5], [])]
+    svg = charts.latency_curves(curves if both else curves[:1])
+    parsed(svg)
+    assert len(svg) < 30_000
+
+
+def test_latency_curves_are_told_apart_without_colour() -> None:
+    marks = [("median", 0.5, 1.5), ("p99", 0.99, 2.0)]
+    svg = charts.latency_curves([Curve("Original", True, [1.0, 2.0], marks), Curve("Result", False, [0.5, 0.7], marks)])
+    root = parsed(svg)
+    assert {"Original", "Result"} <= set(texts(root))
+    assert len(circles(root, "original")) == 2
+    assert "Original: median 1.50 ms, p99 2.00 ms" in (root[1].text or "")
+
+
+def test_a_far_outlier_does_not_flatten_the_curves() -> None:
+    svg = charts.latency_curves([Curve("Result", False, [1.0] * 199 + [500.0], [])])
+    assert "1" in texts(parsed(svg))
+
+
+@pytest.mark.parametrize("count", [1, 65, 400])
+@pytest.mark.parametrize("macs", [0, 7])
+def test_operator_strip_fills_its_width(count: int, macs: int) -> None:
+    operators = [Operator("CONV_2D", i % 7 != 6, macs) for i in range(count)]
+    root = parsed(charts.operator_strip(operators))
+    bars = [r for r in root.iter(f"{SVG}rect") if r.get("height") == "36"]
+    rows = {bar.attrib["y"] for bar in bars}
+    assert len(rows) == (2 if macs else 1)
+    for row in rows:
+        wide = sum(float(bar.attrib["width"]) for bar in bars if bar.attrib["y"] == row)
+        assert wide == pytest.approx(charts.WIDTH, rel=0.15)
+    hatched = [bar for bar in bars if bar.get("fill") == "url(#hatch)"]
+    assert bool(hatched) == (count > 6)
+
+
+def test_no_chart_reaches_out() -> None:
+    svg = charts.operator_strip([Operator("https://example.org", True, 1)])
+    assert not re.search(r"(href|src)=|url\((?!#)", svg)

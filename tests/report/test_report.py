@@ -1,0 +1,682 @@
+"""The report of every kind of run: complete, failed, hostile, with many classes, with one latency."""
+
+import copy
+import json
+import random
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from compress import report
+
+SVG = "{http://www.w3.org/2000/svg}"
+SPLIT = "629 test samples; Wilson interval"
+HOSTILE = (
+    '<script>alert("1")</script><img src=x onerror=alert(1)>|`*_@everyone #12 https://example.org \x1b[31m\u202e\ud800'
+    + ("W" * 300)
+)
+
+
+def m(value: float | None, unit: str, how: str = "measured", **more: Any) -> dict[str, Any]:
+    return {"value": value, "unit": unit, "how": how, "low": None, "high": None, "note": "", **more}
+
+
+def stage(identity: str, accuracy: float, macs: int, size: int, **more: Any) -> dict[str, Any]:
+    interval = {"low": accuracy - 0.021, "high": min(1.0, accuracy + 0.012)}
+    return {
+        "id": identity,
+        "stage": identity,
+        "status": "made",
+        "seconds": 12.34,
+        "reason": None,
+        "kind": "keras model",
+        "settings": {"epochs": 4, "id": None},
+        "facts": {"history": {"loss": [0.9, 0.31, 0.123456789]}, "removed": {"conv_2": 12}, "epochs": 4},
+        "measurements": {
+            "accuracy": m(accuracy, "fraction", **interval, note="169 validation samples; Wilson interval"),
+            "parameters": m(size // 4, "parameters"),
+            "macs": m(macs, "MACs"),
+            "size_bytes": m(size, "bytes"),
+        },
+        **more,
+    }
+
+
+def model(made_by: str, accuracy: float, size: int, macs: int, ms: float) -> dict[str, Any]:
+    return {
+        "stage": made_by,
+        "measurements": {
+            "accuracy": m(accuracy, "fraction", low=accuracy - 0.011, high=accuracy + 0.006, note=SPLIT),
+            "size_bytes": m(size, "bytes"),
+            "parameters": m(size // 4, "parameters"),
+            "macs": m(macs, "MACs"),
+            "latency_ms": m(ms, "ms", low=ms * 0.98, high=ms * 1.02, note="200 runs on the host, not on the device"),
+            "latency_p90_ms": m(ms * 1.1, "ms"),
+            "latency_p99_ms": m(ms * 1.4, "ms"),
+        },
+    }
+
+
+def operators(count: int) -> list[dict[str, Any]]:
+    names = ["CONV_2D", "DEPTHWISE_CONV_2D", "CONV_2D", "ADD"]
+    ops = [
+        {
+            "index": i,
+            "op": names[i % 4],
+            "version": 3,
+            "output": f"block_{i}/conv/BiasAdd;block_{i}/relu",
+            "placement": "tpu",
+            "status": "Mapped to Edge TPU",
+            "reason": "",
+            "advice": "",
+            "macs": (97_344, 12_100, 230_400, 0)[i % 4],
+        }
+        for i in range(count - 1)
+    ]
+    last = {
+        "index": count - 1,
+        "op": "SOFTMAX",
+        "version": 2,
+        "output": "probabilities",
+        "placement": "cpu",
+        "status": "More than one subgraph is not supported",
+        "reason": "The input has 3 dimensions; the Edge TPU takes 1.",
+        "advice": "Leave the softmax out and take the largest logit on the host.",
+        "macs": 4_000,
+    }
+    return [*ops, last]
+
+
+def per_class(names: list[str]) -> list[dict[str, Any]]:
+    dice, rows = random.Random(7), []
+    for name in names:
+        before = dice.choice([0.97, 0.984, 1.0, 0.93, 0.86])
+        after = min(1.0, round(before + dice.choice([-0.16, -0.048, -0.016, 0.0, 0.0, 0.016, 0.032]), 3))
+        one, two = (m(x, "fraction", low=x - 0.06, high=min(1.0, x + 0.03)) for x in (before, after))
+        rows.append({"name": name, "samples": 62, "original": one, "result": two})
+    return rows
+
+
+def confusion(count: int) -> list[list[int]]:
+    dice = random.Random(3)
+    rows = [[dice.choice([0, 0, 0, 0, 0, 0, 1, 2, 3]) for _ in range(count)] for _ in range(count)]
+    for i, row in enumerate(rows):
+        row[i] = 62 - sum(row[:i] + row[i + 1 :])
+    return rows
+
+
+def latencies(ms: float, runs: int = 200) -> list[float]:
+    dice = random.Random(ms)
+    return [round(ms * (1 + dice.gammavariate(1.2, 0.05)), 4) for _ in range(runs - 1)] + [ms * 6]
+
+
+def full() -> dict[str, Any]:
+    classes = [str(digit) for digit in range(10)]
+    drop = m(0.0016, "fraction", low=-0.0064, high=0.0095, note="629 paired samples; bootstrap")
+    return {
+        "schema_version": 1,
+        "name": "digits",
+        "status": "ok",
+        "error": None,
+        "coralline": "0.1.0",
+        "seed": 0,
+        "seconds": 43.1,
+        "finished": "2026-11-20T15:40:00+00:00",
+        "target": {"name": "edgetpu", "summary": "Coral Edge TPU, 8 MiB of memory on the chip, full-integer models"},
+        "pipeline": {
+            "name": "digits",
+            "model": {"builder": "digits_cnn", "trust": False},
+            "stages": [{"train": {"epochs": 12}}],
+        },
+        "data": {
+            "source": "digits",
+            "classes": classes,
+            "samples": {"train": 999, "validation": 169, "test": 629},
+            "input_shape": [32, 32, 1],
+            "preprocess": [
+                {"resize": {"size": [32, 32], "filter": "bilinear"}},
+                {"scale": {"from": [0, 16], "to": [0, 1]}},
+            ],
+        },
+        "stages": [
+            stage("load", 0.1, 2_360_000, 410_000, reason="an untrained model", seconds=0.4)
+            | {
+                "measurements": {
+                    "accuracy": m(None, "fraction", "missing", note="untrained"),
+                    "macs": m(2_360_000, "MACs"),
+                }
+            },
+            stage("train", 0.982, 2_360_000, 410_000),
+            stage("prune", 0.964, 1_132_800, 204_800, status="kept", seconds=None, reason="as in an earlier run"),
+            stage("distill", 0.978, 1_132_800, 204_800),
+            stage("quantize", 0.976, 1_132_800, 106_824, kind="tflite model"),
+            stage("compile", 0.976, 1_132_800, 106_824, kind="checked tflite model"),
+            stage("package", 0.976, 1_132_800, 106_824, kind="bundle"),
+        ],
+        "models": {
+            "original": model("train", 0.992, 410_000, 2_360_000, 0.412),
+            "result": model("package", 0.9904, 106_824, 1_132_800, 0.171),
+        },
+        "comparison": {
+            "measurements": {
+                "accuracy_drop": drop,
+                "agreement": m(0.9936, "fraction", low=0.984, high=0.998),
+                "macs_ratio": m(0.48, "fraction"),
+                "size_ratio": m(0.26, "fraction"),
+                "latency_ratio": m(0.415, "fraction", "predicted"),
+            },
+            "per_class": per_class(classes),
+            "confusion": {"original": confusion(10), "result": confusion(10)},
+        },
+        "latency": {
+            "conditions": {
+                "runtime": "ai-edge-litert 2.3.0",
+                "threads": 1,
+                "runs": 200,
+                "warmup": 20,
+                "cpu": "Xeon 2.2 GHz",
+            },
+            "original": latencies(0.41),
+            "result": latencies(0.17),
+        },
+        "placement": {
+            "summary": "12 of 13 operators run on the Edge TPU",
+            "compiled": False,
+            "reason": "edgetpu_compiler is not installed on this machine",
+            "how_to_compile": "edgetpu_compiler -s model.tflite\n(Linux on x86-64, Debian package edgetpu-compiler)",
+            "compiles": True,
+            "failure": None,
+            "macs": {"tpu": 1_128_800, "cpu": 4_000},
+            "ops": operators(13),
+        },
+        "budget": [
+            {"name": "accuracy_drop", "limit": 0.02, "unit": "fraction", "measured": drop, "holds": True},
+            {"name": "size_bytes", "limit": 131072, "unit": "bytes", "measured": m(106_824, "bytes"), "holds": True},
+            {
+                "name": "latency_ms",
+                "limit": 1.0,
+                "unit": "ms",
+                "measured": m(
+                    0.0823, "ms", "predicted", low=0.06, high=0.11, note="on the device, from its memory and speed"
+                ),
+                "holds": True,
+            },
+        ],
+        "outputs": {
+            "model.tflite": {
+                "sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+                "size_bytes": 106_824,
+            },
+            "digits.coralline": {
+                "sha256": "60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752",
+                "size_bytes": 331_776,
+            },
+        },
+        "environment": {
+            "python": "3.11.7",
+            "system": "Linux 6.1.0",
+            "cpu": "Xeon 2.2 GHz",
+            "tools": {"tensorflow": "2.21.0", "keras": "3.15.1", "numpy": "2.4.6"},
+        },
+    }
+
+
+def failed() -> dict[str, Any]:
+    nothing = {"status": "not run", "seconds": None, "kind": None, "facts": {}, "measurements": {}}
+    return full() | {
+        "status": "failed",
+        "error": {
+            "stage": "prune",
+            "message": "stage prune: nothing is left to prune: every channel of conv_1 is needed\n\nlower keep_macs",
+            "exit_code": 5,
+        },
+        "stages": [
+            stage("load", 0.1, 2_360_000, 410_000),
+            stage("prune", 0, 0, 0) | nothing | {"status": "failed", "seconds": 3.2},
+            stage("quantize", 0, 0, 0) | nothing,
+        ],
+        "models": {"original": None, "result": None},
+        "budget": [
+            {
+                "name": "accuracy_drop",
+                "limit": 0.02,
+                "unit": "fraction",
+                "measured": m(None, "fraction", "missing", note="there is no result"),
+                "holds": None,
+            }
+        ],
+        "outputs": {},
+        **dict.fromkeys(("data", "comparison", "latency", "placement")),
+    }
+
+
+def bare() -> dict[str, Any]:
+    """What is known when the first line of the pipeline file is wrong already."""
+    empty = {**dict.fromkeys(full()), "schema_version": 1, "status": "failed"}
+    return empty | {"error": {"stage": None, "message": "pipeline.yaml:3: 'no' is not a name", "exit_code": 2}}
+
+
+def hostile() -> dict[str, Any]:
+    """The full record with every string in it replaced or extended by something nasty."""
+
+    def spoil(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {k: spoil(v, k) for k, v in value.items()} | (
+                {HOSTILE: HOSTILE} if key in ("facts", "tools", "outputs") else {}
+            )
+        if isinstance(value, list):
+            return [spoil(item) for item in value]
+        if isinstance(value, str) and key not in ("how", "unit", "status", "placement"):
+            return f"{HOSTILE}{value}"
+        return float("nan") if key == "seconds" else value
+
+    record = full()
+    record["outputs"] = {}
+    spoiled: dict[str, Any] = spoil(record)
+    spoiled["outputs"] = {HOSTILE: {"sha256": HOSTILE, "size_bytes": 3}}
+    spoiled["models"]["result"]["measurements"]["macs"]["value"] = float("inf")
+    return spoiled | {"error": {"stage": HOSTILE, "message": HOSTILE * 3, "exit_code": 5}}
+
+
+def crowded() -> dict[str, Any]:
+    record, classes = full(), [f"grocery item {i}, organic" for i in range(81)]
+    record["data"]["classes"] = classes
+    record["comparison"] |= {"per_class": per_class(classes), "confusion": {"original": [], "result": confusion(81)}}
+    record["placement"] |= {
+        "ops": operators(171),
+        "compiled": True,
+        "compiles": False,
+        "failure": "internal compiler error",
+    }
+    return record | {"status": "over budget", "error": {"stage": None, "message": "over the budget", "exit_code": 7}}
+
+
+def thirty() -> dict[str, Any]:
+    record, classes = full(), [f"keyword_{i}" for i in range(30)]
+    record["comparison"] |= {"per_class": per_class(classes), "confusion": {"original": [], "result": confusion(30)}}
+    record["budget"][0] |= {"holds": False}
+    return record | {"status": "over budget"}
+
+
+def single() -> dict[str, Any]:
+    record = full()
+    record["latency"] |= {"original": [0.5], "result": [0.25]}
+    record["stages"] = record["stages"][1:2]
+    return record
+
+
+RECORDS = {each.__name__: each for each in (full, failed, bare, hostile, crowded, thirty, single)}
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """What a browser would see: the text, every tag, and cells with what stands small beside them."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.cells: list[tuple[str, str, str]] = []  # class, number, small print
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        kind = dict(attrs).get("class") or ""
+        if tag == "span" and kind.startswith("value ") and "td" in self.open:
+            self.cells.append((kind.removeprefix("value "), "", ""))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self.open:
+            return
+        self.words.append(data)
+        if self.cells and self.open[-1] == "span":
+            kind, number, small = self.cells[-1]
+            self.cells[-1] = (kind, number or data, small)
+        if self.cells and self.open[-1] == "small" and not self.cells[-1][2]:
+            self.cells[-1] = (*self.cells[-1][:2], data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def html_of(record: dict[str, Any]) -> str:
+    return report.render(record)["report.html"].decode()
+
+
+def markdown_of(record: dict[str, Any]) -> str:
+    return report.render(record)["report.md"].decode()
+
+
+def every_measurement(record: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    found: list[tuple[str, dict[str, Any]]] = [(e["name"], e["measured"]) for e in record["budget"] or []]
+    groups = [stage["measurements"] for stage in record["stages"] or []]
+    groups += [each["measurements"] for each in (record["models"] or {}).values() if each]
+    comparison = record["comparison"] or {"measurements": {}, "per_class": []}
+    groups += [comparison["measurements"]]
+    groups += [{"accuracy": row[which]} for row in comparison["per_class"] for which in ("original", "result")]
+    return found + [item for group in groups for item in group.items()]
+
+
+@pytest.fixture(params=RECORDS, scope="module")
+def record(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return RECORDS[request.param]()
+
+
+def test_the_same_record_gives_the_same_bytes(record: dict[str, Any]) -> None:
+    untouched = copy.deepcopy(record)
+    first = report.render(record)
+    assert list(first) == ["report.html", "report.json", "report.md"]
+    assert repr(record) == repr(untouched)
+    assert report.render(untouched) == first
+
+
+def test_json_is_the_record() -> None:
+    assert json.loads(report.render(full())["report.json"]) == full()
+
+
+def test_json_is_strict_and_complete_even_for_hostile_strings() -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    loaded = json.loads(report.render(hostile())["report.json"], parse_constant=refuse)
+    assert loaded["name"] == f"{HOSTILE}digits"
+    assert loaded["models"]["result"]["measurements"]["macs"]["value"] is None
+
+
+def test_html_is_balanced_and_reaches_for_nothing(record: dict[str, Any]) -> None:
+    html = html_of(record)
+    page = Page(html)
+    assert page.open == []
+    tags = {tag for tag, _ in page.tags}
+    assert not tags & {"script", "img", "iframe", "object", "embed", "link", "form", "a", "base", "foreignobject"}
+    for _, attributes in page.tags:
+        assert not [name for name in attributes if name.startswith("on") or name in ("src", "href", "style", "action")]
+    bare_html = html.replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"url\((?!#)|@import|<script", bare_html)
+    if "https://" not in json.dumps(record):
+        assert not re.search("https?://", bare_html)
+    assert "default-src 'none'" in html
+
+
+def test_every_svg_is_well_formed_and_says_what_it_shows(record: dict[str, Any]) -> None:
+    drawings = re.findall(r"<svg.*?</svg>", html_of(record), re.DOTALL)
+    identities = []
+    for drawing in drawings:
+        root = ElementTree.fromstring(drawing)
+        title, desc = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
+        assert root.get("role") == "img"
+        assert title is not None
+        assert title.text
+        assert desc is not None
+        assert desc.text
+        assert root.get("aria-labelledby") == f"{title.get('id')} {desc.get('id')}"
+        identities += [element.get("id") for element in root.iter() if element.get("id")]
+    assert len(set(identities)) == len(identities)
+    assert bool(drawings) == bool(record["stages"])
+
+
+def test_all_six_charts_are_drawn() -> None:
+    titles = re.findall(r"<svg[^>]*><title[^>]*>([^<]*)", html_of(full()))
+    assert titles == [
+        "Accuracy against size after each stage",
+        "Accuracy against MACs after each stage",
+        "Accuracy of each class before and after",
+        "Confusion matrix of the result",
+        "Distribution of the latency",
+        "Where operators run",
+    ]
+
+
+def test_identities_are_unique_and_labels_lead_somewhere(record: dict[str, Any]) -> None:
+    tags = Page(html_of(record)).tags
+    identities = [attributes["id"] for _, attributes in tags if "id" in attributes]
+    assert len(set(identities)) == len(identities)
+    for _, attributes in tags:
+        for name in (attributes.get("aria-labelledby") or "").split():
+            assert name in identities
+
+
+def test_every_table_has_headers_and_no_empty_cell(record: dict[str, Any]) -> None:
+    html = html_of(record)
+    for table in re.findall(r"<table.*?</table>", html, re.DOTALL):
+        assert 'scope="col"' in table
+        for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", table, re.DOTALL):
+            assert re.sub(r"<[^>]*>|\s", "", cell), table[:300]
+    assert not re.search(r"<(dd|dt|p|pre|li|h1|h2|h3|figcaption|caption|strong)( [^>]*)?>\s*</\1>", html)
+
+
+@pytest.mark.parametrize("kind", ["html", "markdown"])
+def test_nothing_of_python_or_json_shows_through(record: dict[str, Any], kind: str) -> None:
+    text = Page(html_of(record)).text if kind == "html" else markdown_of(record)
+    assert not re.search(r"\b(None|nan|NaN|inf|null|undefined|Undefined|True|False)\b", text)
+
+
+@pytest.mark.parametrize("name", ["full", "failed", "crowded", "thirty", "single"])
+def test_every_measurement_is_shown_with_its_origin(name: str) -> None:
+    record = RECORDS[name]()
+    page = Page(html_of(record))
+    assert page.cells
+    for kind, number, small in page.cells:
+        assert kind in ("measured", "predicted", "missing")
+        assert (number == "missing") == (kind == "missing")
+        assert small
+        assert kind == "missing" or small.split(" · ")[-1] == kind
+    shown = {
+        (number.removeprefix("drop "), small.replace("\N{NO-BREAK SPACE}", " ")) for _, number, small in page.cells
+    }
+    for what, measurement in every_measurement(record):
+        words = report.show(measurement, what)
+        assert (words.text, words.fine) in shown, what
+
+
+@pytest.mark.parametrize("name", ["full", "failed", "crowded", "thirty", "single"])
+def test_markdown_has_the_numbers_of_the_models_with_their_origin(name: str) -> None:
+    record = RECORDS[name]()
+    text = markdown_of(record)
+    for what, measurement in every_measurement(record | {"comparison": None}):
+        words = report.show(measurement, what)
+        known = " ".join(part for part in (f"**{words.text}**", words.interval, words.how) if part)
+        assert (f"missing: {words.note}" if words.how == "missing" else known) in text
+
+
+def test_hostile_strings_stay_text() -> None:
+    html = html_of(hostile())
+    page = Page(html)
+    assert '<script>alert("1")</script>' in page.text
+    assert {tag for tag, _ in page.tags} == {tag for tag, _ in Page(html_of(full())).tags} | {"ol", "li"} | {"div"}
+    assert not set("\x1b\u202e") & set(html)
+    assert "\ufffd" in html
+
+
+def test_long_names_are_cut_in_the_page() -> None:
+    page = Page(html_of(full() | {"name": "n" * 5000}))
+    assert "n" * 200 not in page.text
+    assert "n" * 90 + "…" in page.text.replace("n" * 9 + "…", "…")
+
+
+def test_markdown_keeps_hostile_strings_in_code_spans() -> None:
+    text = markdown_of(hostile())
+    outside = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", text)
+    assert "HOSTILE" not in outside
+    for nasty in ("<script", "<img", "@everyone", "#12", "https:", "*_"):
+        assert nasty in text
+        assert nasty not in outside
+
+
+def test_markdown_tables_are_even(record: dict[str, Any]) -> None:
+    for table in re.findall(r"(?:^\|.*\n)+", markdown_of(record), re.MULTILINE):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(widths) == 1, table
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "`", "``", "a`b``c", "|", "_x_", "www.x.org", "a@b.c", "GH-12", "<b>", "*", "\\|", "[x](y)", ":x:", "~~x~~"],
+)
+def test_quoted_text_is_a_code_span_or_harmless(text: str) -> None:
+    from compress.report import markdown
+
+    quoted = markdown.quote(text)
+    if not text:
+        assert quoted == "(empty)"
+        return
+    fence = re.match("`+", quoted)
+    assert fence, quoted
+    inside = quoted.removeprefix(fence[0]).removesuffix(fence[0])
+    assert fence[0] not in re.findall("`+", inside)
+    assert not re.search(r"(?<!\\)\|", inside)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {},
+            "0.26× the size, 0.48× the MACs, 0.41× the latency (predicted), accuracy 0.992 → 0.990 "  # noqa: RUF001
+            "(drop +0.002 [−0.006, +0.009]); fits the budget.",  # noqa: RUF001
+        ),
+        ({"comparison": None, "models": None, "budget": []}, "No result was measured; no budget was set."),
+        (
+            {"status": "failed", "error": None, "comparison": None, "models": None},
+            "Failed after 43.1 s; there is no result to judge.",
+        ),
+        (
+            {"status": "interrupted", "error": {"stage": "prune"}, "comparison": None, "models": None, "seconds": None},
+            "Interrupted in stage “prune”; there is no result to judge.",
+        ),
+    ],
+)
+def test_verdict(change: dict[str, Any], sentence: str) -> None:
+    assert report.verdict(full() | change) == sentence
+
+
+def test_verdict_names_what_breaks_the_budget() -> None:
+    record = full()
+    record["budget"][2]["holds"] = None
+    assert report.verdict(record).endswith("; budget undecided for “latency_ms”.")
+    record["budget"][1]["holds"] = False
+    assert report.verdict(record).endswith("; over budget in “size_bytes”.")
+
+
+def test_a_failed_run_says_what_is_still_valid() -> None:
+    text = Page(html_of(failed())).text
+    assert "Failed in stage “prune”" in text
+    assert "every channel of conv_1 is needed" in text
+    assert "Still valid: the 1 stage that was completed (“load”)" in text
+    assert "Exit code 5" in text
+    assert text.count("The run failed in stage “prune” before this was made.") >= 5
+
+
+def test_a_broken_budget_leaves_the_results_valid() -> None:
+    text = Page(html_of(crowded())).text
+    assert "The budget is not kept" in text
+    assert "everything below is valid" in text
+
+
+def test_many_classes_are_drawn_worst_first() -> None:
+    record = crowded()
+    html = html_of(record)
+    drawing = re.search(r'<svg[^>]*aria-labelledby="classes-title.*?</svg>', html, re.DOTALL)
+    assert drawing
+    drawn = [float(x.replace("\N{MINUS SIGN}", "-")) for x in re.findall(r"[▼▲] (\S+)</text>", drawing[0])]
+    assert drawing[0].count("<g>") == 40
+    assert drawn == sorted(drawn)
+    assert "The 40 worst of 81 classes are drawn" in Page(html).text
+    assert all(row["name"] in html for row in record["comparison"]["per_class"])
+    assert "confusion-title" not in html
+    assert "Most frequent confusions" in html
+
+
+def test_a_refused_compilation_is_not_a_measured_placement() -> None:
+    text = Page(html_of(crowded())).text
+    assert "did not accept it: internal compiler error" in text
+    assert "Runs on (predicted)" in text
+    compiled = full()
+    compiled["placement"] |= {"compiled": True}
+    assert "Runs on (measured)" in Page(html_of(compiled)).text
+
+
+def test_few_runs_are_said_to_be_few() -> None:
+    assert "Of fewer than 100 runs p99 says no more" in Page(html_of(single())).text
+    assert "Of fewer than 100 runs" not in Page(html_of(full())).text
+
+
+def test_huge_facts_are_cut_short() -> None:
+    record = full()
+    deep: dict[str, Any] = {"x": 1}
+    for _ in range(40):
+        deep = {"deeper": deep}
+    record["stages"][1]["facts"] = {
+        "deep": deep,
+        "list": list(range(10_000)),
+        "map": {f"k{i}": {"v": i} for i in range(5_000)},
+    }
+    html = html_of(record)
+    assert len(html) < len(html_of(full())) + 20_000
+    assert "… 9976 more" in html
+    assert "deeper values are in report.json" in html
+    assert "the rest is in report.json" in html
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.98412, "fraction", "0.984"),
+        (0.99996, "fraction", "0.99996"),
+        (0.00004, "fraction", "0.00004"),
+        (1.0, "fraction", "1.000"),
+        (0, "fraction", "0.000"),
+        (0.2605, "ratio", "0.26×"),  # noqa: RUF001
+        (12.345, "ratio", "12.3×"),  # noqa: RUF001
+        (1, "ratio", "1.0×"),  # noqa: RUF001
+        (106_824, "bytes", "104.3 KiB"),
+        (6_600_000, "bytes", "6.3 MiB"),
+        (12, "bytes", "12 bytes"),
+        (1_132_800, "MACs", "1.13 M"),
+        (61_706, "parameters", "61,706"),
+        (0.25167, "ms", "0.252 ms"),
+        (1234.5, "ms", "1,234 ms"),
+        (3, "operators", "3 operators"),
+    ],
+)
+def test_numbers(value: float, unit: str, text: str) -> None:
+    assert report.number(value, unit) == text
+
+
+def test_one_sided_intervals_and_origins() -> None:
+    assert report.show(m(0.5, "fraction", low=0.4)).fine == "≥ 0.400 · measured"
+    assert report.show(m(0.5, "fraction", "predicted", high=0.6)).fine == "≤ 0.600 · predicted"
+    assert report.show(None, absent="not asked for").fine == "not asked for"
+    assert report.show(m(None, "ms", "missing", note="no device")).fine == "no device"
+    assert report.show(m(None, "ms")).fine == "no finite number was recorded"
+    assert report.show({}).how == "missing"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "not timed"), (0.44, "0.4 s"), (125, "2 min 05 s"), (7300, "2 h 01 min")]
+)
+def test_durations(value: float | None, text: str) -> None:
+    assert report.seconds(value) == text
+
+
+def test_importing_is_light() -> None:
+    heavy = {"jinja2", "numpy", "tensorflow", "pydantic"}
+    code = f"import sys, compress.report; print(sorted({heavy!r} & set(sys.modules)))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
