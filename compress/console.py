@@ -122,14 +122,17 @@ class _Bar:
 @contextmanager
 def _bar(console: Console, title: str) -> Iterator[Progress]:
     import rich.console
-    from rich.progress import BarColumn, Progress as Display, TextColumn, TimeElapsedColumn
+    from rich import progress
 
     columns = (
-        TextColumn("{task.description:<20}", markup=False),
-        BarColumn(bar_width=30),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[shown]}", markup=False),
+        progress.TextColumn("{task.description:<20}", markup=False),
+        progress.BarColumn(bar_width=30),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("{task.fields[shown]}", markup=False),
     )
     terminal = rich.console.Console(file=console.stream)
-    with Display(*columns, console=terminal, transient=True, redirect_stdout=False, redirect_stderr=False) as display:
+    display = progress.Progress(
+        *columns, console=terminal, transient=True, redirect_stdout=False, redirect_stderr=False
+    )
+    with display:
         yield _Bar(console, display, title)

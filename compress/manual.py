@@ -55,7 +55,11 @@ def _settings(kind: type[Settings], prefix: str = "") -> list[str]:
 
 
 def _yaml(value: Any) -> str:
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, float) else f"{value:g}"
+    return (
+        {None: "null", True: "true", False: "false"}.get(value, str(value))
+        if not isinstance(value, float)
+        else f"{value:g}"
+    )
 
 
 def schema() -> dict[str, Any]:

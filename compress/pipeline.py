@@ -236,9 +236,7 @@ def _how_to_get(stage: Stage, given: Kind, stages: Mapping[str, type[Stage]]) ->
     return f"put {' or '.join(between)} before it" if between else "move it forward, or leave it out"
 
 
-def _one_of(
-    known: Mapping[str, type[T]], value: Any, document: Document, location: Location, what: str
-) -> T:
+def _one_of(known: Mapping[str, type[T]], value: Any, document: Document, location: Location, what: str) -> T:
     """A one-key map `{name: settings}` as the settings class of that name; a bare name is short for it."""
     if isinstance(value, str):
         value = {value: {}}

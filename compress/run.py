@@ -29,6 +29,7 @@ from compress.stage import (
     Artifact,
     Context,
     Kind,
+    Probe,
     Progress,
     Stage,
     Work,
@@ -39,6 +40,10 @@ from deploy.bundle import BundleError
 STORE = ".store"
 MEASURED = (Kind.KERAS, Kind.TFLITE, Kind.COMPILED)
 """The kinds that have a MODEL_TFLITE."""
+
+
+NOTHING = Artifact("", Kind.UNTRAINED, Path(), {}, {}, 0.0)
+"""What the first stage is given, and the original before there is one."""
 
 
 class Monitor(Protocol):
@@ -99,7 +104,9 @@ class Session:
             }
         )
 
-    def obtain(self, title: str, work: Work, given: Mapping[str, Artifact], kind: Kind) -> tuple[Artifact, bool]:
+    def obtain(
+        self, title: str, work: Stage | Probe, given: Mapping[str, Artifact], kind: Kind
+    ) -> tuple[Artifact, bool]:
         """The artifact of a piece of work, and whether it was there already."""
         key = self.key(work, given)
         found = None if title in self.forced else self.store.find(key)
@@ -117,49 +124,48 @@ class Session:
 
     def _tell(self, title: str, work: Work, status: str, seconds: float) -> None:
         """A line for every stage; probes are worth one only when they took a while."""
-        if isinstance(work, Stage) or seconds >= 1 and status == "made":
+        if isinstance(work, Stage) or (seconds >= 1 and status == "made"):
             self.monitor.done(title, status, seconds)
 
     def _make(
-        self, title: str, work: Work, given: Mapping[str, Artifact], kind: Kind, key: str, progress: Progress
+        self, title: str, work: Stage | Probe, given: Mapping[str, Artifact], kind: Kind, key: str, progress: Progress
     ) -> Artifact:
-        pipeline, started = self.pipeline, time.monotonic()
-        nothing = Artifact("", Kind.UNTRAINED, Path(), {}, {}, 0)
-        with self.store.scratch() as folder:
-            context = Context(
-                pipeline.head.name,
-                folder,
-                pipeline.data,
-                self.artifacts[self.original] if self.original else nothing,
-                pipeline.target,
-                pipeline.head.seed,
-                pipeline.model.trust,
-                progress,
-            )
-            try:
+        """Does the work in a scratch folder and publishes what it leaves there."""
+        started = time.monotonic()
+        try:
+            with self.store.scratch() as folder:
+                context = self._context(folder, progress)
                 if isinstance(work, Stage):
-                    facts = work.run(given.get("given", nothing), context)
+                    facts = work.run(given.get("given", NOTHING), context)
                 else:
-                    facts = cast(Any, work).run(given, context)
+                    facts = work.run(given, context)
                 return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
-            except CorallineError as error:
-                error.where = f"{title}: {error.where}" if error.where else title
-                raise
-            except OSError as error:
-                raise explain(error, title) from error
-            except Exception as error:  # noqa: BLE001 - the one place where a library's error becomes ours
-                self.monitor.log(traceback.format_exc())
-                first = (str(error).strip() or "no message").splitlines()[0]
-                raise StageError(
-                    f"{type(error).__name__}: {first}",
-                    where=title,
-                    todo=f"the traceback is in {self.folder / 'run.log'}",
-                ) from error
+        except CorallineError as error:
+            error.where = f"{title}: {error.where}" if error.where else title
+            raise
+        except OSError as error:
+            raise explain(error, title) from error
+        except Exception as error:  # the one place where whatever a library raises becomes ours
+            self.monitor.log(traceback.format_exc())
+            first = (str(error).strip() or "no message").splitlines()[0]
+            todo = f"the traceback is in {self.folder / 'run.log'}"
+            raise StageError(f"{type(error).__name__}: {first}", where=title, todo=todo) from error
+
+    def _context(self, folder: Path, progress: Progress) -> Context:
+        pipeline = self.pipeline
+        return Context(
+            pipeline.head.name,
+            folder,
+            pipeline.data,
+            self.artifacts[self.original] if self.original else NOTHING,
+            pipeline.target,
+            pipeline.head.seed,
+            pipeline.model.trust,
+            progress,
+        )
 
 
-def run(
-    pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] = frozenset()
-) -> dict[str, Any]:
+def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Runs a pipeline, and leaves report and outputs in `out/<name>`.
 
     Returns:

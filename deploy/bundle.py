@@ -29,7 +29,7 @@ from typing import Any, Dict, Mapping
 
 import numpy as np
 
-from deploy.preprocessing import Preprocessing, PreprocessingError
+from deploy.preprocessing import Array, Preprocessing, PreprocessingError
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -82,7 +82,7 @@ def pack(manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> bytes:
     return content
 
 
-def array_bytes(array: np.ndarray[Any, Any]) -> bytes:
+def array_bytes(array: Array) -> bytes:
     """An array as the content of a .npy member (format 1.0, the same on every numpy)."""
     stream = io.BytesIO()
     np.lib.format.write_array(stream, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
@@ -121,7 +121,7 @@ class Bundle:
         """The class names, in the order of the output."""
         return self.manifest["labels"]
 
-    def array(self, name: str) -> np.ndarray[Any, Any]:
+    def array(self, name: str) -> Array:
         """A .npy member as an array.
 
         Raises:

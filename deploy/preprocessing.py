@@ -24,6 +24,8 @@ VERSION = 1
 """Raised when the same specification would give other numbers than before."""
 
 Range = Tuple[float, float]
+Array = Any
+"""A numpy array. (numpy 1.16, which old boards have, knows no types to say more with.)"""
 
 
 class PreprocessingError(ValueError):
@@ -70,13 +72,14 @@ class Resize:
             raise PreprocessingError("filter must be 'bilinear' or 'nearest', not %r" % (self.filter,))
         object.__setattr__(self, "size", (int(size[0]), int(size[1])))
 
-    def __call__(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def __call__(self, image: Array) -> Array:
+        """The changed image: float32 [height, width, channels]."""
         for axis, side in enumerate(self.size):
             if image.shape[axis] != side:
                 image = self._along(image, axis, side)
         return image
 
-    def _along(self, image: np.ndarray[Any, Any], axis: int, side: int) -> np.ndarray[Any, Any]:
+    def _along(self, image: Array, axis: int, side: int) -> Array:
         length = image.shape[axis]
         centres = (np.arange(side, dtype=np.float64) + 0.5) * (float(length) / side)
         if self.filter == "nearest":
@@ -105,7 +108,8 @@ class Scale:
         if self.from_[0] == self.from_[1]:
             raise PreprocessingError("from must be two different numbers, not %r" % (list(self.from_),))
 
-    def __call__(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def __call__(self, image: Array) -> Array:
+        """The changed image: float32 [height, width, channels]."""
         (a, b), (c, d) = self.from_, self.to
         factor = (d - c) / (b - a)
         return image * np.float32(factor) + np.float32(c - a * factor)
@@ -124,13 +128,12 @@ class Normalize:
         if any(value <= 0 for value in self.std):
             raise PreprocessingError("std must be larger than 0, not %r" % (list(self.std),))
 
-    def __call__(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def __call__(self, image: Array) -> Array:
+        """The changed image: float32 [height, width, channels]."""
         for values in (self.mean, self.std):
             if len(values) not in (1, image.shape[-1]):
-                raise PreprocessingError(
-                    "normalize has %d numbers for %d channels" % (len(values), image.shape[-1])
-                )
-        return (image - np.float32(self.mean)) / np.float32(self.std)
+                raise PreprocessingError("normalize has %d numbers for %d channels" % (len(values), image.shape[-1]))
+        return (image - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
 
 
 STEPS: Dict[str, Any] = {"resize": Resize, "scale": Scale, "normalize": Normalize}
@@ -164,7 +167,7 @@ class Preprocessing:
         text = json.dumps([VERSION, steps], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def __call__(self, sample: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def __call__(self, sample: Array) -> Array:
         """Preprocesses one sample.
 
         Raises:
@@ -188,7 +191,7 @@ class Preprocessing:
 def _parse(entry: Any, index: int) -> Any:
     if not isinstance(entry, dict) or len(entry) != 1:
         raise PreprocessingError("a step must be a map with one key, not %r" % (entry,), index)
-    (name, settings), = entry.items()
+    ((name, settings),) = entry.items()
     if name not in STEPS:
         raise PreprocessingError("there is no step %r; allowed: %s" % (name, ", ".join(STEPS)), index)
     known = fields(STEPS[name])
@@ -208,12 +211,12 @@ def _parse(entry: Any, index: int) -> Any:
         raise PreprocessingError("%s: %s" % (name, error), index)
 
 
-def quantize(values: np.ndarray[Any, Any], scale: float, zero_point: int, dtype: Any) -> np.ndarray[Any, Any]:
+def quantize(values: Array, scale: float, zero_point: int, dtype: Any) -> Array:
     """Float values as a model's 8-bit input: round half to even of value / scale + zero_point, saturated."""
     limits = np.iinfo(dtype)
     return np.clip(np.rint(values / np.float32(scale)) + zero_point, limits.min, limits.max).astype(dtype)
 
 
-def dequantize(stored: np.ndarray[Any, Any], scale: float, zero_point: int) -> np.ndarray[Any, Any]:
+def dequantize(stored: Array, scale: float, zero_point: int) -> Array:
     """A model's 8-bit output as float32: scale * (stored - zero_point)."""
     return ((stored.astype(np.float32) - zero_point) * np.float32(scale)).astype(np.float32)

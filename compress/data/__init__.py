@@ -141,7 +141,7 @@ def stratified(
     labels: NDArray[np.int64], indices: NDArray[np.int64], share: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Divides indices class by class: (the rest, `share` of each class, at least one where there are two)."""
-    random = np.random.RandomState(seed)  # noqa: NPY002 - its stream is frozen; a Generator's is not
+    random = np.random.RandomState(seed)
     rest, taken = [], []
     for label in np.unique(labels[indices]):
         members = random.permutation(indices[labels[indices] == label])

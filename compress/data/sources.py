@@ -229,7 +229,9 @@ class Folder(Source):
         try:
             with Image.open(path) as image:
                 if image.width * image.height > MAX_PIXELS:
-                    raise DataError(f"has {image.width}x{image.height} pixels", where=str(path), allowed=str(MAX_PIXELS))
+                    raise DataError(
+                        f"has {image.width}x{image.height} pixels", where=str(path), allowed=str(MAX_PIXELS)
+                    )
                 pixels = np.asarray(image.convert("RGB" if self.channels == 3 else "L"))
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise DataError(f"is not a readable image: {error}", where=str(path), todo="remove or repair it") from error

@@ -67,7 +67,7 @@ def compile_model(program: Path, model: Path, folder: Path, timeout_s: float) ->
     """
     command = [str(program), "-s", "-o", str(folder), str(model)]
     try:
-        done = subprocess.run(  # noqa: S603 - a list, no shell; the program is the user's choice
+        done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s
         )
     except subprocess.TimeoutExpired as error:

@@ -166,7 +166,9 @@ def not_the_batch(operator: Operator, graph: Graph, target: Target) -> str | Non
     del target
     if operator.name in ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN"):
         tensor, axes = graph.tensors[operator.inputs[0]], graph.tensors[operator.inputs[1]]
-        touched = {int(axis) % max(len(tensor.shape), 1) for axis in axes.array().flatten()} if axes.is_constant else {-1}
+        touched = (
+            {int(axis) % max(len(tensor.shape), 1) for axis in axes.array().flatten()} if axes.is_constant else {-1}
+        )
         return "reduces over the batch" if 0 in touched and len(tensor.shape) > 1 else None
     if operator.name == "PAD":
         paddings = graph.tensors[operator.inputs[1]]

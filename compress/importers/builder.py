@@ -68,7 +68,7 @@ def build(path: Path, function: str, input_shape: tuple[int, ...], classes: int)
         model = getattr(module, function)(input_shape, classes)
     except ModelError:
         raise
-    except Exception as error:  # noqa: BLE001 - a user's program may raise anything
+    except Exception as error:
         raise ModelError(f"the builder failed: {type(error).__name__}: {error}", where=where) from error
     if not isinstance(model, library.Model):
         raise ModelError(f"gave a {type(model).__name__}", where=where, allowed="a Keras model")

@@ -78,9 +78,9 @@ def drop(original: NDArray[np.bool_], result: NDArray[np.bool_]) -> Measurement:
     (l1, u1), (l2, u2) = _wilson(both + first, n), _wilson(both + second, n)
     product = float(both + first) * (second + neither) * (both + second) * (first + neither)
     excess = both * neither - first * second
-    if excess > 0:  # Newcombe's continuity correction of the correlation
-        excess = max(excess - n / 2, 0)
-    phi = excess / sqrt(product) if product else 0.0
+    # Newcombe's continuity correction applies to a positive correlation only.
+    corrected = max(excess - n / 2, 0.0) if excess > 0 else float(excess)
+    phi = corrected / sqrt(product) if product else 0.0
     down = sqrt(max((p1 - l1) ** 2 - 2 * phi * (p1 - l1) * (u2 - p2) + (u2 - p2) ** 2, 0))
     up = sqrt(max((u1 - p1) ** 2 - 2 * phi * (u1 - p1) * (p2 - l2) + (p2 - l2) ** 2, 0))
     difference = p1 - p2
@@ -114,7 +114,8 @@ def compare(facts: Facts, names: Sequence[str], original: str, result: str) -> d
         },
         "per_class": per_class,
         "confusion": {
-            name: confusion(labels, predicted, len(names)) for name, predicted in (("original", before), ("result", after))
+            name: confusion(labels, predicted, len(names))
+            for name, predicted in (("original", before), ("result", after))
         },
     }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,7 +49,6 @@ def _extremes(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Lowest and highest value of every tensor over all samples."""
     import tensorflow
-    from dataclasses import replace
 
     library = keras()
     # A tensor that is an input goes through as it is; Keras gives the same object back.

@@ -38,7 +38,7 @@ def layers() -> dict[str, Any]:
     library = keras()
     register = library.saving.register_keras_serializable(PACKAGE)
 
-    class FakeQuantize(library.layers.Layer):  # type: ignore[misc]
+    class FakeQuantize(library.layers.Layer):  # type: ignore[misc, name-defined]
         """Rounds to 8 bits between `low` and `high`; with `average` < 1 the range follows the data in training."""
 
         def __init__(self, low: float, high: float, average: float = 1.0, **settings: Any) -> None:
@@ -82,7 +82,7 @@ def _quantized(library: Any, kind: str, axes: tuple[int, ...]) -> Any:
         grid = ops.clip(ops.round(kernel / ops.stop_gradient(scale)), -127, 127) * scale
         return kernel + ops.stop_gradient(grid - kernel)
 
-    class Quantized(plain):  # type: ignore[misc]
+    class Quantized(plain):  # type: ignore[misc, valid-type]
         # The base classes read their kernel as an attribute in call(): here they get the rounded one.
         rounding = False
 

@@ -27,7 +27,9 @@ def activation_of(layer: Layer) -> str | None:
     if layer.kind == "ReLU" and not layer.config.get("negative_slope") and not layer.config.get("threshold"):
         limit = layer.config.get("max_value")
         return {None: "relu", 6.0: "relu6"}.get(limit)
-    return {"Softmax": "softmax", "Relu": "relu", "Relu6": "relu6", "Sigmoid": "sigmoid", "Tanh": "tanh"}.get(layer.kind)
+    return {"Softmax": "softmax", "Relu": "relu", "Relu6": "relu6", "Sigmoid": "sigmoid", "Tanh": "tanh"}.get(
+        layer.kind
+    )
 
 
 def find(network: Network) -> dict[Tensor, str]:

@@ -15,6 +15,7 @@ from compress.stage import Context, Facts
 from compress.training.fit import TrainingSettings, fit, head_of, label_loss
 from compress.training.network import Network, build
 
+
 def train(
     network: Network, plan: QuantizationPlan, settings: TrainingSettings, context: Context
 ) -> tuple[Network, QuantizationPlan, Facts]:

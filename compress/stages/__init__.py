@@ -8,6 +8,4 @@ from compress.stages.prune import Prune
 from compress.stages.quantize import Quantize
 from compress.stages.train import Train
 
-STAGES: dict[str, type[Stage]] = {
-    stage.name: stage for stage in (Train, Prune, Distill, Quantize, Compile, Package)
-}
+STAGES: dict[str, type[Stage]] = {stage.name: stage for stage in (Train, Prune, Distill, Quantize, Compile, Package)}

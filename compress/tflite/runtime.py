@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,7 @@ class Model:
 
         resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES if reproducible else OpResolverType.AUTO
         try:
-            self.interpreter = Interpreter(
-                str(path), num_threads=threads, experimental_op_resolver_type=resolver
-            )
+            self.interpreter = Interpreter(str(path), num_threads=threads, experimental_op_resolver_type=resolver)
             self.interpreter.allocate_tensors()
         except (ValueError, RuntimeError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -59,7 +57,9 @@ class Model:
             )
         dtype = self.input["dtype"]
         if np.issubdtype(dtype, np.integer):
-            return quantize(sample[np.newaxis], *self.input["quantization"], dtype)
+            scale, zero_point = self.input["quantization"]
+            quantized: NDArray[Any] = quantize(sample[np.newaxis], scale, zero_point, dtype)
+            return quantized
         return sample[np.newaxis].astype(dtype)
 
     def raw(self, tensor: NDArray[Any]) -> NDArray[Any]:
@@ -74,7 +74,7 @@ class Model:
         rows = [self.raw(self.feed(sample)).reshape(-1) for sample in samples]
         stacked = np.stack(rows)
         if np.issubdtype(stacked.dtype, np.integer):
-            return dequantize(stacked, *self.output["quantization"])
+            return cast(NDArray[np.float32], dequantize(stacked, *self.output["quantization"]))
         return stacked.astype(np.float32)
 
 

@@ -134,7 +134,7 @@ def _layout(
         if call:  # a second call with other channels would need the same weights for them
             numbers.tie(layouts[layer.given(0)[0]], given[0])
         return np.repeat(given[0], layer.config["depth_multiplier"])
-    if layer.kind == "PReLU" or (layer.kind == "BatchNormalization" and _axis(layer) not in (-1, None)):
+    if layer.kind == "PReLU" or (layer.kind == "BatchNormalization" and _axis(layer) != -1):
         rank = len(network.shapes[layer.given(call)[0]])
         shared = layer.kind == "PReLU" and list(layer.config.get("shared_axes") or []) == list(range(1, rank))
         if not shared and not (layer.kind == "BatchNormalization" and _axis(layer) == rank):
@@ -153,9 +153,9 @@ def _layout(
     return None
 
 
-def _axis(layer: Layer) -> int | None:
+def _axis(layer: Layer) -> int:
     axis = layer.config.get("axis", -1)
-    return axis[0] if isinstance(axis, list) else axis
+    return int(axis[0] if isinstance(axis, list) else axis)
 
 
 def _made_by_maker(

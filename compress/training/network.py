@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
@@ -114,9 +113,7 @@ class Network:
         follow = {tensor: _follow(tensor, moved) for tensor in moved}
         return replace(
             self,
-            layers={
-                name: replace(layer, calls=map_tensors(layer.calls, follow.get)) for name, layer in merged.items()
-            },
+            layers={name: replace(layer, calls=map_tensors(layer.calls, follow.get)) for name, layer in merged.items()},
             outputs=map_tensors(self.outputs, follow.get),
         )
 
@@ -191,7 +188,8 @@ def _nodes(live: Any, functional: Any) -> list[list[Any]]:
 
 
 def _layer(entry: dict[str, Any], live: Any) -> Layer:
-    kept = {name: entry[name] for name in ("module", "class_name", "config", "registered_name") if name in entry}
+    names = ("module", "class_name", "config", "registered_name")
+    kept: dict[str, Any] = {name: entry[name] for name in names if name in entry}
     calls = tuple(_with_tensors(call) for call in entry["inbound_nodes"])
     weights = tuple(live.get_weights()) if hasattr(live, "get_weights") else ()
     return Layer(entry["name"], entry["class_name"], copy.deepcopy(kept), calls, weights)

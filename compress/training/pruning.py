@@ -169,9 +169,7 @@ def _grown(
     return counts
 
 
-def _mask(
-    sets: list[NDArray[np.int64]], counts: list[int], score: NDArray[np.float64], channels: Channels
-) -> Mask:
+def _mask(sets: list[NDArray[np.int64]], counts: list[int], score: NDArray[np.float64], channels: Channels) -> Mask:
     """Keeps the given number of groups of every set, the most important ones."""
     kept = np.zeros(len(channels.group), bool)
     for members, count in zip(sets, counts, strict=True):
