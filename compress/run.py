@@ -90,17 +90,16 @@ class Session:
             "data": lambda: pipeline.data.digest,
             "target": lambda: pipeline.target.digest,
             "seed": lambda: pipeline.head.seed,
+            "name": lambda: pipeline.head.name,
             "original": lambda: self.artifacts[self.original].digest if self.original else None,
         }
         return digest_of(
             {
-                "work": [type(work).__bases__[0].__name__, work.name, work.version],
+                "work": ["stage" if isinstance(work, Stage) else "probe", work.name, work.version],
                 "settings": work.identity(),
                 "environment": work.environment(),
                 "given": {name: artifact.digest for name, artifact in given.items()},
                 "needs": {need: needs[need]() for need in sorted(work.needs)},
-                # The bundle carries the name; nothing else depends on it.
-                "name": pipeline.head.name if work.name == "package" else None,
             }
         )
 

@@ -23,7 +23,7 @@ from compress.target import Target
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-Need = Literal["data", "original", "target", "seed"]
+Need = Literal["data", "original", "target", "seed", "name"]
 Facts = dict[str, Any]
 
 

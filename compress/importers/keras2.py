@@ -43,22 +43,21 @@ SeparableConvolution SpatialDropout UpSampling ZeroPadding"""
 _CLASSES = """Activation ActivityRegularization Add AdditiveAttention AlphaDropout Attention AugMix AutoContrast
 Average BatchNormalization BatchNormalizationV1 BatchNormalizationV2 Bidirectional CategoryEncoding CenterCrop
 Concatenate Constant Constraint ContrastLimitedAdaptiveHistogramEqualization Conv1DTranspose Conv2DTranspose
-Conv3DTranspose Convolution1DTranspose Convolution2DTranspose Convolution3DTranspose CutMix DTypePolicy
-DTypePolicyMap Dense Discretization Dot Dropout ELU EinsumDense Embedding Equalization Flatten FloatDTypePolicy
-Functional GRU GRUCell GRUCellV1 GRUCellV2 GRUV1 GRUV2 GaussianDropout GaussianNoise GlorotNormal GlorotUniform
-GroupNormalization GroupQueryAttention GroupedQueryAttention HashedCrossing Hashing HeNormal HeUniform Identity
-IdentityInitializer Initializer InputLayer InputSpec IntegerLookup L1 L1L2 L2 LSTM LSTMCell LSTMCellV1 LSTMCellV2 LSTMV1 LSTMV2
-Layer LayerNormalization LeakyReLU LecunNormal LecunUniform Masking MaxNorm MaxNumBoundingBoxes Maximum MelSpectrogram
-MinMaxNorm Minimum MixUp Model MultiHeadAttention Multiply NonNeg Normalization Ones Orthogonal
+Conv3DTranspose Convolution1DTranspose Convolution2DTranspose Convolution3DTranspose CutMix DTypePolicy DTypePolicyMap
+Dense Discretization Dot Dropout ELU EinsumDense Embedding Equalization Flatten FloatDTypePolicy Functional GRU
+GRUCell GRUCellV1 GRUCellV2 GRUV1 GRUV2 GaussianDropout GaussianNoise GlorotNormal GlorotUniform GroupNormalization
+GroupQueryAttention GroupedQueryAttention HashedCrossing Hashing HeNormal HeUniform Identity IdentityInitializer
+Initializer InputLayer InputSpec IntegerLookup L1 L1L2 L2 LSTM LSTMCell LSTMCellV1 LSTMCellV2 LSTMV1 LSTMV2 Layer
+LayerNormalization LayerScale LeakyReLU LecunNormal LecunUniform Masking MaxNorm MaxNumBoundingBoxes Maximum
+MelSpectrogram MinMaxNorm Minimum MixUp Model MultiHeadAttention Multiply NonNeg Normalization Ones Orthogonal
 OrthogonalInitializer OrthogonalRegularizer PReLU Permute Pipeline Policy PolicyV1 QuantizedDTypePolicy
-QuantizedFloat8DTypePolicy RMSNormalization RNN RandAugment RandomBrightness RandomColorDegeneration
-RandomColorJitter RandomContrast RandomCrop RandomElasticTransform RandomErasing RandomFlip RandomGaussianBlur
-RandomGrayscale RandomHue RandomInvert RandomNormal RandomPerspective RandomPosterization RandomRotation
-RandomSaturation RandomSharpness RandomShear RandomTranslation RandomUniform RandomZoom ReLU Regularizer
-RepeatVector Rescaling Reshape Resizing ReversibleEmbedding STFT STFTInitializer STFTSpectrogram Sequential
-SimpleRNN SimpleRNNCell Softmax Solarization SpectralNormalization StackedRNNCells StringLookup Subtract
-SyncBatchNormalization TextVectorization ThresholdedReLU TimeDistributed TruncatedNormal UnitNorm
-UnitNormalization VarianceScaling Wrapper Zeros
+QuantizedFloat8DTypePolicy RMSNormalization RNN RandAugment RandomBrightness RandomColorDegeneration RandomColorJitter
+RandomContrast RandomCrop RandomElasticTransform RandomErasing RandomFlip RandomGaussianBlur RandomGrayscale RandomHue
+RandomInvert RandomNormal RandomPerspective RandomPosterization RandomRotation RandomSaturation RandomSharpness
+RandomShear RandomTranslation RandomUniform RandomZoom ReLU Regularizer RepeatVector Rescaling Reshape Resizing
+ReversibleEmbedding STFT STFTInitializer STFTSpectrogram Sequential SimpleRNN SimpleRNNCell Softmax Solarization
+SpectralNormalization StackedRNNCells StochasticDepth StringLookup Subtract SyncBatchNormalization TextVectorization
+ThresholdedReLU TimeDistributed TruncatedNormal UnitNorm UnitNormalization VarianceScaling Wrapper Zeros
 __tensor__ __numpy__ __bytes__ __ellipsis__ __slice__ __keras_tensor__ __tuple__ TensorShape"""
 #: Every class of Keras 2 and 3 that only computes, and every activation.
 KNOWN = {f"{name}{rank}D" for name in _ND.split() for rank in (1, 2, 3)} | set(f"{_CLASSES} {_ONLY}".split())

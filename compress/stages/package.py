@@ -30,7 +30,7 @@ class Package(Stage):
     name: ClassVar[str] = "package"
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.TFLITE, Kind.COMPILED})
     produces: ClassVar[Kind] = Kind.BUNDLE
-    needs: ClassVar[frozenset[Need]] = frozenset({"data", "original"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"data", "original", "name"})
     tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert",)
 
     golden: Annotated[int, Field(ge=1, le=100)] = 4

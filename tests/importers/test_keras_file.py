@@ -178,12 +178,13 @@ def test_everything_untrusted_is_listed_once(tmp_path: Path) -> None:
 def test_what_keras_writes_is_trusted(tmp_path: Path) -> None:
     policy = {"module": "keras", "class_name": "DTypePolicy", "config": {"name": "float32"}, "registered_name": None}
     initializer = {"module": "keras.initializers", "class_name": "Zeros", "config": {}, "registered_name": None}
+    constant = {**initializer, "module": "tensorflow.python.ops.init_ops_v2", "class_name": "Constant"}
     config = sequential(
         {**layer("Functional"), "module": "keras.src.models.functional", "registered_name": "Functional"},
         {**layer("GetItem"), "module": "keras.src.ops.numpy", "registered_name": "GetItem"},
         {**layer("Dense"), "module": "tf_keras.src.layers.core.dense"},
         layer("Conv2DTranspose", dtype=policy, bias_initializer=initializer, recurrent_activation="LeakyReLU"),
-        layer("Conv3D", activation=FUNCTION, kernel_initializer="glorot_uniform", vocabulary=["a"]),
+        layer("Conv3D", activation=FUNCTION, kernel_initializer=constant, vocabulary=["a"]),
         {"class_name": "Model", "config": {"build": {"class_name": "__tuple__", "items": [1]}}},
     )
     assert scan(archive(tmp_path / "m.keras", config)).untrusted == ()

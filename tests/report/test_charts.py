@@ -1,11 +1,13 @@
-"""Charts: well-formed whatever they are given, and true to it."""
+"""Charts, alone and in the page: well-formed whatever they are given, and true to it; and how things are worded."""
 
 import re
 from xml.etree import ElementTree
 
 import pytest
+from test_report import RECORDS, Record, crowded, full, hostile, html_of, m, markdown_of
 
-from compress.report import charts
+from compress import report
+from compress.report import charts, markdown
 from compress.report.charts import ClassChange, Curve, Operator, Point
 
 NAMES = ["plain", "", "x" * 300, "<script>&\"'", "line\nbreak", "\x00\x1b\u202e\ud800\uffff", "日本語" * 30, "1"]
@@ -110,7 +112,8 @@ def test_class_changes_say_loss_and_gain_without_colour() -> None:
     rows = [ClassChange("a", 60, 0.9, 0.8, 0.7, 0.9), ClassChange("b", 60, 0.9, 0.95), ClassChange("c", 60, 0.9, 0.9)]
     root = parsed(charts.class_changes(rows))
     assert {"▼ −0.100", "▲ +0.050", "= 0"} <= set(texts(root))  # noqa: RUF001
-    assert [x for x, _ in circles(root, "ring")][0] > [x for x, _ in circles(root, "result")][0]
+    (ring, _), (dot, _) = circles(root, "ring")[0], circles(root, "result")[0]
+    assert ring > dot
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (1, 1), (0, 1), (1, 0)])
@@ -175,3 +178,149 @@ def test_operator_strip_fills_its_width(count: int, macs: int) -> None:
 def test_no_chart_reaches_out() -> None:
     svg = charts.operator_strip([Operator("https://example.org", True, 1)])
     assert not re.search(r"(href|src)=|url\((?!#)", svg)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_drawing_in_a_page_is_well_formed(name: str) -> None:
+    record = RECORDS[name]()
+    drawings = re.findall(r"<svg.*?</svg>", html_of(record), re.DOTALL)
+    titles = [parsed(drawing)[0].text or "" for drawing in drawings]
+    assert len(drawings) == {"bare": 0, "failed": 2, "crowded": 5}.get(name, 6)
+    assert all(titles)
+    assert len(set(titles)) == len(titles)
+
+
+def test_many_classes_are_drawn_worst_first() -> None:
+    record = crowded()
+    html = html_of(record)
+    drawing = re.search(r'<svg[^>]*aria-labelledby="classes-title.*?</svg>', html, re.DOTALL)
+    assert drawing
+    drawn = [float(x.replace("\N{MINUS SIGN}", "-")) for x in re.findall(r"[▼▲] (\S+)</text>", drawing[0])]
+    assert drawing[0].count("<g>") == 40
+    assert drawn == sorted(drawn)
+    assert "The 40 worst of 81 classes are drawn" in html
+    assert all(row["name"] in html for row in record["comparison"]["per_class"])
+    assert "confusion-title" not in html
+    assert "Most frequent confusions" in html
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.98412, "fraction", "0.984"),
+        (0.99996, "fraction", "0.99996"),
+        (0.00004, "fraction", "0.00004"),
+        (1.0, "fraction", "1.000"),
+        (0, "fraction", "0.000"),
+        (106_824, "bytes", "104.3 KiB"),
+        (12, "bytes", "12 bytes"),
+        (0.2605, "ratio", "0.26×"),  # noqa: RUF001
+        (12.345, "ratio", "12.3×"),  # noqa: RUF001
+        (1, "ratio", "1.0×"),  # noqa: RUF001
+        (6_600_000, "bytes", "6.3 MiB"),
+        (1_132_800, "MACs", "1.13 M"),
+        (61_706, "parameters", "61,706"),
+        (0.25167, "ms", "0.252 ms"),
+        (1234.5, "ms", "1,234 ms"),
+        (3, "operators", "3 operators"),
+    ],
+)
+def test_numbers(value: float, unit: str, text: str) -> None:
+    assert report.number(value, unit) == text
+
+
+def test_one_sided_intervals_and_origins() -> None:
+    assert report.show(m(0.5, "fraction") | {"low": 0.4}).fine == "≥ 0.400 · measured"
+    assert report.show(m(0.5, "fraction", "predicted") | {"high": 0.6}).fine == "≤ 0.600 · predicted"
+    assert report.show(None, absent="not asked for").fine == "not asked for"
+    assert report.show(m(None, "ms", "missing", note="no device")).fine == "no device"
+    assert report.show(m(None, "ms")).fine == "no finite number was recorded"
+    assert report.show({}).how == "missing"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "not timed"), (0.44, "0.4 s"), (125, "2 min 05 s"), (7300, "2 h 01 min")]
+)
+def test_durations(value: float | None, text: str) -> None:
+    assert report.seconds(value) == text
+
+
+RUN = {"comparison": None, "models": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {},
+            "0.26× the size, 0.48× the MACs, 0.41× the latency (predicted), accuracy 0.992 → 0.990 "  # noqa: RUF001
+            "(drop +0.002 [−0.006, +0.006]); fits the budget.",  # noqa: RUF001
+        ),
+        (RUN | {"budget": []}, "No result was measured; no budget was set."),
+        (RUN | {"status": "failed"}, "Failed after 43.1 s; there is no result to judge."),
+        (
+            RUN | {"status": "interrupted", "error": {"stage": "prune"}, "seconds": None},
+            "Interrupted in stage “prune”; there is no result to judge.",
+        ),
+    ],
+)
+def test_verdict(change: Record, sentence: str) -> None:
+    assert report.verdict(full() | change) == sentence
+
+
+def test_verdict_names_what_breaks_the_budget() -> None:
+    record = full()
+    record["budget"][2]["holds"] = None
+    assert report.verdict(record).endswith("; budget undecided for “latency_ms”.")
+    record["budget"][1]["holds"] = False
+    assert report.verdict(record).endswith("; over budget in “size_bytes”.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "`", "``", "a`b``c", "|", "_x_", "www.x.org", "a@b.c", "GH-12", "<b>", "*", "\\|", "[x](y)", ":x:", "~~x~~"],
+)
+def test_quoted_text_is_a_code_span_or_harmless(text: str) -> None:
+    quoted = markdown.quote(text)
+    if not text:
+        assert quoted == "(empty)"
+        return
+    fence = re.match("`+", quoted)
+    assert fence, quoted
+    inside = quoted.removeprefix(fence[0]).removesuffix(fence[0])
+    assert fence[0] not in re.findall("`+", inside)
+    assert not re.search(r"(?<!\\)\|", inside)
+
+
+def test_markdown_keeps_hostile_strings_in_code_spans() -> None:
+    text = markdown_of(hostile())
+    outside = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", text)
+    for nasty in ("WWW", "<script", "<img", "@everyone", "#12", "https:", "*_"):
+        assert nasty in text
+        assert nasty not in outside
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_markdown_tables_are_even(name: str) -> None:
+    for table in re.findall(r"(?:^\|.*\n)+", markdown_of(RECORDS[name]()), re.MULTILINE):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(widths) == 1, table
+
+
+def test_outlines_of_huge_values_are_cut_short() -> None:
+    deep: Record = {"x": 1}
+    for _ in range(40):
+        deep = {"deeper": deep}
+    wide = {f"key{i}": {"value": [i, None, True, "a: b"]} for i in range(5_000)}
+    lines = report.outline({"deep": deep, "long": list(range(10_000)), "wide": wide}).splitlines()
+    assert len(lines) == report.MAX_OUTLINE_LINES + 1
+    assert lines[-1] == "… the rest is in report.json"
+    assert lines[13].strip() == "… deeper values are in report.json"
+    assert lines[14].endswith("23, … 9976 more]")
+    assert lines[16:18] == ["  key0:", '    value: [0, not set, true, "a: b"]']
+
+
+def test_outline_of_lists_and_empty_values() -> None:
+    steps = [{"resize": {"size": [32, 32]}}, {"flip": {}}, [[1, 2], []]]
+    assert report.outline(steps) == "- resize:\n    size: [32, 32]\n- flip: {}\n- - [1, 2]\n  - []"
+    assert report.outline({}) == report.outline([]) == ""
