@@ -1,12 +1,15 @@
 """A YAML file as plain values, with the line of every key.
 
-YAML 1.2: `1e-3` is a number, `no` is a string. Duplicate keys, anchors, aliases, tags
-and more than one document are refused: a pipeline file says what it means once.
+YAML 1.2: `1e-3` is a number, `no` is a string. Duplicate keys, anchors, aliases, tags,
+infinity, control characters and more than one document are refused: a pipeline file says
+what it means once, and every value in it can stand in a one-line message.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +20,10 @@ from compress.errors import PipelineError
 Location = tuple[str | int, ...]
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
+MAX_SHOWN = 100
+MAX_INTEGER = (1 << 63) - 1
+_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, other ends of lines, and halves of characters."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,6 @@ def read(path: Path) -> Document:
     Raises:
         PipelineError: not there, not readable, not YAML, or more than plain YAML.
     """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
-
     try:
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
@@ -60,28 +64,41 @@ def read(path: Path) -> Document:
         ) from error
     if len(content) > MAX_BYTES:
         raise PipelineError("is too large for a pipeline file", where=str(path), allowed=f"{MAX_BYTES} bytes")
+    try:
+        return _parse(content.decode("utf-8"), path)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise PipelineError("is not a text file in UTF-8", where=f"{path}:{line}") from error
+
+
+def _parse(text: str, path: Path) -> Document:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
     lines: dict[Location, int] = {}
     yaml = YAML(typ="safe", pure=True)
     try:
-        text = content.decode("utf-8")
         _refuse_extras(yaml, text, path)
         root = yaml.compose(text)
         if root is None:
             raise PipelineError("is empty", where=str(path), todo="start from the shipped pipeline.yaml")
         return Document(path, _plain(yaml, root, (), lines, path), lines)
-    except UnicodeDecodeError as error:
-        raise PipelineError("is not a text file in UTF-8", where=str(path)) from error
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
+        begun = error.context_mark.line + 1 if error.context_mark else line
         problem = " ".join(part for part in (error.context, error.problem) if part)
-        raise PipelineError(f"is not valid YAML: {problem}", where=f"{path}:{line}") from error
+        since = f" (begun in line {begun})" if begun != line else ""
+        raise PipelineError(f"is not valid YAML: {problem}{since}", where=f"{path}:{line}") from error
     except YAMLError as error:
+        line = text.count("\n", 0, getattr(error, "position", 0)) + 1
         first = str(error).splitlines()[0]
-        raise PipelineError(f"is not valid YAML: {first}", where=str(path)) from error
+        raise PipelineError(f"is not valid YAML: {first}", where=f"{path}:{line}") from error
+    except (ValueError, OverflowError) as error:  # the parser's own, for \\U with more than 10FFFF
+        raise PipelineError("is not valid YAML: an escape stands for no character", where=str(path)) from error
 
 
 def _refuse_extras(yaml: Any, text: str, path: Path) -> None:
-    """Anchors, aliases, depth: looked for in the event stream, before anything is built."""
+    """Anchors, aliases, tags, depth: looked for in the event stream, before anything is built."""
     from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, DocumentStartEvent
 
     depth = documents = 0
@@ -89,6 +106,10 @@ def _refuse_extras(yaml: Any, text: str, path: Path) -> None:
         where = f"{path}:{event.start_mark.line + 1}"
         if isinstance(event, AliasEvent) or getattr(event, "anchor", None):
             raise PipelineError("anchors and aliases (&, *) are not allowed", where=where, todo="write the value out")
+        if getattr(event, "tag", None):
+            raise PipelineError(f"the tag {event.tag!r} is not allowed", where=where, todo="remove it")
+        if isinstance(event, DocumentStartEvent) and event.version and tuple(event.version) != (1, 2):
+            raise PipelineError("%YAML: another version than this file's", where=where, allowed="%YAML 1.2, or none")
         depth += isinstance(event, CollectionStartEvent)
         depth -= isinstance(event, CollectionEndEvent)
         documents += isinstance(event, DocumentStartEvent)
@@ -104,8 +125,6 @@ def _plain(yaml: Any, node: Any, location: Location, lines: dict[Location, int],
 
     line = node.start_mark.line + 1
     lines.setdefault(location, line)
-    if isinstance(node, MappingNode | SequenceNode) and str(node.tag).rpartition(":")[2] not in ("map", "seq"):
-        raise PipelineError(f"the tag {str(node.tag)!r} is not allowed", where=f"{path}:{line}", todo="remove it")
     if isinstance(node, SequenceNode):
         return [_plain(yaml, item, (*location, i), lines, path) for i, item in enumerate(node.value)]
     if not isinstance(node, MappingNode):
@@ -114,8 +133,8 @@ def _plain(yaml: Any, node: Any, location: Location, lines: dict[Location, int],
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         key = key_node.value
-        if not isinstance(key, str) or key == "<<":
-            raise PipelineError("a key must be a plain word", where=f"{path}:{line}")
+        if not isinstance(key, str) or key == "<<" or _UNFIT.search(key):
+            raise PipelineError("a key must be a plain word; merging (<<) is not allowed", where=f"{path}:{line}")
         if key in result:
             first = lines[(*location, key)]
             raise PipelineError(
@@ -128,14 +147,25 @@ def _plain(yaml: Any, node: Any, location: Location, lines: dict[Location, int],
 
 def _scalar(yaml: Any, node: Any, where: str) -> Any:
     kind = str(node.tag).removeprefix("tag:yaml.org,2002:")
-    if kind in ("null", "bool", "int", "float"):
-        try:
-            return yaml.constructor.construct_object(node)
-        except (ValueError, OverflowError) as error:
-            raise PipelineError(f"{node.value!r} is not a {kind}", where=where) from error
-    if kind in ("str", "timestamp", "value"):
+    if kind not in ("null", "bool", "int", "float"):
+        if unfit := _UNFIT.search(node.value):
+            raise PipelineError(f"the text holds the character {unfit[0]!r}", where=where, allowed="one line of text")
         return str(node.value)
-    raise PipelineError(f"the tag {str(node.tag)!r} is not allowed", where=where, todo="write a plain value")
+    try:
+        value = yaml.constructor.construct_object(node)
+    except ValueError as error:
+        raise PipelineError(f"{shown(node.value)} is no number", where=where) from error
+    if kind == "int" and abs(value) > MAX_INTEGER:
+        raise PipelineError(f"{shown(node.value)} is too large", where=where, allowed=f"numbers up to {MAX_INTEGER}")
+    if kind == "float" and not math.isfinite(value):
+        raise PipelineError(f"{shown(node.value)} is infinite or not a number", where=where, allowed="finite numbers")
+    return value
+
+
+def shown(value: object) -> str:
+    """A value for a message: one line, not too long."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def nearest(word: object, known: Iterable[str]) -> str:

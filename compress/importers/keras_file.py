@@ -48,9 +48,7 @@ RUNS = {
     "FlaxLayer": "runs Python code that it carries or names",
     "__lambda__": "is Python code in serialized form",
 }
-_OURS = re.compile(
-    r"(keras|tf_keras|keras_core|tensorflow\.keras|builtins)(\.|$)|tensorflow\.python\.ops\.init_ops(_v2)?$"
-)
+_OURS = re.compile(r"(keras|tf_keras|keras_core|tensorflow\.keras|builtins)(\.|$)|tensorflow\.python\.ops\.init_ops")
 _OPERATIONS = re.compile(r"keras\.(src\.)?(ops|quantizers)(\.|$)")
 #: Where modules of older releases are found today.
 _MOVED = (("tensorflow.keras", "keras"), ("keras_core", "keras"), ("keras.engine.", "keras.src.engine."))

@@ -312,7 +312,7 @@ def _budget_kept(record: Plain, quote: Callable[[str], str]) -> str:
     unsure = [entry for entry in budget if entry.get("holds") is None]
     for entries, what in ((broken, "over budget in"), (unsure, "budget undecided for")):
         if entries:
-            listed = [quote(shorten(str(entry.get("name")), 60)) for entry in entries[:3]]
+            listed = [quote(shorten(scalar(entry.get("name")), 60)) for entry in entries[:3]]
             more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
             return f"{what} {', '.join(listed)}{more}"
     return "fits the budget"
@@ -323,7 +323,7 @@ def still_valid(record: Plain) -> str:
     if record.get("status") == "over budget":
         return "The run is complete and everything below is valid; the result only breaks the budget."
     stages = record.get("stages") or []
-    done = [str(stage.get("id")) for stage in stages if stage.get("status") in ("made", "kept", "skipped")]
+    done = [scalar(stage.get("id")) for stage in stages if stage.get("status") in ("made", "kept", "skipped")]
     compared = " The comparison of the two models below is complete and valid." if record.get("comparison") else ""
     if not done:
         return f"No stage was completed, so there are no numbers below.{compared}"
@@ -360,7 +360,7 @@ def _lines(value: Any, depth: int) -> Iterator[str]:
     indent = "  " * depth
     if depth > 12:
         yield f"{indent}… deeper values are in report.json"
-    elif isinstance(value, Mapping):
+    elif isinstance(value, Mapping) and value:
         for key, item in value.items():
             if _is_inline(item):
                 yield f"{indent}{_plain(str(key))}: {_inline(item)}"

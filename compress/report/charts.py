@@ -99,14 +99,18 @@ def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start", 
 
 def _wide(text: str, size: float = 13) -> float:
     """About how wide a text will be; letters outside of Latin are taken as full squares."""
-    return sum(size * (1.0 if ord(c) >= 0x250 or c in "MW@%m" else 0.74 if c.isupper() else 0.6) for c in text)
+    narrow = sum(c in " .,:;'|()[]ijlrtf" for c in text)
+    broad = sum(ord(c) >= 0x250 or c in "mwMW@%" for c in text)
+    return size * (0.63 * len(text) - 0.25 * narrow + 0.37 * broad + 0.08 * sum(map(str.isupper, text)))
 
 
 def _fit(text: str, room: float) -> str:
-    """A text on one line, cut to about as many pixels as there are."""
-    text = shorten(clean(text), 80)
-    while _wide(text) > room and len(text) > 1:
-        text = text[:-2].rstrip() + "…"
+    """A text on one line; of what is wider than `room` pixels, about, the beginning and the end."""
+    whole = text = shorten(clean(text), 80)
+    keep = len(whole)
+    while _wide(text) > room and keep > 1:
+        keep -= 1
+        text = whole[: keep - keep // 3] + "…" + whole[len(whole) - keep // 3 :]
     return text
 
 
@@ -167,8 +171,8 @@ def trade_off(points: Sequence[Point], *, cost: str, unit: str) -> str:
         tip = _tip(f"{point.label}: accuracy {number(point.accuracy, 'fraction')}, {number(point.cost, unit)}")
         parts.append(f'<circle cx="{_n(a)}" cy="{_n(b)}" r="5" class="dot{sure}">{tip}</circle>')
     parts += _labels([point.label for point in points], places, bars)
-    told = [f"{p.label}: {number(p.accuracy, 'fraction')} at {number(p.cost, unit)}" for p in points]
-    return _svg(f"trade-off-{unit}", (WIDTH, 332), f"Accuracy against {cost} after each stage", "; ".join(told), parts)
+    told = "; ".join(f"{p.label}: {number(p.accuracy, 'fraction')} at {number(p.cost, unit)}" for p in points)
+    return _svg(f"trade-off-{unit}", (WIDTH, 332), f"Accuracy against {cost} after each stage", told, parts)
 
 
 def _merged(points: Sequence[Point]) -> Iterator[Point]:
@@ -238,16 +242,15 @@ def _overlap(one: _Box, two: _Box) -> float:
 def class_changes(rows: Sequence[ClassChange]) -> str:
     """A line per class from its accuracy before (ring) to its accuracy after (dot), in the order given."""
     values = [value for row in rows for value in (row.before, row.after)]
-    least = math.floor(min(values) * 10 - 0.5) / 10
-    x = _Axis(max(0.0, least), 1, 138, 394)
+    x = _Axis(max(0.0, math.floor(min(values) * 10 - 0.5) / 10), 1, 164, 394)
     height = 44 + 17 * len(rows)
-    parts = [_text(120, 14, "class", "tick", "end"), _text(474, 14, "change", "tick", "end")]
+    parts = [_text(146, 14, "class", "tick", "end"), _text(474, 14, "change", "tick", "end")]
     for tick in x.ticks(5):
         at = x.at(tick)
         parts += [_line(at, 20, at, height - 20, "grid"), _text(at, 14, f"{tick:.3g}", "tick", "middle")]
     for i, row in enumerate(rows):
         parts += _class_row(row, x, 32 + 17 * i)
-    parts.append(_text(266, height - 4, "Accuracy of the class", "name", "middle"))
+    parts.append(_text(279, height - 4, "Accuracy of the class", "name", "middle"))
     told = [f"{row.name}: {row.before:.3f} to {row.after:.3f}" for row in rows]
     return _svg("classes", (WIDTH, height), "Accuracy of each class before and after", "; ".join(told), parts)
 
@@ -255,18 +258,17 @@ def class_changes(rows: Sequence[ClassChange]) -> str:
 def _class_row(row: ClassChange, x: _Axis, y: float) -> list[str]:
     change = row.after - row.before
     kind, sign = ("loss", "▼") if change < -5e-4 else ("gain", "▲") if change > 5e-4 else ("same", "=")
+    told = "= 0" if kind == "same" else f"{sign} {change:+.3f}".replace("-", MINUS)
     one, two = x.at(row.before), x.at(row.after)
     tip = _tip(f"{row.name}: {row.before:.3f} before, {row.after:.3f} after, {row.samples} samples")
-    parts = [f"<g>{tip}", _text(120, y + 4, row.name, "label", "end", 118)]
+    parts = [f"<g>{tip}", _text(146, y + 4, row.name, "label", "end", 144)]
     if row.low is not None and row.high is not None:
         parts.append(_line(x.at(max(row.low, x.low)), y, x.at(row.high), y, "reach"))
     parts += [
         _line(one, y, two, y, kind),
         f'<circle cx="{_n(one)}" cy="{_n(y)}" r="4.5" class="original ring"/>',
         f'<circle cx="{_n(two)}" cy="{_n(y)}" r="3.2" class="result"/>',
-        _text(
-            474, y + 4, f"{sign} {change:+.3f}".replace("-", MINUS) if kind != "same" else "= 0", f"label {kind}", "end"
-        ),
+        _text(474, y + 4, told, f"label {kind}", "end"),
         "</g>",
     ]
     return parts
@@ -276,7 +278,7 @@ def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
     """Counts by true class (rows) and answer (columns); shaded by the share of the row."""
     cell = 32 if len(counts) <= 12 else 23
     labels = [classes[i] if i < len(classes) else str(i) for i in range(len(counts))]
-    long = min(90, max(_wide(name[:20]) for name in labels) + 4)
+    long = min(110, max(_wide(name[:20]) for name in labels) + 4)
     upright = long <= cell
     left, top = 26 + long, 26 + (12 if upright else long)
     size = (left + cell * len(counts) + 4, top + cell * len(counts) + 4)
@@ -349,9 +351,7 @@ def _steps(values: Sequence[float], x: _Axis, y: _Axis) -> str:
     drawn = values[:: max(1, len(values) // 400)]
     end = min(x.at(values[0]), x.end)
     path = [f"M{_n(end)} {_n(y.start)}"]
-    for value in drawn:
-        if value > x.high:
-            break
+    for value in itertools.takewhile(lambda value: value <= x.high, drawn):
         end = x.at(value)
         path.append(f"H{_n(end)}V{_n(y.at(bisect.bisect_right(values, value) / len(values)))}")
     return " ".join(path) + (f" H{_n(x.end)}" if end < x.end else "")

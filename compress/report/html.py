@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MAX_CLASSES_DRAWN = 40
 MAX_CLASSES_IN_MATRIX = 30
 MAX_CLASSES_BESIDE = 12
+MAX_CLASSES_NAMED = 24
 MAX_OPERATORS_OPEN = 8
 #: In the page; report.json has names and reasons in full.
 MAX_NAME, MAX_PROSE = 60, 300
@@ -134,7 +135,7 @@ def _error(record: Plain) -> dict[str, Any] | None:
 def _budget(record: Plain) -> dict[str, Any]:
     notes, rows = Notes(), []
     for entry in record.get("budget") or []:
-        name, measured = str(entry.get("name")), entry.get("measured")
+        name, measured = words.scalar(entry.get("name")), entry.get("measured")
         limit = entry.get("limit")
         unit = "ratio" if name.endswith("_ratio") else str(entry.get("unit") or "")
         kind, holds = HOLDS.get(entry.get("holds"), HOLDS[None])
@@ -187,7 +188,7 @@ def _path(record: Plain) -> list[dict[str, str]]:
             x, y = _value(price), _value(accuracy)
             if x is not None and y is not None:
                 sure = accuracy.get("how") == price.get("how") == "measured"
-                label = words.shorten(str(stage.get("id")), 40)
+                label = words.shorten(words.scalar(stage.get("id")), 40)
                 points.append(charts.Point(label, x, y, _end(accuracy, "low"), _end(accuracy, "high"), sure))
         svg = charts.trade_off(points, cost=cost, unit=unit) if points else ""
         result.append({"cost": cost, "svg": svg})
@@ -202,7 +203,7 @@ def _stages(record: Plain) -> dict[str, Any]:
     stages, notes, rows = record.get("stages") or [], Notes(), []
     columns = words.names(stage.get("measurements") for stage in stages)
     for stage in stages:
-        status, taken = str(stage.get("status")), stage.get("measurements") or {}
+        status, taken = words.scalar(stage.get("status")), stage.get("measurements") or {}
         absent = {"failed": "the stage failed", "not run": "did not run", "skipped": "skipped"}.get(status)
         identity, name, kind = (words.shorten(str(stage.get(key) or ""), MAX_NAME) for key in ("id", "stage", "kind"))
         rows.append(
@@ -229,15 +230,17 @@ def _classes(record: Plain) -> dict[str, Any] | None:
     rows = comparison.get("per_class") or []
     if not rows:
         return None
-    ranked = sorted(rows, key=_class_change)
+    labels = _told_apart([words.shorten(words.scalar(row.get("name")), 100) for row in rows])
+    ranked = sorted(zip(labels, rows, strict=True), key=lambda pair: _class_change(pair[1]))
     notes, table, drawn = Notes(), [], []
-    for row in ranked:
+    for name, row in ranked:
         before, after = row.get("original"), row.get("result")
         one, two = _value(before), _value(after)
-        name, samples = words.shorten(str(row.get("name")), 100), row.get("samples") or 0
         if one is not None and two is not None:
             drawn.append(
-                charts.ClassChange(name, samples, one, two, _end(after or {}, "low"), _end(after or {}, "high"))
+                charts.ClassChange(
+                    name, row.get("samples") or 0, one, two, _end(after or {}, "low"), _end(after or {}, "high")
+                )
             )
         change = notes.cell(words.derived(before, after, ratio=False), "accuracy_change")
         table.append((name, words.scalar(row.get("samples")), notes.cell(before), notes.cell(after), change))
@@ -247,8 +250,14 @@ def _classes(record: Plain) -> dict[str, Any] | None:
         "svg": charts.class_changes(drawn[:MAX_CLASSES_DRAWN]) if drawn else "",
         "table": table,
         "notes": notes.texts,
-        **_confusion(comparison, [str(row.get("name")) for row in rows]),
+        **_confusion(comparison, labels),
     }
+
+
+def _told_apart(classes: list[str]) -> list[str]:
+    """The names, with their numbers where charts would cut different ones down to the same."""
+    cut = {name if len(name) <= 11 else name[:7] + name[-3:] for name in classes}
+    return classes if len(cut) == len(classes) else [f"{i} {name}" for i, name in enumerate(classes)]
 
 
 def _class_change(row: Plain) -> float:
@@ -307,7 +316,9 @@ def _placement(record: Plain) -> dict[str, Any] | None:
     if not placement:
         return None
     ops, macs = placement.get("ops") or [], placement.get("macs") or {}
-    strip = [charts.Operator(str(op.get("op")), op.get("placement") == "tpu", op.get("macs") or 0) for op in ops]
+    strip = [
+        charts.Operator(words.scalar(op.get("op")), op.get("placement") == "tpu", op.get("macs") or 0) for op in ops
+    ]
     rows = [_operator(op) for op in ops]
     on_tpu = sum(op.on_tpu for op in strip)
     tpu, cpu = macs.get("tpu") or 0, macs.get("cpu") or 0
@@ -321,8 +332,8 @@ def _placement(record: Plain) -> dict[str, Any] | None:
         "svg": charts.operator_strip(strip) if strip else "",
         "on_tpu": _count(on_tpu, "operator"),
         "on_cpu": _count(len(ops) - on_tpu, "operator"),
-        "macs_tpu": words.number(tpu, "MACs"),
-        "macs_cpu": words.number(cpu, "MACs"),
+        "macs_tpu": words.number(tpu, "MACs").replace(" ", "\N{NO-BREAK SPACE}"),
+        "macs_cpu": words.number(cpu, "MACs").replace(" ", "\N{NO-BREAK SPACE}"),
         "share": share,
         "long": len(ops) > MAX_OPERATORS_OPEN,
         "ops": rows,
@@ -347,11 +358,11 @@ def _data(record: Plain) -> dict[str, Any] | None:
     if not data:
         return None
     classes = [words.shorten(str(name), 80) for name in data.get("classes") or []]
-    more = f" · … {len(classes) - 60} more" if len(classes) > 60 else ""
+    more = f" · … {len(classes) - MAX_CLASSES_NAMED} more" if len(classes) > MAX_CLASSES_NAMED else ""
     return {
         "source": data.get("source") or "not recorded",
         "count": len(classes),
-        "classes": " · ".join(classes[:60]) + more,
+        "classes": " · ".join(classes[:MAX_CLASSES_NAMED]) + more,
         "samples": [(str(split), words.scalar(count)) for split, count in (data.get("samples") or {}).items()],
         "shape": f" {words.TIMES} ".join(words.scalar(side) for side in data.get("input_shape") or [])
         or "not recorded",

@@ -24,7 +24,7 @@ def summary(record: Plain) -> str:
         record: the run record, with its strings cleaned (`compress.report.tidy`).
     """
     parts = [
-        f"# {quote(str(record.get('name') or '(no name)'))}: {quote(str(record.get('status')))}",
+        f"# {quote(str(record.get('name') or '(no name)'))}: {quote(words.scalar(record.get('status')))}",
         f"{words.verdict(record, quote)}",
         *_error(record),
         "## Budget",
@@ -86,7 +86,7 @@ def _error(record: Plain) -> list[str]:
 def _budget(record: Plain) -> list[str]:
     rows = []
     for entry in record.get("budget") or []:
-        name, limit = str(entry.get("name")), entry.get("limit")
+        name, limit = words.scalar(entry.get("name")), entry.get("limit")
         unit = "ratio" if name.endswith("_ratio") else str(entry.get("unit") or "")
         rows.append(
             (
@@ -117,11 +117,11 @@ def _stages(record: Plain) -> list[str]:
     columns = words.names(stage.get("measurements") for stage in stages)
     rows = []
     for stage in stages:
-        status, reason = str(stage.get("status")), stage.get("reason")
+        status, reason = words.scalar(stage.get("status")), stage.get("reason")
         taken = stage.get("measurements") or {}
         outcome = quote(status) + (f": {quote(str(reason))}" if reason else "")
         cells = [_cell(taken.get(name), name, f"not measured, stage {status}") for name in columns]
-        rows.append((quote(str(stage.get("id"))), outcome, words.seconds(stage.get("seconds")), *cells))
+        rows.append((quote(words.scalar(stage.get("id"))), outcome, words.seconds(stage.get("seconds")), *cells))
     labels = ["Accuracy, validation" if name == "accuracy" else quote(words.label(name)) for name in columns]
     return [_table(("Stage", "Outcome", "Time, measured", *labels), rows)] if rows else [_absent(record)]
 
@@ -137,7 +137,7 @@ def _classes(record: Plain) -> list[str]:
     known.sort(key=lambda entry: entry[0])
     rows = [
         (
-            quote(str(row.get("name"))),
+            quote(words.scalar(row.get("name"))),
             words.scalar(row.get("samples")),
             _cell(row.get("original")),
             _cell(row.get("result")),
@@ -166,7 +166,7 @@ def _placement(record: Plain) -> list[str]:
     on_cpu = [op for op in placement.get("ops") or [] if op.get("placement") != "tpu"]
     rows = [
         (
-            f"{words.scalar(op.get('index'))} {quote(str(op.get('op')))}",
+            f"{words.scalar(op.get('index'))} {quote(words.scalar(op.get('op')))}",
             f"{op.get('macs') or 0:,}",
             quote(str(op.get("reason") or "reason not recorded"), 200),
             quote(str(op.get("advice") or "no advice"), 200),
@@ -183,8 +183,8 @@ def _placement(record: Plain) -> list[str]:
 def _rest(record: Plain) -> list[str]:
     latency, data = record.get("latency") or {}, record.get("data") or {}
     conditions = [f"{key} {words.scalar(value)}" for key, value in (latency.get("conditions") or {}).items()]
-    samples = [f"{count} {split}" for split, count in (data.get("samples") or {}).items()]
-    source = f"{data.get('source')}: {', '.join(samples)}; {len(data.get('classes') or [])} classes"
+    samples = [f"{words.scalar(count)} {split}" for split, count in (data.get("samples") or {}).items()]
+    source = f"{words.scalar(data.get('source'))}: {', '.join(samples)}; {len(data.get('classes') or [])} classes"
     environment = record.get("environment") or {}
     host = ", ".join(str(environment.get(key) or f"{key} not recorded") for key in ("cpu", "system", "python"))
     lines = [

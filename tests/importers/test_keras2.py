@@ -41,6 +41,13 @@ def normalization(keras: Any) -> Any:
     return keras.Model(given, fixed(adapted(given)))
 
 
+def initializer(keras: Any) -> Any:
+    """As in EfficientNetV2 of Keras 2: not an initializer of Keras at all."""
+    import tensorflow
+
+    return chain(lambda k: k.Dense(3, bias_initializer=tensorflow.constant_initializer(0.5)))(keras)
+
+
 def attention(keras: Any) -> Any:
     layers, first, second = keras.layers, keras.Input((8, 6)), keras.Input((5, 6))
     outputs, scores = layers.MultiHeadAttention(2, 3)(first, second, return_attention_scores=True)
@@ -118,9 +125,7 @@ def deferred(keras: Any) -> Any:
 SEQUENCE = {"shape": (8, 5)}
 MODELS: dict[str, Callable[[Any], Any]] = {
     "dense": chain(lambda k: k.Dense(3, "relu", kernel_regularizer="l2", kernel_constraint="max_norm")),
-    "old initializer": chain(
-        lambda k: k.Dense(3, bias_initializer=__import__("tensorflow").constant_initializer(0.5))  # as EfficientNetV2
-    ),
+    "initializer of TensorFlow": initializer,
     "relu": chain(lambda k: k.ReLU(6.0, 0.1, 0.0), lambda k: k.LeakyReLU(0.2), lambda k: k.ELU(0.7)),
     "thresholded": chain(lambda k: k.ThresholdedReLU(0.5), lambda k: k.Softmax(axis=2)),
     "prelu": chain(lambda k: k.PReLU(shared_axes=[1, 2])),

@@ -4,7 +4,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from test_report import RECORDS, Record, crowded, full, hostile, html_of, m, markdown_of
+from test_report import RECORDS, Record, crowded, every_measurement, full, hostile, html_of, m, markdown_of
 
 from compress import report
 from compress.report import charts, markdown
@@ -202,6 +202,7 @@ def test_many_classes_are_drawn_worst_first() -> None:
     assert all(row["name"] in html for row in record["comparison"]["per_class"])
     assert "confusion-title" not in html
     assert "Most frequent confusions" in html
+    assert ">12 grocery" in drawing[0]
 
 
 @pytest.mark.parametrize(
@@ -292,6 +293,16 @@ def test_quoted_text_is_a_code_span_or_harmless(text: str) -> None:
     assert not re.search(r"(?<!\\)\|", inside)
 
 
+@pytest.mark.parametrize("name", ["full", "failed", "crowded", "thirty", "single"])
+def test_markdown_has_the_numbers_of_the_models_with_their_origin(name: str) -> None:
+    record = RECORDS[name]()
+    text = markdown_of(record)
+    for what, measurement in every_measurement(record | {"comparison": None}):
+        words = report.show(measurement, what)
+        known = " ".join(part for part in (f"**{words.text}**", words.interval, words.how) if part)
+        assert (f"missing: {words.note}" if words.how == "missing" else known) in text
+
+
 def test_markdown_keeps_hostile_strings_in_code_spans() -> None:
     text = markdown_of(hostile())
     outside = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", text)
@@ -324,3 +335,4 @@ def test_outline_of_lists_and_empty_values() -> None:
     steps = [{"resize": {"size": [32, 32]}}, {"flip": {}}, [[1, 2], []]]
     assert report.outline(steps) == "- resize:\n    size: [32, 32]\n- flip: {}\n- - [1, 2]\n  - []"
     assert report.outline({}) == report.outline([]) == ""
+    assert report.outline([{}, None]) == "- {}\n- not set"

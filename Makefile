@@ -1,0 +1,36 @@
+# `make demo` and `make test` do all the set-up; they need Python 3.11 and nothing else.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: demo test check bench wheel clean
+
+demo: $(READY)  ## train, prune, distil, quantize, check, pack and measure a real model; then open runs/digits/report.html
+	$(BIN)/python -m compress pipeline.yaml
+
+test: $(READY)  ## every test that needs no device and no compiler
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: $(READY)  ## the static checks
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.10 deploy
+	$(BIN)/vermin --no-tips --violations -t=3.7- deploy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_imports.py
+
+bench: $(READY)  ## the numbers in the README
+	$(BIN)/python benchmarks/main_job.py
+
+wheel: $(READY)  ## dist/*.whl
+	$(BIN)/python -m build --wheel
+
+clean:  ## everything that was made here; runs/ stays
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
