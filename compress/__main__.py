@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,6 +37,9 @@ exit codes:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise PipelineError(message, todo="see --help")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        _print(message.rstrip("\n"))
 
 
 def _run_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -70,9 +74,9 @@ def _run(arguments: Sequence[str]) -> int:
     from compress import run
     from compress.console import Console
 
-    console = Console(options.out / pipeline.head.name / "run.log")
-    console.line(f"coralline: {options.pipeline} -> {options.out / pipeline.head.name}")
-    record = run.run(pipeline, options.out, console, frozenset(options.force))
+    with Console(options.out / pipeline.head.name / "run.log") as console:
+        console.line(f"coralline: {options.pipeline} -> {options.out / pipeline.head.name}")
+        record = run.run(pipeline, options.out, console, frozenset(options.force))
     _print_results(record, options.out / pipeline.head.name, as_json=options.json)
     broken = [row for row in record["budget"] if row["holds"] is False]
     if broken:
@@ -93,29 +97,29 @@ def _dry_run(pipeline: Any, options: argparse.Namespace) -> int:
         for step, status in preview(pipeline, options.out, frozenset(options.force))
     ]
     if options.json:
-        print(json.dumps({"schema_version": 1, "name": pipeline.head.name, "steps": steps}, indent=1))
+        _print(json.dumps({"schema_version": 1, "name": pipeline.head.name, "steps": steps}, indent=1))
         return 0
     for row in steps:
-        print(f"{row['id']:<20} {row['status']:<8} {row['reason'] or ''}".rstrip())
+        _print(f"{row['id']:<20} {row['status']:<8} {row['reason'] or ''}".rstrip())
     return 0
 
 
 def _print_results(record: dict[str, Any], folder: Path, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(record, indent=1))
+        _print(json.dumps(record, indent=1))
         return
     rows = ("accuracy", "macs", "parameters", "size_bytes", "latency_ms")
     models = record["models"]
     if models["original"] and models["result"]:
-        print(f"{'':<12} {'original':>12} {'result':>12}")
+        _print(f"{'':<12} {'original':>12} {'result':>12}")
         for name in rows:
             values = [models[side]["measurements"][name]["value"] for side in ("original", "result")]
             shown = [f"{value:.4f}" if isinstance(value, float) else f"{value:,}" for value in values]
-            print(f"{name:<12} {shown[0]:>12} {shown[1]:>12}")
+            _print(f"{name:<12} {shown[0]:>12} {shown[1]:>12}")
     if record["placement"]:
-        print(record["placement"]["reason"] or "compiled for the Edge TPU")
-        print(record["placement"]["summary"])
-    print(f"report: {folder / 'report.html'}")
+        _print(record["placement"]["reason"] or "compiled for the Edge TPU")
+        _print(record["placement"]["summary"])
+    _print(f"report: {folder / 'report.html'}")
 
 
 def _stages(arguments: Sequence[str]) -> int:
@@ -124,7 +128,7 @@ def _stages(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     from compress import manual
 
-    print(json.dumps(manual.stages_json(), indent=1) if options.json else manual.stages(), end="")
+    _print(json.dumps(manual.stages_json(), indent=1) if options.json else manual.stages().rstrip("\n"))
     return 0
 
 
@@ -132,7 +136,7 @@ def _schema(arguments: Sequence[str]) -> int:
     _Parser(prog="python -m compress schema", description="JSON schema of pipeline.yaml.").parse_args(arguments)
     from compress import manual
 
-    print(json.dumps(manual.schema(), indent=1))
+    _print(json.dumps(manual.schema(), indent=1))
     return 0
 
 
@@ -142,6 +146,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"stages": _stages, "schem
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _complete_streams()
     signal.signal(signal.SIGTERM, _interrupt)
     as_json = "--json" in arguments
     try:
@@ -152,20 +157,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code, as_json=as_json and not isinstance(error, BudgetError))
     except KeyboardInterrupt:
         return _fail("interrupted; run the same command to go on", EXIT_INTERRUPTED, as_json=as_json)
-    except BrokenPipeError:  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _interrupt(number: int, frame: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _complete_streams() -> None:
+    """Standard streams that were closed: without this, the next files opened would have their numbers."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(handle)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def _print(text: str) -> None:
+    """Results, on stdout. That nobody reads them any more is no error.
+
+    Raises:
+        StoreError: stdout is a file, and the disk is full.
+    """
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        from compress.console import to_nowhere
+        from compress.store import explain
+
+        to_nowhere(sys.stdout)
+        if not isinstance(error, BrokenPipeError):
+            raise explain(error, "the results cannot be written to stdout") from error
+
+
 def _fail(message: str, exit_code: int, *, as_json: bool) -> int:
-    print(f"coralline: {message}", file=sys.stderr)
+    with suppress(OSError):
+        print(f"coralline: {message}", file=sys.stderr)
     if as_json:
         error = {"message": message, "exit_code": exit_code}
-        print(json.dumps({"schema_version": 1, "status": "failed", "error": error}, indent=1))
+        with suppress(CorallineError):
+            _print(json.dumps({"schema_version": 1, "status": "failed", "error": error}, indent=1))
     return exit_code
 
 

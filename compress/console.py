@@ -6,9 +6,9 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from compress.stage import Progress
 from compress.store import explain
@@ -18,7 +18,7 @@ PLAIN_INTERVAL_S = 15.0
 
 
 class Console:
-    """A `compress.run.Monitor` on stderr.
+    """A `compress.run.Monitor` on stderr. A reader that has gone, or a full disk, does not end a run.
 
     Args:
         log: the log file; lines are appended.
@@ -28,22 +28,32 @@ class Console:
     """
 
     def __init__(self, log: Path) -> None:
-        self._err = os.fdopen(os.dup(2), "w", buffering=1)
-        self._terminal = self._err.isatty()
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
-            self._log = log.open("a")
+            self._log = log.open("ab", buffering=0)
         except OSError as error:
             raise explain(error, "the run's folder cannot be written") from error
+        self._err = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
+        self._terminal = self._err.isatty()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._log.close()
+        self._err.close()
 
     def log(self, text: str) -> None:
         """Text for the log file alone."""
-        self._log.write(text.rstrip() + "\n")
-        self._log.flush()
+        with suppress(OSError):
+            self._log.write((text.rstrip() + "\n").encode("utf-8", "backslashreplace"))
 
     def line(self, text: str) -> None:
         """One line on stderr and in the log."""
-        print(text, file=self._err)
+        try:
+            print(text, file=self._err)
+        except OSError:
+            to_nowhere(self._err)
         self.log(text)
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
@@ -61,15 +71,13 @@ class Console:
     def _quiet(self) -> Iterator[None]:
         """File descriptors 1 and 2 into the log: C++ libraries write there without asking Python."""
         saved = os.dup(1), os.dup(2)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
         try:
             os.dup2(self._log.fileno(), 1)
             os.dup2(self._log.fileno(), 2)
             yield
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            _flush()
             for number, handle in enumerate(saved, 1):
                 os.dup2(handle, number)
                 os.close(handle)
@@ -78,6 +86,19 @@ class Console:
     def stream(self) -> IO[str]:
         """The terminal, also while everything else is sent to the log."""
         return self._err
+
+
+def to_nowhere(stream: IO[str]) -> None:
+    """What is, and will be, written to a stream that can take no more is dropped."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
 
 
 def _shown(metrics: dict[str, float]) -> str:

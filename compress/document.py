@@ -8,6 +8,7 @@ what it means once, and every value in it can stand in a one-line message.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -93,7 +94,7 @@ def _parse(text: str, path: Path) -> Document:
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
         first = str(error).splitlines()[0]
         raise PipelineError(f"is not valid YAML: {first}", where=f"{path}:{line}") from error
-    except (ValueError, OverflowError) as error:  # the parser's own, for \\U with more than 10FFFF
+    except (ValueError, OverflowError) as error:  # the parser's own, for \U with more than 10FFFF
         raise PipelineError("is not valid YAML: an escape stands for no character", where=str(path)) from error
 
 
@@ -109,7 +110,7 @@ def _refuse_extras(yaml: Any, text: str, path: Path) -> None:
         if getattr(event, "tag", None):
             raise PipelineError(f"the tag {event.tag!r} is not allowed", where=where, todo="remove it")
         if isinstance(event, DocumentStartEvent) and event.version and tuple(event.version) != (1, 2):
-            raise PipelineError("%YAML: another version than this file's", where=where, allowed="%YAML 1.2, or none")
+            raise PipelineError("the version in the %YAML line is not allowed", where=where, allowed="1.2")
         depth += isinstance(event, CollectionStartEvent)
         depth -= isinstance(event, CollectionEndEvent)
         documents += isinstance(event, DocumentStartEvent)
@@ -163,8 +164,8 @@ def _scalar(yaml: Any, node: Any, where: str) -> Any:
 
 
 def shown(value: object) -> str:
-    """A value for a message: one line, not too long."""
-    text = repr(value)
+    """A value for a message: as it would stand in YAML, one line, not too long."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 

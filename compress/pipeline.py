@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from compress import target as targets
 from compress.data import SOURCES, Dataset, Splitting
-from compress.document import Document, Location, listing, nearest, read
+from compress.document import Document, Location, listing, nearest, read, shown
 from compress.errors import ModelError, PipelineError
 from compress.importers import builder as builders
 from compress.stage import Kind, Settings, Stage
 from compress.stages import STAGES
 from compress.stages.load import Build, stage_for
 from compress.target import Target
-from deploy.preprocessing import Preprocessing, PreprocessingError
+from deploy.preprocessing import STEPS as PREPROCESSING
+from deploy.preprocessing import Preprocessing, PreprocessingError, fields
 
 T = TypeVar("T", bound=Settings)
 
@@ -100,6 +101,13 @@ class Head(Settings):
     budget: Budget = Budget()
     """What the result may cost."""
 
+    @field_validator("schema_version", mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        if type(value) is not int:  # to Python, true and 1.0 equal 1
+            raise ValueError(f"{shown(value)} should be 1")
+        return value
+
 
 @dataclass(frozen=True)
 class Step:
@@ -168,7 +176,8 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
     try:
         target = targets.load(head.target)
     except PipelineError as error:
-        raise PipelineError(error.what, where=document.where(("target",)), allowed=error.allowed) from error
+        error.where, error.todo = document.where(("target",)), nearest(head.target, targets.names())
+        raise
     model = _settings(Model, value["model"], document, ("model",))
     try:
         first = model.stage(path.parent)
@@ -191,11 +200,29 @@ def _dataset(value: Any, document: Document, folder: Path) -> Dataset:
     source = _one_of(SOURCES, value["source"], document, ("data", "source"), "data source").beside(folder)
     splitting = _settings(Splitting, value["split"], document, ("data", "split")) if "split" in value else None
     try:
-        preprocessing = Preprocessing(value.get("preprocess") or [])
+        preprocessing = Preprocessing(_preprocess(value.get("preprocess"), document))
     except PreprocessingError as error:
         location: Location = ("data", "preprocess") if error.step is None else ("data", "preprocess", error.step)
         raise PipelineError(str(error), where=document.where(location)) from error
     return Dataset(source, preprocessing, splitting)
+
+
+def _preprocess(value: Any, document: Document) -> Any:
+    """The preprocessing steps, once their names and keys are known to be right."""
+    if value is None:
+        return []
+    for index, entry in enumerate(value if isinstance(value, list) else ()):
+        if not isinstance(entry, dict) or len(entry) != 1:
+            continue
+        ((name, settings),) = entry.items()
+        location: Location = ("data", "preprocess", index, name)
+        if name not in PREPROCESSING:
+            raise _no_such("preprocessing step", name, PREPROCESSING, document, location)
+        known = [*fields(PREPROCESSING[name])]
+        for key in settings if isinstance(settings, dict) else ():
+            if key not in known:
+                raise _unknown(document, location, key, known)
+    return value
 
 
 def _steps(
@@ -220,14 +247,18 @@ def _steps(
         from_file = untouched and model.produces is not Kind.UNTRAINED
         skip = stage.skip(given, from_file=from_file, target=target)
         if skip is None and given not in stage.consumes:
-            wanted = " or a ".join(sorted(stage.consumes))
+            wanted = " or ".join(_a(kind) for kind in sorted(stage.consumes))
             raise PipelineError(
-                f"stage {index + 1} ({stage.name}) needs a {wanted}, but would be given a {given}",
+                f"stage {index + 1} ({stage.name}) needs {wanted}, but would be given {_a(given)}",
                 where=document.where(location),
                 todo=_how_to_get(stage, given, stages),
             )
         steps.append(Step(name, stage, given, skip))
     return tuple(steps)
+
+
+def _a(kind: Kind) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def _how_to_get(stage: Stage, given: Kind, stages: Mapping[str, type[Stage]]) -> str:
@@ -246,12 +277,7 @@ def _one_of(known: Mapping[str, type[T]], value: Any, document: Document, locati
         )
     ((name, settings),) = value.items()
     if name not in known:
-        raise PipelineError(
-            f"there is no {what} {name!r}",
-            where=document.where((*location, name)),
-            allowed=listing([*known]),
-            todo=nearest(name, known),
-        )
+        raise _no_such(what, name, known, document, (*location, name))
     return _settings(known[name], settings if settings is not None else {}, document, (*location, name))
 
 
@@ -259,24 +285,28 @@ def _settings(kind: type[T], value: Any, document: Document, location: Location)
     """Plain values as a settings class; what is wrong is told with its line."""
     if not isinstance(value, dict):
         raise PipelineError(
-            f"must be a map, not {value!r}", where=document.where(location), allowed=listing(_keys(kind))
+            f"must be a map, not {shown(value)}", where=document.where(location), allowed=listing(_keys(kind))
         )
     try:
         # As JSON, where lists stand for tuples: strict otherwise.
-        return kind.model_validate_json(_as_json(value, document, location), strict=True)
+        return kind.model_validate_json(json.dumps(value, allow_nan=False), strict=True)
     except ValidationError as errors:
-        raise _explain(errors.errors()[0], kind, document, location) from errors
-
-
-def _as_json(value: Any, document: Document, location: Location) -> str:
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError as error:
-        raise PipelineError("has a number that is infinite or not a number", where=document.where(location)) from error
+        # An unknown key first: it may be the reason why another one is missing.
+        found = sorted(errors.errors(), key=lambda error: error["type"] != "extra_forbidden")
+        raise _explain(found[0], kind, document, location) from errors
 
 
 def _keys(kind: type[Settings]) -> list[str]:
     return [*kind.model_fields]
+
+
+def _no_such(what: str, name: str, known: Iterable[str], document: Document, location: Location) -> PipelineError:
+    return PipelineError(
+        f"there is no {what} {name!r}",
+        where=document.where(location),
+        allowed=listing([*known]),
+        todo=nearest(name, known),
+    )
 
 
 def _unknown(document: Document, location: Location, key: str, known: list[str]) -> PipelineError:
@@ -287,21 +317,29 @@ def _unknown(document: Document, location: Location, key: str, known: list[str])
 
 def _explain(error: Any, kind: type[Settings], document: Document, location: Location) -> PipelineError:
     """One of pydantic's errors as ours."""
-    inner = tuple(part for part in error["loc"] if isinstance(part, int) or not part.endswith("]"))
+    inner: Location = ()
+    for part in error["loc"]:  # what does not stand in the file is pydantic's name for a part of a union
+        if (*location, *inner, part) in document.lines or error["type"] == "missing":
+            inner = (*inner, part)
     holder: Any = kind
     for part in inner[:-1]:
-        following = holder.model_fields.get(part) if isinstance(holder, type) and issubclass(holder, Settings) else None
+        following = holder.model_fields.get(str(part)) if _is_settings(holder) else None
         holder = following.annotation if following is not None else None
-    if error["type"] == "extra_forbidden" and isinstance(holder, type) and issubclass(holder, Settings):
+    if error["type"] == "extra_forbidden" and _is_settings(holder):
         return _unknown(document, (*location, *inner[:-1]), str(inner[-1]), _keys(holder))
     where = document.where((*location, *inner))
     if error["type"] == "missing":
         return PipelineError(f"the key {inner[-1]!r} is missing", where=where)
-    message = error["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+    message = error["msg"].removeprefix("Value error, ").replace("Input should", "should")
+    message = message.replace("String should", "should").replace("an object", "a map")
     if error["type"] == "value_error":
         return PipelineError(message, where=where)
     suggestion = nearest(error["input"], _words(error)) if isinstance(error["input"], str) else ""
-    return PipelineError(f"{error['input']!r} {message}", where=where, todo=suggestion)
+    return PipelineError(f"{shown(error['input'])} {message}", where=where, todo=suggestion)
+
+
+def _is_settings(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Settings)
 
 
 def _words(error: Any) -> list[str]:

@@ -32,8 +32,16 @@ def stage_row(step: Step) -> dict[str, Any]:
         "kind": step.makes,
         "settings": step.stage.model_dump(mode="json", exclude={"id"}),
         "facts": {},
-        "measurements": {},
+        "measurements": unmeasured(f"skipped: {step.skip}" if step.skip else "the run did not get so far"),
     }
+
+
+UNITS = {"accuracy": "fraction", "parameters": "parameters", "macs": "MACs", "size_bytes": "bytes"}
+
+
+def unmeasured(reason: str) -> dict[str, Any]:
+    """The measurements of a stage that has none, and why."""
+    return {name: missing(unit, reason).to_json() for name, unit in UNITS.items()}
 
 
 def build(

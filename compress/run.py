@@ -227,7 +227,10 @@ def _probes(session: Session, findings: dict[str, Any]) -> None:
     """Measures every model on validation and in size; original and result on test and in time."""
     findings["data"] = session.obtain("data", DataSummary(), {}, Kind.FINDINGS)[0].facts
     models = {name: artifact for name, artifact in session.artifacts.items() if artifact.kind in MEASURED}
-    for name, artifact in models.items():
+    for name, artifact in session.artifacts.items():
+        if artifact.kind not in MEASURED:
+            session.rows[name]["measurements"] = record.unmeasured(f"a {artifact.kind} is not measured")
+            continue
         subject = {"model": artifact}
         size, _ = session.obtain(f"size of {name}", Size(), subject, Kind.FINDINGS)
         accuracy, _ = session.obtain(f"accuracy of {name}", Accuracy(split="validation"), subject, Kind.FINDINGS)

@@ -20,12 +20,14 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from compress.errors import StoreError
 from compress.stage import Artifact, Facts, Kind
@@ -61,9 +63,15 @@ def explain(error: OSError, what: str) -> StoreError:
     return StoreError(f"{what}: {reason}", where=where, todo=todo)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file so that it is either the old or the new one at every moment."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def write_atomically(path: Path, content: bytes, scratch: Path | None = None) -> None:
+    """Writes a file so that it is either the old or the new one at every moment.
+
+    Args:
+        path: the file.
+        content: what it shall hold.
+        scratch: a folder of the same file system for the new file until it is complete; by default the file's own.
+    """
+    handle, temporary = tempfile.mkstemp(dir=scratch or path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
@@ -90,17 +98,16 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._presence: IO[str] | None = None
 
     def find(self, key: str) -> Artifact | None:
         """The artifact that answers a key, or None. A damaged one counts as none."""
         try:
-            digest = (self.folder / "keys" / key).read_text().strip()
+            line = (self.folder / "keys" / key).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise explain(error, "the store cannot be read") from error
-        return self._open(digest)
+        return self._open(line[:64].decode()) if re.fullmatch(rb"[0-9a-f]{64}\n", line) else None
 
     def _open(self, digest: str) -> Artifact | None:
         """An artifact whose every byte is what was published, or None."""
@@ -128,19 +135,28 @@ class Store:
         try:
             for name in ("artifacts", "keys", "locks", "scratch"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
-            self._presence = (self.folder / "lock").open("w")
-            if _try_lock(self._presence):
+            presence = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+            weakref.finalize(self, os.close, presence)
+            if _try_lock(presence):
                 for left in (self.folder / "scratch").iterdir():
                     shutil.rmtree(left)
-            fcntl.flock(self._presence, fcntl.LOCK_SH)
+            fcntl.flock(presence, fcntl.LOCK_SH)
         except OSError as error:
             raise explain(error, "the store cannot be written") from error
 
     @contextmanager
     def lock(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
-        """Holds a key while it is being made; calls `waiting` if another process holds it."""
-        with (self.folder / "locks" / key).open("w") as stream:
-            if not _try_lock(stream):
+        """Holds a key while it is being made; calls `waiting` if another process holds it.
+
+        Raises:
+            StoreError: the disk is full, or the folder cannot be written.
+        """
+        try:
+            stream = (self.folder / "locks" / key).open("w")
+        except OSError as error:
+            raise explain(error, "the store cannot be written") from error
+        with stream:
+            if not _try_lock(stream.fileno()):
                 waiting()
                 fcntl.flock(stream, fcntl.LOCK_EX)
             yield
@@ -177,7 +193,7 @@ class Store:
                 if self._open(digest) is None:  # damaged: out of the way, then again
                     os.rename(place, folder.parent / "damaged")
         _sync(place.parent)
-        write_atomically(self.folder / "keys" / key, digest.encode() + b"\n")
+        write_atomically(self.folder / "keys" / key, digest.encode() + b"\n", folder.parent)
         return artifact
 
 
@@ -186,10 +202,10 @@ def _artifact_digest(content: dict[str, Any]) -> str:
     return digest_of({name: content[name] for name in ("kind", "files", "facts")})
 
 
-def _try_lock(stream: IO[str]) -> bool:
-    """Takes the lock if it is free. It ends with the stream, or with the process."""
+def _try_lock(handle: int) -> bool:
+    """Takes the lock if it is free. It ends when the file is closed, or with the process."""
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

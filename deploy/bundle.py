@@ -24,6 +24,7 @@ import hashlib
 import io
 import json
 import re
+import struct
 import zipfile
 from typing import Any, Dict, Mapping
 
@@ -38,6 +39,15 @@ MAX_MANIFEST_BYTES = 1 << 20
 MAX_MEMBERS = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 _ROLES = ("original", "int8", "compiled")
+_ZIP_ERRORS = (zipfile.BadZipFile, struct.error, ValueError, LookupError, OSError, EOFError, RuntimeError)
+"""What zipfile raises for bad archives; the older it is, the more kinds."""
+_TENSOR = {"name", "shape", "dtype", "scale", "zero_point"}
+_ARRAY = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '([<>|][biuf](?:[1248]|16))', "
+    rb"'fortran_order': False, 'shape': \(([0-9, ]{0,100})\), \} *\n",
+    re.DOTALL,
+)
+"""The start of a .npy member as `array_bytes` writes it: dtype and shape."""
 
 
 class BundleError(ValueError):
@@ -58,6 +68,11 @@ def _archive(members: Mapping[str, bytes]) -> bytes:
     return stream.getvalue()
 
 
+def _manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
+    """The one way to write a manifest. NaN and infinity are no JSON."""
+    return json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
+
+
 def pack(manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> bytes:
     """The bytes of a bundle.
 
@@ -73,9 +88,7 @@ def pack(manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> bytes:
         {"name": name, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for name, content in ordered.items()
     ]
-    full = dict(manifest, schema_version=SCHEMA_VERSION, members=table)
-    text = json.dumps(full, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
-    everything = {MANIFEST: text}
+    everything = {MANIFEST: _manifest_bytes(dict(manifest, schema_version=SCHEMA_VERSION, members=table))}
     everything.update(ordered)
     content = _archive(everything)
     Bundle(content)
@@ -127,9 +140,14 @@ class Bundle:
         Raises:
             BundleError: the member is no array.
         """
+        content = self.members.get(name, b"")
+        header = _ARRAY.match(content)  # numpy's own parser evaluates the header, and stumbles over many a bad one
+        if header is None:
+            raise BundleError("%s is not an array of numbers" % name)
         try:
-            return np.load(io.BytesIO(self.members[name]), allow_pickle=False)
-        except (ValueError, OSError, EOFError, KeyError) as error:
+            shape = tuple(int(side) for side in header.group(2).split(b",") if side.strip())
+            return np.frombuffer(content[header.end() :], header.group(1).decode()).reshape(shape).copy()
+        except (ValueError, TypeError, OverflowError) as error:
             raise BundleError("%s is not an array: %s" % (name, error))
 
 
@@ -149,6 +167,7 @@ def _read_archive(content: bytes) -> Dict[str, bytes]:
     if len(content) > MAX_BYTES:
         raise BundleError("too large for a bundle (at most %d bytes)" % MAX_BYTES)
     members: Dict[str, bytes] = {}
+    room = len(content)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             infos = archive.infolist()
@@ -158,12 +177,13 @@ def _read_archive(content: bytes) -> Dict[str, bytes]:
                 if not _NAME.match(info.filename) or info.filename in members:
                     raise BundleError("not a bundle: the member name %r is not allowed" % info.filename)
                 stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
-                if not stored or info.file_size > len(content):
-                    raise BundleError("not a bundle: %s is compressed" % info.filename)
+                room -= info.file_size  # members that share bytes would unpack to far more than the file has
+                if not stored or room < 0:
+                    raise BundleError("not a bundle: %s is compressed, or shares bytes with another" % info.filename)
                 members[info.filename] = archive.read(info)
     except BundleError:
         raise
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+    except _ZIP_ERRORS as error:
         raise BundleError("not a bundle, or a damaged one: %s" % error)
     if _archive(members) != content:
         raise BundleError("the archive's own tables were changed, or another program packed it")
@@ -175,6 +195,7 @@ def _read_manifest(text: bytes) -> Dict[str, Any]:
         raise BundleError("the manifest is too large (at most %d bytes)" % MAX_MANIFEST_BYTES)
     try:
         manifest = json.loads(text.decode())
+        written = _manifest_bytes(manifest)
     except (ValueError, RecursionError) as error:
         raise BundleError("the manifest is not JSON: %s" % error)
     if not isinstance(manifest, dict) or "schema_version" not in manifest:
@@ -184,6 +205,8 @@ def _read_manifest(text: bytes) -> Dict[str, Any]:
             "the bundle has schema %r; this version of Coralline reads schema %d"
             % (manifest["schema_version"], SCHEMA_VERSION)
         )
+    if written != text:
+        raise BundleError("the manifest is not written as a bundle's manifest is")
     return manifest
 
 
@@ -207,9 +230,11 @@ def _check_references(manifest: Dict[str, Any], members: Dict[str, bytes]) -> No
         files = list(golden["inputs"]) + list(golden["outputs"].values())
         files += [model["file"] for model in models.values()]
         known = all(role in _ROLES for role in models) and all(role in models for role in golden["outputs"])
-        typed = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
-        typed = typed and isinstance(manifest["name"], str)
-        typed = typed and isinstance(manifest["preprocessing"]["digest"], str)
+        texts = [manifest["name"], manifest["coralline"], manifest["preprocessing"]["digest"]]
+        typed = isinstance(labels, list) and all(isinstance(text, str) for text in texts + labels)
+        typed = typed and isinstance(golden["inputs"], list) and isinstance(manifest["preprocessing"]["steps"], list)
+        tensors = [model[end] for model in models.values() for end in ("input", "output")]
+        typed = typed and all(isinstance(tensor, dict) and set(tensor) >= _TENSOR for tensor in tensors)
     except (KeyError, TypeError, AttributeError) as error:
         raise BundleError("the manifest is incomplete: %r" % error)
     if not typed or not known or not models:

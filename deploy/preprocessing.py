@@ -23,6 +23,7 @@ import numpy as np
 VERSION = 1
 """Raised when the same specification would give other numbers than before."""
 
+_LARGEST = float(np.finfo(np.float32).max)
 Range = Tuple[float, float]
 Array = Any
 """A numpy array. (numpy 1.16, which old boards have, knows no types to say more with.)"""
@@ -41,8 +42,8 @@ class PreprocessingError(ValueError):
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
-        raise PreprocessingError("%s must be a number, not %r" % (name, value))
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:
+        raise PreprocessingError("%s must be a number that float32 can hold, not %r" % (name, value))
     return float(value)
 
 
@@ -74,19 +75,20 @@ class Resize:
 
     def __call__(self, image: Array) -> Array:
         """The changed image: float32 [height, width, channels]."""
-        for axis, side in enumerate(self.size):
-            if image.shape[axis] != side:
-                image = self._along(image, axis, side)
+        for axis in (1, 0):  # width first and all in float32, as TensorFlow does it: equal to the bit
+            if image.shape[axis] != self.size[axis]:
+                image = self._along(image, axis, self.size[axis])
         return image
 
     def _along(self, image: Array, axis: int, side: int) -> Array:
         length = image.shape[axis]
-        centres = (np.arange(side, dtype=np.float64) + 0.5) * (float(length) / side)
+        half = np.float32(0.5)
+        centres = (np.arange(side, dtype=np.float32) + half) * (np.float32(length) / np.float32(side))
         if self.filter == "nearest":
             return np.take(image, np.minimum(centres.astype(np.int64), length - 1), axis=axis)
-        position = centres - 0.5
+        position = centres - half
         below = np.floor(position)
-        weight = (position - below).astype(np.float32)
+        weight = position - below
         shape = [1] * image.ndim
         shape[axis] = side
         weight = weight.reshape(shape)
@@ -107,12 +109,18 @@ class Scale:
         object.__setattr__(self, "to", _numbers(self.to, "to", 2))
         if self.from_[0] == self.from_[1]:
             raise PreprocessingError("from must be two different numbers, not %r" % (list(self.from_),))
+        if not all(abs(value) <= _LARGEST for value in self._line()):
+            raise PreprocessingError("from %r and to %r are too far apart for float32" % (self.from_, self.to))
+
+    def _line(self) -> Range:
+        (a, b), (c, d) = self.from_, self.to
+        factor = (d - c) / (b - a)
+        return factor, c - a * factor
 
     def __call__(self, image: Array) -> Array:
         """The changed image: float32 [height, width, channels]."""
-        (a, b), (c, d) = self.from_, self.to
-        factor = (d - c) / (b - a)
-        return image * np.float32(factor) + np.float32(c - a * factor)
+        factor, offset = self._line()
+        return image * np.float32(factor) + np.float32(offset)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +133,7 @@ class Normalize:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", _numbers(self.mean, "mean"))
         object.__setattr__(self, "std", _numbers(self.std, "std"))
-        if any(value <= 0 for value in self.std):
+        if any(np.float32(value) <= 0 for value in self.std):
             raise PreprocessingError("std must be larger than 0, not %r" % (list(self.std),))
 
     def __call__(self, image: Array) -> Array:
@@ -157,8 +165,8 @@ class Preprocessing:
     def __init__(self, specification: Sequence[Any]) -> None:
         if not isinstance(specification, (list, tuple)):
             raise PreprocessingError("preprocess must be a list of steps, not %r" % (specification,))
-        self.specification: List[Dict[str, Any]] = json.loads(json.dumps(list(specification)))
         self._steps = [_parse(entry, index) for index, entry in enumerate(specification)]
+        self.specification: List[Dict[str, Any]] = json.loads(json.dumps(list(specification)))
 
     @property
     def digest(self) -> str:

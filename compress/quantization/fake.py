@@ -86,10 +86,10 @@ def _quantized(library: Any, kind: str, axes: tuple[int, ...]) -> Any:
         # The base classes read their kernel as an attribute in call(): here they get the rounded one.
         rounding = False
 
-        def call(self, *args: Any, **kwargs: Any) -> Any:
+        def call(self, inputs: Any) -> Any:
             self.rounding = True
             try:
-                return super().call(*args, **kwargs)
+                return super().call(inputs)
             finally:
                 self.rounding = False
 

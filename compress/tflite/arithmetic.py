@@ -17,7 +17,7 @@ def macs(graph: Graph, operator: Operator) -> int:
         return 0
     out = graph.made(operator)[0]
     if operator.name == "TRANSPOSE_CONV":
-        _, kernel_h, kernel_w, channels = graph.tensors[operator.inputs[1]].shape
+        channels, kernel_h, kernel_w, _ = graph.tensors[operator.inputs[1]].shape  # [out, kh, kw, in]
         return graph.tensors[operator.inputs[2]].elements * kernel_h * kernel_w * channels
     if operator.name == "UNIDIRECTIONAL_SEQUENCE_LSTM":
         weights = sum(graph.tensors[operator.inputs[i]].elements for i in _LSTM_WEIGHTS if operator.inputs[i] != NONE)

@@ -131,7 +131,7 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context) ->
     validation = (context.data.inputs("validation"), context.data.labels("validation"))
     callback = _callback(library, context.progress, len(batches), settings.epochs)
     history = trainer.fit(
-        batches, epochs=settings.epochs, validation_data=validation, verbose=0, callbacks=[callback]
+        batches, epochs=settings.epochs, validation_data=validation, shuffle=False, verbose=0, callbacks=[callback]
     ).history
     rows = [
         {name: round(float(values[epoch]), 6) for name, values in history.items()}

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+
+from compress.errors import StageError
+from compress.quantization import calibration, conversion, points
+from compress.quantization.plan import QuantizationPlan, nudged, on_grid
+from compress.tflite import graph
+from compress.tflite.runtime import Model
+from compress.training import network
+from compress.training.folding import canonical
+
+pytestmark = pytest.mark.tensorflow
+
+
+def images(count: int) -> np.ndarray:
+    return np.random.default_rng(count).random((count, 12, 12, 3), np.float32)
+
+
+def quantized(keras: Any, builder: models.Builder, io: Any = "int8") -> tuple[Any, QuantizationPlan, bytes]:
+    model = models.randomized(builder(keras))
+    folded = canonical(network.read(model))
+    plan = calibration.calibrate(folded, images(40))
+    return model, plan, conversion.convert(folded, plan, io)
+
+
+@pytest.mark.parametrize("builder", models.ALL, ids=lambda b: b.__name__)
+def test_the_int8_file_computes_what_the_model_does(keras: Any, builder: models.Builder, tmp_path: Path) -> None:
+    model, _, content = quantized(keras, builder)
+    path = tmp_path / "model.tflite"
+    path.write_bytes(content)
+    expected = np.asarray(model(images(30)))
+    found = Model(path, reproducible=True).scores(images(30))
+    scale = np.abs(expected).max()
+    assert np.abs(found - expected).max() < 0.06 * scale
+    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("builder", models.ALL, ids=lambda b: b.__name__)
+def test_everything_is_integer_and_maps_to_the_edge_tpu(keras: Any, builder: models.Builder) -> None:
+    from compress.edgetpu.placement import place
+    from compress.target import load
+
+    _, _, content = quantized(keras, builder)
+    parsed = graph.parse(content)
+    assert not conversion.float_operators(content)
+    assert {"DEQUANTIZE", "QUANTIZE"}.isdisjoint(operator.name for operator in parsed.operators)
+    assert {parsed.tensors[i].dtype for i in (*parsed.inputs, *parsed.outputs)} == {"INT8"}
+    for operator in parsed.operators:
+        if operator.name == "FULLY_CONNECTED":
+            assert not parsed.tensors[operator.inputs[1]].quantization.per_channel  # type: ignore[union-attr]
+    placed = place(parsed, load("edgetpu"))
+    assert [op.op for op in placed.ops if op.placement == "cpu"] == []
+
+
+@pytest.mark.parametrize("io", ["int8", "uint8"])
+def test_input_and_output_have_the_type_that_was_asked_for(keras: Any, io: str) -> None:
+    _, _, content = quantized(keras, models.plain, io)
+    parsed = graph.parse(content)
+    assert {parsed.tensors[i].dtype for i in (*parsed.inputs, *parsed.outputs)} == {io.upper()}
+
+
+def test_the_ranges_in_the_file_are_those_of_the_plan(keras: Any) -> None:
+    _, plan, content = quantized(keras, models.plain)
+    parsed = graph.parse(content)
+    stored = {
+        round(tensor.quantization.scale[0] * 255, 4)
+        for tensor in parsed.tensors
+        if tensor.dtype == "INT8" and not tensor.is_constant and tensor.quantization
+    }
+    planned = {round(high - low, 4) for low, high in plan.ranges.values()}
+    assert stored == planned
+
+
+def test_a_changed_plan_changes_the_file_there_and_only_there(keras: Any) -> None:
+    model = models.randomized(models.plain(keras))
+    folded = canonical(network.read(model))
+    plan = calibration.calibrate(folded, images(20))
+    name = next(name for name in plan.ranges if "pool" in name)
+    wider = QuantizationPlan({**plan.ranges, name: nudged(0.0, 100.0)}, "by hand")
+    scales = []
+    for each in (plan, wider):
+        parsed = graph.parse(conversion.convert(folded, each))
+        scales.append([t.quantization.scale for t in parsed.tensors if t.quantization and not t.is_constant])
+    changed = [a for a, b in zip(*scales, strict=True) if a != b]
+    assert len(changed) == 1
+
+
+def test_concatenated_tensors_share_a_range_and_pooling_hands_it_on(keras: Any) -> None:
+    folded = canonical(network.read(models.branches(keras)))
+    named = points.find(folded)
+    concat = next(layer for layer in folded.layers.values() if layer.kind == "Concatenate")
+    shared = {named.get(tensor) for tensor in named if named[tensor] == named[network.Tensor(concat.name)]}
+    assert len(shared) == 1
+    assert sum(name == named[network.Tensor(concat.name)] for name in named.values()) == 3
+    pools = [layer.name for layer in folded.layers.values() if "Pooling" in layer.kind]
+    assert pools
+    assert not any(tensor.layer in pools for tensor in named)
+
+
+def test_a_dead_tensor_and_constant_data_are_no_problem(keras: Any) -> None:
+    model = models.plain(keras)
+    for layer in model.layers:
+        if layer.__class__.__name__ == "Conv2D":
+            layer.set_weights([np.zeros_like(w) for w in layer.get_weights()])
+    folded = canonical(network.read(model))
+    plan = calibration.calibrate(folded, np.zeros((4, 12, 12, 3), np.float32))
+    assert not conversion.float_operators(conversion.convert(folded, plan))
+
+
+def test_activations_that_explode_are_an_error(keras: Any) -> None:
+    model = models.plain(keras)
+    folded = canonical(network.read(model))
+    with pytest.raises(StageError, match="not finite on the calibration samples"):
+        calibration.calibrate(folded, np.full((4, 12, 12, 3), np.inf, np.float32))
+
+
+def test_a_layer_that_works_in_several_steps_is_named(keras: Any) -> None:
+    image = keras.Input((12, 12, 3))
+    x = keras.layers.Rescaling(2.0, -1.0)(image)
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(4, 3)(x))
+    model = keras.Model(image, keras.layers.Dense(3)(x))
+    folded = canonical(network.read(model))
+    plan = calibration.calibrate(folded, images(8))
+    with pytest.raises(conversion.FloatOperatorsError, match="operators would stay float.*rescaling"):
+        conversion.convert(folded, plan)
+    assert not conversion.float_operators(conversion.convert_calibrated(model, images(8)))
+
+
+def test_converting_twice_gives_the_same_bytes(keras: Any) -> None:
+    model = models.randomized(models.inverted_residual(keras))
+    folded = canonical(network.read(model))
+    plan = calibration.calibrate(folded, images(8))
+    assert conversion.convert(folded, plan) == conversion.convert(folded, plan)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(-1.0, 1.0), (0.0, 6.0), (0.3, 2.0), (-5.0, -1.0), (0.0, 0.0), (-0.001, 1000.0)]
+)
+def test_a_nudged_range_has_zero_on_a_step(low: float, high: float) -> None:
+    a, b = nudged(low, high)
+    scale = (b - a) / 255
+    assert abs(-a / scale - round(-a / scale)) < 1e-6
+    assert a <= 0 <= b
+    assert abs(a - min(low, 0)) <= scale
+    assert abs(b - max(high, 0)) <= scale + 1e-6
+
+
+def test_weights_on_the_grid_stay_there() -> None:
+    weights = np.random.default_rng(0).normal(size=(3, 3, 8, 16)).astype(np.float32)
+    weights[..., 5] = 0
+    once = on_grid(weights, (0, 1, 2))
+    np.testing.assert_array_equal(on_grid(once, (0, 1, 2)), once)
+    scale = np.abs(weights).max(axis=(0, 1, 2)) / 127
+    assert (np.abs(once - weights).max(axis=(0, 1, 2)) <= scale / 2 + 1e-7).all()

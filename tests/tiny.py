@@ -1,0 +1,139 @@
+"""Small things to test with: .tflite models, data, pipelines, and stages that need no TensorFlow.
+
+`python tests/tiny.py ARGUMENTS` is `python -m compress ARGUMENTS` with these stages beside the shipped ones.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import yaml_text
+
+from compress.errors import StageError
+from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Progress, Stage
+from compress.stages import STAGES as SHIPPED
+from compress.tflite import graph
+
+
+# --- models -----------------------------------------------------------------------------
+
+
+def classifier(
+    inputs: tuple[int, int, int] = (4, 4, 1), classes: int = 3, *, int8: bool = True, filters: int = 4, seed: int = 0
+) -> bytes:
+    """A .tflite file: CONV_2D 3x3 with ReLU, then FULLY_CONNECTED.
+
+    The same seed gives the same weights in float and int8. The int8 one takes [0, 1] as -128 to 127.
+
+    Args:
+        inputs: height, width, channels of its input.
+        classes: how many scores it gives.
+        int8: full integer (convolution per channel, dense per tensor), or float32.
+        filters: channels of the convolution.
+        seed: of the weights.
+    """
+    height, width, channels = inputs
+    random = np.random.default_rng(seed)
+    kernel = random.uniform(-1, 1, (filters, 3, 3, channels))
+    dense = random.uniform(-1, 1, (classes, height * width * filters))
+    biases = random.uniform(-0.1, 0.1, filters), random.uniform(-0.1, 0.1, classes)
+    high = float(np.abs(kernel).sum(axis=(1, 2, 3)).max())  # no activation is larger, for inputs up to 1
+    model = _Model(int8=int8)
+    x = model.activation("image", [1, height, width, channels], (0.0, 1.0))
+    hidden = model.activation("hidden", [1, height, width, filters], (0.0, high))
+    scores = model.activation("scores", [1, classes], (-high * 8, high * 8))
+    model.convolution(x, kernel, biases[0], hidden)
+    model.dense(hidden, dense, biases[1], scores)
+    return model.finish(x, scores)
+
+
+def macs(inputs: tuple[int, int, int] = (4, 4, 1), classes: int = 3, filters: int = 4) -> int:
+    """Multiply-accumulates of `classifier`, counted by hand."""
+    height, width, channels = inputs
+    return height * width * filters * 9 * channels + height * width * filters * classes
+
+
+class _Model:
+    """Puts a `ModelT` together."""
+
+    def __init__(self, *, int8: bool) -> None:
+        from ai_edge_litert import schema_py_generated as schema
+
+        self.schema, self.int8 = schema, int8
+        self.buffers = [schema.BufferT()]
+        self.tensors: list[Any] = []
+        self.codes: list[Any] = []
+        self.operators: list[Any] = []
+        self.scales: list[float] = []
+
+    def tensor(self, name: str, shape: Sequence[int], kind: str, data: Any = None, scale: Any = None, zero: int = 0) -> int:
+        tensor = self.schema.TensorT()
+        tensor.name, tensor.shape, tensor.type = name.encode(), list(shape), getattr(self.schema.TensorType, kind)
+        tensor.buffer = 0
+        if data is not None:
+            buffer = self.schema.BufferT()
+            buffer.data = np.frombuffer(np.ascontiguousarray(data).tobytes(), np.uint8)
+            tensor.buffer = len(self.buffers)
+            self.buffers.append(buffer)
+        if scale is not None:
+            scales = np.atleast_1d(scale).astype(np.float32)
+            tensor.quantization = self.schema.QuantizationParametersT()
+            tensor.quantization.scale = scales.tolist()
+            tensor.quantization.zeroPoint = [zero] * len(scales)
+        self.tensors.append(tensor)
+        self.scales.append(float(np.max(scale)) if scale is not None else 1.0)
+        return len(self.tensors) - 1
+
+    def activation(self, name: str, shape: Sequence[int], span: tuple[float, float]) -> int:
+        if not self.int8:
+            return self.tensor(name, shape, "FLOAT32")
+        scale = (span[1] - span[0]) / 255
+        return self.tensor(name, shape, "INT8", scale=scale, zero=round(-128 - span[0] / scale))
+
+    def weights(self, name: str, values: Any, bias: Any, given: int, *, per_channel: bool) -> tuple[int, int]:
+        if not self.int8:
+            kernel = self.tensor(name, values.shape, "FLOAT32", values.astype(np.float32))
+            return kernel, self.tensor(f"{name}_bias", bias.shape, "FLOAT32", bias.astype(np.float32))
+        axes = tuple(range(1, values.ndim)) if per_channel else None
+        scale = np.abs(values).max(axis=axes, keepdims=per_channel) / 127
+        kernel = self.tensor(name, values.shape, "INT8", np.rint(values / scale).astype(np.int8), scale.reshape(-1))
+        step = scale.reshape(-1) * self.scales[given]
+        return kernel, self.tensor(f"{name}_bias", bias.shape, "INT32", np.rint(bias / step).astype(np.int32), step)
+
+    def convolution(self, given: int, values: Any, bias: Any, made: int) -> None:
+        options = self.schema.Conv2DOptionsT()
+        options.padding, options.strideH, options.strideW = self.schema.Padding.SAME, 1, 1
+        options.fusedActivationFunction = self.schema.ActivationFunctionType.RELU
+        inputs = [given, *self.weights("kernel", values, bias, given, per_channel=True)]
+        self.operator("CONV_2D", inputs, made, options)
+
+    def dense(self, given: int, values: Any, bias: Any, made: int) -> None:
+        inputs = [given, *self.weights("dense", values, bias, given, per_channel=False)]
+        self.operator("FULLY_CONNECTED", inputs, made, self.schema.FullyConnectedOptionsT())
+
+    def operator(self, name: str, inputs: list[int], made: int, options: Any) -> None:
+        code = self.schema.OperatorCodeT()
+        code.builtinCode = code.deprecatedBuiltinCode = getattr(self.schema.BuiltinOperator, name)
+        code.version = 3 if self.int8 else 1
+        operator = self.schema.OperatorT()
+        operator.opcodeIndex, operator.inputs, operator.outputs = len(self.codes), inputs, [made]
+        kind = type(options).__name__.removesuffix("T")
+        operator.builtinOptionsType, operator.builtinOptions = getattr(self.schema.BuiltinOptions, kind), options
+        self.codes.append(code)
+        self.operators.append(operator)
+
+    def finish(self, given: int, made: int) -> bytes:
+        main = self.schema.SubGraphT()
+        main.name, main.tensors, main.operators = b"main", self.tensors, self.operators
+        main.inputs, main.outputs = [given], [made]
+        model = self.schema.ModelT()
+        model.version, model.description = 3, b"tiny"
+        model.operatorCodes, model.subgraphs, model.buffers = self.codes, [main], self.buffers
+        return graph.serialize(SimpleNamespace(source=model))

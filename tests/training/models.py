@@ -1,0 +1,102 @@
+"""Small networks that together hold every way channels can be tied, for the tests of training and quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Builder = Callable[[Any], Any]
+
+
+def plain(keras: Any) -> Any:
+    """Conv, batch norm, ReLU, pooling, global average."""
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    x = image
+    for filters in (8, 12, 16):
+        x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+        x = layers.BatchNormalization()(x)
+        x = layers.ReLU()(x)
+    x = layers.MaxPooling2D()(x)
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(image, layers.Dense(5, activation="softmax")(x), name="plain")
+
+
+def inverted_residual(keras: Any) -> Any:
+    """Depthwise blocks with ReLU6, an addition, and a bottleneck that must stay tied."""
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    x = layers.Conv2D(8, 3, strides=2, padding="same", use_bias=False)(image)
+    x = layers.BatchNormalization()(x)
+    for _ in range(2):
+        y = layers.Conv2D(24, 1, use_bias=False)(x)
+        y = layers.ReLU(6.0)(layers.BatchNormalization()(y))
+        y = layers.DepthwiseConv2D(3, padding="same", use_bias=False)(y)
+        y = layers.ReLU(6.0)(layers.BatchNormalization()(y))
+        y = layers.BatchNormalization()(layers.Conv2D(8, 1, use_bias=False)(y))
+        x = layers.Add()([x, y])
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(image, layers.Dense(5)(x), name="inverted_residual")
+
+
+def branches(keras: Any) -> Any:
+    """Concatenation, transposed and separable convolutions, PReLU, flatten, an activation inside a layer."""
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    first = layers.Conv2D(8, 3, padding="same", activation="relu")(image)
+    x = layers.MaxPooling2D()(first)
+    x = layers.Conv2D(16, 3, padding="same", activation="relu6")(x)
+    x = layers.Conv2DTranspose(12, 2, 2)(x)
+    x = layers.Concatenate()([x, first])
+    x = layers.SeparableConv2D(8, 3, padding="same", depth_multiplier=2)(x)
+    x = layers.PReLU(shared_axes=[1, 2])(x)
+    x = layers.AveragePooling2D(4)(x)
+    x = layers.Flatten()(x)
+    x = layers.Dense(16, activation="relu")(x)
+    return keras.Model(image, layers.Dense(5)(x), name="branches")
+
+
+def squeeze_excite(keras: Any) -> Any:
+    """A gate that is multiplied onto the channels it was computed from."""
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    x = layers.Conv2D(16, 3, padding="same", activation="relu")(image)
+    gate = layers.GlobalAveragePooling2D(keepdims=True)(x)
+    gate = layers.Conv2D(8, 1, activation="relu")(gate)
+    gate = layers.Conv2D(16, 1, activation="sigmoid")(gate)
+    x = layers.Multiply()([x, gate])
+    x = layers.Reshape((-1, 16))(x)
+    x = layers.GlobalAveragePooling1D()(x)
+    return keras.Model(image, layers.Dense(5)(x), name="squeeze_excite")
+
+
+def nested(keras: Any) -> Any:
+    """A model inside the model, and a layer used twice."""
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    body = keras.Sequential(
+        [keras.Input((12, 12, 8)), layers.Conv2D(8, 3, padding="same"), layers.ReLU()], name="body"
+    )
+    x = layers.Conv2D(8, 1, name="stem")(image)
+    x = body(body(x))
+    shared = layers.Dense(8, activation="relu", name="shared")
+    x = layers.GlobalMaxPooling2D()(x)
+    once = shared(x)
+    x = layers.Add()([once, shared(once)])
+    return keras.Model(image, layers.Dense(5)(x), name="nested")
+
+
+ALL: tuple[Builder, ...] = (plain, inverted_residual, branches, squeeze_excite, nested)
+
+
+def randomized(model: Any, seed: int = 0) -> Any:
+    """The model with weights far from their initial values, batch norm statistics too."""
+    random = np.random.default_rng(seed)
+    for weight in model.weights:
+        if weight.path.endswith("moving_variance"):
+            weight.assign(random.uniform(0.5, 1.5, weight.shape))
+        elif len(weight.shape) == 1:
+            weight.assign(random.normal(0.3, 0.2, weight.shape))
+    return model

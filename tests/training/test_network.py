@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+
+from compress.errors import ModelError
+from compress.training import network
+from compress.training.network import Tensor
+
+pytestmark = pytest.mark.tensorflow
+
+
+def images(count: int = 3) -> np.ndarray:
+    return np.random.default_rng(1).random((count, 12, 12, 3), np.float32)
+
+
+@pytest.mark.parametrize("builder", models.ALL, ids=lambda b: b.__name__)
+def test_a_model_read_and_built_again_computes_the_same(keras: Any, builder: models.Builder) -> None:
+    model = models.randomized(builder(keras))
+    again = network.build(network.read(model))
+    np.testing.assert_array_equal(np.asarray(again(images())), np.asarray(model(images())))
+
+
+def test_nested_models_are_inlined(keras: Any) -> None:
+    read = network.read(models.nested(keras))
+    assert not {layer.kind for layer in read.layers.values()} & {"Sequential", "Functional"}
+    assert [len(layer.calls) for layer in read.layers.values() if layer.name == "body_" + layer.name[5:]]
+
+
+def test_operators_and_keyword_arguments_survive(keras: Any) -> None:
+    left, right = keras.Input((4,)), keras.Input((4,))
+    x = keras.layers.Dense(3)(keras.ops.relu(left * 2.0 - right))
+    model = keras.Model([left, right], [x, keras.ops.mean(x, axis=-1, keepdims=True)])
+    again = network.build(network.read(model))
+    given = [np.random.default_rng(i).random((2, 4), np.float32) for i in range(2)]
+    for mine, theirs in zip(again(given), model(given), strict=True):
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
+
+
+def test_in_order_gives_every_call_after_what_it_needs(keras: Any) -> None:
+    read = network.read(models.branches(keras))
+    done: set[Tensor] = set()
+    for layer, call in read.in_order():
+        assert not layer.calls or set(layer.given(call)) <= done
+        done.add(Tensor(layer.name, call))
+    assert len(done) == len(read.layers)
+
+
+def test_a_subclassed_model_is_refused_with_what_to_do(keras: Any) -> None:
+    class Hidden(keras.Model):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(ModelError, match="written as a class.*functional or sequential"):
+        network.read(Hidden())
+
+
+def test_edited_moves_consumers_and_outputs(keras: Any) -> None:
+    model = models.plain(keras)
+    read = network.read(model)
+    norm = next(layer for layer in read.layers.values() if layer.kind == "BatchNormalization")
+    without = read.edited({norm.name: None}, {Tensor(norm.name): norm.given()[0]})
+    assert norm.name not in without.layers
+    assert len(network.build(without).layers) == len(model.layers) - 1
