@@ -7,7 +7,6 @@ happens: a failed or interrupted run has one too.
 
 from __future__ import annotations
 
-import shutil
 import time
 import traceback
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from compress import record
-from compress.errors import EXIT_INTERRUPTED, CorallineError, StageError
+from compress.errors import EXIT_INTERRUPTED, CorallineError, StageError, StoreError
 from compress.pipeline import Pipeline, Step
 from compress.probes import Accuracy, DataSummary, Latency, Size
 from compress.report import render
@@ -35,7 +34,6 @@ from compress.stage import (
     Work,
 )
 from compress.store import Store, digest_of, explain, write_atomically
-from deploy.bundle import BundleError
 
 STORE = ".store"
 MEASURED = (Kind.KERAS, Kind.TFLITE, Kind.COMPILED)
@@ -182,12 +180,15 @@ def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] 
     try:
         _stages(session)
         _probes(session, findings)
-    except (CorallineError, KeyboardInterrupt, BundleError) as error:
+    except (CorallineError, KeyboardInterrupt) as error:
         failed = next((row["id"] for row in session.rows.values() if row["status"] == "failed"), None)
         exit_code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
         message = str(error) or "interrupted with Ctrl-C"
         told = {"stage": failed, "message": message, "exit_code": exit_code}
-        _publish(session, findings, told, time.monotonic() - started)
+        try:
+            _publish(session, findings, told, time.monotonic() - started)
+        except StoreError as second:  # a full disk, most likely: what went wrong first matters more
+            monitor.log(str(second))
         raise
     return _publish(session, findings, None, time.monotonic() - started)
 
@@ -257,19 +258,12 @@ def _publish(
             if name not in outputs:
                 (session.folder / name).unlink(missing_ok=True)
         for name, path in outputs.items():
-            _copy(path, session.folder / name)
+            write_atomically(session.folder / name, path.read_bytes())
         for name, content in render(found).items():
             write_atomically(session.folder / name, content)
     except OSError as problem:
         raise explain(problem, "the report cannot be written") from problem
     return found
-
-
-def _copy(source: Path, destination: Path) -> None:
-    """Copies a file so that the destination is complete at every moment."""
-    temporary = destination.with_name(f".{destination.name}.part")
-    shutil.copyfile(source, temporary)
-    temporary.replace(destination)
 
 
 def _outputs(session: Session) -> dict[str, Path]:

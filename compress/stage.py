@@ -137,7 +137,12 @@ class Settings(BaseModel):
     """Strict, frozen settings: unknown keys, wrong types, NaN and infinity are refused."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        defer_build=True,  # most settings are not used in most runs, and building costs start-up time
     )
 
 

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +17,11 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
-import yaml_text
 
 from compress.errors import StageError
 from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Progress, Stage
 from compress.stages import STAGES as SHIPPED
 from compress.tflite import graph
-
 
 # --- models -----------------------------------------------------------------------------
 
@@ -43,6 +44,7 @@ def classifier(
     random = np.random.default_rng(seed)
     kernel = random.uniform(-1, 1, (filters, 3, 3, channels))
     dense = random.uniform(-1, 1, (classes, height * width * filters))
+    dense -= dense.mean(axis=1, keepdims=True)  # otherwise one class wins whatever the input
     biases = random.uniform(-0.1, 0.1, filters), random.uniform(-0.1, 0.1, classes)
     high = float(np.abs(kernel).sum(axis=(1, 2, 3)).max())  # no activation is larger, for inputs up to 1
     model = _Model(int8=int8)
@@ -73,7 +75,9 @@ class _Model:
         self.operators: list[Any] = []
         self.scales: list[float] = []
 
-    def tensor(self, name: str, shape: Sequence[int], kind: str, data: Any = None, scale: Any = None, zero: int = 0) -> int:
+    def tensor(
+        self, name: str, shape: Sequence[int], kind: str, data: Any = None, scale: Any = None, zero: int = 0
+    ) -> int:
         tensor = self.schema.TensorT()
         tensor.name, tensor.shape, tensor.type = name.encode(), list(shape), getattr(self.schema.TensorType, kind)
         tensor.buffer = 0
@@ -137,3 +141,177 @@ class _Model:
         model.version, model.description = 3, b"tiny"
         model.operatorCodes, model.subgraphs, model.buffers = self.codes, [main], self.buffers
         return graph.serialize(SimpleNamespace(source=model))
+
+
+# --- data and pipelines -----------------------------------------------------------------
+
+
+def data(path: Path, samples: int = 90, inputs: tuple[int, int, int] = (4, 4, 1), classes: int = 3) -> Path:
+    """A .npz file: x float32 in [0, 1], y class indices, as many of each class."""
+    x = np.random.default_rng(1).random((samples, *inputs), np.float32)
+    np.savez(path, x=x, y=np.arange(samples) % classes)
+    return path
+
+
+def project(folder: Path, stages: Sequence[Any] = ("compile", "package"), **keys: Any) -> Path:
+    """A folder with model.tflite, data.npz and pipeline.yaml, which takes the model through `stages`.
+
+    Args:
+        folder: where; created if it does not exist.
+        stages: the list of stages, as plain values.
+        keys: other keys of the pipeline file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "model.tflite").exists():
+        (folder / "model.tflite").write_bytes(classifier())
+        data(folder / "data.npz")
+    content = {
+        "schema_version": 1,
+        "name": "tiny",
+        "model": {"file": "model.tflite"},
+        "data": {"source": {"npz": {"file": "data.npz"}}},
+        "stages": list(stages),
+        "measure": {"latency": {"runs": 5}},
+    } | keys
+    path = folder / "pipeline.yaml"
+    path.write_text(json.dumps(content, indent=1))  # JSON is YAML
+    return path
+
+
+# --- stages -----------------------------------------------------------------------------
+
+
+class _Light(Stage):
+    """Takes a .tflite model and gives one."""
+
+    consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.TFLITE})
+    produces: ClassVar[Kind] = Kind.TFLITE
+
+    def pass_on(self, given: Artifact, context: Context) -> Facts:
+        (context.folder / MODEL_TFLITE).write_bytes(given.file(MODEL_TFLITE).read_bytes())
+        return {"bytes": given.file(MODEL_TFLITE).stat().st_size}
+
+
+class Stamp(_Light):
+    """Writes a text into the model's description: the output changes with the text, and with nothing else."""
+
+    name: ClassVar[str] = "stamp"
+    text: str = ""
+    """The text."""
+    remark: str = ""
+    """Changes nothing in the output."""
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        parsed = graph.read(given.file(MODEL_TFLITE))
+        parsed.source.description = self.text.encode()
+        (context.folder / MODEL_TFLITE).write_bytes(graph.serialize(parsed))
+        return {"text": self.text}
+
+
+class Seeded(_Light):
+    """Its result depends on the seed, the data and the original."""
+
+    name: ClassVar[str] = "seeded"
+    needs: ClassVar[frozenset[Need]] = frozenset({"seed", "data", "original"})
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        return {
+            **self.pass_on(given, context),
+            "seed": context.seed,
+            "original": context.original.digest,
+            "samples": len(context.data.labels("train")),
+        }
+
+
+class Pause(_Light):
+    """Creates the file `started`, then waits until the file `go` is there, or some seconds have passed."""
+
+    name: ClassVar[str] = "pause"
+    started: str
+    """The file that says that this stage runs."""
+    go: str = ""
+    """The file that ends the wait."""
+    seconds: float = 60.0
+    """How long to wait at most."""
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        (context.folder / "half.tmp").write_bytes(b"half")
+        Path(self.started).touch()
+        end = time.monotonic() + self.seconds
+        while time.monotonic() < end and not (self.go and Path(self.go).exists()):
+            context.progress.update(1, 2, loss=0.5)
+            time.sleep(0.01)
+        (context.folder / "half.tmp").unlink()
+        return self.pass_on(given, context)
+
+
+class Fail(_Light):
+    """Fails in some way as long as the file `unless` is not there."""
+
+    name: ClassVar[str] = "fail"
+    how: str = "stage"
+    """stage, library, interrupt, disk or noise."""
+    unless: str = "/nonexistent"
+    """The file that makes it work."""
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        (context.folder / "half.tflite").write_bytes(b"half")
+        print("noise from Python")
+        os.write(1, b"noise from C on 1\n")
+        os.write(2, b"noise from C on 2\n")
+        if not Path(self.unless).exists() and self.how != "noise":
+            raise {
+                "stage": StageError("there is nothing to do it with", allowed="something", todo="get something"),
+                "library": ValueError("the first line\nthe second line"),
+                "interrupt": KeyboardInterrupt(),
+                "disk": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/somewhere"),
+            }[self.how]
+        (context.folder / "half.tflite").unlink()
+        return self.pass_on(given, context)
+
+
+LIGHT: dict[str, type[Stage]] = {stage.name: stage for stage in (Stamp, Seeded, Pause, Fail)}
+STAGES: dict[str, type[Stage]] = {**SHIPPED, **LIGHT}
+
+
+# --- runs -------------------------------------------------------------------------------
+
+
+class Notes:
+    """A `compress.run.Monitor`, and a `Progress`, that remembers."""
+
+    def __init__(self) -> None:
+        self.statuses: dict[str, str] = {}
+        self.worked: list[str] = []
+        self.noted: list[str] = []
+        self.logged: list[str] = []
+
+    @contextmanager
+    def working(self, title: str) -> Iterator[Progress]:
+        self.worked.append(title)
+        yield self
+
+    def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
+        self.statuses[title] = status
+
+    def log(self, text: str) -> None:
+        self.logged.append(text)
+
+    def update(self, done: int, total: int, **metrics: float) -> None:
+        assert 0 <= done <= total
+
+    def note(self, text: str) -> None:
+        self.noted.append(text)
+
+
+def statuses(record: Mapping[str, Any]) -> dict[str, str]:
+    """What became of each step of a run."""
+    return {row["id"]: row["status"] for row in record["stages"]}
+
+
+if __name__ == "__main__":
+    from compress import stages
+    from compress.__main__ import main
+
+    stages.STAGES.update(LIGHT)
+    sys.exit(main())

@@ -66,6 +66,12 @@ class Dataset:
     def _indices(self) -> dict[Split, NDArray[np.int64]]:
         samples, splitting = self._samples, self._splitting
         given = {} if splitting else dict(samples.splits)
+        if given and "train" not in given:
+            raise DataError(
+                f"there is no train split, but {' and '.join(given)}",
+                where=f"data.source.{self._source.name}",
+                todo="add one, or have the samples divided anew with data.split",
+            )
         splitting = splitting or Splitting()
         everything = np.arange(len(samples.labels))
         if "test" not in given:
@@ -122,7 +128,9 @@ class Dataset:
         for index in self._indices[split]:
             where = f"data.source.{self._source.name}: {self._samples.describe(int(index))}"
             try:
-                image = self._preprocessing(self._samples.read(int(index)))
+                sample = self._samples.read(int(index))
+                with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is told of below
+                    image = self._preprocessing(sample)
             except PreprocessingError as error:
                 raise DataError(str(error), where=where) from error
             if not np.isfinite(image).all():
@@ -156,12 +164,13 @@ def _check(samples: Samples, name: str) -> None:
     where = f"data.source.{name}"
     if len(labels) == 0:
         raise DataError("there are no samples", where=where)
+    outside = (labels < 0) | (labels >= len(classes))
+    if outside.any():
+        index = int(np.argmax(outside))
+        allowed = f"0 to {len(classes) - 1} ({len(classes)} classes)" if classes else "class indices from 0"
+        raise DataError(f"the label {labels[index]} of sample {index} is out of range", where=where, allowed=allowed)
     if len(classes) < 2:
         raise DataError(f"there are {len(classes)} classes; a classifier needs two or more", where=where)
-    if labels.min() < 0 or labels.max() >= len(classes):
-        index = int(np.argmax((labels < 0) | (labels >= len(classes))))
-        raise DataError(
-            f"the label {labels[index]} of sample {index} is out of range",
-            where=where,
-            allowed=f"0 to {len(classes) - 1} ({len(classes)} classes)",
-        )
+    if len(set(classes)) < len(classes):
+        twice = next(name for name in classes if classes.count(name) > 1)
+        raise DataError(f"two classes are called {twice!r}", where=where)

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import importlib.util
+import tokenize
 import tomllib
+import warnings
 import zipfile
+import zlib
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from compress.data.source import Samples, Source
 from compress.errors import DataError
 from compress.shipped import shipped
-from compress.stage import Split
+from compress.stage import SPLITS, Split
 from compress.store import digest_of, file_digest
 
 MAX_ARRAY_BYTES = 16 << 30
 MAX_PIXELS = 64_000_000
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+_NPZ_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    tokenize.TokenError,
+)
+"""What zipfile and numpy raise for damaged files; numpy evaluates the header of an array."""
 SPLIT_FOLDERS: dict[str, Split] = {
     "train": "train",
     "val": "validation",
@@ -105,8 +120,9 @@ class Npz(Source):
         """The digest of the file, and which arrays are read."""
         try:
             digest = file_digest(Path(self.file))
-        except OSError as error:
-            raise DataError(f"cannot be read: {error.strerror}", where=self.file, todo="check data.source") from error
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(f"cannot be read: {reason}", where=self.file, todo="check data.source") from error
         return {**self.model_dump(mode="json", exclude={"file"}), "sha256": digest}
 
     def load(self) -> Samples:
@@ -126,18 +142,30 @@ class Npz(Source):
                 allowed=f"one whole number or name for each of the {len(x)} samples",
             )
         labels, names = self._labels(y)
-        splits: dict[Split, NDArray[np.int64]] = {}
-        for name in np.unique(arrays[self.split]) if self.split else ():
-            if str(name) not in SPLIT_FOLDERS:
-                raise DataError(f"unknown split {str(name)!r}", where=self.file, allowed=", ".join(SPLIT_FOLDERS))
-            splits[SPLIT_FOLDERS[str(name)]] = np.flatnonzero(arrays[self.split or ""] == name)
+        splits = self._splits(arrays[self.split], len(x)) if self.split else {}
         return Samples(labels, names, lambda index: np.asarray(x[index]), splits)
+
+    def _splits(self, names: NDArray[Any], count: int) -> dict[Split, NDArray[np.int64]]:
+        if names.shape != (count,) or names.dtype.kind != "U":
+            raise DataError(
+                f"array {self.split!r} is {names.dtype} {list(names.shape)}",
+                where=self.file,
+                allowed=f"the name of a split for each of the {count} samples",
+            )
+        unknown = sorted({str(name) for name in names} - SPLIT_FOLDERS.keys())
+        if unknown:
+            raise DataError(f"unknown split {unknown[0]!r}", where=self.file, allowed=", ".join(SPLIT_FOLDERS))
+        splits = np.array([SPLIT_FOLDERS[str(name)] for name in names], np.str_)
+        return {split: np.flatnonzero(splits == split) for split in SPLITS if split in splits}
 
     def _labels(self, y: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         if y.dtype.kind == "U":
             names = self.classes or tuple(str(name) for name in np.unique(y))
             place = {name: index for index, name in enumerate(names)}
-            return np.array([place.get(str(name), len(names)) for name in y], np.int64), names
+            unknown = sorted({str(name) for name in y} - place.keys())
+            if unknown:
+                raise DataError(f"unknown class {unknown[0]!r}", where=self.file, allowed=", ".join(names))
+            return np.array([place[str(name)] for name in y], np.int64), names
         count = int(y.max()) + 1 if len(y) else 0
         if self.classes is None and count > max(10_000, len(y)):
             raise DataError(f"label {count - 1} is out of range", where=self.file, allowed="class indices from 0")
@@ -159,11 +187,15 @@ class Npz(Source):
                         allowed=", ".join(file.files) or "none: it is empty",
                         todo="name the arrays with data.source.npz.x and y",
                     )
-                return {name: file[name] for name in wanted}
+                arrays = {name: file[name] for name in wanted}
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror or error}", where=self.file) from error
-        except (zipfile.BadZipFile, ValueError, EOFError, KeyError, MemoryError) as error:
+        except _NPZ_ERRORS as error:
             raise DataError(f"is not a usable .npz file: {error}", where=self.file) from error
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):  # numpy gives the bytes of a member that is no .npy
+                raise DataError(f"{name!r} is no array", where=self.file, todo="write the file with numpy.savez")
+        return arrays
 
 
 class Folder(Source):
@@ -172,7 +204,7 @@ class Folder(Source):
     name: ClassVar[str] = "folder"
     path: str
     """Path of the folder, from the pipeline file's folder."""
-    channels: Annotated[int, Field(ge=1, le=3, json_schema_extra={"enum": [1, 3]})] = 3
+    channels: Literal[1, 3] = 3
     """3: decoded as RGB; 1: as grey levels."""
 
     def beside(self, folder: Path) -> Self:
@@ -181,27 +213,46 @@ class Folder(Source):
 
     def fingerprint(self) -> dict[str, Any]:
         """Names and digests of all images."""
-        files = [(str(path.relative_to(self.path)), file_digest(path)) for path, _, _ in self._images()]
+        images = self._images()
+        try:
+            files = [(str(path.relative_to(self.path)), file_digest(path)) for path, _, _ in images]
+        except OSError as error:
+            raise self._unreadable(error) from error
         return {"channels": self.channels, "sha256": digest_of(files)}
 
-    def _images(self) -> list[tuple[Path, str, Split | None]]:
-        """Every image with its class and its split, in a fixed order."""
+    def _unreadable(self, error: OSError) -> DataError:
+        return DataError(f"cannot be read: {error.strerror or error}", where=str(error.filename or self.path))
+
+    def _groups(self) -> list[tuple[Split | None, Path]]:
+        """The folders that hold the folders of classes, with their splits."""
         root = Path(self.path)
         if not root.is_dir():
             raise DataError("is not a folder", where=self.path, todo="check data.source")
-        top = [folder for folder in sorted(root.iterdir()) if folder.is_dir() and not folder.name.startswith(".")]
-        divided = bool(top) and all(folder.name in SPLIT_FOLDERS for folder in top)
-        groups: list[tuple[Split | None, Path]] = (
-            [(SPLIT_FOLDERS[folder.name], folder) for folder in top] if divided else [(None, root)]
-        )
-        images = [
-            (path, kind.name, split)
-            for split, folder in groups
-            for kind in sorted(folder.iterdir())
-            if kind.is_dir() and not kind.name.startswith(".")
-            for path in sorted(kind.rglob("*"))
-            if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
-        ]
+        top = _folders(root)
+        splits = [folder for folder in top if folder.name.lower() in SPLIT_FOLDERS]
+        if len(splits) > 1 and len(splits) < len(top):  # one alone may be a class: a train, a test
+            other = next(folder for folder in top if folder not in splits)
+            raise DataError(
+                f"holds the folder {other.name!r} beside {splits[0].name!r} and {splits[1].name!r}",
+                where=self.path,
+                allowed="either splits or classes",
+            )
+        if splits and len(splits) == len(top):
+            return [(SPLIT_FOLDERS[folder.name.lower()], folder) for folder in top]
+        return [(None, root)]
+
+    def _images(self) -> list[tuple[Path, str, Split | None]]:
+        """Every image with its class and its split, in a fixed order."""
+        try:
+            images = [
+                (path, kind.name, split)
+                for split, folder in self._groups()
+                for kind in _folders(folder)
+                for path in sorted(kind.rglob("*"))
+                if path.suffix.lower() in IMAGE_SUFFIXES and not _hidden(path.relative_to(kind)) and path.is_file()
+            ]
+        except OSError as error:
+            raise self._unreadable(error) from error
         if not images:
             raise DataError(
                 "holds no images",
@@ -227,7 +278,7 @@ class Folder(Source):
         from PIL import Image
 
         try:
-            with Image.open(path) as image:
+            with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise DataError(
                         f"has {image.width}x{image.height} pixels", where=str(path), allowed=str(MAX_PIXELS)
@@ -236,3 +287,11 @@ class Folder(Source):
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise DataError(f"is not a readable image: {error}", where=str(path), todo="remove or repair it") from error
         return pixels if self.channels == 3 else pixels[..., np.newaxis]
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not _hidden(Path(path.name)))

@@ -51,7 +51,7 @@ def find(setting: str | None, target: Target) -> Path | None:
     path = Path(setting).expanduser()
     if not (path.is_file() and os.access(path, os.X_OK)):
         raise StageError("is not a program that can be run", where=setting, todo="check compile.compiler")
-    return path
+    return path.absolute()  # a bare name would be looked for on PATH
 
 
 def identity(program: Path | None) -> dict[str, str]:
@@ -87,5 +87,5 @@ _UNITS = {"B": 1.0, "KiB": 1024.0, "MiB": 1024.0**2, "GiB": 1024.0**3}
 
 def _memory(log: str, label: str) -> float | None:
     """A line like `On-chip memory used for caching model parameters: 3.33MiB`, in bytes."""
-    found = re.search(rf"^{label}.*: *([0-9.]+)(B|KiB|MiB|GiB)\s*$", log, re.MULTILINE)
+    found = re.search(rf"^{label}.*: *([0-9]+(?:\.[0-9]+)?)(B|KiB|MiB|GiB)\s*$", log, re.MULTILINE)
     return float(found[1]) * _UNITS[found[2]] if found else None

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from compress.errors import ModelError
 from compress.target import Target
 from compress.tflite.graph import NONE, Graph, Operator
 
@@ -22,7 +23,8 @@ def known_operator(operator: Operator, graph: Graph, target: Target) -> str | No
     Replace the layer by one of the supported operations, or move it to the end of the model.
     """
     del graph
-    return None if operator.name in target.tables["operators"] else f"{operator.name} is not supported"
+    known = operator.name in target.tables["operators"] and not operator.custom
+    return None if known else f"{operator.name} is not supported"
 
 
 def old_version(operator: Operator, graph: Graph, target: Target) -> str | None:
@@ -159,7 +161,7 @@ def softmax_vector(operator: Operator, graph: Graph, target: Target) -> str | No
 
 
 def not_the_batch(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """Means, sums, maxima, paddings, splits and packs must leave the batch alone.
+    """Means, sums, maxima and paddings must leave the batch alone.
 
     Reduce over height, width or channels only.
     """
@@ -209,12 +211,15 @@ RULES: Mapping[Rule, str] = {
 
 
 def first_broken(operator: Operator, graph: Graph, target: Target) -> tuple[Rule, str] | None:
-    """The first rule that an operator breaks, and what was found."""
-    for rule in RULES:
-        found = rule(operator, graph, target)
-        if found:
-            return rule, found
-    return None
+    """The first rule that an operator breaks, and what was found.
+
+    Raises:
+        ModelError: the operator lacks something that it needs.
+    """
+    try:
+        return next(((rule, found) for rule in RULES if (found := rule(operator, graph, target))), None)
+    except IndexError as error:
+        raise ModelError(f"operator {operator.index} ({operator.name}) lacks an input, an output or a side") from error
 
 
 def manual(rule: Rule) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from compress.errors import ModelError
 from compress.tflite.graph import NONE, Graph, Operator
 
 WEIGHTED = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "CONV_3D"}
@@ -12,9 +13,20 @@ _LSTM_WEIGHTS = range(1, 9)
 
 
 def macs(graph: Graph, operator: Operator) -> int:
-    """Multiply-accumulates of one operator in one inference; 0 for those that do none."""
+    """Multiply-accumulates of one operator in one inference; 0 for those that do none.
+
+    Raises:
+        ModelError: the operator lacks something that it needs.
+    """
     if operator.name not in (*WEIGHTED, "BATCH_MATMUL", "UNIDIRECTIONAL_SEQUENCE_LSTM"):
         return 0
+    try:
+        return _count(graph, operator)
+    except (IndexError, ValueError) as error:
+        raise ModelError(f"operator {operator.index} ({operator.name}) lacks an input, an output or a side") from error
+
+
+def _count(graph: Graph, operator: Operator) -> int:
     out = graph.made(operator)[0]
     if operator.name == "TRANSPOSE_CONV":
         channels, kernel_h, kernel_w, _ = graph.tensors[operator.inputs[1]].shape  # [out, kh, kw, in]

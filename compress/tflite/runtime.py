@@ -42,6 +42,13 @@ class Model:
                 f"has {len(inputs)} inputs and {len(outputs)} outputs", where=str(path), allowed="one of each, so far"
             )
         self.input, self.output = inputs[0], outputs[0]
+        for end, detail in (("input", self.input), ("output", self.output)):
+            if np.issubdtype(detail["dtype"], np.integer) and not detail["quantization"][0]:
+                raise ModelError(
+                    f"its {end} is {np.dtype(detail['dtype']).name} without one scale",
+                    where=str(path),
+                    allowed="float, or quantized per tensor",
+                )
 
     def feed(self, sample: NDArray[np.float32]) -> NDArray[Any]:
         """A preprocessed sample (without batch) as the model's input tensor, quantized if it is.

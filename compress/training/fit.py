@@ -134,10 +134,15 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context) ->
         batches, epochs=settings.epochs, validation_data=validation, shuffle=False, verbose=0, callbacks=[callback]
     ).history
     rows = [
-        {name: round(float(values[epoch]), 6) for name, values in history.items()}
+        {name: _plain(values[epoch]) for name, values in history.items()}
         for epoch in range(len(history["loss"]))
     ]
     return {"history": rows}
+
+
+def _plain(value: Any) -> float | None:
+    """A number for JSON; None where it is none."""
+    return round(float(value), 6) if np.isfinite(value) else None
 
 
 def _trainer(library: Any, model: Any, loss: Loss) -> Any:
