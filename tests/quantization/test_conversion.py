@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import models
+import networks
 import numpy as np
 import pytest
 
@@ -22,15 +22,15 @@ def images(count: int) -> np.ndarray:
     return np.random.default_rng(count).random((count, 12, 12, 3), np.float32)
 
 
-def quantized(keras: Any, builder: models.Builder, io: Any = "int8") -> tuple[Any, QuantizationPlan, bytes]:
-    model = models.randomized(builder(keras))
+def quantized(keras: Any, builder: networks.Builder, io: Any = "int8") -> tuple[Any, QuantizationPlan, bytes]:
+    model = networks.randomized(builder(keras))
     folded = canonical(network.read(model))
     plan = calibration.calibrate(folded, images(40))
     return model, plan, conversion.convert(folded, plan, io)
 
 
-@pytest.mark.parametrize("builder", models.ALL, ids=lambda b: b.__name__)
-def test_the_int8_file_computes_what_the_model_does(keras: Any, builder: models.Builder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+def test_the_int8_file_computes_what_the_model_does(keras: Any, builder: networks.Builder, tmp_path: Path) -> None:
     model, _, content = quantized(keras, builder)
     path = tmp_path / "model.tflite"
     path.write_bytes(content)
@@ -41,8 +41,8 @@ def test_the_int8_file_computes_what_the_model_does(keras: Any, builder: models.
     assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99
 
 
-@pytest.mark.parametrize("builder", models.ALL, ids=lambda b: b.__name__)
-def test_everything_is_integer_and_maps_to_the_edge_tpu(keras: Any, builder: models.Builder) -> None:
+@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+def test_everything_is_integer_and_maps_to_the_edge_tpu(keras: Any, builder: networks.Builder) -> None:
     from compress.edgetpu.placement import place
     from compress.target import load
 
@@ -60,13 +60,13 @@ def test_everything_is_integer_and_maps_to_the_edge_tpu(keras: Any, builder: mod
 
 @pytest.mark.parametrize("io", ["int8", "uint8"])
 def test_input_and_output_have_the_type_that_was_asked_for(keras: Any, io: str) -> None:
-    _, _, content = quantized(keras, models.plain, io)
+    _, _, content = quantized(keras, networks.plain, io)
     parsed = graph.parse(content)
     assert {parsed.tensors[i].dtype for i in (*parsed.inputs, *parsed.outputs)} == {io.upper()}
 
 
 def test_the_ranges_in_the_file_are_those_of_the_plan(keras: Any) -> None:
-    _, plan, content = quantized(keras, models.plain)
+    _, plan, content = quantized(keras, networks.plain)
     parsed = graph.parse(content)
     stored = {
         round(tensor.quantization.scale[0] * 255, 4)
@@ -78,7 +78,7 @@ def test_the_ranges_in_the_file_are_those_of_the_plan(keras: Any) -> None:
 
 
 def test_a_changed_plan_changes_the_file_there_and_only_there(keras: Any) -> None:
-    model = models.randomized(models.plain(keras))
+    model = networks.randomized(networks.plain(keras))
     folded = canonical(network.read(model))
     plan = calibration.calibrate(folded, images(20))
     name = next(name for name in plan.ranges if "pool" in name)
@@ -92,7 +92,7 @@ def test_a_changed_plan_changes_the_file_there_and_only_there(keras: Any) -> Non
 
 
 def test_concatenated_tensors_share_a_range_and_pooling_hands_it_on(keras: Any) -> None:
-    folded = canonical(network.read(models.branches(keras)))
+    folded = canonical(network.read(networks.branches(keras)))
     named = points.find(folded)
     concat = next(layer for layer in folded.layers.values() if layer.kind == "Concatenate")
     shared = {named.get(tensor) for tensor in named if named[tensor] == named[network.Tensor(concat.name)]}
@@ -104,7 +104,7 @@ def test_concatenated_tensors_share_a_range_and_pooling_hands_it_on(keras: Any) 
 
 
 def test_a_dead_tensor_and_constant_data_are_no_problem(keras: Any) -> None:
-    model = models.plain(keras)
+    model = networks.plain(keras)
     for layer in model.layers:
         if layer.__class__.__name__ == "Conv2D":
             layer.set_weights([np.zeros_like(w) for w in layer.get_weights()])
@@ -114,7 +114,7 @@ def test_a_dead_tensor_and_constant_data_are_no_problem(keras: Any) -> None:
 
 
 def test_activations_that_explode_are_an_error(keras: Any) -> None:
-    model = models.plain(keras)
+    model = networks.plain(keras)
     folded = canonical(network.read(model))
     with pytest.raises(StageError, match="not finite on the calibration samples"):
         calibration.calibrate(folded, np.full((4, 12, 12, 3), np.inf, np.float32))
@@ -133,7 +133,7 @@ def test_a_layer_that_works_in_several_steps_is_named(keras: Any) -> None:
 
 
 def test_converting_twice_gives_the_same_bytes(keras: Any) -> None:
-    model = models.randomized(models.inverted_residual(keras))
+    model = networks.randomized(networks.inverted_residual(keras))
     folded = canonical(network.read(model))
     plan = calibration.calibrate(folded, images(8))
     assert conversion.convert(folded, plan) == conversion.convert(folded, plan)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
+import networks
 import numpy as np
 import pytest
+from blobs import Blobs, context
 
 from compress.quantization import calibration, conversion, fake, points, training
 from compress.quantization.plan import on_grid
@@ -14,19 +15,12 @@ from compress.training import network
 from compress.training.fit import TrainingSettings
 from compress.training.folding import canonical
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-
-import models
-from test_fit import Blobs, context
-
 pytestmark = pytest.mark.tensorflow
 
 
-@pytest.mark.parametrize("builder", models.ALL, ids=lambda b: b.__name__)
-def test_what_training_computes_is_what_the_file_computes(
-    keras: Any, builder: models.Builder, tmp_path: Path
-) -> None:
-    folded = canonical(network.read(models.randomized(builder(keras))))
+@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+def test_what_training_computes_is_what_the_file_computes(keras: Any, builder: networks.Builder, tmp_path: Path) -> None:
+    folded = canonical(network.read(networks.randomized(builder(keras))))
     samples = np.random.default_rng(5).random((40, 12, 12, 3), np.float32)
     plan = calibration.calibrate(folded, samples)
     trained = network.build(fake.with_rounded_weights(fake.insert(folded, points.find(folded), plan)))

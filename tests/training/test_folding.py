@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import models
+import networks
 import numpy as np
 import pytest
 
@@ -12,16 +12,16 @@ from compress.training.folding import canonical
 pytestmark = pytest.mark.tensorflow
 
 
-@pytest.mark.parametrize("builder", models.ALL, ids=lambda b: b.__name__)
-def test_the_canonical_form_computes_the_same(keras: Any, builder: models.Builder) -> None:
-    model = models.randomized(builder(keras))
+@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+def test_the_canonical_form_computes_the_same(keras: Any, builder: networks.Builder) -> None:
+    model = networks.randomized(builder(keras))
     folded = network.build(canonical(network.read(model)))
     given = np.random.default_rng(3).random((3, 12, 12, 3), np.float32)
     np.testing.assert_allclose(np.asarray(folded(given)), np.asarray(model(given)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("builder", models.ALL, ids=lambda b: b.__name__)
-def test_no_activation_hides_in_a_layer_and_no_separable_layer_is_left(keras: Any, builder: models.Builder) -> None:
+@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+def test_no_activation_hides_in_a_layer_and_no_separable_layer_is_left(keras: Any, builder: networks.Builder) -> None:
     folded = canonical(network.read(builder(keras)))
     weighted = [layer for layer in folded.layers.values() if layer.weights]
     assert all(layer.config.get("activation", "linear") == "linear" for layer in weighted)
@@ -33,7 +33,7 @@ def test_a_batch_norm_that_others_look_behind_stays(keras: Any) -> None:
     conv = keras.layers.Conv2D(4, 3)(image)
     norm = keras.layers.BatchNormalization()(conv)
     out = keras.layers.GlobalAveragePooling2D()(keras.layers.Add()([conv, norm]))
-    model = models.randomized(keras.Model(image, out))
+    model = networks.randomized(keras.Model(image, out))
     folded = canonical(network.read(model))
     assert "BatchNormalization" in {layer.kind for layer in folded.layers.values()}
     given = np.random.default_rng(3).random((2, 8, 8, 3), np.float32)
@@ -46,7 +46,7 @@ def test_a_batch_norm_without_scale_or_centre_folds(keras: Any) -> None:
     x = keras.layers.BatchNormalization(scale=False)(x)
     x = keras.layers.DepthwiseConv2D(3, depth_multiplier=2, use_bias=False)(x)
     x = keras.layers.BatchNormalization(center=False)(x)
-    model = models.randomized(keras.Model(image, keras.layers.Flatten()(x)))
+    model = networks.randomized(keras.Model(image, keras.layers.Flatten()(x)))
     folded = canonical(network.read(model))
     assert "BatchNormalization" not in {layer.kind for layer in folded.layers.values()}
     given = np.random.default_rng(3).random((2, 8, 8, 3), np.float32)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import models
+import networks
 import numpy as np
 import pytest
 
@@ -17,15 +17,15 @@ def images(count: int = 3) -> np.ndarray:
     return np.random.default_rng(1).random((count, 12, 12, 3), np.float32)
 
 
-@pytest.mark.parametrize("builder", models.ALL, ids=lambda b: b.__name__)
-def test_a_model_read_and_built_again_computes_the_same(keras: Any, builder: models.Builder) -> None:
-    model = models.randomized(builder(keras))
+@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+def test_a_model_read_and_built_again_computes_the_same(keras: Any, builder: networks.Builder) -> None:
+    model = networks.randomized(builder(keras))
     again = network.build(network.read(model))
     np.testing.assert_array_equal(np.asarray(again(images())), np.asarray(model(images())))
 
 
 def test_nested_models_are_inlined(keras: Any) -> None:
-    read = network.read(models.nested(keras))
+    read = network.read(networks.nested(keras))
     assert not {layer.kind for layer in read.layers.values()} & {"Sequential", "Functional"}
     assert [len(layer.calls) for layer in read.layers.values() if layer.name == "body_" + layer.name[5:]]
 
@@ -41,7 +41,7 @@ def test_operators_and_keyword_arguments_survive(keras: Any) -> None:
 
 
 def test_in_order_gives_every_call_after_what_it_needs(keras: Any) -> None:
-    read = network.read(models.branches(keras))
+    read = network.read(networks.branches(keras))
     done: set[Tensor] = set()
     for layer, call in read.in_order():
         assert not layer.calls or set(layer.given(call)) <= done
@@ -59,7 +59,7 @@ def test_a_subclassed_model_is_refused_with_what_to_do(keras: Any) -> None:
 
 
 def test_edited_moves_consumers_and_outputs(keras: Any) -> None:
-    model = models.plain(keras)
+    model = networks.plain(keras)
     read = network.read(model)
     norm = next(layer for layer in read.layers.values() if layer.kind == "BatchNormalization")
     without = read.edited({norm.name: None}, {Tensor(norm.name): norm.given()[0]})

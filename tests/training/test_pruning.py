@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import models
+import networks
 import numpy as np
 import pytest
 
@@ -42,9 +42,9 @@ def silenced(net: Network, channels: Channels, kept: Mask) -> Network:
 
 
 @pytest.mark.parametrize("share", [0.35, 0.7])
-@pytest.mark.parametrize("builder", models.ALL, ids=lambda b: b.__name__)
-def test_removal_is_exact(keras: Any, builder: models.Builder, share: float) -> None:
-    net = network.read(models.randomized(builder(keras)))
+@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+def test_removal_is_exact(keras: Any, builder: networks.Builder, share: float) -> None:
+    net = network.read(networks.randomized(builder(keras)))
     channels, plan = pruning.plan(net, share)
     smaller = network.build(structure.remove(net, channels, plan.kept))
     reference = network.build(silenced(net, channels, plan.kept))
@@ -55,8 +55,8 @@ def test_removal_is_exact(keras: Any, builder: models.Builder, share: float) -> 
     assert smaller.count_params() < reference.count_params()
 
 
-@pytest.mark.parametrize("builder", models.ALL, ids=lambda b: b.__name__)
-def test_macs_are_those_of_the_tflite_file(keras: Any, builder: models.Builder) -> None:
+@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+def test_macs_are_those_of_the_tflite_file(keras: Any, builder: networks.Builder) -> None:
     from compress.quantization import conversion
     from compress.tflite import arithmetic, graph
 
@@ -69,18 +69,18 @@ def test_macs_are_those_of_the_tflite_file(keras: Any, builder: models.Builder) 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 def test_the_share_of_macs_is_kept_and_nearly_used(keras: Any, share: float) -> None:
-    _, plan = pruning.prune(network.read(models.inverted_residual(keras)), share)
+    _, plan = pruning.prune(network.read(networks.inverted_residual(keras)), share)
     assert plan.macs_after <= share * plan.macs_before
     assert plan.macs_after >= 0.6 * share * plan.macs_before
 
 
 def test_outputs_are_never_cut(keras: Any) -> None:
-    smaller, _ = pruning.prune(network.read(models.branches(keras)), 0.3)
+    smaller, _ = pruning.prune(network.read(networks.branches(keras)), 0.3)
     assert network.build(smaller).output_shape == (None, 5)
 
 
 def test_the_least_important_channels_go(keras: Any) -> None:
-    model = models.plain(keras)
+    model = networks.plain(keras)
     conv = next(layer for layer in model.layers if layer.__class__.__name__ == "Conv2D")
     kernel = np.array(conv.get_weights()[0])
     kernel[..., [1, 4]] *= 1e-3
@@ -93,7 +93,7 @@ def test_the_least_important_channels_go(keras: Any) -> None:
 
 
 def test_a_channel_whose_batch_norm_scale_is_zero_goes_first(keras: Any) -> None:
-    model = models.plain(keras)
+    model = networks.plain(keras)
     conv, norm = (layer for layer in model.layers[1:3])
     gamma, *rest = norm.get_weights()
     gamma[3] = 0
@@ -104,7 +104,7 @@ def test_a_channel_whose_batch_norm_scale_is_zero_goes_first(keras: Any) -> None
 
 def test_out_of_reach_says_what_is_possible(keras: Any) -> None:
     with pytest.raises(StageError, match=r"keep_macs 0.001 is out of reach.*choose keep_macs >= 0\.\d+"):
-        pruning.prune(network.read(models.plain(keras)), 0.001)
+        pruning.prune(network.read(networks.plain(keras)), 0.001)
 
 
 def test_a_model_without_hidden_channels_cannot_be_pruned(keras: Any) -> None:

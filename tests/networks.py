@@ -76,9 +76,7 @@ def nested(keras: Any) -> Any:
     """A model inside the model, and a layer used twice."""
     layers = keras.layers
     image = keras.Input((12, 12, 3))
-    body = keras.Sequential(
-        [keras.Input((12, 12, 8)), layers.Conv2D(8, 3, padding="same"), layers.ReLU()], name="body"
-    )
+    body = keras.Sequential([keras.Input((12, 12, 8)), layers.Conv2D(8, 3, padding="same"), layers.ReLU()], name="body")
     x = layers.Conv2D(8, 1, name="stem")(image)
     x = body(body(x))
     shared = layers.Dense(8, activation="relu", name="shared")
