@@ -124,7 +124,11 @@ def table(result: dict[str, Any]) -> str:
         return f"{mean(name):.3f} ({min(values):.3f} to {max(values):.3f})"
 
     lines = [
-        ("the main job, cold store", "<= 120 s", f"{mean('cold_s'):.0f} s (slowest {max(r['cold_s'] for r in rows):.0f} s)"),
+        (
+            "the main job, cold store",
+            "<= 120 s",
+            f"{mean('cold_s'):.0f} s (slowest {max(r['cold_s'] for r in rows):.0f} s)",
+        ),
         ("parameters of the original", "<= 60,000", f"{rows[0]['parameters']:,}"),
         ("float test accuracy", ">= 0.98", span("float_accuracy")),
         ("int8 test accuracy", "", span("int8_accuracy")),

@@ -140,6 +140,10 @@ def _schema(arguments: Sequence[str]) -> int:
     return 0
 
 
+INTERRUPTED = "interrupted; run the same command to go on"
+_signals: list[int] = []
+"""The signals that came so far."""
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"stages": _stages, "schema": _schema}
 
 
@@ -147,19 +151,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _complete_streams()
-    signal.signal(signal.SIGTERM, _interrupt)
+    _signals.clear()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     as_json = "--json" in arguments
     try:
         if arguments and arguments[0] in COMMANDS:
             return COMMANDS[arguments[0]](arguments[1:])
         return _run(arguments)
     except CorallineError as error:
+        if _signals:  # imports of C extensions turn an interruption into an error of their own
+            return _fail(INTERRUPTED, EXIT_INTERRUPTED, as_json=as_json)
         return _fail(str(error), error.exit_code, as_json=as_json and not isinstance(error, BudgetError))
     except KeyboardInterrupt:
-        return _fail("interrupted; run the same command to go on", EXIT_INTERRUPTED, as_json=as_json)
+        return _fail(INTERRUPTED, EXIT_INTERRUPTED, as_json=as_json)
 
 
 def _interrupt(number: int, frame: Any) -> NoReturn:
+    _signals.append(number)
     raise KeyboardInterrupt
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from typing import Any
 
+from compress import target
 from compress.data import SOURCES, Splitting
 from compress.pipeline import Head, Model
 from compress.stage import Settings
@@ -65,19 +66,22 @@ def _yaml(value: Any) -> str:
 def schema() -> dict[str, Any]:
     """The JSON schema of pipeline.yaml, for editors."""
     definitions: dict[str, Any] = {}
-    properties = {**_properties(_schema(Head), definitions), "model": _hoisted(_schema(Model), definitions)}
+    one = {"oneOf": [{"required": [key], "properties": {key: {"type": "string"}}} for key in ("builder", "file")]}
+    model = _hoisted(_schema(Model), definitions) | one
+    properties = {**_properties(_schema(Head), definitions), "model": model}
+    properties["target"]["enum"] = target.names()
     properties["data"] = {
         "type": "object",
         "additionalProperties": False,
         "required": ["source"],
         "properties": {
-            "source": _one_of({name: _hoisted(_schema(kind), definitions) for name, kind in SOURCES.items()}),
+            "source": _named({name: _hoisted(_schema(kind), definitions) for name, kind in SOURCES.items()}),
             "preprocess": {"type": "array", "items": _one_of({n: _step(s) for n, s in preprocessing.STEPS.items()})},
             "split": _hoisted(_schema(Splitting), definitions),
         },
     }
     entries = {name: _hoisted(_schema(kind), definitions) for name, kind in STAGES.items()}
-    properties["stages"] = {"type": "array", "items": _one_of(entries)}
+    properties["stages"] = {"type": "array", "items": _named(entries)}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Coralline pipeline",
@@ -115,6 +119,13 @@ def _one_of(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
             name: entry if entry.get("required") else {"anyOf": [entry, {"type": "null"}]}
             for name, entry in entries.items()
         },
+    }
+
+
+def _named(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The same, or the bare name of an entry that needs no settings."""
+    return {
+        "anyOf": [{"enum": [name for name, entry in entries.items() if not entry.get("required")]}, _one_of(entries)]
     }
 
 

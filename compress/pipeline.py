@@ -184,6 +184,9 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
     except ModelError as error:
         error.where = document.where(("model",))
         raise
+    except OSError as error:
+        where = document.where(("model",))
+        raise ModelError(f"cannot be read: {error.strerror}", where=where, todo="check model") from error
     data = _dataset(value["data"], document, path.parent)
     steps = _steps(first, value["stages"], document, target, stages)
     return Pipeline(head, model, target, data, steps, value)

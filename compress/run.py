@@ -257,10 +257,10 @@ def _publish(
         for name in (MODEL_KERAS, MODEL_TFLITE, MODEL_EDGETPU, f"{session.pipeline.head.name}.coralline"):
             if name not in outputs:
                 (session.folder / name).unlink(missing_ok=True)
-        for name, path in outputs.items():
-            write_atomically(session.folder / name, path.read_bytes())
-        for name, content in render(found).items():
-            write_atomically(session.folder / name, content)
+        contents = {name: path.read_bytes() for name, path in outputs.items()} | render(found)
+        with session.store.scratch() as scratch:
+            for name, content in contents.items():
+                write_atomically(session.folder / name, content, scratch)
     except OSError as problem:
         raise explain(problem, "the report cannot be written") from problem
     return found

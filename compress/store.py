@@ -47,9 +47,9 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def explain(error: OSError, what: str) -> StoreError:
-    """An operating system error as a message that says what to do."""
-    where = str(error.filename or "")
+def explain(error: OSError, what: str, folder: Path | None = None) -> StoreError:
+    """An operating system error as a message that says what to do; `folder`: where, if the error does not say."""
+    where = str(error.filename2 or error.filename or folder or "")  # of a copy: what could not be written
     reasons = {
         errno.ENOSPC: ("the disk is full", "free some space and run again: finished stages are kept"),
         errno.EDQUOT: ("the disk quota is used up", "free some space and run again: finished stages are kept"),
@@ -106,7 +106,7 @@ class Store:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise explain(error, "the store cannot be read") from error
+            raise explain(error, "the store cannot be read", self.folder) from error
         return self._open(line[:64].decode()) if re.fullmatch(rb"[0-9a-f]{64}\n", line) else None
 
     def _open(self, digest: str) -> Artifact | None:
@@ -124,7 +124,7 @@ class Store:
         except (FileNotFoundError, ValueError, KeyError, TypeError, NotADirectoryError):
             return None
         except OSError as error:
-            raise explain(error, "the store cannot be read") from error
+            raise explain(error, "the store cannot be read", self.folder) from error
 
     def prepare(self) -> None:
         """Creates the folders, and clears scratch if no other process works here.
@@ -142,7 +142,7 @@ class Store:
                     shutil.rmtree(left)
             fcntl.flock(presence, fcntl.LOCK_SH)
         except OSError as error:
-            raise explain(error, "the store cannot be written") from error
+            raise explain(error, "the store cannot be written", self.folder) from error
 
     @contextmanager
     def lock(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
@@ -154,7 +154,7 @@ class Store:
         try:
             stream = (self.folder / "locks" / key).open("w")
         except OSError as error:
-            raise explain(error, "the store cannot be written") from error
+            raise explain(error, "the store cannot be written", self.folder) from error
         with stream:
             if not _try_lock(stream.fileno()):
                 waiting()
@@ -177,6 +177,12 @@ class Store:
         Raises:
             StoreError: the disk is full, or the folder cannot be written.
         """
+        try:
+            return self._publish(key, kind, folder, facts, seconds)
+        except OSError as error:
+            raise explain(error, "the store cannot be written", self.folder) from error
+
+    def _publish(self, key: str, kind: Kind, folder: Path, facts: Facts, seconds: float) -> Artifact:
         files = {path.name: file_digest(path) for path in sorted(folder.iterdir())}
         content = {"kind": kind.value, "files": files, "facts": facts, "seconds": round(seconds, 3)}
         digest = _artifact_digest(content)
@@ -188,7 +194,7 @@ class Store:
             try:
                 os.rename(folder, place)
             except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     raise
                 if self._open(digest) is None:  # damaged: out of the way, then again
                     os.rename(place, folder.parent / "damaged")

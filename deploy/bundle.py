@@ -200,11 +200,10 @@ def _read_manifest(text: bytes) -> Dict[str, Any]:
         raise BundleError("the manifest is not JSON: %s" % error)
     if not isinstance(manifest, dict) or "schema_version" not in manifest:
         raise BundleError("the manifest has no schema_version")
-    if manifest["schema_version"] != SCHEMA_VERSION:
-        raise BundleError(
-            "the bundle has schema %r; this version of Coralline reads schema %d"
-            % (manifest["schema_version"], SCHEMA_VERSION)
-        )
+    found = manifest["schema_version"]
+    if type(found) is not int or found != SCHEMA_VERSION:
+        shown = repr(found) if isinstance(found, (int, float, str)) else type(found).__name__
+        raise BundleError("the bundle has schema %s; this version of Coralline reads %d" % (shown, SCHEMA_VERSION))
     if written != text:
         raise BundleError("the manifest is not written as a bundle's manifest is")
     return manifest

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
-import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +14,21 @@ import hypothesis
 import pytest
 import tiny
 
-ROOT = Path(__file__).resolve().parents[1]
+MOUNT, UMOUNT = (shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") for name in ("mount", "umount"))
 
 hypothesis.settings.register_profile(
     "coralline", deadline=None, database=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
 )
 hypothesis.settings.load_profile("coralline")
 
-Coralline = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def command(*arguments: object) -> list[str]:
-    """The command line with the light stages of tests/tiny.py; warnings are errors there too."""
-    return [sys.executable, "-W", "error", str(ROOT / "tests" / "tiny.py"), *map(str, arguments)]
-
-
-def environment() -> dict[str, str]:
-    """The environment for a subprocess, without a vendor's compiler that may be on PATH."""
-    return {**os.environ, "PATH": "", "PYTHONPATH": str(ROOT)}
-
 
 @pytest.fixture
-def coralline(tmp_path: Path) -> Coralline:
+def coralline(tmp_path: Path) -> tiny.Coralline:
     """Runs the command line in tmp_path."""
 
     def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-        options = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True} | options
-        return subprocess.run(command(*arguments), check=False, **options)
+        options = {"cwd": tmp_path, "env": tiny.environment(), "capture_output": True, "text": True} | options
+        return subprocess.run(tiny.command(*arguments), check=False, **options)
 
     return run
 
@@ -49,3 +38,47 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
     """Writes a project into tmp_path/project: `tiny.project`."""
     monkeypatch.setenv("PATH", "")
     return lambda *stages, **keys: tiny.project(tmp_path / "project", *stages, **keys)
+
+
+@pytest.fixture(scope="session")
+def keras() -> Any:
+    """Keras on TensorFlow, imported once."""
+    from compress.training.tensorflow import keras
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what TensorFlow's own import warns of
+        return keras(0)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Mounts a small file system of its own, or skips the test."""
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+
+    def mount(options: str = "size=256k,nr_inodes=200") -> Path:
+        if MOUNT is None:
+            pytest.skip("there is no mount command")
+        command = [MOUNT, "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"a file system cannot be mounted here: {done.stderr.strip()}")
+        return folder
+
+    yield mount
+    while os.path.ismount(folder):
+        subprocess.run([str(UMOUNT), "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def unwritable(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder that cannot be written; for root, who may write anywhere, on a read-only file system."""
+    if os.geteuid() == 0:
+        mount = request.getfixturevalue("mounted")
+        mount()
+        yield mount("remount,ro")
+    else:
+        folder = tmp_path / "unwritable"
+        folder.mkdir(mode=0o500)
+        yield folder
+        folder.chmod(0o700)

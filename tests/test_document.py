@@ -177,6 +177,7 @@ def test_depth_up_to_the_limit_is_read(parse: Any) -> None:
     for _ in range(MAX_DEPTH - 1):
         (value,) = value
     assert value == []
+    assert "nested too deeply" in refusal(parse, "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))
 
 
 def test_size_up_to_the_limit_is_read(parse: Any) -> None:

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -200,12 +203,15 @@ class Stamp(_Light):
     """The text."""
     remark: str = ""
     """Changes nothing in the output."""
+    file: str = ""
+    """A file to take the text from; its content is not part of the key, as if it were chance."""
 
     def run(self, given: Artifact, context: Context) -> Facts:
+        text = Path(self.file).read_text() if self.file else self.text
         parsed = graph.read(given.file(MODEL_TFLITE))
-        parsed.source.description = self.text.encode()
+        parsed.source.description = text.encode()
         (context.folder / MODEL_TFLITE).write_bytes(graph.serialize(parsed))
-        return {"text": self.text}
+        return {"text": text}
 
 
 class Seeded(_Light):
@@ -217,7 +223,6 @@ class Seeded(_Light):
     def run(self, given: Artifact, context: Context) -> Facts:
         return {
             **self.pass_on(given, context),
-            "seed": context.seed,
             "original": context.original.digest,
             "samples": len(context.data.labels("train")),
         }
@@ -250,7 +255,7 @@ class Fail(_Light):
 
     name: ClassVar[str] = "fail"
     how: str = "stage"
-    """stage, library, interrupt, disk or noise."""
+    """stage, library, interrupt, disk, swallow or noise."""
     unless: str = "/nonexistent"
     """The file that makes it work."""
 
@@ -259,6 +264,8 @@ class Fail(_Light):
         print("noise from Python")
         os.write(1, b"noise from C on 1\n")
         os.write(2, b"noise from C on 2\n")
+        if self.how == "swallow":
+            _swallow_interruption()
         if not Path(self.unless).exists() and self.how != "noise":
             raise {
                 "stage": StageError("there is nothing to do it with", allowed="something", todo="get something"),
@@ -270,11 +277,34 @@ class Fail(_Light):
         return self.pass_on(given, context)
 
 
+def _swallow_interruption() -> None:
+    """What pybind11 does when Ctrl-C comes while it initializes a module."""
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    except KeyboardInterrupt as error:
+        raise ImportError("initialization failed") from error
+
+
 LIGHT: dict[str, type[Stage]] = {stage.name: stage for stage in (Stamp, Seeded, Pause, Fail)}
 STAGES: dict[str, type[Stage]] = {**SHIPPED, **LIGHT}
 
 
 # --- runs -------------------------------------------------------------------------------
+
+
+Coralline = Callable[..., subprocess.CompletedProcess[str]]
+"""The fixture `coralline`: runs the command line in tmp_path."""
+
+
+def command(*arguments: object) -> list[str]:
+    """The command line with the light stages; warnings are errors there too."""
+    return [sys.executable, "-W", "error", __file__, *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    """The environment for a subprocess, without a vendor's compiler that may be on PATH."""
+    return {**os.environ, "PATH": "", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
 
 
 class Notes:
@@ -309,9 +339,54 @@ def statuses(record: Mapping[str, Any]) -> dict[str, str]:
     return {row["id"]: row["status"] for row in record["stages"]}
 
 
+def unsound(store: Path) -> list[str]:
+    """What is in a store that should not be: artifacts and keys that are not whole, and rests of unfinished work."""
+    found = []
+    for folder in (store / "artifacts").iterdir():
+        try:
+            content = json.loads((folder / "artifact.json").read_bytes())
+            sums = {path.name: _sha256(path.read_bytes()) for path in folder.iterdir() if path.name != "artifact.json"}
+            named = {name: content[name] for name in ("kind", "files", "facts")}
+            text = json.dumps(named, sort_keys=True, separators=(",", ":"))
+            whole = content["files"] == sums and _sha256(text.encode()) == folder.name
+        except (OSError, ValueError, KeyError):
+            whole = False
+        found += [] if whole else [str(folder)]
+    for key in (store / "keys").iterdir():
+        line = key.read_text()
+        found += [] if len(line) == 65 and (store / "artifacts" / line.strip()).is_dir() else [str(key)]
+    return found + [str(path) for path in (store / "scratch").iterdir()]
+
+
+def fill(folder: Path) -> None:
+    """Fills the disk that a folder is on, with a file `filler`. For small disks."""
+    with (folder / "filler").open("wb", buffering=0) as stream, suppress(OSError):
+        while True:
+            stream.write(bytes(4096))
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def kill_after(events: int, folder: str) -> None:
+    """Kills this process (SIGKILL) right before its n-th operation on files in a folder."""
+    left = [events]
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "shutil.copyfile"):
+            left[0] -= any(str(argument).startswith(folder) for argument in arguments)
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
 if __name__ == "__main__":
     from compress import stages
     from compress.__main__ import main
 
     stages.STAGES.update(LIGHT)
+    if "TINY_KILL_AFTER" in os.environ:
+        kill_after(int(os.environ["TINY_KILL_AFTER"]), os.environ["TINY_KILL_FOLDER"])
     sys.exit(main())

@@ -61,7 +61,7 @@ def _wilson(successes: int, trials: int) -> tuple[float, float]:
     share, z2 = successes / trials, Z95 * Z95
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z95 / (1 + z2 / trials) * sqrt(share * (1 - share) / trials + z2 / (4 * trials * trials))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))  # rounding may cross the share
 
 
 def drop(original: NDArray[np.bool_], result: NDArray[np.bool_]) -> Measurement:

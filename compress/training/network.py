@@ -115,7 +115,7 @@ class Network:
             self,
             layers={name: replace(layer, calls=map_tensors(layer.calls, follow.get)) for name, layer in merged.items()},
             outputs=map_tensors(self.outputs, follow.get),
-            shapes={tensor: shape for tensor, shape in self.shapes.items() if layers.get(tensor.layer, ...) is not None},
+            shapes={tensor: shape for tensor, shape in self.shapes.items() if tensor.layer in merged},
         )
 
 

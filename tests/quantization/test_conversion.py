@@ -127,7 +127,7 @@ def test_a_layer_that_works_in_several_steps_is_named(keras: Any) -> None:
     model = keras.Model(image, keras.layers.Dense(3)(x))
     folded = canonical(network.read(model))
     plan = calibration.calibrate(folded, images(8))
-    with pytest.raises(conversion.FloatOperatorsError, match="operators would stay float.*rescaling"):
+    with pytest.raises(conversion.FloatOperatorsError, match=r"operators would stay float.*rescaling"):
         conversion.convert(folded, plan)
     assert not conversion.float_operators(conversion.convert_calibrated(model, images(8)))
 

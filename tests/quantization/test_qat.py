@@ -19,7 +19,9 @@ pytestmark = pytest.mark.tensorflow
 
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
-def test_what_training_computes_is_what_the_file_computes(keras: Any, builder: networks.Builder, tmp_path: Path) -> None:
+def test_what_training_computes_is_what_the_file_computes(
+    keras: Any, builder: networks.Builder, tmp_path: Path
+) -> None:
     folded = canonical(network.read(networks.randomized(builder(keras))))
     samples = np.random.default_rng(5).random((40, 12, 12, 3), np.float32)
     plan = calibration.calibrate(folded, samples)

@@ -92,7 +92,7 @@ def test_divergence_is_an_error_that_says_so(keras: Any, tmp_path: Path) -> None
     data = Blobs(scale=1e30)
     model = network(keras, softmax=False)
     settings = TrainingSettings(epochs=2, batch_size=16, learning_rate=10.0)
-    with pytest.raises(StageError, match="training diverged.*smaller learning_rate"):
+    with pytest.raises(StageError, match=r"training diverged.*smaller learning_rate"):
         fit.fit(model, fit.label_loss(Head(softmax=False)), settings, context(data, tmp_path))
 
 

@@ -54,7 +54,7 @@ def test_a_subclassed_model_is_refused_with_what_to_do(keras: Any) -> None:
         def call(self, x: Any) -> Any:
             return x
 
-    with pytest.raises(ModelError, match="written as a class.*functional or sequential"):
+    with pytest.raises(ModelError, match=r"written as a class.*functional or sequential"):
         network.read(Hidden())
 
 

@@ -1,0 +1,268 @@
+"""Folders of images: how they are laid out, decoded, and refused."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from pydantic import ValidationError
+
+from compress.data import Dataset, sources
+from compress.data.sources import Folder
+from compress.errors import DataError
+from deploy.preprocessing import Preprocessing
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def dataset(source: Folder, *steps: Any) -> Dataset:
+    return Dataset(source, Preprocessing(list(steps)), None)
+
+
+def everything(data: Dataset) -> list[np.ndarray]:
+    return [data.inputs(split) for split in ("train", "validation", "test")]
+
+
+def image(path: Path, size: tuple[int, int] = (6, 4), value: int = 100, mode: str = "RGB") -> Path:
+    """An image of width and height `size` in one colour."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value if mode != "RGB" else (value, value // 2, 0)).save(path)
+    return path
+
+
+def flat(root: Path, each: int = 10) -> Path:
+    for number, kind in enumerate(("cat", "dog")):
+        for index in range(each):
+            image(root / kind / f"{index}.png", value=100 * number + index)
+    return root
+
+
+def divided(root: Path, names: tuple[str, ...] = ("train", "val", "test")) -> Path:
+    for split in names:
+        flat(root / split, 4)
+    return root
+
+
+def test_flat_folder(tmp_path: Path) -> None:
+    data = dataset(Folder(path=str(flat(tmp_path))))
+    assert data.class_names == ("cat", "dog")
+    assert sum(len(data.labels(split)) for split in ("train", "validation", "test")) == 20
+    assert data.inputs("test").shape == (4, 4, 6, 3)
+    np.testing.assert_array_equal(data.labels("test"), [0, 0, 1, 1])
+    for label, picture in zip(data.labels("train"), data.inputs("train"), strict=True):
+        assert label == picture[0, 0, 0] // 100
+        assert picture[0, 0, 1] == picture[0, 0, 0] // 2
+
+
+@pytest.mark.parametrize("names", ["train val test", "Train VALID Test", "train validation test"])
+def test_divided_folder(tmp_path: Path, names: str) -> None:
+    data = dataset(Folder(path=str(divided(tmp_path, tuple(names.split())))))
+    assert data.class_names == ("cat", "dog")
+    for split in ("train", "validation", "test"):
+        np.testing.assert_array_equal(data.labels(split), [0] * 4 + [1] * 4)
+
+
+def test_divided_folder_with_a_class_that_one_split_lacks(tmp_path: Path) -> None:
+    divided(tmp_path)
+    image(tmp_path / "train" / "bird" / "1.png")
+    data = dataset(Folder(path=str(tmp_path)))
+    assert data.class_names == ("bird", "cat", "dog")
+    assert set(data.labels("train")) == {0, 1, 2}
+    assert set(data.labels("test")) == {1, 2}
+
+
+def test_folder_without_validation(tmp_path: Path) -> None:
+    data = dataset(Folder(path=str(divided(tmp_path, ("train", "test")))))
+    assert [len(data.labels(split)) for split in ("train", "validation", "test")] == [6, 2, 8]
+
+
+@pytest.mark.parametrize("names", [("test",), ("val", "test")])
+def test_folder_without_train(tmp_path: Path, names: tuple[str, ...]) -> None:
+    with pytest.raises(DataError, match="there is no train split"):
+        dataset(Folder(path=str(divided(tmp_path, names)))).labels("test")
+
+
+def test_splits_beside_other_folders(tmp_path: Path) -> None:
+    divided(tmp_path)
+    (tmp_path / "annotations").mkdir()
+    with pytest.raises(DataError, match="holds the folder 'annotations' beside 'test' and 'train'; allowed: either"):
+        Folder(path=str(tmp_path)).load()
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    flat(tmp_path)
+    image(tmp_path / "train" / "1.png")
+    assert Folder(path=str(tmp_path)).load().class_names == ("cat", "dog", "train")
+
+
+def test_hidden_and_other_files_are_left_out(tmp_path: Path) -> None:
+    flat(tmp_path)
+    before = Folder(path=str(tmp_path)).fingerprint()
+    (tmp_path / "cat" / "._0.png").write_bytes(b"no image")
+    (tmp_path / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / "cat" / "folder.png").mkdir()
+    (tmp_path / "readme.md").write_text("no image")
+    image(tmp_path / ".cache" / "1.png")
+    image(tmp_path / "cat" / ".thumbs" / "1.png")
+    image(tmp_path / "loose.png")
+    source = Folder(path=str(tmp_path))
+    assert source.load().class_names == ("cat", "dog")
+    assert len(source.load().labels) == 20
+    assert source.fingerprint() == before
+
+
+def test_images_in_folders_of_a_class_and_of_every_format(tmp_path: Path) -> None:
+    flat(tmp_path)
+    for suffix in ("jpg", "JPEG", "bmp", "webp", "PNG"):
+        image(tmp_path / "cat" / "deep" / "er" / f"x.{suffix}")
+    assert np.bincount(Folder(path=str(tmp_path)).load().labels).tolist() == [15, 10]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "1", "CMYK"])
+def test_colours(tmp_path: Path, mode: str) -> None:
+    suffix = "jpg" if mode == "CMYK" else "png"
+    for kind in ("cat", "dog"):
+        for index in range(2):
+            Image.new(mode, (6, 4)).save(image(tmp_path / kind / f"{index}.{suffix}"))
+    colour, grey = Folder(path=str(tmp_path)).load(), Folder(path=str(tmp_path), channels=1).load()
+    assert colour.read(0).shape == (4, 6, 3)
+    assert grey.read(0).shape == (4, 6, 1)
+    assert colour.read(0).dtype == grey.read(0).dtype == np.uint8
+
+
+def test_grey_is_the_weighted_mean_of_the_colours(tmp_path: Path) -> None:
+    image(tmp_path / "a" / "1.png", value=200)
+    image(tmp_path / "b" / "1.png")
+    grey = Folder(path=str(tmp_path), channels=1).load().read(0)
+    assert abs(int(grey[0, 0, 0]) - (0.299 * 200 + 0.587 * 100)) <= 1
+
+
+@pytest.mark.parametrize("channels", [0, 2, 4, 1.5, "3", None])
+def test_channels_are_one_or_three(channels: Any) -> None:
+    with pytest.raises(ValidationError):
+        Folder(path="x", channels=channels)
+
+
+def test_folder_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for name in ("absent", "file", "a\0b"):
+        with pytest.raises(DataError, match=r"is not a folder; check data\.source"):
+            Folder(path=str(tmp_path / name)).fingerprint()
+
+
+def test_folder_without_images(tmp_path: Path) -> None:
+    allowed = r"holds no images; allowed: CLASS/\*"
+    with pytest.raises(DataError, match=allowed):
+        Folder(path=str(tmp_path)).load()
+    image(tmp_path / "loose.png")
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(DataError, match=allowed):
+        Folder(path=str(tmp_path)).load()
+    (tmp_path / "cat").rename(tmp_path / "train")
+    image(tmp_path / "train" / "loose.png")
+    with pytest.raises(DataError, match=allowed):
+        Folder(path=str(tmp_path)).load()
+
+
+def test_folder_of_one_class(tmp_path: Path) -> None:
+    image(tmp_path / "cat" / "1.png")
+    with pytest.raises(DataError, match="there are 1 classes"):
+        _ = dataset(Folder(path=str(tmp_path))).class_names
+
+
+def test_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    flat(tmp_path)
+    monkeypatch.setattr(sources, "file_digest", refuse)
+    with pytest.raises(DataError, match=r"0\.png: cannot be read: Permission denied"):
+        Folder(path=str(tmp_path)).fingerprint()
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(DataError, match="cannot be read: Permission denied"):
+        Folder(path=str(tmp_path)).load()
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "webp"])
+def test_a_corrupt_image_is_named(tmp_path: Path, suffix: str) -> None:
+    path = image(flat(tmp_path) / "cat" / f"broken.{suffix}", (60, 40))
+    for content in (b"", b"no image", path.read_bytes()[:-60], path.read_bytes()[:40]):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=f"{re.escape(str(path))}: is not a readable image.*; remove or repair it"):
+            everything(dataset(Folder(path=str(tmp_path))))
+
+
+def test_damaged_images(tmp_path: Path) -> None:
+    """Bytes changed at random: decoded, or refused with a DataError; no warning either."""
+    random = np.random.default_rng(0)
+    picture = Image.fromarray(random.integers(0, 256, (9, 11, 3), np.uint8))
+    for suffix in ("png", "jpg", "bmp", "webp"):
+        path = tmp_path / f"x.{suffix}"
+        picture.save(path)
+        content = path.read_bytes()
+        refused = 0
+        for _ in range(300):
+            changed = bytearray(content)
+            for place in random.integers(0, min(len(content), 120), 3):
+                changed[place] = random.integers(256)
+            path.write_bytes(changed)
+            try:
+                assert Folder(path=str(tmp_path))._decode(path).ndim == 3
+            except DataError:
+                refused += 1
+        assert refused > 20
+
+
+def test_an_image_of_too_many_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flat(tmp_path)
+    monkeypatch.setattr(sources, "MAX_PIXELS", 23)
+    with pytest.raises(DataError, match="has 6x4 pixels; allowed: 23"):
+        dataset(Folder(path=str(tmp_path))).inputs("test")
+    monkeypatch.setattr(sources, "MAX_PIXELS", 24)
+    assert len(dataset(Folder(path=str(tmp_path))).inputs("test")) == 4
+
+
+def test_images_of_different_sizes_need_a_resize(tmp_path: Path) -> None:
+    image(flat(tmp_path) / "cat" / "zz.png", (7, 4))
+    source = Folder(path=str(tmp_path))
+    message = r"\.png: has shape \[4, ., 3\] after preprocessing, others have \[4, ., 3\]; put a resize step into data"
+    with pytest.raises(DataError, match=message):
+        everything(dataset(source))
+    assert {inputs.shape[1:] for inputs in everything(dataset(source, {"resize": {"size": [4, 4]}}))} == {(4, 4, 3)}
+
+
+# --- real photos ------------------------------------------------------------------------
+
+
+def test_grocery_photos(tmp_path: Path) -> None:
+    """5,421 photos of goods; in the archive labels.csv says what a photo shows, here folders do."""
+    path = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared")) / "data" / "grocery96.tar"
+    if not path.exists():
+        pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")
+    with tarfile.open(path) as packed:
+        packed.extractall(tmp_path, filter="data")
+    with pytest.raises(DataError, match=r"holds no images; allowed: CLASS/\*"):
+        Folder(path=str(tmp_path)).load()
+    with (tmp_path / "labels.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    for row in rows:
+        photo = tmp_path / row["file"]
+        (photo.parent / f"{int(row['coarse_id']):02d}").mkdir(exist_ok=True)
+        photo.rename(photo.parent / f"{int(row['coarse_id']):02d}" / photo.name)
+    samples = Folder(path=str(tmp_path)).load()
+    counts = {split: len(indices) for split, indices in samples.splits.items()}
+    assert counts == {"train": 2640, "validation": 296, "test": 2485}
+    assert samples.class_names == tuple(f"{index:02d}" for index in range(43))
+    wanted = {row["file"].replace("/", f"/{int(row['coarse_id']):02d}/", 1): int(row["coarse_id"]) for row in rows}
+    found = {str(Path(samples.describe(i)).relative_to(tmp_path)): label for i, label in enumerate(samples.labels)}
+    assert found == wanted
+    inputs = dataset(Folder(path=str(tmp_path)), {"resize": {"size": [32, 32]}}).inputs("validation")
+    assert inputs.shape == (296, 32, 32, 3)
+    assert inputs.std() > 30

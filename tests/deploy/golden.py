@@ -1,0 +1,94 @@
+"""What every interpreter must give, to the bit. `python golden.py` prints it, on Python 3.7 with numpy alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+
+import numpy as np
+
+from deploy import bundle
+from deploy.preprocessing import VERSION, Preprocessing, dequantize, quantize
+
+STEPS = [
+    {"resize": {"size": [5, 7]}},
+    {"scale": {"from": [0, 255], "to": [-1, 1]}},
+    {"normalize": {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.25, 1.5]}},
+    {"resize": {"size": [4, 3], "filter": "nearest"}},
+]
+EXPECTED = {
+    "digest": "fa9b581a0a8900076222e8477cf8e0078c322a5a8cb439b196172d8cc8f8d223",
+    "output": "6dc6d4ec57976ee7d657b852f6c4dc052be1cb9d280ee745c9225f60895af8b3",
+    "quantized": "a350027b90835891ff2a6404d5c23012bbb331ceafc21fcf153fa16ceb31a4ec",
+    "bundle": "12001ea906bc6c296bc6f53be45e612111c1af087d5faf0a8a59f25ef940f89c",
+    "accepted": 0,
+}
+
+
+def sample():
+    """A uint8 image [9, 11, 3] without a random generator."""
+    return ((np.arange(9 * 11 * 3) * 37) % 256).astype(np.uint8).reshape(9, 11, 3)
+
+
+def tensor(name, shape, dtype, scale, zero_point):
+    return {"name": name, "shape": shape, "dtype": dtype, "scale": scale, "zero_point": zero_point}
+
+
+def manifest(**changes):
+    """The manifest of the bundle below."""
+    given, made = tensor("image", [1, 4, 3, 3], "int8", 0.05, -3), tensor("scores", [1, 2], "int8", 1 / 256, -128)
+    models = {"int8": {"file": "int8.tflite", "input": given, "output": made}}
+    preprocessing = {"version": VERSION, "digest": Preprocessing(STEPS).digest, "steps": STEPS}
+    golden = {"inputs": ["golden-input-0.npy"], "outputs": {"int8": "golden-output-int8.npy"}}
+    content = {"name": "tiny", "coralline": "0.0", "labels": ["caf\u00e9", "tea"], "preprocessing": preprocessing}
+    return dict(content, models=models, golden=golden, **changes)
+
+
+def members():
+    """Its members."""
+    return {
+        "int8.tflite": b"not really a model",
+        "golden-input-0.npy": bundle.array_bytes(sample()),
+        "golden-output-int8.npy": bundle.array_bytes(np.array([[12, -12]], np.int8)),
+    }
+
+
+def packed():
+    """A small bundle."""
+    return bundle.pack(manifest(), members())
+
+
+def accepted(content):
+    """How many of the changed and shortened bundles are taken for good: none, and no other error may come."""
+    count = 0
+    changes = [content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :] for i in range(len(content))]
+    for changed in changes + [content[:i] for i in range(len(content))]:
+        try:
+            bundle.Bundle(changed)
+        except bundle.BundleError:
+            continue
+        count += 1
+    return count
+
+
+def sha(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+def found():
+    """The same keys as EXPECTED."""
+    opened = bundle.Bundle(packed())
+    output = opened.preprocessing(opened.array("golden-input-0.npy"))
+    stored = quantize(output, 0.05, -3, np.int8)
+    return {
+        "digest": opened.preprocessing.digest,
+        "output": sha(output.tobytes()),
+        "quantized": sha(stored.tobytes() + dequantize(stored, 0.05, -3).tobytes()),
+        "bundle": sha(packed()),
+        "accepted": accepted(packed()),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({"found": found(), "python": platform.python_version(), "numpy": np.__version__}))

@@ -1,0 +1,200 @@
+"""Every rule on a model of one operator that keeps it, and on one that breaks it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import one_op
+import pytest
+from one_op import Tensor, integers
+
+from compress.edgetpu import rules
+from compress.edgetpu.placement import MAPPED, place
+from compress.target import load
+from compress.tflite.graph import Graph
+
+TARGET = load("edgetpu")
+IMAGE = Tensor((1, 8, 8, 4))
+FLOAT = Tensor((1, 8, 8, 4), "FLOAT32")
+VECTOR = Tensor((1, 4))
+FOUR = (0.1, 0.2, 0.3, 0.4)
+BIAS = Tensor((4,), "INT32", 1, ())
+
+
+def kernel(*shape: int, **more: Any) -> Tensor:
+    return Tensor(shape, data=1, **more)
+
+
+def conv(given: Tensor = IMAGE, weights: Tensor | None = None, bias: Tensor = BIAS, **options: Any) -> Graph:
+    return one_op.one("CONV_2D", [given, weights or kernel(4, 1, 1, 4), bias], IMAGE, 3, **options)
+
+
+def dense(made: tuple[int, ...] = (1, 4), scales: tuple[float, ...] = (0.5,), **options: Any) -> Graph:
+    given = Tensor((*made[:-1], 8))
+    weights = kernel(made[-1], 8, scales=scales)
+    return one_op.one("FULLY_CONNECTED", [given, weights, None], Tensor(made), 4, **options)
+
+
+def pool(name: str = "MAX_POOL_2D", **options: Any) -> Graph:
+    return one_op.one(name, [IMAGE], Tensor((1, 4, 4, 4)), 2, **options)
+
+
+def softmax(*shape: int) -> Graph:
+    return one_op.one("SOFTMAX", [Tensor(shape)], Tensor(shape), 2)
+
+
+def mean(*axes: int, shape: tuple[int, ...] = (1, 8, 8, 4)) -> Graph:
+    return one_op.one("MEAN", [Tensor(shape), integers(*axes)], Tensor((1, 4)), 2)
+
+
+def pad(*amounts: int) -> Graph:
+    paddings = Tensor((4, 2), "INT32", [[amount, amount] for amount in amounts], ())
+    larger = tuple(side + 2 * amount for side, amount in zip(IMAGE.shape, amounts, strict=True))
+    return one_op.one("PAD", [IMAGE, paddings], Tensor(larger), 2)
+
+
+def relu(*shape: int, dtype: str = "INT8", **more: Any) -> Graph:
+    return one_op.one("RELU", [Tensor(shape, dtype)], Tensor(shape, dtype), **more)
+
+
+def strided_slice(*strides: int, **masks: int) -> Graph:
+    given = [IMAGE, integers(0, 0, 0, 0), integers(1, 4, 4, 4), integers(*strides)]
+    return one_op.one("STRIDED_SLICE", given, Tensor((1, 4, 4, 4)), 2, **masks)
+
+
+def computed(name: str, given: Tensor, made: Tensor) -> Graph:
+    """An operator whose second input is not a constant."""
+    return one_op.one(name, [given, VECTOR], made)
+
+
+KEPT: list[tuple[rules.Rule, str, Graph]] = [
+    (rules.known_operator, "a convolution", conv()),
+    (rules.old_version, "the newest that is known", one_op.one("ADD", [IMAGE, IMAGE], IMAGE, 3)),
+    (rules.eight_bit, "int8, with an int32 bias", conv()),
+    (rules.eight_bit, "uint8", relu(1, 4, dtype="UINT8")),
+    (rules.eight_bit, "int32 structure", mean(1, 2)),
+    (rules.eight_bit, "int16 state", one_op.one("LSTM", [IMAGE, Tensor((1, 4), "INT16", variable=True)], IMAGE)),
+    (rules.constant_size, "a batch that may change", conv(Tensor((1, 8, 8, 4), signature=(-1, 8, 8, 4)))),
+    (rules.three_dimensions, "a batch of 1", conv()),
+    (rules.three_dimensions, "five, two of them 1", relu(1, 1, 8, 8, 4)),
+    (rules.three_dimensions, "filters of four", conv(weights=kernel(4, 3, 3, 4))),
+    (rules.constant_parameters, "constant weights", conv()),
+    (rules.constant_parameters, "no bias", dense()),
+    (rules.no_fused_activation, "a plain pool", pool()),
+    (rules.no_fused_activation, "a convolution may", conv(fusedActivationFunction=1)),
+    (rules.same_dilation, "2 by 2", conv(dilationWFactor=2, dilationHFactor=2)),
+    (rules.default_weight_format, "per tensor", dense()),
+    (rules.default_weight_format, "a convolution per channel", conv(weights=kernel(4, 1, 1, 4, scales=FOUR))),
+    (rules.softmax_vector, "as long as it may be", softmax(1, 16384)),
+    (rules.softmax_vector, "many short ones", softmax(4420, 2)),
+    (rules.not_the_batch, "mean over height and width", mean(1, 2)),
+    (rules.not_the_batch, "from behind", mean(-2, -3)),
+    (rules.not_the_batch, "of a vector", one_op.one("SUM", [Tensor((4,)), integers(0)], Tensor((1,)))),
+    (rules.not_the_batch, "padding height and width", pad(0, 1, 1, 0)),
+    (rules.plain_strided_slice, "strides of 1", strided_slice(1, 1, 1, 1)),
+    (rules.plain_strided_slice, "another operator's strides", conv(strideW=2, strideH=2)),
+]
+BROKEN: list[tuple[rules.Rule, str, Graph, str]] = [
+    (rules.known_operator, "a new one", one_op.one("GELU", [IMAGE], IMAGE), "GELU is not supported"),
+    (rules.known_operator, "a custom one", one_op.one("MyOp", [IMAGE], IMAGE, custom=True), "MyOp is not supported"),
+    (rules.known_operator, "a custom one by that name", relu(1, 4, custom=True), "RELU is not"),
+    (rules.old_version, "of 2023", one_op.one("ADD", [IMAGE, IMAGE], IMAGE, 4), "version 4; the newest known is 3"),
+    (rules.old_version, "grouped", one_op.one("CONV_2D", [IMAGE, kernel(4, 1, 1, 2), BIAS], IMAGE, 6), "version 6"),
+    (rules.eight_bit, "float", relu(1, 4, dtype="FLOAT32"), "in0 is FLOAT32"),
+    (rules.eight_bit, "float weights", conv(weights=Tensor((4, 1, 1, 4), "FLOAT32", 1.0)), "in1 is FLOAT32"),
+    (rules.eight_bit, "float output", one_op.one("QUANTIZE", [IMAGE], FLOAT), "out is FLOAT32"),
+    (rules.eight_bit, "int16", relu(1, 4, dtype="INT16"), "in0 is INT16"),
+    (rules.eight_bit, "computed int32", relu(1, 4, dtype="INT32"), "in0 is INT32"),
+    (rules.constant_size, "input", conv(Tensor((1, 8, 8, 4), signature=(1, -1, 8, 4))), "in0 has a dynamic shape"),
+    (rules.three_dimensions, "a batch", conv(Tensor((2, 8, 8, 4))), r"in0 has the shape \[2, 8, 8, 4\]"),
+    (
+        rules.three_dimensions,
+        "output",
+        one_op.one("RESHAPE", [IMAGE, integers(2, 2, 8, 2, 4)], Tensor((2, 2, 8, 2, 4))),
+        r"out has the shape \[2, 2, 8, 2, 4\]",
+    ),
+    (rules.constant_parameters, "weights", computed("CONV_2D", IMAGE, IMAGE), "in1 is computed"),
+    (rules.constant_parameters, "dense weights", computed("FULLY_CONNECTED", VECTOR, VECTOR), "in1 is computed"),
+    (rules.constant_parameters, "axes", computed("MEAN", IMAGE, VECTOR), "in1 is computed"),
+    (rules.no_fused_activation, "max pool", pool(fusedActivationFunction=1), "has a fused activation"),
+    (
+        rules.no_fused_activation,
+        "mean pool",
+        pool("AVERAGE_POOL_2D", fusedActivationFunction=3),
+        "has a fused activation",
+    ),
+    (
+        rules.no_fused_activation,
+        "concatenation",
+        one_op.one("CONCATENATION", [IMAGE, IMAGE], Tensor((1, 8, 8, 8)), 2, fusedActivationFunction=1),
+        "has a fused activation",
+    ),
+    (rules.same_dilation, "2 by 1", conv(dilationHFactor=2), "dilation 2 by 1"),
+    (rules.default_weight_format, "shuffled", dense(weightsFormat=1), "has shuffled weights"),
+    (rules.default_weight_format, "per channel", dense(scales=FOUR), "has per-channel weights"),
+    (rules.default_weight_format, "rows", dense((1, 3, 4)), r"has the output shape \[1, 3, 4\]"),
+    (rules.softmax_vector, "too long", softmax(1, 16385), r"works on \[1, 16385\]; at most 16384 elements"),
+    (rules.not_the_batch, "mean over all", mean(0, 1, 2), "reduces over the batch"),
+    (rules.not_the_batch, "from behind", mean(-4), "reduces over the batch"),
+    (rules.not_the_batch, "padding", pad(1, 0, 0, 0), "pads the batch"),
+    (rules.plain_strided_slice, "strides", strided_slice(1, 2, 1, 1), "has strides other than 1"),
+    (rules.plain_strided_slice, "ellipsis", strided_slice(1, 1, 1, 1, ellipsisMask=1), "has an ellipsis or a new axis"),
+    (rules.plain_strided_slice, "new axis", strided_slice(1, 1, 1, 1, newAxisMask=2), "has an ellipsis or a new axis"),
+]
+
+
+def name(value: Any) -> str:
+    return value.__name__ if callable(value) else str(value) if isinstance(value, str) else ""
+
+
+@pytest.mark.parametrize(("rule", "what", "graph"), KEPT, ids=name)
+def test_kept(rule: rules.Rule, what: str, graph: Graph) -> None:
+    assert rule(graph.operators[0], graph, TARGET) is None
+
+
+@pytest.mark.parametrize(("rule", "what", "graph", "found"), BROKEN, ids=name)
+def test_broken(rule: rules.Rule, what: str, graph: Graph, found: str) -> None:
+    assert re.search(found, rule(graph.operators[0], graph, TARGET) or "")
+
+
+@pytest.mark.parametrize(("rule", "what", "graph", "found"), BROKEN, ids=name)
+def test_what_is_told(rule: rules.Rule, what: str, graph: Graph, found: str) -> None:
+    """Every broken rule keeps its operator on the CPU; a reader learns what was found, required, and to be done."""
+    (op,) = place(graph, TARGET).ops
+    assert op.placement == "cpu"
+    broken = rules.first_broken(graph.operators[0], graph, TARGET)
+    assert broken
+    assert op.status == rules.RULES[broken[0]]
+    if broken[0] is rule:
+        requirement, advice = rules.manual(rule)
+        assert op.reason == f"{rule(graph.operators[0], graph, TARGET)}. {requirement}"
+        assert op.advice == advice
+
+
+def test_every_rule_is_tried_both_ways() -> None:
+    assert {rule for rule, *_ in KEPT} == set(rules.RULES)
+    assert {rule for rule, *_ in BROKEN} == set(rules.RULES)
+    first = [rules.first_broken(graph.operators[0], graph, TARGET) for _, _, graph, _ in BROKEN]
+    assert {broken[0] for broken in first if broken} == set(rules.RULES)  # none is hidden by those before it
+
+
+@pytest.mark.parametrize(("rule", "what", "graph"), KEPT, ids=name)
+def test_what_keeps_one_rule_keeps_them_all(rule: rules.Rule, what: str, graph: Graph) -> None:
+    assert [op.status for op in place(graph, TARGET).ops] == [MAPPED]
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=name)
+def test_a_docstring_is_a_requirement_and_an_advice(rule: rules.Rule) -> None:
+    requirement, advice = rules.manual(rule)
+    for text in (requirement, advice):
+        assert 20 < len(text) < 200
+        assert text[0].isupper()
+        assert text.endswith(".")
+        assert "\n" not in text
+    assert rules.RULES[rule]
+
+
+def test_every_rule_is_in_the_table() -> None:
+    ours = {value for value in vars(rules).values() if getattr(value, "__module__", "") == rules.__name__}
+    assert ours - {rules.first_broken, rules.manual, rules.describe} == set(rules.RULES)

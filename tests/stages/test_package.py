@@ -1,0 +1,186 @@
+"""The package stage: a bundle that verifies, and whose golden outputs come out again of what is in it alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from pydantic import ValidationError
+
+import compress
+from compress.data import Dataset
+from compress.data.sources import Npz
+from compress.errors import ModelError
+from compress.stage import BUNDLE_FILE, MODEL_EDGETPU, Artifact, Context, Kind
+from compress.stages.package import Package
+from compress.target import load
+from deploy import bundle
+from deploy.preprocessing import Preprocessing
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = [{"scale": {"from": [0, 1], "to": [0, 1]}}, {"resize": {"size": [4, 4]}}]
+
+#: What a device does with a bundle: it has deploy/ and a runtime, and nothing else of ours.
+DEVICE = """\
+import sys
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from deploy import bundle
+from deploy.preprocessing import quantize
+
+read = bundle.read(sys.argv[1])
+for role, golden in read.manifest["golden"]["outputs"].items():
+    entry = read.manifest["models"][role]
+    kernels = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    interpreter = Interpreter(model_content=read.members[entry["file"]], experimental_op_resolver_type=kernels)
+    interpreter.allocate_tensors()
+    for name, expected in zip(read.manifest["golden"]["inputs"], read.array(golden)):
+        tensor = read.preprocessing(read.array(name))[np.newaxis]
+        if entry["input"]["scale"]:
+            tensor = quantize(tensor, entry["input"]["scale"], entry["input"]["zero_point"], entry["input"]["dtype"])
+        assert list(tensor.shape) == entry["input"]["shape"]
+        interpreter.set_tensor(interpreter.get_input_details()[0]["index"], tensor)
+        interpreter.invoke()
+        found = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])[0]
+        assert found.dtype == expected.dtype == entry["output"]["dtype"]
+        assert (found == expected).all(), (role, name, found, expected)
+        print(role, name, found.tolist())
+assert "compress" not in sys.modules
+"""
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Callable[..., Artifact]:
+    def make(**files: bytes) -> Artifact:
+        named = {f"{name}.tflite": content for name, content in files.items()}
+        folder = tmp_path / hashlib.sha256(b"".join(named.values())).hexdigest()
+        folder.mkdir(exist_ok=True)
+        for name, content in named.items():
+            (folder / name).write_bytes(content)
+        digests = {name: hashlib.sha256(content).hexdigest() for name, content in named.items()}
+        return Artifact("0" * 64, Kind.COMPILED, folder, digests, {}, 0.0)
+
+    return make
+
+
+@pytest.fixture
+def context(tmp_path: Path, artifact: Any) -> Callable[..., Context]:
+    """A context with 4x5 samples and a float original."""
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(1).random((90, 4, 5, 1), np.float32), y=np.arange(90) % 3)
+    data = Dataset(
+        Npz(file=str(tmp_path / "data.npz"), classes=("tea", "caf\u00e9", "\u6c34")), Preprocessing(STEPS), None
+    )
+
+    def make(name: str = "work", original: bytes | None = None) -> Context:
+        (tmp_path / name).mkdir()
+        first = artifact(model=original or tiny.classifier(int8=False))
+        return Context("tiny", tmp_path / name, data, first, load("edgetpu"), 0, False, tiny.Notes())
+
+    return make
+
+
+def test_the_bundle(artifact: Any, context: Any) -> None:
+    around = context()
+    facts = Package(golden=3).run(artifact(model=tiny.classifier()), around)
+    assert [path.name for path in around.folder.iterdir()] == [BUNDLE_FILE]
+    read = bundle.read(str(around.folder / BUNDLE_FILE))
+    assert facts == {"members": sorted(read.members), "bytes": (around.folder / BUNDLE_FILE).stat().st_size}
+    inputs = [f"golden-input-{index}.npy" for index in range(3)]
+    outputs = {role: f"golden-output-{role}.npy" for role in ("original", "int8")}
+    assert sorted(read.members) == sorted(["original.tflite", "int8.tflite", *inputs, *outputs.values()])
+    assert read.members["original.tflite"] == tiny.classifier(int8=False)
+    assert read.members["int8.tflite"] == tiny.classifier()
+    assert read.labels == ["tea", "caf\u00e9", "\u6c34"]
+    assert read.manifest["name"] == "tiny"
+    assert read.manifest["coralline"] == compress.__version__
+    assert read.manifest["golden"] == {"inputs": inputs, "outputs": outputs}
+    assert read.manifest["preprocessing"] == {"version": 1, "digest": Preprocessing(STEPS).digest, "steps": STEPS}
+    given = read.manifest["models"]["int8"]["input"]
+    assert given == {
+        "name": "image",
+        "shape": [1, 4, 4, 1],
+        "dtype": "int8",
+        "scale": pytest.approx(1 / 255),
+        "zero_point": -128,
+    }
+    for index, raw in enumerate(around.data.raw("validation", np.arange(3))):
+        np.testing.assert_array_equal(read.array(inputs[index]), raw)
+    assert read.array(outputs["int8"]).shape == (3, 3)
+    assert read.array(outputs["int8"]).dtype == np.int8
+    assert read.array(outputs["original"]).dtype == np.float32
+    json.dumps(facts)
+
+
+def test_golden_outputs_come_out_again_on_a_device(artifact: Any, context: Any) -> None:
+    around = context()
+    Package().run(artifact(model=tiny.classifier()), around)
+    command = [sys.executable, "-W", "error", "-c", DEVICE, str(around.folder / BUNDLE_FILE)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 * 4
+    assert len({line.split(" ", 2)[2] for line in lines}) == 8  # golden samples that differ
+
+
+def test_a_compiled_model_travels_along(artifact: Any, context: Any) -> None:
+    around = context()
+    name = MODEL_EDGETPU.removesuffix(".tflite")
+    Package().run(artifact(**{"model": tiny.classifier(), name: b"compiled"}), around)
+    read = bundle.read(str(around.folder / BUNDLE_FILE))
+    assert read.members["compiled.tflite"] == b"compiled"
+    int8, compiled = read.manifest["models"]["int8"], read.manifest["models"]["compiled"]
+    assert compiled == {**int8, "file": "compiled.tflite"}
+    assert "compiled" not in read.manifest["golden"]["outputs"]  # only a device can run it
+
+
+def test_equal_input_is_equal_bytes(artifact: Any, context: Any) -> None:
+    first, second = context("one"), context("two")
+    for around in (first, second):
+        Package().run(artifact(model=tiny.classifier()), around)
+    assert (first.folder / BUNDLE_FILE).read_bytes() == (second.folder / BUNDLE_FILE).read_bytes()
+    third = context("three")
+    Package().run(artifact(model=tiny.classifier(seed=1)), third)
+    assert (first.folder / BUNDLE_FILE).read_bytes() != (third.folder / BUNDLE_FILE).read_bytes()
+
+
+def test_no_more_golden_samples_than_there_are(artifact: Any, context: Any) -> None:
+    around = context()
+    Package(golden=100).run(artifact(model=tiny.classifier()), around)
+    count = len(around.data.labels("validation"))
+    assert 0 < count < 100
+    read = bundle.read(str(around.folder / BUNDLE_FILE))
+    assert len(read.manifest["golden"]["inputs"]) == count
+    assert len(read.array("golden-output-int8.npy")) == count
+
+
+def test_a_model_for_other_samples(artifact: Any, context: Any) -> None:
+    around = context(original=tiny.classifier((5, 5, 1), int8=False))
+    with pytest.raises(ModelError, match=r"takes \[1, 5, 5, 1\], but the data gives \[1, 4, 4, 1\]"):
+        Package().run(artifact(model=tiny.classifier()), around)
+    assert list(around.folder.iterdir()) == []
+
+
+def test_a_file_that_is_no_model(artifact: Any, context: Any) -> None:
+    around = context()
+    with pytest.raises(ModelError, match="the TFLite runtime refuses it"):
+        Package().run(artifact(model=b"no model"), around)
+    assert list(around.folder.iterdir()) == []
+
+
+def test_our_version_is_part_of_the_key() -> None:
+    assert Package().environment()["coralline"] == compress.__version__
+    assert Package().environment()["ai-edge-litert"]
+
+
+@pytest.mark.parametrize("golden", [0, -1, 101, 2.0, "4"])
+def test_bad_settings(golden: Any) -> None:
+    with pytest.raises(ValidationError):
+        Package(golden=golden)

@@ -1,0 +1,18 @@
+"""The real models, where there are any."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+MODELS = sorted([*SHARED.glob("edgetpu/pairs/*/model.tflite"), *SHARED.glob("models/**/*.tflite")])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "real_model" in metafunc.fixturenames:
+        absent = pytest.mark.skip(f"no models in {SHARED}; CORALLINE_SHARED names the folder of shared files")
+        found = [pytest.param(path, id="/".join(path.parts[-2:])) for path in MODELS]
+        metafunc.parametrize("real_model", found or [pytest.param(None, marks=absent)])

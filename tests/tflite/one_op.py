@@ -1,0 +1,148 @@
+"""Models of one operator, or of a few, put together by hand: what a rule, a count or a reader is tried on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from compress.tflite import graph
+
+OPTIONS = {
+    "CONV_2D": "Conv2DOptions",
+    "DEPTHWISE_CONV_2D": "DepthwiseConv2DOptions",
+    "TRANSPOSE_CONV": "TransposeConvOptions",
+    "FULLY_CONNECTED": "FullyConnectedOptions",
+    "BATCH_MATMUL": "BatchMatMulOptions",
+    "AVERAGE_POOL_2D": "Pool2DOptions",
+    "MAX_POOL_2D": "Pool2DOptions",
+    "CONCATENATION": "ConcatenationOptions",
+    "SOFTMAX": "SoftmaxOptions",
+    "ADD": "AddOptions",
+    "MEAN": "ReducerOptions",
+    "SUM": "ReducerOptions",
+    "STRIDED_SLICE": "StridedSliceOptions",
+}
+"""The table of options of the operators that have one here."""
+NUMPY = {"INT8": "i1", "UINT8": "u1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "FLOAT32": "<f4", "BOOL": "?"}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor.
+
+    Attributes:
+        shape: its shape.
+        dtype: the schema's name of its type.
+        data: what a constant is filled with: one number, or all; None for what is computed.
+        scales: of its quantization; none for float and for structure.
+        signature: the shape with -1 for dynamic sides.
+        variable: whether it keeps its value.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "INT8"
+    data: Any = None
+    scales: tuple[float, ...] = (0.5,)
+    signature: tuple[int, ...] | None = None
+    variable: bool = False
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operator: tensors by name, "" for an absent one; options as the schema calls them."""
+
+    name: str
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    version: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    custom: bool = False
+
+
+def integers(*values: int) -> Tensor:
+    """A constant of structure: a shape, axes, strides."""
+    return Tensor((len(values),), "INT32", list(values), ())
+
+
+def model(tensors: Mapping[str, Tensor], operators: Sequence[Op], inputs: Sequence[str], outputs: Sequence[str]) -> Any:
+    """The schema's `ModelT` of a graph."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    place = {name: index for index, name in enumerate(tensors)} | {"": graph.NONE}
+    made = schema.ModelT()
+    made.version, made.buffers, made.operatorCodes = 3, [schema.BufferT()], []
+    main = schema.SubGraphT()
+    main.name, made.subgraphs = b"main", [main]
+    main.inputs, main.outputs = ([place[name] for name in names] for names in (inputs, outputs))
+    main.tensors = [_tensor(schema, made, name, tensor) for name, tensor in tensors.items()]
+    main.operators = [_operator(schema, made, op, place) for op in operators]
+    return made
+
+
+def content(*arguments: Any) -> bytes:
+    """The same as the bytes of a .tflite file."""
+    return graph.serialize(SimpleNamespace(source=model(*arguments)))
+
+
+def read(*arguments: Any) -> graph.Graph:
+    """The same as a graph, written and read."""
+    return graph.parse(content(*arguments))
+
+
+def one(
+    name: str,
+    inputs: Sequence[Tensor | None],
+    output: Tensor,
+    version: int = 1,
+    *,
+    custom: bool = False,
+    **options: Any,
+) -> graph.Graph:
+    """A graph of one operator; those of its inputs that are no constants are the graph's."""
+    tensors = {f"in{index}": tensor for index, tensor in enumerate(inputs) if tensor} | {"out": output}
+    names = [f"in{index}" if tensor else "" for index, tensor in enumerate(inputs)]
+    given = [name for name in names if name and tensors[name].data is None and not tensors[name].variable]
+    return read(tensors, [Op(name, names, ["out"], version, options, custom)], given, ["out"])
+
+
+def _tensor(schema: Any, made: Any, name: str, tensor: Tensor) -> Any:
+    result = schema.TensorT()
+    result.name, result.shape, result.type = name.encode(), list(tensor.shape), getattr(schema.TensorType, tensor.dtype)
+    result.shapeSignature = list(tensor.signature) if tensor.signature else None
+    result.isVariable = tensor.variable
+    result.buffer = 0
+    if tensor.data is not None:
+        values = np.broadcast_to(np.asarray(tensor.data, NUMPY[tensor.dtype]), tensor.shape)
+        buffer = schema.BufferT()
+        buffer.data = np.frombuffer(values.tobytes(), np.uint8)
+        result.buffer = len(made.buffers)
+        made.buffers.append(buffer)
+    if tensor.scales and tensor.dtype in ("INT8", "UINT8", "INT16"):
+        result.quantization = schema.QuantizationParametersT()
+        result.quantization.scale = list(tensor.scales)
+        result.quantization.zeroPoint = [0] * len(tensor.scales)
+    return result
+
+
+def _operator(schema: Any, made: Any, op: Op, place: Mapping[str, int]) -> Any:
+    code = schema.OperatorCodeT()
+    code.builtinCode = schema.BuiltinOperator.CUSTOM if op.custom else getattr(schema.BuiltinOperator, op.name)
+    code.deprecatedBuiltinCode = min(code.builtinCode, 127)
+    code.customCode = op.name.encode() if op.custom else None
+    code.version = op.version
+    result = schema.OperatorT()
+    result.opcodeIndex = len(made.operatorCodes)
+    result.inputs, result.outputs = [place[name] for name in op.inputs], [place[name] for name in op.outputs]
+    if op.name in OPTIONS and not op.custom:
+        options = getattr(schema, f"{OPTIONS[op.name]}T")()
+        for key, value in op.options.items():
+            assert hasattr(options, key), key
+            setattr(options, key, value)
+        result.builtinOptionsType = getattr(schema.BuiltinOptions, OPTIONS[op.name])
+        result.builtinOptions = options
+    made.operatorCodes.append(code)
+    return result
