@@ -133,10 +133,7 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context) ->
     history = trainer.fit(
         batches, epochs=settings.epochs, validation_data=validation, shuffle=False, verbose=0, callbacks=[callback]
     ).history
-    rows = [
-        {name: _plain(values[epoch]) for name, values in history.items()}
-        for epoch in range(len(history["loss"]))
-    ]
+    rows = [{name: _plain(values[epoch]) for name, values in history.items()} for epoch in range(len(history["loss"]))]
     return {"history": rows}
 
 
