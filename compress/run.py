@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -105,19 +105,42 @@ class Session:
         self, title: str, work: Stage | Probe, given: Mapping[str, Artifact], kind: Kind
     ) -> tuple[Artifact, bool]:
         """The artifact of a piece of work, and whether it was there already."""
-        key = self.key(work, given)
-        found = None if title in self.forced else self.store.find(key)
-        if found:
-            self._tell(title, work, "kept", found.seconds)
-            return found, True
-        started = time.monotonic()
-        with self.monitor.working(title) as progress:
-            waiting = f"{title}: another run is making this; waiting for it"
-            with self.store.lock(key, lambda: progress.note(waiting)):
-                found = None if title in self.forced else self.store.find(key)
-                artifact = found or self._make(title, work, given, kind, key, progress)
+        with self._explained(""):  # what is wrong with files and tools names its own place
+            key = self.key(work, given)
+        with self._explained(title):
+            found = None if title in self.forced else self.store.find(key)
+            if found:
+                self._tell(title, work, "kept", found.seconds)
+                return found, True
+            started = time.monotonic()
+            with self.monitor.working(title) as progress:
+                waiting = f"{title}: another run is making this; waiting for it"
+                with self.store.lock(key, lambda: progress.note(waiting)):
+                    found = None if title in self.forced else self.store.find(key)
+                    artifact = found or self._make(work, given, kind, key, progress)
         self._tell(title, work, "kept" if found else "made", time.monotonic() - started)
         return artifact, bool(found)
+
+    @contextmanager
+    def _explained(self, title: str) -> Iterator[None]:
+        """The one place where whatever a library raises becomes an error of ours, with the work's title."""
+        try:
+            yield
+        except CorallineError as error:
+            error.where = ": ".join(part for part in (title, error.where) if part)
+            raise
+        except OSError as error:
+            raise explain(error, title or "preparing the run", self.store.folder) from error
+        except Exception as error:
+            cause: BaseException | None = error
+            while cause is not None:  # imports of C extensions turn Ctrl-C into an error of their own
+                if isinstance(cause, KeyboardInterrupt):
+                    raise KeyboardInterrupt from error
+                cause = cause.__cause__ or cause.__context__
+            self.monitor.log(traceback.format_exc())
+            first = (str(error).strip() or "no message").splitlines()[0]
+            todo = f"the traceback is in {self.folder / 'run.log'}"
+            raise StageError(f"{type(error).__name__}: {first}", where=title, todo=todo) from error
 
     def _tell(self, title: str, work: Work, status: str, seconds: float) -> None:
         """A line for every stage; probes are worth one only when they took a while."""
@@ -125,28 +148,17 @@ class Session:
             self.monitor.done(title, status, seconds)
 
     def _make(
-        self, title: str, work: Stage | Probe, given: Mapping[str, Artifact], kind: Kind, key: str, progress: Progress
+        self, work: Stage | Probe, given: Mapping[str, Artifact], kind: Kind, key: str, progress: Progress
     ) -> Artifact:
         """Does the work in a scratch folder and publishes what it leaves there."""
         started = time.monotonic()
-        try:
-            with self.store.scratch() as folder:
-                context = self._context(folder, progress)
-                if isinstance(work, Stage):
-                    facts = work.run(given.get("given", NOTHING), context)
-                else:
-                    facts = work.run(given, context)
-                return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
-        except CorallineError as error:
-            error.where = f"{title}: {error.where}" if error.where else title
-            raise
-        except OSError as error:
-            raise explain(error, title) from error
-        except Exception as error:  # the one place where whatever a library raises becomes ours
-            self.monitor.log(traceback.format_exc())
-            first = (str(error).strip() or "no message").splitlines()[0]
-            todo = f"the traceback is in {self.folder / 'run.log'}"
-            raise StageError(f"{type(error).__name__}: {first}", where=title, todo=todo) from error
+        with self.store.scratch() as folder:
+            context = self._context(folder, progress)
+            if isinstance(work, Stage):
+                facts = work.run(given.get("given", NOTHING), context)
+            else:
+                facts = work.run(given, context)
+            return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
 
     def _context(self, folder: Path, progress: Progress) -> Context:
         pipeline = self.pipeline

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from compress.target import Target
 
@@ -172,7 +172,7 @@ class Stage(Work):
     consumes: ClassVar[frozenset[Kind]]
     produces: ClassVar[Kind]
 
-    id: str | None = None
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] | None = None
     """A name of its own for this stage, where the same stage stands twice."""
 
     def skip(self, given: Kind, *, from_file: bool, target: Target) -> str | None:

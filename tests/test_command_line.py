@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import tiny
 from tiny import Coralline, command, environment
 
 from compress import manual
+from compress.__main__ import main
 from compress.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,8 +71,18 @@ def test_help(coralline: Coralline, arguments: list[str]) -> None:
         (["."], ".: cannot be read: Is a directory; give the path of a pipeline file"),
     ],
 )
-def test_bad_arguments(coralline: Coralline, tmp_path: Path, arguments: list[str], message: str) -> None:
-    assert refusal(coralline(*arguments), 2) == message
+def test_bad_arguments(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    code = main(arguments)
+    told = capsys.readouterr()
+    assert (code, told.out, told.err) == (2, "", f"coralline: {message}\n")
     assert list(tmp_path.iterdir()) == []
 
 

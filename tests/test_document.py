@@ -268,7 +268,7 @@ TOKENS = st.sampled_from([*SIGNS, *WORDS, *SPACED, "\x00", "\x85", "\u2028", "\u
 
 
 @given(st.lists(TOKENS, max_size=40).map("".join))
-@settings(max_examples=1000)
+@settings(max_examples=500)
 def test_anything_like_yaml_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: str) -> None:
     _plain_or_refused(tmp_path_factory.getbasetemp(), content.encode())
 

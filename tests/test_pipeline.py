@@ -619,7 +619,7 @@ REPLACEMENTS = st.recursive(
 
 
 @given(data=st.data())
-@settings(max_examples=400)
+@settings(max_examples=250)
 def test_whatever_stands_anywhere_loads_or_is_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

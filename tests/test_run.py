@@ -472,10 +472,10 @@ def test_a_run_that_is_killed_again_and_again_ends_right(
             process = start(path)
             assert process.stderr is not None
             process.stderr.readline()
-            time.sleep(dice.uniform(0, 0.2))
+            time.sleep(dice.uniform(0, 0.12))
             process.kill()
         else:
-            process = start(path, TINY_KILL_AFTER=str(dice.randrange(350)), TINY_KILL_FOLDER="runs")
+            process = start(path, TINY_KILL_AFTER=str(dice.randrange(250)), TINY_KILL_FOLDER="runs")
         process.communicate()
         killed += process.returncode == -signal.SIGKILL
         assert process.returncode in (0, -signal.SIGKILL)

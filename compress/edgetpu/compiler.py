@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from compress.errors import StageError
 from compress.store import file_digest
@@ -66,19 +68,23 @@ def compile_model(program: Path, model: Path, folder: Path, timeout_s: float) ->
         StageError: the compiler failed, printed no model, or took too long.
     """
     command = [str(program), "-s", "-o", str(folder), str(model)]
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_s
-        )
-    except subprocess.TimeoutExpired as error:
-        raise StageError(f"the compiler took longer than {timeout_s:g} s", where=str(program)) from error
+        process = subprocess.Popen(command, start_new_session=True, text=True, errors="replace", **pipes)
     except OSError as error:
         raise StageError(f"the compiler cannot be run: {error.strerror}", where=str(program)) from error
-    log = done.stdout + done.stderr
+    try:
+        log = "".join(process.communicate(timeout=timeout_s))
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)  # the real program works in a child of its own
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise StageError(f"the compiler took longer than {timeout_s:g} s", where=str(program)) from error
+        raise
     compiled = folder / f"{model.stem}_edgetpu.tflite"
-    if done.returncode != 0 or not compiled.is_file():
+    if process.returncode != 0 or not compiled.is_file():
         last = next((line for line in reversed(log.splitlines()) if line.strip()), "no message")
-        raise StageError(f"the compiler failed (exit code {done.returncode}): {last}", where=str(program))
+        raise StageError(f"the compiler failed (exit code {process.returncode}): {last}", where=str(program))
     return Compiled(log, _memory(log, "On-chip memory used"), _memory(log, "Off-chip memory used"))
 
 

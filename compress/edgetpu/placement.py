@@ -93,7 +93,7 @@ def place(graph: Graph, target: Target) -> Placement:
         if late or (not on_tpu and given & after_tpu):
             after_exit.update(operator.outputs)
         placed.append(_placed(operator, graph, "tpu" if on_tpu else "cpu", fields))
-    return Placement(tuple(placed), _failure(graph, placed))
+    return Placement(tuple(placed), _failure(graph, placed, target))
 
 
 def _placed(operator: Operator, graph: Graph, side: str, fields: dict[str, str]) -> PlacedOperator:
@@ -102,7 +102,12 @@ def _placed(operator: Operator, graph: Graph, side: str, fields: dict[str, str])
     return PlacedOperator(operator.index, operator.name, operator.version, output, side, macs=cost, **fields)
 
 
-def _failure(graph: Graph, placed: list[PlacedOperator]) -> str | None:
+def _failure(graph: Graph, placed: list[PlacedOperator], target: Target) -> str | None:
+    """Why the compiler would refuse the whole model: what its TFLite parser does not know, or nothing to map."""
+    for op in placed:
+        since = target.tables["refused"].get(op.op)
+        if since is not None and op.version >= since:
+            return f"{op.op} version {op.version} (operator {op.index}) is newer than its TFLite parser"
     dynamic = [graph.tensors[index].name for index in graph.inputs if graph.tensors[index].dynamic]
     if dynamic:
         return f"the input {dynamic[0]} has a dynamic shape"

@@ -47,7 +47,7 @@ class Compile(Stage):
             return facts
         done = compiler.compile_model(program, model, context.folder, self.timeout_s)
         (context.folder / f"{model.stem}_edgetpu.log").unlink(missing_ok=True)  # the same text again
-        (context.folder / "compiler.log").write_text(done.log)
+        (context.folder / "compiler.log").write_text(done.log, encoding="utf-8")
         assert (context.folder / MODEL_EDGETPU).is_file()
         return {
             **facts,

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 import compress
+from compress.errors import StageError
 from compress.stage import (
     BUNDLE_FILE,
     MODEL_EDGETPU,
@@ -45,6 +46,8 @@ class Package(Stage):
         data = context.data
         paths = {"original": context.original.file(MODEL_TFLITE), "int8": given.file(MODEL_TFLITE)}
         models = {role: Model(path, reproducible=True) for role, path in paths.items()}
+        if models["int8"].input["dtype"] == np.float32:
+            raise StageError("the model is not quantized", todo="put quantize before package")
         count = min(self.golden, len(data.labels("validation")))
         raw = data.raw("validation", np.arange(count))
         members = {f"{role}.tflite": path.read_bytes() for role, path in paths.items()}
