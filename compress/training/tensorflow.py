@@ -14,6 +14,9 @@ def keras(seed: int | None = None) -> Any:
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    # TensorFlow 2.21's oneDNN kernels crash in the gradient of a 1x1 convolution with stride 2 on some CPUs
+    # (seen on a Xeon with AMX), and give other roundings on each kind of CPU; without them it is as fast here.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     import keras as library
 
     if seed is not None:
