@@ -3,6 +3,7 @@
 Usage::
 
     python -m compress pipeline.yaml [--dry-run] [--out DIR] [--force STAGE] [--json]
+    python -m compress inspect COMPILED.tflite [--json]
     python -m compress stages [--json]
     python -m compress schema
 
@@ -25,6 +26,7 @@ from compress.errors import EXIT_INTERRUPTED, BudgetError, CorallineError, Pipel
 
 EPILOG = """
 other commands:
+  python -m compress inspect COMPILED.tflite [--json]   what a compiled model really holds
   python -m compress stages [--json]   every stage, its settings, defaults and meaning
   python -m compress schema            JSON schema of pipeline.yaml, for editors
 
@@ -140,11 +142,23 @@ def _schema(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _inspect(arguments: Sequence[str]) -> int:
+    parser = _Parser(prog="python -m compress inspect", description="What a compiled model really holds.")
+    parser.add_argument("model", type=Path, help="the file that edgetpu_compiler wrote")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.parse_args(arguments)
+    from compress.edgetpu import inspection
+
+    found = inspection.inspect(options.model)
+    print(json.dumps(found.to_json(), indent=1) + "\n" if options.json else inspection.describe(found), end="")
+    return 0
+
+
 INTERRUPTED = "interrupted; run the same command to go on"
 _signals: list[int] = []
 """The signals that came so far."""
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"stages": _stages, "schema": _schema}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"inspect": _inspect, "stages": _stages, "schema": _schema}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

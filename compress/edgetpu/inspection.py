@@ -1,0 +1,134 @@
+"""`inspect`: a compiled .tflite file, opened."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.edgetpu import package
+from compress.edgetpu.package import Executable, Package
+from compress.errors import ModelError
+from compress.tflite import graph
+from compress.tflite.graph import Graph, Tensor
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a compiled model really holds.
+
+    Attributes:
+        packages: what each of its custom operators holds, in their order.
+        cpu_ops: the operators that stay on the CPU.
+        inputs: the model's inputs.
+        outputs: the model's outputs.
+    """
+
+    packages: tuple[Package, ...]
+    cpu_ops: tuple[str, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    @property
+    def executables(self) -> tuple[Executable, ...]:
+        """The programs of all packages."""
+        return tuple(executable for each in self.packages for executable in each.executables)
+
+    @property
+    def min_runtime(self) -> int:
+        """The oldest runtime that can run all of it."""
+        return max(each.min_runtime for each in self.packages)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Parameters that are loaded once and stay on the chip."""
+        return sum(each.cached_bytes for each in self.packages)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Parameters that are sent at every inference."""
+        return sum(each.streamed_bytes for each in self.packages)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a plain map, schema 1."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "min_runtime": self.min_runtime,
+            "compiler_versions": sorted({each.compiler_version for each in self.packages}),
+            "cached_bytes": self.cached_bytes,
+            "streamed_bytes": self.streamed_bytes,
+            "custom_ops": len(self.packages),
+            "cpu_ops": list(self.cpu_ops),
+            "inputs": [_tensor(tensor) for tensor in self.inputs],
+            "outputs": [_tensor(tensor) for tensor in self.outputs],
+            "executables": [asdict(executable) for executable in self.executables],
+        }
+
+
+def inspect(path: Path) -> Inspection:
+    """Opens a compiled model.
+
+    Raises:
+        ModelError: not a .tflite file, not compiled, or not by the vendor's compiler.
+    """
+    parsed = graph.read(path)
+    compiled = [operator for operator in parsed.operators if operator.custom and operator.name == package.OPERATOR]
+    if not compiled:
+        raise ModelError(
+            f"has no {package.OPERATOR}: it is not compiled for the Edge TPU",
+            where=str(path),
+            todo="give the file that edgetpu_compiler wrote (…_edgetpu.tflite)",
+        )
+    try:
+        packages = tuple(package.read(_options(parsed, operator.index)) for operator in compiled)
+    except ModelError as error:
+        error.where = str(path)
+        raise
+    return Inspection(
+        packages,
+        tuple(operator.name for operator in parsed.operators if operator not in compiled),
+        tuple(parsed.tensors[index] for index in parsed.inputs),
+        tuple(parsed.tensors[index] for index in parsed.outputs),
+    )
+
+
+def _options(parsed: Graph, index: int) -> bytes:
+    """The custom options of an operator, as stored."""
+    stored = parsed.source.subgraphs[0].operators[index].customOptions
+    return b"" if stored is None else bytes(stored)
+
+
+def _tensor(tensor: Tensor) -> dict[str, Any]:
+    quantization = tensor.quantization
+    return {
+        "name": tensor.name,
+        "shape": list(tensor.shape),
+        "dtype": tensor.dtype,
+        "scale": quantization.scale[0] if quantization else None,
+        "zero_point": quantization.zero_point[0] if quantization and quantization.zero_point else None,
+    }
+
+
+def describe(found: Inspection) -> str:
+    """What a person wants to know, as text."""
+    lines = [
+        f"minimum runtime    {found.min_runtime}",
+        f"cached on chip     {found.cached_bytes:,} bytes of parameters, loaded once",
+        f"streamed           {found.streamed_bytes:,} bytes of parameters at every inference",
+        f"custom operators   {len(found.packages)}",
+        f"left on the CPU    {', '.join(found.cpu_ops) or 'none'}",
+    ]
+    for name, tensors in (("input", found.inputs), ("output", found.outputs)):
+        for tensor in tensors:
+            shown = _tensor(tensor)
+            scaled = "" if shown["scale"] is None else f"  scale {shown['scale']:g}, zero point {shown['zero_point']}"
+            lines.append(f"{name:<18} {shown['dtype']} {shown['shape']} {shown['name']}{scaled}")
+    lines += [
+        f"{executable.type:<18} {executable.parameter_bytes:,} bytes of parameters, "
+        f"{executable.instruction_bytes:,} of instructions, {executable.scratch_bytes:,} of scratch, "
+        f"{executable.narrow_bytes_per_tile:,} of 196,608 in each tile, token {executable.token:016x}"
+        for executable in found.executables
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,254 @@
+"""What is inside a compiled model: the DarwiNN package in its `edgetpu-custom-op`.
+
+A compiled .tflite file has one custom operator for each part that runs on the Edge TPU.
+The operator's options are a flexbuffer map; its entry "4" is a flatbuffer, the package,
+which holds a flatbuffer of executables, each a flatbuffer again.
+
+Source: executable/executable.fbs and tflite/custom_op_data.cc in google-coral/libedgetpu:
+field numbers and meanings are taken from there.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from compress.errors import ModelError
+
+OPERATOR = "edgetpu-custom-op"
+IDENTIFIER = b"DWN1"
+TYPES = {0: "STAND_ALONE", 1: "PARAMETER_CACHING", 2: "EXECUTION_ONLY"}
+DATA_TYPES = {
+    0: "FIXED_POINT8",
+    1: "FIXED_POINT16",
+    2: "SIGNED_FIXED_POINT32",
+    3: "BFLOAT",
+    4: "HALF",
+    5: "SINGLE",
+    8: "SIGNED_FIXED_POINT8",
+    9: "SIGNED_FIXED_POINT16",
+}
+MAX_ITEMS = 100_000
+"""More entries than this in one list are not believed."""
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """An input or output of an executable.
+
+    Attributes:
+        name: the tensor's name.
+        shape: (y, x, z).
+        size_bytes: as transferred, padding included.
+        data_type: the schema's name.
+        zero_point: of its quantization.
+        scale: of its quantization.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    size_bytes: int
+    data_type: str
+    zero_point: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class Executable:
+    """One program for the Edge TPU.
+
+    Attributes:
+        type: STAND_ALONE (parameters streamed at every inference), PARAMETER_CACHING (loads
+            parameters once) or EXECUTION_ONLY (uses them).
+        parameter_bytes: parameters it carries.
+        instruction_bytes: instructions, sent at every inference.
+        scratch_bytes: host memory for activations that do not fit on the chip.
+        narrow_bytes_per_tile: on-chip activation memory, of 196,608 in each tile.
+        token: equal in executables that may keep their parameters on the chip together.
+        inputs: what it is given.
+        outputs: what it gives.
+    """
+
+    type: str
+    parameter_bytes: int
+    instruction_bytes: int
+    scratch_bytes: int
+    narrow_bytes_per_tile: int
+    token: int
+    inputs: tuple[LayerInfo, ...]
+    outputs: tuple[LayerInfo, ...]
+
+
+@dataclass(frozen=True)
+class Package:
+    """What one custom operator holds.
+
+    Attributes:
+        min_runtime: the oldest runtime that can load it.
+        compiler_version: of the compiler, where it is written.
+        executables: its programs.
+    """
+
+    min_runtime: int
+    compiler_version: str
+    executables: tuple[Executable, ...]
+
+    def parameter_bytes(self, *types: str) -> int:
+        """Parameters in executables of these types."""
+        return sum(each.parameter_bytes for each in self.executables if each.type in types)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Parameters that are loaded once and stay on the chip."""
+        return self.parameter_bytes("PARAMETER_CACHING")
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Parameters that are sent at every inference."""
+        return self.parameter_bytes("STAND_ALONE", "EXECUTION_ONLY")
+
+
+def read(options: bytes) -> Package:
+    """The package in the options of a custom operator.
+
+    Raises:
+        ModelError: the options hold no such package: the vendor's compiler did not make this.
+    """
+    try:
+        return _package(_payload(options))
+    except (struct.error, IndexError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        raise ModelError(
+            f"its {OPERATOR} holds no Edge TPU package ({error}): the vendor's compiler did not make this file",
+            todo="compile the original model with edgetpu_compiler",
+        ) from error
+
+
+def _payload(options: bytes) -> bytes:
+    """Entry "4" of the flexbuffer map."""
+    from flatbuffers import flexbuffers
+
+    if len(options) < 16:
+        raise ValueError(f"{len(options)} bytes of options")
+    root = flexbuffers.GetRoot(options)
+    if not root.IsMap:
+        raise ValueError("its options are no map")
+    value = root.AsMap["4"]
+    if value.IsNull or not value.IsString:
+        raise ValueError("its options have no executable")
+    found = bytes(value.AsStringBytes)
+    if len(found) < 16 or found[4:8] != IDENTIFIER:
+        raise ValueError("its payload is not of the type DWN1")
+    return found
+
+
+def _package(content: bytes) -> Package:
+    package = _Table.root(content)
+    multi = _Table.root(package.blob(1))
+    executables = tuple(_executable(_Table.root(part)) for part in multi.strings(0))
+    if not executables:
+        raise ValueError("it has no executables")
+    return Package(package.number(0, "<i"), package.blob(4).decode("utf-8", "replace"), executables)
+
+
+def _executable(table: _Table) -> Executable:
+    kind = table.number(13, "<h")
+    if kind not in TYPES:
+        raise ValueError(f"an executable of type {kind}")
+    return Executable(
+        TYPES[kind],
+        len(table.blob(6)),
+        sum(len(stream.blob(0)) for stream in table.tables(5)),
+        table.number(4, "<i"),
+        table.number(12, "<i"),
+        table.number(14, "<Q"),
+        tuple(_layer(layer) for layer in table.tables(8)),
+        tuple(_layer(layer) for layer in table.tables(9)),
+    )
+
+
+def _layer(table: _Table) -> LayerInfo:
+    numerics = table.table(5)
+    return LayerInfo(
+        table.blob(0).decode("utf-8", "replace"),
+        (table.number(2, "<i"), table.number(3, "<i"), table.number(4, "<i")),
+        table.number(1, "<i"),
+        DATA_TYPES.get(table.number(6, "<h"), "unknown"),
+        numerics.number(0, "<i") if numerics else 0,
+        float(numerics.number(1, "<f")) if numerics else 0.0,
+    )
+
+
+class _Table:
+    """A flatbuffer table, read field by field with every offset checked against the buffer.
+
+    Source: FlatBuffers internals, "Tables": a table starts with the signed distance back to
+    its vtable, whose entries are field offsets in 16 bits; 0 is a field left out.
+    """
+
+    def __init__(self, content: bytes, position: int) -> None:
+        self.content, self.position = content, position
+        vtable = position - self._at(position, "<i")
+        size = self._at(vtable, "<H")
+        self.fields = [self._at(vtable + place, "<H") for place in range(4, size, 2)]
+
+    @classmethod
+    def root(cls, content: bytes) -> _Table:
+        (position,) = struct.unpack_from("<I", content, 0)
+        return cls(content, position)
+
+    def _at(self, position: int, code: str) -> Any:
+        if position < 0:
+            raise ValueError("an offset before the beginning")
+        return struct.unpack_from(code, self.content, position)[0]
+
+    def _place(self, field: int) -> int | None:
+        offset = self.fields[field] if field < len(self.fields) else 0
+        return self.position + offset if offset else None
+
+    def number(self, field: int, code: str) -> Any:
+        """A scalar; 0 where it is left out."""
+        place = self._place(field)
+        return 0 if place is None else self._at(place, code)
+
+    def _vector(self, field: int) -> tuple[int, int]:
+        """Start and length of a vector; (0, 0) where it is left out."""
+        place = self._place(field)
+        if place is None:
+            return 0, 0
+        start = place + self._at(place, "<I")
+        return start + 4, self._at(start, "<I")
+
+    def blob(self, field: int) -> bytes:
+        """A string or a vector of bytes; empty where it is left out."""
+        start, length = self._vector(field)
+        if start + length > len(self.content):
+            raise ValueError("a vector beyond the end")
+        return self.content[start : start + length]
+
+    def _items(self, field: int) -> Iterator[int]:
+        start, length = self._vector(field)
+        if length > MAX_ITEMS:
+            raise ValueError(f"a list of {length} entries")
+        for place in range(start, start + 4 * length, 4):
+            yield place + self._at(place, "<I")
+
+    def tables(self, field: int) -> list[_Table]:
+        """A vector of tables."""
+        return [_Table(self.content, position) for position in self._items(field)]
+
+    def strings(self, field: int) -> list[bytes]:
+        """A vector of strings, as bytes."""
+        found = []
+        for position in self._items(field):
+            length = self._at(position, "<I")
+            if position + 4 + length > len(self.content):
+                raise ValueError("a string beyond the end")
+            found.append(self.content[position + 4 : position + 4 + length])
+        return found
+
+    def table(self, field: int) -> _Table | None:
+        """A table; None where it is left out."""
+        place = self._place(field)
+        return None if place is None else _Table(self.content, place + self._at(place, "<I"))
