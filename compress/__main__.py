@@ -3,7 +3,9 @@
 Usage::
 
     python -m compress pipeline.yaml [--dry-run] [--out DIR] [--force STAGE] [--json]
-    python -m compress inspect COMPILED.tflite [--json]
+    python -m compress check MODEL.tflite [--json] [--compiler VERSION] [--all-subgraphs]
+    python -m compress check MODEL.tflite [--json]   what the Edge TPU compiler will do, without it
+  python -m compress inspect COMPILED.tflite [--json]
     python -m compress stages [--json]
     python -m compress schema
 
@@ -22,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from compress.errors import EXIT_INTERRUPTED, BudgetError, CorallineError, PipelineError
+from compress.errors import EXIT_INTERRUPTED, EXIT_PARTLY, EXIT_REFUSED, BudgetError, CorallineError, PipelineError
 
 EPILOG = """
 other commands:
@@ -32,7 +34,8 @@ other commands:
 
 exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
-  6 disk or permission   7 over budget   8 a bundle does not verify   130 interrupted
+  6 disk or permission   7 over budget   8 a bundle does not verify   9 check: some operators stay on the CPU
+  10 check: the compiler would refuse the model   130 interrupted
 """
 
 
@@ -142,6 +145,25 @@ def _schema(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _check(arguments: Sequence[str]) -> int:
+    parser = _Parser(prog="python -m compress check", description="What the Edge TPU compiler will do, without it.")
+    parser.add_argument("model", type=Path, help="a full-integer .tflite file")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--compiler", default="16.0", metavar="VERSION", help="16.0 (default), 15.0, 2.1 or 1.0")
+    parser.add_argument("--all-subgraphs", action="store_true", help="as the compiler does with -a")
+    options = parser.parse_args(arguments)
+    from compress import target
+    from compress.edgetpu import check
+    from compress.tflite import graph
+
+    edgetpu = target.load("edgetpu").compiled_by(options.compiler)
+    found = check.check(graph.read(options.model), edgetpu, all_subgraphs=options.all_subgraphs)
+    print(json.dumps(found.to_json(), indent=1) + "\n" if options.json else check.describe(found), end="")
+    if found.placement.failure is not None:
+        return EXIT_REFUSED
+    return EXIT_PARTLY if any(op.placement == "cpu" for op in found.placement.ops) else 0
+
+
 def _inspect(arguments: Sequence[str]) -> int:
     parser = _Parser(prog="python -m compress inspect", description="What a compiled model really holds.")
     parser.add_argument("model", type=Path, help="the file that edgetpu_compiler wrote")
@@ -158,7 +180,12 @@ INTERRUPTED = "interrupted; run the same command to go on"
 _signals: list[int] = []
 """The signals that came so far."""
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"inspect": _inspect, "stages": _stages, "schema": _schema}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "check": _check,
+    "inspect": _inspect,
+    "stages": _stages,
+    "schema": _schema,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

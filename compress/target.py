@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,18 @@ class Target:
     name: str
     digest: str
     tables: Mapping[str, Any]
+
+    def compiled_by(self, version: str) -> Target:
+        """The same target with another version of its compiler.
+
+        Raises:
+            PipelineError: there is no such version.
+        """
+        known = self.tables["compiler"]["runtimes"]
+        if version not in known:
+            raise PipelineError(f"there is no compiler {version!r}", allowed=", ".join(known))
+        compiler = {**self.tables["compiler"], "version": version}
+        return replace(self, tables={**self.tables, "compiler": compiler})
 
     @property
     def summary(self) -> str:

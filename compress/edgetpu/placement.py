@@ -72,15 +72,22 @@ class Placement:
         }
 
 
-def place(graph: Graph, target: Target) -> Placement:
-    """Decides for every operator of a graph."""
+def place(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Placement:
+    """Decides for every operator of a graph.
+
+    Args:
+        graph: the model.
+        target: the target, with its rules' numbers and the compiler's version.
+        all_subgraphs: whether the compiler is asked for several partitions (`-a`): then what
+            comes after a CPU operator is mapped too.
+    """
     placed: list[PlacedOperator] = []
     after_tpu: set[int] = set()  # tensors that depend on a TPU operator
     after_exit: set[int] = set()  # tensors that depend on a CPU operator that depends on a TPU operator
     for operator in graph.operators:
         given = {index for index in operator.inputs if index != NONE}
         broken = rules.first_broken(operator, graph, target)
-        late = bool(given & after_exit)
+        late = bool(given & after_exit) and not all_subgraphs
         if broken:
             fields = rules.describe(*broken)
         elif late:

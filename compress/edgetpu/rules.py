@@ -27,6 +27,19 @@ def known_operator(operator: Operator, graph: Graph, target: Target) -> str | No
     return None if known else f"{operator.name} is not supported"
 
 
+def new_enough_compiler(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """The operator must be one that this version of the compiler has.
+
+    Use compiler 16.0, and runtime 14 on the device.
+    """
+    del graph
+    compiler = target.tables["compiler"]
+    needed = target.tables["operators"].get(operator.name, {}).get("runtime", 0)
+    if needed <= compiler["runtimes"][compiler["version"]]:
+        return None
+    return f"{operator.name} needs runtime {needed}, newer than compiler {compiler['version']} writes for"
+
+
 def old_version(operator: Operator, graph: Graph, target: Target) -> str | None:
     """The operator's version must be one that the compiler of 2021 knows.
 
@@ -195,6 +208,7 @@ def plain_strided_slice(operator: Operator, graph: Graph, target: Target) -> str
 
 RULES: Mapping[Rule, str] = {
     known_operator: "Operation not supported",
+    new_enough_compiler: "Operation not supported",
     old_version: "Operation version not supported",
     eight_bit: "Operation is working on an unsupported data type",
     constant_size: "Operation is otherwise supported, but not mapped due to some unspecified limitation",

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from compress.edgetpu import compiler
-from compress.edgetpu.placement import place
+from compress.edgetpu.check import check
 from compress.stage import MODEL_EDGETPU, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
 from compress.target import Target, load
 from compress.tflite import graph
@@ -39,7 +39,7 @@ class Compile(Stage):
         """The placement, and the compiled model if there is a compiler."""
         model = context.folder / MODEL_TFLITE
         shutil.copyfile(given.file(MODEL_TFLITE), model)
-        facts: Facts = {"placement": place(graph.read(model), context.target).to_json(), "compiled": False}
+        facts: Facts = {"placement": check(graph.read(model), context.target).to_json(), "compiled": False}
         program = compiler.find(self.compiler, context.target)
         if program is None:
             facts["reason"] = f"not compiled: {context.target.tables['compiler']['name']} was not found"

@@ -162,6 +162,16 @@ class Graph:
         return [self.tensors[index] for index in operator.outputs]
 
     @cached_property
+    def consumers(self) -> dict[int, list[Operator]]:
+        """Which operators take a tensor."""
+        found: dict[int, list[Operator]] = {}
+        for operator in self.operators:
+            for index in dict.fromkeys(operator.inputs):
+                if index != NONE:
+                    found.setdefault(index, []).append(operator)
+        return found
+
+    @cached_property
     def producer(self) -> dict[int, Operator]:
         """Which operator makes a tensor."""
         return {index: operator for operator in self.operators for index in operator.outputs}

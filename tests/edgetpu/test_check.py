@@ -1,0 +1,156 @@
+"""The prediction as a whole: memory on the compiler's own reports, real models, and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import one_op
+import pytest
+import tiny
+from one_op import Op, Tensor
+
+from compress.edgetpu import activations, memory, parameters
+from compress.edgetpu.check import Check, check
+from compress.edgetpu.inspection import inspect
+from compress.edgetpu.memory import Parameters
+from compress.errors import PipelineError
+from compress.target import load
+from compress.tflite import graph
+
+TARGET = load("edgetpu")
+MIB = 1 << 20
+EDGETPU = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "edgetpu"
+shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")
+#: What the compilers of the pairs follow, by the words of pairs/index.json.
+VERSIONS = {"16.0": "16.0", "15.0": "15.0", "15.0 or 2.x": "2.1", "1.0": "1.0"}
+
+
+def rows() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((EDGETPU / "pairs" / "index.json").read_text())
+    return found
+
+
+def stack(row: dict[str, Any]) -> list[Parameters]:
+    """The layers of a stack of the sweep."""
+    given, layers = row["input"][-1], []
+    conv = row["network"] == "conv"
+    for outputs in [row["width"]] * row["layers"] + ([] if conv else [row["classes"]]):
+        per_output = memory.up(given, 4) * (row["kernel"] ** 2 if conv else 1)
+        places = row["input"][0] * row["input"][1] if conv else 1
+        found = memory.convolution(outputs, per_output, 8 if conv else 0, places, one_position_in=not conv)
+        layers.append(memory.never_cached(found, per_output, TARGET))
+        given = outputs
+    return layers
+
+
+@shared
+def test_the_reports_two_numbers_on_the_sweep() -> None:
+    def told(size: int, reported: float) -> bool:
+        return abs(size / MIB - reported) <= (0.00501 if reported >= 1 else 0.00001)
+
+    sweep = json.loads((EDGETPU / "compiler_memory_sweep.json").read_text())
+    right = 0
+    for row in sweep:
+        found = memory.split(stack(row), TARGET)
+        right += told(found.report_on_chip_bytes, row["report_on_chip_MiB"]) and told(
+            found.report_off_chip_bytes, row["report_off_chip_MiB"]
+        )
+    assert len(sweep) == 177
+    assert right >= 176
+
+
+@shared
+def test_parameter_bytes_of_real_models() -> None:
+    exact = near = 0
+    for row in rows():
+        parsed = graph.read(EDGETPU / "pairs" / row["name"] / "model.tflite")
+        target = TARGET.compiled_by(VERSIONS[row["behaves_like"]])
+        placed = zip(parsed.operators, row["placement"], strict=True)
+        total = sum(parameters.count(op, parsed, target).size_bytes for op, side in placed if side == "tpu")
+        real = row["cached_bytes"] + row["streamed_bytes"]
+        exact += total == real
+        near += abs(total / real - 1) <= 0.02
+    assert exact >= 26
+    assert near >= 27
+
+
+@shared
+def test_activations_of_real_models() -> None:
+    exact = 0
+    for row in rows():
+        folder = EDGETPU / "pairs" / row["name"]
+        on_tpu = {index for index, side in enumerate(row["placement"]) if side == "tpu"}
+        predicted = activations.bytes_per_tile(graph.read(folder / "model.tflite"), on_tpu)
+        exact += predicted == max(
+            each.narrow_bytes_per_tile for each in inspect(folder / "compiled.tflite").executables
+        )
+    assert exact >= 5
+
+
+def test_everything_is_cached_where_it_fits_and_the_largest_given_up_where_it_nearly_does() -> None:
+    def kept(*sizes: float, streamed: float = 0.0) -> str:
+        layers = [Parameters(int(size * MIB), int(size * MIB), (1, 1)) for size in sizes]
+        layers += [Parameters(int(streamed * MIB), int(streamed * MIB), (1, 1), always_streamed=True)] * bool(streamed)
+        found = memory.split(layers, TARGET)
+        assert found.cached_bytes + found.streamed_bytes == sum(layer.size_bytes for layer in layers)
+        return "".join("-+"[not streamed] for streamed in found.streamed)
+
+    assert kept(3, 3, 1.75) == "+++"
+    assert kept(3, 2.5, 2.4) == "-++"
+    assert kept(6, 1, 4, 0.5) == "++-+"
+    assert kept(3, 3, 0.9, streamed=9) == "+++-"
+    assert kept(3, 3.1, 0.9, streamed=9) == "+-+-"
+
+
+def test_a_chain_of_partitions_and_what_blocks() -> None:
+    def dense(given: str, made: str) -> Op:
+        return Op("FULLY_CONNECTED", [given, "w", ""], [made], 4)
+
+    tensors = {letter: Tensor((1, 4)) for letter in "abcdef"} | {"w": Tensor((4, 4), data=1)}
+    operators = [dense("a", "b"), Op("Mine", "b", "c", custom=True), dense("c", "d"), dense("d", "e")]
+    operators.append(Op("Mine", "e", "f", custom=True))
+    parsed = one_op.read(tensors, operators, "a", "f")
+    one: Check = check(parsed, TARGET)
+    assert (one.subgraphs, [blocker.index for blocker in one.blockers]) == (1, [1])
+    assert one.blockers[0].macs == 32
+    assert check(parsed, TARGET, all_subgraphs=True).subgraphs == 2
+
+
+def test_a_refused_model_has_no_sizes() -> None:
+    parsed = one_op.one("QUANTIZE", [Tensor((1, 4))], Tensor((1, 4)), 3)
+    told = check(parsed, TARGET).to_json()
+    assert told["compiles"] is False
+    assert "QUANTIZE version 3" in told["failure"]
+    sizes = ("cached_bytes", "streamed_bytes", "report_on_chip_bytes", "report_off_chip_bytes", "activation_bytes")
+    assert {told[name] for name in sizes} == {None}
+    assert told["subgraphs"] == 0
+
+
+def test_an_unknown_compiler_is_refused() -> None:
+    with pytest.raises(PipelineError, match=r"no compiler '17'.*16\.0, 15\.0, 2\.1, 1\.0"):
+        TARGET.compiled_by("17")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    def run(name: str, *more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "compress", "check", str(tmp_path / name), *more]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    (tmp_path / "whole.tflite").write_bytes(tiny.classifier())
+    (tmp_path / "float.tflite").write_bytes(tiny.classifier(int8=False))
+    tensors = {letter: Tensor((1, 4)) for letter in "abc"}
+    chain = [Op("RELU", "a", "b"), Op("Mine", "b", "c", custom=True)]
+    (tmp_path / "part.tflite").write_bytes(one_op.content(tensors, chain, "a", "c"))
+    assert [run(name).returncode for name in ("whole.tflite", "part.tflite", "float.tflite")] == [0, 9, 10]
+    told = json.loads(run("part.tflite", "--json").stdout)
+    names = "schema_version compiles failure subgraphs cached_bytes streamed_bytes report_on_chip_bytes"
+    names += " report_off_chip_bytes macs blockers activation_bytes risk ops"
+    assert set(names.split()) <= set(told)
+    assert set(["index", "op", "version", "output", "placement", "status", "reason", "advice"]) <= set(told["ops"][0])
+    assert run("part.tflite", "--compiler", "9").returncode == 2
+    assert run("none.tflite").returncode == 4
