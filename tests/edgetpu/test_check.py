@@ -86,9 +86,8 @@ def test_activations_of_real_models() -> None:
         folder = EDGETPU / "pairs" / row["name"]
         on_tpu = {index for index, side in enumerate(row["placement"]) if side == "tpu"}
         predicted = activations.bytes_per_tile(graph.read(folder / "model.tflite"), on_tpu)
-        exact += predicted == max(
-            each.narrow_bytes_per_tile for each in inspect(folder / "compiled.tflite").executables
-        )
+        executables = inspect(folder / "compiled.tflite").executables
+        exact += predicted == max(executable.narrow_bytes_per_tile for executable in executables)
     assert exact >= 5
 
 
@@ -151,6 +150,6 @@ def test_the_command(tmp_path: Path) -> None:
     names = "schema_version compiles failure subgraphs cached_bytes streamed_bytes report_on_chip_bytes"
     names += " report_off_chip_bytes macs blockers activation_bytes risk ops"
     assert set(names.split()) <= set(told)
-    assert set(["index", "op", "version", "output", "placement", "status", "reason", "advice"]) <= set(told["ops"][0])
+    assert {"index", "op", "version", "output", "placement", "status", "reason", "advice"} <= set(told["ops"][0])
     assert run("part.tflite", "--compiler", "9").returncode == 2
     assert run("none.tflite").returncode == 4
