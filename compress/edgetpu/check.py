@@ -149,7 +149,7 @@ def describe(found: Check) -> str:
     lines += [
         f"{op.index:>4} {op.op} ({op.output}): {op.reason} {op.advice}".rstrip()
         for op in found.placement.ops
-        if op.placement == "cpu" and op.status != LATE
+        if op.status != LATE and op.reason
     ]
     lines.append(found.placement.summary)
     kept = found.placement.macs["cpu"]

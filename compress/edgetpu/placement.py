@@ -93,7 +93,8 @@ def place(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Place
         elif late:
             fields = {"status": LATE, "reason": "comes after an operator that stays on the CPU", "advice": ""}
         else:
-            fields = {"status": MAPPED, "reason": "", "advice": ""}
+            reason, advice = rules.caution(operator, graph, target) or ("", "")
+            fields = {"status": MAPPED, "reason": reason, "advice": advice}
         on_tpu = not broken and not late
         if on_tpu or given & after_tpu:
             after_tpu.update(operator.outputs)

@@ -145,20 +145,29 @@ def same_dilation(operator: Operator, graph: Graph, target: Target) -> str | Non
 
 
 def default_weight_format(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """A dense layer must have the default weight format, one scale for all weights, and a vector as output.
+    """A dense layer must have the default weight format, and a vector as output.
 
-    Quantize with Coralline, which makes dense weights per-tensor; flatten the input first.
+    Flatten the input first, and convert without the converter's optimizations for CPUs.
     """
     del target
     if operator.name != "FULLY_CONNECTED":
         return None
     if operator.option("weightsFormat", 0) != 0:
         return "has shuffled weights"
-    quantization = graph.tensors[operator.inputs[1]].quantization
-    if quantization and quantization.per_channel:
-        return "has per-channel weights"
     shape = graph.made(operator)[0].shape
     return None if sum(side > 1 for side in shape) <= 1 else f"has the output shape {list(shape)}"
+
+
+def precise_resize(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """A bilinear resize must start from more than one position.
+
+    Repeat a 1x1 map with a nearest-neighbour resize instead: it is the same.
+    """
+    del target
+    if operator.name != "RESIZE_BILINEAR":
+        return None
+    shape = graph.tensors[operator.inputs[0]].shape
+    return "resizes a 1x1 map" if shape[1:3] == (1, 1) and graph.made(operator)[0].shape[1:3] != (1, 1) else None
 
 
 def softmax_vector(operator: Operator, graph: Graph, target: Target) -> str | None:
@@ -217,6 +226,7 @@ RULES: Mapping[Rule, str] = {
     no_fused_activation: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
     same_dilation: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
     default_weight_format: "For example, a fully-connected or softmax layer with 2D output",
+    precise_resize: "Image-interpolation layer won't run precisely enough on Edge TPU",
     softmax_vector: "For example, a fully-connected or softmax layer with 2D output",
     not_the_batch: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
     plain_strided_slice: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
@@ -234,6 +244,20 @@ def first_broken(operator: Operator, graph: Graph, target: Target) -> tuple[Rule
         return next(((rule, found) for rule in RULES if (found := rule(operator, graph, target))), None)
     except IndexError as error:
         raise ModelError(f"operator {operator.index} ({operator.name}) lacks an input, an output or a side") from error
+
+
+def caution(operator: Operator, graph: Graph, target: Target) -> tuple[str, str] | None:
+    """What is mapped and still may go wrong: (reason, advice). Dense weights with a scale for each output."""
+    del target
+    if operator.name != "FULLY_CONNECTED":
+        return None
+    quantization = graph.tensors[operator.inputs[1]].quantization
+    if quantization is None or not quantization.per_channel:
+        return None
+    return (
+        "its weights have a scale for each output; TFLite runtimes of 2021 take them for one and compute it wrongly",
+        "Quantize with Coralline, which makes dense weights per-tensor.",
+    )
 
 
 def manual(rule: Rule) -> tuple[str, str]:

@@ -136,29 +136,17 @@ def test_macs_on_each_side_and_json() -> None:
     assert floats.macs == {"tpu": 0, "cpu": sum(macs)}
 
 
-#: Models whose operators are all placed as the real compiler placed them. It may only rise.
-ALL_RIGHT = 26
-#: Where it is known that they are not, and why.
-KNOWN = {
-    "dense_256": "per-channel dense weights: mapped by the compiler, but wrong on today's runtimes, so refused here",
-    "dense_1024": "the same",
-    "deeplabv3_mnv2_dm05_pascal_quant": "a large RESIZE_BILINEAR stays on the CPU; its limits are not known",
-}
-
-
 @pytest.mark.skipif(
     not (SHARED / "edgetpu" / "pairs" / "index.json").exists(),
     reason=f"no real models in {SHARED}; CORALLINE_SHARED names the folder of shared files",
 )
 def test_real_models() -> None:
     pairs = SHARED / "edgetpu" / "pairs"
-    right, wrong = 0, {}
+    wrong = {}
     for row in json.loads((pairs / "index.json").read_text()):
         ops = place(graph.read(pairs / row["name"] / "model.tflite"), TARGET).ops
         assert len(ops) == len(row["placement"])
         differ = [f"{op.index} {op.op}" for op, real in zip(ops, row["placement"], strict=True) if op.placement != real]
-        right += not differ
-        if differ and row["name"] not in KNOWN:
+        if differ:
             wrong[row["name"]] = differ
     assert wrong == {}
-    assert right >= ALL_RIGHT

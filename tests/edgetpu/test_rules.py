@@ -40,6 +40,10 @@ def pool(name: str = "MAX_POOL_2D", **options: Any) -> Graph:
     return one_op.one(name, [IMAGE], Tensor((1, 4, 4, 4)), 2, **options)
 
 
+def resize(shape: tuple[int, ...]) -> Graph:
+    return one_op.one("RESIZE_BILINEAR", [Tensor(shape), integers(8, 8)], IMAGE, 3)
+
+
 def softmax(*shape: int) -> Graph:
     return one_op.one("SOFTMAX", [Tensor(shape)], Tensor(shape), 2)
 
@@ -85,7 +89,9 @@ KEPT: list[tuple[rules.Rule, str, Graph]] = [
     (rules.no_fused_activation, "a convolution may", conv(fusedActivationFunction=1)),
     (rules.same_dilation, "2 by 2", conv(dilationWFactor=2, dilationHFactor=2)),
     (rules.default_weight_format, "per tensor", dense()),
-    (rules.default_weight_format, "a convolution per channel", conv(weights=kernel(4, 1, 1, 4, scales=FOUR))),
+    (rules.default_weight_format, "per channel", dense(scales=FOUR)),
+    (rules.precise_resize, "of a map", resize((1, 4, 4, 4))),
+    (rules.precise_resize, "something else of one position", relu(1, 1, 1, 4)),
     (rules.softmax_vector, "as long as it may be", softmax(1, 16384)),
     (rules.softmax_vector, "many short ones", softmax(4420, 2)),
     (rules.not_the_batch, "mean over height and width", mean(1, 2)),
@@ -132,7 +138,7 @@ BROKEN: list[tuple[rules.Rule, str, Graph, str]] = [
     ),
     (rules.same_dilation, "2 by 1", conv(dilationHFactor=2), "dilation 2 by 1"),
     (rules.default_weight_format, "shuffled", dense(weightsFormat=1), "has shuffled weights"),
-    (rules.default_weight_format, "per channel", dense(scales=FOUR), "has per-channel weights"),
+    (rules.precise_resize, "of one position", resize((1, 1, 1, 4)), "resizes a 1x1 map"),
     (rules.default_weight_format, "rows", dense((1, 3, 4)), r"has the output shape \[1, 3, 4\]"),
     (rules.softmax_vector, "too long", softmax(1, 16385), r"works on \[1, 16385\]; at most 16384 elements"),
     (rules.not_the_batch, "mean over all", mean(0, 1, 2), "reduces over the batch"),
@@ -180,6 +186,14 @@ def test_an_operator_needs_a_compiler_that_has_it(version: str, mapped: bool) ->
     assert mapped or "SQUARED_DIFFERENCE needs runtime 14, newer than compiler" in op.reason
 
 
+def test_a_dense_layer_with_many_scales_is_mapped_with_a_caution() -> None:
+    (op,) = place(dense(scales=FOUR), TARGET).ops
+    assert op.status == MAPPED
+    assert "compute it wrongly" in op.reason
+    (plain,) = place(dense(), TARGET).ops
+    assert (plain.reason, plain.advice) == ("", "")
+
+
 def test_every_rule_is_tried_both_ways() -> None:
     tried = set(rules.RULES) - {rules.new_enough_compiler}  # of the compiler, not the operator: above
     assert {rule for rule, *_ in KEPT} == tried
@@ -206,4 +220,4 @@ def test_a_docstring_is_a_requirement_and_an_advice(rule: rules.Rule) -> None:
 
 def test_every_rule_is_in_the_table() -> None:
     ours = {value for value in vars(rules).values() if getattr(value, "__module__", "") == rules.__name__}
-    assert ours - {rules.first_broken, rules.manual, rules.describe} == set(rules.RULES)
+    assert ours - {rules.first_broken, rules.caution, rules.manual, rules.describe} == set(rules.RULES)
