@@ -8,6 +8,7 @@ Usage::
   python -m compress inspect COMPILED.tflite [--json]
     python -m compress stages [--json]
     python -m compress schema
+    python -m compress operators
 
 Results go to stdout, everything else to stderr.
 """
@@ -31,6 +32,7 @@ other commands:
   python -m compress inspect COMPILED.tflite [--json]   what a compiled model really holds
   python -m compress stages [--json]   every stage, its settings, defaults and meaning
   python -m compress schema            JSON schema of pipeline.yaml, for editors
+  python -m compress operators         what runs on the Edge TPU, and the rules of `check`
 
 exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
@@ -145,6 +147,14 @@ def _schema(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _operators(arguments: Sequence[str]) -> int:
+    _Parser(prog="python -m compress operators", description="What runs on the Edge TPU.").parse_args(arguments)
+    from compress import manual
+
+    print(manual.operators(), end="")
+    return 0
+
+
 def _check(arguments: Sequence[str]) -> int:
     parser = _Parser(prog="python -m compress check", description="What the Edge TPU compiler will do, without it.")
     parser.add_argument("model", type=Path, help="a full-integer .tflite file")
@@ -185,6 +195,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "inspect": _inspect,
     "stages": _stages,
     "schema": _schema,
+    "operators": _operators,
 }
 
 

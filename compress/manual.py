@@ -1,4 +1,4 @@
-"""The manual, from the code: the stages with their settings, and the JSON schema of pipeline.yaml."""
+"""The manual, from the code: stages with their settings, the JSON schema of pipeline.yaml, the Edge TPU's rules."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from compress import target
 from compress.data import SOURCES, Splitting
+from compress.edgetpu import rules
 from compress.pipeline import Head, Model
 from compress.stage import Settings
 from compress.stages import STAGES
@@ -144,3 +145,30 @@ def _step(step: Any) -> dict[str, Any]:
             for name, field in fields.items()
         },
     }
+
+
+def operators() -> str:
+    """The page of the Edge TPU's operators, from the rules and the target file; docs/operators.md is its copy."""
+    edgetpu = target.load("edgetpu")
+    lines = [
+        "# What runs on the Edge TPU",
+        "",
+        "Made by `python -m compress operators` from the rules that `check` applies; do not edit.",
+        "",
+        "An operator runs on the Edge TPU if it keeps every rule and does not depend, however indirectly, on a CPU",
+        "operator that itself depends on a TPU operator: the compiler makes one partition.",
+        "",
+        "## Rules",
+        "",
+    ]
+    for rule, status in rules.RULES.items():
+        requirement, advice = rules.manual(rule)
+        lines += [f"### {rule.__name__}", "", requirement, "", advice, "", f'The compiler says: "{status}"', ""]
+    lines += ["## Operators", "", "| operator | newest version | first runtime |", "|---|---|---|"]
+    lines += [
+        f"| {name} | {row['max_version']} | {row['runtime']} |" for name, row in edgetpu.tables["operators"].items()
+    ]
+    lines += ["", "## Refused", "", "One of these, from this version on, and the compiler refuses the whole model.", ""]
+    lines += ["| operator | from version |", "|---|---|"]
+    lines += [f"| {name} | {version} |" for name, version in edgetpu.tables["refused"].items()]
+    return "\n".join(lines) + "\n"

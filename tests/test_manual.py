@@ -167,3 +167,14 @@ def test_the_stages_as_plain_values() -> None:
         assert row.keys() == {"name", "summary", "consumes", "produces", "settings"}
         assert row["settings"].keys() == STAGES[row["name"]].model_fields.keys()
     assert rows[0]["settings"]["epochs"]["default"] == 30
+
+
+def test_the_committed_operators_page_is_what_the_command_gives() -> None:
+    from compress import manual
+    from compress.edgetpu import rules
+
+    page = manual.operators()
+    assert (ROOT / "docs" / "operators.md").read_text() == page
+    for rule in rules.RULES:
+        requirement, advice = rules.manual(rule)
+        assert f"### {rule.__name__}\n\n{requirement}\n\n{advice}\n" in page
