@@ -4,8 +4,7 @@ Usage::
 
     python -m compress pipeline.yaml [--dry-run] [--out DIR] [--force STAGE] [--json]
     python -m compress check MODEL.tflite [--json] [--compiler VERSION] [--all-subgraphs]
-    python -m compress check MODEL.tflite [--json]   what the Edge TPU compiler will do, without it
-  python -m compress inspect COMPILED.tflite [--json]
+    python -m compress inspect COMPILED.tflite [--against MODEL.tflite] [--json]
     python -m compress stages [--json]
     python -m compress schema
     python -m compress operators
@@ -29,7 +28,8 @@ from compress.errors import EXIT_INTERRUPTED, EXIT_PARTLY, EXIT_REFUSED, BudgetE
 
 EPILOG = """
 other commands:
-  python -m compress inspect COMPILED.tflite [--json]   what a compiled model really holds
+  python -m compress check MODEL.tflite       what the Edge TPU compiler will do, without it
+  python -m compress inspect COMPILED.tflite  what a compiled model really holds; --against MODEL.tflite compares
   python -m compress stages [--json]   every stage, its settings, defaults and meaning
   python -m compress schema            JSON schema of pipeline.yaml, for editors
   python -m compress operators         what runs on the Edge TPU, and the rules of `check`
@@ -177,12 +177,21 @@ def _check(arguments: Sequence[str]) -> int:
 def _inspect(arguments: Sequence[str]) -> int:
     parser = _Parser(prog="python -m compress inspect", description="What a compiled model really holds.")
     parser.add_argument("model", type=Path, help="the file that edgetpu_compiler wrote")
+    parser.add_argument("--against", type=Path, metavar="MODEL", help="the .tflite it was compiled from: to compare")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
     from compress.edgetpu import inspection
+    from compress.target import load
 
     found = inspection.inspect(options.model)
-    print(json.dumps(found.to_json(), indent=1) + "\n" if options.json else inspection.describe(found), end="")
+    result, text = found.to_json(), inspection.describe(found)
+    if options.against is not None:
+        rows = inspection.against(found, options.against, load("edgetpu"))
+        result["against"] = rows
+        text += "".join(
+            f"{row['name']:<24} predicted {row['predicted']!s:>12}  real {row['real']!s:>12}\n" for row in rows
+        )
+    print(json.dumps(result, indent=1) + "\n" if options.json else text, end="")
     return 0
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from compress.edgetpu import package
+from compress.edgetpu.check import check
 from compress.edgetpu.package import Executable, Package
 from compress.errors import ModelError
+from compress.target import Target
 from compress.tflite import graph
 from compress.tflite.graph import Graph, Tensor
 
@@ -92,6 +94,31 @@ def inspect(path: Path) -> Inspection:
         tuple(parsed.tensors[index] for index in parsed.inputs),
         tuple(parsed.tensors[index] for index in parsed.outputs),
     )
+
+
+def against(found: Inspection, original: Path, target: Target) -> list[dict[str, Any]]:
+    """What `check` predicts for the original beside what the compiled model really holds.
+
+    Args:
+        found: the compiled model.
+        original: the .tflite file it was compiled from.
+        target: the target, with the compiler's version.
+
+    Raises:
+        ModelError: the original cannot be read.
+    """
+    predicted = check(graph.read(original), target)
+    sizes = predicted.parameters
+    on_cpu = [op.op for op in predicted.placement.ops if op.placement == "cpu"]
+    tile = max(executable.narrow_bytes_per_tile for executable in found.executables)
+    pairs = {
+        "cached_bytes": (sizes.cached_bytes if sizes else None, found.cached_bytes),
+        "streamed_bytes": (sizes.streamed_bytes if sizes else None, found.streamed_bytes),
+        "narrow_bytes_per_tile": (predicted.activation_bytes, tile),
+        "partitions": (predicted.subgraphs, len(found.packages)),
+        "cpu_ops": (len(on_cpu), len(found.cpu_ops)),
+    }
+    return [{"name": name, "predicted": one, "real": other} for name, (one, other) in pairs.items()]
 
 
 def _options(parsed: Graph, index: int) -> bytes:

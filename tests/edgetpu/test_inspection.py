@@ -15,6 +15,7 @@ from typing import Any
 import flatbuffers
 import one_op
 import pytest
+import tiny
 from flatbuffers import flexbuffers
 from one_op import Op, Tensor
 
@@ -178,6 +179,19 @@ def test_the_command(tmp_path: Path) -> None:
     assert "left on the CPU    SOFTMAX" in shown.stdout
     missing = subprocess.run([*command[:-1], "no.tflite"], capture_output=True, text=True, check=False)
     assert (missing.returncode, missing.stdout) == (4, "")
+
+
+def test_the_prediction_beside_the_real_thing(tmp_path: Path) -> None:
+    (tmp_path / "model.tflite").write_bytes(tiny.classifier())
+    path = compiled(tmp_path / "m.tflite", options(EXECUTION, CACHING))
+    command = [sys.executable, "-m", "compress", "inspect", str(path), "--against", str(tmp_path / "model.tflite")]
+    told = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    rows = {row["name"]: row for row in json.loads(told.stdout)["against"]}
+    assert rows["cpu_ops"] == {"name": "cpu_ops", "predicted": 0, "real": 1}
+    assert rows["cached_bytes"]["real"] == 4096
+    assert rows["cached_bytes"]["predicted"] > 0
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "narrow_bytes_per_tile    predicted" in shown.stdout
 
 
 def pairs() -> list[Any]:
