@@ -9,6 +9,7 @@ from typing import Any
 from compress.edgetpu import activations, parameters
 from compress.edgetpu.memory import Split, split
 from compress.edgetpu.placement import LATE, PlacedOperator, Placement, place
+from compress.errors import ModelError
 from compress.target import Target
 from compress.tflite.graph import NONE, Graph, Operator
 
@@ -92,7 +93,17 @@ def check(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Check
         graph: the model.
         target: an accelerated target; `Target.compiled_by` chooses the compiler's version.
         all_subgraphs: whether the compiler is asked for several partitions.
+
+    Raises:
+        ModelError: an operator lacks something that every such operator has: a damaged file.
     """
+    try:
+        return _check(graph, target, all_subgraphs)
+    except (IndexError, KeyError, ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
+        raise ModelError(f"an operator is not as its kind must be ({error}): the file is damaged") from error
+
+
+def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
     placement = place(graph, target, all_subgraphs=all_subgraphs)
     on_tpu = {op.index for op in placement.ops if op.placement == "tpu"}
     sizes = activation_bytes = None

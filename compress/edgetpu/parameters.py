@@ -22,6 +22,10 @@ FLATTENED_MAP = 1088
 """What flattening a large map of one channel takes: a 16x16 identity and its overhead, 16 * (64 + 4)."""
 
 
+MAX_KERNEL = 8192
+"""A kernel with a longer side is not believed."""
+
+
 def count(operator: Operator, graph: Graph, target: Target) -> Parameters:
     """What an operator's parameters take when it runs on the Edge TPU.
 
@@ -63,15 +67,22 @@ def _taps(operator: Operator, graph: Graph, kernel: tuple[int, int]) -> int:
     """The taps of a kernel that touch real input at some position: on tiny maps padding hides the others."""
     inputs, outputs = graph.tensors[operator.inputs[0]], graph.made(operator)[0]
     same = operator.option("padding", 0) == 0
+    if max(kernel) > MAX_KERNEL:
+        raise ValueError(f"a kernel of {kernel[0]}x{kernel[1]}")
     touched = 1
     for axis, (letter, size) in enumerate(zip("HW", kernel, strict=True)):
         length, made = _position(inputs)[axis], _position(outputs)[axis]
         stride = operator.option(f"stride{letter}", 1)
         dilation = operator.option(f"dilation{letter}Factor", 1)
         before = max((made - 1) * stride + (size - 1) * dilation + 1 - length, 0) // 2 if same else 0
-        starts = range(-before, -before + made * stride, stride)
-        touched *= sum(any(0 <= start + tap * dilation < length for start in starts) for tap in range(size))
+        touched *= sum(_touches(tap * dilation - before, stride, made, length) for tap in range(size))
     return touched
+
+
+def _touches(start: int, stride: int, positions: int, length: int) -> bool:
+    """Whether one of start, start + stride, ... (`positions` of them) lies on a side of `length`."""
+    first, last = max(0, -(start // stride)), min(positions - 1, (length - 1 - start) // stride)
+    return first <= last
 
 
 def _convolution(operator: Operator, graph: Graph, target: Target) -> Parameters:

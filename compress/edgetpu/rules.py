@@ -251,6 +251,8 @@ def caution(operator: Operator, graph: Graph, target: Target) -> tuple[str, str]
     del target
     if operator.name != "FULLY_CONNECTED":
         return None
+    if len(operator.inputs) < 2:
+        raise ModelError(f"operator {operator.index} ({operator.name}) lacks an input")
     quantization = graph.tensors[operator.inputs[1]].quantization
     if quantization is None or not quantization.per_channel:
         return None

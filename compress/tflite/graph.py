@@ -248,7 +248,7 @@ def _graph(source: Any, schema: Any) -> Graph:
     operators = tuple(_operator(index, operator, codes) for index, operator in enumerate(_list(main.operators)))
     for operator in operators:
         for tensor in (*operator.inputs, *operator.outputs):
-            if not NONE <= tensor < len(tensors):
+            if not NONE <= tensor < len(tensors) or (tensor == NONE and tensor in operator.outputs):
                 raise ValueError(f"operator {operator.index} refers to tensor {tensor} of {len(tensors)}")
     inputs, outputs = _integers(main.inputs), _integers(main.outputs)
     if any(not 0 <= tensor < len(tensors) for tensor in (*inputs, *outputs)):

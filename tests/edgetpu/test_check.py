@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from compress.edgetpu import activations, memory, parameters
 from compress.edgetpu.check import Check, check
 from compress.edgetpu.inspection import inspect
 from compress.edgetpu.memory import Parameters
-from compress.errors import PipelineError
+from compress.errors import ModelError, PipelineError
 from compress.target import load
 from compress.tflite import graph
 
@@ -153,3 +154,22 @@ def test_the_command(tmp_path: Path) -> None:
     assert {"index", "op", "version", "output", "placement", "status", "reason", "advice"} <= set(told["ops"][0])
     assert run("part.tflite", "--compiler", "9").returncode == 2
     assert run("none.tflite").returncode == 4
+
+
+def test_damaged_models_are_errors_or_answers() -> None:
+    chance = random.Random(0)
+    tensors = {letter: Tensor((1, 4)) for letter in "abc"} | {"w": Tensor((4, 4), data=1)}
+    whole = one_op.content(
+        tensors, [Op("FULLY_CONNECTED", ["a", "w", ""], ["b"], 4), Op("SOFTMAX", "b", "c")], "a", "c"
+    )
+    answers = 0
+    for _ in range(3000):
+        content = bytearray(whole)
+        place = chance.randrange(0, len(content) - 4)
+        content[place : place + 4] = chance.choice([b"\xff" * 4, b"\0" * 4, chance.randbytes(4)])
+        try:
+            check(graph.parse(bytes(content)), TARGET).to_json()
+            answers += 1
+        except ModelError:
+            continue
+    assert 0 < answers < 3000
