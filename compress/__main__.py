@@ -36,7 +36,7 @@ other commands:
 
 exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
-  6 disk or permission   7 over budget   8 a bundle does not verify   9 check: some operators stay on the CPU
+  6 disk or permission   7 over budget   9 check: some operators stay on the CPU
   10 check: the compiler would refuse the model   130 interrupted
 """
 

@@ -11,13 +11,12 @@
     ├── StoreError             6   disk full, no permission, unwritable folder
     └── BudgetError            7   everything ran, but the result breaks the budget
 
-Exit code 0 is success, 8 a bundle that does not verify (`deploy.bundle.BundleError`),
+Exit code 0 is success, 8 is kept for a bundle that does not verify (`deploy.bundle.BundleError`),
 9 and 10 the answers of `check` (some operators on the CPU; refused), 130 an interruption with Ctrl-C.
 """
 
 from __future__ import annotations
 
-EXIT_BUNDLE = 8
 EXIT_PARTLY = 9
 EXIT_REFUSED = 10
 EXIT_INTERRUPTED = 130

@@ -1,7 +1,7 @@
 """What is decided before anything is quantized: the range of every activation.
 
-Calibration makes a plan, training makes a plan, a person can edit one: it is plain JSON
-beside the model. `conversion.convert` turns a model and a plan into a .tflite file.
+Calibration makes a plan, training makes a plan; it is written beside the model as plain JSON,
+to be read by people. `conversion.convert` turns a model and a plan into a .tflite file.
 """
 
 from __future__ import annotations
