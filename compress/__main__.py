@@ -29,6 +29,7 @@ from compress.errors import EXIT_INTERRUPTED, EXIT_PARTLY, EXIT_REFUSED, BudgetE
 EPILOG = """
 other commands:
   python -m compress check MODEL.tflite       what the Edge TPU compiler will do, without it
+  python -m compress legalize IN.tflite OUT.tflite  the same function in operators that the compiler maps
   python -m compress inspect COMPILED.tflite  what a compiled model really holds; --against MODEL.tflite compares
   python -m compress stages [--json]   every stage, its settings, defaults and meaning
   python -m compress schema            JSON schema of pipeline.yaml, for editors
@@ -151,7 +152,7 @@ def _operators(arguments: Sequence[str]) -> int:
     _Parser(prog="python -m compress operators", description="What runs on the Edge TPU.").parse_args(arguments)
     from compress import manual
 
-    print(manual.operators(), end="")
+    _print(manual.operators().rstrip("\n"))
     return 0
 
 
@@ -168,10 +169,42 @@ def _check(arguments: Sequence[str]) -> int:
 
     edgetpu = target.load("edgetpu").compiled_by(options.compiler)
     found = check.check(graph.read(options.model), edgetpu, all_subgraphs=options.all_subgraphs)
-    print(json.dumps(found.to_json(), indent=1) + "\n" if options.json else check.describe(found), end="")
-    if found.placement.failure is not None:
+    _print(json.dumps(found.to_json(), indent=1) if options.json else check.describe(found).rstrip("\n"))
+    return _mapped(found.placement)
+
+
+def _mapped(placement: Any) -> int:
+    """The exit code that tells how much of a model is mapped."""
+    if placement.failure is not None:
         return EXIT_REFUSED
-    return EXIT_PARTLY if any(op.placement == "cpu" for op in found.placement.ops) else 0
+    return EXIT_PARTLY if any(op.placement == "cpu" for op in placement.ops) else 0
+
+
+def _legalize(arguments: Sequence[str]) -> int:
+    parser = _Parser(prog="python -m compress legalize", description="Rewrites a model so that more of it is mapped.")
+    parser.add_argument("model", type=Path, metavar="IN", help="a full-integer .tflite file")
+    parser.add_argument("out", type=Path, metavar="OUT", help="where the result goes")
+    parser.add_argument(
+        "--inputs",
+        type=Path,
+        metavar="FILE",
+        help=".npy, or .npz by input name: real inputs that rewrites are proved on",
+    )
+    parser.add_argument("--io", choices=("int8", "uint8"), help="type of inputs and outputs (as inside)")
+    parser.add_argument("--compiler", default="16.0", metavar="VERSION", help="16.0 (default), 15.0, 2.1 or 1.0")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.parse_args(arguments)
+    from compress import store, target
+    from compress.edgetpu.legalize import describe, legalize
+    from compress.tflite import graph, proof
+
+    model = graph.read(options.model)
+    inputs = proof.read_feeds(options.inputs, model) if options.inputs else []
+    edgetpu = target.load("edgetpu").compiled_by(options.compiler)
+    found = legalize(model, edgetpu, inputs, io=options.io and options.io.upper())
+    store.write_atomically(options.out, graph.serialize(found.graph))
+    _print(json.dumps(found.to_json(), indent=1) if options.json else describe(found).rstrip("\n"))
+    return _mapped(found.after)
 
 
 def _inspect(arguments: Sequence[str]) -> int:
@@ -191,7 +224,7 @@ def _inspect(arguments: Sequence[str]) -> int:
         text += "".join(
             f"{row['name']:<24} predicted {row['predicted']!s:>12}  real {row['real']!s:>12}\n" for row in rows
         )
-    print(json.dumps(result, indent=1) + "\n" if options.json else text, end="")
+    _print(json.dumps(result, indent=1) if options.json else text.rstrip("\n"))
     return 0
 
 
@@ -201,6 +234,7 @@ _signals: list[int] = []
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "check": _check,
+    "legalize": _legalize,
     "inspect": _inspect,
     "stages": _stages,
     "schema": _schema,

@@ -9,6 +9,7 @@ from typing import Any
 from compress import target
 from compress.data import SOURCES, Splitting
 from compress.edgetpu import rules
+from compress.edgetpu.rewrites import REWRITES
 from compress.pipeline import Head, Model
 from compress.stage import Settings
 from compress.stages import STAGES
@@ -168,7 +169,28 @@ def operators() -> str:
     lines += [
         f"| {name} | {row['max_version']} | {row['runtime']} |" for name, row in edgetpu.tables["operators"].items()
     ]
-    lines += ["", "## Refused", "", "One of these, from this version on, and the compiler refuses the whole model.", ""]
-    lines += ["| operator | from version |", "|---|---|"]
-    lines += [f"| {name} | {version} |" for name, version in edgetpu.tables["refused"].items()]
+    lines += [
+        "",
+        "## Refused",
+        "",
+        "The newest version that the compiler's TFLite parser takes. An operator with a newer one,",
+    ]
+    lines += ["an operator that is not listed, or an unknown custom operator, and it refuses the whole model.", ""]
+    lines += ["| version | operators |", "|---|---|"]
+    lines += [f"| {version} | {', '.join(known)} |" for version, known in edgetpu.tables["parser"].items()]
+    lines += [
+        "",
+        "## Rewrites",
+        "",
+        "What `python -m compress legalize` can do about it, each proved before it is kept.",
+        "",
+    ]
+    lines += ["| rewrite | what it does | may move its output by |", "|---|---|---|"]
+    for entry in REWRITES:
+        does = " ".join((inspect.getdoc(entry.rewrite) or "").split())
+        lines.append(
+            f"| {entry.name} | {does} | {entry.tolerance} steps |"
+            if entry.tolerance
+            else f"| {entry.name} | {does} | nothing |"
+        )
     return "\n".join(lines) + "\n"

@@ -16,6 +16,7 @@ from compress.tflite import arithmetic
 from compress.tflite.graph import NONE, Graph, Operator
 
 MAPPED = "Mapped to Edge TPU"
+COMPILED = "edgetpu-custom-op"
 LATE = "More than one subgraph is not supported"
 
 
@@ -112,10 +113,17 @@ def _placed(operator: Operator, graph: Graph, side: str, fields: dict[str, str])
 
 def _failure(graph: Graph, placed: list[PlacedOperator], target: Target) -> str | None:
     """Why the compiler would refuse the whole model: what its TFLite parser does not know, or nothing to map."""
-    for op in placed:
-        since = target.tables["refused"].get(op.op)
-        if since is not None and op.version >= since:
-            return f"{op.op} version {op.version} (operator {op.index}) is newer than its TFLite parser"
+    parser = target.tables["parser"]
+    newest = {name: int(version) for version, names in parser.items() if version != "customs" for name in names}
+    for operator in graph.operators:
+        if operator.name == COMPILED:
+            return "it is compiled already"
+        if operator.custom and operator.name not in parser["customs"]:
+            return f"the custom operator {operator.name} (operator {operator.index}) is unknown to its TFLite parser"
+        if not operator.custom and operator.version > newest.get(operator.name, 0):
+            since = f"; the newest known is {newest[operator.name]}" if operator.name in newest else ""
+            found = f"{operator.name} version {operator.version} (operator {operator.index})"
+            return f"{found} is newer than its TFLite parser{since}"
     dynamic = [graph.tensors[index].name for index in graph.inputs if graph.tensors[index].dynamic]
     if dynamic:
         return f"the input {dynamic[0]} has a dynamic shape"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 from compress.errors import ModelError
 from compress.target import Target
-from compress.tflite.graph import NONE, Graph, Operator
+from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 Rule = Callable[[Operator, Graph, Target], str | None]
 
@@ -183,7 +184,7 @@ def softmax_vector(operator: Operator, graph: Graph, target: Target) -> str | No
 
 
 def not_the_batch(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """Means, sums, maxima and paddings must leave the batch alone.
+    """Means, sums, maxima, paddings, splits and packs must leave the batch alone.
 
     Reduce over height, width or channels only.
     """
@@ -198,7 +199,78 @@ def not_the_batch(operator: Operator, graph: Graph, target: Target) -> str | Non
         paddings = graph.tensors[operator.inputs[1]]
         padded = paddings.is_constant and len(paddings.shape) == 2 and paddings.array()[0].any()
         return "pads the batch" if padded and len(paddings.array()) == 4 else None
+    if operator.name == "SPLIT":
+        axis = graph.tensors[operator.inputs[0]]
+        along = int(axis.array().ravel()[0]) % len(graph.made(operator)[0].shape) if axis.is_constant else 1
+        return "splits the batch" if along == 0 and len(operator.outputs) > 1 else None
+    if operator.name == "PACK":
+        return "packs along the batch" if operator.option("axis", 0) == 0 and len(operator.inputs) > 1 else None
     return None
+
+
+def depth_of_mean(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """A mean over channels must be over a multiple of 4 of them.
+
+    Run `python -m compress legalize`, which makes it a 1x1 convolution, or give the layer in front more filters.
+    """
+    del target
+    if operator.name != "MEAN":
+        return None
+    shape, axes = graph.tensors[operator.inputs[0]].shape, graph.tensors[operator.inputs[1]]
+    over = {int(axis) % max(len(shape), 1) for axis in axes.array().flatten()} if axes.is_constant else set()
+    return f"is over {shape[-1]} channels" if len(shape) - 1 in over and shape[-1] % 4 else None
+
+
+def slope_for_each_channel(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """A PRELU's slopes must be one for each channel.
+
+    Share them over height and width: shared_axes=[1, 2].
+    """
+    del target
+    if operator.name != "PRELU":
+        return None
+    shape = graph.tensors[operator.inputs[1]].shape
+    return f"has slopes of the shape {list(shape)}" if any(side > 1 for side in shape[:-1]) else None
+
+
+def computed_concatenation(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """A concatenation may have a constant input only if it has two inputs and the constant is all zeros.
+
+    Use padding for zeros, and an addition after it for anything else.
+    """
+    del target
+    constants = [tensor for tensor in graph.given(operator) if tensor.is_constant]
+    if operator.name != "CONCATENATION" or not constants:
+        return None
+    zero = all((each.array() == _zero_point(each)).all() for each in constants)
+    return None if zero and len(operator.inputs) == 2 else f"{constants[0].name} is a constant"
+
+
+def small_transpose(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """A transpose must fit on the chip twice.
+
+    Keep the layout height, width, channels throughout; `python -m compress legalize` cancels transposes that meet.
+    """
+    if operator.name != "TRANSPOSE":
+        return None
+    tensor, limit = graph.tensors[operator.inputs[0]], target.tables["limits"]["transpose_elements"]
+    moved = sum(side > 1 for side in tensor.shape) > 1
+    return f"moves {tensor.elements:,} elements; at most {limit:,}" if moved and tensor.elements > limit else None
+
+
+def small_flatten(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """A map that is flattened into a vector must fit into one tile's memory.
+
+    Pool before flattening: global average pooling needs no flatten at all.
+    """
+    if operator.name != "RESHAPE":
+        return None
+    tensor, vector = graph.tensors[operator.inputs[0]], graph.made(operator)[0]
+    limit = target.tables["memory"]["narrow_bytes_per_tile"]
+    if sum(side > 1 for side in vector.shape) > 1 or sum(side > 1 for side in tensor.shape) < 2:
+        return None
+    size = prod(tensor.shape[:-1]) * -(-tensor.shape[-1] // 4) * 4
+    return f"flattens {size:,} bytes; a tile has {limit:,}" if size > limit else None
 
 
 def plain_strided_slice(operator: Operator, graph: Graph, target: Target) -> str | None:
@@ -215,6 +287,10 @@ def plain_strided_slice(operator: Operator, graph: Graph, target: Target) -> str
     return "has strides other than 1" if strides.is_constant and (strides.array() != 1).any() else None
 
 
+def _zero_point(tensor: Tensor) -> int:
+    return tensor.quantization.zero_point[0] if tensor.quantization and tensor.quantization.zero_point else 0
+
+
 RULES: Mapping[Rule, str] = {
     known_operator: "Operation not supported",
     new_enough_compiler: "Operation not supported",
@@ -229,6 +305,11 @@ RULES: Mapping[Rule, str] = {
     precise_resize: "Image-interpolation layer won't run precisely enough on Edge TPU",
     softmax_vector: "For example, a fully-connected or softmax layer with 2D output",
     not_the_batch: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
+    depth_of_mean: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
+    slope_for_each_channel: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
+    computed_concatenation: "Filter, bias, or other param is not constant at compile-time",
+    small_transpose: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
+    small_flatten: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
     plain_strided_slice: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
 }
 """Every rule with the compiler's own wording for it, in the order they are tried."""

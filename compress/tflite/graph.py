@@ -24,7 +24,7 @@ IDENTIFIER = b"TFL3"
 NONE = -1
 """The tensor index of an optional input that is absent."""
 _ALIGNMENT = 16
-_DTYPES = {
+DTYPES = {
     "FLOAT32": "float32",
     "FLOAT16": "float16",
     "INT32": "int32",
@@ -98,10 +98,10 @@ class Tensor:
         Raises:
             ModelError: not a constant, or its bytes do not fill its shape.
         """
-        if self.data is None or self.dtype not in _DTYPES:
+        if self.data is None or self.dtype not in DTYPES:
             raise ModelError(f"tensor {self.name!r} ({self.dtype}) has no readable constant value")
         try:
-            return self.data.view(_DTYPES[self.dtype]).reshape(self.shape)
+            return self.data.view(DTYPES[self.dtype]).reshape(self.shape)
         except (ValueError, TypeError) as error:
             raise ModelError(f"tensor {self.name!r}: {len(self.data)} bytes do not fill {self.shape}") from error
 
@@ -204,6 +204,13 @@ def parse(content: bytes, where: str = "") -> Graph:
         return _graph(source, schema)
     except (struct.error, IndexError, ValueError, TypeError, AttributeError, OverflowError, MemoryError) as error:
         raise ModelError(f"is a damaged .tflite file: {error}", where=where) from error
+
+
+def from_source(source: Any) -> Graph:
+    """The graph of the schema's `ModelT`; its parts are shared, not copied."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    return _graph(source, schema)
 
 
 def serialize(graph: Graph) -> bytes:

@@ -73,8 +73,8 @@ def test_a_chain_of_partitions_and_what_blocks() -> None:
         return Op("FULLY_CONNECTED", [given, "w", ""], [made], 4)
 
     tensors = {letter: Tensor((1, 4)) for letter in "abcdef"} | {"w": Tensor((4, 4), data=1)}
-    operators = [dense("a", "b"), Op("Mine", "b", "c", custom=True), dense("c", "d"), dense("d", "e")]
-    operators.append(Op("Mine", "e", "f", custom=True))
+    operators = [dense("a", "b"), Op("ABS", "b", "c"), dense("c", "d"), dense("d", "e")]
+    operators.append(Op("ABS", "e", "f"))
     parsed = one_op.read(tensors, operators, "a", "f")
     one: Check = check(parsed, TARGET)
     assert (one.subgraphs, [blocker.index for blocker in one.blockers]) == (1, [1])
@@ -105,7 +105,7 @@ def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "whole.tflite").write_bytes(tiny.classifier())
     (tmp_path / "float.tflite").write_bytes(tiny.classifier(int8=False))
     tensors = {letter: Tensor((1, 4)) for letter in "abc"}
-    chain = [Op("RELU", "a", "b"), Op("Mine", "b", "c", custom=True)]
+    chain = [Op("RELU", "a", "b"), Op("ABS", "b", "c")]
     (tmp_path / "part.tflite").write_bytes(one_op.content(tensors, chain, "a", "c"))
     assert [run(name).returncode for name in ("whole.tflite", "part.tflite", "float.tflite")] == [0, 9, 10]
     told = json.loads(run("part.tflite", "--json").stdout)

@@ -67,6 +67,39 @@ def strided_slice(*strides: int, **masks: int) -> Graph:
     return one_op.one("STRIDED_SLICE", given, Tensor((1, 4, 4, 4)), 2, **masks)
 
 
+def split(axis: int, parts: int) -> Graph:
+    whole = (parts if axis == 0 else 1, 8, 8, 4)
+    shape = tuple(side // parts if place == axis else side for place, side in enumerate(whole))
+    names = [f"part{index}" for index in range(parts)]
+    given = {"axis": Tensor((), "INT32", axis, ()), "in": Tensor(whole)}
+    tensors = given | {name: Tensor(shape) for name in names}
+    return one_op.read(tensors, [one_op.Op("SPLIT", ["axis", "in"], names, 2)], ["in"], names)
+
+
+def pack(axis: int) -> Graph:
+    made = Tensor((2, 8, 4) if axis == 0 else (8, 2, 4))
+    return one_op.one("PACK", [Tensor((8, 4)), Tensor((8, 4))], made, 2, axis=axis, valuesCount=2)
+
+
+def prelu(*slopes: int) -> Graph:
+    return one_op.one("PRELU", [IMAGE, kernel(*slopes)], IMAGE)
+
+
+def concatenation(constant: int | None, more: int = 0) -> Graph:
+    given = [IMAGE, Tensor((1, 8, 8, 4), data=constant), *[IMAGE] * more]
+    return one_op.one("CONCATENATION", given, Tensor((1, 8, 8, 4 * len(given))), 2, axis=3)
+
+
+def transpose(*shape: int) -> Graph:
+    made = tuple(shape[axis] for axis in (0, 3, 1, 2))
+    return one_op.one("TRANSPOSE", [Tensor(shape), integers(0, 3, 1, 2)], Tensor(made), 2)
+
+
+def flatten(*shape: int) -> Graph:
+    size = shape[1] * shape[2] * shape[3]
+    return one_op.one("RESHAPE", [Tensor(shape), integers(1, size)], Tensor((1, size)))
+
+
 def computed(name: str, given: Tensor, made: Tensor) -> Graph:
     """An operator whose second input is not a constant."""
     return one_op.one(name, [given, VECTOR], made)
@@ -98,6 +131,18 @@ KEPT: list[tuple[rules.Rule, str, Graph]] = [
     (rules.not_the_batch, "from behind", mean(-2, -3)),
     (rules.not_the_batch, "of a vector", one_op.one("SUM", [Tensor((4,)), integers(0)], Tensor((1,)))),
     (rules.not_the_batch, "padding height and width", pad(0, 1, 1, 0)),
+    (rules.not_the_batch, "one part", split(0, 1)),
+    (rules.not_the_batch, "splitting channels", split(3, 2)),
+    (rules.not_the_batch, "packing elsewhere", pack(1)),
+    (rules.depth_of_mean, "over height", mean(1, shape=(1, 8, 8, 6))),
+    (rules.depth_of_mean, "over 8 channels", mean(3, shape=(1, 8, 8, 8))),
+    (rules.slope_for_each_channel, "one each", prelu(1, 1, 4)),
+    (rules.computed_concatenation, "computed", concatenation(None)),
+    (rules.computed_concatenation, "zeros", concatenation(0)),
+    (rules.small_transpose, "22 wide", transpose(1, 22, 22, 144)),
+    (rules.small_transpose, "a vector", transpose(1, 1, 1, 100_000)),
+    (rules.small_flatten, "94,400 bytes", flatten(1, 59, 50, 32)),
+    (rules.small_flatten, "another shape", one_op.one("RESHAPE", [IMAGE, integers(1, 64, 4)], Tensor((1, 64, 4)))),
     (rules.plain_strided_slice, "strides of 1", strided_slice(1, 1, 1, 1)),
     (rules.plain_strided_slice, "another operator's strides", conv(strideW=2, strideH=2)),
 ]
@@ -144,6 +189,14 @@ BROKEN: list[tuple[rules.Rule, str, Graph, str]] = [
     (rules.not_the_batch, "mean over all", mean(0, 1, 2), "reduces over the batch"),
     (rules.not_the_batch, "from behind", mean(-4), "reduces over the batch"),
     (rules.not_the_batch, "padding", pad(1, 0, 0, 0), "pads the batch"),
+    (rules.not_the_batch, "splitting", split(0, 2), "splits the batch"),
+    (rules.not_the_batch, "packing", pack(0), "packs along the batch"),
+    (rules.depth_of_mean, "over 6 channels", mean(-1, shape=(1, 8, 8, 6)), "is over 6 channels"),
+    (rules.slope_for_each_channel, "one for each place", prelu(8, 8, 4), r"slopes of the shape \[8, 8, 4\]"),
+    (rules.computed_concatenation, "ones", concatenation(1), "in1 is a constant"),
+    (rules.computed_concatenation, "zeros and two others", concatenation(0, more=1), "in1 is a constant"),
+    (rules.small_transpose, "28 wide", transpose(1, 28, 28, 144), "moves 112,896 elements; at most 98,304"),
+    (rules.small_flatten, "a large map", flatten(1, 128, 128, 13), "flattens 262,144 bytes; a tile has 196,608"),
     (rules.plain_strided_slice, "strides", strided_slice(1, 2, 1, 1), "has strides other than 1"),
     (rules.plain_strided_slice, "ellipsis", strided_slice(1, 1, 1, 1, ellipsisMask=1), "has an ellipsis or a new axis"),
     (rules.plain_strided_slice, "new axis", strided_slice(1, 1, 1, 1, newAxisMask=2), "has an ellipsis or a new axis"),
@@ -220,4 +273,6 @@ def test_a_docstring_is_a_requirement_and_an_advice(rule: rules.Rule) -> None:
 
 def test_every_rule_is_in_the_table() -> None:
     ours = {value for value in vars(rules).values() if getattr(value, "__module__", "") == rules.__name__}
-    assert ours - {rules.first_broken, rules.caution, rules.manual, rules.describe} == set(rules.RULES)
+    assert ours - {rules.first_broken, rules.caution, rules.manual, rules.describe, rules._zero_point} == set(
+        rules.RULES
+    )

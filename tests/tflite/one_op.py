@@ -22,6 +22,7 @@ OPTIONS = {
     "CONCATENATION": "ConcatenationOptions",
     "SOFTMAX": "SoftmaxOptions",
     "ADD": "AddOptions",
+    "PACK": "PackOptions",
     "MEAN": "ReducerOptions",
     "SUM": "ReducerOptions",
     "STRIDED_SLICE": "StridedSliceOptions",

@@ -1,0 +1,327 @@
+"""`legalize`: the same function in operators that the compiler takes and maps.
+
+Every rewrite (`rewrites.REWRITES`) is small, and proved before it is kept: the operators
+that it takes out and those that it puts in are run beside each other in a real
+interpreter, on what really arrives there, and where they are functions of one number on
+all 256 codes too. What moves an output by more steps than the rewrite is allowed is left
+alone; so is what would not be mapped any better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.edgetpu import rules
+from compress.edgetpu.placement import LATE, PlacedOperator, Placement, place
+from compress.edgetpu.rewrites import REWRITES, Entry, ends
+from compress.edgetpu.rewrites.functions import NotEightBitError
+from compress.edgetpu.rewrites.shapes import transposes
+from compress.errors import ModelError
+from compress.target import Target
+from compress.tflite import proof
+from compress.tflite.edit import Edit, compact, part
+from compress.tflite.graph import NONE, Graph, Operator
+
+MAX_STEPS = 10_000
+"""Rewrites of one model, at most."""
+NEAR_ENOUGH = 0.25
+"""Steps on average that are not worth a dearer rewrite."""
+FEEDS = 8
+"""Real inputs that a rewrite is proved on, at most."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A rewrite that was tried.
+
+    Attributes:
+        rewrite: its name.
+        op: the operator it was for, or "" where it was for the whole graph.
+        output: the tensor which that operator makes.
+        kept: whether it is in the result.
+        steps: by how much an output moved at most, in steps of its scale; None if it never ran.
+        tolerance: what was allowed.
+        reason: why it was left alone; "" if kept.
+    """
+
+    rewrite: str
+    op: str
+    output: str
+    kept: bool
+    steps: float | None
+    tolerance: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Legalized:
+    """A rewritten model.
+
+    Attributes:
+        graph: the result.
+        changes: what was tried, in order.
+        before: the placement of what came in.
+        after: the placement of the result.
+        difference: between both models' final outputs.
+        real_inputs: whether the inputs of the proofs were real ones.
+    """
+
+    graph: Graph
+    changes: tuple[Change, ...]
+    before: Placement
+    after: Placement
+    difference: proof.Difference
+    real_inputs: bool
+
+    @property
+    def trailing(self) -> list[PlacedOperator]:
+        """Operators on the CPU that nothing on the Edge TPU waits for: they cost a copy and no second partition."""
+        waited: set[int] = set()
+        found = []
+        for operator, op in zip(reversed(self.graph.operators), reversed(self.after.ops), strict=True):
+            if op.placement == "tpu" or op.status == LATE or waited & set(operator.outputs):
+                waited.update(operator.inputs)
+            else:
+                found.append(op)
+        return found[::-1]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a plain map."""
+        sides = {"before": self.before, "after": self.after}
+        return {
+            **{name: {"summary": side.summary, "macs": side.macs} for name, side in sides.items()},
+            "changes": [asdict(change) for change in self.changes],
+            "difference": asdict(self.difference),
+            "real_inputs": self.real_inputs,
+            "trailing": [{"index": op.index, "op": op.op, "output": op.output} for op in self.trailing],
+        }
+
+
+def legalize(graph: Graph, target: Target, inputs: Sequence[proof.Feed] = (), *, io: str | None = None) -> Legalized:
+    """Rewrites a model for the Edge TPU compiler.
+
+    Args:
+        graph: the model, quantized to full integer but for its ends.
+        target: whose rules are to be met.
+        inputs: real inputs that rewrites are proved on, real numbers where the model's inputs
+            are quantized; without any, random ones.
+        io: "INT8" or "UINT8", the type of inputs and outputs; None for what is inside.
+
+    Raises:
+        ModelError: the TFLite runtime cannot run the model as it is.
+    """
+    work = _Work(graph, target, _inputs(graph, inputs))
+    work.whole("fixed_shapes", ends.fixed_shapes(work.graph))
+    work.whole("folded_constants", ends.folded_constants(work.graph))
+    work.whole("integer_ends", ends.integer_ends(work.graph, io))
+    work.operators()
+    work.whole("transposes", _without_transposes(work.graph))
+    result = compact(_living(work.graph))
+    difference = ends.apart(graph, result, work.inputs)
+    before, after = place(graph, target), place(result, target)
+    return Legalized(result, tuple(work.changes), before, after, difference, bool(inputs))
+
+
+@dataclass
+class _Work:
+    """A model while it is rewritten."""
+
+    graph: Graph
+    target: Target
+    inputs: Sequence[proof.Feed]
+    changes: list[Change] = field(default_factory=list)
+    _known: dict[int, list[NDArray[Any]]] = field(default_factory=dict)
+
+    def whole(self, name: str, changed: Graph | None) -> None:
+        """A rewrite of the whole graph, kept if its outputs stay the same."""
+        if changed is None:
+            return
+        moved = ends.apart(self.graph, changed, self.inputs).largest
+        kept = moved <= 0.01  # float ends are rounded
+        self.changes.append(Change(name, "", "", kept, moved, 0, "" if kept else f"moves outputs by {moved:g} steps"))
+        if kept:
+            self.graph = changed
+            self._known.clear()
+
+    def operators(self) -> None:
+        """Every rewrite of an operator, as long as there is one."""
+        tried: set[tuple[str, tuple[int, ...]]] = set()
+        for _ in range(MAX_STEPS):
+            step = next(self._applicable(tried), None)
+            if step is None:
+                return
+            entry, operator = step
+            tried.add((entry.name, operator.outputs))
+            self._try(entry, operator)
+
+    def _applicable(self, tried: set[tuple[str, tuple[int, ...]]]) -> Iterator[tuple[Entry, Operator]]:
+        broken = [rules.first_broken(each, self.graph, self.target) is not None for each in self.graph.operators]
+        eight_bit = [rules.eight_bit(each, self.graph, self.target) is None for each in self.graph.operators]
+        for entry in REWRITES:
+            for operator in self.graph.operators:
+                fits = operator.name in entry.operators or not entry.operators
+                wanted = broken[operator.index] or entry.always
+                possible = (eight_bit[operator.index] or entry.islands) and not operator.custom
+                if fits and wanted and possible and (entry.name, operator.outputs) not in tried:
+                    yield entry, operator
+
+    def _try(self, entry: Entry, operator: Operator) -> None:
+        """The first of a rewrite's edits that is near enough, or else the nearest of those that are allowed."""
+        allowed: list[tuple[proof.Difference, Graph]] = []
+        refused: tuple[float | None, str] | None = None
+        for edit in _edits(entry, operator, self.graph):
+            changed = edit.graph()
+            refusal = self._refusal(edit, changed)
+            moved = None if refusal else self._moved(entry, edit, changed)
+            if moved is not None and moved.largest <= entry.tolerance:
+                allowed.append((moved, changed))
+                if moved.mean <= NEAR_ENOUGH:
+                    break
+            else:
+                refused = (moved.largest if moved else None, refusal or _too_far(moved, entry))
+        output = self.graph.made(operator)[0].name
+        if allowed:
+            moved, self.graph = min(allowed, key=lambda each: each[0].mean)
+            self.changes.append(Change(entry.name, operator.name, output, True, moved.largest, entry.tolerance))
+        elif refused:
+            steps, reason = refused
+            self.changes.append(Change(entry.name, operator.name, output, False, steps, entry.tolerance, reason))
+
+    def _refusal(self, edit: Edit, changed: Graph) -> str | None:
+        """Why an edit would not help: an operator that it puts in breaks a rule too."""
+        for operator in _added(edit, changed):
+            broken = rules.first_broken(operator, changed, self.target)
+            if broken:
+                return f"{operator.name} would not be mapped: {broken[1]}"
+        return None
+
+    def _moved(self, entry: Entry, edit: Edit, changed: Graph) -> proof.Difference:
+        """How far an edit moves the outputs of what it replaces."""
+        inputs, outputs = _boundary(edit)
+        before = edit.exact or part(edit.before, edit.removed, inputs, outputs)
+        after = part(changed, {operator.index for operator in _added(edit, changed)}, inputs, outputs)
+        feeds = self._arriving(inputs)
+        if entry.every_code:
+            feeds = [*feeds, proof.ramp_feed(before)]
+        try:
+            return proof.compare(before, after, feeds)
+        except ModelError:
+            return proof.Difference(float("inf"), float("inf"), 0)  # the interpreter refuses what was put in
+
+    def _arriving(self, wanted: Sequence[int]) -> list[list[NDArray[Any]]]:
+        """What some tensors hold, for every input."""
+        if any(index not in self._known for index in wanted):
+            feeds = [ends.fitted_feed(self.graph, each) for each in self.inputs]
+            read = {index for entry, operator in self._applicable(set()) for index in self._around(operator)}
+            missing = sorted((read | set(wanted)) - set(self._known))
+            rows = proof.recorded(self.graph, feeds, missing)
+            self._known.update({index: [row[index] for row in rows] for index in missing})
+        return [list(each) for each in zip(*(self._known[index] for index in wanted), strict=True)]
+
+    def _around(self, operator: Operator) -> set[int]:
+        """Tensors that a rewrite of an operator may begin at."""
+        makers = [self.graph.producer[index] for index in operator.inputs if index in self.graph.producer]
+        found = {index for each in (operator, *makers) for index in each.inputs if index != NONE}
+        return {index for index in found if not self.graph.tensors[index].is_constant}
+
+
+def _edits(entry: Entry, operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """What a rewrite proposes for an operator."""
+    try:
+        yield from entry.rewrite(operator, graph)
+    except NotEightBitError:
+        return
+
+
+def _too_far(moved: proof.Difference | None, entry: Entry) -> str:
+    if moved is None or not moved.feeds:
+        return "the TFLite runtime refuses it"
+    return f"moves its output by {moved.largest:g} steps; {entry.tolerance} are allowed"
+
+
+def _inputs(graph: Graph, given: Sequence[proof.Feed]) -> list[proof.Feed]:
+    """The inputs of the proofs as real numbers: those given, or random ones and a ramp."""
+    if given:
+        return list(given[:FEEDS])
+    generator = np.random.default_rng(0)
+    feeds = [proof.random_feed(graph, generator) for _ in range(FEEDS)]
+    return [ends.real_feed(graph, feed) for feed in feeds]
+
+
+def _added(edit: Edit, changed: Graph) -> list[Operator]:
+    """The operators that an edit put in."""
+    own = {id(each) for each in edit.added}
+    stored = changed.source.subgraphs[0].operators
+    return [changed.operators[index] for index, each in enumerate(stored) if id(each) in own]
+
+
+def _boundary(edit: Edit) -> tuple[list[int], list[int]]:
+    """The computed tensors that go into and come out of the operators that an edit takes out."""
+    graph = edit.before
+    removed = [graph.operators[index] for index in sorted(edit.removed)]
+    made = [index for operator in removed for index in operator.outputs]
+    given = dict.fromkeys(index for operator in removed for index in operator.inputs if index != NONE)
+    inputs = [index for index in given if index not in made and not graph.tensors[index].is_constant]
+    outside = {index for operator in graph.operators if operator.index not in edit.removed for index in operator.inputs}
+    return inputs, [index for index in made if index in outside or index in graph.outputs]
+
+
+def _without_transposes(graph: Graph) -> Graph | None:
+    """The graph with fewer transposes, if moving them along makes them fewer."""
+    changed, before = graph, _cost(graph)
+    for _ in range(len(graph.operators) * 4):
+        found = (edit for each in changed.operators if each.name == "TRANSPOSE" for edit in transposes(each, changed))
+        edit = next(found, None)
+        if edit is None:
+            break
+        changed = edit.graph()
+    changed = _living(changed)
+    return changed if _cost(changed) < before else None
+
+
+def _cost(graph: Graph) -> int:
+    return sum(operator.name == "TRANSPOSE" for operator in graph.operators)
+
+
+def _living(graph: Graph) -> Graph:
+    """The graph without operators whose outputs nobody takes."""
+    wanted = set(graph.outputs)
+    dead = []
+    for operator in reversed(graph.operators):
+        if wanted.isdisjoint(operator.outputs) and operator.outputs:
+            dead.append(operator)
+        else:
+            wanted.update(operator.inputs)
+    edit = Edit(graph)
+    edit.remove(*dead)
+    return edit.graph() if dead else graph
+
+
+def describe(found: Legalized) -> str:
+    """What a person wants to know, as text."""
+    rows: dict[tuple[str, bool, str], list[Change]] = {}
+    for change in found.changes:
+        rows.setdefault((change.rewrite, change.kept, "" if change.kept else change.reason), []).append(change)
+    lines = [_line(name, kept, reason, changes) for (name, kept, reason), changes in rows.items()]
+    lines = lines or ["nothing to rewrite"]
+    lines += [f"{op.op} ({op.output}) stays on the CPU, at the end of the model" for op in found.trailing]
+    which = "real" if found.real_inputs else "random"
+    lines.append(f"before  {found.before.summary}")
+    lines.append(f"after   {found.after.summary}")
+    difference = found.difference
+    lines.append(
+        f"outputs differ by at most {difference.largest:g} steps, {difference.mean:.3g} on average, "
+        f"on {difference.feeds} {which} inputs"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _line(name: str, kept: bool, reason: str, changes: Sequence[Change]) -> str:
+    measured = [change.steps for change in changes if change.steps is not None]
+    told = f"at most {max(measured):g} of {changes[0].tolerance} steps" if kept and measured else reason
+    return f"{'kept' if kept else 'left'} {name:<22} {len(changes):>3}x  {told}"

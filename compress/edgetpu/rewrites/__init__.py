@@ -1,0 +1,66 @@
+"""Rewrites that let the compiler take, and map, more of a model: what there is, and how each is proved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compress.edgetpu.rewrites import curves, functions, layers, shapes, versions
+from compress.edgetpu.rewrites.functions import Rewrite
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A rewrite and what it must keep.
+
+    Attributes:
+        rewrite: proposes edits; its docstring says what it does.
+        tolerance: by how many steps its output may change; 0 for the same to the bit.
+        operators: which operators it is for.
+        every_code: whether it is tried on all 256 codes too, not only on real values.
+        always: whether it applies to operators that are mapped already.
+        islands: whether it applies to float operators between DEQUANTIZE and QUANTIZE.
+    """
+
+    rewrite: Rewrite
+    tolerance: int
+    operators: tuple[str, ...]
+    every_code: bool = False
+    always: bool = False
+    islands: bool = False
+
+    @property
+    def name(self) -> str:
+        """The rewrite's name."""
+        return self.rewrite.__name__
+
+
+REWRITES = (
+    Entry(layers.grouped_convolution, 0, ("CONV_2D",)),
+    Entry(layers.fused_activation, 0, ("TRANSPOSE_CONV", "AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION")),
+    Entry(layers.dense_scales, 4, ("FULLY_CONNECTED",), always=True),
+    Entry(layers.batch_norm_leftover, 2, ("MUL", "ADD", "SUB"), always=True),
+    Entry(layers.mean_over_channels, 1, ("MEAN",)),
+    Entry(layers.constant_matmul, 1, ("BATCH_MATMUL",)),
+    Entry(functions.hard_swish, 2, ("HARD_SWISH",), every_code=True, islands=True),
+    Entry(functions.leaky_relu, 1, ("LEAKY_RELU",), every_code=True, islands=True),
+    Entry(functions.gelu, 3, ("GELU",), every_code=True, islands=True),
+    Entry(functions.elu, 3, ("ELU",), every_code=True, islands=True),
+    Entry(functions.absolute, 1, ("ABS",), every_code=True, islands=True),
+    Entry(functions.negative, 1, ("NEG",), every_code=True, islands=True),
+    Entry(functions.square, 1, ("SQUARE",), every_code=True, islands=True),
+    Entry(functions.relu_0_to_1, 1, ("RELU_0_TO_1",), every_code=True, islands=True),
+    Entry(functions.squared_difference, 2, ("SQUARED_DIFFERENCE",), islands=True),
+    Entry(functions.divide, 2, ("DIV",), islands=True),
+    Entry(functions.float_island, 2, functions.ISLANDS, islands=True),
+    Entry(curves.curve, 3, curves.FUNCTIONS, every_code=True, islands=True),
+    Entry(shapes.repeated_map, 0, ("RESIZE_BILINEAR",)),
+    Entry(shapes.strided_slice, 0, ("STRIDED_SLICE",)),
+    Entry(shapes.split_sizes, 0, ("SPLIT_V",)),
+    Entry(shapes.unpack, 0, ("UNPACK",)),
+    Entry(shapes.gather, 0, ("GATHER",)),
+    Entry(shapes.pad_value, 0, ("PADV2",)),
+    Entry(shapes.depth_to_space, 0, ("DEPTH_TO_SPACE",)),
+    Entry(shapes.dilated_convolution, 0, ("SPACE_TO_BATCH_ND",)),
+    Entry(versions.older_version, 0, ()),
+)
+"""Every rewrite of an operator, in the order they are tried; `operators` empty for all of them."""

@@ -1,0 +1,160 @@
+"""Whether two graphs compute the same: both are run in a real interpreter, and their outputs compared in steps.
+
+A step is the difference of two neighbouring codes of a quantized tensor; of a float
+tensor, 1/255 of the range that it takes.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import DataError, ModelError
+from compress.tflite.graph import DTYPES, Graph, serialize
+
+Feed = Sequence[NDArray[Any]]
+"""One array for each input of a graph, in order."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the outputs of two graphs are apart, in steps.
+
+    Attributes:
+        largest: the greatest of all.
+        mean: over all values.
+        feeds: how many times both were run.
+    """
+
+    largest: float
+    mean: float
+    feeds: int
+
+
+class Runner:
+    """A graph in the TFLite interpreter, with the reference kernels.
+
+    Args:
+        graph: what to run.
+        keep: whether tensors inside can be read too.
+
+    Raises:
+        ModelError: the interpreter refuses it.
+    """
+
+    def __init__(self, graph: Graph, *, keep: bool = False) -> None:
+        from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+        self.graph = graph
+        resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        try:
+            self.interpreter = Interpreter(
+                model_content=serialize(graph),
+                experimental_op_resolver_type=resolver,
+                experimental_preserve_all_tensors=keep,
+            )
+            for index in graph.inputs:
+                self.interpreter.resize_tensor_input(index, list(graph.tensors[index].shape))
+            self.interpreter.allocate_tensors()
+        except (ValueError, RuntimeError) as error:
+            raise ModelError(f"the TFLite runtime refuses it: {str(error).strip().splitlines()[0]}") from error
+
+    def run(self, feed: Feed, wanted: Collection[int] | None = None) -> list[NDArray[Any]]:
+        """The outputs for one feed, or the tensors that are wanted."""
+        try:
+            for index, value in zip(self.graph.inputs, feed, strict=True):
+                self.interpreter.set_tensor(index, value)
+            self.interpreter.invoke()
+        except (ValueError, RuntimeError) as error:
+            raise ModelError(f"the TFLite runtime cannot run it: {str(error).strip().splitlines()[0]}") from error
+        return [self.interpreter.get_tensor(index) for index in (self.graph.outputs if wanted is None else wanted)]
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        """The shape that a tensor really has."""
+        return tuple(int(side) for side in self.interpreter.get_tensor(index).shape)
+
+
+def compare(before: Graph, after: Graph, feeds: Sequence[Feed]) -> Difference:
+    """Runs two graphs with the same inputs and outputs on every feed.
+
+    Raises:
+        ModelError: the interpreter refuses one of them.
+    """
+    first, second = Runner(before), Runner(after)
+    apart = [steps(a, b) for feed in feeds for a, b in zip(first.run(feed), second.run(feed), strict=True)]
+    every = np.concatenate([each.reshape(-1) for each in apart]) if apart else np.zeros(1)
+    return Difference(float(every.max(initial=0)), float(every.mean()) if every.size else 0.0, len(feeds))
+
+
+def steps(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
+    """How far two values of a tensor are apart, number by number."""
+    if one.shape != other.shape:
+        return np.full(1, np.inf)
+    apart = np.abs(one.astype(np.float64) - other.astype(np.float64))
+    if np.issubdtype(one.dtype, np.integer):
+        return apart
+    extent = float(np.ptp(one)) if one.size else 0.0
+    return np.asarray(apart / (extent or 1.0) * 255)
+
+
+def read_feeds(path: Path, graph: Graph) -> list[list[NDArray[Any]]]:
+    """Inputs from a file: .npy [n, ...] for a model with one input, .npz with such an array for each input's name.
+
+    Raises:
+        DataError: not such a file, or its arrays do not fit the model's inputs.
+    """
+    names = {graph.tensors[index].name: graph.tensors[index] for index in graph.inputs}
+    try:
+        stored = np.load(path, allow_pickle=False)
+        arrays = {next(iter(names)): stored} if isinstance(stored, np.ndarray) else dict(stored)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"cannot be read: {error}", where=str(path), todo="give a .npy or .npz file") from error
+    if set(arrays) != set(names):
+        raise DataError(f"has the arrays {sorted(arrays)}", where=str(path), allowed=", ".join(names))
+    for name, array in arrays.items():
+        if array.shape[1:] not in (names[name].shape, names[name].shape[1:]) or not np.issubdtype(
+            array.dtype, np.number
+        ):
+            found = f"{name} holds {list(array.shape)} of {array.dtype}"
+            raise DataError(
+                found, where=str(path), allowed=f"[n, {', '.join(map(str, names[name].shape[1:]))}], numbers"
+            )
+    count = min(len(array) for array in arrays.values())
+    return [[arrays[name][i].reshape(tensor.shape) for name, tensor in names.items()] for i in range(count)]
+
+
+def random_feed(graph: Graph, generator: np.random.Generator) -> list[NDArray[Any]]:
+    """Inputs of a graph drawn evenly from what their types can hold; floats from 0 to 1."""
+    feed = []
+    for index in graph.inputs:
+        tensor = graph.tensors[index]
+        dtype = np.dtype(DTYPES[tensor.dtype])
+        if np.issubdtype(dtype, np.integer):
+            limits = np.iinfo(dtype)
+            low, high = (limits.min, limits.max) if dtype.itemsize == 1 else (0, 2)
+            feed.append(generator.integers(low, high, tensor.shape, endpoint=True).astype(dtype))
+        else:
+            feed.append(generator.random(tensor.shape).astype(dtype))
+    return feed
+
+
+def ramp_feed(graph: Graph) -> list[NDArray[Any]]:
+    """Inputs in which every code of an 8-bit type comes about equally often, in order."""
+    feed = []
+    for index in graph.inputs:
+        tensor = graph.tensors[index]
+        dtype = np.dtype(DTYPES[tensor.dtype])
+        feed.append((np.arange(tensor.elements) % 256 + np.iinfo(np.int8).min).astype(dtype).reshape(tensor.shape))
+    return feed
+
+
+def recorded(graph: Graph, feeds: Sequence[Feed], wanted: Collection[int]) -> list[Mapping[int, NDArray[Any]]]:
+    """What the tensors that are wanted hold, for every feed."""
+    runner = Runner(graph, keep=True)
+    return [dict(zip(wanted, runner.run(feed, wanted), strict=True)) for feed in feeds]
