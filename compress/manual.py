@@ -169,28 +169,24 @@ def operators() -> str:
     lines += [
         f"| {name} | {row['max_version']} | {row['runtime']} |" for name, row in edgetpu.tables["operators"].items()
     ]
-    lines += [
-        "",
-        "## Refused",
-        "",
-        "The newest version that the compiler's TFLite parser takes. An operator with a newer one,",
+    return "\n".join([*lines, *_refused(edgetpu), *_rewrites()]) + "\n"
+
+
+def _refused(edgetpu: target.Target) -> list[str]:
+    return [
+        *("", "## Refused", ""),
+        "The newest version that the compiler's TFLite parser takes. An operator with a newer one, an operator that",
+        "is not listed, or an unknown custom operator, and it refuses the whole model.",
+        *("", "| version | operators |", "|---|---|"),
+        *(f"| {version} | {', '.join(names)} |" for version, names in edgetpu.tables["parser"].items()),
     ]
-    lines += ["an operator that is not listed, or an unknown custom operator, and it refuses the whole model.", ""]
-    lines += ["| version | operators |", "|---|---|"]
-    lines += [f"| {version} | {', '.join(known)} |" for version, known in edgetpu.tables["parser"].items()]
-    lines += [
-        "",
-        "## Rewrites",
-        "",
-        "What `python -m compress legalize` can do about it, each proved before it is kept.",
-        "",
-    ]
-    lines += ["| rewrite | what it does | may move its output by |", "|---|---|---|"]
+
+
+def _rewrites() -> list[str]:
+    lines = ["", "## Rewrites", "", "What `python -m compress legalize` changes, each proved before it is kept.", ""]
+    lines += ["| rewrite | what it does | its output may move by |", "|---|---|---|"]
     for entry in REWRITES:
         does = " ".join((inspect.getdoc(entry.rewrite) or "").split())
-        lines.append(
-            f"| {entry.name} | {does} | {entry.tolerance} steps |"
-            if entry.tolerance
-            else f"| {entry.name} | {does} | nothing |"
-        )
-    return "\n".join(lines) + "\n"
+        steps = f"{entry.tolerance} step{'s' * (entry.tolerance > 1)}" if entry.tolerance else "nothing"
+        lines.append(f"| {entry.name} | {does} | {steps} |")
+    return lines

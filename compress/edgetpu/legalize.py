@@ -121,8 +121,8 @@ def legalize(graph: Graph, target: Target, inputs: Sequence[proof.Feed] = (), *,
     work.whole("integer_ends", ends.integer_ends(work.graph, io))
     work.operators()
     work.whole("transposes", _without_transposes(work.graph))
-    result = compact(_living(work.graph))
-    difference = ends.apart(graph, result, work.inputs)
+    result = compact(_living(work.graph)) if any(change.kept for change in work.changes) else graph
+    difference = ends.apart(graph, result, work.inputs if result is not graph else ())
     before, after = place(graph, target), place(result, target)
     return Legalized(result, tuple(work.changes), before, after, difference, bool(inputs))
 
@@ -247,7 +247,7 @@ def _too_far(moved: proof.Difference | None, entry: Entry) -> str:
 def _inputs(graph: Graph, given: Sequence[proof.Feed]) -> list[proof.Feed]:
     """The inputs of the proofs as real numbers: those given, or random ones and a ramp."""
     if given:
-        return list(given[:FEEDS])
+        return [ends.real_feed(graph, feed) for feed in given[:FEEDS]]
     generator = np.random.default_rng(0)
     feeds = [proof.random_feed(graph, generator) for _ in range(FEEDS)]
     return [ends.real_feed(graph, feed) for feed in feeds]

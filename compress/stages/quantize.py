@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from compress.edgetpu.legalize import legalize
 from compress.quantization.conversion import FloatOperatorsError
 from compress.quantization.plan import QuantizationPlan
 from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
+from compress.tflite import graph
 from compress.tflite.runtime import Model
 from compress.training.fit import TrainingSettings
 from compress.training.network import Network
@@ -34,7 +36,7 @@ class Quantize(Stage, TrainingSettings):
     name: ClassVar[str] = "quantize"
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.TFLITE
-    needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "ai-edge-litert")
 
     method: Literal["ptq", "qat"] = "ptq"
@@ -67,14 +69,25 @@ class Quantize(Stage, TrainingSettings):
                 raise
             context.progress.note(f"{error.what}: using the converter's own calibration instead")
             content = conversion.convert_calibrated(model, samples, self.io)
-            (context.folder / MODEL_TFLITE).write_bytes(content)
-            return {**facts, "ranges": f"found by the converter, because {error.what}"}
+            facts["ranges"] = f"found by the converter, because {error.what}"
+            return facts | self._write(content, samples, context)
         best = Candidate("ptq", content, plan)
         if self.method == "qat":
             best = self._trained(canonical, best, context, facts)
-        (context.folder / MODEL_TFLITE).write_bytes(best.content)
         (context.folder / PLAN_FILE).write_text(best.plan.to_json())
-        return {**facts, "kept": best.method, "ranges": best.plan.method}
+        facts |= {"kept": best.method, "ranges": best.plan.method}
+        return facts | self._write(best.content, samples, context)
+
+    def _write(self, content: bytes, samples: NDArray[np.float32], context: Context) -> Facts:
+        """Writes the model, rewritten for the target's compiler where there is something to rewrite."""
+        path, rewritten = context.folder / MODEL_TFLITE, []
+        path.write_bytes(content)
+        if context.target.accelerated:
+            feeds = [[sample[np.newaxis]] for sample in samples]
+            found = legalize(graph.read(path), context.target, feeds, io=self.io.upper())
+            path.write_bytes(graph.serialize(found.graph))
+            rewritten = found.to_json()["changes"]
+        return {"rewritten": rewritten}
 
     def _trained(self, network: Network, ptq: Candidate, context: Context, facts: Facts) -> Candidate:
         """Trains with rounding; gives back whichever is better on validation, PTQ where they are equal."""

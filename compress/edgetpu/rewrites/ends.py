@@ -130,8 +130,9 @@ def _other_type(edit: Edit, tensor: Tensor, wanted: str | None, name: str) -> in
 
 
 def real_feed(graph: Graph, feed: Feed) -> list[NDArray[Any]]:
-    """What a feed of a graph means: quantized inputs as real numbers."""
-    return [_real(graph.tensors[index], value) for index, value in zip(graph.inputs, feed, strict=True)]
+    """What a feed of a graph means: the codes of quantized inputs as real numbers."""
+    pairs = zip((graph.tensors[index] for index in graph.inputs), feed, strict=True)
+    return [_real(tensor, value) if np.issubdtype(value.dtype, np.integer) else value for tensor, value in pairs]
 
 
 def fitted_feed(graph: Graph, values: Feed) -> list[NDArray[Any]]:
