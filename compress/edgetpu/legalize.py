@@ -46,7 +46,7 @@ class Change:
         kept: whether it is in the result.
         steps: by how much an output moved at most, in steps of its scale; None if it never ran.
         tolerance: what was allowed.
-        reason: why it was left alone; "" if kept.
+        reason: why it was left alone, or what else it was compared with; "" otherwise.
     """
 
     rewrite: str
@@ -113,8 +113,15 @@ def legalize(graph: Graph, target: Target, inputs: Sequence[proof.Feed] = (), *,
         io: "INT8" or "UINT8", the type of inputs and outputs; None for what is inside.
 
     Raises:
-        ModelError: the TFLite runtime cannot run the model as it is.
+        ModelError: the TFLite runtime cannot run the model as it is, or an operator is not as its kind must be.
     """
+    try:
+        return _legalize(graph, target, inputs, io)
+    except (IndexError, KeyError, ValueError, TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
+        raise ModelError(f"an operator is not as its kind must be ({error}): the file is damaged") from error
+
+
+def _legalize(graph: Graph, target: Target, inputs: Sequence[proof.Feed], io: str | None) -> Legalized:
     work = _Work(graph, target, _inputs(graph, inputs))
     work.whole("fixed_shapes", ends.fixed_shapes(work.graph))
     work.whole("folded_constants", ends.folded_constants(work.graph))
@@ -172,22 +179,22 @@ class _Work:
 
     def _try(self, entry: Entry, operator: Operator) -> None:
         """The first of a rewrite's edits that is near enough, or else the nearest of those that are allowed."""
-        allowed: list[tuple[proof.Difference, Graph]] = []
+        allowed: list[tuple[proof.Difference, Graph, str]] = []
         refused: tuple[float | None, str] | None = None
         for edit in _edits(entry, operator, self.graph):
             changed = edit.graph()
             refusal = self._refusal(edit, changed)
             moved = None if refusal else self._moved(entry, edit, changed)
             if moved is not None and moved.largest <= entry.tolerance:
-                allowed.append((moved, changed))
+                allowed.append((moved, changed, self._note(edit)))
                 if moved.mean <= NEAR_ENOUGH:
                     break
             else:
                 refused = (moved.largest if moved else None, refusal or _too_far(moved, entry))
         output = self.graph.made(operator)[0].name
         if allowed:
-            moved, self.graph = min(allowed, key=lambda each: each[0].mean)
-            self.changes.append(Change(entry.name, operator.name, output, True, moved.largest, entry.tolerance))
+            moved, self.graph, note = min(allowed, key=lambda each: each[0].mean)
+            self.changes.append(Change(entry.name, operator.name, output, True, moved.largest, entry.tolerance, note))
         elif refused:
             steps, reason = refused
             self.changes.append(Change(entry.name, operator.name, output, False, steps, entry.tolerance, reason))
@@ -212,6 +219,15 @@ class _Work:
             return proof.compare(before, after, feeds)
         except ModelError:
             return proof.Difference(float("inf"), float("inf"), 0)  # the interpreter refuses what was put in
+
+    def _note(self, edit: Edit) -> str:
+        """What an edit was compared with, if not with the operators that it replaces."""
+        if edit.exact is None:
+            return ""
+        inputs, outputs = _boundary(edit)
+        before = part(edit.before, edit.removed, inputs, outputs)
+        moved = proof.compare(edit.exact, before, self._arriving(inputs)).largest
+        return f"from the exact function; the operators that it replaces were {moved:g} steps away"
 
     def _arriving(self, wanted: Sequence[int]) -> list[list[NDArray[Any]]]:
         """What some tensors hold, for every input."""
@@ -306,7 +322,7 @@ def describe(found: Legalized) -> str:
     """What a person wants to know, as text."""
     rows: dict[tuple[str, bool, str], list[Change]] = {}
     for change in found.changes:
-        rows.setdefault((change.rewrite, change.kept, "" if change.kept else change.reason), []).append(change)
+        rows.setdefault((change.rewrite, change.kept, change.reason), []).append(change)
     lines = [_line(name, kept, reason, changes) for (name, kept, reason), changes in rows.items()]
     lines = lines or ["nothing to rewrite"]
     lines += [f"{op.op} ({op.output}) stays on the CPU, at the end of the model" for op in found.trailing]
@@ -323,5 +339,7 @@ def describe(found: Legalized) -> str:
 
 def _line(name: str, kept: bool, reason: str, changes: Sequence[Change]) -> str:
     measured = [change.steps for change in changes if change.steps is not None]
-    told = f"at most {max(measured):g} of {changes[0].tolerance} steps" if kept and measured else reason
+    told = reason
+    if kept and measured:
+        told = f"at most {max(measured):g} of {changes[0].tolerance} steps {reason}".rstrip()
     return f"{'kept' if kept else 'left'} {name:<22} {len(changes):>3}x  {told}"

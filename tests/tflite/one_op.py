@@ -22,6 +22,18 @@ OPTIONS = {
     "CONCATENATION": "ConcatenationOptions",
     "SOFTMAX": "SoftmaxOptions",
     "ADD": "AddOptions",
+    "SUB": "SubOptions",
+    "MUL": "MulOptions",
+    "DIV": "DivOptions",
+    "GATHER": "GatherOptions",
+    "UNPACK": "UnpackOptions",
+    "SPLIT_V": "SplitVOptions",
+    "DEPTH_TO_SPACE": "DepthToSpaceOptions",
+    "LEAKY_RELU": "LeakyReluOptions",
+    "GELU": "GeluOptions",
+    "RESIZE_BILINEAR": "ResizeBilinearOptions",
+    "SHAPE": "ShapeOptions",
+    "ARG_MAX": "ArgMaxOptions",
     "PACK": "PackOptions",
     "MEAN": "ReducerOptions",
     "SUM": "ReducerOptions",
@@ -40,6 +52,7 @@ class Tensor:
         dtype: the schema's name of its type.
         data: what a constant is filled with: one number, or all; None for what is computed.
         scales: of its quantization; none for float and for structure.
+        zero_point: of its quantization, the same for every scale.
         signature: the shape with -1 for dynamic sides.
         variable: whether it keeps its value.
     """
@@ -48,6 +61,7 @@ class Tensor:
     dtype: str = "INT8"
     data: Any = None
     scales: tuple[float, ...] = (0.5,)
+    zero_point: int = 0
     signature: tuple[int, ...] | None = None
     variable: bool = False
 
@@ -125,7 +139,7 @@ def _tensor(schema: Any, made: Any, name: str, tensor: Tensor) -> Any:
     if tensor.scales and tensor.dtype in ("INT8", "UINT8", "INT16"):
         result.quantization = schema.QuantizationParametersT()
         result.quantization.scale = list(tensor.scales)
-        result.quantization.zeroPoint = [0] * len(tensor.scales)
+        result.quantization.zeroPoint = [tensor.zero_point] * len(tensor.scales)
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,8 @@ ELEMENTWISE = (
 MAX_CURVES = 4
 _NEAR = 1.5
 """Steps of the output's scale that a fit may be off, rounding inside not counted."""
+_DAMPINGS = (0.3, 0.1)
+"""How much large weights are held down in a fit: those that cancel would be lost in rounding."""
 
 
 def curve(operator: Operator, graph: Graph) -> Iterator[Edit]:
@@ -42,8 +45,8 @@ def curve(operator: Operator, graph: Graph) -> Iterator[Edit]:
     if wanted is None:
         return
     values, step = every_value(x), out.quantization.scale[0] if out.quantization else 1.0
-    for curves in range(1, MAX_CURVES + 1):
-        steep, straight = _fitted(values, wanted, curves)
+    for curves, damping in product(range(1, MAX_CURVES + 1), _DAMPINGS):
+        steep, straight = _fitted(values, wanted, curves, damping)
         if np.abs(_basis(values, steep) @ straight - wanted).max() <= _NEAR * step:
             edit = Edit(graph)
             edit.remove(*region)
@@ -152,7 +155,7 @@ def _table(exact: Graph, x: Tensor) -> NDArray[np.float64] | None:
 
 
 def _fitted(
-    values: NDArray[np.float64], wanted: NDArray[np.float64], curves: int
+    values: NDArray[np.float64], wanted: NDArray[np.float64], curves: int, damping: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Steepness and shift of each TANH, [2, curves]; and the weights of 1, x, relu(x) and each TANH."""
     from scipy.optimize import least_squares
@@ -161,8 +164,8 @@ def _fitted(
 
     def solved(steep: NDArray[np.float64]) -> NDArray[np.float64]:
         basis = _basis(values, steep.reshape(2, curves))
-        damping = 3e-1 * np.eye(basis.shape[1])  # large weights that cancel would be lost in rounding
-        stacked, target = np.vstack([basis, damping]), np.concatenate([wanted, np.zeros(basis.shape[1])])
+        small = damping * np.eye(basis.shape[1])
+        stacked, target = np.vstack([basis, small]), np.concatenate([wanted, np.zeros(basis.shape[1])])
         return np.asarray(np.linalg.lstsq(stacked, target, rcond=None)[0])
 
     def missed(steep: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -168,6 +168,8 @@ def divide(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 def float_island(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """A float operator between DEQUANTIZE and QUANTIZE becomes 8-bit itself."""
+    if graph.made(operator)[0].dtype != "FLOAT32":
+        return
     edit, _, out = start(operator, graph)
     inputs = []
     for index in operator.inputs:

@@ -41,8 +41,9 @@ def dense_scales(operator: Operator, graph: Graph) -> Iterator[Edit]:
         f"{weights.name}/kernel", (outputs, 1, 1, inputs), weights.dtype, weights.quantization, weights.array()
     )
     _reshape(edit, x.index, given, (1, 1, 1, inputs))
-    ends = [given, kernel, *(operator.inputs[2:3] or (NONE,))]
-    edit.add("CONV_2D", ends, [made], _convolution(edit, operator.option("fusedActivationFunction", 0)))
+    biases = _zeros(edit, outputs, weights.quantization, x) if bias is None else bias.index
+    options = _convolution(edit, operator.option("fusedActivationFunction", 0))
+    edit.add("CONV_2D", [given, kernel, biases], [made], options)
     _reshape(edit, made, out.index, out.shape)
     yield edit
 
@@ -54,13 +55,13 @@ def grouped_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
         return
     outputs, height, width, each = weights.shape
     groups = x.shape[3] // max(each, 1)
-    if groups < 2 or groups * each != x.shape[3] or outputs % groups:
+    bias = _bias(operator, graph)
+    if groups < 2 or groups * each != x.shape[3] or outputs % groups or bias is None or not bias.is_constant:
         return
     if each == 1:
         yield _depthwise(operator, graph, (1, height, width, outputs))
         return
     edit, _, out = start(operator, graph)
-    bias = _bias(operator, graph)
     slices = [edit.like(x, f"group{i}", shape=(*x.shape[:3], each)) for i in range(groups)]
     axis = edit.tensor(f"{x.name}/axis", (), "INT32", values=np.asarray(3, np.int32))
     edit.add("SPLIT", [axis, x.index], slices, edit.options("SplitOptions", numSplits=groups))
@@ -68,7 +69,7 @@ def grouped_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
     for i, given in enumerate(slices):
         chosen = slice(i * size, (i + 1) * size)
         kernel = _cut(edit, weights, chosen, f"group{i}")
-        biases = NONE if bias is None else _cut(edit, bias, chosen, f"group{i}")
+        biases = _cut(edit, bias, chosen, f"group{i}")
         parts.append(edit.like(out, f"group{i}", shape=(*out.shape[:3], size)))
         options = {name: value for name, value in vars(operator.options).items() if name != "quantizedBiasType"}
         edit.add("CONV_2D", [given, kernel, biases], [parts[-1]], edit.options("Conv2DOptions", **options))
@@ -118,7 +119,7 @@ def mean_over_channels(operator: Operator, graph: Graph) -> Iterator[Edit]:
     if out.shape != (*shape[:3], 1):
         made = edit.like(out, "map", shape=(*shape[:3], 1))
         _reshape(edit, made, out.index, out.shape)
-    edit.add("CONV_2D", [given, kernel, NONE], [made], _convolution(edit, 0))
+    edit.add("CONV_2D", [given, kernel, _zeros(edit, 1, one, x)], [made], _convolution(edit, 0))
     yield edit
 
 
@@ -138,7 +139,8 @@ def constant_matmul(operator: Operator, graph: Graph) -> Iterator[Edit]:
         matrix, "kernel", shape=(outputs, 1, 1, inputs), values=kernel_values.reshape(outputs, 1, 1, inputs)
     )
     _reshape(edit, x.index, given, (1, 1, rows, inputs))
-    edit.add("CONV_2D", [given, kernel, NONE], [made], _convolution(edit, 0))
+    biases = _zeros(edit, outputs, matrix.quantization or Quantization((1.0,), (0,), 0), x)
+    edit.add("CONV_2D", [given, kernel, biases], [made], _convolution(edit, 0))
     _reshape(edit, made, out.index, out.shape)
     yield edit
 
@@ -219,16 +221,23 @@ def _depthwise(operator: Operator, graph: Graph, shape: tuple[int, ...]) -> Edit
     names = ("padding", "strideW", "strideH", "fusedActivationFunction", "dilationWFactor", "dilationHFactor")
     options = {name: operator.option(name) for name in names}
     table = edit.options("DepthwiseConv2DOptions", depthMultiplier=shape[3] // x.shape[3], **options)
-    edit.add("DEPTHWISE_CONV_2D", [x.index, kernel, *operator.inputs[2:3]], [out.index], table)
+    edit.add("DEPTHWISE_CONV_2D", [x.index, kernel, operator.inputs[2]], [out.index], table)
     return edit
 
 
 def _cut(edit: Edit, constant: Tensor, chosen: slice, suffix: str) -> int:
     """Some of the outputs of a kernel or bias, their scales with them."""
-    values, stored = constant.array()[chosen], constant.quantization
+    values = constant.array()[chosen]
+    stored = constant.quantization
     if stored is not None and stored.per_channel:
         stored = Quantization(stored.scale[chosen], stored.zero_point[chosen], stored.axis)
     return edit.like(constant, suffix, shape=values.shape, quantization=stored, values=values)
+
+
+def _zeros(edit: Edit, count: int, weights: Quantization | None, x: Tensor) -> int:
+    """Biases of a convolution that has none: old runtimes ask for them, and the compiler drops zeros."""
+    scales = np.asarray(weights.scale if weights else (1.0,))
+    return _biases(edit, f"{x.name}/zeros", np.zeros(count), scales, x)
 
 
 def _convolution(edit: Edit, activation: int) -> Any:
