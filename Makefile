@@ -4,13 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test check bench wheel clean
+TF25 := .venv-tf25
+PYTHON38 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.8.*/bin/python) $(shell command -v python3.8))
+
+.PHONY: demo test tf25 check bench wheel clean
 
 demo: $(READY)  ## train, prune, distil, quantize, check, pack and measure a real model; then open runs/digits/report.html
 	$(BIN)/python -m compress pipeline.yaml
 
 test: $(READY)  ## every test that needs no device and no compiler
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+tf25: $(READY) $(TF25)/ready  ## our models in the TFLite of the compiler's year; needs Python 3.8
+	$(BIN)/python -m pytest -m tf25
 
 check: $(READY)  ## the static checks
 	$(BIN)/ruff check .
@@ -28,9 +34,15 @@ wheel: $(READY)  ## dist/*.whl
 	$(BIN)/python -m build --wheel
 
 clean:  ## everything that was made here; runs/ stays
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TF25) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(TF25)/ready:
+	@test -n "$(PYTHON38)" || { echo "make tf25 needs Python 3.8: PYTHON38=/path/to/python3.8" >&2; exit 2; }
+	$(PYTHON38) -m venv $(TF25)
+	$(TF25)/bin/python -m pip install --quiet --disable-pip-version-check tensorflow-cpu==2.5.3 "numpy~=1.19.2" "protobuf<3.21"
 	touch $@

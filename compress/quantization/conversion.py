@@ -48,10 +48,15 @@ def convert(network: Network, plan: QuantizationPlan, io: InputType = "int8") ->
     """
     gridded = network.edited({name: _on_grid(layer) for name, layer in network.layers.items()}, {})
     quantized = fake.insert(gridded, rounding.find(gridded), plan)
-    return _refuse_float(_convert(build(quantized), io))
+    return refuse_float(_convert(build(quantized), io))
 
 
-def _refuse_float(content: bytes) -> bytes:
+def refuse_float(content: bytes) -> bytes:
+    """The same .tflite file.
+
+    Raises:
+        FloatOperatorsError: some of its operators work on floats; their layers are named.
+    """
     left = float_operators(content)
     if left:
         shown = "; ".join(f"{kind} ({name})" for name, kind in list(left.items())[:5])
@@ -63,17 +68,14 @@ def convert_calibrated(model: Any, samples: NDArray[np.float32], io: InputType =
     """The model as a full-integer .tflite file whose ranges the converter itself finds.
 
     For models with a layer that works in several steps (a scaling, some activations), whose
-    inner tensors no plan of ours names.
+    inner tensors no plan of ours names. Operators that the converter has in float only stay so.
 
     Args:
         model: the Keras model.
         samples: preprocessed calibration samples [n, ...].
         io: type of the file's input and output.
-
-    Raises:
-        FloatOperatorsError: an operator would have stayed float.
     """
-    return _refuse_float(_convert(model, io, samples))
+    return _convert(model, io, samples)
 
 
 def _on_grid(layer: Layer) -> Layer:

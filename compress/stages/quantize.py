@@ -80,6 +80,8 @@ class Quantize(Stage, TrainingSettings):
 
     def _write(self, content: bytes, samples: NDArray[np.float32], context: Context) -> Facts:
         """Writes the model, rewritten for the target's compiler where there is something to rewrite."""
+        from compress.quantization import conversion
+
         path, rewritten = context.folder / MODEL_TFLITE, []
         path.write_bytes(content)
         if context.target.accelerated:
@@ -87,6 +89,7 @@ class Quantize(Stage, TrainingSettings):
             found = legalize(graph.read(path), context.target, feeds, io=self.io.upper())
             path.write_bytes(graph.serialize(found.graph))
             rewritten = found.to_json()["changes"]
+        conversion.refuse_float(path.read_bytes())
         return {"rewritten": rewritten}
 
     def _trained(self, network: Network, ptq: Candidate, context: Context, facts: Facts) -> Candidate:

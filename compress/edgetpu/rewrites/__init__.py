@@ -35,7 +35,7 @@ class Entry:
 
 
 REWRITES = (
-    Entry(layers.grouped_convolution, 0, ("CONV_2D",)),
+    Entry(layers.grouped_convolution, 1, ("CONV_2D",)),
     Entry(layers.fused_activation, 0, ("TRANSPOSE_CONV", "AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION")),
     Entry(layers.dense_scales, 4, ("FULLY_CONNECTED",), always=True),
     Entry(layers.batch_norm_leftover, 2, ("MUL", "ADD", "SUB"), always=True),
@@ -60,7 +60,10 @@ REWRITES = (
     Entry(shapes.gather, 0, ("GATHER",)),
     Entry(shapes.pad_value, 0, ("PADV2",)),
     Entry(shapes.depth_to_space, 0, ("DEPTH_TO_SPACE",)),
-    Entry(shapes.dilated_convolution, 0, ("SPACE_TO_BATCH_ND",)),
+    Entry(shapes.dilated_convolution, 1, ("SPACE_TO_BATCH_ND",)),
     Entry(versions.older_version, 0, ()),
 )
-"""Every rewrite of an operator, in the order they are tried; `operators` empty for all of them."""
+"""Every rewrite of an operator, in the order they are tried; `operators` empty for all of them.
+
+Where only convolutions change places, one step is for TFLite: its kernels for them do not all round alike.
+"""
