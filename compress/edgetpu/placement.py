@@ -90,7 +90,7 @@ def place(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Place
         broken = rules.first_broken(operator, graph, target)
         late = bool(given & after_exit) and not all_subgraphs
         if broken:
-            fields = rules.describe(*broken)
+            fields = rules.describe(*broken, operator, target)
         elif late:
             fields = {"status": LATE, "reason": "comes after an operator that stays on the CPU", "advice": ""}
         else:

@@ -349,7 +349,9 @@ def manual(rule: Rule) -> tuple[str, str]:
     return requirement, " ".join(advice.split())
 
 
-def describe(rule: Rule, found: str) -> dict[str, Any]:
+def describe(rule: Rule, found: str, operator: Operator, target: Target) -> dict[str, Any]:
     """A broken rule as the fields of a report: status, reason, advice."""
     requirement, advice = manual(rule)
+    if rule is known_operator:
+        advice = target.tables["advice"].get(operator.name, advice)
     return {"status": RULES[rule], "reason": f"{found}. {requirement}", "advice": advice}
