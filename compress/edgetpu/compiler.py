@@ -155,27 +155,28 @@ class Compiler:
             note: told what happens meanwhile, and everything that a failing compiler printed.
 
         Raises:
-            ModelError: the model is no .tflite file, or has not the tensors that are asked for.
-            StageError: the compiler failed, cannot be run, took too long or is another version.
+            ModelError: the model is no .tflite file.
+            StageError: the compiler failed, cannot be run, took too long or is another version, or the model has not
+                the tensors that are asked for.
         """
         original = graph.parse(model)
         self._check_tensors(original)
-        for outcome in self._cached(model, note):
+        for path, outcome in self._cached(model, note):
             judged = self._judge(outcome, original)
             if isinstance(judged, Compiled):
                 return judged
-            if isinstance(judged, Failure) and not judged.flaky:
-                note(outcome.log)
+            if isinstance(judged, Failure) and judged.certain:
+                note(f"{outcome.log}\nThis is an earlier run. Remove {path} to compile again.")
                 raise judged.error("an earlier run, from the cache")
-            note(f"a cached result is not used: {judged}")
+            note(f"the cached result {path} is not used: {judged if isinstance(judged, ModelError) else judged.cause}")
         return self._run(model, original, note) if self.host else None
 
-    def _cached(self, model: bytes, note: Callable[[str], None]) -> Sequence[Outcome]:
+    def _cached(self, model: bytes, note: Callable[[str], None]) -> Sequence[tuple[Path, Outcome]]:
         if self.cache is None:
             return ()
         wanted = self.version or self.usual
         found = self.cache.find(model, self.options.arguments, wanted, self.options.outputs, note)
-        return [outcome for version, outcome in found if parse(outcome.log)[0].version == version]
+        return [(path, outcome) for path, outcome in found if path.name.endswith(f"-{parse(outcome.log)[0].version}")]
 
     def _run(self, model: bytes, original: Graph, note: Callable[[str], None]) -> Compiled:
         """Runs the compiler until it succeeds, or fails for good."""
@@ -189,7 +190,7 @@ class Compiler:
             if isinstance(judged, ModelError):
                 note(outcome.log)
                 raise StageError(f"what the compiler made cannot be used: {judged}", where=self.host.where)
-            if isinstance(judged, Compiled) or not judged.flaky:
+            if isinstance(judged, Compiled) or judged.certain:
                 self._keep(model, outcome, note)
             if isinstance(judged, Compiled):
                 return judged
@@ -215,17 +216,21 @@ class Compiler:
         try:
             parts = [graph.parse(outcome.files[name], name) for name in self.options.outputs]
             custom = [part for part in parts if any(op.custom and op.name == OPERATOR for op in part.operators)]
-            if not custom and sum(report.mapped or 0 for report in reports) == 0:
-                return compiler_failures.nothing_mapped(reports, self.options.min_runtime)
+            if not custom and not any(report.mapped for report in reports):
+                return compiler_failures.nothing_mapped(outcome, self.options.min_runtime)
             for part in custom or parts:
                 inspection.opened(part)
-            if len(parts) == 1 and _interface(parts[0]) != _interface(original):
-                return ModelError(
-                    "the compiled model has other inputs and outputs than the original: it is another one"
-                )
         except ModelError as error:
             return error
+        if len(parts) == 1 and not self._fits(parts[0], original):
+            return ModelError("the compiled model has other inputs or outputs than the original: it is another one")
         return Compiled(outcome.log, reports, outcome.files)
+
+    def _fits(self, part: Graph, original: Graph) -> bool:
+        """Whether inputs and outputs are the original's. The compiler leaves them so (29 of 29 published pairs)."""
+        same_outputs = _tensors(part, part.outputs) == _tensors(original, original.outputs)
+        cut = bool(self.options.intermediate_tensors) or self.options.search_delegate  # no such pair is published
+        return _tensors(part, part.inputs) == _tensors(original, original.inputs) and (same_outputs or cut)
 
     def _check_version(self, version: str | None) -> None:
         if self.version is not None and version is not None and not f"{version}.".startswith(f"{self.version}."):
@@ -239,17 +244,15 @@ class Compiler:
         names = {tensor.name for op in original.operators for tensor in original.made(op)}
         absent = [name for name in self.options.intermediate_tensors if name not in names]
         if absent:
-            raise ModelError(
+            raise StageError(
                 f"no operator makes a tensor {absent[0]!r}",
                 where="compile.intermediate_tensors",
                 todo="`check --json` lists the outputs of all operators",
             )
 
 
-def _interface(model: Graph) -> list[tuple[str, tuple[int, ...], str]]:
-    """Inputs and outputs, which the compiler leaves as they are (29 of 29 published pairs)."""
-    tensors = [model.tensors[index] for index in (*model.inputs, *model.outputs)]
-    return [(tensor.name, tensor.shape, tensor.dtype) for tensor in tensors]
+def _tensors(model: Graph, indices: Sequence[int]) -> list[tuple[str, tuple[int, ...], str]]:
+    return [(tensor.name, tensor.shape, tensor.dtype) for tensor in (model.tensors[index] for index in indices)]
 
 
 def known_version(version: str | None, target: Target) -> str | None:

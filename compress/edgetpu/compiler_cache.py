@@ -49,7 +49,7 @@ class Cache:
 
     def find(
         self, model: bytes, options: Sequence[str], version: str, outputs: Sequence[str], note: Callable[[str], None]
-    ) -> list[tuple[str, Outcome]]:
+    ) -> list[tuple[Path, Outcome]]:
         """What is known of this model with these options, by compilers of this version, the newest first.
 
         Args:
@@ -60,7 +60,7 @@ class Cache:
             note: told of every entry that is damaged.
 
         Returns:
-            The compilers' full versions, and what they left.
+            The entries, whose names end with the compilers' versions, and what they hold.
         """
         start = f"{_key(model, options)}-"
         versions = [name.removeprefix(start) for name in self.names if name.startswith(start)]
@@ -69,7 +69,7 @@ class Cache:
         for each in sorted(fitting, key=lambda text: [int(part) for part in text.split(".")], reverse=True):
             path = self.folder / f"{start}{each}"
             try:
-                found.append((each, _read(path, outputs)))
+                found.append((path, _read(path, outputs)))
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 note(f"the cached result {path} is damaged and not used: {error}")
         return found

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from compress.edgetpu.compiler_host import Outcome
-from compress.edgetpu.compiler_log import Report, parse
+from compress.edgetpu.compiler_log import parse
 from compress.errors import StageError
 from compress.tflite.graph import Graph, Operator
 
@@ -49,6 +49,11 @@ class Failure:
     operators: tuple[str, ...]
     fix: str
     flaky: bool
+
+    @property
+    def certain(self) -> bool:
+        """Whether the same again fails again. Of what is not known here nobody can tell."""
+        return not self.flaky and self.name != "unknown"
 
     def error(self, where: str) -> StageError:
         """As an error; `where`: the host it happened on."""
@@ -147,8 +152,8 @@ def large_activations(log: str, graph: Graph) -> Found | None:
     model to the CPU until the rest compiles; or cut the model in parts.
     """
     # #439, #449, #512, #608, #653, #444
-    said = re.search(r"[^\n]*due to large activation tensors[^\n]*", log)
-    return Found(said[0].strip(), _largest(graph)) if said else None
+    said = next((line.strip() for line in log.splitlines() if "due to large activation tensors" in line), None)
+    return Found(said, _largest(graph)) if said else None
 
 
 def ran_out_of_time(log: str, graph: Graph) -> Found | None:
@@ -249,16 +254,15 @@ def recognize(outcome: Outcome, graph: Graph) -> Failure:
     return Failure("unknown", "This failure is not known here.", what, (), "read what it printed", flaky=False)
 
 
-def nothing_mapped(reports: Sequence[Report], min_runtime: int | None) -> Failure:
-    """A success that put no operator on the Edge TPU.
+def nothing_mapped(outcome: Outcome, min_runtime: int | None) -> Failure:
+    """A success that put nothing on the Edge TPU; `min_runtime`: what was asked for with `-m`.
 
     #358: with `-m 11` for operators that need more, the compiler says that it succeeded.
     """
     old = min_runtime is not None
-    cause = "Nothing would run on the Edge TPU."
-    what = f"it mapped {sum(report.mapped or 0 for report in reports)} operators"
-    fix = "raise or leave out compile.min_runtime_version" if old else "see what `check` says about each operator"
-    return Failure("nothing_mapped", cause, what, (), fix, flaky=False)
+    cause = "Nothing of the model would run on the Edge TPU."
+    fix = "Raise or leave out compile.min_runtime_version." if old else "See what `check` says about each operator."
+    return Failure("nothing_mapped", cause, f"exit code {outcome.exit_code}", (), fix, flaky=False)
 
 
 def manual(function: Callable[[str, Graph], Found | None]) -> tuple[str, str]:

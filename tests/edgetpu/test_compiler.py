@@ -20,7 +20,7 @@ from compress.edgetpu import compiler, inspection
 from compress.edgetpu.compiler import Compiler, Options
 from compress.edgetpu.compiler_cache import Cache
 from compress.edgetpu.compiler_host import Docker, Local, Ssh
-from compress.errors import ModelError, StageError
+from compress.errors import StageError
 from compress.stages.compile import Compile
 from compress.target import load
 from compress.tflite import graph
@@ -100,7 +100,7 @@ def test_the_names_of_segments() -> None:
 
 def test_a_tensor_that_is_not_in_the_model(make: Make, programs: Programs) -> None:
     programs.compiler(success(MODEL))
-    with pytest.raises(ModelError, match=r"no operator makes a tensor 'hiden'"):
+    with pytest.raises(StageError, match=r"no operator makes a tensor 'hiden'"):
         make(Options(intermediate_tensors=("hidden", "hiden"))).compile(MODEL, pytest.fail)
     assert programs.asked() == []
 
@@ -194,7 +194,9 @@ def test_chance_that_is_none(make: Make, programs: Programs, notes: list[str], r
     assert make().cache.names == []  # type: ignore[union-attr]
 
 
-def test_what_is_certain_is_not_tried_again_and_kept(make: Make, programs: Programs, notes: list[str]) -> None:
+def test_what_is_certain_is_not_tried_again_and_kept(
+    make: Make, programs: Programs, notes: list[str], tmp_path: Path
+) -> None:
     log = FAILED % "Compilation failed: Compilation failed due to large activation tensors in model.\n"
     programs.compiler(Answer(log, exit_code=1))
     with pytest.raises(StageError, match=r"too large for the chip.*due to large activation tensors") as caught:
@@ -206,6 +208,29 @@ def test_what_is_certain_is_not_tried_again_and_kept(make: Make, programs: Progr
         make(host=None).compile(MODEL, notes.append)
     assert again.value.where == "an earlier run, from the cache"
     assert len(programs.asked()) == 1
+    (path,) = tmp_path.joinpath("cache").iterdir()
+    assert f"Remove {path} to compile again." in notes[-1]
+    path.unlink()
+    programs.compiler(success(MODEL))
+    assert make().compile(MODEL, pytest.fail) is not None
+
+
+def test_a_failure_that_is_not_known_is_not_kept(make: Make, programs: Programs, notes: list[str]) -> None:
+    """It may be the machine's: no memory, no disk."""
+    programs.compiler(Answer(f"Edge TPU Compiler version {VERSION}\nNo space left on device\n", exit_code=1))
+    with pytest.raises(StageError, match="exit code 1, No space left on device"):
+        make().compile(MODEL, notes.append)
+    assert len(programs.asked()) == 1
+    assert make(host=None).compile(MODEL, pytest.fail) is None
+
+
+@pytest.mark.parametrize("asked", [Options(intermediate_tensors=("hidden",)), Options(search_delegate=True)])
+def test_a_model_that_was_cut_may_have_other_outputs(make: Make, programs: Programs, asked: Options) -> None:
+    other = compiled(tiny.classifier(classes=5))
+    programs.compiler(Answer(LOG, {"model_edgetpu.tflite": other}))
+    assert make(asked).compile(MODEL, pytest.fail) is not None
+    with pytest.raises(StageError, match="has other inputs or outputs"):
+        make().compile(MODEL, lambda line: None)
 
 
 def test_a_compiler_that_says_it_succeeded_and_left_nothing(make: Make, programs: Programs, notes: list[str]) -> None:
@@ -225,7 +250,7 @@ def test_a_compiler_that_left_a_model_and_says_it_failed(make: Make, programs: P
     [
         (b"compiled", "is not a .tflite file"),
         (MODEL, "has no edgetpu-custom-op"),
-        (compiled(tiny.classifier((8, 8, 1))), "has other inputs and outputs"),
+        (compiled(tiny.classifier((8, 8, 1))), "has other inputs or outputs"),
         (compiled(MODEL).replace(b"DWN1", b"XXXX"), "holds no Edge TPU package"),
     ],
     ids=["no model", "not compiled", "another model", "a fake"],
@@ -244,7 +269,7 @@ def test_a_file_that_the_compiler_never_made(
 def test_a_success_that_maps_nothing(make: Make, programs: Programs, notes: list[str], runtime: int | None) -> None:
     log = LOG.replace("Mapped to Edge TPU", "Operation not supported")
     programs.compiler(Answer(log, {"model_edgetpu.tflite": MODEL}))
-    with pytest.raises(StageError, match="it mapped 0 operators") as caught:
+    with pytest.raises(StageError, match="nothing of the model would run on the Edge TPU") as caught:
         make(Options(min_runtime=runtime)).compile(MODEL, notes.append)
     assert ("min_runtime_version" in caught.value.todo) == (runtime is not None)
 

@@ -15,7 +15,6 @@ from stand_in import CHANCE, FAILED, VERSION
 from compress.edgetpu import compiler_failures
 from compress.edgetpu.compiler_failures import FAILURES, described, layer, manual, recognize
 from compress.edgetpu.compiler_host import Outcome
-from compress.edgetpu.compiler_log import parse
 from compress.tflite import graph
 from compress.tflite.graph import Graph
 
@@ -147,16 +146,19 @@ def test_what_is_not_known_is_said_as_it_is(log: str, name: str, said: str) -> N
     failure = recognize(Outcome(0, log, {}), MODEL)
     assert (failure.name, failure.what) == (name, said)
     assert failure.flaky == (name == "silent")
+    assert not failure.certain
 
 
 def test_a_success_that_maps_nothing() -> None:
-    """As version 15 says it for `-m 11`."""
-    log = "Input model: m.tflite\nOn-chip memory remaining for caching model parameters: 0.00B\n"
-    log += "Number of Edge TPU subgraphs: 0\nNumber of operations that will run on Edge TPU: 0\n"
-    failure = compiler_failures.nothing_mapped(parse(log), 11)
-    assert failure.what == "it mapped 0 operators"
+    failure = compiler_failures.nothing_mapped(Outcome(0, "", {}), 11)
+    assert failure.certain
     assert "min_runtime_version" in failure.fix
-    assert "check" in compiler_failures.nothing_mapped(parse(log), None).fix
+    assert "check" in compiler_failures.nothing_mapped(Outcome(0, "", {}), None).fix
+
+
+def test_a_long_line_takes_no_long_time() -> None:
+    """A log comes from elsewhere."""
+    recognize(Outcome(1, "a" * 3_000_000 + "\n" + ": " * 1_000_000, {}), MODEL)
 
 
 @pytest.mark.parametrize(
