@@ -191,6 +191,15 @@ def test_what_docker_is_asked(programs: Programs) -> None:
     assert Docker("other", "edgetpu_compiler").identity() == "none"
 
 
+def test_a_container_is_removed_by_its_name_after_a_timeout(programs: Programs) -> None:
+    programs.docker()
+    programs.compiler(Answer(seconds=600.0))
+    with pytest.raises(StageError, match="took longer"):
+        Docker("coral", "edgetpu_compiler").run(MODEL, ["-s"], OUT, 2.0)
+    run, removal = (asked["arguments"] for asked in programs.asked("docker-asked"))
+    assert removal == ["rm", "--force", run[run.index("--name") + 1]]
+
+
 @pytest.mark.parametrize("host", [Docker("coral", "x"), Ssh("there", "x")], ids=["docker", "ssh"])
 def test_without_the_client(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
