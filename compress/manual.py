@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 from typing import Any
 
 from compress import target
@@ -58,11 +59,9 @@ def _settings(kind: type[Settings], prefix: str = "") -> list[str]:
 
 
 def _yaml(value: Any) -> str:
-    return (
-        {None: "null", True: "true", False: "false"}.get(value, str(value))
-        if not isinstance(value, float)
-        else f"{value:g}"
-    )
+    if value is None or isinstance(value, bool | tuple):
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def schema() -> dict[str, Any]:

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -25,6 +26,7 @@ from compress.stage import (
     MODEL_EDGETPU,
     MODEL_KERAS,
     MODEL_TFLITE,
+    SEGMENTS,
     Artifact,
     Context,
     Kind,
@@ -266,9 +268,9 @@ def _publish(
     found = record.build(session.pipeline, session.rows, findings, outputs, error, seconds)
     try:
         session.folder.mkdir(parents=True, exist_ok=True)
-        for name in (MODEL_KERAS, MODEL_TFLITE, MODEL_EDGETPU, f"{session.pipeline.head.name}.coralline"):
-            if name not in outputs:
-                (session.folder / name).unlink(missing_ok=True)
+        old = {MODEL_KERAS, MODEL_TFLITE, MODEL_EDGETPU, f"{session.pipeline.head.name}.coralline"}
+        for name in (old | {path.name for path in session.folder.glob(SEGMENTS)}) - outputs.keys():
+            (session.folder / name).unlink(missing_ok=True)
         contents = {name: path.read_bytes() for name, path in outputs.items()} | render(found)
         with session.store.scratch() as scratch:
             for name, content in contents.items():
@@ -288,7 +290,8 @@ def _outputs(session: Session) -> dict[str, Path]:
     }
     outputs: dict[str, Path] = {}
     for artifact in session.artifacts.values():
-        outputs.update({names[name]: artifact.file(name) for name in artifact.files if name in names})
+        known = [name for name in artifact.files if name in names or fnmatchcase(name, SEGMENTS)]
+        outputs.update({names.get(name, name): artifact.file(name) for name in known})
     return outputs
 
 

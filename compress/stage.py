@@ -43,6 +43,9 @@ class Kind(StrEnum):
 MODEL_KERAS = "model.keras"
 MODEL_TFLITE = "model.tflite"
 MODEL_EDGETPU = "model_edgetpu.tflite"
+SEGMENT_EDGETPU = "model_segment_{}_of_{}_edgetpu.tflite"
+SEGMENTS = SEGMENT_EDGETPU.format("*", "*")
+"""Where the model is compiled in parts, for several Edge TPUs: there is no MODEL_EDGETPU then."""
 BUNDLE_FILE = "bundle.coralline"
 
 

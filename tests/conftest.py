@@ -12,6 +12,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import stand_in
 import tiny
 
 MOUNT, UMOUNT = (shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") for name in ("mount", "umount"))
@@ -38,6 +39,18 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
     """Writes a project into tmp_path/project: `tiny.project`."""
     monkeypatch.setenv("PATH", "")
     return lambda *stages, **keys: tiny.project(tmp_path / "project", *stages, **keys)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> stand_in.Programs:
+    """Stand-ins for edgetpu_compiler, docker and ssh, found before the real ones; no real compiler is found."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("there", "here"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "there"))  # where mktemp makes its folders
+    return stand_in.Programs(folder)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from stand_in import Programs, success
 from tiny import Coralline, command, environment
 
 from compress import run as runs
@@ -265,6 +266,31 @@ def test_outputs_that_another_pipeline_does_not_make_are_removed(project: Projec
     run(project(STAMPS), out)
     run(project(STAMPS[:1]), out)
     assert outputs(out).keys() == {"model.tflite"}
+
+
+def test_segments_are_outputs_and_are_removed_like_others(project: Project, out: Path, programs: Programs) -> None:
+    names = [f"model_segment_{index}_of_2_edgetpu.tflite" for index in range(2)]
+    compiler = programs.compiler(success(tiny.classifier(), names=names))
+    _, record, _ = run(project([{"compile": {"compiler": str(compiler), "num_segments": 2}}]), out)
+    assert outputs(out).keys() == {"model.tflite", *names} == record["outputs"].keys()
+    compiler.unlink()
+    run(project(["compile"]), out)
+    assert outputs(out).keys() == {"model.tflite"}
+
+
+def test_a_cached_result_is_found_without_a_compiler_and_by_another_store(
+    project: Project, out: Path, programs: Programs, tmp_path: Path
+) -> None:
+    path = project([{"compile": {"cache": str(tmp_path / "cache")}}, "package"])
+    assert run(path, out)[1]["placement"]["compiled"] is False
+    compiler = programs.compiler(success(tiny.classifier()))
+    one = project([{"compile": {"cache": str(tmp_path / "cache"), "compiler": str(compiler)}}, "package"])
+    assert run(one, tmp_path / "theirs")[1]["placement"]["compiled"] is True
+    compiler.unlink()
+    statuses, record, _ = run(project([{"compile": {"cache": str(tmp_path / "cache")}}, "package"]), out)
+    assert statuses["compile"] == "made"  # what the cache holds has changed
+    assert record["placement"]["compiled"] is True
+    assert outputs(out) == outputs(tmp_path / "theirs")
 
 
 def test_whatever_a_library_raises_becomes_a_stage_error_with_its_traceback_in_the_log(

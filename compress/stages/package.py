@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from compress.stage import (
     BUNDLE_FILE,
     MODEL_EDGETPU,
     MODEL_TFLITE,
+    SEGMENTS,
     Artifact,
     Context,
     Facts,
@@ -46,8 +48,7 @@ class Package(Stage):
         data = context.data
         paths = {"original": context.original.file(MODEL_TFLITE), "int8": given.file(MODEL_TFLITE)}
         models = {role: Model(path, reproducible=True) for role, path in paths.items()}
-        if models["int8"].input["dtype"] == np.float32:
-            raise StageError("the model is not quantized", todo="put quantize before package")
+        _check(given, models["int8"])
         count = min(self.golden, len(data.labels("validation")))
         raw = data.raw("validation", np.arange(count))
         members = {f"{role}.tflite": path.read_bytes() for role, path in paths.items()}
@@ -82,3 +83,14 @@ class Package(Stage):
         content = bundle.pack(manifest, members)
         (context.folder / BUNDLE_FILE).write_bytes(content)
         return {"members": [row["name"] for row in bundle.Bundle(content).manifest["members"]], "bytes": len(content)}
+
+
+def _check(given: Artifact, model: Model) -> None:
+    """Refuses what no bundle can hold."""
+    if model.input["dtype"] == np.float32:
+        raise StageError("the model is not quantized", todo="put quantize before package")
+    if any(fnmatchcase(name, SEGMENTS) for name in given.files):
+        raise StageError(
+            "the model was compiled in segments, and a bundle holds one compiled model",
+            todo="leave out package, or compile.num_segments",
+        )

@@ -1,238 +1,411 @@
-"""The vendor's compiler, played by a script: what is asked of it, and what is made of all that it may answer."""
+"""The compiler as a whole, played by a stand-in: what is asked of it, when again, and what is made of its answers."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import sys
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import edgetpu as measured
+import one_op
 import pytest
+import tiny
+from one_op import Op, Tensor
+from packages import compiled
+from stand_in import CHANCE, FAILED, LOG, VERSION, Answer, Programs, success
 
-from compress.edgetpu import compiler
+from compress.edgetpu import compiler, inspection
+from compress.edgetpu.compiler import Compiler, Options
+from compress.edgetpu.compiler_cache import Cache
+from compress.edgetpu.compiler_host import Docker, Local, Ssh
 from compress.errors import StageError
+from compress.stages.compile import Compile
 from compress.target import load
+from compress.tflite import graph
 
 TARGET = load("edgetpu")
-LOG = """\
-Edge TPU Compiler version 16.0.384591198
-Started a compilation timeout timer of 180 seconds.
+MODEL = tiny.classifier()
+EDGETPU = measured.EDGETPU
+LOGS = sorted(EDGETPU.glob("pairs/*/compiler.log"))
+OTHER_TRY = "which may be chance"
 
-Model compiled successfully in 329 ms.
-
-Input model: model.tflite
-Input size: 2.78MiB
-Output model: model_edgetpu.tflite
-Output size: 2.93MiB
-On-chip memory used for caching model parameters: 3.33MiB
-On-chip memory remaining for caching model parameters: 4.87MiB
-Off-chip memory used for streaming uncached model parameters: 175.00KiB
-Number of Edge TPU subgraphs: 1
-Total number of operations: 31
-Operation log: model_edgetpu.log
-
-Operator                       Count      Status
-
-CONV_2D                        14         Mapped to Edge TPU
-SOFTMAX                        1          Mapped to Edge TPU
-Compilation child process completed within timeout period.
-Compilation succeeded!
-"""
-WRITES = "(folder / (model.stem + '_edgetpu.tflite')).write_bytes(b'compiled ' + model.read_bytes())\n"
-
-Program = Callable[..., Path]
+Make = Callable[..., Compiler]
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Program:
-    """Writes an executable that does `body`, with `model` and `folder` from its arguments."""
-
-    def write(body: str, name: str = "edgetpu_compiler") -> Path:
-        path = tmp_path / "bin" / name
-        path.parent.mkdir(exist_ok=True)
-        head = "import sys, time, pathlib\nmodel, folder = pathlib.Path(sys.argv[-1]), pathlib.Path(sys.argv[3])\n"
-        path.write_text(f"#!{sys.executable} -I\n{head}{body}")
-        path.chmod(0o755)
-        return path
-
-    return write
+def notes() -> list[str]:
+    return []
 
 
-def run(path: Path, folder: Path, timeout_s: float = 60.0) -> compiler.Compiled:
-    (folder / "out").mkdir()
-    (folder / "model.tflite").write_bytes(b"model")
-    return compiler.compile_model(path, folder / "model.tflite", folder / "out", timeout_s)
+@pytest.fixture
+def make(programs: Programs, tmp_path: Path) -> Make:
+    """A Compiler on this machine, with a cache."""
+
+    def make(asked: Options | None = None, **changes: Any) -> Compiler:
+        usual: dict[str, Any] = {
+            "host": Local(programs.folder / "edgetpu_compiler", tmp_path / "here"),
+            "timeout_s": 60.0,
+            "retries": 2,
+            "cache": Cache(tmp_path / "cache"),
+            "version": None,
+            "usual": "16.0",
+        }
+        return Compiler(options=asked or Options(), **{**usual, **changes})
+
+    return make
 
 
-def test_success(tmp_path: Path, program: Program) -> None:
-    done = run(program(f"{WRITES}print({LOG!r}, end='')"), tmp_path)
-    assert done.log == LOG
-    assert done.on_chip_bytes == 3.33 * 1024 * 1024
-    assert done.off_chip_bytes == 175 * 1024
-    assert (tmp_path / "out" / "model_edgetpu.tflite").read_bytes() == b"compiled model"
-
-
-def test_what_is_asked(tmp_path: Path, program: Program) -> None:
-    """Nothing of what is typed meanwhile goes to the compiler."""
-    (tmp_path / "typed").write_text("y")
-    kept, typed = os.dup(0), os.open(tmp_path / "typed", os.O_RDONLY)
-    os.dup2(typed, 0)
-    try:
-        done = asked(tmp_path, program)
-    finally:
-        os.dup2(kept, 0)
-        os.close(kept)
-        os.close(typed)
-    assert done.log == f"{['-s', '-o', str(tmp_path / 'out'), str(tmp_path / 'model.tflite')]}\n''\n"
-
-
-def asked(tmp_path: Path, program: Program) -> compiler.Compiled:
-    return run(program(f"{WRITES}print(sys.argv[1:])\nprint(repr(sys.stdin.read()), file=sys.stderr)"), tmp_path)
+# --- what is asked ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("asked", "arguments"),
     [
-        (
-            "print('ERROR: Attempting to use a delegate that only supports static-sized tensors.')\n"
-            "print('Compilation failed: Model failed in Tflite interpreter.\\n\\nCompilation failed!\\n')\nsys.exit(1)",
-            r"the compiler failed \(exit code 1\): Compilation failed!",
-        ),
-        (
-            "print('Internal compiler error. Aborting!', file=sys.stderr)\nsys.exit(255)",
-            "255.*: Internal compiler error",
-        ),
-        ("sys.exit(3)", r"\(exit code 3\): no message"),
-        ("import os\nos.abort()", r"\(exit code -6\): no message"),
-        (f"{WRITES}print('too late')\nsys.exit(1)", r"\(exit code 1\): too late"),
-        (
-            "print('Compilation child process completed within timeout period.\\nCompilation failed!')",
-            r"0\): Compilation fail",
-        ),
-        ("", r"\(exit code 0\): no message"),
-        ("(folder / 'model_edgetpu.tflite').mkdir()", r"\(exit code 0\): no message"),
+        (Options(), ["-s"]),
+        (Options(all_subgraphs=True), ["-s", "-a"]),
+        (Options(min_runtime=13), ["-s", "-m", "13"]),
+        (Options(num_segments=3), ["-s", "-n", "3"]),
+        (Options(intermediate_tensors=("hidden", "scores")), ["-s", "-i", "hidden,scores"]),
+        (Options(search_delegate=True, child_timeout_s=300), ["-s", "-d", "-t", "300"]),
     ],
 )
-def test_failure(tmp_path: Path, program: Program, body: str, message: str) -> None:
-    path = program(body)
-    with pytest.raises(StageError, match=message) as caught:
-        run(path, tmp_path)
-    assert caught.value.where == str(path)
+def test_options(make: Make, programs: Programs, asked: Options, arguments: list[str]) -> None:
+    programs.compiler(success(MODEL, names=asked.outputs))
+    done = make(asked).compile(MODEL, pytest.fail)
+    assert done is not None
+    assert programs.asked()[0]["arguments"] == [*arguments, "model.tflite"]
+    assert set(done.files) == set(asked.outputs)
 
 
-def test_it_takes_too_long(tmp_path: Path, program: Program) -> None:
-    path = program(f"{WRITES}time.sleep(600)")
-    with pytest.raises(StageError, match=r"took longer than 0\.5 s"):
-        run(path, tmp_path, timeout_s=0.5)
+def test_what_is_expected_for_an_old_runtime() -> None:
+    """An operator that needs a newer runtime stays on the CPU: here PRELU, from 13 on."""
+    tensors = {letter: Tensor((1, 4, 4, 4)) for letter in "abc"} | {"alpha": Tensor((1, 1, 4), data=1)}
+    chain = [Op("RELU", "a", "b"), Op("PRELU", ["b", "alpha"], ["c"])]
+    parsed = one_op.read(tensors, chain, "a", "c")
+
+    def sides(runtime: int | None) -> str:
+        found, _ = Compile(min_runtime_version=runtime)._expected(parsed, TARGET, None)
+        return "".join(op.placement[0] for op in found.placement.ops)
+
+    assert [sides(runtime) for runtime in (None, 14, 13, 12)] == ["tt", "tt", "tt", "tc"]
 
 
-def test_output_that_is_no_text(tmp_path: Path, program: Program) -> None:
-    noise = r"sys.stdout.buffer.write(b'\xff\xfe\x00garbage\r\n' + bytes(range(128, 256)) + b'\n')"
-    done = run(program(f"{WRITES}{noise}"), tmp_path)
-    assert "garbage" in done.log
-    assert done.on_chip_bytes is None
-    failing = program(f"{noise}\nsys.exit(1)", "failing")
-    with pytest.raises(StageError, match="exit code 1"):
-        compiler.compile_model(failing, tmp_path / "model.tflite", tmp_path / "out", 60.0)
+def test_the_names_of_segments() -> None:
+    assert Options().outputs == ("model_edgetpu.tflite",)
+    names = [f"model_segment_{index}_of_3_edgetpu.tflite" for index in range(3)]
+    assert list(Options(num_segments=3).outputs) == names
 
 
-def test_a_file_that_is_no_program(tmp_path: Path, program: Program) -> None:
-    path = program("")
-    path.write_bytes(b"\x7fELF no program")
-    with pytest.raises(StageError, match="the compiler cannot be run: Exec format error"):
-        run(path, tmp_path)
-    path.write_text("#!/nonexistent/interpreter\n")
-    with pytest.raises(StageError, match="the compiler cannot be run"):
-        compiler.compile_model(path, tmp_path / "model.tflite", tmp_path / "out", 60.0)
+def test_a_tensor_that_is_not_in_the_model(make: Make, programs: Programs) -> None:
+    programs.compiler(success(MODEL))
+    with pytest.raises(StageError, match=r"no operator makes a tensor 'hiden'"):
+        make(Options(intermediate_tensors=("hidden", "hiden"))).compile(MODEL, pytest.fail)
+    assert programs.asked() == []
 
 
 # --- finding it -------------------------------------------------------------------------
 
 
-def test_it_is_found_on_path(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert compiler.find(None, TARGET) is None
-    path = program("")
-    assert compiler.find(None, TARGET) == path
+def test_it_is_found_on_path(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(programs.folder))
+    assert compiler.find(None, None, None, TARGET, None) is None
+    path = programs.compiler(Answer())
+    assert compiler.find(None, None, None, TARGET, None) == Local(path)
     path.chmod(0o644)
-    assert compiler.find(None, TARGET) is None
+    assert compiler.find(None, None, None, TARGET, None) is None
 
 
-def test_a_setting_names_it(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = program("", "another")
-    assert compiler.find(str(path), TARGET) == path
+def test_a_setting_names_it(programs: Programs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = programs.compiler(Answer(), name="mine")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert compiler.find("~/bin/another", TARGET) == path
+    monkeypatch.chdir(programs.folder)
+    for setting in (str(path), "~/bin/mine", "mine"):
+        assert compiler.find(setting, None, None, TARGET, None) == Local(path)
+    assert compiler.find(None, "coral:16", None, TARGET, None) == Docker("coral:16", "edgetpu_compiler")
+    assert compiler.find(None, None, "me@there", TARGET, None) == Ssh("me@there", "edgetpu_compiler")
 
 
-def test_a_bare_name(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = program(f"{WRITES}print('the one that was named')", "mine")
-    monkeypatch.chdir(path.parent)
-    found = compiler.find("mine", TARGET)
-    assert found == path
-    assert run(found, tmp_path).log == "the one that was named\n"
+def test_identity(programs: Programs, tmp_path: Path) -> None:
+    """Without a compiler, what the cache holds is what may change the result."""
+    cache = Cache(tmp_path / "cache")
+    assert compiler.identity(None, None) == {"compiler": "none"}
+    empty = compiler.identity(None, cache)
+    cache.keep(MODEL, ["-s"], VERSION, compiler_outcome())
+    assert compiler.identity(None, cache) != empty
+    host = Local(programs.compiler(Answer()))
+    assert compiler.identity(host, cache) == compiler.identity(host, None)
+    assert compiler.identity(host, None)["compiler"] not in ("none", "")
 
 
-@pytest.mark.parametrize("setting", ["absent", "folder", "text", ""])
-def test_a_setting_that_names_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "text").write_text("#!/bin/sh\n")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(StageError, match=r"is not a program that can be run; check compile\.compiler"):
-        compiler.find(setting, TARGET)
-
-
-def test_identity_changes_with_the_program(program: Program, tmp_path: Path) -> None:
-    assert compiler.identity(None) == {"compiler": "none"}
-    path = program("print(1)")
-    first = compiler.identity(path)
-    assert first == {"compiler": hashlib.sha256(path.read_bytes()).hexdigest()}
-    (tmp_path / "link").symlink_to(path)
-    assert compiler.identity(tmp_path / "link") == first
-    assert compiler.identity(program("print(2)")) != first
+def compiler_outcome() -> Any:
+    return compiler.Outcome(0, LOG, {"model_edgetpu.tflite": compiled(MODEL)})
 
 
 def test_how_to_compile_names_the_command() -> None:
     assert TARGET.tables["compiler"]["name"] in compiler.HOW_TO_COMPILE
 
 
-# --- the memory it reports --------------------------------------------------------------
-
-ON, OFF = (
-    "On-chip memory used for caching model parameters",
-    "Off-chip memory used for streaming uncached model parameters",
+@pytest.mark.parametrize(
+    ("version", "known"), [(VERSION, "16.0"), ("15.0.340273435", "15.0"), ("14.1.317412892", None), (None, None)]
 )
+def test_versions_that_the_target_knows(version: str | None, known: str | None) -> None:
+    assert compiler.known_version(version, TARGET) == known
+
+
+# --- what is made of its answers --------------------------------------------------------
+
+
+def test_success(make: Make, programs: Programs) -> None:
+    programs.compiler(success(MODEL))
+    done = make().compile(MODEL, pytest.fail)
+    assert done is not None
+    assert done.log == LOG
+    assert done.files == {"model_edgetpu.tflite": compiled(MODEL)}
+    assert [report.version for report in done.reports] == [VERSION]
+
+
+def test_neither_compiler_nor_result(make: Make) -> None:
+    assert make(host=None).compile(MODEL, pytest.fail) is None
+    assert make(host=None, cache=None).compile(MODEL, pytest.fail) is None
+
+
+def test_chance_is_tried_again(make: Make, programs: Programs, notes: list[str]) -> None:
+    programs.compiler(Answer(CHANCE, exit_code=1), Answer(FAILED % "", exit_code=1), success(MODEL))
+    assert make().compile(MODEL, notes.append) is not None
+    assert len(programs.asked()) == 3
+    assert [OTHER_TRY in note for note in notes] == [True, True]
+    assert "Internal compiler error. Aborting!" in notes[0]
+    assert "try 2 of 3" in notes[0]
+
+
+@pytest.mark.parametrize("retries", [0, 1, 4])
+def test_chance_that_is_none(make: Make, programs: Programs, notes: list[str], retries: int) -> None:
+    """It is not kept: another day it may succeed. What it printed is told."""
+    programs.compiler(Answer(CHANCE, exit_code=255))
+    with pytest.raises(StageError, match=r"exit code 255, Internal compiler error.*operator 0 CONV_2D") as caught:
+        make(retries=retries).compile(MODEL, notes.append)
+    assert len(programs.asked()) == retries + 1
+    assert sum(OTHER_TRY in note for note in notes) == retries
+    assert notes[-1] == CHANCE
+    assert "compile.retries" in caught.value.todo
+    assert make().cache is not None
+    assert make().cache.names == []  # type: ignore[union-attr]
+
+
+def test_what_is_certain_is_not_tried_again_and_kept(
+    make: Make, programs: Programs, notes: list[str], tmp_path: Path
+) -> None:
+    log = FAILED % "Compilation failed: Compilation failed due to large activation tensors in model.\n"
+    programs.compiler(Answer(log, exit_code=1))
+    with pytest.raises(StageError, match=r"too large for the chip.*due to large activation tensors") as caught:
+        make().compile(MODEL, notes.append)
+    assert caught.value.where == str(programs.folder / "edgetpu_compiler")
+    assert "layer hidden" in caught.value.what
+    assert notes == [log]
+    with pytest.raises(StageError, match="due to large activation tensors") as again:
+        make(host=None).compile(MODEL, notes.append)
+    assert again.value.where == "an earlier run, from the cache"
+    assert len(programs.asked()) == 1
+    (path,) = tmp_path.joinpath("cache").iterdir()
+    assert f"Remove {path} to compile again." in notes[-1]
+    path.unlink()
+    programs.compiler(success(MODEL))
+    assert make().compile(MODEL, pytest.fail) is not None
+
+
+def test_a_failure_that_is_not_known_is_not_kept(make: Make, programs: Programs, notes: list[str]) -> None:
+    """It may be the machine's: no memory, no disk."""
+    programs.compiler(Answer(f"Edge TPU Compiler version {VERSION}\nNo space left on device\n", exit_code=1))
+    with pytest.raises(StageError, match="exit code 1, No space left on device"):
+        make().compile(MODEL, notes.append)
+    assert len(programs.asked()) == 1
+    assert make(host=None).compile(MODEL, pytest.fail) is None
+
+
+@pytest.mark.parametrize("asked", [Options(intermediate_tensors=("hidden",)), Options(search_delegate=True)])
+def test_a_model_that_was_cut_may_have_other_outputs(make: Make, programs: Programs, asked: Options) -> None:
+    other = compiled(tiny.classifier(classes=5))
+    programs.compiler(Answer(LOG, {"model_edgetpu.tflite": other}))
+    assert make(asked).compile(MODEL, pytest.fail) is not None
+    with pytest.raises(StageError, match="has other inputs or outputs"):
+        make().compile(MODEL, lambda line: None)
+
+
+def test_a_compiler_that_says_it_succeeded_and_left_nothing(make: Make, programs: Programs, notes: list[str]) -> None:
+    programs.compiler(Answer("Edge TPU Compiler version 15.0.340273435\n"))
+    with pytest.raises(StageError, match="exit code 0, no error message and no compiled model"):
+        make().compile(MODEL, notes.append)
+
+
+def test_a_compiler_that_left_a_model_and_says_it_failed(make: Make, programs: Programs, notes: list[str]) -> None:
+    programs.compiler(success(MODEL, log="too late\n", exit_code=1))
+    with pytest.raises(StageError, match="exit code 1, too late"):
+        make().compile(MODEL, notes.append)
 
 
 @pytest.mark.parametrize(
-    ("shown", "expected"),
+    ("content", "message"),
     [
-        ("0.00B", 0),
-        ("768.00B", 768),
-        ("66.00KiB", 66 * 1024),
-        ("1.25KiB", 1280),
-        ("7.67MiB", 7.67 * 2**20),
-        ("64MiB", 64 * 2**20),
-        ("1.50GiB", 1.5 * 2**30),
-        (" 2.00KiB  ", 2048),
+        (b"compiled", "is not a .tflite file"),
+        (MODEL, "has no edgetpu-custom-op"),
+        (compiled(tiny.classifier((8, 8, 1))), "has other inputs or outputs"),
+        (compiled(MODEL).replace(b"DWN1", b"XXXX"), "holds no Edge TPU package"),
     ],
+    ids=["no model", "not compiled", "another model", "a fake"],
 )
-def test_memory(shown: str, expected: float) -> None:
-    for line, other in ((ON, OFF), (OFF, ON)):
-        log = f"first line\n{line}: {shown}\n{other.replace('used', 'remaining')}: 1.00MiB\nlast line\n"
-        found = {ON: compiler._memory(log, "On-chip memory used"), OFF: compiler._memory(log, "Off-chip memory used")}
-        assert found[line] == pytest.approx(expected, abs=0)
-        assert found[other] is None
+def test_a_file_that_the_compiler_never_made(
+    make: Make, programs: Programs, notes: list[str], content: bytes, message: str
+) -> None:
+    """Programs that play the compiler are in circulation. Nothing of them comes into the cache."""
+    programs.compiler(Answer(LOG, {"model_edgetpu.tflite": content}))
+    with pytest.raises(StageError, match=message):
+        make().compile(MODEL, notes.append)
+    assert not (make().cache.folder).exists()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("runtime", [None, 11])
+def test_a_success_that_maps_nothing(make: Make, programs: Programs, notes: list[str], runtime: int | None) -> None:
+    log = LOG.replace("Mapped to Edge TPU", "Operation not supported")
+    programs.compiler(Answer(log, {"model_edgetpu.tflite": MODEL}))
+    with pytest.raises(StageError, match="nothing of the model would run on the Edge TPU") as caught:
+        make(Options(min_runtime=runtime)).compile(MODEL, notes.append)
+    assert ("min_runtime_version" in caught.value.todo) == (runtime is not None)
+
+
+# --- the cache --------------------------------------------------------------------------
+
+
+def test_the_program_is_not_needed_twice(make: Make, programs: Programs) -> None:
+    programs.compiler(success(MODEL))
+    first = make().compile(MODEL, pytest.fail)
+    assert make().compile(MODEL, pytest.fail) == first
+    assert len(programs.asked()) == 1
+    shutil.rmtree(programs.folder)
+    assert make().compile(MODEL, pytest.fail) == first
+    assert make(host=None).compile(MODEL, pytest.fail) == first
+    for host in (Docker("coral", "edgetpu_compiler"), Ssh("there", "edgetpu_compiler")):
+        assert make(host=host).compile(MODEL, pytest.fail) == first
+
+
+def test_another_model_options_or_version_is_something_else(make: Make, programs: Programs) -> None:
+    programs.compiler(success(MODEL))
+    make().compile(MODEL, pytest.fail)
+    assert make(host=None).compile(tiny.classifier(seed=1), pytest.fail) is None
+    assert make(Options(all_subgraphs=True), host=None).compile(MODEL, pytest.fail) is None
+    assert make(host=None, version="15.0").compile(MODEL, pytest.fail) is None
+    assert make(host=None, version="16.0", usual="15.0").compile(MODEL, pytest.fail) is not None
+    assert make(Options(child_timeout_s=9), host=None).compile(MODEL, pytest.fail) is not None
+
+
+def test_a_corrupt_entry_is_made_anew(make: Make, programs: Programs, notes: list[str]) -> None:
+    programs.compiler(success(MODEL))
+    first = make().compile(MODEL, pytest.fail)
+    cache = make().cache
+    assert cache is not None
+    (path,) = cache.folder.iterdir()
+    path.write_bytes(path.read_bytes()[:-5] + b"wrong")
+    assert make(host=None).compile(MODEL, notes.append) is None
+    assert make().compile(MODEL, notes.append) == first
+    assert len(programs.asked()) == 2
+    assert all("is damaged and not used" in note for note in notes)
+    assert make(host=None).compile(MODEL, pytest.fail) == first
 
 
 @pytest.mark.parametrize(
-    "shown", ["", "?", "MiB", "1.2.3MiB", ".MiB", "1,5MiB", "1.5MB", "1.5", "-1.0B", "nanB", "1.0B (?)", "\u0663B"]
+    ("log", "content"),
+    [
+        (LOG, compiled(tiny.classifier((8, 8, 1)))),
+        (LOG, MODEL),
+        (LOG, b"no model"),
+        (LOG.replace(VERSION, "15.0.1"), compiled(MODEL)),
+        (CHANCE, None),
+    ],
+    ids=["another model", "not compiled", "no model", "another version", "chance"],
 )
-def test_memory_that_cannot_be_read(shown: str) -> None:
-    assert compiler._memory(f"{ON}: {shown}\n", "On-chip memory used") is None
+def test_a_well_formed_entry_that_is_not_true(
+    make: Make, programs: Programs, notes: list[str], log: str, content: bytes | None
+) -> None:
+    programs.compiler(success(MODEL))
+    job = make()
+    assert job.cache is not None
+    files = {} if content is None else {"model_edgetpu.tflite": content}
+    job.cache.keep(MODEL, job.options.arguments, VERSION, compiler.Outcome(0 if files else 1, log, files))
+    done = job.compile(MODEL, notes.append)
+    assert done is not None
+    assert done.files["model_edgetpu.tflite"] == compiled(MODEL)
+    assert len(programs.asked()) == 1
 
 
-def test_no_memory_lines(tmp_path: Path, program: Program) -> None:
-    done = run(program(f"{WRITES}print('Edge TPU Compiler version 2.0.291256449')"), tmp_path)
-    assert (done.on_chip_bytes, done.off_chip_bytes) == (None, None)
+def test_a_cache_that_cannot_be_written_costs_nothing_but_the_cache(
+    make: Make, programs: Programs, notes: list[str], unwritable: Path
+) -> None:
+    programs.compiler(success(MODEL))
+    assert make(cache=Cache(unwritable / "cache")).compile(MODEL, notes.append) is not None
+    assert len(notes) == 1
+    assert "cannot be cached" in notes[0]
+
+
+def test_segments_are_cached(make: Make, programs: Programs) -> None:
+    asked = Options(num_segments=2)
+    programs.compiler(success(MODEL, names=asked.outputs))
+    first = make(asked).compile(MODEL, pytest.fail)
+    assert make(asked, host=None).compile(MODEL, pytest.fail) == first
+
+
+# --- its version ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["16.0", VERSION, None])
+def test_the_version_that_was_asked_for(make: Make, programs: Programs, version: str | None) -> None:
+    programs.compiler(success(MODEL))
+    assert make(version=version).compile(MODEL, pytest.fail) is not None
+
+
+@pytest.mark.parametrize("version", ["15.0", "16.0.1", "1"])
+def test_another_version(make: Make, programs: Programs, version: str) -> None:
+    programs.compiler(success(MODEL))
+    with pytest.raises(StageError, match=rf"is version {VERSION}.*asks for {version}"):
+        make(version=version).compile(MODEL, pytest.fail)
+
+
+# --- recorded and real ------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not LOGS, reason=f"no recorded logs in {EDGETPU}; see CORALLINE_SHARED")
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.parent.name)
+def test_recorded_runs(make: Make, programs: Programs, path: Path) -> None:
+    """The log and the compiled model of a real run, replayed."""
+    model, real = (path.with_name(name).read_bytes() for name in ("model.tflite", "compiled.tflite"))
+    programs.compiler(Answer(path.read_text(), {"model_edgetpu.tflite": real}))
+    done = make(usual="1.0").compile(model, pytest.fail)
+    assert done is not None
+    assert (done.log, done.files["model_edgetpu.tflite"]) == (path.read_text(), real)
+    version = done.reports[0].version
+    again = make(host=None, version=version).compile(model, pytest.fail)
+    assert again == done
+
+
+@pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")
+def test_recorded_messages(make: Make, programs: Programs, notes: list[str]) -> None:
+    """Each fails with a cause and something to do, and with every word that was printed in the notes."""
+    for row in json.loads((EDGETPU / "issue_logs.json").read_text()):
+        if "msg" in row:
+            programs.compiler(Answer(FAILED % f"{row['msg']}\n", exit_code=1))
+            with pytest.raises(StageError) as caught:
+                make(retries=0, cache=None).compile(MODEL, notes.append)
+            assert caught.value.todo
+            assert row["msg"] in notes[-1]
+
+
+REAL = shutil.which("edgetpu_compiler")
+
+
+@pytest.mark.skipif(REAL is None, reason="the vendor's edgetpu_compiler is not on PATH: it cannot be shipped")
+def test_the_real_compiler(make: Make) -> None:
+    done = make(host=Local(Path(str(REAL)))).compile(MODEL, print)
+    assert done is not None
+    assert sum(report.mapped or 0 for report in done.reports) == 2
+    assert [report.unknown for report in done.reports] == [()]
+    assert inspection.opened(graph.parse(done.files["model_edgetpu.tflite"])).cached_bytes > 0

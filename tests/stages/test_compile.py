@@ -1,38 +1,33 @@
-"""The compile stage: with the vendor's compiler, played by a script, and without."""
+"""The compile stage: with the vendor's compiler, played by a stand-in, with a cache, and with neither."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from packages import compiled
 from pydantic import ValidationError
+from stand_in import CHANCE, LOG, VERSION, Answer, Programs, success
 
 from compress.edgetpu.compiler import HOW_TO_COMPILE
 from compress.errors import ModelError, StageError
+from compress.record import _placement as recorded
 from compress.stage import MODEL_EDGETPU, MODEL_TFLITE, Artifact, Context, Kind
 from compress.stages.compile import Compile
+from compress.stages.package import Package
 from compress.target import load
 
-SCRIPT = """\
-import pathlib, sys
-model, folder = pathlib.Path(sys.argv[-1]), pathlib.Path(sys.argv[3])
-(folder / (model.stem + "_edgetpu.tflite")).write_bytes(b"compiled " + model.read_bytes())
-(folder / (model.stem + "_edgetpu.log")).write_text("the table again")
-print("On-chip memory used for caching model parameters: 1.25KiB")
-print("Off-chip memory used for streaming uncached model parameters: 0.00B")
-print("Compilation succeeded! \\u2713")
-"""
+MODEL = tiny.classifier()
 
 
 @pytest.fixture
 def given(tmp_path: Path) -> Callable[..., Artifact]:
-    def make(content: bytes = tiny.classifier()) -> Artifact:
+    def make(content: bytes = MODEL) -> Artifact:
         folder = tmp_path / "given"
         folder.mkdir(exist_ok=True)
         (folder / MODEL_TFLITE).write_bytes(content)
@@ -42,24 +37,17 @@ def given(tmp_path: Path) -> Callable[..., Artifact]:
 
 
 @pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    """An empty folder, and no compiler on PATH."""
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    (tmp_path / "work").mkdir()
-    nothing: Any = None
-    return Context("tiny", tmp_path / "work", nothing, nothing, load("edgetpu"), 0, False, tiny.Notes())
+def notes() -> tiny.Notes:
+    return tiny.Notes()
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Callable[..., Path]:
-    def write(body: str = SCRIPT, name: str = "edgetpu_compiler") -> Path:
-        path = tmp_path / "bin" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"#!{sys.executable} -IX utf8\n{body}", encoding="utf-8")
-        path.chmod(0o755)
-        return path
-
-    return write
+def context(tmp_path: Path, programs: Programs, notes: tiny.Notes, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """An empty folder, and nothing but the stand-ins on PATH."""
+    monkeypatch.setenv("PATH", str(programs.folder))
+    (tmp_path / "work").mkdir()
+    nothing: Any = None
+    return Context("tiny", tmp_path / "work", nothing, nothing, load("edgetpu"), 0, False, notes)
 
 
 def files(context: Context) -> list[str]:
@@ -76,44 +64,131 @@ def test_without_a_compiler(given: Any, context: Context) -> None:
     assert facts["how_to_compile"] == HOW_TO_COMPILE
     assert facts["placement"]["summary"] == "all 2 operators would run on the Edge TPU"
     assert facts["placement"]["compiles"] is True
+    assert [row["op"] for row in facts["expected"]["operations"]] == ["CONV_2D", "FULLY_CONNECTED"]
     assert "report_on_chip_bytes" not in facts
     json.dumps(facts, allow_nan=False)
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_with_a_compiler(given: Any, context: Context, program: Any, named: bool) -> None:
-    path = program(name="mine" if named else "edgetpu_compiler")
-    artifact = given()
-    facts = Compile(compiler=str(path) if named else None).run(artifact, context)
+def test_with_a_compiler(given: Any, context: Context, programs: Programs, named: bool) -> None:
+    path = programs.compiler(success(MODEL), name="mine" if named else "edgetpu_compiler")
+    facts = Compile(compiler=str(path) if named else None).run(given(), context)
     assert files(context) == sorted([MODEL_TFLITE, MODEL_EDGETPU, "compiler.log"])
-    model = artifact.file(MODEL_TFLITE).read_bytes()
-    assert (context.folder / MODEL_TFLITE).read_bytes() == model
-    assert (context.folder / MODEL_EDGETPU).read_bytes() == b"compiled " + model
-    assert (context.folder / "compiler.log").read_text(encoding="utf-8").endswith("Compilation succeeded! \u2713\n")
+    assert (context.folder / MODEL_TFLITE).read_bytes() == MODEL
+    assert (context.folder / MODEL_EDGETPU).read_bytes() == compiled(MODEL)
+    assert (context.folder / "compiler.log").read_text(encoding="utf-8") == LOG
     assert facts["compiled"] is True
     assert (facts["report_on_chip_bytes"], facts["report_off_chip_bytes"]) == (1280, 0)
+    assert facts["reports"][0]["version"] == VERSION
+    assert facts["expected"]["operations"] == facts["reports"][0]["operations"]
+    assert facts["placement"]["summary"] == "2 of 2 operators run on the Edge TPU"
     assert "reason" not in facts
-    assert facts["placement"]["compiles"] is True
     json.dumps(facts, allow_nan=False)
 
 
-def test_a_compiler_that_fails(given: Any, context: Context, program: Any) -> None:
-    program("print('Internal compiler error. Aborting!')\nraise SystemExit(1)")
-    with pytest.raises(StageError, match=r"the compiler failed \(exit code 1\): Internal compiler error\. Aborting!"):
-        Compile().run(given(), context)
+def test_what_the_compiler_did_otherwise(given: Any, context: Context, programs: Programs, notes: tiny.Notes) -> None:
+    """The placement is the compiled model's, not the predicted one, and every difference is told."""
+    late = "More than one subgraph is not supported"
+    log = LOG.replace("FULLY_CONNECTED                1          Mapped to Edge TPU", f"FULLY_CONNECTED 1 {late}")
+    programs.compiler(Answer(log, {MODEL_EDGETPU: compiled(MODEL, on_cpu=1)}))
+    facts = Compile().run(given(), context)
+    assert [(op["placement"], op["status"]) for op in facts["placement"]["ops"]] == [
+        ("tpu", "Mapped to Edge TPU"),
+        ("cpu", late),
+    ]
+    assert facts["placement"]["summary"] == "1 of 2 operators run on the Edge TPU"
+    assert facts["placement"]["macs"]["cpu"] > 0
+    differences = [each for each in facts["differences"] if "bytes" not in each["name"]]
+    assert differences == [
+        {"name": "FULLY_CONNECTED: Mapped to Edge TPU", "predicted": 1, "real": 0},
+        {"name": f"FULLY_CONNECTED: {late}", "predicted": 0, "real": 1},
+    ]
+    assert len(notes.noted) == len(facts["differences"])
+    assert f"FULLY_CONNECTED: {late}: 0 expected, 1 found by the compiler" in notes.noted
+    shown = recorded({"compile": {"facts": facts}})
+    assert shown is not None
+    assert shown["compiled"] is True
+    assert shown["ops"][1]["placement"] == "cpu"
 
 
-def test_a_compiler_that_takes_too_long(given: Any, context: Context, program: Any) -> None:
-    program("import time\ntime.sleep(600)")
-    with pytest.raises(StageError, match=r"longer than 0\.2 s"):
-        Compile(timeout_s=0.2).run(given(), context)
+def test_a_cached_result_needs_no_compiler(given: Any, context: Context, programs: Programs, tmp_path: Path) -> None:
+    """And the result is the same to the byte, facts and all."""
+    stage = Compile(cache=str(tmp_path / "cache"))
+    path = programs.compiler(success(MODEL))
+    with_it = stage.run(given(), context)
+    left = {name: (context.folder / name).read_bytes() for name in files(context)}
+    path.unlink()
+    for name in files(context):
+        (context.folder / name).unlink()
+    assert stage.run(given(), context) == with_it
+    assert {name: (context.folder / name).read_bytes() for name in files(context)} == left
+    assert len(programs.asked()) == 1
+    other = stage.run(given(tiny.classifier(seed=1)), context)
+    assert other["reason"] == "not compiled: edgetpu_compiler was not found and no result is cached"
+
+
+def test_a_run_without_a_compiler_looks_again_when_the_cache_has_grown(
+    given: Any, context: Context, programs: Programs, tmp_path: Path
+) -> None:
+    stage = Compile(cache=str(tmp_path / "cache"))
+    before = stage.environment()
+    assert stage.environment() == before
+    path = programs.compiler(success(MODEL))
+    stage.run(given(), context)
+    path.unlink()
+    assert stage.environment() != before
+
+
+def test_a_compiler_that_fails(given: Any, context: Context, programs: Programs, notes: tiny.Notes) -> None:
+    programs.compiler(Answer(CHANCE, exit_code=1))
+    with pytest.raises(StageError, match=r"the compiler failed: .*exit code 1, Internal compiler error"):
+        Compile(retries=1).run(given(), context)
+    assert len(programs.asked()) == 2
+    assert notes.noted[-1] == CHANCE
+
+
+def test_a_compiler_that_takes_too_long(
+    given: Any, context: Context, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{programs.folder}:/usr/bin:/bin")
+    programs.compiler(Answer(seconds=600.0))
+    with pytest.raises(StageError, match=r"longer than 0\.5 s"):
+        Compile(timeout_s=0.5).run(given(), context)
+    assert programs.ended()
 
 
 def test_a_setting_that_names_no_program(given: Any, context: Context, tmp_path: Path) -> None:
     stage = Compile(compiler=str(tmp_path))
-    for ask in (stage.environment, lambda: stage.run(given(), context)):
-        with pytest.raises(StageError, match=r"is not a program that can be run; check compile\.compiler"):
-            ask()
+    assert stage.environment() == {"compiler": "none"}
+    with pytest.raises(StageError, match=r"is not a program that can be run; check compile\.compiler"):
+        stage.run(given(), context)
+
+
+@pytest.mark.parametrize("key", ["docker", "ssh"])
+def test_somewhere_else(
+    given: Any, context: Context, programs: Programs, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("PATH", f"{programs.folder}:/usr/bin:/bin")
+    programs.ssh()
+    programs.docker()
+    programs.compiler(success(MODEL))
+    facts = Compile(**{key: "coral"}).run(given(), context)
+    assert facts["compiled"] is True
+    assert (context.folder / "compiler.log").read_text() == LOG
+    assert len(programs.asked(f"{key}-asked")) == 1
+
+
+def test_segments(given: Any, context: Context, programs: Programs) -> None:
+    names = [f"model_segment_{index}_of_2_edgetpu.tflite" for index in range(2)]
+    log = LOG + LOG.partition("\n")[2]
+    programs.compiler(success(MODEL, log=log, names=names))
+    facts = Compile(num_segments=2).run(given(), context)
+    assert files(context) == sorted([MODEL_TFLITE, "compiler.log", *names])
+    assert len(facts["reports"]) == 2
+    assert facts["differences"] is None
+    segmented = Artifact("1" * 64, Kind.COMPILED, context.folder, dict.fromkeys(files(context), ""), facts, 0.0)
+    with pytest.raises(StageError, match=r"compiled in segments.*leave out package, or compile\.num_segments"):
+        Package().run(segmented, Context(**{**vars(context), "original": segmented}))
 
 
 def test_a_float_model(given: Any, context: Context) -> None:
@@ -128,12 +203,12 @@ def test_a_file_that_is_no_model(given: Any, context: Context) -> None:
         Compile().run(given(b"no model"), context)
 
 
-def test_the_compiler_is_part_of_the_key(context: Context, program: Any) -> None:
+def test_the_compiler_is_part_of_the_key(context: Context, programs: Programs) -> None:
     stage = Compile()
     assert stage.environment() == {"compiler": "none"}
-    program()
+    programs.compiler(Answer())
     first = stage.environment()["compiler"]
-    program(SCRIPT + "# newer")
+    programs.compiler(Answer("newer"))
     assert len({first, stage.environment()["compiler"], "none"}) == 3
 
 
@@ -143,7 +218,42 @@ def test_only_where_there_is_an_accelerator() -> None:
     assert stage.skip(Kind.TFLITE, from_file=False, target=load("cpu")) == "the target cpu needs no compiler"
 
 
-@pytest.mark.parametrize("settings", [{"timeout_s": 0.0}, {"timeout_s": 1e6}, {"compiler": 1}, {"timeout": 5.0}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"timeout_s": 0.0},
+        {"timeout_s": 1e6},
+        {"compiler": 1},
+        {"timeout": 5.0},
+        {"retries": -1},
+        {"num_segments": 0},
+        {"min_runtime_version": 9},
+        {"ssh": "-oProxyCommand=touch x"},
+        {"ssh": "me@-oProxyCommand=x"},
+        {"ssh": "host name"},
+        {"ssh": "host\n"},
+        {"ssh": "host;id"},
+        {"ssh": ""},
+        {"docker": "--privileged"},
+        {"docker": "image name"},
+        {"docker": "image\n"},
+        {"docker": "image", "ssh": "host"},
+        {"docker": "image", "compiler": "/x"},
+        {"intermediate_tensors": ("a,b",)},
+        {"intermediate_tensors": ("-o",)},
+        {"intermediate_tensors": ("",)},
+        {"compiler_version": "newest"},
+        {"compiler_version": "../16.0"},
+    ],
+)
 def test_bad_settings(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Compile(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"ssh": "me@build-1.example.org"}, {"ssh": "coral"}, {"docker": "registry.example.org:5000/coral/c@sha256:ab12"}],
+)
+def test_good_settings(settings: dict[str, Any]) -> None:
+    assert Compile(**settings).timeout_s == 600
