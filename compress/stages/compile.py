@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from compress.edgetpu import compiler, compiler_log
+from compress.edgetpu import compiler
 from compress.edgetpu.check import Check, check
-from compress.edgetpu.compiler import IMAGE, SSH_HOST, Compiled, Compiler, Options
-from compress.edgetpu.compiler_cache import Cache
-from compress.edgetpu.compiler_host import LOG, Host
-from compress.edgetpu.compiler_log import Report
+from compress.edgetpu.compiler import IMAGE, SSH_HOST, Compiled, Compiler, Options, log
+from compress.edgetpu.compiler.cache import Cache
+from compress.edgetpu.compiler.host import LOG, Host
+from compress.edgetpu.compiler.log import Report
 from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
 from compress.target import Target, load
 from compress.tflite import graph
@@ -98,12 +98,12 @@ class Compile(Stage):
         """What was expected of the compiler that did it, what it said, and where they differ."""
         found, expected = self._expected(parsed, context.target, done.reports[0].version)
         parts = [graph.parse(part) for part in done.files.values()]
-        placement = compiler_log.as_compiled(found.placement, parsed, parts, done.reports)
+        placement = log.as_compiled(found.placement, parsed, parts, done.reports)
         mapped = sum(op.placement == "tpu" for op in placement.ops)
         summary = f"{mapped} of {len(placement.ops)} operators run on the Edge TPU"
         # Segments have a table and memory each; what is expected is for the whole.
         alone = done.reports[0] if len(done.reports) == 1 else None
-        differences = compiler_log.differences(expected, alone) if alone else None
+        differences = log.differences(expected, alone) if alone else None
         for each in differences or ():
             context.progress.note(f"{each['name']}: {each['predicted']} expected, {each['real']} found by the compiler")
         return {
@@ -125,7 +125,7 @@ class Compile(Stage):
             runtimes = {**runtimes, known: min(self.min_runtime_version, runtimes[known])}
             target = replace(target, tables={**target.tables, "compiler": {**tables, "runtimes": runtimes}})
         found = check(parsed, target, all_subgraphs=self.all_subgraphs)
-        return found, compiler_log.expected(found, parsed, known)
+        return found, log.expected(found, parsed, known)
 
     def _host(self, target: Target, folder: Path | None) -> Host | None:
         return compiler.find(self.compiler, self.docker, self.ssh, target, folder)

@@ -18,7 +18,7 @@ from packages import compiled
 from stand_in import FAILED, LOG, VERSION
 
 from compress.edgetpu.check import check
-from compress.edgetpu.compiler_log import Report, Row, as_compiled, differences, expected, parse
+from compress.edgetpu.compiler.log import Report, Row, as_compiled, differences, expected, parse
 from compress.edgetpu.placement import LATE, MAPPED
 from compress.target import load
 from compress.tflite import graph

@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.edgetpu import compiler_failures, inspection
-from compress.edgetpu.compiler_cache import Cache
-from compress.edgetpu.compiler_failures import Failure
-from compress.edgetpu.compiler_host import Docker, Host, Local, Outcome, Ssh
-from compress.edgetpu.compiler_log import Report, parse
+from compress.edgetpu import inspection
+from compress.edgetpu.compiler import failures
+from compress.edgetpu.compiler.cache import Cache
+from compress.edgetpu.compiler.failures import Failure
+from compress.edgetpu.compiler.host import Docker, Host, Local, Outcome, Ssh
+from compress.edgetpu.compiler.log import Report, parse
 from compress.edgetpu.package import OPERATOR
 from compress.errors import ModelError, StageError, StoreError
 from compress.stage import MODEL_EDGETPU, SEGMENT_EDGETPU
@@ -211,13 +212,13 @@ class Compiler:
     def _judge(self, outcome: Outcome, original: Graph) -> Compiled | Failure | ModelError:
         """A success that holds what was asked for, a failure, or what is wrong with the compiled model."""
         if outcome.exit_code != 0 or any(name not in outcome.files for name in self.options.outputs):
-            return compiler_failures.recognize(outcome, original)
+            return failures.recognize(outcome, original)
         reports = parse(outcome.log)
         try:
             parts = [graph.parse(outcome.files[name], name) for name in self.options.outputs]
             custom = [part for part in parts if any(op.custom and op.name == OPERATOR for op in part.operators)]
             if not custom and not any(report.mapped for report in reports):
-                return compiler_failures.nothing_mapped(outcome, self.options.min_runtime)
+                return failures.nothing_mapped(outcome, self.options.min_runtime)
             for part in custom or parts:
                 inspection.opened(part)
         except ModelError as error:

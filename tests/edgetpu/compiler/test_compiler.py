@@ -18,8 +18,8 @@ from stand_in import CHANCE, FAILED, LOG, VERSION, Answer, Programs, success
 
 from compress.edgetpu import compiler, inspection
 from compress.edgetpu.compiler import Compiler, Options
-from compress.edgetpu.compiler_cache import Cache
-from compress.edgetpu.compiler_host import Docker, Local, Ssh
+from compress.edgetpu.compiler.cache import Cache
+from compress.edgetpu.compiler.host import Docker, Local, Ssh
 from compress.errors import StageError
 from compress.stages.compile import Compile
 from compress.target import load

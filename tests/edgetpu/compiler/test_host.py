@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 from stand_in import LOG, Answer, Programs
 
-from compress.edgetpu import compiler_host
-from compress.edgetpu.compiler_host import Docker, Host, Local, Ssh
+from compress.edgetpu.compiler.host import Docker, Host, Local, Ssh, _unpacked
 from compress.errors import StageError
 
 MODEL = b"TFL3" * 100_000  # more than a pipe holds
@@ -244,6 +243,6 @@ def test_an_archive_is_never_unpacked_to_the_disk(tmp_path: Path, monkeypatch: p
             member.type, member.linkname, member.mode = kind, "/etc/passwd", stat.S_ISUID | 0o777
             member.size = 3 if kind == b"0" else 0
             archive.addfile(member, io.BytesIO(b"abc"))
-    assert compiler_host._unpacked(stream.getvalue(), {"a", "b", "d"}) == {"d": b"abc"}
-    assert compiler_host._unpacked(stream.getvalue()[:700], {"a"}) == {}
+    assert _unpacked(stream.getvalue(), {"a", "b", "d"}) == {"d": b"abc"}
+    assert _unpacked(stream.getvalue()[:700], {"a"}) == {}
     assert list(tmp_path.iterdir()) == []

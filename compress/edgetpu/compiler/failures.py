@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from compress.edgetpu.compiler_host import Outcome
-from compress.edgetpu.compiler_log import parse
+from compress.edgetpu.compiler.host import Outcome
+from compress.edgetpu.compiler.log import parse
 from compress.errors import StageError
 from compress.tflite.graph import Graph, Operator
 

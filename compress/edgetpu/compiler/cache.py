@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.edgetpu.compiler_host import LOG, Outcome
+from compress.edgetpu.compiler.host import LOG, Outcome
 from compress.store import digest_of, explain, write_atomically
 
 FORMAT = 1

@@ -12,9 +12,9 @@ import tiny
 from one_op import Op, Tensor
 from stand_in import CHANCE, FAILED, VERSION
 
-from compress.edgetpu import compiler_failures
-from compress.edgetpu.compiler_failures import FAILURES, described, layer, manual, recognize
-from compress.edgetpu.compiler_host import Outcome
+from compress.edgetpu.compiler import failures
+from compress.edgetpu.compiler.failures import FAILURES, described, layer, manual, recognize
+from compress.edgetpu.compiler.host import Outcome
 from compress.tflite import graph
 from compress.tflite.graph import Graph
 
@@ -109,7 +109,7 @@ def test_translation(name: str) -> None:
 
 
 @pytest.mark.parametrize("function", FAILURES, ids=lambda function: function.__name__)
-def test_every_failure_says_cause_and_fix(function: compiler_failures.Callable[..., object]) -> None:
+def test_every_failure_says_cause_and_fix(function: failures.Callable[..., object]) -> None:
     cause, fix = manual(function)  # type: ignore[arg-type]
     assert re.fullmatch(r"[A-Z][^\n]*\.", cause)
     assert re.fullmatch(r"[A-Z].*\.", fix)
@@ -150,10 +150,10 @@ def test_what_is_not_known_is_said_as_it_is(log: str, name: str, said: str) -> N
 
 
 def test_a_success_that_maps_nothing() -> None:
-    failure = compiler_failures.nothing_mapped(Outcome(0, "", {}), 11)
+    failure = failures.nothing_mapped(Outcome(0, "", {}), 11)
     assert failure.certain
     assert "min_runtime_version" in failure.fix
-    assert "check" in compiler_failures.nothing_mapped(Outcome(0, "", {}), None).fix
+    assert "check" in failures.nothing_mapped(Outcome(0, "", {}), None).fix
 
 
 def test_a_long_line_takes_no_long_time() -> None:
