@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.edgetpu import rules
-from compress.edgetpu.placement import LATE, PlacedOperator, Placement, place
+from compress.edgetpu.placement import LATE, PlacedOperator, Placement, place, refusal
 from compress.edgetpu.rewrites import REWRITES, Entry, ends
 from compress.edgetpu.rewrites.functions import NotEightBitError
 from compress.edgetpu.rewrites.shapes import transposes
@@ -167,14 +167,13 @@ class _Work:
             self._try(entry, operator)
 
     def _applicable(self, tried: set[tuple[str, tuple[int, ...]]]) -> Iterator[tuple[Entry, Operator]]:
-        broken = [rules.first_broken(each, self.graph, self.target) is not None for each in self.graph.operators]
-        eight_bit = [rules.eight_bit(each, self.graph, self.target) is None for each in self.graph.operators]
-        for entry in REWRITES:
-            for operator in self.graph.operators:
+        for operator in self.graph.operators:  # in order: what comes after a blocker helps once that one is gone
+            broken = rules.first_broken(operator, self.graph, self.target) is not None
+            eight_bit = rules.eight_bit(operator, self.graph, self.target) is None
+            for entry in REWRITES:
                 fits = operator.name in entry.operators or not entry.operators
-                wanted = broken[operator.index] or entry.always
-                possible = (eight_bit[operator.index] or entry.islands) and not operator.custom
-                if fits and wanted and possible and (entry.name, operator.outputs) not in tried:
+                wanted = (broken or entry.always) and (eight_bit or entry.islands) and not operator.custom
+                if fits and wanted and (entry.name, operator.outputs) not in tried:
                     yield entry, operator
 
     def _try(self, entry: Entry, operator: Operator) -> None:
@@ -183,7 +182,7 @@ class _Work:
         refused: tuple[float | None, str] | None = None
         for edit in _edits(entry, operator, self.graph):
             changed = edit.graph()
-            refusal = self._refusal(edit, changed)
+            refusal = self._refusal(edit, changed, entry)
             moved = None if refusal else self._moved(entry, edit, changed)
             if moved is not None and moved.largest <= entry.tolerance:
                 allowed.append((moved, changed, self._note(edit)))
@@ -199,13 +198,14 @@ class _Work:
             steps, reason = refused
             self.changes.append(Change(entry.name, operator.name, output, False, steps, entry.tolerance, reason))
 
-    def _refusal(self, edit: Edit, changed: Graph) -> str | None:
-        """Why an edit would not help: an operator that it puts in breaks a rule too."""
+    def _refusal(self, edit: Edit, changed: Graph, entry: Entry) -> str | None:
+        """Why an edit would not help: what it puts in breaks a rule too, or comes too late."""
         for operator in _added(edit, changed):
             broken = rules.first_broken(operator, changed, self.target)
             if broken:
                 return f"{operator.name} would not be mapped: {broken[1]}"
-        return None
+        better = entry.always or _left(changed, self.target) < _left(self.graph, self.target)
+        return None if better else "it comes after an operator that stays on the CPU"
 
     def _moved(self, entry: Entry, edit: Edit, changed: Graph) -> proof.Difference:
         """How far an edit moves the outputs of what it replaces."""
@@ -244,6 +244,12 @@ class _Work:
         makers = [self.graph.producer[index] for index in operator.inputs if index in self.graph.producer]
         found = {index for each in (operator, *makers) for index in each.inputs if index != NONE}
         return {index for index in found if not self.graph.tensors[index].is_constant}
+
+
+def _left(graph: Graph, target: Target) -> tuple[int, int]:
+    """How many operators the compiler's parser refuses, and how many stay on the CPU."""
+    refused = sum(refusal(operator, target) is not None for operator in graph.operators)
+    return refused, sum(op.placement == "cpu" for op in place(graph, target).ops)
 
 
 def _edits(entry: Entry, operator: Operator, graph: Graph) -> Iterator[Edit]:

@@ -111,19 +111,30 @@ def _placed(operator: Operator, graph: Graph, side: str, fields: dict[str, str])
     return PlacedOperator(operator.index, operator.name, operator.version, output, side, macs=cost, **fields)
 
 
+def refusal(operator: Operator, target: Target) -> str | None:
+    """Why the compiler's TFLite parser refuses a whole model for the sake of one operator, or None."""
+    parser = target.tables["parser"]
+    if operator.name == COMPILED:
+        return "it is compiled already"
+    if operator.custom:
+        known = operator.name in parser["customs"]
+        return None if known else f"its TFLite parser does not know the custom operator {operator.name}"
+    newest = max(
+        (int(version) for version in parser if version.isdigit() and operator.name in parser[version]), default=0
+    )
+    if operator.version <= newest:
+        return None
+    since = f"; the newest known is {newest}" if newest else ""
+    return (
+        f"{operator.name} version {operator.version} (operator {operator.index}) is newer than its TFLite parser{since}"
+    )
+
+
 def _failure(graph: Graph, placed: list[PlacedOperator], target: Target) -> str | None:
     """Why the compiler would refuse the whole model: what its TFLite parser does not know, or nothing to map."""
-    parser = target.tables["parser"]
-    newest = {name: int(version) for version, names in parser.items() if version != "customs" for name in names}
-    for operator in graph.operators:
-        if operator.name == COMPILED:
-            return "it is compiled already"
-        if operator.custom and operator.name not in parser["customs"]:
-            return f"the custom operator {operator.name} (operator {operator.index}) is unknown to its TFLite parser"
-        if not operator.custom and operator.version > newest.get(operator.name, 0):
-            since = f"; the newest known is {newest[operator.name]}" if operator.name in newest else ""
-            found = f"{operator.name} version {operator.version} (operator {operator.index})"
-            return f"{found} is newer than its TFLite parser{since}"
+    refused = next((reason for operator in graph.operators if (reason := refusal(operator, target))), None)
+    if refused:
+        return refused
     dynamic = [graph.tensors[index].name for index in graph.inputs if graph.tensors[index].dynamic]
     if dynamic:
         return f"the input {dynamic[0]} has a dynamic shape"

@@ -196,12 +196,17 @@ def _in_order(operators: Sequence[Any]) -> list[Any]:
 
 def part(graph: Graph, operators: Collection[int], inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
     """Some operators of a graph as a model of their own, with nothing in it that they do not need."""
+    return compact(selected(graph, operators, inputs, outputs))
+
+
+def selected(graph: Graph, operators: Collection[int], inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
+    """The same, its tensors numbered as in the whole graph."""
     main = copy.copy(graph.source.subgraphs[0])
     main.operators = [each for index, each in enumerate(main.operators) if index in operators]
     main.inputs, main.outputs = list(inputs), list(outputs)
     source = copy.copy(graph.source)
     source.subgraphs, source.signatureDefs = [main], None
-    return compact(graphs.from_source(source))
+    return graphs.from_source(source)
 
 
 def compact(graph: Graph) -> Graph:

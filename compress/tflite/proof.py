@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import DataError, ModelError
+from compress.tflite import edit
 from compress.tflite.graph import DTYPES, Graph, serialize
 
 Feed = Sequence[NDArray[Any]]
@@ -78,6 +79,27 @@ class Runner:
     def shape(self, index: int) -> tuple[int, ...]:
         """The shape that a tensor really has."""
         return tuple(int(side) for side in self.interpreter.get_tensor(index).shape)
+
+
+RUNNABLE_CUSTOMS = ("TFLite_Detection_PostProcess", "NumericVerify", "Mfcc", "AudioSpectrogram")
+"""Custom operators that the interpreter has."""
+
+
+def runnable(graph: Graph) -> Graph:
+    """The graph up to custom operators that the interpreter does not have: what they take is read instead."""
+    lost: set[int] = set()
+    kept, ends = [], []
+    for operator in graph.operators:
+        unknown = operator.custom and operator.name not in RUNNABLE_CUSTOMS
+        if unknown or lost.intersection(operator.inputs):
+            lost.update(operator.outputs)
+            ends += [index for index in operator.inputs if index in graph.producer]
+        else:
+            kept.append(operator.index)
+    if not lost:
+        return graph
+    outputs = dict.fromkeys(index for index in (*graph.outputs, *ends) if index not in lost)
+    return edit.selected(graph, kept, graph.inputs, list(outputs))
 
 
 def compare(before: Graph, after: Graph, feeds: Sequence[Feed]) -> Difference:
@@ -156,5 +178,5 @@ def ramp_feed(graph: Graph) -> list[NDArray[Any]]:
 
 def recorded(graph: Graph, feeds: Sequence[Feed], wanted: Collection[int]) -> list[Mapping[int, NDArray[Any]]]:
     """What the tensors that are wanted hold, for every feed."""
-    runner = Runner(graph, keep=True)
+    runner = Runner(runnable(graph), keep=True)
     return [dict(zip(wanted, runner.run(feed, wanted), strict=True)) for feed in feeds]

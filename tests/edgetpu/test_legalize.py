@@ -323,6 +323,18 @@ def test_what_is_left_alone(what: str, build: Callable[[], Graph], reason: str |
     assert reason is None or any(reason in change.reason for change in found.changes)
 
 
+def test_what_comes_too_late_is_left_alone() -> None:
+    """Nothing is won behind an operator that stays on the CPU; behind one that is rewritten, all is."""
+    tensors = {"x": MAP, "a": MAP, "b": MAP, "i": integers(1, 3), "g": made(1, 8, 8, 2), "y": made(1, 8, 8, 2)}
+    gathered = Op("GATHER", ["b", "i"], ["g"], 2, {"axis": 3})
+    late = one_op.read(tensors, [Op("RELU", ["x"], ["b"], 2), gathered, Op("HARD_SWISH", ["g"], ["y"])], ["x"], ["y"])
+    change = legalize(late, TARGET).changes[0]
+    assert (change.kept, change.reason) == (False, "it comes after an operator that stays on the CPU")
+    operators = Op("RELU", "x", "a", 2), Op("ABS", "a", "b", 2), Op("HARD_SWISH", "b", "y")
+    found = legalize(chain(*operators, x=MAP, a=positive(), b=positive(), y=positive()), TARGET)
+    assert [change.rewrite for change in found.changes if change.kept] == ["absolute", "hard_swish"]
+
+
 def test_a_rewrite_is_for_a_compiler() -> None:
     """PRELU is newer than LEAKY_RELU's other form."""
     model = function("LEAKY_RELU", made(1, 8, 8, 8), 2, alpha=0.1)
@@ -454,6 +466,15 @@ def test_what_stays_at_the_end_is_named() -> None:
     found = legalize(one_op.read(tensors, operators, ["x"], ["y"]), TARGET)
     assert [op.op for op in found.trailing] == ["ARG_MAX"]
     assert "ARG_MAX (y) stays on the CPU, at the end of the model" in describe(found)
+
+
+def test_a_custom_operator_that_only_the_device_has() -> None:
+    """Proofs end in front of it; what is rewritten before it is proved all the same."""
+    operators = Op("HARD_SWISH", "x", "a"), Op("RELU", "a", "b", 2), Op("PosenetDecoderOp", "b", "y", custom=True)
+    found = legalize(chain(*operators, x=MAP, a=positive(), b=positive(), y=Tensor((1, 4), "FLOAT32")), TARGET)
+    assert [change.rewrite for change in found.changes if change.kept] == ["hard_swish"]
+    assert [op.op for op in found.trailing] == ["PosenetDecoderOp"]
+    assert found.difference.feeds > 0
 
 
 def test_nothing_to_do_leaves_the_model_as_it_is() -> None:

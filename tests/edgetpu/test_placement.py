@@ -107,6 +107,23 @@ def test_nothing_for_the_tpu() -> None:
     assert placement.to_json()["compiles"] is False
 
 
+@pytest.mark.parametrize(
+    ("op", "failure"),
+    [
+        (Op("ADD", "xx", "a", 4), None),
+        (Op("ADD", "xx", "a", 5), "ADD version 5 (operator 0) is newer than its TFLite parser; the newest known is 4"),
+        (Op("GELU", "x", "a"), "GELU version 1 (operator 0) is newer than its TFLite parser"),
+        (Op("MyOp", "x", "a", custom=True), "its TFLite parser does not know the custom operator MyOp"),
+        (Op("TFLite_Detection_PostProcess", "x", "a", custom=True), None),
+        (Op("edgetpu-custom-op", "x", "a", custom=True), "it is compiled already"),
+    ],
+)
+def test_what_the_parser_refuses(op: Op, failure: str | None) -> None:
+    placement = placed([op, tpu("x", "b")])
+    assert placement.failure == failure
+    assert sides(placement)[1] == "t"
+
+
 def test_a_dynamic_input() -> None:
     placement = placed([tpu("x", "a"), tpu("a", "b")], dynamic="x")
     assert placement.failure == "the input x has a dynamic shape"

@@ -12,7 +12,7 @@ from compress.edgetpu.rewrites.functions import is_plain, scale_of
 from compress.errors import ModelError
 from compress.tflite.edit import Edit
 from compress.tflite.graph import DTYPES, NONE, Graph, Quantization, Tensor
-from compress.tflite.proof import Difference, Feed, Runner, random_feed, recorded, steps
+from compress.tflite.proof import Difference, Feed, Runner, random_feed, recorded, runnable, steps
 from deploy.preprocessing import dequantize, quantize
 
 LARGEST_CONSTANT = 1 << 20
@@ -34,7 +34,7 @@ def fixed_shapes(graph: Graph) -> Graph | None:
     edit = Edit(graph)
     for index in graph.inputs:
         edit.fix_shape(index, graph.tensors[index].shape)
-    runner = Runner(edit.graph(), keep=True)
+    runner = Runner(runnable(edit.graph()), keep=True)
     runner.run(random_feed(graph, np.random.default_rng(0)), ())
     for index in free:
         known = any(index in (*each.inputs, *each.outputs) for each in graph.operators)
@@ -147,6 +147,7 @@ def fitted_feed(graph: Graph, values: Feed) -> list[NDArray[Any]]:
 
 def apart(before: Graph, after: Graph, values: Sequence[Feed]) -> Difference:
     """How far two graphs are apart whose ends may have other types, in steps of the outputs' scales."""
+    before, after = runnable(before), runnable(after)
     first, second = Runner(before), Runner(after)
     found = [np.zeros(0)]
     for each in values:
