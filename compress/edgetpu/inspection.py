@@ -75,22 +75,31 @@ def inspect(path: Path) -> Inspection:
     Raises:
         ModelError: not a .tflite file, not compiled, or not by the vendor's compiler.
     """
-    parsed = graph.read(path)
+    return opened(graph.read(path), str(path))
+
+
+def opened(parsed: Graph, where: str = "") -> Inspection:
+    """A compiled model that is already read; `where` names it in messages.
+
+    Raises:
+        ModelError: not compiled, or not by the vendor's compiler.
+    """
     compiled = [operator for operator in parsed.operators if operator.custom and operator.name == package.OPERATOR]
     if not compiled:
         raise ModelError(
             f"has no {package.OPERATOR}: it is not compiled for the Edge TPU",
-            where=str(path),
+            where=where,
             todo="give the file that edgetpu_compiler wrote (…_edgetpu.tflite)",
         )
     try:
         packages = tuple(package.read(_options(parsed, operator.index)) for operator in compiled)
     except ModelError as error:
-        error.where = str(path)
+        error.where = where
         raise
+    on_tpu = {operator.index for operator in compiled}
     return Inspection(
         packages,
-        tuple(operator.name for operator in parsed.operators if operator not in compiled),
+        tuple(operator.name for operator in parsed.operators if operator.index not in on_tpu),
         tuple(parsed.tensors[index] for index in parsed.inputs),
         tuple(parsed.tensors[index] for index in parsed.outputs),
     )
