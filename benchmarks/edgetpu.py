@@ -70,7 +70,7 @@ def reported(row: dict[str, Any]) -> bool:
 
 
 def left_out(pairs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What would remain exact had a model, or all models of the same operators, not been seen."""
+    """How many are exact without a branch that only they, or only models of the same operators, reach."""
     graphs = {row["name"]: graph.read(EDGETPU / "pairs" / row["name"] / "model.tflite") for row in pairs}
     rows = {row["name"]: row for row in json.loads((EDGETPU / "pairs" / "index.json").read_text())}
 

@@ -2,8 +2,9 @@
 
 The rules for parameter bytes are code, found by looking at real compiled models; there is no fit to repeat
 without one of them. What can be said instead: a branch that only one model reaches was found with that model
-alone, and nothing else confirms it. A model that reaches no such branch would be told right without having
-been seen. A branch is a piece of bytecode, so that both sides of a conditional expression count.
+alone, and no other confirms it; a model that reaches none rests on what others confirm. Reached counts as
+needed, though the figure may not hang on it: that errs on the strict side. A branch is a piece of bytecode,
+so that both sides of a conditional expression count.
 """
 
 from __future__ import annotations
