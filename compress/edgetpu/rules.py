@@ -213,6 +213,8 @@ def plain_strided_slice(operator: Operator, graph: Graph, target: Target) -> str
     if operator.option("ellipsisMask", 0) or operator.option("newAxisMask", 0):
         return "has an ellipsis or a new axis"
     strides = graph.tensors[operator.inputs[3]]
+    if strides.elements > len(graph.tensors[operator.inputs[0]].shape):
+        raise ValueError(f"{strides.elements} strides")
     return "has strides other than 1" if strides.is_constant and (strides.array() != 1).any() else None
 
 

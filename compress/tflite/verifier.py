@@ -15,8 +15,9 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-TIMES, ROOM = 7, 16 << 20
-"""What a file may take: so many times its bytes, and so many bytes, since a graph without weights takes more."""
+TIMES, ROOM = 7, 32 << 20
+"""What a file may take: so many times its bytes, and so many bytes, since a graph of thousands of operators
+may have few weights (an unrolled recurrent net)."""
 _TABLE = 1024
 """Bytes that an unpacked table takes with all that is made of it, about; measured."""
 _LIST = 320
