@@ -52,16 +52,25 @@ def finished(write: Write, identifier: bytes | None = None) -> bytes:
     return bytes(builder.Output())
 
 
-def layer(name: str) -> Write:
-    numerics = table({0: ("Int32", 7), 1: ("Float32", 0.25)})
+def layer(name: str, scale: float = 0.25) -> Write:
+    numerics = table({0: ("Int32", 7), 1: ("Float32", scale)})
     sizes = {1: ("Int32", 96), 2: ("Int32", 4), 3: ("Int32", 6), 4: ("Int32", 3), 6: ("Int16", 8)}
     return table({0: raw(name.encode()), **sizes, 5: numerics})
 
 
-def executable(kind: int, parameters: bytes, token: int = 99) -> bytes:
+def one_many_times(item: Write, count: int) -> Write:
+    def write(builder: flatbuffers.Builder) -> int:
+        offset = item(builder)
+        return many([lambda builder: offset] * count)(builder)
+
+    return write
+
+
+def executable(kind: int, parameters: bytes, token: int = 99, scale: float = 0.25, inputs: int = 1) -> bytes:
     streams = many([table({0: raw(b"i" * 100)}), table({0: raw(b"j" * 11)})])
     numbers = {4: ("Int32", 64), 12: ("Int32", 1024), 13: ("Int16", kind), 14: ("Uint64", token)}
-    return finished(table({**numbers, 5: streams, 6: raw(parameters), 8: many([layer("in")]), 9: many([layer("out")])}))
+    given = one_many_times(layer("in", scale), inputs)
+    return finished(table({**numbers, 5: streams, 6: raw(parameters), 8: given, 9: many([layer("out")])}))
 
 
 def options(*executables: bytes, runtime: int = 14, identifier: bytes = b"DWN1") -> bytes:

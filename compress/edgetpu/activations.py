@@ -24,14 +24,20 @@ def bytes_per_tile(graph: Graph, on_tpu: set[int]) -> int:
     """
     operators = [operator for operator in graph.operators if operator.index in on_tpu]
     last = {index: operator.index for operator in operators for index in (*operator.inputs, *operator.outputs)}
-    alive: dict[int, int] = {}
-    largest = 0
+    tiles: dict[int, int] = {}
+    alive: set[int] = set()
+    held = largest = 0
     for operator in operators:
-        for tensor in (*graph.given(operator), *graph.made(operator)):
-            if not tensor.is_constant:
-                alive[tensor.index] = _tile(tensor, graph)
-        largest = max(largest, sum(alive.values()) + _extra(operator, graph))
-        alive = {index: size for index, size in alive.items() if last[index] > operator.index}
+        touched = {each.index: each for each in (*graph.given(operator), *graph.made(operator)) if not each.is_constant}
+        for index in touched.keys() - alive:
+            if index not in tiles:
+                tiles[index] = _tile(touched[index], graph)
+            held += tiles[index]
+        alive |= touched.keys()
+        largest = max(largest, held + _extra(operator, graph))
+        gone = {index for index in touched if last[index] <= operator.index}
+        alive -= gone
+        held -= sum(tiles[index] for index in gone)
     return largest
 
 

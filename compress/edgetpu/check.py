@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from compress.edgetpu import activations, parameters
@@ -104,6 +106,10 @@ def check(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Check
 
 
 def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
+    for operator in graph.operators:
+        needed = operator.inputs[: 1 if "LSTM" in operator.name else 2]  # an LSTM's first weights are optional
+        if NONE in needed and operator.name in target.tables["operators"]:
+            raise ValueError(f"operator {operator.index} ({operator.name}) lacks an input")
     placement = place(graph, target, all_subgraphs=all_subgraphs)
     on_tpu = {op.index for op in placement.ops if op.placement == "tpu"}
     sizes = activation_bytes = None
@@ -138,19 +144,22 @@ def _partitions(operators: Sequence[Operator], on_tpu: set[int]) -> int:
 
 def _blockers(operators: Sequence[Operator], placed: Sequence[PlacedOperator]) -> tuple[Blocker, ...]:
     """The first operators that are not mapped on each path, with all that they keep on the CPU."""
-    behind: dict[int, set[int]] = {}  # by tensor: the blockers on the way to it
-    macs: dict[int, int] = {}
+    behind: dict[int, int] = {}  # by tensor: a bit for each blocker on the way to it
+    kept: dict[int, int] = {}  # by blockers: the MACs that they keep on the CPU together
+    first: list[int] = []
     for operator, op in zip(operators, placed, strict=True):
-        causes = {index for tensor in operator.inputs if tensor != NONE for index in behind.get(tensor, ())}
+        causes = reduce(or_, (behind.get(tensor, 0) for tensor in operator.inputs), 0)
         if op.placement == "cpu" and op.status != LATE and not causes:
-            causes = {op.index}
-            macs[op.index] = 0
+            causes = 1 << len(first)
+            first.append(op.index)
         if op.placement == "cpu":
-            for index in causes:
-                macs[index] += op.macs
-        for tensor in operator.outputs:
-            behind[tensor] = causes
-    found = [Blocker(i, placed[i].op, placed[i].output, macs[i], placed[i].reason) for i in macs]
+            kept[causes] = kept.get(causes, 0) + op.macs
+        behind.update(dict.fromkeys(operator.outputs, causes))
+    macs = (sum(count for causes, count in kept.items() if causes >> bit & 1) for bit in range(len(first)))
+    found = [
+        Blocker(i, placed[i].op, placed[i].output, count, placed[i].reason)
+        for i, count in zip(first, macs, strict=True)
+    ]
     return tuple(sorted(found, key=lambda blocker: -blocker.macs))
 
 

@@ -96,9 +96,10 @@ def opened(parsed: Graph, where: str = "") -> Inspection:
     except ModelError as error:
         error.where = where
         raise
+    on_tpu = {operator.index for operator in compiled}
     return Inspection(
         packages,
-        tuple(operator.name for operator in parsed.operators if operator not in compiled),
+        tuple(operator.name for operator in parsed.operators if operator.index not in on_tpu),
         tuple(parsed.tensors[index] for index in parsed.inputs),
         tuple(parsed.tensors[index] for index in parsed.outputs),
     )

@@ -13,9 +13,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from compress.errors import ModelError
+from compress.tflite.verifier import Allowance
 
 OPERATOR = "edgetpu-custom-op"
 IDENTIFIER = b"DWN1"
@@ -30,8 +32,10 @@ DATA_TYPES = {
     8: "SIGNED_FIXED_POINT8",
     9: "SIGNED_FIXED_POINT16",
 }
-MAX_ITEMS = 100_000
-"""More entries than this in one list are not believed."""
+_TIMES, _ROOM = 4, 4096
+"""What may be made of a package: so many times its bytes, and so many bytes."""
+_TABLE = 512
+"""Bytes that a table takes with what is made of it, about."""
 
 
 @dataclass(frozen=True)
@@ -144,12 +148,13 @@ def _payload(options: bytes) -> bytes:
 
 
 def _package(content: bytes) -> Package:
-    package = _Table.root(content)
-    multi = _Table.root(package.blob(1))
-    executables = tuple(_executable(_Table.root(part)) for part in multi.strings(0))
+    allowance = Allowance(_TIMES * len(content) + _ROOM)
+    package = _Table.root(memoryview(content), allowance)
+    multi = _Table.root(package.blob(1), allowance)
+    executables = tuple(_executable(_Table.root(part, allowance)) for part in multi.blobs(0))
     if not executables:
         raise ValueError("it has no executables")
-    return Package(package.number(0, "<i"), package.blob(4).decode("utf-8", "replace"), executables)
+    return Package(package.number(0, "<i"), package.text(4), executables)
 
 
 def _executable(table: _Table) -> Executable:
@@ -170,33 +175,39 @@ def _executable(table: _Table) -> Executable:
 
 def _layer(table: _Table) -> LayerInfo:
     numerics = table.table(5)
+    scale = float(numerics.number(1, "<f")) if numerics else 0.0
+    if not isfinite(scale):
+        raise ValueError("a scale is no number")
     return LayerInfo(
-        table.blob(0).decode("utf-8", "replace"),
+        table.text(0),
         (table.number(2, "<i"), table.number(3, "<i"), table.number(4, "<i")),
         table.number(1, "<i"),
         DATA_TYPES.get(table.number(6, "<h"), "unknown"),
         numerics.number(0, "<i") if numerics else 0,
-        float(numerics.number(1, "<f")) if numerics else 0.0,
+        scale,
     )
 
 
 class _Table:
     """A flatbuffer table, read field by field with every offset checked against the buffer.
 
+    Tables that are named many times would make a small file a large answer: each is paid
+    for from an allowance, and bytes are looked at where they lie.
+
     Source: FlatBuffers internals, "Tables": a table starts with the signed distance back to
     its vtable, whose entries are field offsets in 16 bits; 0 is a field left out.
     """
 
-    def __init__(self, content: bytes, position: int) -> None:
-        self.content, self.position = content, position
-        vtable = position - self._at(position, "<i")
-        size = self._at(vtable, "<H")
-        self.fields = [self._at(vtable + place, "<H") for place in range(4, size, 2)]
+    def __init__(self, content: memoryview, position: int, allowance: Allowance) -> None:
+        allowance.spend(_TABLE)
+        self.content, self.position, self.allowance = content, position, allowance
+        self.vtable = position - self._at(position, "<i")
+        self.size = self._at(self.vtable, "<H")
 
     @classmethod
-    def root(cls, content: bytes) -> _Table:
+    def root(cls, content: memoryview, allowance: Allowance) -> _Table:
         (position,) = struct.unpack_from("<I", content, 0)
-        return cls(content, position)
+        return cls(content, position, allowance)
 
     def _at(self, position: int, code: str) -> Any:
         if position < 0:
@@ -204,7 +215,8 @@ class _Table:
         return struct.unpack_from(code, self.content, position)[0]
 
     def _place(self, field: int) -> int | None:
-        offset = self.fields[field] if field < len(self.fields) else 0
+        entry = 4 + 2 * field
+        offset = self._at(self.vtable + entry, "<H") if entry < self.size else 0
         return self.position + offset if offset else None
 
     def number(self, field: int, code: str) -> Any:
@@ -220,35 +232,37 @@ class _Table:
         start = place + self._at(place, "<I")
         return start + 4, self._at(start, "<I")
 
-    def blob(self, field: int) -> bytes:
-        """A string or a vector of bytes; empty where it is left out."""
+    def blob(self, field: int) -> memoryview:
+        """A vector of bytes; empty where it is left out."""
         start, length = self._vector(field)
         if start + length > len(self.content):
             raise ValueError("a vector beyond the end")
         return self.content[start : start + length]
 
+    def text(self, field: int) -> str:
+        """A string; empty where it is left out."""
+        found = self.blob(field)
+        self.allowance.spend(4 * len(found))
+        return bytes(found).decode("utf-8", "replace")
+
     def _items(self, field: int) -> Iterator[int]:
         start, length = self._vector(field)
-        if length > MAX_ITEMS:
-            raise ValueError(f"a list of {length} entries")
         for place in range(start, start + 4 * length, 4):
             yield place + self._at(place, "<I")
 
     def tables(self, field: int) -> list[_Table]:
         """A vector of tables."""
-        return [_Table(self.content, position) for position in self._items(field)]
+        return [_Table(self.content, position, self.allowance) for position in self._items(field)]
 
-    def strings(self, field: int) -> list[bytes]:
+    def blobs(self, field: int) -> Iterator[memoryview]:
         """A vector of strings, as bytes."""
-        found = []
         for position in self._items(field):
             length = self._at(position, "<I")
             if position + 4 + length > len(self.content):
                 raise ValueError("a string beyond the end")
-            found.append(self.content[position + 4 : position + 4 + length])
-        return found
+            yield self.content[position + 4 : position + 4 + length]
 
     def table(self, field: int) -> _Table | None:
         """A table; None where it is left out."""
         place = self._place(field)
-        return None if place is None else _Table(self.content, place + self._at(place, "<I"))
+        return None if place is None else _Table(self.content, place + self._at(place, "<I"), self.allowance)

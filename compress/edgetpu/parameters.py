@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import prod
 
+import numpy as np
+
 from compress.edgetpu import memory
 from compress.edgetpu.memory import INPUT_BLOCK, Parameters, rows, up
 from compress.target import Target
@@ -54,12 +56,10 @@ def _overhead(operator: Operator, graph: Graph, target: Target) -> int:
     each = 0
     if len(operator.inputs) > 2 and operator.inputs[2] != NONE:
         bias = graph.tensors[operator.inputs[2]]
-        dropped = (
-            _compiler(target) == "16.0" and weights.dtype == "INT8" and bias.is_constant and not bias.array().any()
-        )
+        dropped = _compiler(target) == "16.0" and weights.dtype == "INT8" and bias.is_zero
         each += 0 if dropped else 4
     if weights.quantization and weights.quantization.per_channel:
-        each += 4 if len(set(weights.quantization.scale)) == 1 else 8
+        each += 4 if weights.quantization.one_scale else 8
     return each
 
 
@@ -74,15 +74,18 @@ def _taps(operator: Operator, graph: Graph, kernel: tuple[int, int]) -> int:
         length, made = _position(inputs)[axis], _position(outputs)[axis]
         stride = operator.option(f"stride{letter}", 1)
         dilation = operator.option(f"dilation{letter}Factor", 1)
+        if stride < 1:
+            raise ValueError(f"a stride of {stride}")
         before = max((made - 1) * stride + (size - 1) * dilation + 1 - length, 0) // 2 if same else 0
-        touched *= sum(_touches(tap * dilation - before, stride, made, length) for tap in range(size))
+        touched *= _touching(size, dilation, before, stride, made, length)
     return touched
 
 
-def _touches(start: int, stride: int, positions: int, length: int) -> bool:
-    """Whether one of start, start + stride, ... (`positions` of them) lies on a side of `length`."""
-    first, last = max(0, -(start // stride)), min(positions - 1, (length - 1 - start) // stride)
-    return first <= last
+def _touching(taps: int, dilation: int, before: int, stride: int, positions: int, length: int) -> int:
+    """How many taps lie, at one of so many positions, on a side of `length` that has so much padding before it."""
+    starts = np.arange(taps, dtype=np.int64) * dilation - before
+    first, last = np.maximum(0, -(starts // stride)), np.minimum(positions - 1, (length - 1 - starts) // stride)
+    return int((first <= last).sum())
 
 
 def _convolution(operator: Operator, graph: Graph, target: Target) -> Parameters:

@@ -191,10 +191,11 @@ def not_the_batch(operator: Operator, graph: Graph, target: Target) -> str | Non
     del target
     if operator.name in ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN"):
         tensor, axes = graph.tensors[operator.inputs[0]], graph.tensors[operator.inputs[1]]
-        touched = (
-            {int(axis) % max(len(tensor.shape), 1) for axis in axes.array().flatten()} if axes.is_constant else {-1}
-        )
-        return "reduces over the batch" if 0 in touched and len(tensor.shape) > 1 else None
+        rank = len(tensor.shape)
+        if axes.elements > rank > 1:
+            raise ValueError(f"{axes.elements} axes of {rank}")
+        touched = rank > 1 and axes.is_constant and (axes.array() % rank == 0).any()
+        return "reduces over the batch" if touched else None
     if operator.name == "PAD":
         paddings = graph.tensors[operator.inputs[1]]
         padded = paddings.is_constant and len(paddings.shape) == 2 and paddings.array()[0].any()
@@ -284,6 +285,8 @@ def plain_strided_slice(operator: Operator, graph: Graph, target: Target) -> str
     if operator.option("ellipsisMask", 0) or operator.option("newAxisMask", 0):
         return "has an ellipsis or a new axis"
     strides = graph.tensors[operator.inputs[3]]
+    if strides.elements > len(graph.tensors[operator.inputs[0]].shape):
+        raise ValueError(f"{strides.elements} strides")
     return "has strides other than 1" if strides.is_constant and (strides.array() != 1).any() else None
 
 

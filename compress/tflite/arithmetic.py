@@ -60,11 +60,10 @@ def parameters(graph: Graph) -> int:
     """
     counted: set[int] = set()
     for operator in graph.operators:
-        for index in operator.inputs:
+        for position, index in enumerate(operator.inputs):
             if index == NONE or not graph.tensors[index].is_constant:
                 continue
             structural = graph.tensors[index].dtype in ("INT32", "INT64", "BOOL")
-            position = operator.inputs.index(index)
             bias = operator.name in WEIGHTED and position == (3 if operator.name == "TRANSPOSE_CONV" else 2)
             if bias or not structural:
                 counted.add(index)

@@ -10,8 +10,10 @@ Source: tensorflow/lite/schema/schema.fbs, schema version 3.
 from __future__ import annotations
 
 import struct
+import sys
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
+from compress.tflite.verifier import Allowance, verify
 
 IDENTIFIER = b"TFL3"
 NONE = -1
 """The tensor index of an optional input that is absent."""
+MAX_RANK, MAX_ELEMENTS = 16, 2**48
+"""Of a tensor; more is not believed. (TFLite's kernels go up to rank 8.)"""
 _ALIGNMENT = 16
 DTYPES = {
     "FLOAT32": "float32",
@@ -53,6 +58,11 @@ class Quantization:
         """Whether there is more than one scale."""
         return len(self.scale) > 1
 
+    @cached_property
+    def one_scale(self) -> bool:
+        """Whether all scales are the same."""
+        return len(set(self.scale)) <= 1
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -82,15 +92,17 @@ class Tensor:
     @property
     def elements(self) -> int:
         """How many numbers it holds."""
-        count = 1
-        for side in self.shape:
-            count *= side
-        return count
+        return prod(self.shape)
 
     @property
     def is_constant(self) -> bool:
         """Whether the file holds its value."""
         return self.data is not None
+
+    @cached_property
+    def is_zero(self) -> bool:
+        """Whether it is a constant, and zero everywhere."""
+        return self.data is not None and not self.array().any()
 
     def array(self) -> NDArray[Any]:
         """The value of a constant, in its own dtype and shape.
@@ -199,9 +211,11 @@ def parse(content: bytes, where: str = "") -> Graph:
         raise ModelError("is not a .tflite file", where=where, todo="give a model that a TFLite converter wrote")
     from ai_edge_litert import schema_py_generated as schema
 
+    unions = ("BuiltinOptions", "BuiltinOptions2", "QuantizationDetails", "SparseIndexVector")
     try:
+        allowance = verify(content, {name: _names(getattr(schema, name)) for name in unions})
         source = schema.ModelT.InitFromPackedBuf(bytearray(content), 0)
-        return _graph(source, schema)
+        return _graph(source, schema, allowance)
     except (struct.error, IndexError, ValueError, TypeError, AttributeError, OverflowError, MemoryError) as error:
         raise ModelError(f"is a damaged .tflite file: {error}", where=where) from error
 
@@ -210,7 +224,7 @@ def from_source(source: Any) -> Graph:
     """The graph of the schema's `ModelT`; its parts are shared, not copied."""
     from ai_edge_litert import schema_py_generated as schema
 
-    return _graph(source, schema)
+    return _graph(source, schema, Allowance(sys.maxsize))
 
 
 def serialize(graph: Graph) -> bytes:
@@ -247,20 +261,32 @@ def serialize(graph: Graph) -> bytes:
     return bytes(builder.Output())
 
 
-def _graph(source: Any, schema: Any) -> Graph:
+def _graph(source: Any, schema: Any, allowance: Allowance) -> Graph:
     main = source.subgraphs[0]
     dtypes = _names(schema.TensorType)
     codes = [_operator_code(code, _names(schema.BuiltinOperator)) for code in source.operatorCodes or []]
     tensors = tuple(_tensor(index, tensor, source.buffers, dtypes) for index, tensor in enumerate(_list(main.tensors)))
     operators = tuple(_operator(index, operator, codes) for index, operator in enumerate(_list(main.operators)))
+    made: set[int] = set()
     for operator in operators:
-        for tensor in (*operator.inputs, *operator.outputs):
-            if not NONE <= tensor < len(tensors) or (tensor == NONE and tensor in operator.outputs):
-                raise ValueError(f"operator {operator.index} refers to tensor {tensor} of {len(tensors)}")
+        _verify(operator, tensors, made, allowance)
     inputs, outputs = _integers(main.inputs), _integers(main.outputs)
-    if any(not 0 <= tensor < len(tensors) for tensor in (*inputs, *outputs)):
+    if any(not 0 <= tensor < len(tensors) for tensor in (*inputs, *outputs)) or len(inputs) > len(tensors):
         raise ValueError("an input or output of the graph does not exist")
     return Graph(tensors, operators, inputs, outputs, len(source.subgraphs), source)
+
+
+def _verify(operator: Operator, tensors: tuple[Tensor, ...], made: set[int], allowance: Allowance) -> None:
+    """Whether an operator's tensors are there, and made by no other; `made` are those of the operators before."""
+    for tensor in (*operator.inputs, *operator.outputs):
+        if not NONE <= tensor < len(tensors) or (tensor == NONE and tensor in operator.outputs):
+            raise ValueError(f"operator {operator.index} refers to tensor {tensor} of {len(tensors)}")
+        # What is told of an operator names its tensors: a long name counts wherever it is used.
+        allowance.spend(len(tensors[tensor].name))
+    allowance.spend(2 * len(operator.name))
+    if not made.isdisjoint(operator.outputs):
+        raise ValueError(f"operator {operator.index} makes what another one has made")
+    made.update(operator.outputs)
 
 
 def _list(items: Any) -> list[Any]:
@@ -268,7 +294,7 @@ def _list(items: Any) -> list[Any]:
 
 
 def _integers(items: Any) -> tuple[int, ...]:
-    return tuple(int(item) for item in _list(items))
+    return tuple(np.asarray([] if items is None else items).tolist())
 
 
 def _names(enumeration: Any) -> dict[int, str]:
@@ -295,8 +321,8 @@ def _tensor(index: int, tensor: Any, buffers: list[Any], dtypes: dict[int, str])
     name = tensor.name.decode("utf-8", "replace") if isinstance(tensor.name, bytes) else str(tensor.name or "")
     data = buffers[tensor.buffer].data if tensor.buffer else None
     shape = _integers(tensor.shape)
-    if any(side < 0 for side in shape):
-        raise ValueError(f"tensor {index} has the shape {list(shape)}")
+    if len(shape) > MAX_RANK or any(side < 0 for side in shape) or prod(shape) > MAX_ELEMENTS:
+        raise ValueError(f"tensor {index} has the shape {list(shape[:MAX_RANK])}")
     return Tensor(
         index,
         name,
@@ -312,5 +338,7 @@ def _tensor(index: int, tensor: Any, buffers: list[Any], dtypes: dict[int, str])
 def _quantization(stored: Any) -> Quantization | None:
     if stored is None or stored.scale is None or len(stored.scale) == 0:
         return None
-    scale = tuple(float(value) for value in stored.scale)
+    scale = tuple(np.asarray(stored.scale, np.float32).tolist())
+    if not all(map(isfinite, scale)):
+        raise ValueError("a scale is no number")
     return Quantization(scale, _integers(stored.zeroPoint), int(stored.quantizedDimension))

@@ -49,6 +49,13 @@ def test_parameter_bytes_of_real_models(pairs: list[dict[str, Any]]) -> None:
 
 
 @shared
+def test_few_exact_models_rest_on_what_no_other_confirms(pairs: list[dict[str, Any]]) -> None:
+    found = measured.left_out(pairs)
+    assert found["exact_without_branches_of_their_own"] >= 24
+    assert found["exact_without_branches_of_their_family"] >= 18
+
+
+@shared
 def test_activations_of_real_models(pairs: list[dict[str, Any]]) -> None:
     assert sum(predicted == real for predicted, real in (row["narrow_bytes_per_tile"] for row in pairs)) >= 5
 

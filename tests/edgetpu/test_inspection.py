@@ -68,6 +68,8 @@ def test_everything_that_the_package_says(tmp_path: Path) -> None:
         (options(), "no executables"),
         (options(executable(7, b"")), "an executable of type 7"),
         (options(b"\xff" * 64), ""),
+        (options(executable(0, b"", scale=float("nan"))), "a scale is no number"),
+        (options(executable(0, b"", inputs=1000)), "unpacks to far more than it holds"),
     ],
 )
 def test_fakes_are_told_from_what_the_vendors_compiler_makes(tmp_path: Path, content: bytes, reason: str) -> None:

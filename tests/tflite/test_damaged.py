@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import random
-import struct
+import time
+import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import hostile
+import mutations
+import numpy as np
 import one_op
 import pytest
 import tiny
+from ai_edge_litert import schema_py_generated as schema
 from one_op import Op, Tensor
 
+from compress.edgetpu.check import check
 from compress.edgetpu.placement import place
 from compress.errors import ModelError
 from compress.target import load
 from compress.tflite import arithmetic, graph
 
 GOOD = tiny.classifier()
+
+
+SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 
 
 def used(content: bytes) -> bool:
@@ -66,38 +77,75 @@ def test_every_length() -> None:
     assert all(length > 0.95 * len(GOOD) for length in taken)
 
 
-def mutated(content: bytes, dice: random.Random) -> bytes:
-    """The content with a few changes, of the kinds that happen and of those that hurt."""
-    changed = bytearray(content)
-    for _ in range(dice.choice((1, 2, 4, 8))):
-        where = dice.randrange(len(changed))
-        kind = dice.random()
-        if kind < 0.4:
-            changed[where] = dice.randrange(256)
-        elif kind < 0.6:
-            changed[where] ^= 1 << dice.randrange(8)
-        elif kind < 0.8:
-            where -= where % 4
-            changed[where : where + 4] = struct.pack("<I", dice.choice((0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)))
-        elif kind < 0.9:
-            del changed[where : where + dice.randrange(1, 20)]
-        else:
-            changed[where:where] = dice.randbytes(dice.randrange(1, 9))
-    return bytes(changed)
+def models(real: bool) -> list[mutations.Model]:
+    """Small models: ones made here, or those of the smallest real ones."""
+    if real:
+        found = sorted(SHARED.glob("edgetpu/pairs/*/*.tflite"), key=lambda path: path.stat().st_size)
+        return [mutations.Model(str(path), path.read_bytes()) for path in found[::4][:8]]
+    return [mutations.Model("dense", GOOD), mutations.Model("convolution", edited(lambda source: None))]
 
 
-def test_two_thousand_mutations() -> None:
-    dice = random.Random(0)
-    taken = sum(used(mutated(GOOD, dice)) for _ in range(2000))
-    assert 100 < taken < 1900  # neither all refused nor all taken: the changes hit what matters
+def outcome(content: bytes) -> str:
+    """The answer to a file; "" where it is refused."""
+    try:
+        return hostile.answer(content)
+    except ModelError:
+        return ""
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["made here", "real"])
+@pytest.mark.parametrize("kind", mutations.MUTATORS)
+def test_mutations(kind: str, real: bool) -> None:
+    sound = models(real)
+    if not sound:
+        pytest.skip(f"{SHARED} is not there; CORALLINE_SHARED names the folder of shared files")
+    dice = random.Random(kind)
+    answers = {model.name: hostile.answer(model.content) for model in sound}
+    taken, count = 0, 15 if kind == "bombs" else 100  # those that are taken are large
+    for _ in range(count):
+        model = dice.choice(sound)
+        found = outcome(mutations.mutate(kind, model, dice))
+        taken += bool(found)
+        if kind == "bits of weights":
+            assert found == answers[model.name]
+    assert taken < count or kind in ("bits of weights", "one blob for many")
+
+
+def test_a_little_that_unpacks_to_much_is_refused_before_it_takes_memory() -> None:
+    convolution, dice = models(False)[1], random.Random(1)
+    bombs = [mutations.bomb(convolution, dice) for _ in range(5)]
+    buffers = [schema.BufferT(data=np.ones(size, np.uint8)) for size in (100_000, *[1] * 2000)]
+    shared = mutations.one_blob(mutations.Model("", edited(lambda m: setattr(m, "buffers", buffers))), dice)
+    for content in (*bombs, shared):
+        tracemalloc.start()
+        outcome(content)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most <= hostile.TIMES * len(content) + hostile.ROOM
+    for content in (max(bombs, key=len), shared):
+        with pytest.raises(ModelError, match="it unpacks to far more than it holds"):
+            graph.parse(content)
+
+
+ONES = {"strideH": 1, "strideW": 1, "dilationHFactor": 1, "dilationWFactor": 1}
 
 
 def edited(change: Callable[[Any], None]) -> bytes:
     """A convolution whose file says something impossible."""
     tensors = {"x": Tensor((1, 4, 4, 2)), "w": Tensor((3, 1, 1, 2), data=1), "y": Tensor((1, 4, 4, 3))}
-    source = one_op.model(tensors, [Op("CONV_2D", "xw", "y", 1)], "x", "y")
+    source = one_op.model(tensors, [Op("CONV_2D", "xw", "y", 1, ONES)], "x", "y")
     change(source)
     return graph.serialize(graph.Graph((), (), (), (), 1, source))
+
+
+def many(source: Any, name: bytes, count: int) -> None:
+    """The first tensor gets a name, and so many operators that take it."""
+    main = source.subgraphs[0]
+    main.tensors[0].name = name
+    for _ in range(count):
+        operator = schema.OperatorT(inputs=[0, 1], outputs=[len(main.tensors)])
+        main.tensors.append(schema.TensorT())
+        main.operators.append(operator)
 
 
 CHANGES: dict[str, Callable[[Any], None]] = {
@@ -111,6 +159,12 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "an input beyond": lambda m: setattr(m.subgraphs[0], "inputs", [3]),
     "an absent output": lambda m: setattr(m.subgraphs[0], "outputs", [-1]),
     "a buffer beyond": lambda m: setattr(m.subgraphs[0].tensors[0], "buffer", 9),
+    "an input many times": lambda m: setattr(m.subgraphs[0], "inputs", [0] * 4),
+    "a tensor made twice": lambda m: m.subgraphs[0].operators.append(m.subgraphs[0].operators[0]),
+    "too many sides": lambda m: setattr(m.subgraphs[0].tensors[0], "shape", [1] * 17),
+    "too many elements": lambda m: setattr(m.subgraphs[0].tensors[0], "shape", [2**31 - 1] * 2),
+    "a scale that is no number": lambda m: setattr(m.subgraphs[0].tensors[0].quantization, "scale", [float("nan")]),
+    "a long name with each of many operators": lambda m: many(m, b"n" * 100_000, 500),
     "a negative side": lambda m: setattr(m.subgraphs[0].tensors[0], "shape", [1, -4, 4, 2]),
 }
 
@@ -140,3 +194,44 @@ def test_a_dense_layer_that_lacks_its_weights() -> None:
     parsed = one_op.read(tensors, [Op("FULLY_CONNECTED", "x", "y")], "x", "y")
     with pytest.raises(ModelError, match=r"operator 0 \(FULLY_CONNECTED\) lacks"):
         place(parsed, load("edgetpu"))
+
+
+UNLIKELY: dict[str, tuple[str, list[Tensor | None], dict[str, int]]] = {
+    "no first input": ("CONV_2D", [None, Tensor((3, 1, 1, 2), data=1)], {}),
+    "no weights": ("CONV_2D", [Tensor((1, 4, 4, 2)), None], {"strideH": 1, "strideW": 1}),
+    "a stride of 0": ("CONV_2D", [Tensor((1, 4, 4, 2)), Tensor((3, 1, 1, 2), data=1)], {"strideH": 0}),
+    "a huge kernel": ("CONV_2D", [Tensor((1, 4, 4, 2)), Tensor((1, 9000, 1, 2), data=1)], {"strideH": 1}),
+    "too many axes": ("MEAN", [Tensor((1, 4, 4, 2)), one_op.integers(*[1] * 5000)], {}),
+}
+
+
+@pytest.mark.parametrize(("name", "inputs", "options"), UNLIKELY.values(), ids=UNLIKELY)
+def test_operators_that_are_not_as_their_kind_must_be(
+    name: str, inputs: list[Tensor | None], options: dict[str, int]
+) -> None:
+    parsed = one_op.one(name, inputs, Tensor((1, 4, 4, 3)), **options)
+    with pytest.raises(ModelError, match="an operator is not as its kind must be"):
+        check(parsed, load("edgetpu"))
+
+
+def test_what_many_operators_share_is_looked_at_once() -> None:
+    weights, bias = Tensor((3, 1, 1, 2), data=1, scales=(0.5,) * 30_000), Tensor((100_000,), "INT32", data=0)
+    made = {f"y{index}": Tensor((1, 4, 4, 3)) for index in range(400)}
+    operators = [Op("CONV_2D", "xwb", [name], 1, ONES) for name in made]
+    parsed = one_op.read({"x": Tensor((1, 4, 4, 2)), "w": weights, "b": bias, **made}, operators, "x", ["y0"])
+    began = time.monotonic()
+    assert check(parsed, load("edgetpu")).parameters is not None
+    assert time.monotonic() - began < 2  # 10 s when each operator counts the scales anew
+
+
+def test_blockers_that_meet_again_and_again() -> None:
+    """Each of many joins waits for one blocker more; what each of them keeps on the CPU is still told."""
+    tensors = {"x": Tensor((1, 4, 4, 2), "FLOAT32"), "w": Tensor((2, 1, 1, 2), "FLOAT32", data=1)}
+    tensors |= {f"{kind}{index}": Tensor((1, 4, 4, 2), "FLOAT32") for kind in "bj" for index in range(300)}
+    operators = [Op("CONV_2D", ["x", "w"], [f"b{index}"]) for index in range(300)]
+    operators += [
+        Op("CONV_2D", [f"j{index - 1}" if index else "x", "w", f"b{index}"], [f"j{index}"]) for index in range(300)
+    ]
+    found = check(one_op.read(tensors, operators, "x", ["j299"]), load("edgetpu"))
+    each = 1 * 4 * 4 * 2 * 2
+    assert [blocker.macs for blocker in found.blockers] == [each * (301 - index) for index in range(300)]

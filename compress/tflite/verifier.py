@@ -1,0 +1,183 @@
+"""Whether the bytes of a .tflite file hold together, found out before anything is made of them.
+
+Unpacking follows every offset and believes every length. In a damaged file these lead
+anywhere; in a hostile one a list names one table a million times, and a few kilobytes
+unpack to gigabytes. Offsets lead forward and no kind of table holds itself, so nothing
+can go round in circles; what has to be bounded is how much there is. Here every table
+and list is visited as unpacking would, and what it will take in memory is counted.
+
+Source: tensorflow/lite/schema/schema.fbs, schema version 3; FlatBuffers internals, "Tables".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+TIMES, ROOM = 7, 32 << 20
+"""What a file may take: so many times its bytes, and so many bytes, since a graph of thousands of operators
+may have few weights (an unrolled recurrent net)."""
+_TABLE = 1024
+"""Bytes that an unpacked table takes with all that is made of it, about; measured."""
+_LIST = 320
+"""The same of a list of numbers, beside what is in it."""
+_LISTS = {
+    "byte": (1, 4),
+    "text": (1, 8),
+    "int16": (2, 8),
+    "word": (4, 16),
+    "int64": (8, 32),
+    "number": (4, 40),
+    "long": (8, 48),
+}
+"""Lists of what can be looked at where it lies, texts, and numbers that become Python's (number, long): bytes
+of an entry in the file, and in memory with its copies when it is written again."""
+LAYOUT: Mapping[str, Mapping[int, str]] = {
+    "Model": {
+        1: "[OperatorCode]",
+        2: "[SubGraph]",
+        3: "text",
+        4: "[Buffer]",
+        5: "word",
+        6: "[Metadata]",
+        7: "[SignatureDef]",
+        8: "[ExternalBufferGroup]",
+        9: "[ExternalBuffer]",
+    },
+    "OperatorCode": {1: "text"},
+    "SubGraph": {0: "[Tensor]", 1: "number", 2: "number", 3: "[Operator]", 4: "text"},
+    "Tensor": {
+        0: "number",
+        3: "text",
+        4: "QuantizationParameters",
+        6: "SparsityParameters",
+        7: "number",
+        9: "[VariantSubType]",
+    },
+    "QuantizationParameters": {0: "word", 1: "word", 2: "number", 3: "long", 5: "QuantizationDetails?"},
+    "CustomQuantization": {0: "byte"},
+    "BlockwiseQuantization": {3: "word"},
+    "MultiAxisQuantization": {3: "word"},
+    "SparsityParameters": {0: "word", 1: "word", 2: "[DimensionMetadata]"},
+    "DimensionMetadata": {3: "SparseIndexVector?", 5: "SparseIndexVector?"},
+    "Int32Vector": {0: "word"},
+    "Uint16Vector": {0: "int16"},
+    "Uint8Vector": {0: "byte"},
+    "VariantSubType": {0: "word"},
+    "Operator": {
+        1: "number",
+        2: "number",
+        4: "BuiltinOptions?",
+        5: "byte",
+        7: "byte",
+        8: "word",
+        12: "BuiltinOptions2?",
+    },
+    "Buffer": {0: "byte"},
+    "Metadata": {0: "text"},
+    "SignatureDef": {0: "[TensorMap]", 1: "[TensorMap]", 2: "text"},
+    "TensorMap": {0: "text"},
+    "ExternalBufferGroup": {0: "text"},
+    "ExternalBuffer": {4: "text"},
+    "BucketizeOptions": {0: "word"},
+    "ConcatEmbeddingsOptions": {1: "word", 2: "word"},
+    "FullyConnectedOptions": {5: "byte"},
+    "ReshapeOptions": {0: "word"},
+    "SqueezeOptions": {0: "word"},
+    "VarHandleOptions": {0: "text", 1: "text"},
+    "StableHLOCompositeOptions": {0: "text", 2: "byte"},
+    "StablehloBroadcastInDimOptions": {0: "int64"},
+    "StablehloCaseOptions": {0: "word"},
+    "StablehloConvolutionOptions": {**dict.fromkeys((0, 1, 2, 3, 7, 10, 13), "int64"), 4: "byte", 16: "word"},
+    "StablehloCustomCallOptions": {0: "text", 2: "text", 4: "word", 5: "byte"},
+    "StablehloDotGeneralOptions": {**dict.fromkeys(range(4), "int64"), 4: "word"},
+    "StablehloDynamicSliceOptions": {0: "int64"},
+    "StablehloGatherOptions": dict.fromkeys((0, 1, 2, 4), "int64"),
+    "StablehloPadOptions": dict.fromkeys(range(3), "int64"),
+    "StablehloReduceOptions": {0: "int64"},
+    "StablehloReduceWindowOptions": dict.fromkeys(range(5), "int64"),
+    "StablehloScatterOptions": dict.fromkeys((1, 2, 3), "int64"),
+    "StablehloSliceOptions": dict.fromkeys(range(3), "int64"),
+    "StablehloTransposeOptions": {0: "int64"},
+}
+"""The fields of each kind of table that hold an offset: "[a list of tables]", a table, "a union?", whose kind is in
+the field before, or one of the lists above. Kinds that are not here hold none."""
+_INT, _WORD, _SHORT = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<H")
+
+
+@dataclass
+class Allowance:
+    """Memory that may still be taken.
+
+    Attributes:
+        left: bytes.
+    """
+
+    left: int
+
+    def spend(self, size: int) -> None:
+        """Takes some.
+
+        Raises:
+            ValueError: there is not so much left.
+        """
+        self.left -= size
+        if self.left < 0:
+            raise ValueError("it unpacks to far more than it holds")
+
+
+def verify(content: bytes, unions: Mapping[str, Mapping[int, str]]) -> Allowance:
+    """Visits everything in a .tflite file, and gives what it leaves of its allowance.
+
+    Args:
+        content: the file.
+        unions: for each union the kinds of table by their number.
+
+    Raises:
+        ValueError: something reaches beyond the file, or there is too much of it.
+        struct.error: an offset leads beyond the file.
+    """
+    walk = _Walk(content, unions)
+    walk.table(_WORD.unpack_from(content, 0)[0], "Model")
+    return walk.allowance
+
+
+class _Walk:
+    def __init__(self, content: bytes, unions: Mapping[str, Mapping[int, str]]) -> None:
+        self.content, self.unions = content, unions
+        self.allowance = Allowance(TIMES * len(content) + ROOM)
+
+    def table(self, position: int, kind: str) -> None:
+        self.allowance.spend(_TABLE)
+        vtable = position - _INT.unpack_from(self.content, position)[0]
+        if vtable < 0:
+            raise ValueError("an offset before the beginning")
+        size = _SHORT.unpack_from(self.content, vtable)[0]
+        for field, held in LAYOUT.get(kind, {}).items():
+            place = self._place(position, vtable, size, field)
+            if place:
+                if held[-1] == "?":
+                    number = self._place(position, vtable, size, field - 1)
+                    held = self.unions[held[:-1]].get(self.content[number] if number else 0, "")
+                self._field(place, held)
+
+    def _place(self, position: int, vtable: int, size: int, field: int) -> int:
+        """Where a field of a table lies; 0 where it is left out."""
+        entry = 4 + 2 * field
+        offset = _SHORT.unpack_from(self.content, vtable + entry)[0] if entry < size else 0
+        return position + offset if offset else 0
+
+    def _field(self, place: int, held: str) -> None:
+        target = place + _WORD.unpack_from(self.content, place)[0]
+        if held[:1] != "[" and held not in _LISTS:
+            return self.table(target, held)
+        width, cost = _LISTS.get(held, (4, 8))
+        count = _WORD.unpack_from(self.content, target)[0]
+        if target + 4 + count * width > len(self.content):
+            raise ValueError("a list beyond the end")
+        self.allowance.spend(_LIST + count * cost)
+        if held[0] == "[":
+            for entry in range(target + 4, target + 4 + 4 * count, 4):
+                self.table(entry + _WORD.unpack_from(self.content, entry)[0], held[1:-1])
+        return None
