@@ -168,10 +168,11 @@ class _Work:
 
     def _applicable(self, tried: set[tuple[str, tuple[int, ...]]]) -> Iterator[tuple[Entry, Operator]]:
         for operator in self.graph.operators:  # in order: what comes after a blocker helps once that one is gone
-            broken = rules.first_broken(operator, self.graph, self.target) is not None
+            broken = rules.first_broken(operator, self.graph, self.target)
             eight_bit = rules.eight_bit(operator, self.graph, self.target) is None
             for entry in REWRITES:
-                fits = operator.name in entry.operators or not entry.operators
+                new = broken is not None and broken[0] is rules.old_version
+                fits = operator.name in entry.operators or (new and not entry.operators)
                 wanted = (broken or entry.always) and (eight_bit or entry.islands) and not operator.custom
                 if fits and wanted and (entry.name, operator.outputs) not in tried:
                     yield entry, operator

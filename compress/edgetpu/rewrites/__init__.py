@@ -15,7 +15,7 @@ class Entry:
     Attributes:
         rewrite: proposes edits; its docstring says what it does.
         tolerance: by how many steps its output may change; 0 for the same to the bit.
-        operators: which operators it is for.
+        operators: which operators it is for; empty for those that break a rule on versions.
         every_code: whether it is tried on all 256 codes too, not only on real values.
         always: whether it applies to operators that are mapped already.
         islands: whether it applies to float operators between DEQUANTIZE and QUANTIZE.
