@@ -7,7 +7,7 @@ not a multiple of 4, and the table of a softmax.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 
 import numpy as np
@@ -18,12 +18,15 @@ from compress.target import Target
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 Count = Callable[[Operator, Graph, Target], Parameters]
+_Source = tuple[int, int, int]
 SOFTMAX_BYTES = {"16.0": 48, "15.0": 32}
 """Bytes of a softmax's table for each element, where their number is no multiple of 4; older compilers: none."""
 FLATTENED_MAP = 1088
 """What flattening a large map of one channel takes: a 16x16 identity and its overhead, 16 * (64 + 4)."""
 
 
+MAX_JOINED = 256
+"""Concatenations and splits that are looked through from one tensor, and parts of a split, at most."""
 MAX_KERNEL = 8192
 """A kernel with a longer side is not believed."""
 
@@ -172,14 +175,59 @@ def _on_input(tensor: Tensor, graph: Graph) -> bool:
     return producer is None or (producer.name == "QUANTIZE" and producer.inputs[0] in graph.inputs)
 
 
-def _concatenation(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """Vectors whose lengths are no multiples of 4 are joined by multiplying with zeros and ones."""
-    lengths = [tensor.elements for tensor in graph.given(operator)]
-    vectors = all(tensor.shape[-1:] == (tensor.elements,) for tensor in graph.given(operator))
-    if not vectors or all(length % 4 == 0 for length in lengths):
-        return memory.NONE
-    size = rows(sum(lengths)) * (sum(up(length, 4) for length in lengths) + 4)
-    return Parameters(size, size)
+def _joined(operator: Operator, graph: Graph, target: Target) -> Parameters:
+    """Channels that are put together by CONCATENATION, or taken apart by SPLIT, and do not lie in whole blocks of 4.
+
+    They are gathered by a 1x1 convolution with zeros and ones, straight from where they first were: a concatenation
+    that is only taken apart again costs nothing, and neither does a part that is only joined to others. (The matrices
+    are readable in the compiled files.)
+    """
+    sizes = []
+    for index in operator.outputs:
+        takers = graph.consumers.get(index, ())
+        if index in graph.outputs or any(taker.name not in ("CONCATENATION", "SPLIT") for taker in takers):
+            sizes.append(_gathered(_sources(index, graph), _position(graph.tensors[index]), graph))
+    return Parameters(sum(size for size, _ in sizes), sum(allocated for _, allocated in sizes))
+
+
+def _gathered(sources: list[_Source], made: tuple[int, int, int], graph: Graph) -> tuple[int, int]:
+    """Bytes in the compiled file, and allocated on the chip."""
+    whole = all(first % INPUT_BLOCK == 0 for _, first, _ in sources)
+    if whole and all(count % INPUT_BLOCK == 0 for _, _, count in sources[:-1]):
+        return 0, 0
+    read = sum(up(_position(graph.tensors[index])[2], INPUT_BLOCK) for index, _, _ in sources)
+    height, width, channels = made
+    found = memory.convolution(channels, read, 4, height * width, one_position_in=height * width == 1)
+    return found.size_bytes, found.allocated_bytes
+
+
+def _sources(index: int, graph: Graph, steps: Iterator[int] | None = None) -> list[_Source]:
+    """Where the channels of a tensor come from, through concatenations and splits: tensor, first channel, count."""
+    steps = iter(range(MAX_JOINED)) if steps is None else steps
+    operator, channels = graph.producer.get(index), _position(graph.tensors[index])[2]
+    if operator is None or not _along_channels(operator, graph) or next(steps, None) is None:
+        return [(index, 0, channels)]
+    if operator.name == "CONCATENATION":
+        return [source for given in operator.inputs for source in _sources(given, graph, steps)]
+    begin = operator.outputs.index(index) * channels
+    found = []
+    for tensor, first, count in _sources(operator.inputs[1], graph, steps):
+        cut = max(begin, 0), min(begin + channels, count)
+        if cut[0] < cut[1]:
+            found.append((tensor, first + cut[0], cut[1] - cut[0]))
+        begin -= count
+    return found
+
+
+def _along_channels(operator: Operator, graph: Graph) -> bool:
+    """Whether an operator joins or takes apart channels."""
+    rank = len(graph.made(operator)[0].shape)
+    if operator.name == "CONCATENATION":
+        return bool(operator.option("axis", 0) % max(rank, 1) == rank - 1)
+    parts = len(operator.outputs)
+    if operator.name != "SPLIT" or parts > MAX_JOINED or not graph.tensors[operator.inputs[0]].is_constant:
+        return False
+    return int(graph.tensors[operator.inputs[0]].array().ravel()[0]) % max(rank, 1) == rank - 1
 
 
 def _pad(operator: Operator, graph: Graph, target: Target) -> Parameters:
@@ -199,7 +247,7 @@ COUNTS: Mapping[str, Count] = {
     **dict.fromkeys(("ADD", "MUL", "SUB", "MAXIMUM", "MINIMUM", "PRELU"), _elementwise),
     "SOFTMAX": _softmax,
     "RESHAPE": _reshape,
-    "CONCATENATION": _concatenation,
+    **dict.fromkeys(("CONCATENATION", "SPLIT"), _joined),
     "PAD": _pad,
 }
 """What counts the parameters of each operator; others have none."""
