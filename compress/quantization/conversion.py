@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import StageError
-from compress.quantization import fake
+from compress.quantization import correction, equalization, fake
 from compress.quantization import points as rounding
 from compress.quantization.plan import QuantizationPlan, on_grid
 from compress.tflite.graph import parse
@@ -46,9 +46,19 @@ def convert(network: Network, plan: QuantizationPlan, io: InputType = "int8") ->
     Raises:
         FloatOperatorsError: an operator would have stayed float; its layers are named.
     """
-    gridded = network.edited({name: _on_grid(layer) for name, layer in network.layers.items()}, {})
-    quantized = fake.insert(gridded, rounding.find(gridded), plan)
+    changed = gridded(edited(network, plan))
+    quantized = fake.insert(changed, rounding.find(changed), plan)
     return refuse_float(_convert(build(quantized), io))
+
+
+def edited(network: Network, plan: QuantizationPlan) -> Network:
+    """The network with the weights and biases that a plan gives it, not yet rounded."""
+    return correction.shifted(equalization.applied(network, plan.factors), plan.bias_shifts)
+
+
+def gridded(network: Network) -> Network:
+    """The network with all weights rounded onto their 8-bit grids."""
+    return network.edited({name: _on_grid(layer) for name, layer in network.layers.items()}, {})
 
 
 def refuse_float(content: bytes) -> bytes:

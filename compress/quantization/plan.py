@@ -1,4 +1,4 @@
-"""What is decided before anything is quantized: the range of every activation.
+"""What is decided before anything is quantized: the range of every activation, and what changes in the weights.
 
 Calibration makes a plan, training makes a plan; it is written beside the model as plain JSON,
 to be read by people. `conversion.convert` turns a model and a plan into a .tflite file.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 LEVELS = 255
 """Steps of an 8-bit range."""
 FIXED = {"softmax": (0.0, 255 / 256), "sigmoid": (0.0, 255 / 256), "tanh": (-1.0, 127 / 128)}
@@ -23,20 +23,26 @@ FIXED = {"softmax": (0.0, 255 / 256), "sigmoid": (0.0, 255 / 256), "tanh": (-1.0
 
 @dataclass(frozen=True)
 class QuantizationPlan:
-    """Ranges of activations.
+    """Ranges of activations, and edits of weights; in this order: factors, bias shifts, rounding.
 
     Attributes:
         ranges: (lowest, highest) by point; a point is named after the layer call whose output it is.
         method: how the ranges were found.
+        factors: by layer what each of its output channels is divided by, and every layer that takes it multiplied
+            by (`equalization`); a layer without factors keeps its channels.
+        bias_shifts: by layer what is added to its biases.
     """
 
     ranges: Mapping[str, tuple[float, float]]
     method: str
+    factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    bias_shifts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """As text, for a file beside the model."""
         content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "method": self.method}
-        content["ranges"] = {name: list(limits) for name, limits in self.ranges.items()}
+        for name in ("ranges", "factors", "bias_shifts"):
+            content[name] = {key: list(values) for key, values in getattr(self, name).items()}
         return json.dumps(content, indent=1) + "\n"
 
 

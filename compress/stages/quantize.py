@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from pydantic import Field
 from compress.edgetpu.legalize import legalize
 from compress.quantization.conversion import FloatOperatorsError
 from compress.quantization.plan import QuantizationPlan
+from compress.quantization.search import Search
 from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
 from compress.tflite import graph
 from compress.tflite.runtime import Model
@@ -42,7 +44,15 @@ class Quantize(Stage, TrainingSettings):
     method: Literal["ptq", "qat"] = "ptq"
     """ptq: ranges from calibration. qat: trained with rounding; kept only if it wins on validation."""
     calibration_samples: Annotated[int, Field(ge=1, le=100_000)] = 200
-    """Training samples that ranges are taken from."""
+    """Training samples that ranges are taken from, as many of each class as there are."""
+    held_back_samples: Annotated[int, Field(ge=1, le=100_000)] = 128
+    """Further training samples, on which what is tried is compared with the float model."""
+    ranges: Literal["auto", "minmax", "sample_percentile", "percentile", "mse", "entropy"] = "auto"
+    """How activation ranges are chosen; auto: what agrees best with the float model."""
+    equalize: Literal["auto", "off"] = "auto"
+    """auto: channels scaled across layers where that helps, without changing the function."""
+    correct_bias: Literal["auto", "off"] = "auto"
+    """auto: biases moved by what rounding shifts the mean of each layer's outputs, where that helps."""
     io: Literal["int8", "uint8"] = "int8"
     """Type of the file's input and output."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
@@ -52,18 +62,18 @@ class Quantize(Stage, TrainingSettings):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The int8 model, the plan it was made by, and what was tried."""
-        from compress.quantization import calibration, conversion
+        from compress.quantization import conversion
         from compress.training import folding, network, working_model
         from compress.training.tensorflow import keras
 
         keras(context.seed)
         model = working_model.read(given, context)
         canonical = folding.canonical(network.read(model))
-        samples = self._samples(context)
+        samples, held_back = self._samples(context)
         facts: Facts = {"calibration_samples": len(samples)}
-        plan = calibration.calibrate(canonical, samples)
+        search = Search(canonical, samples, held_back, self.io, self._outputs(context))
         try:
-            content = conversion.convert(canonical, plan, self.io)
+            self._searched(search)
         except FloatOperatorsError as error:
             if self.method == "qat":
                 raise
@@ -71,12 +81,34 @@ class Quantize(Stage, TrainingSettings):
             content = conversion.convert_calibrated(model, samples, self.io)
             facts["ranges"] = f"found by the converter, because {error.what}"
             return facts | self._write(content, samples, context)
-        best = Candidate("ptq", content, plan)
+        facts["tried"] = search.to_json()
+        best = Candidate("ptq", search.content, search.plan)
         if self.method == "qat":
             best = self._trained(canonical, best, context, facts)
         (context.folder / PLAN_FILE).write_text(best.plan.to_json())
         facts |= {"kept": best.method, "ranges": best.plan.method}
         return facts | self._write(best.content, samples, context)
+
+    def _searched(self, search: Search) -> None:
+        """Tries what the settings allow, and keeps what helps."""
+        from compress.quantization.ranges import METHODS
+
+        methods = [*METHODS] if self.ranges == "auto" else [self.ranges]
+        search.ranges(methods)
+        if self.equalize == "auto" and search.equalization(search.range_method):
+            search.ranges([method for method in methods if method != search.range_method])
+        if self.correct_bias == "auto":
+            search.bias()
+
+    def _outputs(self, context: Context) -> Callable[[bytes, NDArray[np.float32]], NDArray[np.float32]]:
+        """Runs a candidate."""
+
+        def run(content: bytes, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+            path = context.folder / MODEL_TFLITE
+            path.write_bytes(content)
+            return Model(path, reproducible=True).scores(samples)
+
+        return run
 
     def _write(self, content: bytes, samples: NDArray[np.float32], context: Context) -> Facts:
         """Writes the model, rewritten for the target's compiler where there is something to rewrite."""
@@ -96,19 +128,26 @@ class Quantize(Stage, TrainingSettings):
         """Trains with rounding; gives back whichever is better on validation, PTQ where they are equal."""
         from compress.quantization import conversion, training
 
-        trained, plan, history = training.train(network, ptq.plan, self, context)
+        edited = conversion.edited(network, ptq.plan)
+        start = replace(ptq.plan, factors={}, bias_shifts={})
+        trained, plan, history = training.train(edited, start, self, context)
         qat = Candidate("qat", conversion.convert(trained, plan, self.io), plan)
         scores = {}
         for candidate in (ptq, qat):
-            path = context.folder / MODEL_TFLITE
-            path.write_bytes(candidate.content)
-            outputs = Model(path, reproducible=True).scores(context.data.inputs("validation"))
+            outputs = self._outputs(context)(candidate.content, context.data.inputs("validation"))
             scores[candidate.method] = float((outputs.argmax(axis=1) == context.data.labels("validation")).mean())
         facts.update(history, validation_accuracy=scores)
         return qat if scores["qat"] > scores["ptq"] else ptq
 
-    def _samples(self, context: Context) -> NDArray[np.float32]:
-        """Calibration samples, drawn from the training split."""
-        inputs = context.data.inputs("train")
-        chosen = np.random.default_rng(context.seed).permutation(len(inputs))[: self.calibration_samples]
-        return inputs[np.sort(chosen)]
+    def _samples(self, context: Context) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Samples of the training split for calibration, and others held back; classes take turns."""
+        inputs, labels = context.data.inputs("train"), context.data.labels("train")
+        order = np.random.default_rng(context.seed).permutation(len(inputs))
+        turns = np.zeros(len(order), int)
+        for label in np.unique(labels):
+            own = labels[order] == label
+            turns[own] = np.arange(own.sum())
+        order = order[np.argsort(turns, kind="stable")]
+        ends = min(self.calibration_samples, max(len(order) * 2 // 3, 1)), len(order)
+        held_back = order[ends[0] : ends[0] + self.held_back_samples]
+        return inputs[np.sort(order[: ends[0]])], inputs[np.sort(held_back if len(held_back) else order[: ends[0]])]

@@ -62,7 +62,7 @@ class Channels:
         return kept[self.group] | self.pinned
 
 
-class _Numbering:
+class Numbering:
     """Channel numbers with union-find and pins, while a graph is followed."""
 
     def __init__(self) -> None:
@@ -70,45 +70,58 @@ class _Numbering:
         self.pins: list[Layout] = []
 
     def fresh(self, count: int) -> Layout:
+        """So many new channels."""
         start = len(self.parent)
         self.parent.extend(range(start, start + count))
         return np.arange(start, start + count)
 
     def root(self, number: int) -> int:
+        """The number that stands for all that a number is tied to."""
         while self.parent[number] != number:
             self.parent[number] = self.parent[self.parent[number]]
             number = self.parent[number]
         return number
 
     def tie(self, first: Layout, second: Layout) -> None:
+        """Ties the channels of two layouts, place by place."""
         for a, b in zip(first.tolist(), second.tolist(), strict=True):
             a, b = self.root(a), self.root(b)
             self.parent[max(a, b)] = min(a, b)
 
     def pin(self, layout: Layout) -> None:
+        """Keeps the channels of a layout as they are."""
         self.pins.append(layout)
+
+
+LayoutRule = Callable[[Layer, int, list[Layout], Network, Numbering, Mapping[Tensor, Layout]], Layout | None]
+"""The layout that a call makes; None where it is not understood."""
 
 
 def follow(network: Network) -> Channels:
     """Numbers the channels of a network and ties them."""
-    numbers = _Numbering()
+    return numbered(network, layout)
+
+
+def numbered(network: Network, rule: LayoutRule) -> Channels:
+    """The same with another rule for what a call makes of the layouts that it is given."""
+    numbers = Numbering()
     layouts: dict[Tensor, Layout] = {}
     for layer, call in network.in_order():
         given = [layouts[tensor] for tensor in layer.given(call)] if layer.calls else []
         outputs = sorted(t for t in network.shapes if t.layer == layer.name and t.call == call)
-        made = _layout(layer, call, given, network, numbers, layouts)
+        made = rule(layer, call, given, network, numbers, layouts)
         for tensor in outputs:
             layouts[tensor] = made if made is not None else _opaque(given, network.shapes[tensor], numbers)
     for tensor in tensors_in(network.outputs):
         numbers.pin(layouts[tensor])
     group = np.array([numbers.root(number) for number in range(len(numbers.parent))], np.int64)
     pinned = np.zeros(len(group), bool)
-    for layout in numbers.pins:
-        pinned[group[layout]] = True
+    for held in numbers.pins:
+        pinned[group[held]] = True
     return Channels(layouts, group, pinned[group])
 
 
-def _opaque(given: list[Layout], shape: tuple[int | None, ...], numbers: _Numbering) -> Layout:
+def _opaque(given: list[Layout], shape: tuple[int | None, ...], numbers: Numbering) -> Layout:
     """What is not understood keeps all it is given, and makes channels that stay."""
     for layout in given:
         numbers.pin(layout)
@@ -117,12 +130,12 @@ def _opaque(given: list[Layout], shape: tuple[int | None, ...], numbers: _Number
     return made
 
 
-def _layout(
+def layout(
     layer: Layer,
     call: int,
     given: list[Layout],
     network: Network,
-    numbers: _Numbering,
+    numbers: Numbering,
     layouts: Mapping[Tensor, Layout],
 ) -> Layout | None:
     """The layout that a call makes; None where it is not understood."""
@@ -159,7 +172,7 @@ def _axis(layer: Layer) -> int:
 
 
 def _made_by_maker(
-    layer: Layer, call: int, given: Layout, numbers: _Numbering, layouts: Mapping[Tensor, Layout]
+    layer: Layer, call: int, given: Layout, numbers: Numbering, layouts: Mapping[Tensor, Layout]
 ) -> Layout:
     """Fresh channels; a shared layer makes the same ones at each call, from tied inputs."""
     if layer.config.get("groups", 1) != 1:
@@ -173,7 +186,7 @@ def _made_by_maker(
     return made
 
 
-def _tied(given: list[Layout], numbers: _Numbering) -> Layout | None:
+def _tied(given: list[Layout], numbers: Numbering) -> Layout | None:
     """Operands of one element-wise layer; one with a single channel is broadcast and not tied."""
     full = max(given, key=len)
     for layout in given:

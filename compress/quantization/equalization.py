@@ -1,0 +1,181 @@
+"""Cross-layer equalization: channels made larger here and smaller there, without changing the function.
+
+Activations are quantized with one scale for a whole tensor, so a channel that is a hundred
+times smaller than its neighbour is lost in rounding. Where everything between two layers
+with weights is positively homogeneous (f(sx) = s f(x) for s > 0: ReLU, pooling, padding,
+additions of channels that are scaled alike), a channel can be divided by s in the layers
+that make it and multiplied by s in those that take it.
+
+Source: Nagel et al., Data-Free Quantization Through Weight Equalization and Bias
+Correction, ICCV 2019 (factors from weights); Xiao et al., SmoothQuant, ICML 2023 (factors
+from activations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import ModelError
+from compress.quantization.points import activation_of
+from compress.training import channels as structure
+from compress.training.channels import MAKERS, Channels, Layout, Numbering
+from compress.training.network import Layer, Network, Tensor
+
+Factors = NDArray[np.float64]
+"""What each channel number is divided by where it is made, and multiplied by where it is taken."""
+HOMOGENEOUS = {
+    *("LeakyReLU", "PReLU", "Identity", "Dropout", "SpatialDropout2D", "GaussianDropout"),
+    *("MaxPooling1D", "MaxPooling2D", "AveragePooling1D", "AveragePooling2D"),
+    *("GlobalAveragePooling1D", "GlobalAveragePooling2D", "GlobalMaxPooling1D", "GlobalMaxPooling2D"),
+    *("ZeroPadding1D", "ZeroPadding2D", "Cropping1D", "Cropping2D", "UpSampling2D"),
+    *("Add", "Subtract", "Average", "Maximum", "Minimum", "Concatenate", "Flatten", "Reshape"),
+}
+MAX_ROUNDS = 20
+LIMIT = 1e4
+"""A channel is not scaled by more: what needs it is dead, not small."""
+
+
+def follow(network: Network) -> Channels:
+    """The channels of a canonical network that must be scaled alike; those that cannot be scaled are pinned."""
+    return structure.numbered(network, _layout)
+
+
+def _layout(
+    layer: Layer, call: int, given: list[Layout], network: Network, numbers: Numbering, layouts: Mapping[Tensor, Layout]
+) -> Layout | None:
+    if layer.kind == "DepthwiseConv2D" and layer.config.get("data_format") != "channels_first":
+        if call:
+            numbers.tie(layouts[layer.given(0)[0]], given[0])
+            return layouts[Tensor(layer.name, 0)]
+        return numbers.fresh(len(given[0]) * int(layer.config["depth_multiplier"]))
+    if layer.kind == "Multiply":
+        return _gated(layer, call, given, network, numbers)
+    relu = activation_of(layer) == "relu"
+    if layer.kind in (*MAKERS, *HOMOGENEOUS) or relu:
+        return structure.layout(layer, call, given, network, numbers, layouts)
+    return None
+
+
+def _gated(layer: Layer, call: int, given: list[Layout], network: Network, numbers: Numbering) -> Layout | None:
+    """A product scales with its larger operand; the other one, the gate, stays."""
+    sizes = [prod(side or 1 for side in network.shapes[tensor]) for tensor in layer.given(call)]
+    if len(given) != 2 or len(given[0]) != len(given[1]) or sizes[0] == sizes[1]:
+        return None
+    numbers.pin(given[int(np.argmin(sizes))])
+    return given[int(np.argmax(sizes))]
+
+
+def from_weights(network: Network, channels: Channels) -> Factors:
+    """Factors that make the largest weights equal with which a channel is made and taken, found in rounds."""
+    total = np.ones(len(channels.group))
+    for _ in range(MAX_ROUNDS):
+        current = scaled(network, channels, total)
+        made, taken = extents(current, channels)
+        step = _step(made, taken, channels)
+        total = np.clip(total * step, 1 / LIMIT, LIMIT)
+        if np.abs(np.log(step)).max(initial=0.0) < 0.01:
+            break
+    return total
+
+
+def from_activations(network: Network, channels: Channels, largest: Mapping[Tensor, NDArray[np.float64]]) -> Factors:
+    """Factors that make a channel's largest activation equal to the largest weight it is taken with.
+
+    Args:
+        network: in canonical form.
+        channels: what `follow` found.
+        largest: by tensor the largest magnitude of each of its channels, on calibration samples.
+    """
+    _, taken = extents(network, channels)
+    reached = np.zeros(len(channels.group))
+    for tensor, magnitudes in largest.items():
+        np.maximum.at(reached, channels.group[channels.layouts[tensor]], magnitudes)
+    return np.clip(_step(reached[channels.group], taken, channels), 1 / LIMIT, LIMIT)
+
+
+def _step(made: NDArray[np.float64], taken: NDArray[np.float64], channels: Channels) -> Factors:
+    """The square root of what a channel is made with over what it is taken with; 1 where it is pinned or dead."""
+    alive = (made > 1e-9) & (taken > 1e-9) & ~channels.pinned
+    return np.sqrt(np.where(alive, made, 1.0) / np.where(alive, taken, 1.0))
+
+
+def extents(network: Network, channels: Channels) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """By channel number the largest weight that it is made with, and that it is taken with; equal in a group."""
+    made, taken = (np.zeros(len(channels.group)) for _ in range(2))
+    for layer in network.layers.values():
+        if not weighted(layer):
+            continue
+        into, out = (channels.group[channels.layouts[tensor]] for tensor in (layer.given()[0], Tensor(layer.name)))
+        kernel = np.abs(layer.weights[0].astype(np.float64))
+        if layer.kind == "DepthwiseConv2D":
+            each = kernel.max(axis=(0, 1))
+            np.maximum.at(made, out, each.reshape(-1))
+            np.maximum.at(taken, into, each.max(axis=1))
+        else:
+            axes = MAKERS[layer.kind]
+            for axis, groups, found in ((axes[0], into, taken), (axes[1], out, made)):
+                rest = tuple(other for other in range(kernel.ndim) if other != axis)
+                if kernel.shape[axis] == len(groups):  # otherwise it is grouped, and its input pinned
+                    np.maximum.at(found, groups, kernel.max(axis=rest))
+    return made[channels.group], taken[channels.group]
+
+
+def scaled(network: Network, channels: Channels, factors: Factors) -> Network:
+    """The network with every channel divided where it is made, and multiplied where it is taken."""
+    by_number = np.where(channels.pinned, 1.0, factors)[channels.group]
+    changed = {}
+    for layer in network.layers.values():
+        if weighted(layer):
+            into, out = (by_number[channels.layouts[tensor]] for tensor in (layer.given()[0], Tensor(layer.name)))
+            changed[layer.name] = replace(layer, weights=_scaled(layer, into, out))
+    return network.edited(changed, {})
+
+
+def by_layer(network: Network, channels: Channels, factors: Factors) -> dict[str, tuple[float, ...]]:
+    """Factors as they stand in a plan: by the layer that makes the channels; layers that keep theirs left out."""
+    by_number = np.where(channels.pinned, 1.0, factors)[channels.group]
+    found = {
+        layer.name: by_number[channels.layouts[Tensor(layer.name)]]
+        for layer in network.layers.values()
+        if weighted(layer)
+    }
+    return {name: tuple(values.tolist()) for name, values in found.items() if (values != 1).any()}
+
+
+def applied(network: Network, factors: Mapping[str, tuple[float, ...]]) -> Network:
+    """The network scaled as a plan says.
+
+    Raises:
+        ModelError: the plan is for another network.
+    """
+    if not factors:
+        return network
+    channels = follow(network)
+    by_number = np.ones(len(channels.group))
+    for name, values in factors.items():
+        layout = channels.layouts.get(Tensor(name))
+        if layout is None or len(layout) != len(values):
+            raise ModelError(f"the plan has {len(values)} factors for a layer {name!r}", todo="make the plan anew")
+        by_number[channels.group[layout]] = values
+    return scaled(network, channels, by_number)
+
+
+def _scaled(layer: Layer, into: Factors, out: Factors) -> tuple[NDArray[np.float32], ...]:
+    kernel = layer.weights[0].astype(np.float64)
+    if layer.kind == "DepthwiseConv2D":
+        kernel = kernel * into[:, None] / out.reshape(kernel.shape[2:])
+    else:
+        for axis, factor in zip(MAKERS[layer.kind], (into, 1 / out), strict=True):
+            if kernel.shape[axis] == len(factor):
+                kernel = np.moveaxis(np.moveaxis(kernel, axis, -1) * factor, -1, axis)
+    return (kernel.astype(np.float32), *((bias / out).astype(np.float32) for bias in layer.weights[1:]))
+
+
+def weighted(layer: Layer) -> bool:
+    """Whether a layer makes channels from others with weights."""
+    return bool(layer.calls) and layer.kind in (*MAKERS, "DepthwiseConv2D")

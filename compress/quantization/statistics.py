@@ -1,0 +1,157 @@
+"""What a float network computes on real samples: the values that ranges, factors and corrections are taken from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import StageError
+from compress.quantization import points as rounding
+from compress.training.network import Network, Tensor, build, observed
+from compress.training.tensorflow import keras
+
+BATCH = 32
+BINS = 2048
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Activations at every point of a network, on calibration samples.
+
+    Attributes:
+        low: by point the lowest value in each sample [n].
+        high: by point the highest value in each sample [n].
+        counts: by point how many values lie in each of BINS equal parts between the least low and the greatest high.
+        prescribed: the points whose range TFLite prescribes.
+    """
+
+    low: Mapping[str, NDArray[np.float64]]
+    high: Mapping[str, NDArray[np.float64]]
+    counts: Mapping[str, NDArray[np.float64]]
+    prescribed: Mapping[str, tuple[float, float]]
+
+    @property
+    def samples(self) -> int:
+        """How many samples were seen."""
+        return len(next(iter(self.low.values()))) if self.low else 0
+
+
+def collect(network: Network, samples: NDArray[np.float32]) -> Statistics:
+    """Runs the network on the samples, twice.
+
+    Args:
+        network: in canonical form (`training.folding.canonical`).
+        samples: preprocessed calibration samples [n, ...].
+
+    Raises:
+        StageError: an activation is NaN or infinite.
+    """
+    points = rounding.find(network)
+    tensors = list(points)
+    limits = np.concatenate(list(_each_batch(network, tensors, samples, _extremes)), axis=-1)  # [tensors, 2, n]
+    for tensor, found in zip(tensors, limits, strict=True):
+        if not np.isfinite(found).all():
+            raise StageError(
+                f"the activations of layer {tensor.layer!r} are not finite on the calibration samples",
+                todo="look at the data's range, and at the training",
+            )
+    low: dict[str, NDArray[np.float64]] = {}
+    high: dict[str, NDArray[np.float64]] = {}
+    for tensor, (least, greatest) in zip(tensors, limits.astype(np.float64), strict=True):
+        name = points[tensor]
+        low[name] = np.minimum(low.get(name, least), least)
+        high[name] = np.maximum(high.get(name, greatest), greatest)
+    spans = [(low[points[tensor]].min(), high[points[tensor]].max()) for tensor in tensors]
+    found = sum(_each_batch(network, tensors, samples, _histograms(spans)))
+    counts: dict[str, NDArray[np.float64]] = {}
+    for tensor, each in zip(tensors, np.asarray(found, np.float64), strict=True):
+        counts[points[tensor]] = counts.get(points[tensor], 0.0) + each
+    return Statistics(low, high, counts, rounding.fixed(network, points))
+
+
+def largest_by_channel(
+    network: Network, tensors: Sequence[Tensor], samples: NDArray[np.float32]
+) -> dict[Tensor, NDArray[np.float64]]:
+    """The largest magnitude of each channel (last axis) of some tensors; the 99th percentile over samples."""
+    import tensorflow
+
+    def by_channel(value: Any) -> Any:
+        rank = len(value.shape)
+        return tensorflow.reduce_max(tensorflow.abs(value), axis=list(range(1, rank - 1)))
+
+    batches = [*_runs(network, list(tensors), samples, lambda values: [by_channel(value) for value in values])]
+    return {
+        tensor: np.percentile(np.concatenate(parts).astype(np.float64), 99, axis=0)
+        for tensor, parts in zip(tensors, zip(*batches, strict=True), strict=True)
+    }
+
+
+def means_by_channel(
+    network: Network, tensors: Sequence[Tensor], samples: NDArray[np.float32]
+) -> dict[Tensor, NDArray[np.float64]]:
+    """The mean of each channel (last axis) of some tensors over all samples and positions."""
+    import tensorflow
+
+    def by_channel(value: Any) -> Any:
+        return tensorflow.reduce_mean(value, axis=list(range(len(value.shape) - 1)))
+
+    batches = [*_runs(network, list(tensors), samples, lambda values: [by_channel(value) for value in values])]
+    weights = [min(BATCH, len(samples) - start) for start in range(0, len(samples), BATCH)]
+    return {
+        tensor: np.average(np.stack(parts).astype(np.float64), axis=0, weights=weights)
+        for tensor, parts in zip(tensors, zip(*batches, strict=True), strict=True)
+    }
+
+
+def _runs(
+    network: Network, tensors: list[Tensor], samples: NDArray[np.float32], look: Callable[[list[Any]], Any]
+) -> Iterator[Any]:
+    """What `look` makes of the values of some tensors, batch by batch."""
+    import tensorflow
+
+    library = keras()
+    # A tensor that is an input goes through as it is; Keras gives the same object back.
+    model = build(observed(network, tensors))
+
+    @tensorflow.function(reduce_retracing=True)
+    def run(batch):  # type: ignore[no-untyped-def]
+        return look(library.tree.flatten(model(batch, training=False)))
+
+    for start in range(0, len(samples), BATCH):
+        yield library.tree.map_structure(
+            lambda value: value.numpy(), run(tensorflow.constant(samples[start : start + BATCH]))
+        )
+
+
+def _each_batch(
+    network: Network, tensors: list[Tensor], samples: NDArray[np.float32], look: Callable[[list[Any]], Any]
+) -> Iterator[NDArray[Any]]:
+    for found in _runs(network, tensors, samples, look):
+        yield np.asarray(found)
+
+
+def _extremes(values: list[Any]) -> Any:
+    """[tensors, 2, batch]: the lowest and the highest value in each sample."""
+    import tensorflow
+
+    flat = [tensorflow.reshape(value, [tensorflow.shape(value)[0], -1]) for value in values]
+    ends = [(tensorflow.reduce_min(value, axis=1), tensorflow.reduce_max(value, axis=1)) for value in flat]
+    return tensorflow.stack([tensorflow.stack(pair) for pair in ends])
+
+
+def _histograms(spans: Sequence[tuple[float, float]]) -> Callable[[list[Any]], Any]:
+    def look(values: list[Any]) -> Any:
+        import tensorflow
+
+        return tensorflow.stack(
+            [
+                tensorflow.histogram_fixed_width(value, [low, max(high, low + 1e-6)], BINS)
+                for value, (low, high) in zip(values, spans, strict=True)
+            ]
+        )
+
+    return look
