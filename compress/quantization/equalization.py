@@ -13,7 +13,7 @@ from activations).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 
@@ -71,37 +71,55 @@ def _gated(layer: Layer, call: int, given: list[Layout], network: Network, numbe
 
 
 def from_weights(network: Network, channels: Channels) -> Factors:
-    """Factors that make the largest weights equal with which a channel is made and taken, found in rounds."""
+    """Factors that make the largest weights equal with which a channel is made and taken."""
+
+    def made(current: Network, total: Factors) -> NDArray[np.float64]:
+        del total
+        return extents(current, channels)[0]
+
+    return _settled(network, channels, made, 0.5)
+
+
+def from_activations(
+    network: Network, channels: Channels, largest: Mapping[Tensor, NDArray[np.float64]], share: float
+) -> Factors:
+    """Factors that weigh a channel's largest activation against the largest weight it is taken with.
+
+    Args:
+        network: in canonical form.
+        channels: what `follow` found.
+        largest: by tensor the largest magnitude of each of its channels, on calibration samples.
+        share: how much of the imbalance of activations goes into the weights: 1 for all of it.
+    """
+    reached = np.zeros(len(channels.group))
+    for tensor, magnitudes in largest.items():
+        np.maximum.at(reached, channels.group[channels.layouts[tensor]], magnitudes)
+
+    def made(current: Network, total: Factors) -> NDArray[np.float64]:
+        del current
+        return reached[channels.group] / total
+
+    return _settled(network, channels, made, share)
+
+
+def _settled(
+    network: Network, channels: Channels, made: Callable[[Network, Factors], NDArray[np.float64]], share: float
+) -> Factors:
+    """Factors found in rounds, since those of one layer change what the next one sees."""
     total = np.ones(len(channels.group))
     for _ in range(MAX_ROUNDS):
         current = scaled(network, channels, total)
-        made, taken = extents(current, channels)
-        step = _step(made, taken, channels)
+        step = _step(made(current, total), extents(current, channels)[1], channels, share)
         total = np.clip(total * step, 1 / LIMIT, LIMIT)
         if np.abs(np.log(step)).max(initial=0.0) < 0.01:
             break
     return total
 
 
-def from_activations(network: Network, channels: Channels, largest: Mapping[Tensor, NDArray[np.float64]]) -> Factors:
-    """Factors that make a channel's largest activation equal to the largest weight it is taken with.
-
-    Args:
-        network: in canonical form.
-        channels: what `follow` found.
-        largest: by tensor the largest magnitude of each of its channels, on calibration samples.
-    """
-    _, taken = extents(network, channels)
-    reached = np.zeros(len(channels.group))
-    for tensor, magnitudes in largest.items():
-        np.maximum.at(reached, channels.group[channels.layouts[tensor]], magnitudes)
-    return np.clip(_step(reached[channels.group], taken, channels), 1 / LIMIT, LIMIT)
-
-
-def _step(made: NDArray[np.float64], taken: NDArray[np.float64], channels: Channels) -> Factors:
-    """The square root of what a channel is made with over what it is taken with; 1 where it is pinned or dead."""
+def _step(made: NDArray[np.float64], taken: NDArray[np.float64], channels: Channels, share: float) -> Factors:
+    """What brings made ** share and taken ** (1 - share) together; 1 where a channel is pinned or dead."""
     alive = (made > 1e-9) & (taken > 1e-9) & ~channels.pinned
-    return np.sqrt(np.where(alive, made, 1.0) / np.where(alive, taken, 1.0))
+    return np.asarray(np.where(alive, made, 1.0) ** share / np.where(alive, taken, 1.0) ** (1 - share))
 
 
 def extents(network: Network, channels: Channels) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -24,6 +24,8 @@ LEAST_GAIN_DB = 0.1
 """An improvement that is worth a change of the plan."""
 SURE = 2.0
 """Standard errors that an improvement must be above zero."""
+SHARES = (0.5, 0.8)
+"""Of the imbalance of activations that go into the weights."""
 BEST_DB = 60.0
 """Signal-to-noise ratios above this are not told apart."""
 
@@ -90,7 +92,10 @@ class Search:
         seen = statistics.largest_by_channel(self.network, tensors, self.samples)
         found = {
             "from weights": equalization.from_weights(self.network, channels),
-            "from activations": equalization.from_activations(self.network, channels, seen),
+            **{
+                f"from activations, {share:g}": equalization.from_activations(self.network, channels, seen, share)
+                for share in SHARES
+            },
         }
         for name, values in found.items():
             factors = equalization.by_layer(self.network, channels, values)

@@ -1,0 +1,229 @@
+"""What is tried after training: channels equalized, ranges chosen, biases corrected; and what of it is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import networks
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from compress.errors import ModelError
+from compress.quantization import calibration, conversion, correction, equalization, ranges, statistics
+from compress.quantization.plan import QuantizationPlan
+from compress.quantization.search import Search, snr_db
+from compress.quantization.statistics import Statistics
+from compress.tflite.runtime import Model
+from compress.training import network
+from compress.training.folding import canonical
+from compress.training.network import Network, Tensor
+
+pytestmark = pytest.mark.tensorflow
+
+
+def images(count: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).random((count, 12, 12, 3), np.float32)
+
+
+def folded(keras: Any, builder: networks.Builder) -> Network:
+    return canonical(network.read(networks.randomized(builder(keras))))
+
+
+def imbalanced(net: Network, times: float) -> Network:
+    """The same function with every channel that can be scaled up to `times` larger or smaller."""
+    channels = equalization.follow(net)
+    factors = times ** np.random.default_rng(1).uniform(-1, 1, len(channels.group))
+    return equalization.scaled(net, channels, factors[channels.group])
+
+
+def outputs(net: Network, samples: NDArray[np.float32]) -> NDArray[Any]:
+    return np.asarray(network.build(net)(samples))
+
+
+# --- equalization -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+def test_scaling_channels_does_not_change_the_function(keras: Any, builder: networks.Builder) -> None:
+    net = folded(keras, builder)
+    changed = imbalanced(net, 30.0)
+    wanted = outputs(net, images(8))
+    np.testing.assert_allclose(outputs(changed, images(8)), wanted, atol=1e-4 * np.abs(wanted).max(), rtol=0)
+    moved = [name for name in net.layers if any((a != b).any() for a, b in _pairs(net, changed, name))]
+    assert moved
+
+
+def _pairs(a: Network, b: Network, name: str) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    return list(zip(a.layers[name].weights, b.layers[name].weights, strict=True))
+
+
+def test_what_is_not_homogeneous_holds_its_channels(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    free = layers.Conv2D(4, 3, name="free")(image)
+    held = layers.Conv2D(4, 3, name="held")(layers.ReLU()(free))
+    last = layers.Conv2D(4, 3, name="last")(layers.ReLU(6.0)(held))
+    channels = equalization.follow(canonical(network.read(keras.Model(image, last))))
+    pinned = {name: channels.pinned[channels.layouts[Tensor(name)]].any() for name in ("free", "held", "last")}
+    assert pinned == {"free": False, "held": True, "last": True}
+
+
+@pytest.mark.parametrize("builder", [networks.plain, networks.branches], ids=lambda b: b.__name__)
+def test_factors_from_weights_undo_an_imbalance(keras: Any, builder: networks.Builder) -> None:
+    net = folded(keras, builder)
+    channels = equalization.follow(net)
+    wanted = equalization.scaled(net, channels, equalization.from_weights(net, channels))
+    worse = imbalanced(net, 64.0)
+    found = equalization.scaled(worse, channels, equalization.from_weights(worse, channels))
+    for name, layer in wanted.layers.items():
+        for a, b in zip(layer.weights, found.layers[name].weights, strict=True):
+            np.testing.assert_allclose(a, b, atol=0.05 * np.abs(a).max(), rtol=0.05)
+
+
+def test_a_plan_holds_its_factors(keras: Any) -> None:
+    net = folded(keras, networks.branches)
+    channels = equalization.follow(net)
+    factors = equalization.from_weights(net, channels)
+    plan = QuantizationPlan({}, "by hand", equalization.by_layer(net, channels, factors))
+    stored = json.loads(plan.to_json())["factors"]
+    again = equalization.applied(net, {name: tuple(values) for name, values in stored.items()})
+    wanted = equalization.scaled(net, channels, factors)
+    for name in net.layers:
+        for a, b in _pairs(wanted, again, name):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["conv2d_999", "dense"])
+def test_a_plan_for_another_network_is_refused(keras: Any, name: str) -> None:
+    with pytest.raises(ModelError, match=rf"the plan has 77 factors for a layer '{name}"):
+        equalization.applied(folded(keras, networks.plain), {name: (1.0,) * 77})
+
+
+# --- ranges -----------------------------------------------------------------------------
+
+
+def seen(*, corrupt: float = 1.0) -> Statistics:
+    """Two hundred samples of a bell curve at one point; in one of them the values are `corrupt` times larger."""
+    values = np.random.default_rng(0).normal(0, 1, (200, 500))
+    values[17] *= corrupt
+    counts = np.histogram(values, statistics.BINS)[0].astype(float)
+    fixed = {"softmax": (0.0, 255 / 256)}
+    rows = {"x": values, "softmax": np.abs(values)}
+    low, high = ({name: pick(each, axis=1) for name, each in rows.items()} for pick in (np.min, np.max))
+    return Statistics(low, high, {"x": counts, "softmax": counts}, fixed)
+
+
+@pytest.mark.parametrize("method", ranges.METHODS)
+def test_a_range_holds_nearly_everything(method: str) -> None:
+    low, high = ranges.select(seen(), method)["x"]
+    assert -6 < low < -2.0
+    assert 2.0 < high < 6
+    assert ranges.select(seen(), method)["softmax"] == pytest.approx((0.0, 255 / 256))
+
+
+def test_one_corrupt_sample_of_two_hundred() -> None:
+    clean, damaged = (ranges.select(seen(corrupt=times), "sample_percentile")["x"] for times in (1.0, 100.0))
+    np.testing.assert_allclose(clean, damaged, rtol=0.15)
+    assert ranges.select(seen(corrupt=100.0), "minmax")["x"][1] > 100
+
+
+def test_the_least_squared_error_is_less_than_that_of_the_whole_range() -> None:
+    values = np.random.default_rng(0).standard_t(2, (50, 2000))
+    counts = np.histogram(values, statistics.BINS)[0].astype(float)
+    found = Statistics({"x": values.min(axis=1)}, {"x": values.max(axis=1)}, {"x": counts}, {})
+    errors = []
+    for method in ("minmax", "mse"):
+        low, high = ranges.select(found, method)["x"]
+        scale = (high - low) / 255
+        errors.append(((np.clip(np.rint((values - low) / scale), 0, 255) * scale + low - values) ** 2).mean())
+    assert errors[1] < 0.9 * errors[0]
+
+
+def test_collected_statistics_are_those_of_the_values(keras: Any) -> None:
+    net = folded(keras, networks.plain)
+    found = statistics.collect(net, images(40))
+    name = next(name for name in found.low if "re_lu" in name)
+    values = np.asarray(network.build(network.observed(net, [Tensor(name)]))(images(40)))
+    np.testing.assert_allclose(found.high[name], values.reshape(40, -1).max(axis=1), rtol=1e-5)
+    assert found.counts[name].sum() == values.size
+    means = statistics.means_by_channel(net, [Tensor(name)], images(40))[Tensor(name)]
+    np.testing.assert_allclose(means, values.mean(axis=(0, 1, 2)), rtol=1e-3)
+
+
+# --- bias -------------------------------------------------------------------------------
+
+
+def test_a_shift_brings_the_mean_back(keras: Any) -> None:
+    net = folded(keras, networks.plain)
+    samples = images(correction.SAMPLES)
+    plan = calibration.calibrate(net, samples)
+    coarse = {name: (low / 4, high / 4) for name, (low, high) in plan.ranges.items()}  # saturates: the mean moves
+    plan = QuantizationPlan(coarse, "too narrow")
+    shifts = correction.measured_shifts(net, plan, samples)
+    last = next(name for name in reversed(net.layers) if net.layers[name].kind == "Dense")
+    wanted = statistics.means_by_channel(net, [Tensor(last)], samples)[Tensor(last)]
+    from compress.quantization import fake, points
+
+    apart = []
+    for each in ({}, shifts):
+        quantized = fake.insert(correction.shifted(net, each), points.find(net), plan)
+        found = statistics.means_by_channel(quantized, [Tensor(last)], samples)[Tensor(last)]
+        apart.append(np.abs(found - wanted).max())
+    assert apart[1] < 0.05 * apart[0]
+
+
+# --- the search -------------------------------------------------------------------------
+
+
+def searched(net: Network, samples: NDArray[np.float32], folder: Path) -> Search:
+    def run(content: bytes, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        path = folder / "candidate.tflite"
+        path.write_bytes(content)
+        return Model(path, reproducible=True).scores(inputs)
+
+    search = Search(net, samples, images(48, seed=9), "int8", run)
+    search.ranges(["minmax", "sample_percentile"])
+    search.equalization(search.range_method)
+    search.bias()
+    return search
+
+
+def quality(search: Search) -> float:
+    return max(trial.snr_db for trial in search.trials if trial.kept)
+
+
+def test_an_imbalanced_network_is_as_good_as_the_balanced_one(keras: Any, tmp_path: Path) -> None:
+    net = folded(keras, networks.plain)
+    plain, hard = (searched(each, images(60), tmp_path) for each in (net, imbalanced(net, 64.0)))
+    first = next(trial for trial in hard.trials if trial.choice == "minmax")
+    assert first.snr_db < quality(plain) - 8  # what a plain conversion would be
+    assert quality(hard) > quality(plain) - 3
+    assert any(trial.kept for trial in hard.trials if trial.step == "equalization")
+    assert hard.plan.factors
+    assert not conversion.float_operators(hard.content)
+
+
+def test_a_corrupt_sample_does_no_harm(keras: Any, tmp_path: Path) -> None:
+    net = folded(keras, networks.plain)
+    damaged = images(200)
+    damaged[7] *= 50
+    clean, hurt = searched(net, images(200), tmp_path), searched(net, damaged, tmp_path)
+    assert hurt.range_method == "sample_percentile"
+    assert quality(hurt) > quality(clean) - 1.5
+
+
+def test_what_does_not_help_is_not_kept(keras: Any, tmp_path: Path) -> None:
+    search = searched(folded(keras, networks.plain), images(60), tmp_path)
+    kept = {trial.step: trial for trial in search.trials if trial.kept}
+    best = kept["ranges"].snr_db
+    assert all(trial.snr_db < best + 3 for trial in search.trials)
+    assert [set(row) for row in search.to_json()] == [{"step", "choice", "snr_db", "agreement", "kept"}] * 6
+
+
+def test_signal_to_noise() -> None:
+    wanted = np.asarray([[3.0, 4.0], [0.0, 0.0], [1.0, 1.0]])
+    found = np.asarray([[3.0, 4.5], [0.0, 0.0], [1.0, 1.0]])
+    np.testing.assert_allclose(snr_db(wanted, found), [20.0, 60.0, 60.0], atol=1e-6)
