@@ -60,6 +60,7 @@ class Search:
         io: type of the file's input and output.
         run: the outputs of a .tflite file for some samples: [m, outputs].
         trials: what was tried, in order.
+        outliers: calibration samples that reach much farther than the others.
     """
 
     network: Network
@@ -68,6 +69,7 @@ class Search:
     io: conversion.InputType
     run: Callable[[bytes, NDArray[np.float32]], NDArray[np.float32]]
     trials: list[Trial] = field(default_factory=list)
+    outliers: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._compared = _without_softmax(self.network)
@@ -80,6 +82,7 @@ class Search:
         factors = dict(self._best.plan.factors) if self._best else {}
         current = equalization.applied(self.network, factors)
         found = statistics.collect(current, self.samples)
+        self.outliers = statistics.outliers(found)
         for method in methods:
             self._try("ranges", method, QuantizationPlan(select(found, method), _told(method, found), factors))
 
@@ -109,7 +112,8 @@ class Search:
         """Tries to move the mean of every layer's outputs back to where the float model has it."""
         plan = self.plan
         network = conversion.gridded(equalization.applied(self.network, plan.factors))
-        shifts = correction.measured_shifts(network, plan, self.samples)
+        ordinary = np.delete(self.samples, self.outliers, axis=0)
+        shifts = correction.measured_shifts(network, plan, ordinary)
         self._try("bias", "measured shift", replace(plan, bias_shifts=shifts))
 
     @property

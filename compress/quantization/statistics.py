@@ -16,6 +16,9 @@ from compress.training.tensorflow import keras
 
 BATCH = 32
 BINS = 2048
+OUTLYING = 3.0
+FAR = 3.0
+"""Standard deviations of the first batch norm beyond which samples do not fit a model."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,35 @@ class Statistics:
     def samples(self) -> int:
         """How many samples were seen."""
         return len(next(iter(self.low.values()))) if self.low else 0
+
+
+def outliers(found: Statistics) -> list[int]:
+    """Samples that reach more than OUTLYING times as far as 98% of them do, at a tenth of the points or more."""
+    far = np.zeros(found.samples)
+    free = [point for point in found.low if point not in found.prescribed]
+    for point in free:
+        reach = np.maximum(np.abs(found.low[point]), np.abs(found.high[point]))
+        far += reach > OUTLYING * np.percentile(reach, 98)
+    return [int(index) for index in np.flatnonzero(far >= max(len(free) / 10, 1))]
+
+
+def misfit(network: Network, samples: NDArray[np.float32]) -> float | None:
+    """How far the samples are from what the first batch norm saw in training.
+
+    In its standard deviations, the median over channels; None where there is no batch norm. What
+    is preprocessed otherwise than in training (0 to 255 instead of 0 to 1, say) is far away.
+
+    Args:
+        network: as it was trained, batch norm not folded.
+        samples: preprocessed samples [n, ...].
+    """
+    norms = [layer for layer, _ in network.in_order() if layer.kind == "BatchNormalization" and layer.weights]
+    if not norms:
+        return None
+    given = norms[0].given()[0]
+    mean, variance = norms[0].weights[-2:]
+    seen = means_by_channel(network, [given], samples)[given]
+    return float(np.median(np.abs(seen - mean) / np.sqrt(variance + norms[0].config.get("epsilon", 1e-3))))
 
 
 def collect(network: Network, samples: NDArray[np.float32]) -> Statistics:

@@ -21,6 +21,8 @@ from compress.training.fit import TrainingSettings
 from compress.training.network import Network
 
 PLAN_FILE = "quantization.json"
+FEW = 32
+"""Calibration samples below which there is a warning."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Quantize(Stage, TrainingSettings):
         model = working_model.read(given, context)
         canonical = folding.canonical(network.read(model))
         samples, held_back = self._samples(context)
-        facts: Facts = {"calibration_samples": len(samples)}
+        facts: Facts = {"calibration_samples": len(samples), "warnings": self._warnings(network.read(model), samples)}
         search = Search(canonical, samples, held_back, self.io, self._outputs(context))
         try:
             self._searched(search)
@@ -81,6 +83,11 @@ class Quantize(Stage, TrainingSettings):
             content = conversion.convert_calibrated(model, samples, self.io)
             facts["ranges"] = f"found by the converter, because {error.what}"
             return facts | self._write(content, samples, context)
+        if search.outliers:
+            few = f"{len(search.outliers)} of {len(samples)} calibration samples"
+            facts["warnings"].append(f"{few} reach more than three times as far as the others: are they corrupt?")
+        for warning in facts["warnings"]:
+            context.progress.note(f"quantize: {warning}")
         facts["tried"] = search.to_json()
         best = Candidate("ptq", search.content, search.plan)
         if self.method == "qat":
@@ -88,6 +95,23 @@ class Quantize(Stage, TrainingSettings):
         (context.folder / PLAN_FILE).write_text(best.plan.to_json())
         facts |= {"kept": best.method, "ranges": best.plan.method}
         return facts | self._write(best.content, samples, context)
+
+    def _warnings(self, trained: Network, samples: NDArray[np.float32]) -> list[str]:
+        """What is strange about the calibration samples."""
+        from compress.quantization import statistics
+
+        found = []
+        if len(samples) < FEW:
+            found.append(f"{len(samples)} calibration samples are few: ranges may miss what comes later")
+        if not np.ptp(samples, axis=0).any():
+            found.append("all calibration samples are the same")
+        far = statistics.misfit(trained, samples)
+        if far is not None and far > statistics.FAR:
+            found.append(
+                f"the calibration samples are {far:.0f} standard deviations from what the model's first batch norm "
+                "saw in training: is data.preprocess what the model was trained with?"
+            )
+        return found
 
     def _searched(self, search: Search) -> None:
         """Tries what the settings allow, and keeps what helps."""

@@ -153,6 +153,31 @@ def test_collected_statistics_are_those_of_the_values(keras: Any) -> None:
     np.testing.assert_allclose(means, values.mean(axis=(0, 1, 2)), rtol=1e-3)
 
 
+def test_samples_that_reach_far_are_named() -> None:
+    assert statistics.outliers(seen()) == []
+    assert statistics.outliers(seen(corrupt=10.0)) == [17]
+
+
+def test_samples_that_do_not_fit_the_model(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    norm = layers.BatchNormalization()
+    model = keras.Model(image, layers.Dense(3)(layers.Flatten()(norm(layers.Conv2D(8, 3)(image)))))
+    before = layers.Conv2D(8, 3)
+    before(np.zeros((1, 12, 12, 3)))
+    before.set_weights(model.layers[1].get_weights())
+    made = np.asarray(before(images(100)))
+    norm.moving_mean.assign(made.mean(axis=(0, 1, 2)))
+    norm.moving_variance.assign(made.var(axis=(0, 1, 2)))
+    net = network.read(model)
+    fitting, other = (statistics.misfit(net, samples) for samples in (images(40, 1), images(40, 1) * 255))
+    assert fitting is not None
+    assert other is not None
+    assert fitting < 0.5
+    assert other > statistics.FAR
+    assert statistics.misfit(canonical(net), images(4)) is None
+
+
 # --- bias -------------------------------------------------------------------------------
 
 
@@ -212,7 +237,7 @@ def test_a_corrupt_sample_does_no_harm(keras: Any, tmp_path: Path) -> None:
     damaged[7] *= 50
     clean, hurt = searched(net, images(200), tmp_path), searched(net, damaged, tmp_path)
     assert hurt.range_method == "sample_percentile"
-    assert quality(hurt) > quality(clean) - 1.5
+    assert quality(hurt) > quality(clean) - 3
 
 
 def test_what_does_not_help_is_not_kept(keras: Any, tmp_path: Path) -> None:
