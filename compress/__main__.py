@@ -5,7 +5,8 @@ Usage::
     python -m compress pipeline.yaml [--dry-run] [--out DIR] [--force STAGE] [--json]
     python -m compress check MODEL.tflite [--json] [--compiler VERSION] [--all-subgraphs]
     python -m compress inspect COMPILED.tflite [--against MODEL.tflite] [--json]
-    python -m compress stages [--json]
+    python -m compress debug runs/NAME          where quantization lost, tensor by tensor, the worst first
+  python -m compress stages [--json]
     python -m compress schema
     python -m compress operators
 
@@ -31,6 +32,7 @@ other commands:
   python -m compress check MODEL.tflite       what the Edge TPU compiler will do, without it
   python -m compress legalize IN.tflite OUT.tflite  the same function in operators that the compiler maps
   python -m compress inspect COMPILED.tflite  what a compiled model really holds; --against MODEL.tflite compares
+  python -m compress debug runs/NAME          where quantization lost, tensor by tensor, the worst first
   python -m compress stages [--json]   every stage, its settings, defaults and meaning
   python -m compress schema            JSON schema of pipeline.yaml, for editors
   python -m compress operators         what runs on the Edge TPU, and the rules of `check`
@@ -207,6 +209,20 @@ def _legalize(arguments: Sequence[str]) -> int:
     return _mapped(found.after)
 
 
+def _debug(arguments: Sequence[str]) -> int:
+    parser = _Parser(prog="python -m compress debug", description="Where quantization lost, tensor by tensor.")
+    parser.add_argument("folder", type=Path, help="the folder of a run (runs/NAME), with its report.json")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.parse_args(arguments)
+    from compress import record
+
+    rows = record.quantized_layers(options.folder)
+    from compress.quantization.debug import describe
+
+    _print(json.dumps({"schema_version": 1, "layers": rows}, indent=1) if options.json else describe(rows).rstrip("\n"))
+    return 0
+
+
 def _inspect(arguments: Sequence[str]) -> int:
     parser = _Parser(prog="python -m compress inspect", description="What a compiled model really holds.")
     parser.add_argument("model", type=Path, help="the file that edgetpu_compiler wrote")
@@ -236,6 +252,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "check": _check,
     "legalize": _legalize,
     "inspect": _inspect,
+    "debug": _debug,
     "stages": _stages,
     "schema": _schema,
     "operators": _operators,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import compress
+from compress.errors import ModelError
 from compress.measurement import Measurement, missing
 from compress.pipeline import Pipeline, Step
 from compress.probes.accuracy import compare
@@ -171,3 +173,23 @@ def _data(pipeline: Pipeline, findings: Mapping[str, Any]) -> dict[str, Any] | N
         return None
     source = pipeline.settings["data"]["source"]
     return {"source": source if isinstance(source, str) else next(iter(source)), **findings["data"]}
+
+
+def quantized_layers(folder: Path) -> list[dict[str, Any]]:
+    """What the last `quantize` of a run found out about each rounded tensor.
+
+    Raises:
+        ModelError: the folder holds no report of a run that quantized.
+    """
+    path = folder / "report.json"
+    try:
+        stages = json.loads(path.read_text(encoding="utf-8"))["stages"]
+        found = [stage["facts"]["layers"] for stage in stages if "layers" in (stage.get("facts") or {})]
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror}", where=str(path), todo="run the pipeline first") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError("is no report of ours", where=str(path), todo="run the pipeline again") from error
+    if not found:
+        raise ModelError("has nothing about quantized layers", where=str(path), todo="run a pipeline with `quantize`")
+    rows: list[dict[str, Any]] = found[-1]
+    return rows

@@ -18,6 +18,7 @@ from compress.training.tensorflow import keras
 
 PACKAGE = "coralline"
 FAKE = "FakeQuantize"
+SWITCHED = "SwitchedFakeQuantize"
 AVERAGE = 0.99
 """Share of a range that stays in one training step, where it follows the data."""
 #: Weighted layers and the axes of their kernel that one scale runs over.
@@ -66,7 +67,17 @@ def layers() -> dict[str, Any]:
             low, high = self.limits
             return {**super().get_config(), "low": low, "high": high, "average": self.average}
 
-    made = {FAKE: register(FakeQuantize)}
+    class SwitchedFakeQuantize(FakeQuantize):
+        """Rounds only while its weight `on` is 1."""
+
+        def build(self, shape: Any) -> None:
+            super().build(shape)
+            self.on = self.add_weight(name="on", shape=(), initializer="zeros", trainable=False)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return x + self.on * (super().call(x, training) - x)
+
+    made = {FAKE: register(FakeQuantize), SWITCHED: register(SwitchedFakeQuantize)}
     for kind, axes in SCALE_AXES.items():
         made[f"Quantized{kind}"] = register(_quantized(library, kind, axes))
     return made
@@ -150,6 +161,16 @@ def _layer(name: str, tensors: list[Tensor], limits: tuple[float, float], averag
     entry = {"module": None, "class_name": FAKE, "config": config, "registered_name": f"{PACKAGE}>{FAKE}"}
     calls = tuple({"args": [tensor], "kwargs": {}} for tensor in tensors)
     return Layer(name, FAKE, entry, calls, ())
+
+
+def switched(network: Network) -> Network:
+    """The network with every FakeQuantize off until its weight `on` is set to 1."""
+    changed = {}
+    for layer in network.layers.values():
+        if layer.kind == FAKE:
+            entry = {**layer.entry, "class_name": SWITCHED, "registered_name": f"{PACKAGE}>{SWITCHED}"}
+            changed[layer.name] = replace(layer, kind=SWITCHED, entry=entry)
+    return network.edited(changed, {})
 
 
 def with_rounded_weights(network: Network) -> Network:

@@ -8,7 +8,7 @@ range they are given; all parts of a concatenation share one.
 from __future__ import annotations
 
 from compress.quantization.plan import FIXED
-from compress.training.network import Layer, Network, Tensor, tensors_in
+from compress.training.network import Layer, Network, Tensor, observed, tensors_in
 
 FUSING = {"Conv1D", "Conv2D", "Conv2DTranspose", "DepthwiseConv2D", "Dense", "Add", "Subtract", "Multiply"}
 FUSED = {"relu", "relu6"}
@@ -80,3 +80,15 @@ def fixed(network: Network, points: dict[Tensor, str]) -> dict[str, tuple[float,
 
 def _name(tensor: Tensor) -> str:
     return tensor.layer if tensor.call == 0 else f"{tensor.layer}:{tensor.call}"
+
+
+def without_softmax(network: Network) -> Network:
+    """The network up to its logits: a softmax or sigmoid at the end hides differences where it is sure."""
+    outputs = list(tensors_in(network.outputs))
+    ends = [network.layers[tensor.layer] for tensor in outputs]
+    given = [end.given(tensor.call)[0] if end.calls else tensor for end, tensor in zip(ends, outputs, strict=True)]
+    cut = [
+        before if activation_of(end) in ("softmax", "sigmoid") else tensor
+        for end, before, tensor in zip(ends, given, outputs, strict=True)
+    ]
+    return network if cut == outputs else observed(network, cut)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from compress.quantization import conversion, correction, equalization, statistics
 from compress.quantization.plan import QuantizationPlan
-from compress.quantization.points import activation_of
+from compress.quantization.points import without_softmax
 from compress.quantization.ranges import select
-from compress.training.network import Network, Tensor, build, observed, tensors_in
+from compress.training.network import Network, Tensor, build
 
 Choice = Literal["auto", "off"]
 LEAST_GAIN_DB = 0.1
@@ -72,7 +72,7 @@ class Search:
     outliers: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._compared = _without_softmax(self.network)
+        self._compared = without_softmax(self.network)
         model = build(self._compared)
         self._wanted = np.asarray(model.predict(self.held_back, verbose=0)).reshape(len(self.held_back), -1)
         self._best: _Measured | None = None
@@ -162,18 +162,6 @@ class _Measured:
 
 def _told(method: str, found: statistics.Statistics) -> str:
     return f"{method} of {found.samples} samples"
-
-
-def _without_softmax(network: Network) -> Network:
-    """The network up to its logits: a softmax or sigmoid at the end hides differences where it is sure."""
-    outputs = list(tensors_in(network.outputs))
-    ends = [network.layers[tensor.layer] for tensor in outputs]
-    given = [end.given(tensor.call)[0] if end.calls else tensor for end, tensor in zip(ends, outputs, strict=True)]
-    cut = [
-        before if activation_of(end) in ("softmax", "sigmoid") else tensor
-        for end, before, tensor in zip(ends, given, outputs, strict=True)
-    ]
-    return network if cut == outputs else observed(network, cut)
 
 
 def snr_db(wanted: NDArray[Any], found: NDArray[Any]) -> NDArray[np.float64]:

@@ -31,6 +31,7 @@ class Candidate:
 
     method: str
     content: bytes
+    network: Network
     plan: QuantizationPlan
 
 
@@ -64,7 +65,7 @@ class Quantize(Stage, TrainingSettings):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The int8 model, the plan it was made by, and what was tried."""
-        from compress.quantization import conversion
+        from compress.quantization import conversion, debug
         from compress.training import folding, network, working_model
         from compress.training.tensorflow import keras
 
@@ -89,9 +90,10 @@ class Quantize(Stage, TrainingSettings):
         for warning in facts["warnings"]:
             context.progress.note(f"quantize: {warning}")
         facts["tried"] = search.to_json()
-        best = Candidate("ptq", search.content, search.plan)
+        best = Candidate("ptq", search.content, canonical, search.plan)
         if self.method == "qat":
             best = self._trained(canonical, best, context, facts)
+        facts["layers"] = debug.to_json(debug.errors(best.network, best.plan, held_back[:FEW]))
         (context.folder / PLAN_FILE).write_text(best.plan.to_json())
         facts |= {"kept": best.method, "ranges": best.plan.method}
         return facts | self._write(best.content, samples, context)
@@ -155,7 +157,7 @@ class Quantize(Stage, TrainingSettings):
         edited = conversion.edited(network, ptq.plan)
         start = replace(ptq.plan, factors={}, bias_shifts={})
         trained, plan, history = training.train(edited, start, self, context)
-        qat = Candidate("qat", conversion.convert(trained, plan, self.io), plan)
+        qat = Candidate("qat", conversion.convert(trained, plan, self.io), trained, plan)
         scores = {}
         for candidate in (ptq, qat):
             outputs = self._outputs(context)(candidate.content, context.data.inputs("validation"))

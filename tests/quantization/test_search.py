@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.quantization import calibration, conversion, correction, equalization, ranges, statistics
-from compress.quantization.plan import QuantizationPlan
+from compress.quantization import calibration, conversion, correction, debug, equalization, ranges, statistics
+from compress.quantization.plan import QuantizationPlan, nudged
 from compress.quantization.search import Search, snr_db
 from compress.quantization.statistics import Statistics
 from compress.tflite.runtime import Model
@@ -252,3 +252,39 @@ def test_signal_to_noise() -> None:
     wanted = np.asarray([[3.0, 4.0], [0.0, 0.0], [1.0, 1.0]])
     found = np.asarray([[3.0, 4.5], [0.0, 0.0], [1.0, 1.0]])
     np.testing.assert_allclose(snr_db(wanted, found), [20.0, 60.0, 60.0], atol=1e-6)
+
+
+# --- where it is lost -------------------------------------------------------------------
+
+
+def test_the_tensor_that_costs_most_is_first(keras: Any) -> None:
+    net = folded(keras, networks.plain)
+    plan = calibration.calibrate(net, images(60))
+    name = next(name for name in plan.ranges if "re_lu" in name)
+    coarse = QuantizationPlan({**plan.ranges, name: nudged(0.0, 200 * plan.ranges[name][1])}, "one too wide")
+    rows = debug.errors(net, coarse, images(32, 5))
+    assert rows[0].point == name
+    assert "times what 99.9% of its values need" in rows[0].cause
+    assert "sample_percentile" in rows[0].setting
+    assert rows[0].share > 0.9
+    assert sum(row.share for row in rows) == pytest.approx(1.0, abs=0.01)
+    shown = {row.point for row in rows if not row.point.endswith(debug.WEIGHTS)}
+    assert shown == {*plan.ranges} - {net.outputs.layer}  # the softmax
+    assert len(rows) > len(shown)
+    narrow = QuantizationPlan({**plan.ranges, name: nudged(0.0, 0.3 * plan.ranges[name][1])}, "one too narrow")
+    assert "of its values are cut off" in debug.errors(net, narrow, images(32, 5))[0].cause
+
+
+def test_an_imbalance_is_named(keras: Any) -> None:
+    net = imbalanced(folded(keras, networks.plain), 64.0)
+    causes = [row.cause for row in debug.errors(net, calibration.calibrate(net, images(60)), images(32, 5))]
+    assert any("times the median one" in cause for cause in causes)
+
+
+@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+def test_every_network_can_be_looked_into(keras: Any, builder: networks.Builder) -> None:
+    net = folded(keras, builder)
+    rows = debug.errors(net, calibration.calibrate(net, images(40)), images(16, 5))
+    assert all(row.snr_db is None or row.snr_db > 15 for row in rows)
+    text = debug.describe(debug.to_json(rows))
+    assert len(text.splitlines()) > len(rows[:20])
