@@ -95,6 +95,9 @@ def randomized(model: Any, seed: int = 0) -> Any:
     for weight in model.weights:
         if weight.path.endswith("moving_variance"):
             weight.assign(random.uniform(0.5, 1.5, weight.shape))
-        elif len(weight.shape) == 1:
+        elif np.prod(weight.shape[:-1]) == 1:
             weight.assign(random.normal(0.3, 0.2, weight.shape))
+        else:  # as drawn by Keras they would depend on what was drawn before
+            inputs = weight.shape[:2] if "depthwise" in weight.path else weight.shape[:-1]
+            weight.assign(random.normal(0, (2 / np.prod(inputs)) ** 0.5, weight.shape))
     return model

@@ -67,7 +67,16 @@ def layers() -> dict[str, Any]:
             low, high = self.limits
             return {**super().get_config(), "low": low, "high": high, "average": self.average}
 
-    class SwitchedFakeQuantize(FakeQuantize):
+    made = {FAKE: register(FakeQuantize), SWITCHED: register(_switched(FakeQuantize))}
+    for kind, axes in SCALE_AXES.items():
+        made[f"Quantized{kind}"] = register(_quantized(library, kind, axes))
+    return made
+
+
+def _switched(rounding: Any) -> Any:
+    """FakeQuantize with a switch."""
+
+    class SwitchedFakeQuantize(rounding):  # type: ignore[misc]
         """Rounds only while its weight `on` is 1."""
 
         def build(self, shape: Any) -> None:
@@ -77,10 +86,7 @@ def layers() -> dict[str, Any]:
         def call(self, x: Any, training: bool = False) -> Any:
             return x + self.on * (super().call(x, training) - x)
 
-    made = {FAKE: register(FakeQuantize), SWITCHED: register(SwitchedFakeQuantize)}
-    for kind, axes in SCALE_AXES.items():
-        made[f"Quantized{kind}"] = register(_quantized(library, kind, axes))
-    return made
+    return SwitchedFakeQuantize
 
 
 def _quantized(library: Any, kind: str, axes: tuple[int, ...]) -> Any:
