@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compress import report as words
-from compress.report import Plain, charts
+from compress.report import Plain, charts, quantization
 
 if TYPE_CHECKING:
     import jinja2
@@ -69,6 +69,7 @@ def page(record: Plain) -> str:
         stages=_stages(record),
         classes=_classes(record),
         latency=_latency(record),
+        quantization=quantization.section(record),
         placement=_placement(record),
         data=_data(record),
         outputs=_outputs(record),

@@ -398,3 +398,36 @@ def test_importing_is_light() -> None:
     code = "import sys, compress.report; print([m for m in ('jinja2', 'numpy', 'pydantic') if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+def test_what_quantization_tried_and_where_it_lost() -> None:
+    trial = {"step": "ranges", "choice": "<b>", "snr_db": 35.25, "agreement": 0.99, "kept": True}
+    layer = {
+        "point": "conv0 (weights)",
+        "kind": "Conv2D",
+        "snr_db": None,
+        "share": 0.6,
+        "cause": "wide",
+        "setting": "mse",
+    }
+    change = {
+        "rewrite": "elu",
+        "op": "ELU",
+        "output": "y",
+        "kept": False,
+        "steps": 5.0,
+        "tolerance": 3,
+        "reason": "far",
+    }
+    facts = {
+        "calibration_samples": 200,
+        "tried": [trial],
+        "layers": [layer],
+        "rewritten": [change],
+        "warnings": ["few"],
+    }
+    plain = {**full(), "stages": [{"id": "q", "stage": "quantize", "status": "made", "facts": facts}]}
+    shown = html_of(plain)
+    for text in ("35.2 dB", "&lt;b&gt;", "✓ kept", "conv0 (weights)", "wide. To change it: mse", "left: far", "✕ few"):
+        assert text in shown
+    assert "Where it is lost" not in html_of({**full(), "stages": []})

@@ -1,0 +1,61 @@
+"""The report's section on quantization: what was tried, what was kept, and where most is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compress import report as words
+from compress.report import Plain
+
+MAX_LAYERS = 12
+MAX_TRIALS = 40
+MAX_REWRITES = 20
+
+
+def section(record: Plain) -> dict[str, Any] | None:
+    """What the last `quantize` of a run says, as texts for a template; None where there was none."""
+    facts = next((stage["facts"] for stage in reversed(record.get("stages") or []) if _quantized(stage)), None)
+    if facts is None:
+        return None
+    layers = facts.get("layers") or []
+    return {
+        "ranges": words.shorten(words.scalar(facts.get("ranges") or "not recorded"), 200),
+        "kept": words.scalar(facts.get("kept") or "not recorded"),
+        "samples": words.scalar(facts.get("calibration_samples")),
+        "warnings": [words.shorten(words.scalar(each), 300) for each in facts.get("warnings") or []],
+        "trials": [_trial(trial) for trial in (facts.get("tried") or [])[:MAX_TRIALS]],
+        "layers": [_layer(row) for row in layers[:MAX_LAYERS]],
+        "more": max(len(layers) - MAX_LAYERS, 0),
+        "rewrites": [_rewrite(change) for change in (facts.get("rewritten") or [])[:MAX_REWRITES]],
+    }
+
+
+def _quantized(stage: Plain) -> bool:
+    facts = stage.get("facts") or {}
+    return stage.get("stage") == "quantize" and "calibration_samples" in facts
+
+
+def _trial(trial: Plain) -> dict[str, Any]:
+    return {
+        "step": words.shorten(words.scalar(trial.get("step")), 40),
+        "choice": words.shorten(words.scalar(trial.get("choice")), 80),
+        "snr": _decibels(trial.get("snr_db")),
+        "agreement": words.number(float(trial.get("agreement") or 0.0), "fraction"),
+        "kept": bool(trial.get("kept")),
+    }
+
+
+def _layer(row: Plain) -> dict[str, Any]:
+    texts = {key: words.shorten(str(row.get(key) or ""), 120) for key in ("point", "kind", "cause", "setting")}
+    share = float(row.get("share") or 0.0)
+    return {**texts, "share": words.number(share, "fraction"), "snr": _decibels(row.get("snr_db"))}
+
+
+def _rewrite(change: Plain) -> dict[str, Any]:
+    texts = {key: words.shorten(str(change.get(key) or ""), 120) for key in ("rewrite", "op", "output", "reason")}
+    steps = change.get("steps")
+    return {**texts, "kept": bool(change.get("kept")), "steps": "not run" if steps is None else f"{float(steps):g}"}
+
+
+def _decibels(value: Any) -> str:
+    return "" if value is None else f"{float(value):.1f} dB"
