@@ -139,6 +139,39 @@ def depth_to_space() -> Graph:
     return one_op.one("DEPTH_TO_SPACE", [MAP], made(1, 16, 16, 2), 2, blockSize=2)
 
 
+def shuffled(chosen: tuple[int, ...], order: tuple[int, ...], out: tuple[int, ...]) -> Graph:
+    """A reshape, a transpose over more dimensions than the Edge TPU has, and a reshape."""
+    moved = made(*(chosen[axis] for axis in order))
+    tensors = {"x": MAP, "a": made(*chosen), "b": moved, "y": made(*out)}
+    tensors |= {"to": integers(*chosen), "order": integers(*order), "back": integers(*out)}
+    operators = [Op("RESHAPE", ["x", "to"], ["a"]), Op("TRANSPOSE", ["a", "order"], ["b"], 4)]
+    return one_op.read(tensors, [*operators, Op("RESHAPE", ["b", "back"], ["y"])], ["x"], ["y"])
+
+
+def upsampled(name: str) -> Graph:
+    """What Keras 3 makes of UpSampling2D, of one side; and what others make of it."""
+    times = integers(1, 1, 2, 1, 1) if name == "TILE" else integers(1, 8, 2, 8, 8)
+    tensors = {"x": MAP, "a": made(1, 8, 1, 8, 8), "b": made(1, 8, 2, 8, 8), "y": made(1, 16, 8, 8)}
+    tensors |= {"to": integers(1, 8, 1, 8, 8), "times": times, "back": integers(1, 16, 8, 8)}
+    operators = [Op("RESHAPE", ["x", "to"], ["a"]), Op(name, ["a", "times"], ["b"], 3)]
+    return one_op.read(tensors, [*operators, Op("RESHAPE", ["b", "back"], ["y"])], ["x"], ["y"])
+
+
+def mirrored(mode: int) -> Graph:
+    amounts = Tensor((4, 2), "INT32", [[0, 0], [1, 1], [2, 0], [0, 0]], ())
+    return one_op.one("MIRROR_PAD", [MAP, amounts], made(1, 10, 10, 8), 2, mode=mode)
+
+
+def dense_on_rows(x: Tensor, out: Tensor, scales: int = 1) -> Graph:
+    given = [x, weights(12, 8, scales=scales), bias(12)]
+    return one_op.one("FULLY_CONNECTED", given, out, 4, keepNumDims=True, fusedActivationFunction=1)
+
+
+def dilated_row() -> Graph:
+    given, out = [made(1, 1, 16, 8), weights(6, 1, 3, 8, scales=6), bias(6)], made(1, 1, 12, 6, step=0.5)
+    return one_op.one("CONV_2D", given, out, 3, padding=1, strideH=1, strideW=1, dilationWFactor=2, dilationHFactor=1)
+
+
 def dilated(same: bool) -> Graph:
     """What old converters made of a convolution with dilation 2."""
     pads = [[2, 2], [2, 2]] if same else [[0, 0], [0, 0]]
@@ -203,6 +236,10 @@ CASES: list[tuple[str, str, Callable[[], Graph]]] = [
     ("fused_activation", "relu", lambda: transposed_convolution(made(1, 16, 16, 8), 1)),
     ("fused_activation", "relu6", lambda: transposed_convolution(made(1, 16, 16, 8, step=0.1), 3)),
     ("fused_activation", "pooling", lambda: pooling(1)),
+    ("one_dilation", "", dilated_row),
+    ("dense_rows", "a map", lambda: dense_on_rows(MAP, made(1, 8, 8, 12, step=0.4), 12)),
+    ("dense_rows", "rows", lambda: dense_on_rows(made(1, 9, 8), made(1, 9, 12, step=0.4))),
+    ("dense_rows", "uint8", lambda: dense_on_rows(unsigned(made(1, 9, 8)), unsigned(made(1, 9, 12, step=0.4)))),
     ("dense_scales", "alike", lambda: dense(2.0)),
     ("dense_scales", "far apart: a convolution", lambda: dense(3000.0)),
     ("batch_norm_leftover", "MUL", lambda: batch_norm("MUL")),
@@ -235,6 +272,19 @@ CASES: list[tuple[str, str, Callable[[], Graph]]] = [
     ("gather", "one", lambda: gather(5, out=(1, 8, 8), scalar=True)),
     ("pad_value", "", lambda: padding(-3)),
     ("depth_to_space", "", depth_to_space),
+    ("moved_numbers", "upsampling", lambda: upsampled("TILE")),
+    ("moved_numbers", "a broadcast", lambda: upsampled("BROADCAST_TO")),
+    ("moved_numbers", "reflection", lambda: mirrored(0)),
+    ("moved_numbers", "symmetry", lambda: mirrored(1)),
+    ("moved_numbers", "channels here and there", lambda: gather(6, 1, 1, 3, out=(1, 8, 8, 4))),
+    ("moved_numbers", "channel shuffle", lambda: shuffled((1, 8, 8, 2, 4), (0, 1, 2, 4, 3), (1, 8, 8, 8))),
+    ("moved_numbers", "to depth", lambda: shuffled((1, 4, 2, 4, 2, 8), (0, 1, 3, 2, 4, 5), (1, 4, 4, 32))),
+    ("moved_numbers", "from depth", lambda: shuffled((1, 8, 8, 2, 2, 2), (0, 1, 4, 2, 5, 3), (1, 16, 16, 2))),
+    (
+        "moved_numbers",
+        "uint8",
+        lambda: one_op.one("TILE", [unsigned(MAP), integers(1, 1, 1, 2)], unsigned(made(1, 8, 8, 16)), 3),
+    ),
     ("dilated_convolution", "same", lambda: dilated(True)),
     ("dilated_convolution", "valid", lambda: dilated(False)),
     ("older_version", "", lambda: one_op.one("ADD", [MAP, weights(8)], made(1, 8, 8, 8, step=0.1), 4)),
@@ -309,7 +359,7 @@ def test_squared_difference_for_an_older_compiler() -> None:
 @pytest.mark.parametrize(
     ("what", "build", "reason"),
     [
-        ("indices here and there", lambda: gather(1, 3, out=(1, 8, 8, 2)), None),
+        ("rows turned about with columns", lambda: shuffled((1, 4, 2, 8, 8), (0, 2, 3, 1, 4), (1, 16, 4, 8)), None),
         ("padding with something", lambda: padding(7), None),
         ("a sine with many periods", lambda: island("SIN", step=0.5), None),
         ("a convolution that would not be exact", lambda: batch_norm("MUL", step=2.0), "moves its output by"),
@@ -325,9 +375,17 @@ def test_what_is_left_alone(what: str, build: Callable[[], Graph], reason: str |
 
 def test_what_comes_too_late_is_left_alone() -> None:
     """Nothing is won behind an operator that stays on the CPU; behind one that is rewritten, all is."""
-    tensors = {"x": MAP, "a": MAP, "b": MAP, "i": integers(1, 3), "g": made(1, 8, 8, 2), "y": made(1, 8, 8, 2)}
-    gathered = Op("GATHER", ["b", "i"], ["g"], 2, {"axis": 3})
-    late = one_op.read(tensors, [Op("RELU", ["x"], ["b"], 2), gathered, Op("HARD_SWISH", ["g"], ["y"])], ["x"], ["y"])
+    padded = Op("PADV2", ["b", "amounts", "v"], ["g"], 2)
+    tensors = {
+        "x": MAP,
+        "a": MAP,
+        "b": MAP,
+        "g": MAP,
+        "y": MAP,
+        "v": Tensor((1,), data=7, scales=(STEP,), zero_point=-3),
+    }
+    tensors["amounts"] = Tensor((4, 2), "INT32", 0, ())
+    late = one_op.read(tensors, [Op("RELU", ["x"], ["b"], 2), padded, Op("HARD_SWISH", ["g"], ["y"])], ["x"], ["y"])
     change = legalize(late, TARGET).changes[0]
     assert (change.kept, change.reason) == (False, "it comes after an operator that stays on the CPU")
     operators = Op("RELU", "x", "a", 2), Op("ABS", "a", "b", 2), Op("HARD_SWISH", "b", "y")

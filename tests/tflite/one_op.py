@@ -31,6 +31,7 @@ OPTIONS = {
     "DEPTH_TO_SPACE": "DepthToSpaceOptions",
     "LEAKY_RELU": "LeakyReluOptions",
     "GELU": "GeluOptions",
+    "MIRROR_PAD": "MirrorPadOptions",
     "RESIZE_BILINEAR": "ResizeBilinearOptions",
     "SHAPE": "ShapeOptions",
     "ARG_MAX": "ArgMaxOptions",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compress.edgetpu.rewrites import curves, functions, layers, shapes, versions
+from compress.edgetpu.rewrites import curves, functions, layers, moves, shapes, versions
 from compress.edgetpu.rewrites.functions import Rewrite
 
 
@@ -36,7 +36,9 @@ class Entry:
 
 REWRITES = (
     Entry(layers.grouped_convolution, 1, ("CONV_2D",)),
+    Entry(layers.one_dilation, 0, ("CONV_2D", "DEPTHWISE_CONV_2D")),
     Entry(layers.fused_activation, 0, ("TRANSPOSE_CONV", "AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION")),
+    Entry(layers.dense_rows, 1, ("FULLY_CONNECTED",)),
     Entry(layers.dense_scales, 4, ("FULLY_CONNECTED",), always=True),
     Entry(layers.batch_norm_leftover, 2, ("MUL", "ADD", "SUB"), always=True),
     Entry(layers.mean_over_channels, 1, ("MEAN",)),
@@ -60,6 +62,7 @@ REWRITES = (
     Entry(shapes.gather, 0, ("GATHER",)),
     Entry(shapes.pad_value, 0, ("PADV2",)),
     Entry(shapes.depth_to_space, 0, ("DEPTH_TO_SPACE",)),
+    Entry(moves.moved_numbers, 0, moves.MOVERS),
     Entry(shapes.dilated_convolution, 1, ("SPACE_TO_BATCH_ND",)),
     Entry(versions.older_version, 0, ()),
 )

@@ -29,7 +29,7 @@ ELEMENTWISE = (
 MAX_CURVES = 4
 _NEAR = 1.5
 """Steps of the output's scale that a fit may be off, rounding inside not counted."""
-_DAMPINGS = (0.3, 0.1)
+_DAMPINGS = (0.1, 0.03, 0.01)
 """How much large weights are held down in a fit: those that cancel would be lost in rounding."""
 
 
