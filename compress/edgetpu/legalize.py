@@ -33,6 +33,10 @@ NEAR_ENOUGH = 0.25
 """Steps on average that are not worth a dearer rewrite."""
 FEEDS = 8
 """Real inputs that a rewrite is proved on, at most."""
+TOO_LATE = "it comes after an operator that stays on the CPU"
+
+Tried = tuple[str, tuple[int, ...]]
+"""A rewrite and the outputs of the operator that it was tried on."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,9 @@ class Legalized:
     def trailing(self) -> list[PlacedOperator]:
         """Operators on the CPU that nothing on the Edge TPU waits for: they cost a copy and no second partition."""
         waited: set[int] = set()
-        found = []
+        found: list[PlacedOperator] = []
+        if not any(op.placement == "tpu" for op in self.after.ops):
+            return found
         for operator, op in zip(reversed(self.graph.operators), reversed(self.after.ops), strict=True):
             if op.placement == "tpu" or op.status == LATE or waited & set(operator.outputs):
                 waited.update(operator.inputs)
@@ -157,16 +163,31 @@ class _Work:
 
     def operators(self) -> None:
         """Every rewrite of an operator, as long as there is one."""
-        tried: set[tuple[str, tuple[int, ...]]] = set()
+        tried: set[Tried] = set()
         for _ in range(MAX_STEPS):
             step = next(self._applicable(tried), None)
             if step is None:
-                return
+                if not self._reconsidered(tried):
+                    return
+                continue
             entry, operator = step
             tried.add((entry.name, operator.outputs))
             self._try(entry, operator)
 
-    def _applicable(self, tried: set[tuple[str, tuple[int, ...]]]) -> Iterator[tuple[Entry, Operator]]:
+    def _reconsidered(self, tried: set[Tried]) -> bool:
+        """Whether something that came too late may help by now: others were rewritten after it was tried."""
+        late = [change for change in self.changes if change.reason == TOO_LATE]
+        if not late or not any(change.kept for change in self.changes[self.changes.index(late[0]) :]):
+            return False
+        self.changes = [change for change in self.changes if change.reason != TOO_LATE]
+        again = {(change.rewrite, change.output) for change in late}
+        tried -= {(name, outputs) for name, outputs in tried if (name, self._name(outputs)) in again}
+        return True
+
+    def _name(self, outputs: tuple[int, ...]) -> str:
+        return self.graph.tensors[outputs[0]].name
+
+    def _applicable(self, tried: set[Tried]) -> Iterator[tuple[Entry, Operator]]:
         for operator in self.graph.operators:  # in order: what comes after a blocker helps once that one is gone
             broken = rules.first_broken(operator, self.graph, self.target)
             eight_bit = rules.eight_bit(operator, self.graph, self.target) is None
@@ -206,7 +227,7 @@ class _Work:
             if broken:
                 return f"{operator.name} would not be mapped: {broken[1]}"
         better = entry.always or _left(changed, self.target) < _left(self.graph, self.target)
-        return None if better else "it comes after an operator that stays on the CPU"
+        return None if better else TOO_LATE
 
     def _moved(self, entry: Entry, edit: Edit, changed: Graph) -> proof.Difference:
         """How far an edit moves the outputs of what it replaces."""

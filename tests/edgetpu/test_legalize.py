@@ -209,10 +209,25 @@ def island(name: str, constant: float | None = None, step: float = STEP) -> Grap
     return one_op.read(tensors, operators, ["x"], ["y"])
 
 
-def softplus() -> Graph:
+def moved_in_float() -> Graph:
+    """A reshape in float, between scales that differ."""
+    tensors = {"x": MAP, "f": Tensor((1, 8, 8, 8), "FLOAT32", scales=()), "g": Tensor((1, 64, 8), "FLOAT32", scales=())}
+    tensors |= {"to": integers(1, 64, 8), "y": made(1, 64, 8, step=0.07)}
+    operators = [Op("DEQUANTIZE", ["x"], ["f"], 2), Op("RESHAPE", ["f", "to"], ["g"]), Op("QUANTIZE", ["g"], ["y"])]
+    return one_op.read(tensors, operators, ["x"], ["y"])
+
+
+def exponential() -> Graph:
+    """Of -3.2 to 3.2, as boxes in a detector's head."""
+    return function("EXP", made(1, 8, 8, 8, step=0.095, zero_point=-128), 2, made(1, 8, 8, 8, step=0.025, zero_point=0))
+
+
+def softplus(step: float = STEP) -> Graph:
     """Log(exp(x) + 1), as converters write it."""
-    wide = made(1, 8, 8, 8, step=2.6, zero_point=-128)
-    tensors = {"x": MAP, "one": Tensor((), data=127, scales=(1 / 127,)), "e": wide, "s": wide, "y": positive(0.028)}
+    x = made(1, 8, 8, 8, step=step)
+    high = float(np.exp(131 * step)) + 1
+    wide, out = (made(1, 8, 8, 8, step=most / 255, zero_point=-128) for most in (high, np.log(high)))
+    tensors = {"x": x, "one": Tensor((), data=127, scales=(1 / 127,)), "e": wide, "s": wide, "y": out}
     operators = [Op("EXP", ["x"], ["e"], 2), Op("ADD", ["e", "one"], ["s"], 2), Op("LOG", ["s"], ["y"], 2)]
     return one_op.read(tensors, operators, ["x"], ["y"])
 
@@ -261,7 +276,10 @@ CASES: list[tuple[str, str, Callable[[], Graph]]] = [
     ("negative", "", lambda: island("NEG")),
     ("divide", "by constants", divided),
     ("float_island", "addition", lambda: island("ADD", 1.5)),
+    ("requantized", "", moved_in_float),
     ("curve", "softplus", softplus),
+    ("curve", "softplus around zero", lambda: softplus(1 / 40)),
+    ("curve", "exponential", exponential),
     ("curve", "cosine", lambda: island("COS", step=0.02)),
     ("repeated_map", "", resize),
     ("strided_slice", "every second", lambda: slices((0, 0, 1, 0), (1, 8, 8, 8), (1, 2, 2, 1), (1, 4, 4, 8))),
@@ -393,6 +411,15 @@ def test_what_comes_too_late_is_left_alone() -> None:
     assert [change.rewrite for change in found.changes if change.kept] == ["absolute", "hard_swish"]
 
 
+def test_what_came_too_late_is_tried_again() -> None:
+    """Alone, the first one helps nothing: it makes an end of the second one, and all behind it come too late."""
+    tensors = {"x": MAP, "a": MAP, "i": integers(5, 1), "b": made(1, 8, 8, 2), "y": made(1, 8, 8, 2)}
+    operators = [Op("LEAKY_RELU", ["x"], ["a"], 2, {"alpha": 0.1}), Op("GATHER", ["a", "i"], ["b"], 2, {"axis": 3})]
+    found = legalize(one_op.read(tensors, [*operators, Op("RELU", ["b"], ["y"], 2)], ["x"], ["y"]), TARGET)
+    assert [change.rewrite for change in found.changes] == ["moved_numbers", "leaky_relu"]
+    assert {op.placement for op in found.after.ops} == {"tpu"}
+
+
 def test_a_rewrite_is_for_a_compiler() -> None:
     """PRELU is newer than LEAKY_RELU's other form."""
     model = function("LEAKY_RELU", made(1, 8, 8, 8), 2, alpha=0.1)
@@ -426,6 +453,15 @@ def test_float_ends_become_integers(inside: str, io: str | None) -> None:
     assert [op.op for op in found.after.ops] == (["RELU"] if io in (None, inside) else ["QUANTIZE", "RELU", "QUANTIZE"])
     assert found.difference.largest < 0.01
     assert found.after.summary.startswith("all")
+
+
+@pytest.mark.parametrize("io", [None, "UINT8"])
+def test_values_put_out_twice_keep_both_names(io: str | None) -> None:
+    floating = Tensor((1, 8, 8, 8), "FLOAT32", scales=())
+    operators = [Op("RELU", ["x"], ["a"], 2), Op("DEQUANTIZE", ["a"], ["y"], 2), Op("DEQUANTIZE", ["a"], ["z"], 2)]
+    model = one_op.read({"x": MAP, "a": MAP, "y": floating, "z": floating}, operators, ["x"], ["y", "z"])
+    result = legalize(model, TARGET, io=io).graph
+    assert [result.tensors[index].name for index in result.outputs] == ["y", "z"]
 
 
 def test_a_float_end_that_is_used_twice_stays() -> None:
@@ -533,6 +569,13 @@ def test_a_custom_operator_that_only_the_device_has() -> None:
     assert [change.rewrite for change in found.changes if change.kept] == ["hard_swish"]
     assert [op.op for op in found.trailing] == ["PosenetDecoderOp"]
     assert found.difference.feeds > 0
+
+
+def test_a_float_model_has_no_end_that_stays_on_the_cpu() -> None:
+    floating = Tensor((1, 8, 8, 8), "FLOAT32", scales=())
+    found = legalize(chain(Op("RELU", "x", "a"), Op("ABS", "a", "y"), x=floating, a=floating, y=floating), TARGET)
+    assert found.trailing == []
+    assert "is the model quantized to full integer?" in describe(found)
 
 
 def test_nothing_to_do_leaves_the_model_as_it_is() -> None:

@@ -53,6 +53,7 @@ REWRITES = (
     Entry(functions.relu_0_to_1, 1, ("RELU_0_TO_1",), every_code=True, islands=True),
     Entry(functions.squared_difference, 2, ("SQUARED_DIFFERENCE",), islands=True),
     Entry(functions.divide, 2, ("DIV",), islands=True),
+    Entry(functions.requantized, 1, ("DEQUANTIZE",), islands=True),
     Entry(functions.float_island, 2, functions.ISLANDS, islands=True),
     Entry(curves.curve, 3, curves.FUNCTIONS, every_code=True, islands=True),
     Entry(shapes.repeated_map, 0, ("RESIZE_BILINEAR",)),

@@ -306,7 +306,9 @@ def _ones(edit: Edit, x: Tensor, chosen: NDArray[np.bool_]) -> tuple[int, int]:
     """Weights that are one where a number is chosen, and biases of zero."""
     highest = 127 if x.dtype == "INT8" else 255
     step = Quantization((1 / highest,), (0,), 0)
-    kernel = edit.tensor(f"{x.name}/ones", chosen.shape, x.dtype, step, integers(chosen.astype(np.float64) * highest, x.dtype))
+    kernel = edit.tensor(
+        f"{x.name}/ones", chosen.shape, x.dtype, step, integers(chosen.astype(np.float64) * highest, x.dtype)
+    )
     return kernel, _zeros(edit, len(chosen), step, x)
 
 
