@@ -209,6 +209,34 @@ def island(name: str, constant: float | None = None, step: float = STEP) -> Grap
     return one_op.read(tensors, operators, ["x"], ["y"])
 
 
+def dilated_series(pad: int) -> Graph:
+    """What converters make of a Conv1D with dilation 2 and a batch that is not fixed."""
+    long = 16 + pad
+    tensors = {
+        "x": made(1, 16, 8),
+        "block": integers(2),
+        "pads": Tensor((1, 2), "INT32", [[pad, 0]], ()),
+        "crops": Tensor((1, 2), "INT32", 0, ()),
+        "batch": made(2, long // 2, 8),
+        "axis": Tensor((), "INT32", -3, ()),
+        "map": made(2, 1, long // 2, 8),
+        "w": weights(6, 1, 3, 8, scales=6),
+        "b": bias(6),
+        "made": made(2, 1, long // 2 - 2, 6, step=0.5),
+        "to": integers(-1, long // 2 - 2, 6),
+        "small": made(2, long // 2 - 2, 6, step=0.5),
+        "y": made(1, long - 4, 6, step=0.5),
+    }
+    operators = [
+        Op("SPACE_TO_BATCH_ND", ["x", "block", "pads"], ["batch"], 3),
+        Op("EXPAND_DIMS", ["batch", "axis"], ["map"]),
+        Op("CONV_2D", ["map", "w", "b"], ["made"], 3, {"padding": 1, "strideH": 1, "strideW": 1}),
+        Op("RESHAPE", ["made", "to"], ["small"]),
+        Op("BATCH_TO_SPACE_ND", ["small", "block", "crops"], ["y"], 3),
+    ]
+    return one_op.read(tensors, operators, ["x"], ["y"])
+
+
 def moved_in_float() -> Graph:
     """A reshape in float, between scales that differ."""
     tensors = {"x": MAP, "f": Tensor((1, 8, 8, 8), "FLOAT32", scales=()), "g": Tensor((1, 64, 8), "FLOAT32", scales=())}
@@ -305,6 +333,8 @@ CASES: list[tuple[str, str, Callable[[], Graph]]] = [
     ),
     ("dilated_convolution", "same", lambda: dilated(True)),
     ("dilated_convolution", "valid", lambda: dilated(False)),
+    ("dilated_row", "", lambda: dilated_series(0)),
+    ("dilated_row", "causal", lambda: dilated_series(4)),
     ("older_version", "", lambda: one_op.one("ADD", [MAP, weights(8)], made(1, 8, 8, 8, step=0.1), 4)),
 ]
 

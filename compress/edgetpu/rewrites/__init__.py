@@ -65,6 +65,7 @@ REWRITES = (
     Entry(shapes.depth_to_space, 0, ("DEPTH_TO_SPACE",)),
     Entry(moves.moved_numbers, 0, moves.MOVERS),
     Entry(shapes.dilated_convolution, 1, ("SPACE_TO_BATCH_ND",)),
+    Entry(shapes.dilated_row, 1, ("SPACE_TO_BATCH_ND",)),
     Entry(versions.older_version, 0, ()),
 )
 """Every rewrite of an operator, in the order they are tried; `operators` empty for all of them.

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from compress.edgetpu.rewrites.functions import is_plain, scale_of, start
-from compress.edgetpu.rewrites.layers import SAME, VALID
+from compress.edgetpu.rewrites.layers import SAME, VALID, reshape
 from compress.tflite.edit import Edit
 from compress.tflite.graph import NONE, Graph, Operator, Quantization, Tensor
 
 UNARY = ("RELU", "RELU6", "RELU_N1_TO_1", "LOGISTIC", "TANH", "QUANTIZE", "HARD_SWISH", "LEAKY_RELU", "ABS", "NEG")
+_TO_MAP = ("EXPAND_DIMS", "RESHAPE"), ("CONV_2D", "DEPTHWISE_CONV_2D")
+_FROM_MAP = ("SQUEEZE", "RESHAPE"), ("BATCH_TO_SPACE_ND",)
+"""What converters write between SPACE_TO_BATCH_ND and BATCH_TO_SPACE_ND for a 1-D convolution."""
 BINARY = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")
 
 
@@ -145,12 +148,39 @@ def dilated_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
     same = all(int(a[0]) == r // 2 and int(a[0] + a[1]) == r for a, r in zip(amounts, reach, strict=True))
     given = x.index
     if not same and amounts.any():
-        around = np.asarray([[0, 0], *amounts.tolist(), [0, 0]], np.int32)
-        given = edit.like(x, "padded", shape=[s + int(a.sum()) for s, a in zip(x.shape, around, strict=True)])
-        paddings = edit.tensor(f"{x.name}/paddings", (4, 2), "INT32", values=around)
-        edit.add("PAD", [x.index, paddings], [given], edit.options("PadOptions"))
+        given = _padded(edit, x, x.index, x.shape, [[0, 0], *amounts.tolist(), [0, 0]])
     changed = {"padding": SAME if same else VALID, "dilationHFactor": rate[0], "dilationWFactor": rate[1]}
     edit.change(convolution, inputs=[given, *convolution.inputs[1:]], outputs=[out.index], options=changed)
+    yield edit
+
+
+def dilated_row(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """The same over one axis, as of a dilated Conv1D: RESHAPE, one CONV_2D with dilation, RESHAPE."""
+    chain: list[Operator] = [operator]
+    for wanted in (*_TO_MAP, *_FROM_MAP):
+        after = _only_consumer(graph, chain[-1])
+        if after is None or after.name not in wanted:
+            return
+        chain.append(after)
+    _, widened, convolution, _, last = chain
+    (x, block, pads), crops = graph.given(operator), graph.tensors[last.inputs[2]]
+    if not all(each.is_constant for each in (block, pads, crops)) or block.elements != 1 or len(x.shape) != 3:
+        return
+    kernel, amounts = graph.tensors[convolution.inputs[1]].shape, pads.array() - crops.array()
+    wide = graph.made(widened)[0].shape == (block.array().item(), 1, *graph.made(operator)[0].shape[1:])
+    strides = convolution.option("strideH", 1), convolution.option("strideW", 1)
+    if not wide or kernel[1] != 1 or strides != (1, 1) or convolution.option("padding", SAME) != VALID:
+        return
+    edit, out, rate = Edit(graph), graph.made(last)[0], block.array().item()
+    edit.remove(*chain)
+    shape = (1, *x.shape)
+    given = reshape(edit, x.index, edit.like(x, "row", shape=shape), shape)
+    if amounts.any():
+        given = _padded(edit, x, given, shape, [[0, 0], [0, 0], *amounts.tolist(), [0, 0]])
+    made = edit.like(out, "row", shape=(1, *out.shape))
+    options = dict.fromkeys(("dilationHFactor", "dilationWFactor"), rate)
+    edit.change(convolution, inputs=[given, *convolution.inputs[1:]], outputs=[made], options=options)
+    reshape(edit, made, out.index, out.shape)
     yield edit
 
 
@@ -228,6 +258,14 @@ def _only_consumer(graph: Graph, operator: Operator) -> Operator | None:
     (output,) = operator.outputs if len(operator.outputs) == 1 else (NONE,)
     consumers = graph.consumers.get(output, [])
     return consumers[0] if len(consumers) == 1 and output not in graph.outputs else None
+
+
+def _padded(edit: Edit, x: Tensor, given: int, shape: Sequence[int], amounts: Sequence[Sequence[int]]) -> int:
+    around = np.asarray(amounts, np.int32)
+    made = edit.like(x, "padded", shape=[side + int(each.sum()) for side, each in zip(shape, around, strict=True)])
+    paddings = edit.tensor(f"{x.name}/paddings", around.shape, "INT32", values=around)
+    edit.add("PAD", [given, paddings], [made], edit.options("PadOptions"))
+    return made
 
 
 def _slice(edit: Edit, x: Tensor, along: int, begin: int, shape: Sequence[int], made: int) -> None:
