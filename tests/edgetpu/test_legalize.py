@@ -139,13 +139,21 @@ def depth_to_space() -> Graph:
     return one_op.one("DEPTH_TO_SPACE", [MAP], made(1, 16, 16, 2), 2, blockSize=2)
 
 
-def shuffled(chosen: tuple[int, ...], order: tuple[int, ...], out: tuple[int, ...]) -> Graph:
-    """A reshape, a transpose over more dimensions than the Edge TPU has, and a reshape."""
-    moved = made(*(chosen[axis] for axis in order))
-    tensors = {"x": MAP, "a": made(*chosen), "b": moved, "y": made(*out)}
+def shuffled(chosen: tuple[int, ...], order: tuple[int, ...], out: tuple[int, ...], function: str = "") -> Graph:
+    """A reshape, a transpose over more dimensions than the Edge TPU has, a function of what it moved, and a reshape."""
+    moved, sigmoid = tuple(chosen[axis] for axis in order), {"step": 1 / 256, "zero_point": -128} if function else {}
+    tensors = {
+        "x": MAP,
+        "a": made(*chosen),
+        "b": made(*moved),
+        "c": made(*moved, **sigmoid),
+        "y": made(*out, **sigmoid),
+    }
     tensors |= {"to": integers(*chosen), "order": integers(*order), "back": integers(*out)}
     operators = [Op("RESHAPE", ["x", "to"], ["a"]), Op("TRANSPOSE", ["a", "order"], ["b"], 4)]
-    return one_op.read(tensors, [*operators, Op("RESHAPE", ["b", "back"], ["y"])], ["x"], ["y"])
+    operators += [Op(function, ["b"], ["c"], 2)] if function else []
+    last = Op("RESHAPE", ["c" if function else "b", "back"], ["y"])
+    return one_op.read(tensors, [*operators, last], ["x"], ["y"])
 
 
 def upsampled(name: str) -> Graph:
@@ -317,6 +325,8 @@ CASES: list[tuple[str, str, Callable[[], Graph]]] = [
     ("gather", "neighbours", lambda: gather(2, 3, 4, out=(1, 8, 8, 3))),
     ("gather", "one", lambda: gather(5, out=(1, 8, 8), scalar=True)),
     ("pad_value", "", lambda: padding(-3)),
+    ("pad_value", "another value", lambda: padding(7)),
+    ("pad_value", "the least, before a maximum", lambda: padding(-128)),
     ("depth_to_space", "", depth_to_space),
     ("moved_numbers", "upsampling", lambda: upsampled("TILE")),
     ("moved_numbers", "a broadcast", lambda: upsampled("BROADCAST_TO")),
@@ -331,6 +341,9 @@ CASES: list[tuple[str, str, Callable[[], Graph]]] = [
         "uint8",
         lambda: one_op.one("TILE", [unsigned(MAP), integers(1, 1, 1, 2)], unsigned(made(1, 8, 8, 16)), 3),
     ),
+    ("moved_numbers", "strides", lambda: slices((0, 0, 1, 0), (1, 8, 8, 8), (1, 1, 2, 2), (1, 8, 4, 4))),
+    ("moved_numbers", "a head", lambda: shuffled((1, 2, 4, 8, 8), (0, 1, 3, 4, 2), (1, 128, 4))),
+    ("function_first", "", lambda: shuffled((1, 2, 4, 8, 8), (0, 1, 3, 4, 2), (1, 128, 4), "LOGISTIC")),
     ("dilated_convolution", "same", lambda: dilated(True)),
     ("dilated_convolution", "valid", lambda: dilated(False)),
     ("dilated_row", "", lambda: dilated_series(0)),
@@ -407,8 +420,7 @@ def test_squared_difference_for_an_older_compiler() -> None:
 @pytest.mark.parametrize(
     ("what", "build", "reason"),
     [
-        ("rows turned about with columns", lambda: shuffled((1, 4, 2, 8, 8), (0, 2, 3, 1, 4), (1, 16, 4, 8)), None),
-        ("padding with something", lambda: padding(7), None),
+        ("four axes turned about", lambda: shuffled((1, 4, 2, 8, 8), (0, 4, 3, 2, 1), (1, 64, 2, 4)), None),
         ("a sine with many periods", lambda: island("SIN", step=0.5), None),
         ("a convolution that would not be exact", lambda: batch_norm("MUL", step=2.0), "moves its output by"),
     ],
@@ -423,17 +435,9 @@ def test_what_is_left_alone(what: str, build: Callable[[], Graph], reason: str |
 
 def test_what_comes_too_late_is_left_alone() -> None:
     """Nothing is won behind an operator that stays on the CPU; behind one that is rewritten, all is."""
-    padded = Op("PADV2", ["b", "amounts", "v"], ["g"], 2)
-    tensors = {
-        "x": MAP,
-        "a": MAP,
-        "b": MAP,
-        "g": MAP,
-        "y": MAP,
-        "v": Tensor((1,), data=7, scales=(STEP,), zero_point=-3),
-    }
-    tensors["amounts"] = Tensor((4, 2), "INT32", 0, ())
-    late = one_op.read(tensors, [Op("RELU", ["x"], ["b"], 2), padded, Op("HARD_SWISH", ["g"], ["y"])], ["x"], ["y"])
+    logarithm = Op("LOG_SOFTMAX", ["b"], ["g"], 2)
+    tensors = {"x": MAP, "b": MAP, "g": made(1, 8, 8, 8, step=16 / 256, zero_point=127), "y": MAP}
+    late = one_op.read(tensors, [Op("RELU", ["x"], ["b"], 2), logarithm, Op("HARD_SWISH", ["g"], ["y"])], ["x"], ["y"])
     change = legalize(late, TARGET).changes[0]
     assert (change.kept, change.reason) == (False, "it comes after an operator that stays on the CPU")
     operators = Op("RELU", "x", "a", 2), Op("ABS", "a", "b", 2), Op("HARD_SWISH", "b", "y")

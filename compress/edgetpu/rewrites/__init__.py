@@ -64,6 +64,7 @@ REWRITES = (
     Entry(shapes.pad_value, 0, ("PADV2",)),
     Entry(shapes.depth_to_space, 0, ("DEPTH_TO_SPACE",)),
     Entry(moves.moved_numbers, 0, moves.MOVERS),
+    Entry(moves.function_first, 0, shapes.UNARY),
     Entry(shapes.dilated_convolution, 1, ("SPACE_TO_BATCH_ND",)),
     Entry(shapes.dilated_row, 1, ("SPACE_TO_BATCH_ND",)),
     Entry(versions.older_version, 0, ()),

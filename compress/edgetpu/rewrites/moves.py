@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.edgetpu.rewrites.functions import is_plain, scale_of
-from compress.edgetpu.rewrites.layers import chosen_numbers, reshape, transposed_numbers
+from compress.edgetpu.rewrites.layers import VALID, chosen_numbers, reshape, transposed_numbers
 from compress.tflite.edit import Edit, part
 from compress.tflite.graph import DTYPES, NONE, Graph, Operator, Tensor
 from compress.tflite.proof import Runner
@@ -20,6 +20,7 @@ MOVERS = (
 """Operators whose every output number is one of the input's, where the rest of their inputs is constant."""
 LARGEST = 1 << 24
 """Elements of a tensor whose moves are worth following."""
+MAX_AXES = 3
 _MOST_PIECES = 16
 """Slices that are put together again, at most."""
 _MOST_CHANNELS = 1024
@@ -51,6 +52,28 @@ def moved_numbers(operator: Operator, graph: Graph) -> Iterator[Edit]:
             elif (blocks := _blocks(places, x)) is not None:
                 _write_blocks(edit, x, out, blocks)
                 yield edit
+            elif _turned(edit, chain[first : last + 1], x, out, graph):
+                yield edit
+
+
+def function_first(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """A function of one number behind moves over more than three dimensions is computed before them."""
+    chain: list[Operator] = []
+    while (before := graph.producer.get((chain or [operator])[0].inputs[0])) and _moves_only(before, graph):
+        if not _private(before, graph):
+            break
+        chain.insert(0, before)
+    out = graph.made(operator)[0]
+    if not chain or not is_plain(out) or not is_plain(graph.tensors[chain[0].inputs[0]]):
+        return
+    edit = Edit(graph)
+    index = edit.like(out, "early", shape=graph.tensors[chain[0].inputs[0]].shape)
+    edit.change(operator, inputs=[chain[0].inputs[0]], outputs=[index])
+    for each in chain:
+        made = out.index if each is chain[-1] else edit.like(out, "moved", shape=graph.made(each)[0].shape)
+        edit.change(each, inputs=[index, *each.inputs[1:]], outputs=[made])
+        index = made
+    yield edit
 
 
 def _chain(operator: Operator, graph: Graph) -> list[Operator]:
@@ -174,6 +197,33 @@ def _write_blocks(edit: Edit, x: Tensor, out: Tensor, chosen: NDArray[np.bool_])
     _as_output(edit, made, wanted, out)
 
 
+def _turned(edit: Edit, chain: Sequence[Operator], x: Tensor, out: Tensor, graph: Graph) -> bool:
+    """A TRANSPOSE among reshapes, with the axes that stay together made one: whether three or fewer are left."""
+    turns = [each for each in chain if each.name == "TRANSPOSE"]
+    if len(turns) != 1 or any(each.name not in ("TRANSPOSE", "RESHAPE", "SQUEEZE", "EXPAND_DIMS") for each in chain):
+        return False
+    shape = graph.given(turns[0])[0].shape
+    order = [int(axis) for axis in graph.given(turns[0])[1].array().ravel() if shape[axis] > 1]
+    groups: list[list[int]] = []
+    for axis in order:
+        if groups and all(shape[between] == 1 for between in range(groups[-1][-1] + 1, axis)) and axis > groups[-1][-1]:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    sizes = [int(np.prod([shape[axis] for axis in group])) for group in groups]
+    places = [sorted(groups).index(group) for group in groups]
+    if len(groups) > MAX_AXES or (len(chain) == 1 and len(shape) <= len(groups) + 1):
+        return False
+    merged = [1] + [sizes[places.index(place)] for place in range(len(groups))]
+    turned = [1, *sizes]
+    index = reshape(edit, x.index, edit.like(x, "merged", shape=merged), merged)
+    made = edit.like(x, "turned", shape=turned)
+    wanted = edit.integers("order", 0, *(place + 1 for place in places))
+    edit.add("TRANSPOSE", [index, wanted], [made], edit.options("TransposeOptions"))
+    _as_output(edit, made, turned, out)
+    return True
+
+
 def _as_map(edit: Edit, x: Tensor) -> tuple[int, list[int]]:
     shape = list(_map(x) or x.shape)
     if list(x.shape) == shape:
@@ -195,13 +245,37 @@ def _factor(table: Table, side: int) -> int:
     return factor if np.array_equal(table, np.repeat(np.arange(side), factor)) else 0
 
 
+def _even(table: Table) -> bool:
+    """Whether a table takes one position of so many."""
+    return len(table) > 1 and table[1] - table[0] > 1 and len(set(np.diff(table).tolist())) == 1
+
+
 def _runs(table: Table) -> list[Table]:
-    """A table in pieces of neighbours."""
+    """A table in pieces of neighbours, or of equal steps."""
+    if _even(table):
+        return [table]
     return np.split(table, np.flatnonzero(np.diff(table) != 1) + 1)
+
+
+def _strided(edit: Edit, x: Tensor, index: int, shape: Sequence[int], axis: int, table: Table) -> int:
+    """Every so many positions of a map, from a first one to a last one: SLICE, and MAX_POOL_2D of one position."""
+    step, first, last = int(table[1] - table[0]), int(table[0]), int(table[-1])
+    size = [last + 1 - first if each == axis else side for each, side in enumerate(shape)]
+    if size[axis] < shape[axis]:
+        begin = [first if each == axis else 0 for each in range(4)]
+        given, index = index, edit.like(x, "slice", shape=size)
+        edit.add("SLICE", [given, edit.integers("begin", *begin), edit.integers("size", *size)], [index])
+    made = edit.like(x, "strided", shape=[len(table) if each == axis else side for each, side in enumerate(shape)])
+    strides = {"strideH": step if axis == 1 else 1, "strideW": step if axis == 2 else 1}
+    options = edit.options("Pool2DOptions", padding=VALID, filterHeight=1, filterWidth=1, **strides)
+    edit.add("MAX_POOL_2D", [index], [made], options)
+    return made
 
 
 def _pieces(edit: Edit, x: Tensor, index: int, shape: Sequence[int], axis: int, table: Table) -> int:
     """A map put together from slices of another one."""
+    if _even(table):
+        return _strided(edit, x, index, shape, axis, table)
     pieces = []
     for run in _runs(table):
         begin = [int(run[0]) if each == axis else 0 for each in range(4)]

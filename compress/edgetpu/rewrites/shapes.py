@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from compress.edgetpu.rewrites.functions import is_plain, scale_of, start
+from compress.edgetpu.rewrites.functions import is_plain, number, scale_of, start
 from compress.edgetpu.rewrites.layers import SAME, VALID, reshape
 from compress.tflite.edit import Edit
 from compress.tflite.graph import NONE, Graph, Operator, Quantization, Tensor
@@ -102,12 +102,22 @@ def gather(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def pad_value(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """PADV2 with the value 0 becomes PAD."""
+    """PADV2 becomes PAD; with a value other than 0, between two ADD that shift by it and change no code."""
     x, amounts, value = graph.given(operator)
-    if value.is_constant and is_plain(x) and int(value.array().ravel()[0]) == scale_of(x)[1]:
-        edit, _, out = start(operator, graph)
+    if not value.is_constant or not is_plain(x):
+        return
+    (scale, zero_point), code = scale_of(x), int(value.array().ravel()[0])
+    edit, _, out = start(operator, graph)
+    if code == zero_point:
         edit.add("PAD", [x.index, amounts.index], [out.index], edit.options("PadOptions"))
         yield edit
+        return
+    shifted = Quantization((scale,), (code,), 0)
+    given, made = edit.like(x, "shifted", quantization=shifted), edit.like(out, "shifted", quantization=shifted)
+    for source, shift, target in ((x.index, zero_point - code, given), (made, code - zero_point, out.index)):
+        edit.add("ADD", [source, number(edit, x, scale * shift)], [target], edit.options("AddOptions"))
+    edit.add("PAD", [given, amounts.index], [made], edit.options("PadOptions"))
+    yield edit
 
 
 def depth_to_space(operator: Operator, graph: Graph) -> Iterator[Edit]:
