@@ -224,7 +224,7 @@ class _Work:
         """Why an edit would not help: what it puts in breaks a rule too, or comes too late."""
         for operator in _added(edit, changed):
             broken = rules.first_broken(operator, changed, self.target)
-            if broken:
+            if broken and not entry.partly:
                 return f"{operator.name} would not be mapped: {broken[1]}"
         better = entry.always or _left(changed, self.target) < _left(self.graph, self.target)
         return None if better else TOO_LATE

@@ -19,6 +19,7 @@ class Entry:
         every_code: whether it is tried on all 256 codes too, not only on real values.
         always: whether it applies to operators that are mapped already.
         islands: whether it applies to float operators between DEQUANTIZE and QUANTIZE.
+        partly: whether some of what it puts in may stay on the CPU, for other rewrites to go on with.
     """
 
     rewrite: Rewrite
@@ -27,6 +28,7 @@ class Entry:
     every_code: bool = False
     always: bool = False
     islands: bool = False
+    partly: bool = False
 
     @property
     def name(self) -> str:
@@ -64,7 +66,7 @@ REWRITES = (
     Entry(shapes.pad_value, 0, ("PADV2",)),
     Entry(shapes.depth_to_space, 0, ("DEPTH_TO_SPACE",)),
     Entry(moves.moved_numbers, 0, moves.MOVERS),
-    Entry(moves.function_first, 0, shapes.UNARY),
+    Entry(moves.function_first, 0, shapes.UNARY, partly=True),
     Entry(shapes.dilated_convolution, 1, ("SPACE_TO_BATCH_ND",)),
     Entry(shapes.dilated_row, 1, ("SPACE_TO_BATCH_ND",)),
     Entry(versions.older_version, 0, ()),
