@@ -20,7 +20,7 @@ from compress.edgetpu import rules
 from compress.edgetpu.placement import LATE, PlacedOperator, Placement, place, refusal
 from compress.edgetpu.rewrites import REWRITES, Entry, ends
 from compress.edgetpu.rewrites.functions import NotEightBitError
-from compress.edgetpu.rewrites.shapes import transposes
+from compress.edgetpu.rewrites.layouts import restored_inputs, transposes, turned_inputs
 from compress.errors import ModelError
 from compress.target import Target
 from compress.tflite import proof
@@ -132,8 +132,9 @@ def _legalize(graph: Graph, target: Target, inputs: Sequence[proof.Feed], io: st
     work.whole("fixed_shapes", ends.fixed_shapes(work.graph))
     work.whole("folded_constants", ends.folded_constants(work.graph))
     work.whole("integer_ends", ends.integer_ends(work.graph, io))
+    work.whole("transposes", _without_transposes(work.graph, target))  # large ones keep all behind them on the CPU
     work.operators()
-    work.whole("transposes", _without_transposes(work.graph))
+    work.whole("transposes", _without_transposes(work.graph, target))
     result = compact(_living(work.graph)) if any(change.kept for change in work.changes) else graph
     difference = ends.apart(graph, result, work.inputs if result is not graph else ())
     before, after = place(graph, target), place(result, target)
@@ -315,21 +316,25 @@ def _boundary(edit: Edit) -> tuple[list[int], list[int]]:
     return inputs, [index for index in made if index in outside or index in graph.outputs]
 
 
-def _without_transposes(graph: Graph) -> Graph | None:
-    """The graph with fewer transposes, if moving them along makes them fewer."""
-    changed, before = graph, _cost(graph)
+def _without_transposes(graph: Graph, target: Target) -> Graph | None:
+    """The graph with transposes moved along, if more is mapped then, or fewer are left."""
+
+    def cost(each: Graph) -> tuple[tuple[int, int], int]:
+        return _left(each, target), sum(operator.name == "TRANSPOSE" for operator in each.operators)
+
+    best = min((_sunk(graph), restored_inputs(_sunk(turned_inputs(graph)), graph)), key=cost)
+    return best if cost(best) < cost(graph) else None
+
+
+def _sunk(graph: Graph) -> Graph:
+    """The graph with every transpose as far behind as it goes."""
     for _ in range(len(graph.operators) * 4):
-        found = (edit for each in changed.operators if each.name == "TRANSPOSE" for edit in transposes(each, changed))
+        found = (edit for each in graph.operators if each.name == "TRANSPOSE" for edit in transposes(each, graph))
         edit = next(found, None)
         if edit is None:
             break
-        changed = edit.graph()
-    changed = _living(changed)
-    return changed if _cost(changed) < before else None
-
-
-def _cost(graph: Graph) -> int:
-    return sum(operator.name == "TRANSPOSE" for operator in graph.operators)
+        graph = edit.graph()
+    return _living(graph)
 
 
 def _living(graph: Graph) -> Graph:

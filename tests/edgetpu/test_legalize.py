@@ -579,6 +579,56 @@ def test_transposes_that_meet_cancel() -> None:
     assert apart(model, found.graph) == 0
 
 
+def channels_first(side: int) -> Graph:
+    """As exporters write it: channels first outside, padded and split there, and channels last for the layer itself."""
+    first, half = (1, 8, side, side), made(1, 4, side + 2, side + 2)
+    last = made(1, side + 2, side + 2, 4)
+    tensors = {
+        "x": made(*first),
+        "pads": Tensor((4, 2), "INT32", [[0, 0], [0, 0], [1, 1], [2, 0]], ()),
+        "w": weights(4, 1, 1, 4),
+    }
+    tensors |= {"p": made(1, 8, side + 2, side + 2), "axis": Tensor((), "INT32", 1, ()), "a": half, "b": half}
+    tensors |= {
+        "in": integers(0, 2, 3, 1),
+        "c": last,
+        "d": last,
+        "bias": bias(4),
+        "e": made(1, side + 2, side + 2, 4, step=0.3),
+    }
+    tensors |= {"f": last, "y": made(1, side + 2, side + 2, 4, step=0.3)}
+    operators = [
+        Op("PAD", ["x", "pads"], ["p"], 2),
+        Op("SPLIT", ["axis", "p"], ["a", "b"], 2, {"numSplits": 2}),
+        Op("TRANSPOSE", ["a", "in"], ["c"], 2),
+        Op("TRANSPOSE", ["b", "in"], ["d"], 2),
+        Op("CONV_2D", ["c", "w", "bias"], ["e"], 3, {"padding": 1, "strideH": 1, "strideW": 1}),
+        Op("ADD", ["e", "d"], ["y"], 2),
+    ]
+    return one_op.read(tensors, operators, ["x"], ["y"])
+
+
+def test_transposes_move_in_front_of_what_works_along_axes() -> None:
+    """Small ones become one; large ones stay on the CPU, in front, where they keep nothing else there."""
+    model = channels_first(16)
+    found = legalize(model, TARGET)
+    assert [op.op for op in found.after.ops] == ["TRANSPOSE", "PAD", "SPLIT", "CONV_2D", "ADD"]
+    assert apart(model, found.graph) == 0
+    model = channels_first(200)
+    assert sum(op.placement == "tpu" for op in place(model, TARGET).ops) == 2
+    found = legalize(model, TARGET)
+    assert [op.op for op in found.after.ops if op.placement == "cpu"] == ["TRANSPOSE"]
+    assert [found.graph.tensors[index].name for index in found.graph.inputs] == ["x"]
+    assert apart(model, found.graph) == 0
+
+
+def test_a_long_head_takes_no_memory() -> None:
+    """Rows are not taken for blocks of thousands of rows."""
+    tensors = {"x": made(1, 25600, 3, 10), "order": integers(0, 2, 1, 3), "y": made(1, 3, 25600, 10)}
+    model = one_op.read(tensors, [Op("TRANSPOSE", ["x", "order"], ["y"], 2)], ["x"], ["y"])
+    assert legalize(model, TARGET).graph is model
+
+
 def test_a_transpose_that_meets_none_stays_where_it_is() -> None:
     tensors = {"x": made(1, 6, 6, 8), "order": integers(0, 3, 1, 2), "a": made(1, 8, 6, 6), "y": made(1, 8, 6, 6)}
     operators = [Op("TRANSPOSE", ["x", "order"], ["a"], 2), Op("RELU", ["a"], ["y"], 2)]

@@ -27,6 +27,7 @@ OPTIONS = {
     "DIV": "DivOptions",
     "GATHER": "GatherOptions",
     "UNPACK": "UnpackOptions",
+    "SPLIT": "SplitOptions",
     "SPLIT_V": "SplitVOptions",
     "DEPTH_TO_SPACE": "DepthToSpaceOptions",
     "LEAKY_RELU": "LeakyReluOptions",

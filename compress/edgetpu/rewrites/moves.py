@@ -23,6 +23,8 @@ LARGEST = 1 << 24
 MAX_AXES = 3
 _MOST_PIECES = 16
 """Slices that are put together again, at most."""
+_LARGEST_BLOCK = 8
+"""Of rows and columns that become channels, or are made of them."""
 _MOST_CHANNELS = 1024
 """Of a convolution that only moves numbers, at most."""
 
@@ -130,7 +132,7 @@ def _blocks(places: Sequence[Table], x: Tensor) -> NDArray[np.bool_] | None:
     channels blocks."""
     (height, width, channels), (rows, columns, made) = (_map(x) or x.shape)[1:], places[0].shape
     block = max(rows // height, height // rows)
-    if block < 2 or max(channels, made) > _MOST_CHANNELS:
+    if not 2 <= block <= _LARGEST_BLOCK or max(channels, made) > _MOST_CHANNELS:
         return None
     grown = (rows, columns) == (height * block, width * block)
     inner = grown or (height, width) == (rows * block, columns * block)

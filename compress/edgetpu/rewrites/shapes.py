@@ -138,8 +138,8 @@ def depth_to_space(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 def dilated_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """SPACE_TO_BATCH_ND, a convolution and BATCH_TO_SPACE_ND become one convolution with dilation."""
-    convolution = _only_consumer(graph, operator)
-    after = _only_consumer(graph, convolution) if convolution else None
+    convolution = only_consumer(graph, operator)
+    after = only_consumer(graph, convolution) if convolution else None
     if convolution is None or after is None or after.name != "BATCH_TO_SPACE_ND":
         return
     if convolution.name not in ("CONV_2D", "DEPTHWISE_CONV_2D") or convolution.option("padding", SAME) != VALID:
@@ -168,7 +168,7 @@ def dilated_row(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """The same over one axis, as of a dilated Conv1D: RESHAPE, one CONV_2D with dilation, RESHAPE."""
     chain: list[Operator] = [operator]
     for wanted in (*_TO_MAP, *_FROM_MAP):
-        after = _only_consumer(graph, chain[-1])
+        after = only_consumer(graph, chain[-1])
         if after is None or after.name not in wanted:
             return
         chain.append(after)
@@ -194,76 +194,10 @@ def dilated_row(operator: Operator, graph: Graph) -> Iterator[Edit]:
     yield edit
 
 
-def transposes(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """TRANSPOSE operators move behind what follows them, and cancel where they meet."""
-    order, x, out = _order(operator, graph), graph.given(operator)[0], graph.made(operator)[0]
-    if order is None:
-        return
-    before = graph.producer.get(x.index)
-    if before is not None and before.name == "TRANSPOSE" and (first := _order(before, graph)) is not None:
-        yield _joined(before, operator, [first[axis] for axis in order], graph)
-        return
-    if [axis for axis in order if x.shape[axis] > 1] == [axis for axis in range(len(order)) if x.shape[axis] > 1]:
-        edit, _, _ = start(operator, graph)
-        _reshape(edit, x.index, out)
-        yield edit
-        return
-    for after in graph.consumers.get(out.index, ()):
-        if after.name in (*UNARY, *BINARY, "CONCATENATION"):
-            yield from _sunk(after, order, graph)
-
-
 # --- parts ------------------------------------------------------------------------------
 
 
-def _joined(first: Operator, second: Operator, order: list[int], graph: Graph) -> Edit:
-    """Two transposes as one, or as none; the first stays where others take its output."""
-    edit = Edit(graph)
-    edit.remove(second, *([first] if _only_consumer(graph, first) else []))
-    x, out = graph.given(first)[0], graph.made(second)[0]
-    if order != sorted(order):
-        edit.add("TRANSPOSE", [x.index, edit.integers("order", *order)], [out.index], edit.options("TransposeOptions"))
-        return edit
-    for consumer in graph.consumers.get(out.index, ()):
-        edit.change(consumer, inputs=[x.index if each == out.index else each for each in consumer.inputs])
-    if out.index in graph.outputs:
-        _reshape(edit, x.index, out)
-    return edit
-
-
-def _sunk(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
-    """An operator in front of the transposes that stood before each of its inputs."""
-    edit, back = Edit(graph), [int(axis) for axis in np.argsort(order)]
-    inputs = []
-    for tensor in graph.given(operator):
-        before = graph.producer.get(tensor.index)
-        if before is not None and before.name == "TRANSPOSE" and _order(before, graph) == order:
-            if _only_consumer(graph, before):
-                edit.remove(before)
-            inputs.append(before.inputs[0])
-        elif tensor.is_constant and tensor.elements == 1:
-            inputs.append(tensor.index)
-        elif tensor.is_constant and len(tensor.shape) <= len(order):
-            values = tensor.array().reshape((1,) * (len(order) - len(tensor.shape)) + tensor.shape).transpose(back)
-            inputs.append(edit.like(tensor, "transposed", shape=values.shape, values=np.ascontiguousarray(values)))
-        else:
-            return
-    out = graph.made(operator)[0]
-    if len(out.shape) != len(order):
-        return
-    made = edit.like(out, "transposed", shape=[out.shape[axis] for axis in back])
-    changed = {"axis": order[operator.option("axis") % len(order)]} if operator.name == "CONCATENATION" else None
-    edit.change(operator, inputs=inputs, outputs=[made], options=changed)
-    edit.add("TRANSPOSE", [made, edit.integers("order", *order)], [out.index], edit.options("TransposeOptions"))
-    yield edit
-
-
-def _order(operator: Operator, graph: Graph) -> list[int] | None:
-    order = graph.tensors[operator.inputs[1]]
-    return [int(axis) for axis in order.array().ravel()] if order.is_constant else None
-
-
-def _only_consumer(graph: Graph, operator: Operator) -> Operator | None:
+def only_consumer(graph: Graph, operator: Operator) -> Operator | None:
     """The one operator that takes an operator's output, if nothing else does."""
     (output,) = operator.outputs if len(operator.outputs) == 1 else (NONE,)
     consumers = graph.consumers.get(output, [])
