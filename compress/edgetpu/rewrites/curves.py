@@ -40,6 +40,9 @@ def curve(operator: Operator, graph: Graph) -> Iterator[Edit]:
     if found is None:
         return
     region, x, out = found
+    first = next(each for each in region if each.name in FUNCTIONS)
+    if first.index < operator.index and (same := _region(first, graph)) and same[2].index == out.index:
+        return  # tried already
     exact = _exact(graph, region, x, out)
     wanted = _table(exact, x)
     if wanted is None:
