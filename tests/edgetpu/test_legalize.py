@@ -445,6 +445,18 @@ def test_what_comes_too_late_is_left_alone() -> None:
     assert [change.rewrite for change in found.changes if change.kept] == ["absolute", "hard_swish"]
 
 
+def test_dense_layers_left_on_the_cpu_get_one_scale_too() -> None:
+    """The runtime of 2021 that computes them there takes many scales for one."""
+    x, out = made(1, 9, 8), made(1, 9, 12, step=0.4)
+    tensors = {"x": x, "b": made(1, 9, 8, step=16 / 256, zero_point=127), "w": weights(12, 8, scales=12), "y": out}
+    dense = Op("FULLY_CONNECTED", ["b", "w", ""], ["y"], 4, {"keepNumDims": True})
+    operators = [Op("RELU", ["x"], ["a"], 2), Op("LOG_SOFTMAX", ["a"], ["b"], 2), dense]
+    found = legalize(one_op.read(tensors | {"a": x}, operators, ["x"], ["y"]), TARGET)
+    left = found.graph.operators[-1]
+    assert left.name == "FULLY_CONNECTED"
+    assert found.graph.tensors[left.inputs[1]].quantization.one_scale
+
+
 def test_what_came_too_late_is_tried_again() -> None:
     """Alone, the first one helps nothing: it makes an end of the second one, and all behind it come too late."""
     tensors = {"x": MAP, "a": MAP, "i": integers(5, 1), "b": made(1, 8, 8, 2), "y": made(1, 8, 8, 2)}

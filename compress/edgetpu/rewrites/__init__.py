@@ -41,7 +41,7 @@ REWRITES = (
     Entry(layers.one_dilation, 0, ("CONV_2D", "DEPTHWISE_CONV_2D")),
     Entry(layers.fused_activation, 0, ("TRANSPOSE_CONV", "AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION")),
     Entry(layers.dense_rows, 1, ("FULLY_CONNECTED",)),
-    Entry(layers.dense_scales, 4, ("FULLY_CONNECTED",), always=True),
+    Entry(layers.dense_scales, 4, ("FULLY_CONNECTED",), always=True, partly=True),
     Entry(layers.batch_norm_leftover, 2, ("MUL", "ADD", "SUB"), always=True),
     Entry(layers.mean_over_channels, 1, ("MEAN",)),
     Entry(layers.constant_matmul, 1, ("BATCH_MATMUL",)),
