@@ -12,6 +12,8 @@ from compress.tflite.graph import Graph, Operator, Quantization, Tensor
 
 ISLANDS = ("ADD", "SUB", "MUL", "MEAN", "RELU", "RELU6")
 """Operators that can be 8-bit with any scales."""
+UNROUNDED = ("DEQUANTIZE", "RESHAPE", "TRANSPOSE", "EXPAND_DIMS", "SQUEEZE", "SLICE", "STRIDED_SLICE")
+"""Operators that change no number."""
 RELU6 = 3
 """The schema's number of the fused activation."""
 
@@ -163,6 +165,27 @@ def divide(operator: Operator, graph: Graph) -> Iterator[Edit]:
     edit.remove(root)
     edit.add("RSQRT", [inside.index], [inverse_root])
     edit.add("MUL", [x.index, inverse_root], [out.index], options)
+    yield edit
+
+
+def requantized(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """DEQUANTIZE and QUANTIZE, whatever only moves numbers between them, becomes that in 8 bits and one QUANTIZE."""
+    chain = [operator]
+    while chain[-1].name in UNROUNDED:
+        after = graph.consumers.get(chain[-1].outputs[0], [])
+        if len(after) != 1 or len(chain[-1].outputs) != 1 or chain[-1].outputs[0] in graph.outputs:
+            return
+        chain.append(after[0])
+    x, out = graph.given(operator)[0], graph.made(chain[-1])[0]
+    if operator.name != "DEQUANTIZE" or chain[-1].name != "QUANTIZE" or not (is_plain(x) and is_plain(out)):
+        return
+    edit, index = Edit(graph), x.index
+    edit.remove(*chain)
+    for each in chain[1:-1]:
+        made = edit.like(x, "moved", shape=graph.made(each)[0].shape)
+        edit.add(each.name, [index, *each.inputs[1:]], [made], each.options)
+        index = made
+    edit.add("QUANTIZE", [index], [out.index], edit.options("QuantizeOptions"))
     yield edit
 
 
