@@ -34,12 +34,13 @@ def leaky_relu(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """LEAKY_RELU becomes PRELU with one slope, or max(x, slope * x): MUL, MAXIMUM."""
     slope = float(operator.option("alpha", 0.0))
     edit, x, out = start(operator, graph)
-    channels = x.shape[-1] if x.shape else 1
-    code, quantization = coded(x, slope)
-    shape = (1, 1, channels) if len(x.shape) == 4 else (channels,)
-    slopes = edit.tensor(f"{out.name}/slopes", shape, x.dtype, quantization, np.full(shape, code))
-    edit.add("PRELU", [x.index, slopes], [out.index])
-    yield edit
+    if len(x.shape) <= 4:  # TFLite of 2021 aborts on PRELU of more
+        channels = x.shape[-1] if x.shape else 1
+        code, quantization = coded(x, slope)
+        shape = (1, 1, channels) if len(x.shape) == 4 else (channels,)
+        slopes = edit.tensor(f"{out.name}/slopes", shape, x.dtype, quantization, np.full(shape, code))
+        edit.add("PRELU", [x.index, slopes], [out.index])
+        yield edit
     if 0 <= slope <= 1:
         edit, x, out = start(operator, graph)
         scaled = edit.like(out, "scaled")
