@@ -87,10 +87,11 @@ class Search:
             self._try("ranges", method, QuantizationPlan(select(found, method), _told(method, found), factors))
 
     def equalization(self, method: str) -> bool:
-        """Tries factors from weights, and from activations; whether any are kept."""
+        """Tries factors from weights, and from activations; whether any are kept that were not."""
         channels = equalization.follow(self.network)
         if channels.pinned.all():
             return False
+        before = self.plan
         tensors = [Tensor(layer.name) for layer in self.network.layers.values() if equalization.weighted(layer)]
         seen = statistics.largest_by_channel(self.network, tensors, self.samples)
         found = {
@@ -102,11 +103,13 @@ class Search:
         }
         for name, values in found.items():
             factors = equalization.by_layer(self.network, channels, values)
+            if factors == before.factors:
+                continue
             measured = statistics.collect(equalization.applied(self.network, factors), self.samples)
             self._try(
                 "equalization", name, QuantizationPlan(select(measured, method), _told(method, measured), factors)
             )
-        return bool(self.plan.factors)
+        return self.plan is not before
 
     def bias(self) -> None:
         """Tries to move the mean of every layer's outputs back to where the float model has it."""

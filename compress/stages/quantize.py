@@ -123,8 +123,12 @@ class Quantize(Stage, TrainingSettings):
 
         methods = [*METHODS] if self.ranges == "auto" else [self.ranges]
         search.ranges(methods)
-        if self.equalize == "auto" and search.equalization(search.range_method):
-            search.ranges([method for method in methods if method != search.range_method])
+        tried: set[str] = set()
+        while self.equalize == "auto" and search.range_method not in tried:
+            # What is best for channels of very different sizes says nothing of what is best once they are equal.
+            tried.add(search.range_method)
+            if search.equalization(search.range_method):
+                search.ranges([method for method in methods if method != search.range_method])
         if self.correct_bias == "auto":
             search.bias()
         if self.rounding == "learnt":

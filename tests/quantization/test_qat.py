@@ -60,6 +60,13 @@ def test_ranges_follow_the_data_in_training_only(keras: Any) -> None:
     assert [float(w) for w in layer.get_weights()] == [-2.0, 3.0]
 
 
+def test_a_range_that_does_not_follow_is_no_variable(keras: Any) -> None:
+    layer = fake.layers()["FakeQuantize"](-1.0, 127 / 128)
+    x = np.array([[-3.0, 0.5 + 1 / 300, 5.0]], np.float32)
+    np.testing.assert_allclose(np.asarray(layer(x, training=True)), [[-1.0, 0.5, 127 / 128]], atol=1e-6)
+    assert layer.get_weights() == []
+
+
 def test_training_with_rounding_gives_network_and_plan(keras: Any, tmp_path: Path) -> None:
     keras.utils.set_random_seed(0)
     layers = keras.layers

@@ -135,6 +135,17 @@ def test_a_range_holds_nearly_everything(method: str) -> None:
     assert ranges.select(seen(), method)["softmax"] == pytest.approx((0.0, 255 / 256))
 
 
+def test_the_zeros_of_a_relu_do_not_narrow_the_range_of_least_divergence() -> None:
+    values = np.maximum(np.random.default_rng(0).normal(0, 1, (200, 500)), 0)
+    counts = np.histogram(values, statistics.BINS)[0].astype(float)
+    low, high = ({"x": pick(values, axis=1)} for pick in (np.min, np.max))
+    with_zeros = ranges.select(Statistics(low, high, {"x": counts}, {}), "entropy")["x"]
+    assert with_zeros[1] > 2.5
+    for empty in (np.zeros(statistics.BINS), np.eye(1, statistics.BINS)[0]):
+        empty[0] += 7
+        assert np.isfinite(ranges.select(Statistics(low, high, {"x": empty}, {}), "entropy")["x"]).all()
+
+
 def test_one_corrupt_sample_of_two_hundred() -> None:
     clean, damaged = (ranges.select(seen(corrupt=times), "sample_percentile")["x"] for times in (1.0, 100.0))
     np.testing.assert_allclose(clean, damaged, rtol=0.15)
@@ -240,6 +251,16 @@ def test_an_imbalanced_network_is_as_good_as_the_balanced_one(keras: Any, tmp_pa
     assert any(trial.kept for trial in hard.trials if trial.step == "equalization")
     assert hard.plan.factors
     assert not conversion.float_operators(hard.content)
+
+
+def test_factors_are_tried_again_with_other_ranges_but_never_twice(keras: Any, tmp_path: Path) -> None:
+    search = searched(imbalanced(folded(keras, networks.plain), 64.0), images(60), tmp_path)
+    before, count = search.plan, len(search.trials)
+    search.equalization("mse")
+    again = search.trials[count:]
+    assert {trial.step for trial in again} == {"equalization"}
+    assert len(again) == len([t for t in search.trials[:count] if t.step == "equalization"]) - 1
+    assert (search.plan is not before) == any(trial.kept for trial in again)
 
 
 def test_a_corrupt_sample_does_no_harm(keras: Any, tmp_path: Path) -> None:

@@ -1,0 +1,275 @@
+"""Quantization against other tools: `python benchmarks/quantization.py [--quick] [--qat] [--seeds N] [--cache FOLDER]`.
+
+Every tool is given the same models and calibration samples, and its files run in the same
+runtime on the same test data, which nothing was calibrated on. Needs the shared files
+(CORALLINE_SHARED, or ../shared beside the project) and `pip install -e '.[bench]'`. Prints
+a Markdown table with the bounds, and writes benchmarks/results/quantization.json. Networks
+are trained once for each seed and kept in the folder --cache. A model that is run again
+replaces its part of the results; the others stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import quantization_cases as cases
+import quantization_qat as qat
+import quantization_subjects as subjects
+import quantization_tools as tools
+from numpy.typing import NDArray
+from quantization_tools import OURS, Given
+
+RESULTS = Path(__file__).parent / "results" / "quantization.json"
+QUICK = ("vww_96", "mini_xception", "magic_wand")
+AS_IT_IS = "as it is"
+DRAWS = 10_000
+REPEATS = 7
+DROP, CHANGE, RATIO = 0.003, 0.005, 1.2
+"""The bounds: drop against float, change against the easy case, time against the fast path."""
+Hits = NDArray[np.bool_]
+
+
+def given_in_each_case(subject: subjects.Subject) -> dict[str, Callable[[], Given]]:
+    """What the tools are given, by case; made when it is its turn."""
+    model, seed = subject.model, subject.seed
+    calibration, held_back = tools.drawn(subject)
+
+    def injected(times: int) -> Callable[[], Given]:
+        return lambda: Given(cases.imbalanced(model, times, seed, held_back)[0], calibration, held_back, seed)
+
+    def corrupted(change: Callable[[Any, int], Any]) -> Callable[[], Given]:
+        return lambda: Given(model, change(calibration, seed), held_back, seed)
+
+    return {
+        AS_IT_IS: lambda: Given(model, calibration, held_back, seed),
+        **{f"imbalance x{times}": injected(times) for times in cases.IMBALANCES if cases.scalable(model)},
+        **{name: corrupted(change) for name, change in cases.CORRUPTIONS.items()},
+    }
+
+
+def hits(subject: subjects.Subject, answers: NDArray[Any], wanted: NDArray[Any]) -> Hits:
+    """By test sample whether the answer is right; without labels, whether it is the float model's."""
+    found = answers.argmax(axis=1)
+    return np.asarray(found == (subject.data.labels("test") if subject.labelled else wanted.argmax(axis=1)))
+
+
+def one_seed(subject: subjects.Subject, *, train: bool) -> dict[str, Any]:
+    """Every tool in every case: hits, agreement with the float model, seconds, what it says of itself."""
+    inputs = subject.data.inputs("test")
+    wanted = np.asarray(subject.model.predict(inputs, verbose=0))
+    found: dict[str, Any] = {"float": hits(subject, wanted, wanted), "cases": {}}
+    for case, make in given_in_each_case(subject).items():
+        given, row = make(), {}
+        for name, tool in tools.TOOLS.items():
+            with quiet():
+                made = tool(given)
+                answers = tools.scores(made.content, inputs)
+            agreement = float((answers.argmax(axis=1) == wanted.argmax(axis=1)).mean())
+            row[name] = {
+                "hits": hits(subject, answers, wanted),
+                "agreement": agreement,
+                "seconds": made.seconds,
+                "notes": made.notes,
+            }
+            text = f"{subject.name} {subject.seed}, {case}, {name}: {row[name]['hits'].mean():.4f}"
+            print(f"{text}, agreement {agreement:.4f}, {made.seconds:.1f} s", file=sys.stderr, flush=True)
+        found["cases"][case] = row
+    with quiet():
+        found["conversion"] = tools.conversion_ratio(given_in_each_case(subject)[AS_IT_IS](), REPEATS)
+        found["qat"] = dict(trained(subject)) if train and subject.builder else {}
+    return found
+
+
+def trained(subject: subjects.Subject) -> Iterator[tuple[str, Any]]:
+    """Both engines of quantization-aware training: a row as the other tools have, or why there is none."""
+    inputs = subject.data.inputs("test")
+    for name, made in qat.both(subject, *tools.drawn(subject)):
+        if isinstance(made, str):
+            yield name, made
+            continue
+        answers = tools.scores(made.content, inputs)
+        yield name, {"hits": hits(subject, answers, answers), "seconds": made.seconds} | made.notes
+
+
+@contextlib.contextmanager
+def quiet() -> Any:
+    """Progress bars and advice of the tools stay out of the output."""
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def summary(subject: subjects.Subject, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """One model over its seeds, as plain values."""
+    low, high = interval(np.concatenate([run["float"] for run in runs]).astype(int))
+    found: dict[str, Any] = {
+        "metric": "accuracy" if subject.labelled else "agreement with the float model",
+        "test_samples": len(runs[0]["float"]),
+        "float": [float(run["float"].mean()) for run in runs],
+        "float_half_interval": (high - low) / 2,
+        "conversion": [run["conversion"] for run in runs],
+        "cases": {},
+    }
+    for case in runs[0]["cases"]:
+        rows = [run["cases"][case] for run in runs]
+        pooled = {name: np.concatenate([row[name]["hits"] for row in rows]).astype(int) for name in rows[0]}
+        best = max((name for name in pooled if name != OURS), key=lambda name: pooled[name].mean())
+        difference = pooled[OURS] - pooled[best]
+        found["cases"][case] = {
+            "tools": {name: _tool([row[name] for row in rows]) for name in rows[0]},
+            "best_other": best,
+            "ours_minus_best_other": float(difference.mean()),
+            "interval": interval(difference),
+        }
+    found["qat"] = _qat(runs)
+    return found
+
+
+def _qat(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Both engines against our calibration, where they were run."""
+    found: dict[str, Any] = {}
+    ptq = np.concatenate([run["cases"][AS_IT_IS][OURS]["hits"] for run in runs]).astype(int)
+    for name in runs[0]["qat"]:
+        rows = [run["qat"][name] for run in runs]
+        if isinstance(rows[0], str):
+            found[name] = {"refused": rows[0]}
+            continue
+        pooled = np.concatenate([row["hits"] for row in rows]).astype(int)
+        found[name] = {
+            "value": [float(row["hits"].mean()) for row in rows],
+            "seconds": [round(row["seconds"], 2) for row in rows],
+            "training_agrees_with_file": [row["training_agrees_with_file"] for row in rows],
+            "minus_our_ptq": float((pooled - ptq).mean()),
+            "interval": interval(pooled - ptq),
+        }
+    return found
+
+
+def _tool(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "value": [float(row["hits"].mean()) for row in rows],
+        "agreement": [row["agreement"] for row in rows],
+        "seconds": [round(row["seconds"], 2) for row in rows],
+    }
+    return found | ({"notes": [row["notes"] for row in rows]} if rows[0]["notes"] else {})
+
+
+def interval(values: NDArray[np.int64]) -> tuple[float, float]:
+    """The middle 95% of the mean under resampling (bootstrap) of values that are -1, 0 or 1."""
+    shares = [float((values == value).mean()) for value in (-1, 0, 1)]
+    drawn = np.random.default_rng(0).multinomial(len(values), shares, DRAWS)
+    low, high = np.percentile((drawn[:, 2] - drawn[:, 0]) / len(values), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def judged(model: Mapping[str, Any], case: str) -> tuple[str, bool]:
+    """The bound of a case in words, and whether it is met."""
+    row = model["cases"][case]
+    value = statistics.fmean(row["tools"][OURS]["value"])
+    if case != AS_IT_IS:
+        clean = statistics.fmean(model["cases"][AS_IT_IS]["tools"][OURS]["value"])
+        return f"≥ {clean - CHANGE:.4f}", value >= clean - CHANGE - 1e-9
+    allowed = max(DROP, model["float_half_interval"])
+    drop = statistics.fmean(model["float"]) - value
+    beaten = row["interval"][1] < 0
+    return f"drop ≤ {allowed:.4f}, not beaten", not beaten and (drop <= allowed or model["metric"] != "accuracy")
+
+
+def table(models: Mapping[str, Any]) -> str:
+    """All models and cases, ours beside the others."""
+    others = [name for name in tools.TOOLS if name != OURS]
+    head = ["model", "case", "float", OURS, *others, f"{OURS} - best other (95%)", "bound", "met"]
+    lines = [head, ["---"] * len(head)]
+    for name, model in models.items():
+        for case, row in model["cases"].items():
+            values = [f"{statistics.fmean(row['tools'][tool]['value']):.4f}" for tool in (OURS, *others)]
+            low, high = row["interval"]
+            bound, met = judged(model, case)
+            lines.append(
+                [
+                    f"{name} ({len(model['float'])} seeds)" if len(model["float"]) > 1 else name,
+                    case,
+                    f"{statistics.fmean(model['float']):.4f}",
+                    *values,
+                    f"{row['ours_minus_best_other']:+.4f} ({low:+.4f} to {high:+.4f})",
+                    bound,
+                    "yes" if met else "**no**",
+                ]
+            )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n" + _times(models)
+
+
+def _times(models: Mapping[str, Any]) -> str:
+    """Seconds of every tool as it is, and conversion alone."""
+    lines = [
+        ["model", *(f"{name}, s" for name in tools.TOOLS), "conversion alone / fast path", "bound", "met"],
+        ["---"] * (len(tools.TOOLS) + 4),
+    ]
+    for name, model in models.items():
+        made = model["cases"][AS_IT_IS]["tools"]
+        ratio = statistics.median(run["ratio"] for run in model["conversion"])
+        seconds = [f"{statistics.fmean(made[tool]['seconds']):.1f}" for tool in tools.TOOLS]
+        lines.append([name, *seconds, f"{ratio:.2f}", f"≤ {RATIO}", "yes" if ratio <= RATIO else "**no**"])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n" + _trainings(models)
+
+
+def _trainings(models: Mapping[str, Any]) -> str:
+    """Quantization-aware training, where it was run."""
+    head = ["model", "engine", "float", f"{OURS} PTQ", "QAT", "QAT - PTQ (95%)", "training and file agree (≥ 0.983)"]
+    lines = [head, ["---"] * len(head)]
+    for name, model in models.items():
+        ptq = statistics.fmean(model["cases"][AS_IT_IS]["tools"][OURS]["value"])
+        for engine, row in model.get("qat", {}).items():
+            start = [name, engine, f"{statistics.fmean(model['float']):.4f}", f"{ptq:.4f}"]
+            if "refused" in row:
+                lines.append([*start, f"refused: {row['refused'][:60]}", "", ""])
+                continue
+            low, high = row["interval"]
+            difference = f"{row['minus_our_ptq']:+.4f} ({low:+.4f} to {high:+.4f})"
+            agreement = f"{min(row['training_agrees_with_file']):.4f}"
+            lines.append([*start, f"{statistics.fmean(row['value']):.4f}", difference, agreement])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) if len(lines) > 2 else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} only")
+    parser.add_argument("--qat", action="store_true", help="quantization-aware training too, on trained networks")
+    parser.add_argument("--models", default=",".join(subjects.SUBJECTS), help="some of them, with commas")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--cache", type=Path, default=Path("runs") / "benchmark_networks")
+    options = parser.parse_args()
+    if not subjects.SHARED.exists():
+        print(f"skipped: {subjects.SHARED} is not there; CORALLINE_SHARED names the folder of shared files")
+        return
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    models = json.loads(RESULTS.read_text())["models"] if RESULTS.exists() else {}
+    for name in QUICK if options.quick else options.models.split(","):
+        seeds = range(options.seeds if name in subjects.TRAINED else 1)
+        started = time.perf_counter()
+        made = [subjects.SUBJECTS[name](options.cache, seed) for seed in seeds]
+        models[name] = summary(made[0], [one_seed(subject, train=options.qat) for subject in made])
+        models = {known: models[known] for known in subjects.SUBJECTS if known in models}
+        RESULTS.write_text(json.dumps({"models": models}, indent=1) + "\n")
+        print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    print(table(models))
+
+
+if __name__ == "__main__":
+    main()

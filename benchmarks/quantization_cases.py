@@ -1,0 +1,127 @@
+"""What makes quantization hard, put into models and calibration data that were easy.
+
+Written without compress.quantization.equalization, which is measured with it: here only
+chains are followed in which every tensor has one taker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.training import folding, network
+from compress.training.network import Layer, Network, Tensor, tensors_in
+
+Floats = NDArray[np.float32]
+IMBALANCES = (4, 16, 64)
+#: Kernel axes: (in, out). A depthwise kernel has one axis for both.
+AXES = {"Conv1D": (1, 2), "Conv2D": (2, 3), "Dense": (0, 1), "DepthwiseConv2D": (2, 2)}
+LINEAR = {
+    *("MaxPooling2D", "AveragePooling2D", "GlobalAveragePooling2D", "GlobalMaxPooling2D"),
+    *("ZeroPadding2D", "Dropout", "SpatialDropout2D", "Identity"),
+}
+TOLERANCE = 1e-4
+"""Largest difference of the float outputs, relative to max(1, the largest output)."""
+
+
+def imbalanced(model: Any, times: int, seed: int, samples: Floats) -> tuple[Any, int]:
+    """The same function with some channels up to `times` larger and others up to `times` smaller inside.
+
+    Each channel between two layers with weights is multiplied by its own factor, log-uniform
+    from 1 / times to times, in the layer that makes it, and divided by it in the one that takes it.
+
+    Args:
+        model: a Keras model.
+        times: how much.
+        seed: of the factors.
+        samples: on which both models must give the same.
+
+    Returns:
+        The model, its batch norms folded, and the number of pairs.
+    """
+    canonical = folding.canonical(network.read(model))
+    random = np.random.default_rng((seed, times))
+    changed, pairs = canonical, _pairs(canonical)
+    for first, second in pairs:
+        maker, taker = changed.layers[first], changed.layers[second]
+        factors = float(times) ** random.uniform(-1, 1, maker.weights[0].shape[AXES[maker.kind][1]])
+        changed = changed.edited({first: _made(maker, factors)}, {})
+        changed = changed.edited({second: _taken(taker, factors)}, {})
+    made = network.build(changed)
+    wanted, found = (np.asarray(each.predict(samples, verbose=0)) for each in (model, made))
+    worst = np.abs(wanted - found).max() / max(1.0, np.abs(wanted).max())
+    assert worst <= TOLERANCE, f"the injected imbalance changed the function by {worst:.1e}"
+    return made, len(pairs)
+
+
+def scalable(model: Any) -> bool:
+    """Whether there are channels in a model that an imbalance can be injected into."""
+    return bool(_pairs(folding.canonical(network.read(model))))
+
+
+def _pairs(canonical: Network) -> list[tuple[str, str]]:
+    """Layers with weights between which every channel can be scaled freely."""
+    takers = canonical.consumers()
+    shown = set(tensors_in(canonical.outputs))
+    found = []
+    for layer in canonical.layers.values():
+        if not _weighted(layer):
+            continue
+        tensor: Tensor | None = Tensor(layer.name)
+        while tensor is not None:
+            next_ones = takers.get(tensor, [])
+            if len(next_ones) != 1 or tensor in shown:
+                break
+            after = canonical.layers[next_ones[0][0]]
+            if _weighted(after):
+                found.append((layer.name, after.name))
+            tensor = Tensor(after.name) if _homogeneous(after) else None
+    return found
+
+
+def _weighted(layer: Layer) -> bool:
+    single = layer.config.get("groups", 1) == 1 and layer.config.get("depth_multiplier", 1) == 1
+    return layer.kind in AXES and len(layer.calls) == 1 and single
+
+
+def _homogeneous(layer: Layer) -> bool:
+    """Whether scaling what it is given scales what it gives."""
+    if len(layer.calls) != 1:
+        return False
+    if layer.kind == "ReLU":
+        return not any(layer.config.get(name) for name in ("max_value", "negative_slope", "threshold"))
+    return layer.kind in LINEAR or (layer.kind == "Activation" and layer.config["activation"] in ("relu", "linear"))
+
+
+def _made(layer: Layer, factors: NDArray[np.float64]) -> Layer:
+    kernel = _along(layer.weights[0], factors, AXES[layer.kind][1])
+    return replace(layer, weights=(kernel, *((bias * factors).astype(np.float32) for bias in layer.weights[1:])))
+
+
+def _taken(layer: Layer, factors: NDArray[np.float64]) -> Layer:
+    return replace(layer, weights=(_along(layer.weights[0], 1 / factors, AXES[layer.kind][0]), *layer.weights[1:]))
+
+
+def _along(kernel: Floats, factors: NDArray[np.float64], axis: int) -> Floats:
+    return np.moveaxis(np.moveaxis(kernel.astype(np.float64), axis, -1) * factors, -1, axis).astype(np.float32)
+
+
+def too_large(samples: Floats, seed: int) -> Floats:
+    """The samples, with the values of one of them 50 times as large."""
+    changed = samples.copy()
+    changed[np.random.default_rng(seed).integers(len(changed))] *= 50
+    return changed
+
+
+def noise(samples: Floats, seed: int) -> Floats:
+    """The samples, one of them replaced by noise that fills the range of all values."""
+    changed, random = samples.copy(), np.random.default_rng(seed)
+    one = random.integers(len(changed))
+    changed[one] = random.uniform(samples.min(), samples.max(), samples.shape[1:])
+    return changed
+
+
+CORRUPTIONS = {"one sample x50": too_large, "one sample of noise": noise}

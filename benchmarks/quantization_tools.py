@@ -1,0 +1,192 @@
+"""The tools that benchmarks/quantization.py compares: each makes an int8 .tflite file of a Keras model and samples."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import quantization_subjects as subjects
+from numpy.typing import NDArray
+
+from compress.quantization import calibration, conversion
+from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Kind
+from compress.stages.quantize import Quantize
+from compress.tflite.runtime import Model
+from compress.training import folding, network, working_model
+
+Floats = NDArray[np.float32]
+OURS = "coralline"
+CONVERTER, CONVERTER_TENSORWISE = "TFLiteConverter", "TFLiteConverter, dense per tensor"
+EDGE_QUANTIZER = "ai-edge-quantizer"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a tool may look at: never the test data.
+
+    Attributes:
+        model: the float model.
+        calibration: samples for ranges.
+        held_back: further training samples; only our search uses them.
+        seed: where chance is involved.
+    """
+
+    model: Any
+    calibration: Floats
+    held_back: Floats
+    seed: int
+
+
+@dataclass(frozen=True)
+class Made:
+    """A file, and how long it took.
+
+    Attributes:
+        content: the .tflite file.
+        seconds: from the model in memory (ours: on disk) to the file.
+        notes: what the tool says of it.
+    """
+
+    content: bytes
+    seconds: float
+    notes: Any = None
+
+
+class Drawn(Quantize):
+    """The `quantize` stage with samples that were drawn before, so that all tools see the same ones."""
+
+    def _samples(self, context: Context) -> tuple[Floats, Floats]:
+        splits = context.data.splits  # type: ignore[attr-defined]
+        return splits["calibration"][0], splits["held back"][0]
+
+
+def drawn(subject: subjects.Subject) -> tuple[Floats, Floats]:
+    """Calibration samples and held-back ones, as the stage draws them from the training split."""
+    with tempfile.TemporaryDirectory() as folder:
+        return Quantize()._samples(subjects.context(subject.data, Path(folder), subject.seed))
+
+
+def ours(given: Given) -> Made:
+    """The `quantize` stage with its defaults: the file that a pipeline would give."""
+    with tempfile.TemporaryDirectory() as before, tempfile.TemporaryDirectory() as after:
+        working_model.write_keras(given.model, Path(before))
+        artifact = Artifact("", Kind.KERAS, Path(before), {MODEL_KERAS: ""}, {}, 0)
+        nothing = np.zeros(0, np.int64)
+        data = subjects.Arrays(
+            {"calibration": (given.calibration, nothing), "held back": (given.held_back, nothing)}, 0
+        )
+        started = time.perf_counter()
+        facts = Drawn().run(artifact, subjects.context(data, Path(after), given.seed))
+        seconds = time.perf_counter() - started
+        notes = {name: facts[name] for name in ("tried", "ranges", "rewritten") if name in facts}
+        return Made((Path(after) / MODEL_TFLITE).read_bytes(), seconds, notes)
+
+
+def converted(model: Any, samples: Floats | None, *, dense_per_tensor: bool) -> bytes:
+    """Full-integer TFLiteConverter by its fast path: the bytes of `from_keras_model` in a tenth of the time.
+
+    Args:
+        model: of Keras 3 or tf-keras.
+        samples: for ranges; None where the model brings them.
+        dense_per_tensor: whether a dense layer gets one scale.
+    """
+    import tensorflow
+
+    signature = [tensorflow.TensorSpec((1, *tensor.shape[1:]), tensor.dtype) for tensor in model.inputs]
+    function = tensorflow.function(lambda x: model(x, training=False), input_signature=signature)
+    converter = tensorflow.lite.TFLiteConverter.from_concrete_functions([function.get_concrete_function()])
+    converter.optimizations = [tensorflow.lite.Optimize.DEFAULT]
+    if samples is not None:
+        converter.representative_dataset = lambda: ([sample[np.newaxis]] for sample in samples)
+        converter.target_spec.supported_ops = [tensorflow.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    converter.inference_input_type = converter.inference_output_type = tensorflow.int8
+    converter._experimental_disable_per_channel_quantization_for_dense_layers = dense_per_tensor
+    content: bytes = converter.convert()
+    return content
+
+
+def converter(given: Given) -> Made:
+    """TFLiteConverter as it is."""
+    started = time.perf_counter()
+    content = converted(given.model, given.calibration, dense_per_tensor=False)
+    return Made(content, time.perf_counter() - started)
+
+
+def converter_tensorwise(given: Given) -> Made:
+    """TFLiteConverter with one scale for each dense layer, which the Edge TPU's compiler needs."""
+    started = time.perf_counter()
+    content = converted(given.model, given.calibration, dense_per_tensor=True)
+    return Made(content, time.perf_counter() - started)
+
+
+def _with_signature(model: Any) -> bytes:
+    """The float .tflite file with a named signature, by which ai-edge-quantizer calls it."""
+    import tensorflow
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    signature = [tensorflow.TensorSpec((1, *tensor.shape[1:]), tensor.dtype, "sample") for tensor in model.inputs]
+    function = tensorflow.function(lambda sample: model(sample, training=False), input_signature=signature)
+    module = tensorflow.Module()
+    frozen = convert_variables_to_constants_v2(function.get_concrete_function())
+    module.run = tensorflow.function(lambda sample: {"scores": frozen(sample)[0]}, input_signature=signature)
+    with tempfile.TemporaryDirectory() as folder:
+        tensorflow.saved_model.save(module, folder, signatures=module.run.get_concrete_function())
+        content: bytes = tensorflow.lite.TFLiteConverter.from_saved_model(folder).convert()
+    return content
+
+
+def edge_quantizer(given: Given) -> Made:
+    """ai-edge-quantizer: static int8, dense layers tensorwise, everything else as its recipe has it."""
+    from ai_edge_quantizer import qtyping, quantizer, recipe
+
+    started = time.perf_counter()
+    content = _with_signature(given.model)
+    tool = quantizer.Quantizer(content, recipe.static_wi8_ai8())
+    tool.add_static_config(".*", qtyping.TFLOperationName.FULLY_CONNECTED, 8, 8, qtyping.QuantGranularity.TENSORWISE)
+    feeds = [{"sample": sample[np.newaxis]} for sample in given.calibration]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        ranges = tool.calibrate({"serving_default": feeds}, num_threads=1)
+        made = tool.quantize(ranges, enable_progress_report=False).quantized_model
+    return Made(bytes(made), time.perf_counter() - started)
+
+
+TOOLS: dict[str, Callable[[Given], Made]] = {
+    OURS: ours,
+    CONVERTER: converter,
+    CONVERTER_TENSORWISE: converter_tensorwise,
+    EDGE_QUANTIZER: edge_quantizer,
+}
+
+
+def scores(content: bytes, samples: Floats) -> Floats:
+    """What a file answers, in the one runtime that all files are measured in: [n, outputs]."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.tflite"
+        path.write_bytes(content)
+        return Model(path, reproducible=True).scores(samples)
+
+
+def conversion_ratio(given: Given, repeats: int) -> dict[str, float]:
+    """Seconds of our conversion by a finished plan, and of TFLiteConverter's fast path; medians, in turns.
+
+    TFLiteConverter calibrates on one sample, so that next to nothing of its time is calibration.
+    """
+    canonical = folding.canonical(network.read(given.model))
+    plan = calibration.calibrate(canonical, given.calibration)
+    rows = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        conversion.convert(canonical, plan)
+        between = time.perf_counter()
+        converted(given.model, given.calibration[:1], dense_per_tensor=True)
+        rows.append((between - started, time.perf_counter() - between))
+    own, fast = (statistics.median(column) for column in zip(*rows[1:], strict=True))
+    return {"ours_s": own, "fast_path_s": fast, "ratio": own / fast}
