@@ -47,7 +47,7 @@ def _fake_quantize(library: Any) -> Any:
     """The layer that rounds activations."""
     import tensorflow
 
-    class FakeQuantize(library.layers.Layer):  # type: ignore[misc, name-defined]
+    class FakeQuantize(library.layers.Layer):  # type: ignore[misc]
         """Rounds to 8 bits between `low` and `high`; with `average` < 1 the range follows the data in training."""
 
         def __init__(self, low: float, high: float, average: float = 1.0, **settings: Any) -> None:
