@@ -31,6 +31,7 @@ MAX_STEPS = 10_000
 """Rewrites of one model, at most."""
 NEAR_ENOUGH = 0.25
 """Steps on average that are not worth a dearer rewrite."""
+LARGEST_INPUT = 1 << 26
 FEEDS = 8
 """Real inputs that a rewrite is proved on, at most."""
 TOO_LATE = "it comes after an operator that stays on the CPU"
@@ -121,9 +122,21 @@ def legalize(graph: Graph, target: Target, inputs: Sequence[proof.Feed] = (), *,
     Raises:
         ModelError: the TFLite runtime cannot run the model as it is, or an operator is not as its kind must be.
     """
+    largest = max((graph.tensors[index].elements for index in graph.inputs), default=0)
+    if largest > LARGEST_INPUT:
+        raise ModelError(f"has an input of {largest:,} numbers", allowed=f"at most {LARGEST_INPUT:,}, to be run here")
     try:
         return _legalize(graph, target, inputs, io)
-    except (IndexError, KeyError, ValueError, TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
+    except (
+        MemoryError,
+        IndexError,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ZeroDivisionError,
+        OverflowError,
+    ) as error:
         raise ModelError(f"an operator is not as its kind must be ({error}): the file is damaged") from error
 
 

@@ -737,6 +737,12 @@ def test_inputs_that_do_not_fit(tmp_path: Path, damage: str) -> None:
         proof.read_feeds(path, float_ended())
 
 
+def test_an_input_that_no_machine_holds() -> None:
+    huge = Tensor((1, 1 << 20, 1 << 20, 4))
+    with pytest.raises(ModelError, match="has an input of 4,398,046,511,104 numbers"):
+        legalize(chain(Op("HARD_SWISH", "x", "y"), x=huge, y=huge), TARGET)
+
+
 def test_a_wrong_file_leaves_nothing(tmp_path: Path) -> None:
     given, out = tmp_path / "in.tflite", tmp_path / "out.tflite"
     given.write_bytes(graph.serialize(float_ended())[:200])
