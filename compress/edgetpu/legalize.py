@@ -20,7 +20,7 @@ from compress.edgetpu import rules
 from compress.edgetpu.placement import LATE, PlacedOperator, Placement, place, refusal
 from compress.edgetpu.rewrites import REWRITES, Entry, ends
 from compress.edgetpu.rewrites.functions import NotEightBitError
-from compress.edgetpu.rewrites.shapes import transposes
+from compress.edgetpu.rewrites.layouts import restored_inputs, transposes, turned_inputs
 from compress.errors import ModelError
 from compress.target import Target
 from compress.tflite import proof
@@ -31,8 +31,13 @@ MAX_STEPS = 10_000
 """Rewrites of one model, at most."""
 NEAR_ENOUGH = 0.25
 """Steps on average that are not worth a dearer rewrite."""
+LARGEST_INPUT = 1 << 26
 FEEDS = 8
 """Real inputs that a rewrite is proved on, at most."""
+TOO_LATE = "it comes after an operator that stays on the CPU"
+
+Tried = tuple[str, tuple[int, ...]]
+"""A rewrite and the outputs of the operator that it was tried on."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,9 @@ class Legalized:
     def trailing(self) -> list[PlacedOperator]:
         """Operators on the CPU that nothing on the Edge TPU waits for: they cost a copy and no second partition."""
         waited: set[int] = set()
-        found = []
+        found: list[PlacedOperator] = []
+        if not any(op.placement == "tpu" for op in self.after.ops):
+            return found
         for operator, op in zip(reversed(self.graph.operators), reversed(self.after.ops), strict=True):
             if op.placement == "tpu" or op.status == LATE or waited & set(operator.outputs):
                 waited.update(operator.inputs)
@@ -115,9 +122,21 @@ def legalize(graph: Graph, target: Target, inputs: Sequence[proof.Feed] = (), *,
     Raises:
         ModelError: the TFLite runtime cannot run the model as it is, or an operator is not as its kind must be.
     """
+    largest = max((graph.tensors[index].elements for index in graph.inputs), default=0)
+    if largest > LARGEST_INPUT:
+        raise ModelError(f"has an input of {largest:,} numbers", allowed=f"at most {LARGEST_INPUT:,}, to be run here")
     try:
         return _legalize(graph, target, inputs, io)
-    except (IndexError, KeyError, ValueError, TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
+    except (
+        MemoryError,
+        IndexError,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ZeroDivisionError,
+        OverflowError,
+    ) as error:
         raise ModelError(f"an operator is not as its kind must be ({error}): the file is damaged") from error
 
 
@@ -126,8 +145,9 @@ def _legalize(graph: Graph, target: Target, inputs: Sequence[proof.Feed], io: st
     work.whole("fixed_shapes", ends.fixed_shapes(work.graph))
     work.whole("folded_constants", ends.folded_constants(work.graph))
     work.whole("integer_ends", ends.integer_ends(work.graph, io))
+    work.whole("transposes", _without_transposes(work.graph, target))  # large ones keep all behind them on the CPU
     work.operators()
-    work.whole("transposes", _without_transposes(work.graph))
+    work.whole("transposes", _without_transposes(work.graph, target))
     result = compact(_living(work.graph)) if any(change.kept for change in work.changes) else graph
     difference = ends.apart(graph, result, work.inputs if result is not graph else ())
     before, after = place(graph, target), place(result, target)
@@ -157,16 +177,31 @@ class _Work:
 
     def operators(self) -> None:
         """Every rewrite of an operator, as long as there is one."""
-        tried: set[tuple[str, tuple[int, ...]]] = set()
+        tried: set[Tried] = set()
         for _ in range(MAX_STEPS):
             step = next(self._applicable(tried), None)
             if step is None:
-                return
+                if not self._reconsidered(tried):
+                    return
+                continue
             entry, operator = step
             tried.add((entry.name, operator.outputs))
             self._try(entry, operator)
 
-    def _applicable(self, tried: set[tuple[str, tuple[int, ...]]]) -> Iterator[tuple[Entry, Operator]]:
+    def _reconsidered(self, tried: set[Tried]) -> bool:
+        """Whether something that came too late may help by now: others were rewritten after it was tried."""
+        late = [change for change in self.changes if change.reason == TOO_LATE]
+        if not late or not any(change.kept for change in self.changes[self.changes.index(late[0]) :]):
+            return False
+        self.changes = [change for change in self.changes if change.reason != TOO_LATE]
+        again = {(change.rewrite, change.output) for change in late}
+        tried -= {(name, outputs) for name, outputs in tried if (name, self._name(outputs)) in again}
+        return True
+
+    def _name(self, outputs: tuple[int, ...]) -> str:
+        return self.graph.tensors[outputs[0]].name
+
+    def _applicable(self, tried: set[Tried]) -> Iterator[tuple[Entry, Operator]]:
         for operator in self.graph.operators:  # in order: what comes after a blocker helps once that one is gone
             broken = rules.first_broken(operator, self.graph, self.target)
             eight_bit = rules.eight_bit(operator, self.graph, self.target) is None
@@ -203,10 +238,10 @@ class _Work:
         """Why an edit would not help: what it puts in breaks a rule too, or comes too late."""
         for operator in _added(edit, changed):
             broken = rules.first_broken(operator, changed, self.target)
-            if broken:
+            if broken and not entry.partly:
                 return f"{operator.name} would not be mapped: {broken[1]}"
         better = entry.always or _left(changed, self.target) < _left(self.graph, self.target)
-        return None if better else "it comes after an operator that stays on the CPU"
+        return None if better else TOO_LATE
 
     def _moved(self, entry: Entry, edit: Edit, changed: Graph) -> proof.Difference:
         """How far an edit moves the outputs of what it replaces."""
@@ -294,21 +329,25 @@ def _boundary(edit: Edit) -> tuple[list[int], list[int]]:
     return inputs, [index for index in made if index in outside or index in graph.outputs]
 
 
-def _without_transposes(graph: Graph) -> Graph | None:
-    """The graph with fewer transposes, if moving them along makes them fewer."""
-    changed, before = graph, _cost(graph)
+def _without_transposes(graph: Graph, target: Target) -> Graph | None:
+    """The graph with transposes moved along, if more is mapped then, or fewer are left."""
+
+    def cost(each: Graph) -> tuple[tuple[int, int], int]:
+        return _left(each, target), sum(operator.name == "TRANSPOSE" for operator in each.operators)
+
+    best = min((_sunk(graph), restored_inputs(_sunk(turned_inputs(graph)), graph)), key=cost)
+    return best if cost(best) < cost(graph) else None
+
+
+def _sunk(graph: Graph) -> Graph:
+    """The graph with every transpose as far behind as it goes."""
     for _ in range(len(graph.operators) * 4):
-        found = (edit for each in changed.operators if each.name == "TRANSPOSE" for edit in transposes(each, changed))
+        found = (edit for each in graph.operators if each.name == "TRANSPOSE" for edit in transposes(each, graph))
         edit = next(found, None)
         if edit is None:
             break
-        changed = edit.graph()
-    changed = _living(changed)
-    return changed if _cost(changed) < before else None
-
-
-def _cost(graph: Graph) -> int:
-    return sum(operator.name == "TRANSPOSE" for operator in graph.operators)
+        graph = edit.graph()
+    return _living(graph)
 
 
 def _living(graph: Graph) -> Graph:

@@ -83,7 +83,8 @@ def constant_size(operator: Operator, graph: Graph, target: Target) -> str | Non
 def three_dimensions(operator: Operator, graph: Graph, target: Target) -> str | None:
     """At most the 3 innermost dimensions may be larger than 1.
 
-    Keep the batch at 1 and avoid 5-dimensional tensors.
+    Keep the batch at 1 and avoid 5-dimensional tensors; `python -m compress legalize` replaces those that only move
+    numbers (channel shuffles, upsampling, heads of detectors).
     """
     limit = target.tables["max_active_rank"]
     for tensor in (*graph.given(operator), *graph.made(operator)):
@@ -138,7 +139,7 @@ def no_fused_activation(operator: Operator, graph: Graph, target: Target) -> str
 def same_dilation(operator: Operator, graph: Graph, target: Target) -> str | None:
     """A convolution's dilation must be the same in x and y.
 
-    Give dilation_rate one number.
+    Give dilation_rate one number; for 1-D convolutions `python -m compress legalize` does.
     """
     del graph, target
     w, h = operator.option("dilationWFactor", 1), operator.option("dilationHFactor", 1)
@@ -148,7 +149,8 @@ def same_dilation(operator: Operator, graph: Graph, target: Target) -> str | Non
 def default_weight_format(operator: Operator, graph: Graph, target: Target) -> str | None:
     """A dense layer must have the default weight format, and a vector as output.
 
-    Flatten the input first, and convert without the converter's optimizations for CPUs.
+    Run `python -m compress legalize`, which makes a dense layer on several rows a 1x1 convolution; convert without the
+    converter's optimizations for CPUs.
     """
     del target
     if operator.name != "FULLY_CONNECTED":
@@ -277,7 +279,7 @@ def small_flatten(operator: Operator, graph: Graph, target: Target) -> str | Non
 def plain_strided_slice(operator: Operator, graph: Graph, target: Target) -> str | None:
     """A strided slice must have stride 1 everywhere, and no ellipsis or new axis.
 
-    Use a plain slice (cropping), or a pooling layer for strides.
+    Run `python -m compress legalize`, which makes strides a pooling layer; or use a plain slice (cropping).
     """
     del target
     if operator.name != "STRIDED_SLICE":

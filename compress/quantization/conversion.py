@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import StageError
-from compress.quantization import correction, equalization, fake
+from compress.quantization import adaround, correction, equalization, fake
 from compress.quantization import points as rounding
-from compress.quantization.plan import QuantizationPlan, on_grid
+from compress.quantization.plan import QuantizationPlan, on_grid, unpacked
 from compress.tflite.graph import parse
-from compress.training.network import Layer, Network, Weights, build
+from compress.training.network import Layer, Network, build
 
 InputType = Literal["int8", "uint8"]
 
@@ -46,19 +46,20 @@ def convert(network: Network, plan: QuantizationPlan, io: InputType = "int8") ->
     Raises:
         FloatOperatorsError: an operator would have stayed float; its layers are named.
     """
-    changed = gridded(edited(network, plan))
+    changed = gridded(edited(network, plan), plan)
     quantized = fake.insert(changed, rounding.find(changed), plan)
     return refuse_float(_convert(build(quantized), io))
+
+
+def gridded(network: Network, plan: QuantizationPlan | None = None) -> Network:
+    """The network with all weights rounded onto their 8-bit grids: to the nearest step, or as a plan has learnt."""
+    rounding = plan.rounding if plan else {}
+    return network.edited({name: _on_grid(layer, rounding.get(name)) for name, layer in network.layers.items()}, {})
 
 
 def edited(network: Network, plan: QuantizationPlan) -> Network:
     """The network with the weights and biases that a plan gives it, not yet rounded."""
     return correction.shifted(equalization.applied(network, plan.factors), plan.bias_shifts)
-
-
-def gridded(network: Network) -> Network:
-    """The network with all weights rounded onto their 8-bit grids."""
-    return network.edited({name: _on_grid(layer) for name, layer in network.layers.items()}, {})
 
 
 def refuse_float(content: bytes) -> bytes:
@@ -88,11 +89,15 @@ def convert_calibrated(model: Any, samples: NDArray[np.float32], io: InputType =
     return _convert(model, io, samples)
 
 
-def _on_grid(layer: Layer) -> Layer:
+def _on_grid(layer: Layer, learnt: str | None) -> Layer:
     if layer.kind not in fake.SCALE_AXES:
         return layer
-    weights: Weights = (on_grid(layer.weights[0], fake.SCALE_AXES[layer.kind]), *layer.weights[1:])
-    return replace(layer, weights=weights)
+    kernel = layer.weights[0]
+    if learnt is None:
+        kernel = on_grid(kernel, fake.SCALE_AXES[layer.kind])
+    else:
+        kernel = adaround.applied(layer, unpacked(learnt, kernel.shape))
+    return replace(layer, weights=(kernel, *layer.weights[1:]))
 
 
 def float_operators(content: bytes) -> Mapping[str, str]:

@@ -86,7 +86,7 @@ def _alone(
 
     names = fake.layer_names(network, points)
     switched = fake.switched(fake.insert(network, points, plan))
-    model, gridded = build(switched), conversion.gridded(network)
+    model, gridded = build(switched), conversion.gridded(network, plan)
     switches = {name: model.get_layer(layer).on for name, layer in names.items()}
     inputs = tensorflow.constant(samples)
 
@@ -133,7 +133,7 @@ def _ratios(
 ) -> dict[str, float]:
     """By point the mean signal-to-noise ratio of a sample with everything rounded."""
     names = fake.layer_names(network, points)
-    rounded = fake.insert(conversion.gridded(network), points, plan)
+    rounded = fake.insert(conversion.gridded(network, plan), points, plan)
     library, found = keras(), {}
     places = [Tensor(names[name], list(_calls(points, name)).index(tensor)) for name, tensor in by_name.items()]
     pairs = []

@@ -34,12 +34,20 @@ SCALE_AXES = {
 @cache
 def layers() -> dict[str, Any]:
     """The layer classes, registered with Keras. Made when first asked, since Keras is imported late."""
-    import tensorflow
-
     library = keras()
     register = library.saving.register_keras_serializable(PACKAGE)
+    plain = _fake_quantize(library)
+    made = {FAKE: register(plain), SWITCHED: register(_switched(plain))}
+    for kind, axes in SCALE_AXES.items():
+        made[f"Quantized{kind}"] = register(_quantized(library, kind, axes))
+    return made
 
-    class FakeQuantize(library.layers.Layer):  # type: ignore[misc, name-defined]
+
+def _fake_quantize(library: Any) -> Any:
+    """The layer that rounds activations."""
+    import tensorflow
+
+    class FakeQuantize(library.layers.Layer):  # type: ignore[misc]
         """Rounds to 8 bits between `low` and `high`; with `average` < 1 the range follows the data in training."""
 
         def __init__(self, low: float, high: float, average: float = 1.0, **settings: Any) -> None:
@@ -71,10 +79,7 @@ def layers() -> dict[str, Any]:
             low, high = self.limits
             return {**super().get_config(), "low": low, "high": high, "average": self.average}
 
-    made = {FAKE: register(FakeQuantize), SWITCHED: register(_switched(FakeQuantize))}
-    for kind, axes in SCALE_AXES.items():
-        made[f"Quantized{kind}"] = register(_quantized(library, kind, axes))
-    return made
+    return FakeQuantize
 
 
 def _switched(rounding: Any) -> Any:

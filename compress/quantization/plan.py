@@ -6,6 +6,7 @@ to be read by people. `conversion.convert` turns a model and a plan into a .tfli
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,19 +32,34 @@ class QuantizationPlan:
         factors: by layer what each of its output channels is divided by, and every layer that takes it multiplied
             by (`equalization`); a layer without factors keeps its channels.
         bias_shifts: by layer what is added to its biases.
+        rounding: by layer which weights go to the step above instead of below, where that was learnt: one bit for
+            each weight in the order of the kernel, base64; other layers go to the nearest step.
     """
 
     ranges: Mapping[str, tuple[float, float]]
     method: str
     factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     bias_shifts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    rounding: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """As text, for a file beside the model."""
         content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "method": self.method}
         for name in ("ranges", "factors", "bias_shifts"):
             content[name] = {key: list(values) for key, values in getattr(self, name).items()}
+        content["rounding"] = dict(self.rounding)
         return json.dumps(content, indent=1) + "\n"
+
+
+def packed(up: NDArray[np.bool_]) -> str:
+    """Choices as they stand in a plan."""
+    return base64.b64encode(np.packbits(up.ravel()).tobytes()).decode()
+
+
+def unpacked(text: str, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """The choices for a kernel of that shape."""
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8), count=int(np.prod(shape)))
+    return bits.reshape(shape).astype(bool)
 
 
 def nudged(low: float, high: float) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.quantization import conversion, correction, equalization, statistics
+from compress.quantization import adaround, conversion, correction, equalization, statistics
 from compress.quantization.plan import QuantizationPlan
 from compress.quantization.points import without_softmax
 from compress.quantization.ranges import select
@@ -118,6 +118,14 @@ class Search:
         ordinary = np.delete(self.samples, self.outliers, axis=0)
         shifts = correction.measured_shifts(network, plan, ordinary)
         self._try("bias", "measured shift", replace(plan, bias_shifts=shifts))
+
+    def rounding(self, note: Callable[[str], None]) -> None:
+        """Tries rounding that is learnt instead of nearest."""
+        plan = self.plan
+        network = conversion.edited(self._compared, plan)
+        ordinary = np.delete(self.samples, self.outliers, axis=0)
+        chosen = adaround.learnt(network, ordinary, note)
+        self._try("rounding", "learnt", replace(plan, rounding=chosen))
 
     @property
     def range_method(self) -> str:

@@ -56,6 +56,8 @@ class Quantize(Stage, TrainingSettings):
     """auto: channels scaled across layers where that helps, without changing the function."""
     correct_bias: Literal["auto", "off"] = "auto"
     """auto: biases moved by what rounding shifts the mean of each layer's outputs, where that helps."""
+    rounding: Literal["nearest", "learnt"] = "nearest"
+    """learnt: each weight to the step below or above as serves its layer's output (AdaRound); takes minutes."""
     io: Literal["int8", "uint8"] = "int8"
     """Type of the file's input and output."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
@@ -76,7 +78,7 @@ class Quantize(Stage, TrainingSettings):
         facts: Facts = {"calibration_samples": len(samples), "warnings": self._warnings(network.read(model), samples)}
         search = Search(canonical, samples, held_back, self.io, self._outputs(context))
         try:
-            self._searched(search)
+            self._searched(search, context)
         except FloatOperatorsError as error:
             if self.method == "qat":
                 raise
@@ -115,7 +117,7 @@ class Quantize(Stage, TrainingSettings):
             )
         return found
 
-    def _searched(self, search: Search) -> None:
+    def _searched(self, search: Search, context: Context) -> None:
         """Tries what the settings allow, and keeps what helps."""
         from compress.quantization.ranges import METHODS
 
@@ -129,6 +131,8 @@ class Quantize(Stage, TrainingSettings):
                 search.ranges([method for method in methods if method != search.range_method])
         if self.correct_bias == "auto":
             search.bias()
+        if self.rounding == "learnt":
+            search.rounding(context.progress.note)
 
     def _outputs(self, context: Context) -> Callable[[bytes, NDArray[np.float32]], NDArray[np.float32]]:
         """Runs a candidate."""
@@ -159,7 +163,7 @@ class Quantize(Stage, TrainingSettings):
         from compress.quantization import conversion, training
 
         edited = conversion.edited(network, ptq.plan)
-        start = replace(ptq.plan, factors={}, bias_shifts={})
+        start = replace(ptq.plan, factors={}, bias_shifts={}, rounding={})
         trained, plan, history = training.train(edited, start, self, context)
         qat = Candidate("qat", conversion.convert(trained, plan, self.io), trained, plan)
         scores = {}

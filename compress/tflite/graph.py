@@ -264,7 +264,8 @@ def serialize(graph: Graph) -> bytes:
 def _graph(source: Any, schema: Any, allowance: Allowance) -> Graph:
     main = source.subgraphs[0]
     dtypes = _names(schema.TensorType)
-    codes = [_operator_code(code, _names(schema.BuiltinOperator)) for code in source.operatorCodes or []]
+    builtins = _names(schema.BuiltinOperator)
+    codes = [_operator_code(code, builtins) for code in source.operatorCodes or []]
     tensors = tuple(_tensor(index, tensor, source.buffers, dtypes) for index, tensor in enumerate(_list(main.tensors)))
     operators = tuple(_operator(index, operator, codes) for index, operator in enumerate(_list(main.operators)))
     made: set[int] = set()

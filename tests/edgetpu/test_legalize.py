@@ -139,6 +139,47 @@ def depth_to_space() -> Graph:
     return one_op.one("DEPTH_TO_SPACE", [MAP], made(1, 16, 16, 2), 2, blockSize=2)
 
 
+def shuffled(chosen: tuple[int, ...], order: tuple[int, ...], out: tuple[int, ...], function: str = "") -> Graph:
+    """A reshape, a transpose over more dimensions than the Edge TPU has, a function of what it moved, and a reshape."""
+    moved, sigmoid = tuple(chosen[axis] for axis in order), {"step": 1 / 256, "zero_point": -128} if function else {}
+    tensors = {
+        "x": MAP,
+        "a": made(*chosen),
+        "b": made(*moved),
+        "c": made(*moved, **sigmoid),
+        "y": made(*out, **sigmoid),
+    }
+    tensors |= {"to": integers(*chosen), "order": integers(*order), "back": integers(*out)}
+    operators = [Op("RESHAPE", ["x", "to"], ["a"]), Op("TRANSPOSE", ["a", "order"], ["b"], 4)]
+    operators += [Op(function, ["b"], ["c"], 2)] if function else []
+    last = Op("RESHAPE", ["c" if function else "b", "back"], ["y"])
+    return one_op.read(tensors, [*operators, last], ["x"], ["y"])
+
+
+def upsampled(name: str) -> Graph:
+    """What Keras 3 makes of UpSampling2D, of one side; and what others make of it."""
+    times = integers(1, 1, 2, 1, 1) if name == "TILE" else integers(1, 8, 2, 8, 8)
+    tensors = {"x": MAP, "a": made(1, 8, 1, 8, 8), "b": made(1, 8, 2, 8, 8), "y": made(1, 16, 8, 8)}
+    tensors |= {"to": integers(1, 8, 1, 8, 8), "times": times, "back": integers(1, 16, 8, 8)}
+    operators = [Op("RESHAPE", ["x", "to"], ["a"]), Op(name, ["a", "times"], ["b"], 3)]
+    return one_op.read(tensors, [*operators, Op("RESHAPE", ["b", "back"], ["y"])], ["x"], ["y"])
+
+
+def mirrored(mode: int) -> Graph:
+    amounts = Tensor((4, 2), "INT32", [[0, 0], [1, 1], [2, 0], [0, 0]], ())
+    return one_op.one("MIRROR_PAD", [MAP, amounts], made(1, 10, 10, 8), 2, mode=mode)
+
+
+def dense_on_rows(x: Tensor, out: Tensor, scales: int = 1) -> Graph:
+    given = [x, weights(12, 8, scales=scales), bias(12)]
+    return one_op.one("FULLY_CONNECTED", given, out, 4, keepNumDims=True, fusedActivationFunction=1)
+
+
+def dilated_row() -> Graph:
+    given, out = [made(1, 1, 16, 8), weights(6, 1, 3, 8, scales=6), bias(6)], made(1, 1, 12, 6, step=0.5)
+    return one_op.one("CONV_2D", given, out, 3, padding=1, strideH=1, strideW=1, dilationWFactor=2, dilationHFactor=1)
+
+
 def dilated(same: bool) -> Graph:
     """What old converters made of a convolution with dilation 2."""
     pads = [[2, 2], [2, 2]] if same else [[0, 0], [0, 0]]
@@ -176,10 +217,53 @@ def island(name: str, constant: float | None = None, step: float = STEP) -> Grap
     return one_op.read(tensors, operators, ["x"], ["y"])
 
 
-def softplus() -> Graph:
+def dilated_series(pad: int) -> Graph:
+    """What converters make of a Conv1D with dilation 2 and a batch that is not fixed."""
+    long = 16 + pad
+    tensors = {
+        "x": made(1, 16, 8),
+        "block": integers(2),
+        "pads": Tensor((1, 2), "INT32", [[pad, 0]], ()),
+        "crops": Tensor((1, 2), "INT32", 0, ()),
+        "batch": made(2, long // 2, 8),
+        "axis": Tensor((), "INT32", -3, ()),
+        "map": made(2, 1, long // 2, 8),
+        "w": weights(6, 1, 3, 8, scales=6),
+        "b": bias(6),
+        "made": made(2, 1, long // 2 - 2, 6, step=0.5),
+        "to": integers(-1, long // 2 - 2, 6),
+        "small": made(2, long // 2 - 2, 6, step=0.5),
+        "y": made(1, long - 4, 6, step=0.5),
+    }
+    operators = [
+        Op("SPACE_TO_BATCH_ND", ["x", "block", "pads"], ["batch"], 3),
+        Op("EXPAND_DIMS", ["batch", "axis"], ["map"]),
+        Op("CONV_2D", ["map", "w", "b"], ["made"], 3, {"padding": 1, "strideH": 1, "strideW": 1}),
+        Op("RESHAPE", ["made", "to"], ["small"]),
+        Op("BATCH_TO_SPACE_ND", ["small", "block", "crops"], ["y"], 3),
+    ]
+    return one_op.read(tensors, operators, ["x"], ["y"])
+
+
+def moved_in_float() -> Graph:
+    """A reshape in float, between scales that differ."""
+    tensors = {"x": MAP, "f": Tensor((1, 8, 8, 8), "FLOAT32", scales=()), "g": Tensor((1, 64, 8), "FLOAT32", scales=())}
+    tensors |= {"to": integers(1, 64, 8), "y": made(1, 64, 8, step=0.07)}
+    operators = [Op("DEQUANTIZE", ["x"], ["f"], 2), Op("RESHAPE", ["f", "to"], ["g"]), Op("QUANTIZE", ["g"], ["y"])]
+    return one_op.read(tensors, operators, ["x"], ["y"])
+
+
+def exponential() -> Graph:
+    """Of -3.2 to 3.2, as boxes in a detector's head."""
+    return function("EXP", made(1, 8, 8, 8, step=0.095, zero_point=-128), 2, made(1, 8, 8, 8, step=0.025, zero_point=0))
+
+
+def softplus(step: float = STEP) -> Graph:
     """Log(exp(x) + 1), as converters write it."""
-    wide = made(1, 8, 8, 8, step=2.6, zero_point=-128)
-    tensors = {"x": MAP, "one": Tensor((), data=127, scales=(1 / 127,)), "e": wide, "s": wide, "y": positive(0.028)}
+    x = made(1, 8, 8, 8, step=step)
+    high = float(np.exp(131 * step)) + 1
+    wide, out = (made(1, 8, 8, 8, step=most / 255, zero_point=-128) for most in (high, np.log(high)))
+    tensors = {"x": x, "one": Tensor((), data=127, scales=(1 / 127,)), "e": wide, "s": wide, "y": out}
     operators = [Op("EXP", ["x"], ["e"], 2), Op("ADD", ["e", "one"], ["s"], 2), Op("LOG", ["s"], ["y"], 2)]
     return one_op.read(tensors, operators, ["x"], ["y"])
 
@@ -203,6 +287,10 @@ CASES: list[tuple[str, str, Callable[[], Graph]]] = [
     ("fused_activation", "relu", lambda: transposed_convolution(made(1, 16, 16, 8), 1)),
     ("fused_activation", "relu6", lambda: transposed_convolution(made(1, 16, 16, 8, step=0.1), 3)),
     ("fused_activation", "pooling", lambda: pooling(1)),
+    ("one_dilation", "", dilated_row),
+    ("dense_rows", "a map", lambda: dense_on_rows(MAP, made(1, 8, 8, 12, step=0.4), 12)),
+    ("dense_rows", "rows", lambda: dense_on_rows(made(1, 9, 8), made(1, 9, 12, step=0.4))),
+    ("dense_rows", "uint8", lambda: dense_on_rows(unsigned(made(1, 9, 8)), unsigned(made(1, 9, 12, step=0.4)))),
     ("dense_scales", "alike", lambda: dense(2.0)),
     ("dense_scales", "far apart: a convolution", lambda: dense(3000.0)),
     ("batch_norm_leftover", "MUL", lambda: batch_norm("MUL")),
@@ -224,7 +312,10 @@ CASES: list[tuple[str, str, Callable[[], Graph]]] = [
     ("negative", "", lambda: island("NEG")),
     ("divide", "by constants", divided),
     ("float_island", "addition", lambda: island("ADD", 1.5)),
+    ("requantized", "", moved_in_float),
     ("curve", "softplus", softplus),
+    ("curve", "softplus around zero", lambda: softplus(1 / 40)),
+    ("curve", "exponential", exponential),
     ("curve", "cosine", lambda: island("COS", step=0.02)),
     ("repeated_map", "", resize),
     ("strided_slice", "every second", lambda: slices((0, 0, 1, 0), (1, 8, 8, 8), (1, 2, 2, 1), (1, 4, 4, 8))),
@@ -234,9 +325,29 @@ CASES: list[tuple[str, str, Callable[[], Graph]]] = [
     ("gather", "neighbours", lambda: gather(2, 3, 4, out=(1, 8, 8, 3))),
     ("gather", "one", lambda: gather(5, out=(1, 8, 8), scalar=True)),
     ("pad_value", "", lambda: padding(-3)),
+    ("pad_value", "another value", lambda: padding(7)),
+    ("pad_value", "the least, before a maximum", lambda: padding(-128)),
     ("depth_to_space", "", depth_to_space),
+    ("moved_numbers", "upsampling", lambda: upsampled("TILE")),
+    ("moved_numbers", "a broadcast", lambda: upsampled("BROADCAST_TO")),
+    ("moved_numbers", "reflection", lambda: mirrored(0)),
+    ("moved_numbers", "symmetry", lambda: mirrored(1)),
+    ("moved_numbers", "channels here and there", lambda: gather(6, 1, 1, 3, out=(1, 8, 8, 4))),
+    ("moved_numbers", "channel shuffle", lambda: shuffled((1, 8, 8, 2, 4), (0, 1, 2, 4, 3), (1, 8, 8, 8))),
+    ("moved_numbers", "to depth", lambda: shuffled((1, 4, 2, 4, 2, 8), (0, 1, 3, 2, 4, 5), (1, 4, 4, 32))),
+    ("moved_numbers", "from depth", lambda: shuffled((1, 8, 8, 2, 2, 2), (0, 1, 4, 2, 5, 3), (1, 16, 16, 2))),
+    (
+        "moved_numbers",
+        "uint8",
+        lambda: one_op.one("TILE", [unsigned(MAP), integers(1, 1, 1, 2)], unsigned(made(1, 8, 8, 16)), 3),
+    ),
+    ("moved_numbers", "strides", lambda: slices((0, 0, 1, 0), (1, 8, 8, 8), (1, 1, 2, 2), (1, 8, 4, 4))),
+    ("moved_numbers", "a head", lambda: shuffled((1, 2, 4, 8, 8), (0, 1, 3, 4, 2), (1, 128, 4))),
+    ("function_first", "", lambda: shuffled((1, 2, 4, 8, 8), (0, 1, 3, 4, 2), (1, 128, 4), "LOGISTIC")),
     ("dilated_convolution", "same", lambda: dilated(True)),
     ("dilated_convolution", "valid", lambda: dilated(False)),
+    ("dilated_row", "", lambda: dilated_series(0)),
+    ("dilated_row", "causal", lambda: dilated_series(4)),
     ("older_version", "", lambda: one_op.one("ADD", [MAP, weights(8)], made(1, 8, 8, 8, step=0.1), 4)),
 ]
 
@@ -309,8 +420,7 @@ def test_squared_difference_for_an_older_compiler() -> None:
 @pytest.mark.parametrize(
     ("what", "build", "reason"),
     [
-        ("indices here and there", lambda: gather(1, 3, out=(1, 8, 8, 2)), None),
-        ("padding with something", lambda: padding(7), None),
+        ("four axes turned about", lambda: shuffled((1, 4, 2, 8, 8), (0, 4, 3, 2, 1), (1, 64, 2, 4)), None),
         ("a sine with many periods", lambda: island("SIN", step=0.5), None),
         ("a convolution that would not be exact", lambda: batch_norm("MUL", step=2.0), "moves its output by"),
     ],
@@ -325,14 +435,35 @@ def test_what_is_left_alone(what: str, build: Callable[[], Graph], reason: str |
 
 def test_what_comes_too_late_is_left_alone() -> None:
     """Nothing is won behind an operator that stays on the CPU; behind one that is rewritten, all is."""
-    tensors = {"x": MAP, "a": MAP, "b": MAP, "i": integers(1, 3), "g": made(1, 8, 8, 2), "y": made(1, 8, 8, 2)}
-    gathered = Op("GATHER", ["b", "i"], ["g"], 2, {"axis": 3})
-    late = one_op.read(tensors, [Op("RELU", ["x"], ["b"], 2), gathered, Op("HARD_SWISH", ["g"], ["y"])], ["x"], ["y"])
+    logarithm = Op("LOG_SOFTMAX", ["b"], ["g"], 2)
+    tensors = {"x": MAP, "b": MAP, "g": made(1, 8, 8, 8, step=16 / 256, zero_point=127), "y": MAP}
+    late = one_op.read(tensors, [Op("RELU", ["x"], ["b"], 2), logarithm, Op("HARD_SWISH", ["g"], ["y"])], ["x"], ["y"])
     change = legalize(late, TARGET).changes[0]
     assert (change.kept, change.reason) == (False, "it comes after an operator that stays on the CPU")
     operators = Op("RELU", "x", "a", 2), Op("ABS", "a", "b", 2), Op("HARD_SWISH", "b", "y")
     found = legalize(chain(*operators, x=MAP, a=positive(), b=positive(), y=positive()), TARGET)
     assert [change.rewrite for change in found.changes if change.kept] == ["absolute", "hard_swish"]
+
+
+def test_dense_layers_left_on_the_cpu_get_one_scale_too() -> None:
+    """The runtime of 2021 that computes them there takes many scales for one."""
+    x, out = made(1, 9, 8), made(1, 9, 12, step=0.4)
+    tensors = {"x": x, "b": made(1, 9, 8, step=16 / 256, zero_point=127), "w": weights(12, 8, scales=12), "y": out}
+    dense = Op("FULLY_CONNECTED", ["b", "w", ""], ["y"], 4, {"keepNumDims": True})
+    operators = [Op("RELU", ["x"], ["a"], 2), Op("LOG_SOFTMAX", ["a"], ["b"], 2), dense]
+    found = legalize(one_op.read(tensors | {"a": x}, operators, ["x"], ["y"]), TARGET)
+    left = found.graph.operators[-1]
+    assert left.name == "FULLY_CONNECTED"
+    assert found.graph.tensors[left.inputs[1]].quantization.one_scale
+
+
+def test_what_came_too_late_is_tried_again() -> None:
+    """Alone, the first one helps nothing: it makes an end of the second one, and all behind it come too late."""
+    tensors = {"x": MAP, "a": MAP, "i": integers(5, 1), "b": made(1, 8, 8, 2), "y": made(1, 8, 8, 2)}
+    operators = [Op("LEAKY_RELU", ["x"], ["a"], 2, {"alpha": 0.1}), Op("GATHER", ["a", "i"], ["b"], 2, {"axis": 3})]
+    found = legalize(one_op.read(tensors, [*operators, Op("RELU", ["b"], ["y"], 2)], ["x"], ["y"]), TARGET)
+    assert [change.rewrite for change in found.changes] == ["moved_numbers", "leaky_relu"]
+    assert {op.placement for op in found.after.ops} == {"tpu"}
 
 
 def test_a_rewrite_is_for_a_compiler() -> None:
@@ -368,6 +499,15 @@ def test_float_ends_become_integers(inside: str, io: str | None) -> None:
     assert [op.op for op in found.after.ops] == (["RELU"] if io in (None, inside) else ["QUANTIZE", "RELU", "QUANTIZE"])
     assert found.difference.largest < 0.01
     assert found.after.summary.startswith("all")
+
+
+@pytest.mark.parametrize("io", [None, "UINT8"])
+def test_values_put_out_twice_keep_both_names(io: str | None) -> None:
+    floating = Tensor((1, 8, 8, 8), "FLOAT32", scales=())
+    operators = [Op("RELU", ["x"], ["a"], 2), Op("DEQUANTIZE", ["a"], ["y"], 2), Op("DEQUANTIZE", ["a"], ["z"], 2)]
+    model = one_op.read({"x": MAP, "a": MAP, "y": floating, "z": floating}, operators, ["x"], ["y", "z"])
+    result = legalize(model, TARGET, io=io).graph
+    assert [result.tensors[index].name for index in result.outputs] == ["y", "z"]
 
 
 def test_a_float_end_that_is_used_twice_stays() -> None:
@@ -451,6 +591,56 @@ def test_transposes_that_meet_cancel() -> None:
     assert apart(model, found.graph) == 0
 
 
+def channels_first(side: int) -> Graph:
+    """As exporters write it: channels first outside, padded and split there, and channels last for the layer itself."""
+    first, half = (1, 8, side, side), made(1, 4, side + 2, side + 2)
+    last = made(1, side + 2, side + 2, 4)
+    tensors = {
+        "x": made(*first),
+        "pads": Tensor((4, 2), "INT32", [[0, 0], [0, 0], [1, 1], [2, 0]], ()),
+        "w": weights(4, 1, 1, 4),
+    }
+    tensors |= {"p": made(1, 8, side + 2, side + 2), "axis": Tensor((), "INT32", 1, ()), "a": half, "b": half}
+    tensors |= {
+        "in": integers(0, 2, 3, 1),
+        "c": last,
+        "d": last,
+        "bias": bias(4),
+        "e": made(1, side + 2, side + 2, 4, step=0.3),
+    }
+    tensors |= {"f": last, "y": made(1, side + 2, side + 2, 4, step=0.3)}
+    operators = [
+        Op("PAD", ["x", "pads"], ["p"], 2),
+        Op("SPLIT", ["axis", "p"], ["a", "b"], 2, {"numSplits": 2}),
+        Op("TRANSPOSE", ["a", "in"], ["c"], 2),
+        Op("TRANSPOSE", ["b", "in"], ["d"], 2),
+        Op("CONV_2D", ["c", "w", "bias"], ["e"], 3, {"padding": 1, "strideH": 1, "strideW": 1}),
+        Op("ADD", ["e", "d"], ["y"], 2),
+    ]
+    return one_op.read(tensors, operators, ["x"], ["y"])
+
+
+def test_transposes_move_in_front_of_what_works_along_axes() -> None:
+    """Small ones become one; large ones stay on the CPU, in front, where they keep nothing else there."""
+    model = channels_first(16)
+    found = legalize(model, TARGET)
+    assert [op.op for op in found.after.ops] == ["TRANSPOSE", "PAD", "SPLIT", "CONV_2D", "ADD"]
+    assert apart(model, found.graph) == 0
+    model = channels_first(200)
+    assert sum(op.placement == "tpu" for op in place(model, TARGET).ops) == 2
+    found = legalize(model, TARGET)
+    assert [op.op for op in found.after.ops if op.placement == "cpu"] == ["TRANSPOSE"]
+    assert [found.graph.tensors[index].name for index in found.graph.inputs] == ["x"]
+    assert apart(model, found.graph) == 0
+
+
+def test_a_long_head_takes_no_memory() -> None:
+    """Rows are not taken for blocks of thousands of rows."""
+    tensors = {"x": made(1, 25600, 3, 10), "order": integers(0, 2, 1, 3), "y": made(1, 3, 25600, 10)}
+    model = one_op.read(tensors, [Op("TRANSPOSE", ["x", "order"], ["y"], 2)], ["x"], ["y"])
+    assert legalize(model, TARGET).graph is model
+
+
 def test_a_transpose_that_meets_none_stays_where_it_is() -> None:
     tensors = {"x": made(1, 6, 6, 8), "order": integers(0, 3, 1, 2), "a": made(1, 8, 6, 6), "y": made(1, 8, 6, 6)}
     operators = [Op("TRANSPOSE", ["x", "order"], ["a"], 2), Op("RELU", ["a"], ["y"], 2)]
@@ -475,6 +665,13 @@ def test_a_custom_operator_that_only_the_device_has() -> None:
     assert [change.rewrite for change in found.changes if change.kept] == ["hard_swish"]
     assert [op.op for op in found.trailing] == ["PosenetDecoderOp"]
     assert found.difference.feeds > 0
+
+
+def test_a_float_model_has_no_end_that_stays_on_the_cpu() -> None:
+    floating = Tensor((1, 8, 8, 8), "FLOAT32", scales=())
+    found = legalize(chain(Op("RELU", "x", "a"), Op("ABS", "a", "y"), x=floating, a=floating, y=floating), TARGET)
+    assert found.trailing == []
+    assert "is the model quantized to full integer?" in describe(found)
 
 
 def test_nothing_to_do_leaves_the_model_as_it_is() -> None:
@@ -538,6 +735,12 @@ def test_inputs_that_do_not_fit(tmp_path: Path, damage: str) -> None:
         np.savez(path, z=np.zeros((3, 8, 8, 8)))
     with pytest.raises(DataError, match=r"inputs\.npz: "):
         proof.read_feeds(path, float_ended())
+
+
+def test_an_input_that_no_machine_holds() -> None:
+    huge = Tensor((1, 1 << 20, 1 << 20, 4))
+    with pytest.raises(ModelError, match="has an input of 4,398,046,511,104 numbers"):
+        legalize(chain(Op("HARD_SWISH", "x", "y"), x=huge, y=huge), TARGET)
 
 
 def test_a_wrong_file_leaves_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,20 @@ import pytest
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.quantization import calibration, conversion, correction, debug, equalization, ranges, statistics
-from compress.quantization.plan import QuantizationPlan, nudged
+from compress.quantization import (
+    adaround,
+    calibration,
+    conversion,
+    correction,
+    debug,
+    equalization,
+    ranges,
+    statistics,
+)
+from compress.quantization.plan import QuantizationPlan, nudged, packed, unpacked
 from compress.quantization.search import Search, snr_db
 from compress.quantization.statistics import Statistics
+from compress.tflite import graph
 from compress.tflite.runtime import Model
 from compress.training import network
 from compress.training.folding import canonical
@@ -309,3 +320,45 @@ def test_every_network_can_be_looked_into(keras: Any, builder: networks.Builder)
     assert all(row.snr_db is None or row.snr_db > 15 for row in rows)
     text = debug.describe(debug.to_json(rows))
     assert len(text.splitlines()) > len(rows[:20])
+
+
+# --- rounding that is learnt ------------------------------------------------------------
+
+
+def test_learnt_rounding_is_better_than_the_nearest_for_what_the_layer_gives(keras: Any) -> None:
+    net = folded(keras, networks.plain)
+    chosen = adaround.learnt(net, images(64), lambda text: None)
+    assert chosen
+    plan = QuantizationPlan({}, "by hand", rounding=chosen)
+    nearest, learnt = conversion.gridded(net), conversion.gridded(net, plan)
+    for name in chosen:
+        kernel, step = net.layers[name].weights[0], adaround.grid(net.layers[name])
+        moved = learnt.layers[name].weights[0] / step
+        np.testing.assert_allclose(moved, np.rint(moved), atol=1e-3)  # on the grid
+        assert np.abs(moved - kernel / step).max() < 1.001  # the step below or above
+        assert (np.abs(moved).max(axis=tuple(range(moved.ndim - 1))) <= 127.001).all()
+        given = net.layers[name].given()[0]
+        inputs = outputs(network.observed(net, [given]), images(40, 3))
+        errors = []
+        for each in (nearest, learnt):
+            layer = keras.layers.deserialize(dict(net.layers[name].entry))
+            layer(inputs)
+            layer.set_weights([*each.layers[name].weights])
+            made = np.asarray(layer(inputs))
+            layer.set_weights([*net.layers[name].weights])
+            errors.append(((made - np.asarray(layer(inputs))) ** 2).mean())
+        assert errors[1] < errors[0]
+
+
+def test_a_learnt_rounding_is_in_the_file(keras: Any, tmp_path: Path) -> None:
+    net = folded(keras, networks.plain)
+    plan = calibration.calibrate(net, images(40))
+    name = next(name for name, layer in net.layers.items() if layer.kind == "Conv2D")
+    shape = net.layers[name].weights[0].shape
+    up = np.random.default_rng(0).random(shape) < 0.5
+    changed = replace(plan, rounding={name: packed(up)})
+    np.testing.assert_array_equal(unpacked(json.loads(changed.to_json())["rounding"][name], shape), up)
+    wanted = adaround.applied(net.layers[name], up) / adaround.grid(net.layers[name])
+    parsed = graph.parse(conversion.convert(net, changed))
+    stored = [each.array() for each in parsed.tensors if each.is_constant and len(each.shape) == 4]
+    assert any(np.array_equal(np.moveaxis(np.rint(wanted), -1, 0), codes) for codes in stored)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compress.edgetpu.rewrites import curves, functions, layers, shapes, versions
+from compress.edgetpu.rewrites import curves, functions, layers, moves, shapes, versions
 from compress.edgetpu.rewrites.functions import Rewrite
 
 
@@ -19,6 +19,7 @@ class Entry:
         every_code: whether it is tried on all 256 codes too, not only on real values.
         always: whether it applies to operators that are mapped already.
         islands: whether it applies to float operators between DEQUANTIZE and QUANTIZE.
+        partly: whether some of what it puts in may stay on the CPU, for other rewrites to go on with.
     """
 
     rewrite: Rewrite
@@ -27,6 +28,7 @@ class Entry:
     every_code: bool = False
     always: bool = False
     islands: bool = False
+    partly: bool = False
 
     @property
     def name(self) -> str:
@@ -36,8 +38,10 @@ class Entry:
 
 REWRITES = (
     Entry(layers.grouped_convolution, 1, ("CONV_2D",)),
+    Entry(layers.one_dilation, 0, ("CONV_2D", "DEPTHWISE_CONV_2D")),
     Entry(layers.fused_activation, 0, ("TRANSPOSE_CONV", "AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION")),
-    Entry(layers.dense_scales, 4, ("FULLY_CONNECTED",), always=True),
+    Entry(layers.dense_rows, 1, ("FULLY_CONNECTED",)),
+    Entry(layers.dense_scales, 4, ("FULLY_CONNECTED",), always=True, partly=True),
     Entry(layers.batch_norm_leftover, 2, ("MUL", "ADD", "SUB"), always=True),
     Entry(layers.mean_over_channels, 1, ("MEAN",)),
     Entry(layers.constant_matmul, 1, ("BATCH_MATMUL",)),
@@ -51,6 +55,7 @@ REWRITES = (
     Entry(functions.relu_0_to_1, 1, ("RELU_0_TO_1",), every_code=True, islands=True),
     Entry(functions.squared_difference, 2, ("SQUARED_DIFFERENCE",), islands=True),
     Entry(functions.divide, 2, ("DIV",), islands=True),
+    Entry(functions.requantized, 1, ("DEQUANTIZE",), islands=True),
     Entry(functions.float_island, 2, functions.ISLANDS, islands=True),
     Entry(curves.curve, 3, curves.FUNCTIONS, every_code=True, islands=True),
     Entry(shapes.repeated_map, 0, ("RESIZE_BILINEAR",)),
@@ -60,7 +65,10 @@ REWRITES = (
     Entry(shapes.gather, 0, ("GATHER",)),
     Entry(shapes.pad_value, 0, ("PADV2",)),
     Entry(shapes.depth_to_space, 0, ("DEPTH_TO_SPACE",)),
+    Entry(moves.moved_numbers, 0, moves.MOVERS),
+    Entry(moves.function_first, 0, shapes.UNARY, partly=True),
     Entry(shapes.dilated_convolution, 1, ("SPACE_TO_BATCH_ND",)),
+    Entry(shapes.dilated_row, 1, ("SPACE_TO_BATCH_ND",)),
     Entry(versions.older_version, 0, ()),
 )
 """Every rewrite of an operator, in the order they are tried; `operators` empty for all of them.

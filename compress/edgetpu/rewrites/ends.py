@@ -113,6 +113,11 @@ def _integer_output(edit: Edit, position: int, tensor: Tensor, wanted: str | Non
     elif not is_plain(tensor):
         return
     end = _other_type(edit, inside, wanted, tensor.name)
+    if end in edit.outputs[:position] and end != tensor.index:  # the same values were put out twice, as two tensors
+        edit.rename(end, edit.before.tensors[edit.before.outputs[edit.outputs.index(end)]].name)
+        edit.outputs[position] = edit.tensor(tensor.name, inside.shape, inside.dtype, inside.quantization)
+        edit.add("RESHAPE", [end, edit.integers("shape", *inside.shape)], [edit.outputs[position]])
+        return
     if end != inside.index:
         edit.add("QUANTIZE", [inside.index], [end], edit.options("QuantizeOptions"))
     edit.outputs[position] = end

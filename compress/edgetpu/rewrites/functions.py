@@ -12,6 +12,8 @@ from compress.tflite.graph import Graph, Operator, Quantization, Tensor
 
 ISLANDS = ("ADD", "SUB", "MUL", "MEAN", "RELU", "RELU6")
 """Operators that can be 8-bit with any scales."""
+UNROUNDED = ("DEQUANTIZE", "RESHAPE", "TRANSPOSE", "EXPAND_DIMS", "SQUEEZE", "SLICE", "STRIDED_SLICE")
+"""Operators that change no number."""
 RELU6 = 3
 """The schema's number of the fused activation."""
 
@@ -32,12 +34,13 @@ def leaky_relu(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """LEAKY_RELU becomes PRELU with one slope, or max(x, slope * x): MUL, MAXIMUM."""
     slope = float(operator.option("alpha", 0.0))
     edit, x, out = start(operator, graph)
-    channels = x.shape[-1] if x.shape else 1
-    code, quantization = coded(x, slope)
-    shape = (1, 1, channels) if len(x.shape) == 4 else (channels,)
-    slopes = edit.tensor(f"{out.name}/slopes", shape, x.dtype, quantization, np.full(shape, code))
-    edit.add("PRELU", [x.index, slopes], [out.index])
-    yield edit
+    if len(x.shape) <= 4:  # TFLite of 2021 aborts on PRELU of more
+        channels = x.shape[-1] if x.shape else 1
+        code, quantization = coded(x, slope)
+        shape = (1, 1, channels) if len(x.shape) == 4 else (channels,)
+        slopes = edit.tensor(f"{out.name}/slopes", shape, x.dtype, quantization, np.full(shape, code))
+        edit.add("PRELU", [x.index, slopes], [out.index])
+        yield edit
     if 0 <= slope <= 1:
         edit, x, out = start(operator, graph)
         scaled = edit.like(out, "scaled")
@@ -163,6 +166,27 @@ def divide(operator: Operator, graph: Graph) -> Iterator[Edit]:
     edit.remove(root)
     edit.add("RSQRT", [inside.index], [inverse_root])
     edit.add("MUL", [x.index, inverse_root], [out.index], options)
+    yield edit
+
+
+def requantized(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """DEQUANTIZE and QUANTIZE, whatever only moves numbers between them, becomes that in 8 bits and one QUANTIZE."""
+    chain = [operator]
+    while chain[-1].name in UNROUNDED:
+        after = graph.consumers.get(chain[-1].outputs[0], [])
+        if len(after) != 1 or len(chain[-1].outputs) != 1 or chain[-1].outputs[0] in graph.outputs:
+            return
+        chain.append(after[0])
+    x, out = graph.given(operator)[0], graph.made(chain[-1])[0]
+    if operator.name != "DEQUANTIZE" or chain[-1].name != "QUANTIZE" or not (is_plain(x) and is_plain(out)):
+        return
+    edit, index = Edit(graph), x.index
+    edit.remove(*chain)
+    for each in chain[1:-1]:
+        made = edit.like(x, "moved", shape=graph.made(each)[0].shape)
+        edit.add(each.name, [index, *each.inputs[1:]], [made], each.options)
+        index = made
+    edit.add("QUANTIZE", [index], [out.index], edit.options("QuantizeOptions"))
     yield edit
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.edgetpu.rewrites.functions import is_plain, real, scale_of, start
+from compress.edgetpu.rewrites.functions import integers, is_plain, real, scale_of, start
 from compress.tflite.edit import Edit
 from compress.tflite.graph import NONE, Graph, Operator, Quantization, Tensor
 
@@ -40,11 +40,34 @@ def dense_scales(operator: Operator, graph: Graph) -> Iterator[Edit]:
     kernel = edit.tensor(
         f"{weights.name}/kernel", (outputs, 1, 1, inputs), weights.dtype, weights.quantization, weights.array()
     )
-    _reshape(edit, x.index, given, (1, 1, 1, inputs))
+    reshape(edit, x.index, given, (1, 1, 1, inputs))
     biases = _zeros(edit, outputs, weights.quantization, x) if bias is None else bias.index
     options = _convolution(edit, operator.option("fusedActivationFunction", 0))
     edit.add("CONV_2D", [given, kernel, biases], [made], options)
-    _reshape(edit, made, out.index, out.shape)
+    reshape(edit, made, out.index, out.shape)
+    yield edit
+
+
+def dense_rows(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """FULLY_CONNECTED on several rows at once, as in transformers, becomes a 1x1 CONV_2D over them."""
+    x, weights, *_ = graph.given(operator)
+    bias, out = _bias(operator, graph), graph.made(operator)[0]
+    if not weights.is_constant or len(weights.shape) != 2 or operator.option("weightsFormat", 0):
+        return
+    outputs, inputs = weights.shape
+    shape = x.shape[:3] if len(x.shape) == 4 and x.shape[3] == inputs else (1, 1, x.elements // inputs)
+    edit, _, _ = start(operator, graph)
+    kernel = edit.like(weights, "kernel", shape=(outputs, 1, 1, inputs), values=weights.array())
+    biases = _zeros(edit, outputs, weights.quantization, x) if bias is None else bias.index
+    given, made = x.index, out.index
+    if x.shape != (*shape, inputs):
+        given = reshape(edit, x.index, edit.like(x, "map", shape=(*shape, inputs)), (*shape, inputs))
+    if out.shape != (*shape, outputs):
+        made = edit.like(out, "map", shape=(*shape, outputs))
+    options = _convolution(edit, operator.option("fusedActivationFunction", 0))
+    edit.add("CONV_2D", [given, kernel, biases], [made], options)
+    if made != out.index:
+        reshape(edit, made, out.index, out.shape)
     yield edit
 
 
@@ -75,6 +98,16 @@ def grouped_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
         edit.add("CONV_2D", [given, kernel, biases], [parts[-1]], edit.options("Conv2DOptions", **options))
     edit.add("CONCATENATION", parts, [out.index], edit.options("ConcatenationOptions", axis=3))
     yield edit
+
+
+def one_dilation(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """A dilation along a side on which the kernel has one tap (1-D convolutions) becomes that of the other side."""
+    _, height, width, _ = graph.tensors[operator.inputs[1]].shape
+    names = ("dilationHFactor", "dilationWFactor")
+    if 1 in (height, width):
+        edit = Edit(graph)
+        edit.change(operator, options=dict.fromkeys(names, operator.option(names[0 if width == 1 else 1], 1)))
+        yield edit
 
 
 def fused_activation(operator: Operator, graph: Graph) -> Iterator[Edit]:
@@ -115,10 +148,10 @@ def mean_over_channels(operator: Operator, graph: Graph) -> Iterator[Edit]:
     given, made = x.index, out.index
     if shape != x.shape:
         given = edit.like(x, "map", shape=shape)
-        _reshape(edit, x.index, given, shape)
+        reshape(edit, x.index, given, shape)
     if out.shape != (*shape[:3], 1):
         made = edit.like(out, "map", shape=(*shape[:3], 1))
-        _reshape(edit, made, out.index, out.shape)
+        reshape(edit, made, out.index, out.shape)
     edit.add("CONV_2D", [given, kernel, _zeros(edit, 1, one, x)], [made], _convolution(edit, 0))
     yield edit
 
@@ -138,10 +171,10 @@ def constant_matmul(operator: Operator, graph: Graph) -> Iterator[Edit]:
     kernel = edit.like(
         matrix, "kernel", shape=(outputs, 1, 1, inputs), values=kernel_values.reshape(outputs, 1, 1, inputs)
     )
-    _reshape(edit, x.index, given, (1, 1, rows, inputs))
+    reshape(edit, x.index, given, (1, 1, rows, inputs))
     biases = _zeros(edit, outputs, matrix.quantization or Quantization((1.0,), (0,), 0), x)
     edit.add("CONV_2D", [given, kernel, biases], [made], _convolution(edit, 0))
-    _reshape(edit, made, out.index, out.shape)
+    reshape(edit, made, out.index, out.shape)
     yield edit
 
 
@@ -244,9 +277,39 @@ def _convolution(edit: Edit, activation: int) -> Any:
     return edit.options("Conv2DOptions", padding=VALID, strideW=1, strideH=1, fusedActivationFunction=activation)
 
 
-def _reshape(edit: Edit, given: int, made: int, shape: tuple[int, ...]) -> None:
+def reshape(edit: Edit, given: int, made: int, shape: Sequence[int]) -> int:
+    """Puts a RESHAPE in; gives what it makes."""
     wanted = edit.integers("shape", *shape)
     edit.add("RESHAPE", [given, wanted], [made], edit.options("ReshapeOptions", newShape=list(shape)))
+    return made
+
+
+def chosen_numbers(edit: Edit, x: Tensor, given: int, made: int, chosen: NDArray[np.bool_]) -> int:
+    """Puts a CONV_2D in that only moves numbers, [out, row, column, in], in the quantization of `x`."""
+    kernel, zeros = _ones(edit, x, chosen)
+    sides = {"strideH": chosen.shape[1], "strideW": chosen.shape[2]}
+    edit.add("CONV_2D", [given, kernel, zeros], [made], edit.options("Conv2DOptions", padding=VALID, **sides))
+    return made
+
+
+def transposed_numbers(
+    edit: Edit, x: Tensor, given: int, made: int, chosen: NDArray[np.bool_], shape: Sequence[int]
+) -> None:
+    """The same with a TRANSPOSE_CONV, to a map of a given shape."""
+    kernel, zeros = _ones(edit, x, chosen)
+    sides = {"strideH": chosen.shape[1], "strideW": chosen.shape[2]}
+    options = edit.options("TransposeConvOptions", padding=SAME, **sides)
+    edit.add("TRANSPOSE_CONV", [edit.integers("shape", *shape), kernel, given, zeros], [made], options)
+
+
+def _ones(edit: Edit, x: Tensor, chosen: NDArray[np.bool_]) -> tuple[int, int]:
+    """Weights that are one where a number is chosen, and biases of zero."""
+    highest = 127 if x.dtype == "INT8" else 255
+    step = Quantization((1 / highest,), (0,), 0)
+    kernel = edit.tensor(
+        f"{x.name}/ones", chosen.shape, x.dtype, step, integers(chosen.astype(np.float64) * highest, x.dtype)
+    )
+    return kernel, _zeros(edit, len(chosen), step, x)
 
 
 def _folding(operator: Operator, graph: Graph) -> tuple[Operator, NDArray[np.float64], NDArray[np.float64]] | None:

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from compress.edgetpu.rewrites.functions import is_plain, scale_of, start
-from compress.edgetpu.rewrites.layers import SAME, VALID
+from compress.edgetpu.rewrites.functions import is_plain, number, scale_of, start
+from compress.edgetpu.rewrites.layers import SAME, VALID, reshape
 from compress.tflite.edit import Edit
 from compress.tflite.graph import NONE, Graph, Operator, Quantization, Tensor
 
 UNARY = ("RELU", "RELU6", "RELU_N1_TO_1", "LOGISTIC", "TANH", "QUANTIZE", "HARD_SWISH", "LEAKY_RELU", "ABS", "NEG")
+_TO_MAP = ("EXPAND_DIMS", "RESHAPE"), ("CONV_2D", "DEPTHWISE_CONV_2D")
+_FROM_MAP = ("SQUEEZE", "RESHAPE"), ("BATCH_TO_SPACE_ND",)
+"""What converters write between SPACE_TO_BATCH_ND and BATCH_TO_SPACE_ND for a 1-D convolution."""
 BINARY = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")
 
 
@@ -99,12 +102,22 @@ def gather(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def pad_value(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """PADV2 with the value 0 becomes PAD."""
+    """PADV2 becomes PAD; with a value other than 0, between two ADD that shift by it and change no code."""
     x, amounts, value = graph.given(operator)
-    if value.is_constant and is_plain(x) and int(value.array().ravel()[0]) == scale_of(x)[1]:
-        edit, _, out = start(operator, graph)
+    if not value.is_constant or not is_plain(x):
+        return
+    (scale, zero_point), code = scale_of(x), int(value.array().ravel()[0])
+    edit, _, out = start(operator, graph)
+    if code == zero_point:
         edit.add("PAD", [x.index, amounts.index], [out.index], edit.options("PadOptions"))
         yield edit
+        return
+    shifted = Quantization((scale,), (code,), 0)
+    given, made = edit.like(x, "shifted", quantization=shifted), edit.like(out, "shifted", quantization=shifted)
+    for source, shift, target in ((x.index, zero_point - code, given), (made, code - zero_point, out.index)):
+        edit.add("ADD", [source, number(edit, x, scale * shift)], [target], edit.options("AddOptions"))
+    edit.add("PAD", [given, amounts.index], [made], edit.options("PadOptions"))
+    yield edit
 
 
 def depth_to_space(operator: Operator, graph: Graph) -> Iterator[Edit]:
@@ -125,8 +138,8 @@ def depth_to_space(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 def dilated_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """SPACE_TO_BATCH_ND, a convolution and BATCH_TO_SPACE_ND become one convolution with dilation."""
-    convolution = _only_consumer(graph, operator)
-    after = _only_consumer(graph, convolution) if convolution else None
+    convolution = only_consumer(graph, operator)
+    after = only_consumer(graph, convolution) if convolution else None
     if convolution is None or after is None or after.name != "BATCH_TO_SPACE_ND":
         return
     if convolution.name not in ("CONV_2D", "DEPTHWISE_CONV_2D") or convolution.option("padding", SAME) != VALID:
@@ -145,89 +158,58 @@ def dilated_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
     same = all(int(a[0]) == r // 2 and int(a[0] + a[1]) == r for a, r in zip(amounts, reach, strict=True))
     given = x.index
     if not same and amounts.any():
-        around = np.asarray([[0, 0], *amounts.tolist(), [0, 0]], np.int32)
-        given = edit.like(x, "padded", shape=[s + int(a.sum()) for s, a in zip(x.shape, around, strict=True)])
-        paddings = edit.tensor(f"{x.name}/paddings", (4, 2), "INT32", values=around)
-        edit.add("PAD", [x.index, paddings], [given], edit.options("PadOptions"))
+        given = _padded(edit, x, x.index, x.shape, [[0, 0], *amounts.tolist(), [0, 0]])
     changed = {"padding": SAME if same else VALID, "dilationHFactor": rate[0], "dilationWFactor": rate[1]}
     edit.change(convolution, inputs=[given, *convolution.inputs[1:]], outputs=[out.index], options=changed)
     yield edit
 
 
-def transposes(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """TRANSPOSE operators move behind what follows them, and cancel where they meet."""
-    order, x, out = _order(operator, graph), graph.given(operator)[0], graph.made(operator)[0]
-    if order is None:
+def dilated_row(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """The same over one axis, as of a dilated Conv1D: RESHAPE, one CONV_2D with dilation, RESHAPE."""
+    chain: list[Operator] = [operator]
+    for wanted in (*_TO_MAP, *_FROM_MAP):
+        after = only_consumer(graph, chain[-1])
+        if after is None or after.name not in wanted:
+            return
+        chain.append(after)
+    _, widened, convolution, _, last = chain
+    (x, block, pads), crops = graph.given(operator), graph.tensors[last.inputs[2]]
+    if not all(each.is_constant for each in (block, pads, crops)) or block.elements != 1 or len(x.shape) != 3:
         return
-    before = graph.producer.get(x.index)
-    if before is not None and before.name == "TRANSPOSE" and (first := _order(before, graph)) is not None:
-        yield _joined(before, operator, [first[axis] for axis in order], graph)
+    kernel, amounts = graph.tensors[convolution.inputs[1]].shape, pads.array() - crops.array()
+    wide = graph.made(widened)[0].shape == (block.array().item(), 1, *graph.made(operator)[0].shape[1:])
+    strides = convolution.option("strideH", 1), convolution.option("strideW", 1)
+    if not wide or kernel[1] != 1 or strides != (1, 1) or convolution.option("padding", SAME) != VALID:
         return
-    if [axis for axis in order if x.shape[axis] > 1] == [axis for axis in range(len(order)) if x.shape[axis] > 1]:
-        edit, _, _ = start(operator, graph)
-        _reshape(edit, x.index, out)
-        yield edit
-        return
-    for after in graph.consumers.get(out.index, ()):
-        if after.name in (*UNARY, *BINARY, "CONCATENATION"):
-            yield from _sunk(after, order, graph)
+    edit, out, rate = Edit(graph), graph.made(last)[0], block.array().item()
+    edit.remove(*chain)
+    shape = (1, *x.shape)
+    given = reshape(edit, x.index, edit.like(x, "row", shape=shape), shape)
+    if amounts.any():
+        given = _padded(edit, x, given, shape, [[0, 0], [0, 0], *amounts.tolist(), [0, 0]])
+    made = edit.like(out, "row", shape=(1, *out.shape))
+    options = dict.fromkeys(("dilationHFactor", "dilationWFactor"), rate)
+    edit.change(convolution, inputs=[given, *convolution.inputs[1:]], outputs=[made], options=options)
+    reshape(edit, made, out.index, out.shape)
+    yield edit
 
 
 # --- parts ------------------------------------------------------------------------------
 
 
-def _joined(first: Operator, second: Operator, order: list[int], graph: Graph) -> Edit:
-    """Two transposes as one, or as none; the first stays where others take its output."""
-    edit = Edit(graph)
-    edit.remove(second, *([first] if _only_consumer(graph, first) else []))
-    x, out = graph.given(first)[0], graph.made(second)[0]
-    if order != sorted(order):
-        edit.add("TRANSPOSE", [x.index, edit.integers("order", *order)], [out.index], edit.options("TransposeOptions"))
-        return edit
-    for consumer in graph.consumers.get(out.index, ()):
-        edit.change(consumer, inputs=[x.index if each == out.index else each for each in consumer.inputs])
-    if out.index in graph.outputs:
-        _reshape(edit, x.index, out)
-    return edit
-
-
-def _sunk(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
-    """An operator in front of the transposes that stood before each of its inputs."""
-    edit, back = Edit(graph), [int(axis) for axis in np.argsort(order)]
-    inputs = []
-    for tensor in graph.given(operator):
-        before = graph.producer.get(tensor.index)
-        if before is not None and before.name == "TRANSPOSE" and _order(before, graph) == order:
-            if _only_consumer(graph, before):
-                edit.remove(before)
-            inputs.append(before.inputs[0])
-        elif tensor.is_constant and tensor.elements == 1:
-            inputs.append(tensor.index)
-        elif tensor.is_constant and len(tensor.shape) <= len(order):
-            values = tensor.array().reshape((1,) * (len(order) - len(tensor.shape)) + tensor.shape).transpose(back)
-            inputs.append(edit.like(tensor, "transposed", shape=values.shape, values=np.ascontiguousarray(values)))
-        else:
-            return
-    out = graph.made(operator)[0]
-    if len(out.shape) != len(order):
-        return
-    made = edit.like(out, "transposed", shape=[out.shape[axis] for axis in back])
-    changed = {"axis": order[operator.option("axis") % len(order)]} if operator.name == "CONCATENATION" else None
-    edit.change(operator, inputs=inputs, outputs=[made], options=changed)
-    edit.add("TRANSPOSE", [made, edit.integers("order", *order)], [out.index], edit.options("TransposeOptions"))
-    yield edit
-
-
-def _order(operator: Operator, graph: Graph) -> list[int] | None:
-    order = graph.tensors[operator.inputs[1]]
-    return [int(axis) for axis in order.array().ravel()] if order.is_constant else None
-
-
-def _only_consumer(graph: Graph, operator: Operator) -> Operator | None:
+def only_consumer(graph: Graph, operator: Operator) -> Operator | None:
     """The one operator that takes an operator's output, if nothing else does."""
     (output,) = operator.outputs if len(operator.outputs) == 1 else (NONE,)
     consumers = graph.consumers.get(output, [])
     return consumers[0] if len(consumers) == 1 and output not in graph.outputs else None
+
+
+def _padded(edit: Edit, x: Tensor, given: int, shape: Sequence[int], amounts: Sequence[Sequence[int]]) -> int:
+    around = np.asarray(amounts, np.int32)
+    made = edit.like(x, "padded", shape=[side + int(each.sum()) for side, each in zip(shape, around, strict=True)])
+    paddings = edit.tensor(f"{x.name}/paddings", around.shape, "INT32", values=around)
+    edit.add("PAD", [given, paddings], [made], edit.options("PadOptions"))
+    return made
 
 
 def _slice(edit: Edit, x: Tensor, along: int, begin: int, shape: Sequence[int], made: int) -> None:
