@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compress.edgetpu.legalize import legalize
-from compress.quantization.conversion import FloatOperatorsError
-from compress.quantization.plan import QuantizationPlan
-from compress.quantization.search import Search
 from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
-from compress.tflite import graph
-from compress.tflite.runtime import Model
 from compress.training.fit import TrainingSettings
-from compress.training.network import Network
+
+if TYPE_CHECKING:  # a dry run reads settings only
+    from compress.quantization.plan import QuantizationPlan
+    from compress.quantization.search import Search
+    from compress.training.network import Network
 
 PLAN_FILE = "quantization.json"
 FEW = 32
@@ -68,6 +66,8 @@ class Quantize(Stage, TrainingSettings):
     def run(self, given: Artifact, context: Context) -> Facts:
         """The int8 model, the plan it was made by, and what was tried."""
         from compress.quantization import conversion, debug
+        from compress.quantization.conversion import FloatOperatorsError
+        from compress.quantization.search import Search
         from compress.training import folding, network, working_model
         from compress.training.tensorflow import keras
 
@@ -136,6 +136,7 @@ class Quantize(Stage, TrainingSettings):
 
     def _outputs(self, context: Context) -> Callable[[bytes, NDArray[np.float32]], NDArray[np.float32]]:
         """Runs a candidate."""
+        from compress.tflite.runtime import Model
 
         def run(content: bytes, samples: NDArray[np.float32]) -> NDArray[np.float32]:
             path = context.folder / MODEL_TFLITE
@@ -146,7 +147,9 @@ class Quantize(Stage, TrainingSettings):
 
     def _write(self, content: bytes, samples: NDArray[np.float32], context: Context) -> Facts:
         """Writes the model, rewritten for the target's compiler where there is something to rewrite."""
+        from compress.edgetpu.legalize import legalize
         from compress.quantization import conversion
+        from compress.tflite import graph
 
         path, rewritten = context.folder / MODEL_TFLITE, []
         path.write_bytes(content)
