@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
+import itertools
 import json
+import textwrap
+from functools import cache
 from typing import Any
 
 from compress import target
@@ -17,8 +21,39 @@ from compress.stages import STAGES
 from deploy import preprocessing
 
 
+@cache
+def describe_settings() -> None:
+    """Gives the fields of all settings the texts that stand below them in the code."""
+    kinds = [Settings]
+    for kind in kinds:
+        kinds += [each for each in kind.__subclasses__() if each not in kinds]
+        texts: dict[str, str] = {}
+        for each in reversed(kind.__mro__):
+            if issubclass(each, Settings):
+                texts.update(_texts(each))
+        for name, field in kind.model_fields.items():
+            field.description = texts.get(name)
+    for kind in kinds * 2:  # again, for those that hold others
+        kind.model_rebuild(force=True)
+
+
+@cache
+def _texts(kind: type[Settings]) -> dict[str, str]:
+    """The strings below the fields of one class."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    pairs = itertools.pairwise(body.body)
+    return {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in pairs
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+
+
 def stages() -> str:
     """Every stage: what it is for, what it takes and gives, and its settings."""
+    describe_settings()
     parts = []
     for name, stage in STAGES.items():
         takes = " or ".join(sorted(stage.consumes))
@@ -30,6 +65,7 @@ def stages() -> str:
 
 def stages_json() -> list[dict[str, Any]]:
     """The same as plain values."""
+    describe_settings()
     return [
         {
             "name": name,
@@ -66,6 +102,7 @@ def _yaml(value: Any) -> str:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of pipeline.yaml, for editors."""
+    describe_settings()
     definitions: dict[str, Any] = {}
     one = {"oneOf": [{"required": [key], "properties": {key: {"type": "string"}}} for key in ("builder", "file")]}
     model = _hoisted(_schema(Model), definitions) | one
