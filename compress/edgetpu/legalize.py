@@ -250,7 +250,7 @@ class _Work:
         after = part(changed, {operator.index for operator in _added(edit, changed)}, inputs, outputs)
         feeds = self._arriving(inputs)
         if entry.every_code:
-            feeds = [*feeds, proof.ramp_feed(before)]
+            feeds = [*feeds, *proof.ramp_feeds(before)]
         try:
             return proof.compare(before, after, feeds)
         except ModelError:
@@ -273,7 +273,7 @@ class _Work:
             missing = sorted((read | set(wanted)) - set(self._known))
             rows = proof.recorded(self.graph, feeds, missing)
             self._known.update({index: [row[index] for row in rows] for index in missing})
-        return [list(each) for each in zip(*(self._known[index] for index in wanted), strict=True)]
+        return [[self._known[index][number] for index in wanted] for number in range(len(self.inputs))]
 
     def _around(self, operator: Operator) -> set[int]:
         """Tensors that a rewrite of an operator may begin at."""
@@ -303,7 +303,7 @@ def _too_far(moved: proof.Difference | None, entry: Entry) -> str:
 
 
 def _inputs(graph: Graph, given: Sequence[proof.Feed]) -> list[proof.Feed]:
-    """The inputs of the proofs as real numbers: those given, or random ones and a ramp."""
+    """The inputs of the proofs as real numbers: those given, or random ones."""
     if given:
         return [ends.real_feed(graph, feed) for feed in given[:FEEDS]]
     generator = np.random.default_rng(0)

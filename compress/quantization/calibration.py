@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from compress.quantization.plan import QuantizationPlan
 from compress.quantization.ranges import select
-from compress.quantization.statistics import collect
+from compress.quantization.statistics import Statistics, collect
 from compress.training.network import Network
 
 
@@ -22,4 +22,9 @@ def calibrate(network: Network, samples: NDArray[np.float32], method: str = "min
     Raises:
         StageError: an activation is NaN or infinite.
     """
-    return QuantizationPlan(select(collect(network, samples), method), f"{method} of {len(samples)} samples")
+    return planned(collect(network, samples), method)
+
+
+def planned(found: Statistics, method: str) -> QuantizationPlan:
+    """The same from what was seen already."""
+    return QuantizationPlan(select(found, method), f"{method} of {found.samples} samples")

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compress.quantization import adaround, conversion, correction, equalization, statistics
+from compress.quantization.calibration import calibrate, planned
 from compress.quantization.plan import QuantizationPlan
 from compress.quantization.points import without_softmax
-from compress.quantization.ranges import select
 from compress.training.network import Network, Tensor, build
 
-Choice = Literal["auto", "off"]
 LEAST_GAIN_DB = 0.1
 """An improvement that is worth a change of the plan."""
 SURE = 2.0
@@ -84,7 +83,7 @@ class Search:
         found = statistics.collect(current, self.samples)
         self.outliers = statistics.outliers(found)
         for method in methods:
-            self._try("ranges", method, QuantizationPlan(select(found, method), _told(method, found), factors))
+            self._try("ranges", method, replace(planned(found, method), factors=factors))
 
     def equalization(self, method: str) -> bool:
         """Tries factors from weights, and from activations; whether any are kept that were not."""
@@ -105,10 +104,8 @@ class Search:
             factors = equalization.by_layer(self.network, channels, values)
             if factors == before.factors:
                 continue
-            measured = statistics.collect(equalization.applied(self.network, factors), self.samples)
-            self._try(
-                "equalization", name, QuantizationPlan(select(measured, method), _told(method, measured), factors)
-            )
+            plan = calibrate(equalization.applied(self.network, factors), self.samples, method)
+            self._try("equalization", name, replace(plan, factors=factors))
         return self.plan is not before
 
     def bias(self) -> None:
@@ -169,10 +166,6 @@ class _Measured:
         gain = self.snr_db - other.snr_db
         error = float(gain.std(ddof=1)) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
         return bool(gain.mean() > max(LEAST_GAIN_DB, SURE * error))
-
-
-def _told(method: str, found: statistics.Statistics) -> str:
-    return f"{method} of {found.samples} samples"
 
 
 def snr_db(wanted: NDArray[Any], found: NDArray[Any]) -> NDArray[np.float64]:

@@ -76,6 +76,8 @@ class Quantize(Stage, TrainingSettings):
         canonical = folding.canonical(network.read(model))
         samples, held_back = self._samples(context)
         facts: Facts = {"calibration_samples": len(samples), "warnings": self._warnings(network.read(model), samples)}
+        for warning in facts["warnings"]:
+            context.progress.note(f"quantize: {warning}")
         search = Search(canonical, samples, held_back, self.io, self._outputs(context))
         try:
             self._searched(search, context)
@@ -89,8 +91,7 @@ class Quantize(Stage, TrainingSettings):
         if search.outliers:
             few = f"{len(search.outliers)} of {len(samples)} calibration samples"
             facts["warnings"].append(f"{few} reach more than three times as far as the others: are they corrupt?")
-        for warning in facts["warnings"]:
-            context.progress.note(f"quantize: {warning}")
+            context.progress.note(f"quantize: {facts['warnings'][-1]}")
         facts["tried"] = search.to_json()
         best = Candidate("ptq", search.content, canonical, search.plan)
         if self.method == "qat":

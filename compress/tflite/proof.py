@@ -148,6 +148,8 @@ def read_feeds(path: Path, graph: Graph) -> list[list[NDArray[Any]]]:
                 found, where=str(path), allowed=f"[n, {', '.join(map(str, names[name].shape[1:]))}], numbers"
             )
     count = min(len(array) for array in arrays.values())
+    if not count:
+        raise DataError("holds no samples", where=str(path), allowed="at least one")
     return [[arrays[name][i].reshape(tensor.shape) for name, tensor in names.items()] for i in range(count)]
 
 
@@ -166,14 +168,19 @@ def random_feed(graph: Graph, generator: np.random.Generator) -> list[NDArray[An
     return feed
 
 
-def ramp_feed(graph: Graph) -> list[NDArray[Any]]:
-    """Inputs in which every code of an 8-bit type comes about equally often, in order."""
-    feed = []
-    for index in graph.inputs:
-        tensor = graph.tensors[index]
-        dtype = np.dtype(DTYPES[tensor.dtype])
-        feed.append((np.arange(tensor.elements) % 256 + np.iinfo(np.int8).min).astype(dtype).reshape(tensor.shape))
-    return feed
+def ramp_feeds(graph: Graph) -> list[list[NDArray[Any]]]:
+    """Inputs in which every code of an 8-bit type comes at least once, in order; small tensors take several feeds."""
+    tensors = [graph.tensors[index] for index in graph.inputs]
+    smallest = max(min((tensor.elements for tensor in tensors), default=256), 1)
+    return [
+        [
+            ((np.arange(tensor.elements) + first) % 256 + np.iinfo(np.int8).min)
+            .astype(DTYPES[tensor.dtype])
+            .reshape(tensor.shape)
+            for tensor in tensors
+        ]
+        for first in range(0, 256, smallest)
+    ]
 
 
 def recorded(graph: Graph, feeds: Sequence[Feed], wanted: Collection[int]) -> list[Mapping[int, NDArray[Any]]]:

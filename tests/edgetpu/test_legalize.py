@@ -722,7 +722,7 @@ def test_the_command_on_what_stays_refused(tmp_path: Path) -> None:
     assert "nothing to rewrite" in command(given, out).stdout
 
 
-@pytest.mark.parametrize("damage", ["text", "object", "shape", "missing", "names"])
+@pytest.mark.parametrize("damage", ["text", "object", "shape", "missing", "names", "empty"])
 def test_inputs_that_do_not_fit(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "inputs.npz"
     if damage == "text":
@@ -731,10 +731,28 @@ def test_inputs_that_do_not_fit(tmp_path: Path, damage: str) -> None:
         np.savez(path, x=np.asarray([{}], object))
     if damage == "shape":
         np.savez(path, x=np.zeros((3, 4)))
+    if damage == "empty":
+        np.savez(path, x=np.zeros((0, 8, 8, 8)))
     if damage == "names":
         np.savez(path, z=np.zeros((3, 8, 8, 8)))
     with pytest.raises(DataError, match=r"inputs\.npz: "):
         proof.read_feeds(path, float_ended())
+
+
+def test_all_codes_are_tried_on_small_tensors_too() -> None:
+    feeds = proof.ramp_feeds(function("HARD_SWISH", made(1, 10), given=made(1, 10)))
+    assert sorted({int(code) for (value,) in feeds for code in value.ravel()}) == list(range(-128, 128))
+
+
+def test_what_takes_no_input_is_proved_all_the_same() -> None:
+    """An operator on a constant that is an output, so that it is not folded: run once for every feed, not never."""
+    tensors = {"x": MAP, "y": MAP, "c": Tensor((1, 16), data=codes(1, 16), scales=(STEP,)), "z": made(1, 16)}
+    operators = [Op("RELU", ["x"], ["y"], 2), Op("HARD_SWISH", ["c"], ["z"])]
+    found = legalize(one_op.read(tensors, operators, ["x"], ["y", "z"]), TARGET)
+    (change,) = found.changes
+    assert change.steps is not None
+    assert change.kept is (change.steps <= change.tolerance)
+    assert "refuses" not in change.reason
 
 
 def test_an_input_that_no_machine_holds() -> None:

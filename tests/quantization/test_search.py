@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import networks
 import numpy as np
@@ -26,6 +26,7 @@ from compress.quantization import (
 from compress.quantization.plan import QuantizationPlan, nudged, packed, unpacked
 from compress.quantization.search import Search, snr_db
 from compress.quantization.statistics import Statistics
+from compress.stages.quantize import Quantize
 from compress.tflite import graph
 from compress.tflite.runtime import Model
 from compress.training import network
@@ -144,6 +145,10 @@ def test_the_zeros_of_a_relu_do_not_narrow_the_range_of_least_divergence() -> No
     for empty in (np.zeros(statistics.BINS), np.eye(1, statistics.BINS)[0]):
         empty[0] += 7
         assert np.isfinite(ranges.select(Statistics(low, high, {"x": empty}, {}), "entropy")["x"]).all()
+
+
+def test_every_method_is_a_setting() -> None:
+    assert set(get_args(Quantize.model_fields["ranges"].annotation)) == {"auto", *ranges.METHODS}
 
 
 def test_one_corrupt_sample_of_two_hundred() -> None:
