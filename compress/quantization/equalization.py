@@ -4,7 +4,8 @@ Activations are quantized with one scale for a whole tensor, so a channel that i
 times smaller than its neighbour is lost in rounding. Where everything between two layers
 with weights is positively homogeneous (f(sx) = s f(x) for s > 0: ReLU, pooling, padding,
 additions of channels that are scaled alike), a channel can be divided by s in the layers
-that make it and multiplied by s in those that take it.
+that make it and multiplied by s in those that take it. ReLU6 is homogeneous below 6: there
+only channels are scaled that stay below it on all calibration samples, before and after.
 
 Source: Nagel et al., Data-Free Quantization Through Weight Equalization and Bias
 Correction, ICCV 2019 (factors from weights); Xiao et al., SmoothQuant, ICML 2023 (factors
@@ -38,11 +39,24 @@ HOMOGENEOUS = {
 MAX_ROUNDS = 20
 LIMIT = 1e4
 """A channel is not scaled by more: what needs it is dead, not small."""
+CEILING, HEADROOM = 6.0, 0.9
+"""Where ReLU6 ends, and the part of it that calibration samples may fill of a channel that is made larger."""
 
 
-def follow(network: Network) -> Channels:
-    """The channels of a canonical network that must be scaled alike; those that cannot be scaled are pinned."""
-    return structure.numbered(network, _layout)
+def follow(network: Network, *, relu6: bool = False) -> Channels:
+    """The channels of a canonical network that must be scaled alike; those that cannot be scaled are pinned.
+
+    Args:
+        network: in canonical form.
+        relu6: whether channels may go through a ReLU6; `careful` then says which.
+    """
+    return structure.numbered(network, _through_relu6 if relu6 else _layout)
+
+
+def _through_relu6(
+    layer: Layer, call: int, given: list[Layout], network: Network, numbers: Numbering, layouts: Mapping[Tensor, Layout]
+) -> Layout | None:
+    return given[0] if activation_of(layer) == "relu6" else _layout(layer, call, given, network, numbers, layouts)
 
 
 def _layout(
@@ -55,8 +69,7 @@ def _layout(
         return numbers.fresh(len(given[0]) * int(layer.config["depth_multiplier"]))
     if layer.kind == "Multiply":
         return _gated(layer, call, given, network, numbers)
-    relu = activation_of(layer) == "relu"
-    if layer.kind in (*MAKERS, *HOMOGENEOUS) or relu:
+    if layer.kind in (*MAKERS, *HOMOGENEOUS) or activation_of(layer) == "relu":
         return structure.layout(layer, call, given, network, numbers, layouts)
     return None
 
@@ -70,18 +83,42 @@ def _gated(layer: Layer, call: int, given: list[Layout], network: Network, numbe
     return given[int(np.argmax(sizes))]
 
 
-def from_weights(network: Network, channels: Channels) -> Factors:
+def clipped(network: Network) -> list[Tensor]:
+    """The tensors that end at 6, whose largest values `careful` wants to know."""
+    return [Tensor(layer.name, call) for layer, call in network.in_order() if activation_of(layer) == "relu6"]
+
+
+def careful(channels: Channels, largest: Mapping[Tensor, NDArray[np.float64]]) -> tuple[Channels, Factors]:
+    """The channels with those pinned that a ReLU6 cuts off, and the least factor of each, 0 where there is none.
+
+    Args:
+        channels: what `follow` found.
+        largest: by `clipped` tensor the largest value of each of its channels, on all calibration samples.
+    """
+    reached = np.zeros(len(channels.group))
+    for tensor, magnitudes in largest.items():
+        np.maximum.at(reached, channels.group[channels.layouts[tensor]], magnitudes)
+    reached = reached[channels.group]
+    least = np.minimum(reached / (CEILING * HEADROOM), 1.0)
+    return replace(channels, pinned=channels.pinned | (reached >= CEILING * 0.999)), least
+
+
+def from_weights(network: Network, channels: Channels, least: Factors | float = 0.0) -> Factors:
     """Factors that make the largest weights equal with which a channel is made and taken."""
 
     def made(current: Network, total: Factors) -> NDArray[np.float64]:
         del total
         return extents(current, channels)[0]
 
-    return _settled(network, channels, made, 0.5)
+    return _settled(network, channels, made, 0.5, least)
 
 
 def from_activations(
-    network: Network, channels: Channels, largest: Mapping[Tensor, NDArray[np.float64]], share: float
+    network: Network,
+    channels: Channels,
+    largest: Mapping[Tensor, NDArray[np.float64]],
+    share: float,
+    least: Factors | float = 0.0,
 ) -> Factors:
     """Factors that weigh a channel's largest activation against the largest weight it is taken with.
 
@@ -90,6 +127,7 @@ def from_activations(
         channels: what `follow` found.
         largest: by tensor the largest magnitude of each of its channels, on calibration samples.
         share: how much of the imbalance of activations goes into the weights: 1 for all of it.
+        least: by channel number the least factor.
     """
     reached = np.zeros(len(channels.group))
     for tensor, magnitudes in largest.items():
@@ -99,18 +137,22 @@ def from_activations(
         del current
         return reached[channels.group] / total
 
-    return _settled(network, channels, made, share)
+    return _settled(network, channels, made, share, least)
 
 
 def _settled(
-    network: Network, channels: Channels, made: Callable[[Network, Factors], NDArray[np.float64]], share: float
+    network: Network,
+    channels: Channels,
+    made: Callable[[Network, Factors], NDArray[np.float64]],
+    share: float,
+    least: Factors | float,
 ) -> Factors:
     """Factors found in rounds, since those of one layer change what the next one sees."""
     total = np.ones(len(channels.group))
     for _ in range(MAX_ROUNDS):
         current = scaled(network, channels, total)
         step = _step(made(current, total), extents(current, channels)[1], channels, share)
-        total = np.clip(total * step, 1 / LIMIT, LIMIT)
+        total = np.clip(total * step, np.maximum(least, 1 / LIMIT), LIMIT)
         if np.abs(np.log(step)).max(initial=0.0) < 0.01:
             break
     return total
@@ -173,7 +215,7 @@ def applied(network: Network, factors: Mapping[str, tuple[float, ...]]) -> Netwo
     """
     if not factors:
         return network
-    channels = follow(network)
+    channels = follow(network, relu6=True)
     by_number = np.ones(len(channels.group))
     for name, values in factors.items():
         layout = channels.layouts.get(Tensor(name))

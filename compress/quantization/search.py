@@ -87,16 +87,19 @@ class Search:
 
     def equalization(self, method: str) -> bool:
         """Tries factors from weights, and from activations; whether any are kept that were not."""
-        channels = equalization.follow(self.network)
+        channels = equalization.follow(self.network, relu6=True)
+        clipped = equalization.clipped(self.network)
+        tops = statistics.largest_by_channel(self.network, clipped, self.samples, 100) if clipped else {}
+        channels, least = equalization.careful(channels, tops)
         if channels.pinned.all():
             return False
         before = self.plan
         tensors = [Tensor(layer.name) for layer in self.network.layers.values() if equalization.weighted(layer)]
         seen = statistics.largest_by_channel(self.network, tensors, self.samples)
         found = {
-            "from weights": equalization.from_weights(self.network, channels),
+            "from weights": equalization.from_weights(self.network, channels, least),
             **{
-                f"from activations, {share:g}": equalization.from_activations(self.network, channels, seen, share)
+                f"from activations, {share:g}": equalization.from_activations(self.network, channels, seen, share, least)
                 for share in SHARES
             },
         }

@@ -106,9 +106,9 @@ def collect(network: Network, samples: NDArray[np.float32]) -> Statistics:
 
 
 def largest_by_channel(
-    network: Network, tensors: Sequence[Tensor], samples: NDArray[np.float32]
+    network: Network, tensors: Sequence[Tensor], samples: NDArray[np.float32], percent: float = 99
 ) -> dict[Tensor, NDArray[np.float64]]:
-    """The largest magnitude of each channel (last axis) of some tensors; the 99th percentile over samples."""
+    """The largest magnitude of each channel (last axis) of some tensors; a percentile over samples."""
     import tensorflow
 
     def by_channel(value: Any) -> Any:
@@ -117,7 +117,7 @@ def largest_by_channel(
 
     batches = [*_runs(network, list(tensors), samples, lambda values: [by_channel(value) for value in values])]
     return {
-        tensor: np.percentile(np.concatenate(parts).astype(np.float64), 99, axis=0)
+        tensor: np.percentile(np.concatenate(parts).astype(np.float64), percent, axis=0)
         for tensor, parts in zip(tensors, zip(*batches, strict=True), strict=True)
     }
 

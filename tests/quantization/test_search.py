@@ -83,6 +83,31 @@ def test_what_is_not_homogeneous_holds_its_channels(keras: Any) -> None:
     assert pinned == {"free": False, "held": True, "last": True}
 
 
+def test_relu6_lets_only_channels_through_that_stay_below_it(keras: Any) -> None:
+    """Of four channels one is cut off, one reaches 5.8, two are small; nothing changes on the samples."""
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    x = layers.Conv2D(4, 3, name="made")(image)
+    x = layers.DepthwiseConv2D(3, name="between")(layers.ReLU(6.0)(x))
+    model = keras.Model(image, layers.Conv2D(5, 3, name="taken")(layers.Activation("relu6")(x)))
+    made, bias = model.get_layer("made").get_weights()
+    samples = images(16)
+    reach = np.asarray(keras.ops.max(keras.ops.relu(model.get_layer("made")(samples)), axis=(0, 1, 2)))
+    model.get_layer("made").set_weights([made / reach * np.array([9.0, 5.8, 0.3, 0.02]), bias])
+    net = canonical(network.read(model))
+    found = statistics.largest_by_channel(net, equalization.clipped(net), samples, 100)
+    channels, least = equalization.careful(equalization.follow(net, relu6=True), found)
+    factors = equalization.from_weights(net, channels, least)
+    changed = equalization.scaled(net, channels, factors)
+    np.testing.assert_allclose(outputs(changed, samples), outputs(net, samples), atol=1e-5)
+    by_layer = dict(equalization.by_layer(net, channels, factors))
+    assert by_layer["made"][0] == 1.0
+    assert by_layer["made"][1] >= 1.0
+    assert by_layer["made"][3] < by_layer["made"][2] < 1.0
+    again = equalization.applied(net, by_layer)
+    np.testing.assert_allclose(outputs(again, samples), outputs(net, samples), atol=1e-5)
+
+
 @pytest.mark.parametrize("builder", [networks.plain, networks.branches], ids=lambda b: b.__name__)
 def test_factors_from_weights_undo_an_imbalance(keras: Any, builder: networks.Builder) -> None:
     net = folded(keras, builder)
