@@ -188,7 +188,7 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
         where = document.where(("model",))
         raise ModelError(f"cannot be read: {error.strerror}", where=where, todo="check model") from error
     data = _dataset(value["data"], document, path.parent)
-    steps = _steps(first, value["stages"], document, target, stages)
+    steps = _steps(first, value["stages"], document, target, stages, path.parent)
     return Pipeline(head, model, target, data, steps, value)
 
 
@@ -229,7 +229,7 @@ def _preprocess(value: Any, document: Document) -> Any:
 
 
 def _steps(
-    model: Stage, value: Any, document: Document, target: Target, stages: Mapping[str, type[Stage]]
+    model: Stage, value: Any, document: Document, target: Target, stages: Mapping[str, type[Stage]], folder: Path
 ) -> tuple[Step, ...]:
     """The model and the stages, numbered, with the kind that flows between them."""
     if not isinstance(value, list):
@@ -237,7 +237,7 @@ def _steps(
     steps = [Step("model", model, None)]
     for index, entry in enumerate(value):
         location: Location = ("stages", index)
-        stage = _one_of(stages, entry, document, location, "stage")
+        stage = _one_of(stages, entry, document, location, "stage").beside(folder)
         count = sum(step.stage.name == stage.name for step in steps)
         name = stage.id or (f"{stage.name}-{count + 1}" if count else stage.name)
         if any(step.id == name for step in steps):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,6 +180,11 @@ class Stage(Work):
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] | None = None
     """A name of its own for this stage, where the same stage stands twice."""
+
+    def beside(self, folder: Path) -> Self:
+        """The same stage with relative paths in its settings taken from `folder`."""
+        del folder
+        return self
 
     def skip(self, given: Kind, *, from_file: bool, target: Target) -> str | None:
         """Why there is nothing to do, or None. `from_file`: the model came trained, from a file."""

@@ -21,7 +21,7 @@ from compress.quantization import adaround, correction, equalization, fake
 from compress.quantization import points as rounding
 from compress.quantization.plan import QuantizationPlan, on_grid, unpacked
 from compress.tflite.graph import parse
-from compress.training.network import Layer, Network, build
+from compress.training.network import Layer, Network, Tensor, build
 
 InputType = Literal["int8", "uint8"]
 
@@ -60,6 +60,36 @@ def gridded(network: Network, plan: QuantizationPlan | None = None) -> Network:
 def edited(network: Network, plan: QuantizationPlan) -> Network:
     """The network with the weights and biases that a plan gives it, not yet rounded."""
     return correction.shifted(equalization.applied(network, plan.factors), plan.bias_shifts)
+
+
+def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
+    """Nothing, if a plan that was read from a file fits a network.
+
+    Raises:
+        StageError: a range is missing or too many, or an edit does not fit its layer.
+        ModelError: factors do not fit their layer.
+    """
+    points = set(rounding.find(network).values())
+    wrong = [f"no range for {name}" for name in sorted(points - plan.ranges.keys())]
+    wrong += [f"a range for {name}, which is not rounded" for name in sorted(plan.ranges.keys() - points)]
+    wrong += [f"factors for a layer {name}" for name in plan.factors if name not in network.layers]
+    wrong += [f"factors that are not above 0 for a layer {name}" for name, f in plan.factors.items() if min(f) <= 0]
+    for name, values in plan.bias_shifts.items():
+        layer = network.layers.get(name)
+        if layer is None or layer.kind not in fake.SCALE_AXES or len(values) != network.shapes[Tensor(name)][-1]:
+            wrong.append(f"{len(values)} bias shifts for a layer {name}")
+    for name, text in plan.rounding.items():
+        layer = network.layers.get(name)
+        try:
+            if layer is None or layer.kind not in fake.SCALE_AXES:
+                raise ValueError
+            unpacked(text, layer.weights[0].shape)
+        except ValueError:
+            wrong.append(f"rounding for a layer {name}")
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise StageError(f"the plan is for another model: it has {', '.join(wrong[:3])}{more}", todo="make it anew")
+    equalization.applied(network, plan.factors)
 
 
 def refuse_float(content: bytes) -> bytes:

@@ -10,10 +10,15 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from compress.errors import StageError
+from compress.stage import Settings
 
 SCHEMA_VERSION = 2
 LEVELS = 255
@@ -51,15 +56,59 @@ class QuantizationPlan:
         return json.dumps(content, indent=1) + "\n"
 
 
+class _File(Settings):
+    """A plan as it stands in a file."""
+
+    schema_version: Literal[2]
+    method: str
+    ranges: dict[str, tuple[float, float]]
+    factors: dict[str, tuple[float, ...]] = {}
+    bias_shifts: dict[str, tuple[float, ...]] = {}
+    rounding: dict[str, str] = {}
+
+
+def read(path: Path) -> QuantizationPlan:
+    """A plan from its file, which people may have edited.
+
+    Raises:
+        StageError: it cannot be read, or is no plan.
+    """
+    try:
+        found = _File.model_validate_json(path.read_bytes(), strict=True)
+    except OSError as error:
+        raise StageError(f"cannot be read: {error.strerror}", where=str(path), todo="check quantize.plan") from error
+    except ValidationError as errors:
+        first = errors.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise StageError(
+            f"is no plan: {place}: {first['msg']}" if place else f"is no plan: {first['msg']}",
+            where=str(path),
+            todo="start from the quantization.json that `quantize` writes",
+        ) from errors
+    for point, (low, high) in found.ranges.items():
+        if not low <= 0 <= high:
+            raise StageError(
+                f"the range of {point} is {low:g} to {high:g}", where=str(path), allowed="one that holds 0"
+            )
+    ranges = {point: nudged(*limits) for point, limits in found.ranges.items()}
+    return QuantizationPlan(ranges, found.method, found.factors, found.bias_shifts, found.rounding)
+
+
 def packed(up: NDArray[np.bool_]) -> str:
     """Choices as they stand in a plan."""
     return base64.b64encode(np.packbits(up.ravel()).tobytes()).decode()
 
 
 def unpacked(text: str, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """The choices for a kernel of that shape."""
-    bits = np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8), count=int(np.prod(shape)))
-    return bits.reshape(shape).astype(bool)
+    """The choices for a kernel of that shape.
+
+    Raises:
+        ValueError: they are no base64, or for another shape.
+    """
+    count, content = int(np.prod(shape)), base64.b64decode(text, validate=True)
+    if len(content) != -(-count // 8):
+        raise ValueError(f"{len(content)} bytes for {count} weights")
+    return np.unpackbits(np.frombuffer(content, np.uint8), count=count).reshape(shape).astype(bool)
 
 
 def nudged(low: float, high: float) -> tuple[float, float]:

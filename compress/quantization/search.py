@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.quantization import adaround, conversion, correction, equalization, statistics
+from compress.quantization import adaround, conversion, correction, equalization, statistics, warning
 from compress.quantization.calibration import calibrate, planned
 from compress.quantization.plan import QuantizationPlan
 from compress.quantization.points import without_softmax
@@ -34,7 +34,7 @@ class Trial:
     """Something that was tried.
 
     Attributes:
-        step: ranges, equalization or bias.
+        step: plan (one that was given), ranges, equalization, bias or rounding.
         choice: what was tried.
         snr_db: mean over the samples of the logits' signal-to-noise ratio against the float model.
         agreement: share of the samples with the same largest output.
@@ -60,6 +60,7 @@ class Search:
         run: the outputs of a .tflite file for some samples: [m, outputs].
         trials: what was tried, in order.
         outliers: calibration samples that reach much farther than the others.
+        warnings: what is strange about the activations.
     """
 
     network: Network
@@ -69,6 +70,7 @@ class Search:
     run: Callable[[bytes, NDArray[np.float32]], NDArray[np.float32]]
     trials: list[Trial] = field(default_factory=list)
     outliers: list[int] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._compared = without_softmax(self.network)
@@ -76,12 +78,22 @@ class Search:
         self._wanted = np.asarray(model.predict(self.held_back, verbose=0)).reshape(len(self.held_back), -1)
         self._best: _Measured | None = None
 
+    def given(self, plan: QuantizationPlan) -> None:
+        """Takes a plan as it is.
+
+        Raises:
+            StageError: it is for another network.
+        """
+        conversion.refuse_mismatch(self.network, plan)
+        self._try("plan", plan.method, plan)
+
     def ranges(self, methods: Sequence[str]) -> None:
         """Tries ways to choose ranges, for the factors that are kept so far."""
         factors = dict(self._best.plan.factors) if self._best else {}
         current = equalization.applied(self.network, factors)
         found = statistics.collect(current, self.samples)
         self.outliers = statistics.outliers(found)
+        self.warnings = warning.about_activations(found, self.outliers)
         for method in methods:
             self._try("ranges", method, replace(planned(found, method), factors=factors))
 
@@ -99,7 +111,9 @@ class Search:
         found = {
             "from weights": equalization.from_weights(self.network, channels, least),
             **{
-                f"from activations, {share:g}": equalization.from_activations(self.network, channels, seen, share, least)
+                f"from activations, {share:g}": equalization.from_activations(
+                    self.network, channels, seen, share, least
+                )
                 for share in SHARES
             },
         }
@@ -173,8 +187,10 @@ class _Measured:
 
 def snr_db(wanted: NDArray[Any], found: NDArray[Any]) -> NDArray[np.float64]:
     """Signal-to-noise ratio of each row in dB; a constant signal counts as one of its own size."""
-    signal, noise = (wanted**2).sum(axis=1, dtype=np.float64), ((wanted - found) ** 2).sum(axis=1, dtype=np.float64)
-    ratio = np.maximum(signal, 1e-12) / np.maximum(noise, 1e-12 * np.maximum(signal, 1e-12))
+    wanted, found = wanted.astype(np.float64), found.astype(np.float64)
+    signal, noise = (wanted**2).sum(axis=1), ((wanted - found) ** 2).sum(axis=1)
+    signal = np.maximum(signal, 1e-200)  # a row of zeros
+    ratio = signal / np.maximum(noise, 1e-12 * signal)
     return np.asarray(np.clip(10 * np.log10(ratio), -BEST_DB, BEST_DB))
 
 

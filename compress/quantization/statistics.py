@@ -87,10 +87,7 @@ def collect(network: Network, samples: NDArray[np.float32]) -> Statistics:
     limits = np.concatenate(list(_each_batch(network, tensors, samples, _extremes)), axis=-1)  # [tensors, 2, n]
     for tensor, found in zip(tensors, limits, strict=True):
         if not np.isfinite(found).all():
-            raise StageError(
-                f"the activations of layer {tensor.layer!r} are not finite on the calibration samples",
-                todo="look at the data's range, and at the training",
-            )
+            _refuse_infinite(network, tensor, int(np.argmin(np.isfinite(found).all(axis=0))))
     low: dict[str, NDArray[np.float64]] = {}
     high: dict[str, NDArray[np.float64]] = {}
     for tensor, (least, greatest) in zip(tensors, limits.astype(np.float64), strict=True):
@@ -103,6 +100,18 @@ def collect(network: Network, samples: NDArray[np.float32]) -> Statistics:
     for tensor, each in zip(tensors, np.asarray(found, np.float64), strict=True):
         counts[points[tensor]] = counts.get(points[tensor], 0.0) + each
     return Statistics(low, high, counts, rounding.fixed(network, points))
+
+
+def _refuse_infinite(network: Network, tensor: Tensor, sample: int) -> None:
+    """Says where numbers end that are NaN or infinite: in the weights, in a sample, or in what is computed."""
+    for layer, _ in network.in_order():
+        if not all(np.isfinite(weight).all() for weight in layer.weights):
+            raise StageError(f"the weights of layer {layer.name!r} are not finite", todo="train the model again")
+    name = "input" if not network.layers[tensor.layer].calls else f"output of layer {tensor.layer!r}"
+    raise StageError(
+        f"the {name} is not finite for calibration sample {sample}",
+        todo="look at the data's range, and at the training",
+    )
 
 
 def largest_by_channel(

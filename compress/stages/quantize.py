@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from compress.errors import StageError
 from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
+from compress.store import file_digest
 from compress.training.fit import TrainingSettings
 
 if TYPE_CHECKING:  # a dry run reads settings only
@@ -19,8 +22,8 @@ if TYPE_CHECKING:  # a dry run reads settings only
     from compress.training.network import Network
 
 PLAN_FILE = "quantization.json"
-FEW = 32
-"""Calibration samples below which there is a warning."""
+DEBUGGED = 32
+"""Held-back samples that the errors of layers are measured on."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Quantize(Stage, TrainingSettings):
     """auto: biases moved by what rounding shifts the mean of each layer's outputs, where that helps."""
     rounding: Literal["nearest", "learnt"] = "nearest"
     """learnt: each weight to the step below or above as serves its layer's output (AdaRound); takes minutes."""
+    plan: Path | None = None
+    """A quantization.json of an earlier run, as it was or edited by hand: applied instead of a search."""
     io: Literal["int8", "uint8"] = "int8"
     """Type of the file's input and output."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
@@ -65,63 +70,73 @@ class Quantize(Stage, TrainingSettings):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The int8 model, the plan it was made by, and what was tried."""
-        from compress.quantization import conversion, debug
-        from compress.quantization.conversion import FloatOperatorsError
+        from compress.quantization import warning
         from compress.quantization.search import Search
+        from compress.tflite.runtime import Model
         from compress.training import folding, network, working_model
         from compress.training.tensorflow import keras
 
         keras(context.seed)
         model = working_model.read(given, context)
-        canonical = folding.canonical(network.read(model))
+        trained = network.read(model)
         samples, held_back = self._samples(context)
-        facts: Facts = {"calibration_samples": len(samples), "warnings": self._warnings(network.read(model), samples)}
-        for warning in facts["warnings"]:
-            context.progress.note(f"quantize: {warning}")
-        search = Search(canonical, samples, held_back, self.io, self._outputs(context))
+        facts: Facts = {"calibration_samples": len(samples), "warnings": []}
+        warn = _warner(facts, context)
+        warn([*warning.about_samples(trained, samples), *warning.about_weights(trained)])
+        search = Search(folding.canonical(trained), samples, held_back, self.io, self._outputs(context))
+        content = self._quantized(search, model, context, facts)
+        warn(search.warnings)
+        facts["rewritten"] = self._write(content, samples, context)
+        wanted = Model(given.file(MODEL_TFLITE), reproducible=True).scores(held_back)
+        found = Model(context.folder / MODEL_TFLITE, reproducible=True).scores(held_back)
+        facts["agreement"] = round(float((wanted.argmax(axis=1) == found.argmax(axis=1)).mean()), 4)
+        warn(warning.about_answers(wanted, found))
+        return facts
+
+    def _quantized(self, search: Search, model: Any, context: Context, facts: Facts) -> bytes:
+        """The int8 model by the best plan; by the converter's own calibration where a plan leaves floats."""
+        from compress.quantization import conversion, debug
+        from compress.quantization.conversion import FloatOperatorsError
+
         try:
             self._searched(search, context)
-        except FloatOperatorsError as error:
+            facts["tried"] = search.to_json()
+            best = Candidate("ptq", search.content, search.network, search.plan)
             if self.method == "qat":
+                best = self._trained(search.network, best, context, facts)
+        except FloatOperatorsError as error:
+            if self.method == "qat" or self.plan is not None:
                 raise
             context.progress.note(f"{error.what}: using the converter's own calibration instead")
-            content = conversion.convert_calibrated(model, samples, self.io)
             facts["ranges"] = f"found by the converter, because {error.what}"
-            return facts | self._write(content, samples, context)
-        if search.outliers:
-            few = f"{len(search.outliers)} of {len(samples)} calibration samples"
-            facts["warnings"].append(f"{few} reach more than three times as far as the others: are they corrupt?")
-            context.progress.note(f"quantize: {facts['warnings'][-1]}")
-        facts["tried"] = search.to_json()
-        best = Candidate("ptq", search.content, canonical, search.plan)
-        if self.method == "qat":
-            best = self._trained(canonical, best, context, facts)
-        facts["layers"] = debug.to_json(debug.errors(best.network, best.plan, held_back[:FEW]))
+            return conversion.convert_calibrated(model, search.samples, self.io)
+        facts["layers"] = debug.to_json(debug.errors(best.network, best.plan, search.held_back[:DEBUGGED]))
         (context.folder / PLAN_FILE).write_text(best.plan.to_json())
         facts |= {"kept": best.method, "ranges": best.plan.method}
-        return facts | self._write(best.content, samples, context)
+        return best.content
 
-    def _warnings(self, trained: Network, samples: NDArray[np.float32]) -> list[str]:
-        """What is strange about the calibration samples."""
-        from compress.quantization import statistics
+    def beside(self, folder: Path) -> Self:
+        """The same stage with the plan's path taken from `folder`."""
+        return self if self.plan is None else self.model_copy(update={"plan": folder / self.plan})
 
-        found = []
-        if len(samples) < FEW:
-            found.append(f"{len(samples)} calibration samples are few: ranges may miss what comes later")
-        if not np.ptp(samples, axis=0).any():
-            found.append("all calibration samples are the same")
-        far = statistics.misfit(trained, samples)
-        if far is not None and far > statistics.FAR:
-            found.append(
-                f"the calibration samples are {far:.0f} standard deviations from what the model's first batch norm "
-                "saw in training: is data.preprocess what the model was trained with?"
-            )
-        return found
+    def identity(self) -> dict[str, Any]:
+        """The content of a plan instead of its path."""
+        settings = super().identity()
+        try:
+            return settings if self.plan is None else {**settings, "plan": file_digest(self.plan)}
+        except OSError as error:
+            raise StageError(
+                f"the plan cannot be read: {error.strerror}", where=str(self.plan), todo="check quantize.plan"
+            ) from error
 
     def _searched(self, search: Search, context: Context) -> None:
-        """Tries what the settings allow, and keeps what helps."""
+        """Tries what the settings allow, and keeps what helps; a plan that was given is not searched for."""
+        from compress.quantization import plan
         from compress.quantization.ranges import METHODS
 
+        if self.plan is not None:
+            search.given(plan.read(self.plan))
+            return
         methods = [*METHODS] if self.ranges == "auto" else [self.ranges]
         search.ranges(methods)
         tried: set[str] = set()
@@ -146,13 +161,13 @@ class Quantize(Stage, TrainingSettings):
 
         return run
 
-    def _write(self, content: bytes, samples: NDArray[np.float32], context: Context) -> Facts:
-        """Writes the model, rewritten for the target's compiler where there is something to rewrite."""
+    def _write(self, content: bytes, samples: NDArray[np.float32], context: Context) -> list[dict[str, Any]]:
+        """Writes the model, and says what was rewritten for the target's compiler."""
         from compress.edgetpu.legalize import legalize
         from compress.quantization import conversion
         from compress.tflite import graph
 
-        path, rewritten = context.folder / MODEL_TFLITE, []
+        path, rewritten = context.folder / MODEL_TFLITE, list[dict[str, Any]]()
         path.write_bytes(content)
         if context.target.accelerated:
             feeds = [[sample[np.newaxis]] for sample in samples]
@@ -160,7 +175,7 @@ class Quantize(Stage, TrainingSettings):
             path.write_bytes(graph.serialize(found.graph))
             rewritten = found.to_json()["changes"]
         conversion.refuse_float(path.read_bytes())
-        return {"rewritten": rewritten}
+        return rewritten
 
     def _trained(self, network: Network, ptq: Candidate, context: Context, facts: Facts) -> Candidate:
         """Trains with rounding; gives back whichever is better on validation, PTQ where they are equal."""
@@ -189,3 +204,14 @@ class Quantize(Stage, TrainingSettings):
         ends = min(self.calibration_samples, max(len(order) * 2 // 3, 1)), len(order)
         held_back = order[ends[0] : ends[0] + self.held_back_samples]
         return inputs[np.sort(order[: ends[0]])], inputs[np.sort(held_back if len(held_back) else order[: ends[0]])]
+
+
+def _warner(facts: Facts, context: Context) -> Callable[[list[str]], None]:
+    """Shows warnings at once, and keeps them in the facts."""
+
+    def warn(texts: list[str]) -> None:
+        facts["warnings"] += texts
+        for text in texts:
+            context.progress.note(f"quantize: {text}")
+
+    return warn

@@ -1,0 +1,80 @@
+"""What is strange about calibration samples, a model or a result, in a sentence for the user."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.quantization import fake, statistics
+from compress.quantization.statistics import Statistics
+from compress.training.network import Network
+
+FEW = 32
+"""Calibration samples below which there is a warning."""
+DISAGREEING = 0.1
+"""Share of the held-back samples that a file may answer otherwise than the float model without a warning."""
+EXPLODING = 1e6
+"""Activations beyond this are no activations of a trained network."""
+
+
+def about_samples(trained: Network, samples: NDArray[np.float32]) -> list[str]:
+    """What is strange about the calibration samples.
+
+    Args:
+        trained: the network as it was trained, batch norm not folded.
+        samples: preprocessed samples [n, ...].
+    """
+    found = []
+    if len(samples) < FEW:
+        found.append(f"{len(samples)} calibration samples are few: ranges may miss what comes later")
+    if not np.ptp(samples, axis=0).any():
+        found.append("all calibration samples are the same")
+    far = statistics.misfit(trained, samples)
+    if far is not None and far > statistics.FAR:
+        found.append(
+            f"the calibration samples are {far:.3g} standard deviations from what the model's first batch norm "
+            "saw in training: is data.preprocess what the model was trained with?"
+        )
+    return found
+
+
+def about_weights(network: Network) -> list[str]:
+    """Layers whose weights are all zero."""
+    dead = [
+        name for name, layer in network.layers.items() if layer.kind in fake.SCALE_AXES and not layer.weights[0].any()
+    ]
+    return [f"all weights are 0 in {', '.join(dead)}: was the model trained?"] if dead else []
+
+
+def about_activations(found: Statistics, outliers: list[int]) -> list[str]:
+    """Samples that reach much farther than others, and activations that explode."""
+    texts = []
+    if outliers:
+        few = f"{len(outliers)} of {found.samples} calibration samples"
+        texts.append(f"{few} reach more than three times as far as the others: are they corrupt?")
+    reach = {point: float(max(-found.low[point].min(), found.high[point].max())) for point in found.low}
+    far = [point for point, value in reach.items() if value > EXPLODING]
+    if far:
+        texts.append(
+            f"the activations of {far[0]} reach {reach[far[0]]:.2g}: are the data and the training what they should be?"
+        )
+    return texts
+
+
+def about_answers(wanted: NDArray[np.float32], found: NDArray[np.float32]) -> list[str]:
+    """Float answers that are all the same, and a file that answers otherwise than the float model.
+
+    Args:
+        wanted: outputs of the float model for the held-back samples [n, classes].
+        found: those of the .tflite file.
+    """
+    texts = []
+    if len(wanted) > 1 and not np.ptp(wanted, axis=0).any():
+        texts.append("the float model answers the same for every sample")
+    apart = float((wanted.argmax(axis=1) != found.argmax(axis=1)).mean())
+    if apart > DISAGREEING:
+        texts.append(
+            f"{apart:.0%} of {len(wanted)} held-back samples are answered otherwise than by the float model: "
+            "`python -m compress debug` says where it is lost"
+        )
+    return texts

@@ -1,0 +1,220 @@
+"""`quantize` as a stage: what is strange is told, what cannot be is refused, and a plan can be edited by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from blobs import Blobs, context
+from numpy.typing import NDArray
+
+from compress.errors import ModelError, StageError
+from compress.quantization.calibration import calibrate
+from compress.quantization.conversion import refuse_mismatch
+from compress.quantization.plan import read
+from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind, Split
+from compress.stages.quantize import PLAN_FILE, Quantize
+from compress.training import working_model
+from compress.training.folding import canonical
+from compress.training.network import Network
+from compress.training.network import read as read_network
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
+]
+
+PLAIN = Quantize(ranges="minmax", equalize="off", correct_bias="off")
+Images = NDArray[np.float32]
+
+
+class Changed(Blobs):
+    """Blobs with other inputs."""
+
+    def __init__(self, change: Callable[[Images], Images], count: int = 90) -> None:
+        self.change, self.count = change, count
+
+    def inputs(self, split: Split) -> Images:
+        return self.change(super().inputs(split)[: self.count].copy())
+
+    def labels(self, split: Split) -> NDArray[np.int64]:
+        return super().labels(split)[: self.count]
+
+
+def network(keras: Any, edit: Callable[[Any], Any] = lambda model: None, relu: str = "relu") -> Any:
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    stack = [
+        keras.Input((8, 8, 1), name="image"),
+        layers.Conv2D(4, 3, name="conv"),
+        layers.BatchNormalization(name="norm"),
+    ]
+    stack += [layers.ReLU(name=relu), layers.Flatten(), layers.Dense(2, "softmax", name="scores")]
+    model = keras.Sequential(stack)
+    edit(model)
+    return model
+
+
+def scaled(name: str, times: float) -> Callable[[Any], None]:
+    def edit(model: Any) -> None:
+        layer = model.get_layer(name)
+        layer.set_weights([layer.get_weights()[0] * np.float32(times), *layer.get_weights()[1:]])
+
+    return edit
+
+
+def quantized(model: Any, data: Blobs, folder: Path, stage: Quantize = PLAIN) -> Facts:
+    """What the stage says; the model is in folder/made."""
+    before, made = folder / "before", folder / "made"
+    for each in (before, made):
+        each.mkdir(exist_ok=True)
+    working_model.write(model, before)
+    given = Artifact("", Kind.KERAS, before, {MODEL_KERAS: "", MODEL_TFLITE: ""}, {}, 0.0)
+    return stage.run(given, replace(context(data, made), progress=tiny.Notes()))
+
+
+def same(images: Images) -> Images:
+    return images
+
+
+def with_nan(images: Images) -> Images:
+    images[:, 2, 3] = np.nan
+    return images
+
+
+@pytest.mark.parametrize(
+    ("change", "count", "edit", "warning"),
+    [
+        (same, 9, same, "6 calibration samples are few"),
+        (lambda images: images * 0 + 0.5, 90, same, "all calibration samples are the same"),
+        (lambda images: images * 0 + 0.5, 90, same, "the float model answers the same for every sample"),
+        (lambda images: images * 255, 90, same, "is data.preprocess what the model was trained with?"),
+        (same, 90, scaled("conv", 0), "all weights are 0 in conv"),
+        (same, 90, scaled("conv", 1e12), "the activations of relu reach"),
+        (same, 90, scaled("conv", 1e36), "the activations of relu reach"),
+    ],
+)
+def test_what_is_strange_is_told(keras: Any, tmp_path: Path, change: Any, count: int, edit: Any, warning: str) -> None:
+    with np.errstate(over="ignore"):
+        facts = quantized(network(keras, edit), Changed(change, count), tmp_path)
+    assert any(warning in each for each in facts["warnings"]), facts["warnings"]
+
+
+def test_an_ordinary_model_has_no_warnings_and_says_how_far_it_agrees(keras: Any, tmp_path: Path) -> None:
+    facts = quantized(network(keras), Blobs(), tmp_path)
+    assert facts["warnings"] == []
+    assert facts["agreement"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("change", "edit", "message"),
+    [
+        (with_nan, same, "the input is not finite for calibration sample 0"),
+        (same, scaled("scores", np.nan), "the weights of layer 'scores' are not finite"),
+        (same, scaled("conv", np.inf), "the weights of layer 'conv' are not finite"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused(
+    keras: Any, tmp_path: Path, change: Any, edit: Any, message: str
+) -> None:
+    with pytest.raises(StageError, match=message), np.errstate(invalid="ignore"):
+        quantized(network(keras, edit), Changed(change), tmp_path)
+
+
+def test_a_file_that_answers_otherwise_is_told(keras: Any, tmp_path: Path) -> None:
+    """A plan with a range that is two thousand times too wide."""
+    model = network(keras)
+    model.compile(keras.optimizers.Adam(0.02), "sparse_categorical_crossentropy")
+    model.fit(Blobs().inputs("train"), Blobs().labels("train"), epochs=5, verbose=0)
+    plan = plan_of(model, tmp_path)
+    plan["ranges"]["relu"] = [0, plan["ranges"]["relu"][1] * 2000]
+    facts = quantized(model, Blobs(), tmp_path, given(plan, tmp_path))
+    assert any("held-back samples are answered otherwise" in each for each in facts["warnings"])
+
+
+# --- plans ------------------------------------------------------------------------------
+
+
+def plan_of(model: Any, folder: Path) -> Any:
+    quantized(model, Blobs(), folder)
+    return json.loads((folder / "made" / PLAN_FILE).read_text())
+
+
+def given(plan: Any, folder: Path) -> Quantize:
+    (folder / "by_hand.json").write_text(plan if isinstance(plan, str) else json.dumps(plan))
+    return Quantize(plan=Path("by_hand.json")).beside(folder)
+
+
+def test_a_plan_gives_the_same_file_again_and_an_edit_another_one(keras: Any, tmp_path: Path) -> None:
+    model = network(keras)
+    plan = plan_of(model, tmp_path)
+    first = (tmp_path / "made" / MODEL_TFLITE).read_bytes()
+    facts = quantized(model, Blobs(), tmp_path, given(plan, tmp_path))
+    assert (tmp_path / "made" / MODEL_TFLITE).read_bytes() == first
+    assert [(trial["step"], trial["kept"]) for trial in facts["tried"]] == [("plan", True)]
+    plan["ranges"]["relu"][1] *= 2
+    plan["method"] = "wider by hand"
+    facts = quantized(model, Blobs(), tmp_path, given(plan, tmp_path))
+    assert facts["ranges"] == "wider by hand"
+    assert (tmp_path / "made" / MODEL_TFLITE).read_bytes() != first
+
+
+def test_the_content_of_a_plan_is_part_of_the_key(tmp_path: Path) -> None:
+    keys = [given({"n": number}, tmp_path).identity()["plan"] for number in (1, 1, 2)]
+    assert keys[0] == keys[1] != keys[2]
+    with pytest.raises(StageError, match="cannot be read: No such file"):
+        Quantize(plan=Path("nowhere.json")).beside(tmp_path).identity()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda plan: plan["ranges"].pop("relu"), "no range for relu"),
+        (lambda plan: plan["ranges"].update(x=[0, 1]), "a range for x, which is not rounded"),
+        (lambda plan: plan["ranges"].update(relu=[1, 2]), "the range of relu is 1 to 2; allowed: one that holds 0"),
+        (lambda plan: plan["ranges"].update(relu=[0]), "is no plan: ranges.relu"),
+        (lambda plan: plan.update(schema_version=1), "is no plan: schema_version"),
+        (lambda plan: plan.update(weights={}), "is no plan: weights"),
+        (lambda plan: plan["factors"].update(x=[1.0]), "factors for a layer x"),
+        (lambda plan: plan["factors"].update(conv=[1.0]), "the plan has 1 factors for a layer 'conv'"),
+        (lambda plan: plan["factors"].update(conv=[0.0] * 4), "factors that are not above 0 for a layer conv"),
+        (lambda plan: plan["bias_shifts"].update(conv=[1.0]), "1 bias shifts for a layer conv"),
+        (lambda plan: plan["rounding"].update(conv="AA=="), "rounding for a layer conv"),
+        (lambda plan: plan["rounding"].update(conv="?"), "rounding for a layer conv"),
+        (lambda plan: plan["rounding"].update(relu="AA=="), "rounding for a layer relu"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(
+    fitting: tuple[Network, str], tmp_path: Path, change: Any, message: str
+) -> None:
+    net, text = fitting
+    plan = json.loads(text)
+    change(plan)
+    with pytest.raises((StageError, ModelError)) as error:
+        refuse_mismatch(net, read(given(plan, tmp_path).plan or tmp_path))
+    assert message in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def fitting(keras: Any) -> tuple[Network, str]:
+    """A network in canonical form, and a plan for it."""
+    net = canonical(read_network(network(keras)))
+    return net, calibrate(net, Blobs().inputs("train")).to_json()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", '{"ranges": NaN}', "1e999"])
+def test_a_plan_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(StageError, match="is no plan"):
+        read(given(text, tmp_path).plan or tmp_path)
+
+
+def test_the_stage_refuses_a_plan_of_another_model(keras: Any, tmp_path: Path) -> None:
+    stage = given(plan_of(network(keras), tmp_path), tmp_path)
+    with pytest.raises(StageError, match="the plan is for another model: it has no range for other, a range for relu"):
+        quantized(network(keras, relu="other"), Blobs(), tmp_path, stage)
