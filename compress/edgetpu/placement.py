@@ -130,6 +130,19 @@ def refusal(operator: Operator, target: Target) -> str | None:
     )
 
 
+def newer_than_boards(graph: Graph, target: Target) -> list[str]:
+    """The operators, with their versions, that the TFLite of old boards (TensorFlow 2.5) does not open."""
+    tables = target.tables["operators"]
+    newest = {name: row["max_version"] for name, row in tables.items()}
+    return sorted(
+        {
+            f"{operator.name} {operator.version}"
+            for operator in graph.operators
+            if operator.version > newest.get(operator.name, operator.version) or refusal(operator, target)
+        }
+    )
+
+
 def _failure(graph: Graph, placed: list[PlacedOperator], target: Target) -> str | None:
     """Why the compiler would refuse the whole model: what its TFLite parser does not know, or nothing to map."""
     refused = next((reason for operator in graph.operators if (reason := refusal(operator, target))), None)

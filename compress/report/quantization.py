@@ -22,6 +22,7 @@ def section(record: Plain) -> dict[str, Any] | None:
         "ranges": words.shorten(words.scalar(facts.get("ranges") or "not recorded"), 200),
         "kept": words.scalar(facts.get("kept") or "not recorded"),
         "samples": words.scalar(facts.get("calibration_samples")),
+        "agreement": _share(facts.get("agreement")),
         "warnings": [words.shorten(words.scalar(each), 300) for each in facts.get("warnings") or []],
         "trials": [_trial(trial) for trial in (facts.get("tried") or [])[:MAX_TRIALS]],
         "layers": [_layer(row) for row in layers[:MAX_LAYERS]],
@@ -55,6 +56,10 @@ def _rewrite(change: Plain) -> dict[str, Any]:
     texts = {key: words.shorten(str(change.get(key) or ""), 120) for key in ("rewrite", "op", "output", "reason")}
     steps = change.get("steps")
     return {**texts, "kept": bool(change.get("kept")), "steps": "not run" if steps is None else f"{float(steps):g}"}
+
+
+def _share(value: Any) -> str:
+    return "" if value is None else words.number(float(value), "fraction")
 
 
 def _decibels(value: Any) -> str:

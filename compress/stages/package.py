@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 import compress
+from compress.edgetpu.placement import newer_than_boards
 from compress.errors import StageError
 from compress.stage import (
     BUNDLE_FILE,
@@ -22,6 +23,8 @@ from compress.stage import (
     Need,
     Stage,
 )
+from compress.target import load
+from compress.tflite import graph
 from compress.tflite.runtime import Model, describe
 from deploy import bundle
 from deploy.preprocessing import VERSION, Preprocessing
@@ -82,7 +85,12 @@ class Package(Stage):
         }
         content = bundle.pack(manifest, members)
         (context.folder / BUNDLE_FILE).write_bytes(content)
-        return {"members": [row["name"] for row in bundle.Bundle(content).manifest["members"]], "bytes": len(content)}
+        names = [row["name"] for row in bundle.Bundle(content).manifest["members"]]
+        newer = newer_than_boards(graph.read(paths["original"]), load("edgetpu"))
+        opens = (
+            f"on hosts only: TensorFlow 2.5 has no {', '.join(newer)}" if newer else "on boards with TensorFlow 2.5 too"
+        )
+        return {"members": names, "bytes": len(content), "original_opens": opens}
 
 
 def _check(given: Artifact, model: Model) -> None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from pydantic import ValidationError
 import compress
 from compress.data import Dataset
 from compress.data.sources import Npz
+from compress.edgetpu.placement import newer_than_boards
 from compress.errors import ModelError
 from compress.stage import BUNDLE_FILE, MODEL_EDGETPU, Artifact, Context, Kind
 from compress.stages.package import Package
 from compress.target import load
+from compress.tflite import graph
 from deploy import bundle
 from deploy.preprocessing import Preprocessing
 
@@ -92,7 +95,9 @@ def test_the_bundle(artifact: Any, context: Any) -> None:
     facts = Package(golden=3).run(artifact(model=tiny.classifier()), around)
     assert [path.name for path in around.folder.iterdir()] == [BUNDLE_FILE]
     read = bundle.read(str(around.folder / BUNDLE_FILE))
-    assert facts == {"members": sorted(read.members), "bytes": (around.folder / BUNDLE_FILE).stat().st_size}
+    size = (around.folder / BUNDLE_FILE).stat().st_size
+    opens = "on boards with TensorFlow 2.5 too"
+    assert facts == {"members": sorted(read.members), "bytes": size, "original_opens": opens}
     inputs = [f"golden-input-{index}.npy" for index in range(3)]
     outputs = {role: f"golden-output-{role}.npy" for role in ("original", "int8")}
     assert sorted(read.members) == sorted(["original.tflite", "int8.tflite", *inputs, *outputs.values()])
@@ -117,6 +122,13 @@ def test_the_bundle(artifact: Any, context: Any) -> None:
     assert read.array(outputs["int8"]).dtype == np.int8
     assert read.array(outputs["original"]).dtype == np.float32
     json.dumps(facts)
+
+
+def test_a_float_original_that_old_boards_do_not_open_is_named(artifact: Any, context: Any) -> None:
+    newer = graph.parse(tiny.classifier(int8=False))
+    newer = replace(newer, operators=tuple(replace(op, version=op.version + 20) for op in newer.operators))
+    assert newer_than_boards(newer, load("edgetpu")) == ["CONV_2D 21", "FULLY_CONNECTED 21"]
+    assert newer_than_boards(graph.parse(tiny.classifier(int8=False)), load("edgetpu")) == []
 
 
 def test_golden_outputs_come_out_again_on_a_device(artifact: Any, context: Any) -> None:
