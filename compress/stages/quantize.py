@@ -49,8 +49,8 @@ class Quantize(Stage, TrainingSettings):
     """ptq: ranges from calibration. qat: trained with rounding; kept only if it wins on validation."""
     calibration_samples: Annotated[int, Field(ge=1, le=100_000)] = 200
     """Training samples that ranges are taken from, as many of each class as there are."""
-    held_back_samples: Annotated[int, Field(ge=1, le=100_000)] = 128
-    """Further training samples, on which what is tried is compared with the float model."""
+    held_back_samples: Annotated[int, Field(ge=1, le=100_000)] = 512
+    """Further training samples that what is tried is compared with the float model on; all where few do not decide."""
     ranges: Literal["auto", "minmax", "sample_percentile", "percentile", "mse", "entropy"] = "auto"
     """How activation ranges are chosen; auto: what agrees best with the float model."""
     equalize: Literal["auto", "off"] = "auto"
@@ -203,7 +203,8 @@ class Quantize(Stage, TrainingSettings):
         order = order[np.argsort(turns, kind="stable")]
         ends = min(self.calibration_samples, max(len(order) * 2 // 3, 1)), len(order)
         held_back = order[ends[0] : ends[0] + self.held_back_samples]
-        return inputs[np.sort(order[: ends[0]])], inputs[np.sort(held_back if len(held_back) else order[: ends[0]])]
+        # Not sorted: the search looks at the first of the held-back ones first, and classes take turns among them.
+        return inputs[np.sort(order[: ends[0]])], inputs[held_back if len(held_back) else order[: ends[0]]]
 
 
 def _warner(facts: Facts, context: Context) -> Callable[[list[str]], None]:
