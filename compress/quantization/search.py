@@ -204,7 +204,7 @@ class _Candidate:
         """What is gained against another one, on the samples that both were run on."""
         count = min(len(self.same), len(other.same))
         each = self.snr_db[:count] - other.snr_db[:count]
-        return _Gain(float(each.mean()), float(each.std(ddof=1)) / np.sqrt(count) if count > 1 else 0.0)
+        return _Gain(float(each.mean()), float(each.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0)
 
 
 @dataclass(frozen=True)

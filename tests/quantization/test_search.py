@@ -338,6 +338,7 @@ def test_what_few_samples_do_not_decide_is_run_on_all(keras: Any, monkeypatch: p
     ]
     assert ran == [16, 16, 16, 48, 48, 16]
     assert search.range_method == "entropy"
+    assert json.loads(json.dumps(search.to_json())) == search.to_json()
 
 
 def test_signal_to_noise() -> None:
