@@ -40,10 +40,15 @@ class Quantize(Stage, TrainingSettings):
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.TFLITE
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
-    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "ai-edge-litert")
+    tools: ClassVar[tuple[str, ...]] = (
+        *("tensorflow", "keras", "ai-edge-litert"),
+        *("tf-keras", "tensorflow-model-optimization"),
+    )
 
     method: Literal["ptq", "qat"] = "ptq"
     """ptq: ranges from calibration. qat: trained with rounding; kept only if it wins on validation."""
+    engine: Literal["coralline", "tfmot"] = "coralline"
+    """What trains (qat): our own layers, or those of tensorflow-model-optimization, which takes fewer layers."""
     calibration_samples: Annotated[int, Field(ge=1, le=100_000)] = 200
     """Training samples that ranges are taken from, as many of each class as there are."""
     held_back_samples: Annotated[int, Field(ge=1, le=100_000)] = 128
@@ -95,7 +100,7 @@ class Quantize(Stage, TrainingSettings):
         facts["tried"] = search.to_json()
         best = Candidate("ptq", search.content, canonical, search.plan)
         if self.method == "qat":
-            best = self._trained(canonical, best, context, facts)
+            best = self._trained(network.read(model), search, best, context, facts)
         facts["layers"] = debug.to_json(debug.errors(best.network, best.plan, held_back[:FEW]))
         (context.folder / PLAN_FILE).write_text(best.plan.to_json())
         facts |= {"kept": best.method, "ranges": best.plan.method}
@@ -162,13 +167,17 @@ class Quantize(Stage, TrainingSettings):
         conversion.refuse_float(path.read_bytes())
         return {"rewritten": rewritten}
 
-    def _trained(self, network: Network, ptq: Candidate, context: Context, facts: Facts) -> Candidate:
+    def _trained(self, read: Network, search: Search, ptq: Candidate, context: Context, facts: Facts) -> Candidate:
         """Trains with rounding; gives back whichever is better on validation, PTQ where they are equal."""
-        from compress.quantization import conversion, training
+        from compress.quantization import calibration, conversion, tfmot, training
 
-        edited = conversion.edited(network, ptq.plan)
-        start = replace(ptq.plan, factors={}, bias_shifts={}, rounding={})
-        trained, plan, history = training.train(edited, start, self, context)
+        if self.engine == "tfmot":
+            start = calibration.calibrate(search.network, search.samples, search.range_method)
+            trained, plan, history = tfmot.train(read, start, self, context)
+        else:
+            edited = conversion.edited(search.network, ptq.plan)
+            start = replace(ptq.plan, factors={}, bias_shifts={}, rounding={})
+            trained, plan, history = training.train(edited, start, self, context)
         qat = Candidate("qat", conversion.convert(trained, plan, self.io), trained, plan)
         scores = {}
         for candidate in (ptq, qat):

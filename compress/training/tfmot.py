@@ -33,6 +33,7 @@ def library() -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="distutils", category=DeprecationWarning)
         import tensorflow_model_optimization
+        import tensorflow_model_optimization.python.core.clustering.keras.experimental.cluster  # as its manual has it
     if before is None:  # tfmot sets it, for itself and for every process started later
         os.environ.pop("TF_USE_LEGACY_KERAS", None)
     return tensorflow_model_optimization
@@ -113,7 +114,7 @@ def cluster(
         if counterpart is None or layer.name not in found or layer.name in left:
             return counterpart
         if found[layer.name].sparse:
-            return tool.experimental.cluster_weights(counterpart, clusters, first, preserve_sparsity=True)
+            return tool.experimental.cluster.cluster_weights(counterpart, clusters, first, preserve_sparsity=True)
         return tool.cluster_weights(counterpart, clusters, first)
 
     made = _rebuilt(network, change, context)
