@@ -89,8 +89,8 @@ def prepare(network: Network, plan: QuantizationPlan, seed: int) -> Prepared:
     following = set(points.values()) - rounding.fixed(canonical, points).keys()
     behind = _behind_norms(network, canonical, points)
     names = {layer: name for name, layer in fake.layer_names(network, behind).items()}
-    found = {name: _preserved(each) for name, each in redundancy.by_layer(network).items()}
-    preserved = {name: what for name, what in found.items() if what}
+    found = redundancy.by_layer(network)
+    preserved = {name: _preserved(network.layers[name], each) for name, each in found.items()}
     rounded: dict[str, Any] = {}
     refused: list[Layer] = []
 
@@ -103,14 +103,14 @@ def prepare(network: Network, plan: QuantizationPlan, seed: int) -> Prepared:
         if counterpart is None or not _registry("").supports(counterpart):
             refused.append(layer)
             return counterpart
-        return _wrapped(layer, counterpart, preserved.get(layer.name, ""))
+        return _wrapped(layer, counterpart, preserved[layer.name])
 
     legacy_keras.library(seed)
     legacy = legacy_keras.legacy(fake.insert(network, behind, plan, following), change)
     _refuse(refused)
     for name, layer in rounded.items():
         _set_range(layer, plan.ranges[name])
-    return Prepared(network, legacy, plan, rounded, preserved)
+    return Prepared(network, legacy, plan, rounded, {name: what for name, what in preserved.items() if what})
 
 
 def _behind_norms(network: Network, canonical: Network, points: Mapping[Tensor, str]) -> dict[Tensor, str]:
@@ -120,9 +120,9 @@ def _behind_norms(network: Network, canonical: Network, points: Mapping[Tensor, 
     return {behind.get(tensor, tensor): name for tensor, name in points.items()}
 
 
-def _preserved(found: redundancy.Redundancy) -> str:
-    """What of a kernel must outlive the training."""
-    parts = {"zeros": found.sparse, "clusters": found.clustered}
+def _preserved(layer: Layer, found: redundancy.Redundancy) -> str:
+    """What of a kernel must outlive the training, and can; tfmot clusters no CHANNELWISE kernel."""
+    parts = {"zeros": found.sparse, "clusters": found.clustered and layer.kind not in CHANNELWISE}
     return " and ".join(name for name, there in parts.items() if there)
 
 

@@ -56,7 +56,7 @@ class Quantize(Stage, TrainingSettings):
     ranges: Literal["auto", "minmax", "sample_percentile", "percentile", "mse", "entropy"] = "auto"
     """How activation ranges are chosen; auto: what agrees best with the float model."""
     equalize: Literal["auto", "off"] = "auto"
-    """auto: channels scaled across layers where that helps, without changing the function."""
+    """auto: channels scaled across layers where that helps, without changing the function; never of clustered weights."""
     correct_bias: Literal["auto", "off"] = "auto"
     """auto: biases moved by what rounding shifts the mean of each layer's outputs, where that helps."""
     rounding: Literal["nearest", "learnt"] = "nearest"
@@ -85,7 +85,7 @@ class Quantize(Stage, TrainingSettings):
             context.progress.note(f"quantize: {warning}")
         search = Search(canonical, samples, held_back, self.io, self._outputs(context))
         try:
-            self._searched(search, context)
+            self._searched(search, network.read(model), context)
         except FloatOperatorsError as error:
             if self.method == "qat":
                 raise
@@ -123,14 +123,17 @@ class Quantize(Stage, TrainingSettings):
             )
         return found
 
-    def _searched(self, search: Search, context: Context) -> None:
+    def _searched(self, search: Search, read: Network, context: Context) -> None:
         """Tries what the settings allow, and keeps what helps."""
         from compress.quantization.ranges import METHODS
+        from compress.training import redundancy
 
+        # Factors would give each channel of a clustered kernel values of its own.
+        clustered = any(each.clustered for each in redundancy.by_layer(read).values())
         methods = [*METHODS] if self.ranges == "auto" else [self.ranges]
         search.ranges(methods)
         tried: set[str] = set()
-        while self.equalize == "auto" and search.range_method not in tried:
+        while self.equalize == "auto" and not clustered and search.range_method not in tried:
             # What is best for channels of very different sizes says nothing of what is best once they are equal.
             tried.add(search.range_method)
             if search.equalization(search.range_method):

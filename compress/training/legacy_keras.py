@@ -126,11 +126,10 @@ class _Building:
                 self.frozen[layer.name] = layer.kind
         made = self.layers[layer.name]
         if made is not None:
-            training = layer.calls[call]["kwargs"].get("training")
-            return made(self.tensors[given[0]], **({} if training is None else {"training": training}))
+            return made(self.tensors[given[0]])
         name = layer.name if call == 0 else f"{layer.name}_call{call}"
-        kept = _kept(self.tf_keras, self.live[layer.name], layer.calls[call], name, bool(layer.weights))
-        return kept([self.tensors[tensor] for tensor in given])
+        kept = _kept(self.tf_keras, self.live[layer.name], layer.calls[call], bool(layer.weights))
+        return kept(name=name)([self.tensors[tensor] for tensor in given])
 
     def _counterpart(self, layer: Layer) -> Any:
         """The tf-keras layer of the same name with the same weights, if there is one."""
@@ -160,8 +159,8 @@ def _options(layer: Layer, kind: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _kept(tf_keras: Any, live: Any, structure: Any, name: str, frozen: bool) -> Any:
-    """A tf-keras layer that makes one call of a Keras 3 layer, given the call's tensors as a list."""
+def _kept(tf_keras: Any, live: Any, structure: Any, frozen: bool) -> Any:
+    """A class of tf-keras layer that makes one call of a Keras 3 layer, given the call's tensors as a list."""
     library = keras()
     trains = "training" in inspect.signature(live.call).parameters
 
@@ -170,11 +169,11 @@ def _kept(tf_keras: Any, live: Any, structure: Any, name: str, frozen: bool) -> 
             given = inputs if isinstance(inputs, list | tuple) else [inputs]
             filled = _filled(library, structure, dict(zip(tensors_in(structure), given, strict=True)))
             kwargs = {key: value for key, value in filled["kwargs"].items() if value is not None}
-            if trains:
-                kwargs.setdefault("training", False if frozen else training)
+            if trains and training is not None:  # as in Keras 3, stronger than what a call was recorded with
+                kwargs["training"] = training and not frozen
             return live(*filled["args"], **kwargs)
 
-    return Kept(name=name)
+    return Kept
 
 
 def _filled(library: Any, structure: Any, tensors: Mapping[Tensor, Any]) -> Any:
