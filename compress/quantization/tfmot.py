@@ -47,7 +47,9 @@ class Prepared:
     def learnt(self, method: str) -> tuple[Network, QuantizationPlan]:
         """The network in canonical form with the weights of the model, and the plan with its ranges."""
         ranges = {**self.plan.ranges, **{name: _range(layer) for name, layer in self.rounded.items()}}
-        return folding.canonical(tfmot.taken_back(self.network, self.legacy.weights())), QuantizationPlan(ranges, method)
+        return folding.canonical(tfmot.taken_back(self.network, self.legacy.weights())), QuantizationPlan(
+            ranges, method
+        )
 
 
 def train(
@@ -127,7 +129,7 @@ def _preserved(layer: Layer, found: redundancy.Redundancy) -> str:
 
 
 def _registry(preserved: str) -> Any:
-    """tfmot's rules for kernels of which something must stay."""
+    """The rules of tfmot for kernels of which something must stay."""
     tool = tfmot.library()
     combine = tool.experimental.combine
     if "clusters" in preserved:
@@ -162,7 +164,7 @@ def _channelwise() -> Any:
 
     base = tfmot.library().quantization.keras.quantizers.LastValueQuantizer
 
-    class Channelwise(base):  # type: ignore[misc]
+    class Channelwise(base):  # type: ignore[misc, valid-type]
         """Rounds with one scale for each channel, wherever the channels are; exact zeros stay."""
 
         def __init__(self, kind: str) -> None:

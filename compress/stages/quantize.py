@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
 from compress.training.fit import TrainingSettings
@@ -56,7 +56,7 @@ class Quantize(Stage, TrainingSettings):
     ranges: Literal["auto", "minmax", "sample_percentile", "percentile", "mse", "entropy"] = "auto"
     """How activation ranges are chosen; auto: what agrees best with the float model."""
     equalize: Literal["auto", "off"] = "auto"
-    """auto: channels scaled across layers where that helps, without changing the function; never of clustered weights."""
+    """auto: channels scaled across layers where that helps, with the same function; never if weights are clustered."""
     correct_bias: Literal["auto", "off"] = "auto"
     """auto: biases moved by what rounding shifts the mean of each layer's outputs, where that helps."""
     rounding: Literal["nearest", "learnt"] = "nearest"
@@ -67,6 +67,12 @@ class Quantize(Stage, TrainingSettings):
     """Passes over the training split (qat)."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
     """Adam's learning rate at the start (qat); it falls to 0 along a cosine."""
+
+    @model_validator(mode="after")
+    def _engine_trains(self) -> Self:
+        if self.engine == "tfmot" and self.method == "ptq":
+            raise ValueError("engine: tfmot trains, and goes with `method: qat`; this is `method: ptq`")
+        return self
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The int8 model, the plan it was made by, and what was tried."""

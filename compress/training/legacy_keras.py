@@ -178,6 +178,4 @@ def _kept(tf_keras: Any, live: Any, structure: Any, frozen: bool) -> Any:
 
 def _filled(library: Any, structure: Any, tensors: Mapping[Tensor, Any]) -> Any:
     """A structure with values in place of `Tensor`."""
-    return library.tree.map_structure(
-        lambda leaf: tensors[leaf] if isinstance(leaf, Tensor) else leaf, structure
-    )
+    return library.tree.map_structure(lambda leaf: tensors[leaf] if isinstance(leaf, Tensor) else leaf, structure)

@@ -40,7 +40,7 @@ def library() -> Any:
 
 
 def rounding_layer(name: str) -> Any:
-    """tfmot's layer that rounds a tensor to 8 bits in a range that follows the data as a slow average."""
+    """The layer of tfmot that rounds a tensor to 8 bits in a range that follows the data as a slow average."""
     tool = library()
     # Not part of tfmot's public interface, which has it in quantize_model only.
     from tensorflow_model_optimization.python.core.quantization.keras.quantize_layer import QuantizeLayer
@@ -86,9 +86,7 @@ def sparsify(
     return taken_back(network, made.weights()), {**history, "left": left}
 
 
-def cluster(
-    network: Network, clusters: int, settings: fit.TrainingSettings, context: Context
-) -> tuple[Network, Facts]:
+def cluster(network: Network, clusters: int, settings: fit.TrainingSettings, context: Context) -> tuple[Network, Facts]:
     """Trains while the weights of each kernel share a few values; zeros of sparse kernels stay.
 
     Args:

@@ -35,7 +35,9 @@ def write_redundant(made: network.Network, given: Artifact, context: Context) ->
     """Writes a model with zeros or shared weights, and says what that saves: bytes of a download, and nothing else."""
     write(network.build(made), context.folder)
     found = redundancy.by_layer(made)
-    before, after = (compressed_bytes(path.read_bytes()) for path in (given.file(MODEL_TFLITE), context.folder / MODEL_TFLITE))
+    before, after = (
+        compressed_bytes(path.read_bytes()) for path in (given.file(MODEL_TFLITE), context.folder / MODEL_TFLITE)
+    )
     share = redundancy.zeros(found)
     context.progress.note(
         f"{share:.0%} of the weights are 0; the float file compressed: {before:,} -> {after:,} bytes. {MEANING}"

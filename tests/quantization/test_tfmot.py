@@ -47,7 +47,9 @@ def agreement(made: tfmot.Prepared, samples: np.ndarray, folder: Path) -> float:
     return float(np.mean(np.abs(found - expected) <= 2.5 * step))
 
 
-@pytest.mark.parametrize("builder", [networks.plain, networks.inverted_residual, networks.squeeze_excite, networks.nested])
+@pytest.mark.parametrize(
+    "builder", [networks.plain, networks.inverted_residual, networks.squeeze_excite, networks.nested]
+)
 def test_what_tfmot_computes_is_what_the_file_computes(keras: Any, builder: networks.Builder, tmp_path: Path) -> None:
     given = network.read(networks.randomized(builder(keras)))
     samples = np.random.default_rng(5).random((60, 12, 12, 3), np.float32)
