@@ -12,9 +12,7 @@ from compress.training.fit import TrainingSettings
 
 class Cluster(Stage, TrainingSettings):
     """Lets the weights of a kernel share a few values (tfmot): a smaller download, no speed on the Edge TPU.
-
-    Any later stage but `quantize` trains the shared values apart.
-    """
+    Later stages that train, other than quantize, undo it."""
 
     name: ClassVar[str] = "cluster"
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})

@@ -79,7 +79,7 @@ class Quantize(Stage, TrainingSettings):
         from compress.quantization import conversion, debug
         from compress.quantization.conversion import FloatOperatorsError
         from compress.quantization.search import Search
-        from compress.training import folding, network, working_model
+        from compress.training import folding, network, redundancy, working_model
         from compress.training.tensorflow import keras
 
         keras(context.seed)
@@ -109,6 +109,8 @@ class Quantize(Stage, TrainingSettings):
             best = self._trained(network.read(model), search, best, context, facts)
         facts["layers"] = debug.to_json(debug.errors(best.network, best.plan, held_back[:FEW]))
         (context.folder / PLAN_FILE).write_text(best.plan.to_json())
+        rounded = conversion.gridded(conversion.edited(best.network, best.plan), best.plan)
+        facts["zeros"] = round(redundancy.zeros(redundancy.by_layer(rounded)), 4)
         facts |= {"kept": best.method, "ranges": best.plan.method}
         return facts | self._write(best.content, samples, context)
 

@@ -12,9 +12,7 @@ from compress.training.fit import TrainingSettings
 
 class Sparsify(Stage, TrainingSettings):
     """Sets the smallest weights to zero while training (tfmot): a smaller download, no speed on the Edge TPU.
-
-    Any later stage but `cluster` and `quantize` trains the zeros away.
-    """
+    Later stages that train, other than cluster and quantize, undo it."""
 
     name: ClassVar[str] = "sparsify"
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})

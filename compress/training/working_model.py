@@ -44,7 +44,7 @@ def write_redundant(made: network.Network, given: Artifact, context: Context) ->
     )
     return {
         "zeros": round(share, 4),
-        "layers_weights": redundancy.to_json(found),
+        "kernels": redundancy.to_json(found),
         "compressed_bytes": {"before": before, "after": after},
         "meaning": MEANING,
     }
