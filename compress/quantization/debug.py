@@ -88,11 +88,11 @@ def _alone(
     switched = fake.switched(fake.insert(network, points, plan))
     model, gridded = build(switched), conversion.gridded(network, plan)
     switches = {name: model.get_layer(layer).on for name, layer in names.items()}
-    inputs = tensorflow.constant(samples)
+    inputs, library = tensorflow.constant(samples), keras()  # asked for in a traced function, AutoGraph logs os.environ
 
     @tensorflow.function
     def outputs():  # type: ignore[no-untyped-def]
-        return [tensorflow.cast(value, tensorflow.float64) for value in keras().tree.flatten(model(inputs))]
+        return [tensorflow.cast(value, tensorflow.float64) for value in library.tree.flatten(model(inputs))]
 
     wanted = outputs()
 
