@@ -47,9 +47,8 @@ class Prepared:
     def learnt(self, method: str) -> tuple[Network, QuantizationPlan]:
         """The network in canonical form with the weights of the model, and the plan with its ranges."""
         ranges = {**self.plan.ranges, **{name: _range(layer) for name, layer in self.rounded.items()}}
-        return folding.canonical(tfmot.taken_back(self.network, self.legacy.weights())), QuantizationPlan(
-            ranges, method
-        )
+        trained = folding.canonical(tfmot.taken_back(self.network, self.legacy.weights()))
+        return trained, QuantizationPlan(ranges, method)
 
 
 def train(
