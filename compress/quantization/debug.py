@@ -88,7 +88,8 @@ def _alone(
     switched = fake.switched(fake.insert(network, points, plan))
     model, gridded = build(switched), conversion.gridded(network, plan)
     switches = {name: model.get_layer(layer).on for name, layer in names.items()}
-    inputs, library = tensorflow.constant(samples), keras()  # asked for in a traced function, AutoGraph logs os.environ
+    library = keras()  # AutoGraph logs all of os.environ when it is asked for in a traced function
+    inputs = tensorflow.constant(samples)
 
     @tensorflow.function
     def outputs():  # type: ignore[no-untyped-def]
