@@ -92,7 +92,7 @@ def one_seed(subject: subjects.Subject, *, train: bool) -> dict[str, Any]:
         found["cases"][case] = row
     with quiet():
         found["conversion"] = tools.conversion_ratio(given_in_each_case(subject)[AS_IT_IS](), REPEATS)
-        found["qat"] = dict(trained(subject)) if train and subject.builder else {}
+        found["qat"] = dict(trained(subject)) if train and subject.labelled else {}
     return found
 
 

@@ -19,7 +19,7 @@ from compress.pipeline import load
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = [path for package in ("compress", "deploy") for path in sorted((ROOT / package).rglob("*.py"))]
-LATE = ("tensorflow", "keras", "tf_keras")
+LATE = ("tensorflow", "keras", "tf_keras", "tensorflow_model_optimization")
 SLOW = {*LATE, "sklearn", "scipy", "h5py", "onnx"}
 
 WRAPPER = """

@@ -350,7 +350,8 @@ def test_preprocessing_that_is_no_list(refused: Callable[..., str], value: str) 
 def test_stages_that_are_no_list(refused: Callable[..., str], value: str) -> None:
     before = COMPLETE.partition("stages:\n")[0]
     message = refused(f"{before}stages:{value}\n", line_of("stages:"))
-    assert message.startswith("stages: must be a list of stages; allowed: train, prune, distill, quantize")
+    allowed = "train, prune, distill, sparsify, cluster, quantize"
+    assert message.startswith(f"stages: must be a list of stages; allowed: {allowed}")
 
 
 @pytest.mark.parametrize("text", ["- 1\n", "hello\n", "null\n", "3\n"])

@@ -147,8 +147,8 @@ class Search:
 
     @property
     def range_method(self) -> str:
-        """The way to choose ranges that was kept."""
-        return next(trial.choice for trial in self.trials if trial.step == "ranges" and trial.kept)
+        """The way to choose ranges that was kept; minmax where a plan was given."""
+        return next((trial.choice for trial in self.trials if trial.step == "ranges" and trial.kept), "minmax")
 
     @property
     def plan(self) -> QuantizationPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +17,33 @@ WEIGHTED = {"Conv1D": -1, "Conv2D": -1, "Dense": -1, "Conv2DTranspose": 2, "Dept
 
 def canonical(network: Network) -> Network:
     """The same function with separable layers split, activations as layers of their own, batch norm folded."""
-    for step in (_split_separable, _split_activations, _fold_batch_norms):
-        for name in list(network.layers):
-            network = step(network, name)
+    return _everywhere(_fold_batch_norms, unfolded(network))
+
+
+def unfolded(network: Network) -> Network:
+    """The same function with separable layers split and activations as layers of their own."""
+    return split_activations(_everywhere(_split_separable, network))
+
+
+def split_activations(network: Network) -> Network:
+    """The same function with activations as layers of their own."""
+    return _everywhere(_split_activations, network)
+
+
+def folded_dense(network: Network) -> Network:
+    """The same function with batch norm folded into dense layers, and nowhere else."""
+
+    def fold(network: Network, name: str) -> Network:
+        given = network.layers[name].given() if network.layers[name].calls else []
+        dense = bool(given) and network.layers[given[0].layer].kind == "Dense"
+        return _fold_batch_norms(network, name) if dense else network
+
+    return _everywhere(fold, network)
+
+
+def _everywhere(step: Callable[[Network, str], Network], network: Network) -> Network:
+    for name in list(network.layers):
+        network = step(network, name)
     return network
 
 
