@@ -25,7 +25,9 @@ AVERAGE = 0.99
 SCALE_AXES = {
     "Conv1D": (0, 1),
     "Conv2D": (0, 1, 2),
+    "Conv1DTranspose": (0, 2),
     "Conv2DTranspose": (0, 1, 3),
+    "DepthwiseConv1D": (0,),
     "DepthwiseConv2D": (0, 1),
     "Dense": (0, 1),
 }
