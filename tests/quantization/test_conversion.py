@@ -122,7 +122,7 @@ def test_activations_that_explode_are_an_error(keras: Any) -> None:
 
 def test_a_layer_that_cannot_be_quantized_is_named(keras: Any) -> None:
     image = keras.Input((12, 12, 3))
-    x = keras.layers.ReLU(threshold=0.2, name="late")(keras.layers.Conv2D(4, 3)(image))
+    x = keras.layers.ReLU(4.0, 0.1, 0.2, name="late")(keras.layers.Conv2D(4, 3)(image))
     x = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(4, 3)(x))
     model = keras.Model(image, keras.layers.Dense(3)(x))
     folded = canonical(network.read(model))
