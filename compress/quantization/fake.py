@@ -1,8 +1,7 @@
 """Fake quantization in Keras: layers that round in training as the 8-bit file will.
 
 Source: Jacob et al., Quantization and Training of Neural Networks for Efficient
-Integer-Arithmetic-Only Inference, CVPR 2018. Weights are rounded symmetrically, per output
-channel (dense layers: one scale), and their gradient passes straight through.
+Integer-Arithmetic-Only Inference, CVPR 2018. Weights are rounded by `kernels`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from compress.quantization.plan import QuantizationPlan
+from compress.quantization import kernels
+from compress.quantization.plan import LEVELS, QuantizationPlan
 from compress.training.network import Layer, Network, Tensor
 from compress.training.tensorflow import keras
 
@@ -41,7 +41,7 @@ def layers() -> dict[str, Any]:
     plain = _fake_quantize(library)
     made = {FAKE: register(plain), SWITCHED: register(_switched(plain))}
     for kind, axes in SCALE_AXES.items():
-        made[f"Quantized{kind}"] = register(_quantized(library, kind, axes))
+        made[f"Quantized{kind}"] = register(kernels.quantized(library, kind, axes))
     return made
 
 
@@ -50,36 +50,66 @@ def _fake_quantize(library: Any) -> Any:
     import tensorflow
 
     class FakeQuantize(library.layers.Layer):  # type: ignore[misc]
-        """Rounds to 8 bits between `low` and `high`; with `average` < 1 the range follows the data in training."""
+        """Rounds to 8 bits between `low` and `high`.
 
-        def __init__(self, low: float, high: float, average: float = 1.0, **settings: Any) -> None:
+        With `average` < 1 the range follows the data in training; where it is `learnt`, its gradient. Either
+        only while the weight `moves` is 1.
+        """
+
+        def __init__(
+            self, low: float, high: float, average: float = 1.0, learnt: bool = False, **settings: Any
+        ) -> None:
             super().__init__(**settings)
-            self.limits, self.average = (low, high), average
+            self.limits, self.average, self.learnt = (low, high), average, learnt
 
         def build(self, shape: Any) -> None:
             del shape
-            if self.average == 1.0:  # constants: with variables a conversion takes a fifth longer
+            if self.average == 1.0 and not self.learnt:  # constants: with variables a conversion takes a fifth longer
                 return
             constant = library.initializers.Constant
             self.low = self.add_weight(name="low", shape=(), initializer=constant(self.limits[0]), trainable=False)
             self.high = self.add_weight(name="high", shape=(), initializer=constant(self.limits[1]), trainable=False)
+            self.moves = self.add_weight(name="moves", shape=(), initializer="ones", trainable=False)
+            if self.learnt:
+                self.stretch = self.add_weight(name="stretch", shape=(2,), initializer="zeros")
 
         def compute_output_spec(self, x: Any, training: bool = False) -> Any:
             del training  # Keras takes some products for sparse; TensorFlow would not round those
             return library.KerasTensor(x.shape, dtype=x.dtype)
 
         def call(self, x: Any, training: bool = False) -> Any:
-            if self.average == 1.0:
+            if self.average == 1.0 and not self.learnt:
                 return tensorflow.quantization.fake_quant_with_min_max_args(x, *self.limits)
-            if training:
-                for limit, found in ((self.low, library.ops.min(x)), (self.high, library.ops.max(x))):
-                    found = library.ops.clip(found, *((-1e30, 0.0) if limit is self.low else (1e-6, 1e30)))
-                    limit.assign(self.average * limit + (1 - self.average) * library.ops.stop_gradient(found))
+            if not training:
+                return tensorflow.quantization.fake_quant_with_min_max_vars(x, self.low, self.high)
+            if self.learnt:
+                return self.rounded_in_learnt_range(x)
+            for limit, found in ((self.low, library.ops.min(x)), (self.high, library.ops.max(x))):
+                found = library.ops.clip(found, *((-1e30, 0.0) if limit is self.low else (1e-6, 1e30)))
+                step = self.moves * (1 - self.average)
+                limit.assign(limit + step * (library.ops.stop_gradient(found) - limit))
             return tensorflow.quantization.fake_quant_with_min_max_vars(x, self.low, self.high)
+
+        def rounded_in_learnt_range(self, x: Any) -> Any:
+            """Rounded as by TensorFlow, with a gradient for both ends of the range.
+
+            Source: Bhalgat et al., LSQ+, CVPR workshops 2020: the error of rounding is a gradient for the step, that
+            of saturation one for the ends (TensorFlow's own gradient has the second part only). As in Jain et al.,
+            Trained Quantization Thresholds, MLSys 2020, logarithms are learnt: a step is a share of the range.
+            """
+            ops, still = library.ops, library.ops.stop_gradient
+            low, high = (limit * ops.exp(self.stretch[end]) for end, limit in enumerate(self.limits))
+            for limit, learnt in ((self.low, low), (self.high, high)):
+                limit.assign(limit + self.moves * (still(learnt) - limit))
+            low, high = (end * self.moves + still(end) * (1 - self.moves) for end in (low, high))
+            step, inside = (high - low) / LEVELS, ops.minimum(ops.maximum(x, low), high)
+            made = tensorflow.quantization.fake_quant_with_min_max_vars(x, self.low, self.high)
+            return inside + step * still((made - inside) / step)
 
         def get_config(self) -> dict[str, Any]:
             low, high = self.limits
-            return {**super().get_config(), "low": low, "high": high, "average": self.average}
+            own = {"low": low, "high": high, "average": self.average, "learnt": self.learnt}
+            return {**super().get_config(), **own}
 
     return FakeQuantize
 
@@ -100,42 +130,13 @@ def _switched(rounding: Any) -> Any:
     return SwitchedFakeQuantize
 
 
-def _quantized(library: Any, kind: str, axes: tuple[int, ...]) -> Any:
-    """The Keras layer `kind` with a kernel that is rounded whenever it is used."""
-    ops = library.ops
-    plain = getattr(library.layers, kind)
-
-    def rounded(kernel: Any) -> Any:
-        scale = ops.maximum(ops.max(ops.abs(kernel), axis=axes, keepdims=True), 1e-9) / 127
-        grid = ops.clip(ops.round(kernel / ops.stop_gradient(scale)), -127, 127) * scale
-        return kernel + ops.stop_gradient(grid - kernel)
-
-    class Quantized(plain):  # type: ignore[misc, valid-type]
-        # The base classes read their kernel as an attribute in call(): here they get the rounded one.
-        rounding = False
-
-        def call(self, inputs: Any) -> Any:
-            self.rounding = True
-            try:
-                return super().call(inputs)
-            finally:
-                self.rounding = False
-
-        def __getattribute__(self, name: str) -> Any:
-            value = super().__getattribute__(name)
-            if name == "kernel" and super().__getattribute__("rounding"):
-                return rounded(value)
-            return value
-
-    Quantized.__name__ = Quantized.__qualname__ = f"Quantized{kind}"
-    return Quantized
-
-
 def insert(
     network: Network,
     points: Mapping[Tensor, str],
     plan: QuantizationPlan,
     following: Collection[str] = (),
+    *,
+    learnt: bool = False,
 ) -> Network:
     """The network with a FakeQuantize behind every point; tensors of one name share one layer.
 
@@ -144,6 +145,7 @@ def insert(
         points: what `points.find` found.
         plan: a range for every point.
         following: the points whose range follows the data in training.
+        learnt: whether it follows its gradient instead.
     """
     layers()
     names = layer_names(network, points)
@@ -155,7 +157,13 @@ def insert(
     }
     rerouted = network.edited({}, moved)
     added = {
-        names[name]: _layer(names[name], tensors, plan.ranges[name], AVERAGE if name in following else 1.0)
+        names[name]: _layer(
+            names[name],
+            tensors,
+            plan.ranges[name],
+            average=AVERAGE if name in following and not learnt else 1.0,
+            learnt=name in following and learnt,
+        )
         for name, tensors in calls.items()
     }
     shapes = {after: network.shapes[before] for before, after in moved.items()}
@@ -173,8 +181,8 @@ def layer_names(network: Network, points: Mapping[Tensor, str]) -> dict[str, str
     return names
 
 
-def _layer(name: str, tensors: list[Tensor], limits: tuple[float, float], average: float) -> Layer:
-    config = {"name": name, "low": limits[0], "high": limits[1], "average": average}
+def _layer(name: str, tensors: list[Tensor], limits: tuple[float, float], **settings: Any) -> Layer:
+    config = {"name": name, "low": limits[0], "high": limits[1], **settings}
     entry = {"module": None, "class_name": FAKE, "config": config, "registered_name": f"{PACKAGE}>{FAKE}"}
     calls = tuple({"args": [tensor], "kwargs": {}} for tensor in tensors)
     return Layer(name, FAKE, entry, calls, ())

@@ -51,12 +51,18 @@ def kind_of(layer: Layer) -> str:
 
 def scale_and_shift(norm: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What a batch norm does outside of training, as factor and offset of each channel."""
-    weights = [weight.astype(np.float64) for weight in norm.weights]
-    gamma = weights.pop(0) if norm.config.get("scale", True) else np.float64(1)
-    beta = weights.pop(0) if norm.config.get("center", True) else np.float64(0)
-    mean, variance = weights
+    gamma, beta = gamma_and_beta(norm)
+    mean, variance = (weight.astype(np.float64) for weight in norm.weights[-2:])
     factor = gamma / np.sqrt(variance + norm.config.get("epsilon", 1e-3))
     return factor, beta - mean * factor
+
+
+def gamma_and_beta(norm: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The deviation and mean that a norm gives its channels; 1 and 0 where it has none of its own."""
+    weights = [weight.astype(np.float64) for weight in norm.weights]
+    gamma = weights.pop(0) if norm.config.get("scale", True) else np.ones(1)
+    beta = weights.pop(0) if norm.config.get("center", True) else np.zeros(1)
+    return gamma, beta
 
 
 def _named(network: Network) -> Network:
@@ -213,10 +219,7 @@ def _layer_norm(layer: Layer, inputs: list[Any]) -> Any:
     x, axis = inputs[0], layer.config["axis"]
     if (list(axis) if isinstance(axis, list | tuple) else [axis]) not in ([-1], [len(x.shape) - 1]):
         return None
-    weights = list(layer.weights)
-    gamma = weights.pop(0) if layer.config.get("scale", True) else 1.0
-    beta = weights.pop(0) if layer.config.get("center", True) else 0.0
-    return _by_channel(_standardized(x, [-1], layer.config["epsilon"]), gamma, beta)
+    return _by_channel(_standardized(x, [-1], layer.config["epsilon"]), *gamma_and_beta(layer))
 
 
 def _group_norm(layer: Layer, inputs: list[Any]) -> Any:
@@ -227,10 +230,7 @@ def _group_norm(layer: Layer, inputs: list[Any]) -> Any:
     groups = channels if groups == -1 else groups
     y = layers.Reshape((prod(x.shape[1:-1]), groups, channels // groups))(x)
     y = layers.Reshape(x.shape[1:])(_standardized(y, [1, 3], layer.config["epsilon"]))
-    weights = list(layer.weights)
-    gamma = weights.pop(0) if layer.config.get("scale", True) else 1.0
-    beta = weights.pop(0) if layer.config.get("center", True) else 0.0
-    return _by_channel(y, gamma, beta)
+    return _by_channel(y, *gamma_and_beta(layer))
 
 
 def _unit_norm(layer: Layer, inputs: list[Any]) -> Any:

@@ -7,8 +7,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from compress.training.decomposition import decomposed, scale_and_shift
+from compress.training.decomposition import decomposed, gamma_and_beta, scale_and_shift
 from compress.training.network import Layer, Network, Tensor, tensors_in
 
 #: Layers that a batch norm can be folded into, and the axis of their kernel that it scales.
@@ -26,7 +27,28 @@ WEIGHTED = {
 
 def canonical(network: Network) -> Network:
     """The same function in single steps: activations as layers of their own, batch norm folded where it can be."""
-    for step in (_split_separable, _split_activations, _in_steps, _fold_batch_norms, decomposed):
+    network = _unfolded(network)
+    for step in (_fold_batch_norms, decomposed):
+        for name in list(network.layers):
+            network = step(network, name)
+    return network
+
+
+def norms(network: Network) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    """Gamma and beta of the batch norms that `canonical` folds, by the layer that each is folded into."""
+    network, found = _unfolded(network), {}
+    for norm in network.layers.values():
+        layer = _source(network, norm)
+        if layer is not None:
+            gamma, beta = gamma_and_beta(norm)
+            channels = norm.weights[-1].shape
+            found[layer.name] = np.broadcast_to(gamma, channels), np.broadcast_to(beta, channels)
+    return found
+
+
+def _unfolded(network: Network) -> Network:
+    """The network in single steps, but for its batch norms."""
+    for step in (_split_separable, _split_activations, _in_steps):
         for name in list(network.layers):
             network = step(network, name)
     return network
