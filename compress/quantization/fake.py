@@ -101,7 +101,7 @@ def _fake_quantize(library: Any) -> Any:
             low, high = (limit * ops.exp(self.stretch[end]) for end, limit in enumerate(self.limits))
             for limit, learnt in ((self.low, low), (self.high, high)):
                 limit.assign(limit + self.moves * (still(learnt) - limit))
-            low, high = (end * self.moves + still(end) * (1 - self.moves) for end in (low, high))
+            low, high = self.low + self.moves * (low - still(low)), self.high + self.moves * (high - still(high))
             step, inside = (high - low) / LEVELS, ops.minimum(ops.maximum(x, low), high)
             made = tensorflow.quantization.fake_quant_with_min_max_vars(x, self.low, self.high)
             return inside + step * still((made - inside) / step)

@@ -31,7 +31,7 @@ class Pattern:
     Attributes:
         codes: shaped like the kernel; weights of one code stay equal, those of code 0 stay 0.
         zeros: share of the weights that stay 0.
-        clusters: distinct values other than 0, the most in one channel where they are counted there; or 0.
+        clusters: distinct values other than 0 in an output channel, at most; 0 where there are no clusters.
     """
 
     codes: NDArray[np.int32]
@@ -65,15 +65,15 @@ def _pattern(layer: Layer) -> Pattern | None:
 
 def _clusters(layer: Layer, zero: NDArray[np.bool_]) -> tuple[NDArray[np.int64] | None, int]:
     """The number of each weight's cluster, and how many clusters there are; (None, 0) without any."""
-    kernel = layer.weights[0]
-    values = np.unique(kernel[~zero])
-    if 1 < len(values) <= FEW and TIMES * len(values) <= kernel.size:
-        return np.unique(kernel, return_inverse=True)[1].reshape(kernel.shape), len(values)
-    channels = _channels(layer)
+    kernel, channels = layer.weights[0], _channels(layer)
+    numbers = np.unique(kernel, return_inverse=True)[1].reshape(kernel.shape)
     counts = [len(np.unique(kernel[(channels == channel) & ~zero])) for channel in range(channels.max() + 1)]
-    if max(counts) > FEW or TIMES * sum(counts) > kernel.size:
+    distinct = len(np.unique(kernel[~zero]))
+    if 1 < distinct <= FEW and TIMES * distinct <= kernel.size:
+        return numbers, max(counts)
+    if not 0 < max(counts) <= FEW or TIMES * sum(counts) > kernel.size:
         return None, 0
-    pairs = np.stack([channels.ravel(), np.unique(kernel, return_inverse=True)[1].ravel()])
+    pairs = np.stack([channels.ravel(), numbers.ravel()])
     return np.unique(pairs, axis=1, return_inverse=True)[1].reshape(kernel.shape), max(counts)
 
 

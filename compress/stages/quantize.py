@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from compress.quantization.settings import RoundedTraining
 from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
 from compress.training.fit import TrainingSettings
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.quantization.plan import QuantizationPlan
     from compress.quantization.search import Search
+    from compress.quantization.training import Norms
     from compress.training.network import Network
 
 PLAN_FILE = "quantization.json"
@@ -62,6 +64,8 @@ class Quantize(Stage, TrainingSettings):
     """Passes over the training split (qat)."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
     """Adam's learning rate at the start (qat); it falls to 0 along a cosine."""
+    qat: RoundedTraining = RoundedTraining()
+    """How ranges and batch norm behave in training, and who teaches."""
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The int8 model, the plan it was made by, and what was tried."""
@@ -82,9 +86,10 @@ class Quantize(Stage, TrainingSettings):
         try:
             self._searched(search, context)
         except FloatOperatorsError as error:
-            if self.method == "qat":
-                raise
             context.progress.note(f"{error.what}: using the converter's own calibration instead")
+            if self.method == "qat":
+                facts["warnings"].append(f"not trained with rounding, because {error.what}")
+                context.progress.note(f"quantize: {facts['warnings'][-1]}")
             content = conversion.convert_calibrated(model, samples, self.io)
             facts["ranges"] = f"found by the converter, because {error.what}"
             return facts | self._write(content, samples, context)
@@ -95,7 +100,7 @@ class Quantize(Stage, TrainingSettings):
         facts["tried"] = search.to_json()
         best = Candidate("ptq", search.content, canonical, search.plan)
         if self.method == "qat":
-            best = self._trained(canonical, best, context, facts)
+            best = self._trained(folding.norms(network.read(model)), best, context, facts)
         facts["layers"] = debug.to_json(debug.errors(best.network, best.plan, held_back[:FEW]))
         (context.folder / PLAN_FILE).write_text(best.plan.to_json())
         facts |= {"kept": best.method, "ranges": best.plan.method}
@@ -162,19 +167,17 @@ class Quantize(Stage, TrainingSettings):
         conversion.refuse_float(path.read_bytes())
         return {"rewritten": rewritten}
 
-    def _trained(self, network: Network, ptq: Candidate, context: Context, facts: Facts) -> Candidate:
+    def _trained(self, norms: Norms, ptq: Candidate, context: Context, facts: Facts) -> Candidate:
         """Trains with rounding; gives back whichever is better on validation, PTQ where they are equal."""
         from compress.quantization import conversion, training
 
-        edited = conversion.edited(network, ptq.plan)
-        start = replace(ptq.plan, factors={}, bias_shifts={}, rounding={})
-        trained, plan, history = training.train(edited, start, self, context)
+        trained, plan, found = training.train(ptq.network, ptq.plan, self, context, self.qat, norms)
         qat = Candidate("qat", conversion.convert(trained, plan, self.io), trained, plan)
-        scores = {}
-        for candidate in (ptq, qat):
-            outputs = self._outputs(context)(candidate.content, context.data.inputs("validation"))
-            scores[candidate.method] = float((outputs.argmax(axis=1) == context.data.labels("validation")).mean())
-        facts.update(history, validation_accuracy=scores)
+        inputs, labels = context.data.inputs("validation"), context.data.labels("validation")
+        answers = {each.method: self._outputs(context)(each.content, inputs).argmax(axis=1) for each in (ptq, qat)}
+        scores = {method: float((answer == labels).mean()) for method, answer in answers.items()}
+        computed = training.simulated(trained, plan).predict(inputs, verbose=0).argmax(axis=1)
+        facts.update(found, validation_accuracy=scores, training_agrees=float((answers["qat"] == computed).mean()))
         return qat if scores["qat"] > scores["ptq"] else ptq
 
     def _samples(self, context: Context) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
