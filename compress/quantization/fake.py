@@ -19,6 +19,7 @@ from compress.training.tensorflow import keras
 PACKAGE = "coralline"
 FAKE = "FakeQuantize"
 SWITCHED = "SwitchedFakeQuantize"
+LEARNT = "LearntFakeQuantize"
 AVERAGE = 0.99
 """Share of a range that stays in one training step, where it follows the data."""
 #: Weighted layers and the axes of their kernel that one scale runs over.
@@ -39,7 +40,7 @@ def layers() -> dict[str, Any]:
     library = keras()
     register = library.saving.register_keras_serializable(PACKAGE)
     plain = _fake_quantize(library)
-    made = {FAKE: register(plain), SWITCHED: register(_switched(plain))}
+    made = {FAKE: register(plain), SWITCHED: register(_switched(plain)), LEARNT: register(_learnt(library, plain))}
     for kind, axes in SCALE_AXES.items():
         made[f"Quantized{kind}"] = register(kernels.quantized(library, kind, axes))
     return made
@@ -52,66 +53,71 @@ def _fake_quantize(library: Any) -> Any:
     class FakeQuantize(library.layers.Layer):  # type: ignore[misc]
         """Rounds to 8 bits between `low` and `high`.
 
-        With `average` < 1 the range follows the data in training; where it is `learnt`, its gradient. Either
-        only while the weight `moves` is 1.
+        With `average` < 1 the range follows the data in training, as long as the weight `moves` is 1.
         """
 
-        def __init__(
-            self, low: float, high: float, average: float = 1.0, learnt: bool = False, **settings: Any
-        ) -> None:
+        def __init__(self, low: float, high: float, average: float = 1.0, **settings: Any) -> None:
             super().__init__(**settings)
-            self.limits, self.average, self.learnt = (low, high), average, learnt
+            self.limits, self.average = (low, high), average
 
         def build(self, shape: Any) -> None:
             del shape
-            if self.average == 1.0 and not self.learnt:  # constants: with variables a conversion takes a fifth longer
+            if self.average == 1.0:  # constants: with variables a conversion takes a fifth longer
                 return
-            constant = library.initializers.Constant
-            self.low = self.add_weight(name="low", shape=(), initializer=constant(self.limits[0]), trainable=False)
-            self.high = self.add_weight(name="high", shape=(), initializer=constant(self.limits[1]), trainable=False)
-            self.moves = self.add_weight(name="moves", shape=(), initializer="ones", trainable=False)
-            if self.learnt:
-                self.stretch = self.add_weight(name="stretch", shape=(2,), initializer="zeros")
+            for name, start in (("low", self.limits[0]), ("high", self.limits[1]), ("moves", 1.0)):
+                constant = library.initializers.Constant(start)
+                setattr(self, name, self.add_weight(name=name, shape=(), initializer=constant, trainable=False))
 
         def compute_output_spec(self, x: Any, training: bool = False) -> Any:
             del training  # Keras takes some products for sparse; TensorFlow would not round those
             return library.KerasTensor(x.shape, dtype=x.dtype)
 
         def call(self, x: Any, training: bool = False) -> Any:
-            if self.average == 1.0 and not self.learnt:
+            if self.average == 1.0:
                 return tensorflow.quantization.fake_quant_with_min_max_args(x, *self.limits)
-            if not training:
-                return tensorflow.quantization.fake_quant_with_min_max_vars(x, self.low, self.high)
-            if self.learnt:
-                return self.rounded_in_learnt_range(x)
-            for limit, found in ((self.low, library.ops.min(x)), (self.high, library.ops.max(x))):
-                found = library.ops.clip(found, *((-1e30, 0.0) if limit is self.low else (1e-6, 1e30)))
-                step = self.moves * (1 - self.average)
-                limit.assign(limit + step * (library.ops.stop_gradient(found) - limit))
+            if training:
+                for limit, found in ((self.low, library.ops.min(x)), (self.high, library.ops.max(x))):
+                    found = library.ops.clip(found, *((-1e30, 0.0) if limit is self.low else (1e-6, 1e30)))
+                    step = self.moves * (1 - self.average)
+                    limit.assign(limit + step * (library.ops.stop_gradient(found) - limit))
             return tensorflow.quantization.fake_quant_with_min_max_vars(x, self.low, self.high)
 
-        def rounded_in_learnt_range(self, x: Any) -> Any:
-            """Rounded as by TensorFlow, with a gradient for both ends of the range.
+        def get_config(self) -> dict[str, Any]:
+            low, high = self.limits
+            return {**super().get_config(), "low": low, "high": high, "average": self.average}
 
-            Source: Bhalgat et al., LSQ+, CVPR workshops 2020: the error of rounding is a gradient for the step, that
-            of saturation one for the ends (TensorFlow's own gradient has the second part only). As in Jain et al.,
-            Trained Quantization Thresholds, MLSys 2020, logarithms are learnt: a step is a share of the range.
-            """
+    return FakeQuantize
+
+
+def _learnt(library: Any, rounding: Any) -> Any:
+    """FakeQuantize with a gradient for both ends of its range."""
+    import tensorflow
+
+    class LearntFakeQuantize(rounding):  # type: ignore[misc]
+        """Learns its range in training, as long as the weight `moves` is 1; `average` must be 0.
+
+        Source: Bhalgat et al., LSQ+, CVPR workshops 2020: the error of rounding is a gradient for the step, that
+        of saturation one for the ends (TensorFlow's own gradient has the second part only). As in Jain et al.,
+        Trained Quantization Thresholds, MLSys 2020, logarithms are learnt: a step is a share of the range.
+        """
+
+        def build(self, shape: Any) -> None:
+            super().build(shape)
+            self.stretch = self.add_weight(name="stretch", shape=(2,), initializer="zeros")
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            made = tensorflow.quantization.fake_quant_with_min_max_vars
+            if not training:
+                return made(x, self.low, self.high)
             ops, still = library.ops, library.ops.stop_gradient
             low, high = (limit * ops.exp(self.stretch[end]) for end, limit in enumerate(self.limits))
             for limit, learnt in ((self.low, low), (self.high, high)):
                 limit.assign(limit + self.moves * (still(learnt) - limit))
             low, high = self.low + self.moves * (low - still(low)), self.high + self.moves * (high - still(high))
             step, inside = (high - low) / LEVELS, ops.minimum(ops.maximum(x, low), high)
-            made = tensorflow.quantization.fake_quant_with_min_max_vars(x, self.low, self.high)
-            return inside + step * still((made - inside) / step)
+            return inside + step * still((made(x, self.low, self.high) - inside) / step)
 
-        def get_config(self) -> dict[str, Any]:
-            low, high = self.limits
-            own = {"low": low, "high": high, "average": self.average, "learnt": self.learnt}
-            return {**super().get_config(), **own}
-
-    return FakeQuantize
+    return LearntFakeQuantize
 
 
 def _switched(rounding: Any) -> Any:
@@ -161,8 +167,7 @@ def insert(
             names[name],
             tensors,
             plan.ranges[name],
-            average=AVERAGE if name in following and not learnt else 1.0,
-            learnt=name in following and learnt,
+            (0.0 if learnt else AVERAGE) if name in following else 1.0,
         )
         for name, tensors in calls.items()
     }
@@ -181,11 +186,12 @@ def layer_names(network: Network, points: Mapping[Tensor, str]) -> dict[str, str
     return names
 
 
-def _layer(name: str, tensors: list[Tensor], limits: tuple[float, float], **settings: Any) -> Layer:
-    config = {"name": name, "low": limits[0], "high": limits[1], **settings}
-    entry = {"module": None, "class_name": FAKE, "config": config, "registered_name": f"{PACKAGE}>{FAKE}"}
+def _layer(name: str, tensors: list[Tensor], limits: tuple[float, float], average: float) -> Layer:
+    config = {"name": name, "low": limits[0], "high": limits[1], "average": average}
+    kind = FAKE if average else LEARNT
+    entry = {"module": None, "class_name": kind, "config": config, "registered_name": f"{PACKAGE}>{kind}"}
     calls = tuple({"args": [tensor], "kwargs": {}} for tensor in tensors)
-    return Layer(name, FAKE, entry, calls, ())
+    return Layer(name, kind, entry, calls, ())
 
 
 def switched(network: Network) -> Network:

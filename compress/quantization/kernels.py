@@ -25,67 +25,86 @@ EPSILON = 1e-6
 def quantized(library: Any, kind: str, axes: tuple[int, ...]) -> Any:
     """The Keras layer `kind` with a kernel that is rounded; `axes` are those that one scale runs over."""
     plain = getattr(library.layers, kind)
-    rounded = _rounded(library, axes)
+    own = {"plain": plain, "rounded": staticmethod(_rounded(library, axes)), "library": library}
+    return type(f"Quantized{kind}", (RoundedKernel, plain), own)
 
-    class Quantized(plain):  # type: ignore[misc, valid-type]
-        """Rounds its kernel; with `distinct` codes weights of one code stay equal, `normalized` it has a batch norm."""
 
-        # The base classes read their kernel as an attribute in call(): here they get another one.
-        replaced: Any = MappingProxyType({})
+class RoundedKernel:
+    """What a quantized layer has beside those of the plain one.
 
-        def __init__(self, *values: Any, distinct: int = 0, normalized: bool = False, **settings: Any) -> None:
-            super().__init__(*values, **settings)
-            self.distinct, self.normalized = distinct, normalized
+    Attributes:
+        distinct: number of codes, where weights of one code stay equal and those of code 0 stay 0; 0 without codes.
+        normalized: whether it has a batch norm of its own.
+    """
 
-        def build(self, shape: Any) -> None:
-            super().build(shape)
-            if self.normalized:
-                _add_norm(self, _outputs(self))
-            if self.distinct:
-                self.codes = self.add_weight(
-                    name="codes", shape=self.kernel.shape, dtype="int32", initializer="zeros", trainable=False
-                )
+    plain: Any
+    rounded: Any
+    library: Any
+    kernel: Any
+    bias: Any
+    use_bias: bool
+    codes: Any
+    gamma: Any
+    beta: Any
+    mean: Any
+    variance: Any
+    add_weight: Any
+    # The plain classes read their kernel as an attribute in call(): here they get another one.
+    replaced: Any = MappingProxyType({})
 
-        def call(self, inputs: Any, training: bool = False) -> Any:
-            kernel = self.tied()
-            if not self.normalized:
-                return self.used(inputs, rounded(kernel))
-            made = self.used(inputs, rounded(kernel * _by_output(self, self.gamma / _deviation(self))))
-            if not training:
-                return made + self.beta - self.gamma * self.mean / _deviation(self)
-            correction, shift = _batch(library, self, self.used(inputs, kernel))
-            return made * correction + shift
+    def __init__(self, *values: Any, distinct: int = 0, normalized: bool = False, **settings: Any) -> None:
+        super().__init__(*values, **settings)
+        self.distinct, self.normalized = distinct, normalized
 
-        def used(self, inputs: Any, kernel: Any) -> Any:
-            """What the plain layer makes of its inputs with another kernel."""
-            self.replaced = MappingProxyType({"kernel": kernel})
-            try:
-                return plain.call(self, inputs)
-            finally:
-                self.replaced = MappingProxyType({})
+    def build(self, shape: Any) -> None:
+        """The plain layer's weights, those of the batch norm, the codes."""
+        super().build(shape)  # type: ignore[misc]
+        if self.normalized:
+            _add_norm(self, _outputs(self))
+        if self.distinct:
+            codes = {"shape": self.kernel.shape, "dtype": "int32", "initializer": "zeros", "trainable": False}
+            self.codes = self.add_weight(name="codes", **codes)
 
-        def tied(self) -> Any:
-            """The kernel with the mean of its code at each place, and 0 where the code is 0."""
-            return _tied(self.kernel, self.codes, self.distinct) if self.distinct else self.kernel
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """What the plain layer computes, with its kernel rounded; normalized, where that is asked for."""
+        kernel = self.tied()
+        if not self.normalized:
+            return self.used(inputs, self.rounded(kernel))
+        made = self.used(inputs, self.rounded(kernel * _by_output(self, self.gamma / _deviation(self))))
+        if not training:
+            return made + self.beta - self.gamma * self.mean / _deviation(self)
+        correction, shift = _batch(self.library, self, self.used(inputs, kernel))
+        return made * correction + shift
 
-        def plain_weights(self) -> list[Any]:
-            """Kernel and bias of the plain layer that computes the same outside of training, not yet rounded."""
-            kernel = self.tied()
-            weights = [kernel, *([self.bias] if self.use_bias else [])]
-            if self.normalized:
-                factor = self.gamma / _deviation(self)
-                weights = [kernel * _by_output(self, factor), self.beta - self.mean * factor]
-            return [np.asarray(library.ops.convert_to_tensor(weight)) for weight in weights]
+    def used(self, inputs: Any, kernel: Any) -> Any:
+        """What the plain layer makes of its inputs with another kernel."""
+        self.replaced = MappingProxyType({"kernel": kernel})
+        try:
+            return self.plain.call(self, inputs)
+        finally:
+            self.replaced = MappingProxyType({})
 
-        def get_config(self) -> dict[str, Any]:
-            return {**super().get_config(), "distinct": self.distinct, "normalized": self.normalized}
+    def tied(self) -> Any:
+        """The kernel with the mean of its code at each place, and 0 where the code is 0."""
+        return _tied(self.kernel, self.codes, self.distinct) if self.distinct else self.kernel
 
-        def __getattribute__(self, name: str) -> Any:
-            replaced = super().__getattribute__("replaced")
-            return replaced[name] if name in replaced else super().__getattribute__(name)
+    def plain_weights(self) -> list[Any]:
+        """Kernel and bias of the plain layer that computes the same outside of training, not yet rounded."""
+        kernel = self.tied()
+        weights = [kernel, *([self.bias] if self.use_bias else [])]
+        if self.normalized:
+            factor = self.gamma / _deviation(self)
+            weights = [kernel * _by_output(self, factor), self.beta - self.mean * factor]
+        return [np.asarray(self.library.ops.convert_to_tensor(weight)) for weight in weights]
 
-    Quantized.__name__ = Quantized.__qualname__ = f"Quantized{kind}"
-    return Quantized
+    def get_config(self) -> dict[str, Any]:
+        """The plain layer's settings and the two of its own."""
+        plain: dict[str, Any] = super().get_config()  # type: ignore[misc]
+        return {**plain, "distinct": self.distinct, "normalized": self.normalized}
+
+    def __getattribute__(self, name: str) -> Any:
+        replaced = super().__getattribute__("replaced")
+        return replaced[name] if name in replaced else super().__getattribute__(name)
 
 
 def _rounded(library: Any, axes: tuple[int, ...]) -> Any:

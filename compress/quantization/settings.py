@@ -28,4 +28,4 @@ class RoundedTraining(Settings):
     settle: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Last part of the training in which ranges and batch norm stand still, and only weights move."""
     distill: Teaching | None = None
-    """Learns from the float model too; {} for the usual share."""
+    """Learns from the float model too: {weight: 0.9, temperature: 4}, or {} for these."""

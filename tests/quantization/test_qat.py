@@ -162,7 +162,7 @@ def test_a_learnt_range_has_the_gradient_of_its_error(keras: Any) -> None:
         return tensorflow.reduce_mean((value - x) ** 2)
 
     for high in (0.5, 30.0):  # too narrow: it must grow; too wide: it must shrink
-        layer = fake.layers()["FakeQuantize"](-high, high, learnt=True)
+        layer = fake.layers()["LearntFakeQuantize"](-high, high, average=0.0)
         layer(x)
         with tensorflow.GradientTape() as tape:
             made = layer(x, training=True)
@@ -175,7 +175,7 @@ def test_a_learnt_range_has_the_gradient_of_its_error(keras: Any) -> None:
 def test_a_learnt_range_stands_still_once_it_has_settled(keras: Any) -> None:
     import tensorflow
 
-    layer = fake.layers()["FakeQuantize"](-1.0, 2.0, learnt=True)
+    layer = fake.layers()["LearntFakeQuantize"](-1.0, 2.0, average=0.0)
     x = np.linspace(-3, 3, 64, dtype=np.float32)
     layer(x)
     layer.stretch.assign([0.5, -0.5])
