@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from compress.errors import StageError
+from compress.quantization.settings import RoundedTraining
 from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
 from compress.store import file_digest
 from compress.training.fit import TrainingSettings
@@ -72,6 +73,8 @@ class Quantize(Stage, TrainingSettings):
     """Passes over the training split (qat)."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
     """Adam's learning rate at the start (qat); it falls to 0 along a cosine."""
+    qat: RoundedTraining = RoundedTraining()
+    """How ranges and batch norm behave in training, and who teaches."""
 
     @model_validator(mode="after")
     def _engine_trains(self) -> Self:
@@ -116,9 +119,11 @@ class Quantize(Stage, TrainingSettings):
             if self.method == "qat":
                 best = self._trained(given, search, best, context, facts)
         except FloatOperatorsError as error:
-            if self.method == "qat" or self.plan is not None:
+            if self.plan is not None:
                 raise
             context.progress.note(f"{error.what}: using the converter's own calibration instead")
+            if self.method == "qat":
+                facts["warnings"].append(f"not trained with rounding, because {error.what}")
             facts["ranges"] = f"found by the converter, because {error.what}"
             return conversion.convert_calibrated(network.build(given), search.samples, self.io)
         facts["layers"] = debug.to_json(debug.errors(best.network, best.plan, search.held_back[:DEBUGGED]))
@@ -196,20 +201,19 @@ class Quantize(Stage, TrainingSettings):
     def _trained(self, given: Network, search: Search, ptq: Candidate, context: Context, facts: Facts) -> Candidate:
         """Trains with rounding; gives back whichever is better on validation, PTQ where they are equal."""
         from compress.quantization import calibration, conversion, tfmot, training
+        from compress.training import folding
 
         if self.engine == "tfmot":
             start = calibration.calibrate(search.network, search.samples, search.range_method)
-            trained, plan, history = tfmot.train(given, start, self, context)
+            trained, plan, found = tfmot.train(given, start, self, context)
         else:
-            edited = conversion.edited(search.network, ptq.plan)
-            start = replace(ptq.plan, factors={}, bias_shifts={}, rounding={})
-            trained, plan, history = training.train(edited, start, self, context)
+            trained, plan, found = training.train(ptq.network, ptq.plan, self, context, self.qat, folding.norms(given))
         qat = Candidate("qat", conversion.convert(trained, plan, self.io), trained, plan)
-        scores = {}
-        for candidate in (ptq, qat):
-            outputs = self._outputs(context)(candidate.content, context.data.inputs("validation"))
-            scores[candidate.method] = float((outputs.argmax(axis=1) == context.data.labels("validation")).mean())
-        facts.update(history, validation_accuracy=scores)
+        inputs, labels = context.data.inputs("validation"), context.data.labels("validation")
+        answers = {each.method: self._outputs(context)(each.content, inputs).argmax(axis=1) for each in (ptq, qat)}
+        scores = {method: float((answer == labels).mean()) for method, answer in answers.items()}
+        computed = training.simulated(trained, plan).predict(inputs, verbose=0).argmax(axis=1)
+        facts.update(found, validation_accuracy=scores, training_agrees=float((answers["qat"] == computed).mean()))
         return qat if scores["qat"] > scores["ptq"] else ptq
 
     def _samples(self, context: Context) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

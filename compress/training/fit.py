@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -113,8 +113,15 @@ def distillation_loss(head: Head, teacher: Any, teacher_head: Head, temperature:
     return loss
 
 
-def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context) -> Facts:
+def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, callbacks: Sequence[Any] = ()) -> Facts:
     """Trains a model in place.
+
+    Args:
+        model: a Keras model.
+        loss: what is made small.
+        settings: how to train.
+        context: data, seed, progress.
+        callbacks: Keras callbacks of the caller's.
 
     Returns:
         `history`: one map for each epoch with loss, accuracy and their validation values.
@@ -131,7 +138,12 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context) ->
     validation = (context.data.inputs("validation"), context.data.labels("validation"))
     callback = reporting(library, context.progress, len(batches), settings.epochs)
     history = trainer.fit(
-        batches, epochs=settings.epochs, validation_data=validation, shuffle=False, verbose=0, callbacks=[callback]
+        batches,
+        epochs=settings.epochs,
+        validation_data=validation,
+        shuffle=False,
+        verbose=0,
+        callbacks=[callback, *callbacks],
     ).history
     return {"history": rows(history)}
 
