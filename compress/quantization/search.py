@@ -175,5 +175,11 @@ def snr_db(wanted: NDArray[Any], found: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(np.clip(10 * np.log10(ratio), -BEST_DB, BEST_DB))
 
 
+def compared(step: str, choice: str, wanted: NDArray[Any], found: NDArray[Any]) -> dict[str, Any]:
+    """Something that was tried alone, as a plain map: outputs of the float model and of the quantized one."""
+    ratio = round(float(snr_db(wanted, found).mean()), 2)
+    return asdict(Trial(step, choice, ratio, round(_agreement(wanted, found), 4), True))
+
+
 def _agreement(wanted: NDArray[Any], found: NDArray[Any]) -> float:
     return float((wanted.argmax(axis=1) == found.argmax(axis=1)).mean())

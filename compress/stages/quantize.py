@@ -37,7 +37,7 @@ class Quantize(Stage, TrainingSettings):
     """Makes all weights and activations 8-bit integers, inputs and outputs included."""
 
     name: ClassVar[str] = "quantize"
-    consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
+    consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS, Kind.FLOAT_TFLITE})
     produces: ClassVar[Kind] = Kind.TFLITE
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "ai-edge-litert")
@@ -63,6 +63,10 @@ class Quantize(Stage, TrainingSettings):
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
     """Adam's learning rate at the start (qat); it falls to 0 along a cosine."""
 
+    def takes(self) -> frozenset[Kind]:
+        """Training needs layers."""
+        return self.consumes - {Kind.FLOAT_TFLITE} if self.method == "qat" else self.consumes
+
     def run(self, given: Artifact, context: Context) -> Facts:
         """The int8 model, the plan it was made by, and what was tried."""
         from compress.quantization import conversion, debug
@@ -72,12 +76,15 @@ class Quantize(Stage, TrainingSettings):
         from compress.training.tensorflow import keras
 
         keras(context.seed)
+        if given.kind is Kind.FLOAT_TFLITE:
+            return self._by_converter(given, context)
         model = working_model.read(given, context)
         canonical = folding.canonical(network.read(model))
         samples, held_back = self._samples(context)
-        facts: Facts = {"calibration_samples": len(samples), "warnings": self._warnings(network.read(model), samples)}
-        for warning in facts["warnings"]:
-            context.progress.note(f"quantize: {warning}")
+        facts: Facts = {
+            "calibration_samples": len(samples),
+            "warnings": self._warnings(network.read(model), samples, context),
+        }
         search = Search(canonical, samples, held_back, self.io, self._outputs(context))
         try:
             self._searched(search, context)
@@ -101,8 +108,22 @@ class Quantize(Stage, TrainingSettings):
         facts |= {"kept": best.method, "ranges": best.plan.method}
         return facts | self._write(best.content, samples, context)
 
-    def _warnings(self, trained: Network, samples: NDArray[np.float32]) -> list[str]:
-        """What is strange about the calibration samples."""
+    def _by_converter(self, given: Artifact, context: Context) -> Facts:
+        """A file without layers, quantized by TensorFlow's own quantizer; how well, is measured as in a search."""
+        from compress.quantization import flatbuffer, search
+
+        original = given.file(MODEL_TFLITE).read_bytes()
+        samples, held_back = self._samples(context)
+        facts: Facts = {"calibration_samples": len(samples), "warnings": self._warnings(None, samples, context)}
+        context.progress.note("quantize: the ranges are the converter's own, for a file that has no layers")
+        content = flatbuffer.convert(original, samples, self.io)
+        run = self._outputs(context)
+        trial = search.compared("ranges", "the converter's own", run(original, held_back), run(content, held_back))
+        facts |= {"tried": [trial], "kept": "ptq", "ranges": "found by the converter, for a file without layers"}
+        return facts | self._write(content, samples, context)
+
+    def _warnings(self, trained: Network | None, samples: NDArray[np.float32], context: Context) -> list[str]:
+        """What is strange about the calibration samples; it is told at once."""
         from compress.quantization import statistics
 
         found = []
@@ -110,12 +131,14 @@ class Quantize(Stage, TrainingSettings):
             found.append(f"{len(samples)} calibration samples are few: ranges may miss what comes later")
         if not np.ptp(samples, axis=0).any():
             found.append("all calibration samples are the same")
-        far = statistics.misfit(trained, samples)
+        far = statistics.misfit(trained, samples) if trained else None
         if far is not None and far > statistics.FAR:
             found.append(
                 f"the calibration samples are {far:.0f} standard deviations from what the model's first batch norm "
                 "saw in training: is data.preprocess what the model was trained with?"
             )
+        for warning in found:
+            context.progress.note(f"quantize: {warning}")
         return found
 
     def _searched(self, search: Search, context: Context) -> None:
