@@ -94,8 +94,8 @@ def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.
         what = f"{len(file.problems)} operators cannot become layers of Keras: {'; '.join(file.problems)}"
         raise ModelError(what, where=str(file.path))
     found = file.imported
-    network = networks.observed(found.network, list(tensors_in(found.network.outputs)))
-    network = replace(network, name="model")
+    needed = networks.observed(found.network, list(tensors_in(found.network.outputs)))
+    network = replace(needed, name="model", outputs=found.network.outputs)
     feeds = [*_random(found), *_real(found, samples)]
     try:
         model = _built(network)

@@ -106,8 +106,11 @@ class Draft:
     values: dict[int, Value] = field(default_factory=dict)
 
     def name(self, wanted: str) -> str:
-        """A name that is free, and that Keras and TensorFlow take."""
-        stem = re.sub(r"[^A-Za-z0-9]+", "_", wanted.split(";", 1)[0])[-LONGEST_NAME:].strip("_") or "layer"
+        """A free name that Keras and TensorFlow take, of a tensor's: "model/stem/conv/Relu" gives stem_conv."""
+        parts = [part for part in wanted.split(";", 1)[0].split("/") if part]
+        while len(parts) > 1 and parts[-1][0].isupper():  # what TensorFlow calls its operations
+            parts.pop()
+        stem = re.sub(r"[^A-Za-z0-9]+", "_", "_".join(parts[1:][-2:] or parts))[-LONGEST_NAME:].strip("_") or "layer"
         name, count = stem, 1
         while name in self.layers:
             name, count = f"{stem}_{count}", count + 1
@@ -305,8 +308,9 @@ def imported(plain: Plain, rules: Mapping[str, Callable[[Call], Value | list[Val
     missing = [graph.tensors[index].name for index in graph.outputs if index not in draft.values]
     if missing:
         raise ModelError(f"its output {missing[0]!r} does not depend on its inputs")
-    outputs = [draft.values[index].tensor for index in graph.outputs]
-    network = Network("model", draft.layers, [value.tensor for value in inputs], outputs, draft.shapes)
+    ends = ([value.tensor for value in inputs], [draft.values[index].tensor for index in graph.outputs])
+    given, shown = (tensors if len(tensors) > 1 else tensors[0] for tensors in ends)  # as Keras has them
+    network = Network("model", draft.layers, given, shown, draft.shapes)
     return Imported(plain, network, draft.values, tuple(problems))
 
 

@@ -2,12 +2,16 @@
 
 It chooses the ranges (the lowest and highest values on the samples) and knows none of the
 other ways; what it made is measured like everything else. The calls are those that
-TFLiteConverter makes with a representative data set, and private.
+TFLiteConverter makes with a representative data set, and private. They run in a process of
+their own: there are files that make the calibrator crash (TensorFlow 2.21 with WHILE).
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import tempfile
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,8 @@ from numpy.typing import NDArray
 from compress.errors import StageError
 from compress.quantization.conversion import InputType
 from compress.tflite import floats, graph
+
+GIVEN, SAMPLES, MADE, ERROR = "given.tflite", "samples.npy", "made.tflite", "error.txt"
 
 
 def convert(content: bytes, samples: NDArray[np.float32], io: InputType = "int8") -> bytes:
@@ -27,27 +33,51 @@ def convert(content: bytes, samples: NDArray[np.float32], io: InputType = "int8"
         io: type of the result's input and output.
 
     Raises:
-        StageError: the calibrator or the quantizer does not take it.
+        StageError: the calibrator or the quantizer does not take it, or crashes.
     """
+    with tempfile.TemporaryDirectory(prefix="coralline-") as name:
+        folder = Path(name)
+        (folder / GIVEN).write_bytes(graph.serialize(floats.plain(graph.parse(content)).graph))
+        np.save(folder / SAMPLES, samples)
+        process = multiprocessing.get_context("spawn").Process(target=_quantize, args=(folder, io))
+        process.start()
+        try:
+            process.join()
+        finally:
+            process.kill()
+        if (folder / MADE).exists() and process.exitcode == 0:
+            return (folder / MADE).read_bytes()
+        crash = f"it ended with code {process.exitcode}"
+        said = (folder / ERROR).read_text() if (folder / ERROR).exists() else crash
+    raise StageError(
+        f"TensorFlow's quantizer does not take the file: {said}",
+        todo="give the Keras model that it was made of, or one without the operators that Keras has no layers for",
+    )
+
+
+def _quantize(folder: Path, io: InputType) -> None:
+    """Reads what `convert` has written, and writes the result or what went wrong."""
+    warnings.simplefilter("ignore")
+    from compress.training.tensorflow import keras
+
+    keras()  # with its settings of TensorFlow
     import tensorflow
     from tensorflow.lite.python import convert as converter
     from tensorflow.lite.python.optimize import calibrator
 
-    given = graph.serialize(floats.plain(graph.parse(content)).graph)
     kind: Any = getattr(tensorflow, io)
+    samples = np.load(folder / SAMPLES)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=DeprecationWarning)
-            seen = calibrator.Calibrator(given).calibrate(lambda: ([sample[np.newaxis]] for sample in samples))
-            made: bytes = converter.mlir_quantize(
-                seen,
-                input_data_type=kind,
-                output_data_type=kind,
-                fully_quantize=True,
-                # The compiler of 2021 and the TF 2.5 interpreter take per-channel dense weights for per-tensor ones.
-                disable_per_channel_for_dense_layers=True,
-            )
+        calibration = calibrator.Calibrator((folder / GIVEN).read_bytes())
+        made = converter.mlir_quantize(
+            calibration.calibrate(lambda: ([sample[np.newaxis]] for sample in samples)),
+            input_data_type=kind,
+            output_data_type=kind,
+            fully_quantize=True,
+            # The compiler of 2021 and the TF 2.5 interpreter take per-channel dense weights for per-tensor ones.
+            disable_per_channel_for_dense_layers=True,
+        )
+        (folder / MADE).write_bytes(made)
     except (ValueError, RuntimeError, converter.ConverterError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise StageError(f"TensorFlow's quantizer does not take the file: {first[:300]}") from error
-    return made
+        (folder / ERROR).write_text(first[:300])

@@ -122,9 +122,8 @@ class LoadFloatTflite(_Load):
     def because(self) -> str:
         """The operators that are in the way."""
         count = f"{len(self.problems)} operator{'s' if len(self.problems) > 1 else ''}"
-        return f"{self.path.name} is only quantized as it is, for Keras has no layer for {count}: " + "; ".join(
-            self.problems
-        )
+        listed = "; ".join(self.problems)
+        return f"{self.path.name} can only be quantized as it is, since {count} cannot become layers of Keras: {listed}"
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """Copies the file, and says why it is not more."""
