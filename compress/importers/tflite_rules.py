@@ -206,7 +206,19 @@ def squared_difference(call: Call) -> Value:
     """SQUARED_DIFFERENCE."""
     operands, like = _broadcast(call, (0, 1))
     difference = call.operation(NUMPY, "Subtract", {}, operands, like)
-    return call.operation(NUMPY, "Square", {}, [difference], like)
+    return call.layer("Multiply", {}, [[difference, difference]], like)
+
+
+def square(call: Call) -> Value:
+    """SQUARE, which has no 8-bit form, as a product."""
+    given = call.value(0)
+    return call.layer("Multiply", {}, [[given, given]], given)
+
+
+def negative(call: Call) -> Value:
+    """NEG, likewise."""
+    given = call.value(0)
+    return call.operation(NUMPY, "Multiply", {}, [given, -1.0], given)
 
 
 def unary(module: str, kind: str, **config: Any) -> Callable[[Call], Value]:
@@ -323,9 +335,9 @@ RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {
     "EXP": unary(NUMPY, "Exp"),
     "LOG": unary(NUMPY, "Log"),
     "SQRT": unary(NUMPY, "Sqrt"),
-    "SQUARE": unary(NUMPY, "Square"),
+    "SQUARE": square,
     "ABS": unary(NUMPY, "Absolute"),
-    "NEG": unary(NUMPY, "Negative"),
+    "NEG": negative,
     "SIN": unary(NUMPY, "Sin"),
     "COS": unary(NUMPY, "Cos"),
     "FLOOR": unary(NUMPY, "Floor"),
