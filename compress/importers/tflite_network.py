@@ -43,6 +43,10 @@ class NotImportedError(Exception):
     """An operator has no counterpart; the message says why, in a few words."""
 
 
+NOT_MADE = (NotImportedError, ArithmeticError, LookupError, TypeError, ValueError)
+"""What a rule ends with: files come from anywhere, and their numbers may be such as no rule expects."""
+
+
 @dataclass(frozen=True)
 class Value:
     """A computed tensor of the graph as the network has it.
@@ -158,6 +162,12 @@ class Call:
         given = self.operator.inputs
         return max((place + 1 for place, index in enumerate(given) if index != NONE), default=0)
 
+    def values(self) -> list[Value]:
+        """All of its inputs, of which none may be a constant."""
+        if not self.count:
+            raise NotImportedError("it is given nothing")
+        return [self.value(place) for place in range(self.count)]
+
     def stored(self, place: int) -> Stored:
         """One of its inputs, as the file has it."""
         given = self.operator.inputs
@@ -202,6 +212,8 @@ class Call:
         stored = self.stored(place)
         if stored.is_constant:
             raise NotImportedError(f"its input {place}, {stored.name[:80]!r}, is a constant")
+        if 0 in stored.shape:
+            raise NotImportedError(f"its input {place}, {stored.name[:80]!r}, is empty")
         if stored.index not in self.draft.values:
             raise NotImportedError(f"nothing before it makes its input {place}, {stored.name[:80]!r}")
         return self.draft.values[stored.index]
@@ -301,10 +313,12 @@ def imported(plain: Plain, rules: Mapping[str, Callable[[Call], Value | list[Val
     for operator, number in zip(graph.operators, plain.numbers, strict=True):
         try:
             made = _made(Call(draft, operator), rules)
-        except NotImportedError as error:
+        except NOT_MADE as error:
             problems.append(f"{floats.title(operator, number, graph)}: {error}")
             made = _unknown(draft, operator)
         draft.values.update(zip(operator.outputs, made, strict=False))
+    if not graph.outputs:
+        raise ModelError("it has no outputs")
     missing = [graph.tensors[index].name for index in graph.outputs if index not in draft.values]
     if missing:
         raise ModelError(f"its output {missing[0]!r} does not depend on its inputs")

@@ -120,16 +120,16 @@ def transpose_conv(call: Call) -> Value:
     strides, padding = _strides(call), _padding(call)
     if len(wanted) != 4 or kernel.shape[3] != given.shape[3]:
         raise NotImportedError(f"weights {list(kernel.shape)} do not fit {list(given.shape)}")
-    extra = []
+    usual, extra = True, []
     for size, reach, stride, out in zip(given.shape[1:3], kernel.shape[1:3], strides, wanted[1:3], strict=True):
         least = (size - 1) * stride + (reach % 2 if padding == "same" else reach)
-        usual = size * stride if padding == "same" else least + max(stride - reach, 0)
-        extra.append(None if out == usual else out - least)
-    if any(each is not None for each in extra):
+        usual = usual and out == (size * stride if padding == "same" else least + max(stride - reach, 0))
+        extra.append(out - least)
+    if not usual and not all(0 <= each < stride for each, stride in zip(extra, strides, strict=True)):
         raise NotImportedError(f"its output of {wanted} is none that Keras makes of {list(given.shape)}")
     weights = [kernel.transpose(1, 2, 0, 3), *_bias(call, 3, kernel.shape[0])]
     config = {"filters": kernel.shape[0], "kernel_size": list(kernel.shape[1:3]), "strides": strides}
-    config |= {"padding": padding, "use_bias": len(weights) > 1}
+    config |= {"padding": padding, "use_bias": len(weights) > 1, "output_padding": None if usual else extra}
     like = Value(given.tensor, (given.shape[0], *wanted[1:3], kernel.shape[0]))
     return call.activated(call.layer("Conv2DTranspose", config, [given], like, weights))
 
@@ -258,7 +258,8 @@ def prelu(call: Call) -> Value:
     """PRELU: a slope for each channel, or for each number of a sample."""
     given, alpha = call.value(0), call.weights(1)
     sides = (*(1,) * (len(given.sides) - alpha.ndim), *alpha.shape)[-len(given.sides) :]
-    if prod(sides) != alpha.size or any(a not in (1, b) for a, b in zip(sides, given.sides, strict=True)):
+    fits = len(sides) == len(given.sides) and prod(sides) == alpha.size
+    if not fits or any(a not in (1, b) for a, b in zip(sides, given.sides, strict=True)):
         raise NotImportedError(f"slopes {list(alpha.shape)} do not fit {list(given.shape)}")
     shared = [axis + 1 for axis, side in enumerate(sides) if side == 1 and given.sides[axis] != 1]
     return call.layer("PReLU", {"shared_axes": shared or None}, [given], given, [alpha.reshape(sides)])

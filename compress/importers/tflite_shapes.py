@@ -57,7 +57,7 @@ def _together(call: Call, values: list[Value], axis: int) -> list[Value]:
 def concatenation(call: Call) -> Value:
     """CONCATENATION."""
     axis = int(call.option("axis"))
-    values = _together(call, [call.value(place) for place in range(call.count)], axis)
+    values = _together(call, call.values(), axis)
     first, axis = values[0], axis % len(values[0].shape)
     rest = {tuple(side for at, side in enumerate(value.shape) if at != axis) for value in values}
     if len(rest) != 1:
@@ -74,7 +74,7 @@ def concatenation(call: Call) -> Value:
 
 def pack(call: Call) -> Value:
     """PACK: each with a side of 1, then joined."""
-    values = [call.value(place) for place in range(call.count)]
+    values = call.values()
     shape, made = values[0].shape, call.made.shape
     axis = int(call.option("axis")) % max(len(made), 1)
     if any(value.shape != shape for value in values) or len(made) != len(shape) + 1:
