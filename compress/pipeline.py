@@ -182,7 +182,7 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
     try:
         first = model.stage(path.parent)
     except ModelError as error:
-        error.where = document.where(("model",))
+        error.where = ": ".join(part for part in (document.where(("model",)), error.where) if part)
         raise
     except OSError as error:
         where = document.where(("model",))

@@ -63,6 +63,7 @@ def _quantize(folder: Path, io: InputType) -> None:
     keras()  # with its settings of TensorFlow
     import tensorflow
     from tensorflow.lite.python import convert as converter
+    from tensorflow.lite.python import util
     from tensorflow.lite.python.optimize import calibrator
 
     kind: Any = getattr(tensorflow, io)
@@ -71,13 +72,10 @@ def _quantize(folder: Path, io: InputType) -> None:
         calibration = calibrator.Calibrator((folder / GIVEN).read_bytes())
         made = converter.mlir_quantize(
             calibration.calibrate(lambda: ([sample[np.newaxis]] for sample in samples)),
-            input_data_type=kind,
-            output_data_type=kind,
-            fully_quantize=True,
             # The compiler of 2021 and the TF 2.5 interpreter take per-channel dense weights for per-tensor ones.
             disable_per_channel_for_dense_layers=True,
         )
-        (folder / MADE).write_bytes(made)
+        (folder / MADE).write_bytes(util.modify_model_io_type(made, kind, kind))
     except (ValueError, RuntimeError, converter.ConverterError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        (folder / ERROR).write_text(first[:300])
+        text = " ".join(str(error).split()) or type(error).__name__
+        (folder / ERROR).write_text(text[:300])

@@ -116,9 +116,10 @@ class Quantize(Stage, TrainingSettings):
         samples, held_back = self._samples(context)
         facts: Facts = {"calibration_samples": len(samples), "warnings": self._warnings(None, samples, context)}
         context.progress.note("quantize: the ranges are the converter's own, for a file that has no layers")
-        content = flatbuffer.convert(original, samples, self.io)
         run = self._outputs(context)
-        trial = search.compared("ranges", "the converter's own", run(original, held_back), run(content, held_back))
+        wanted = run(original, held_back)
+        content = flatbuffer.convert(original, samples, self.io)
+        trial = search.compared("ranges", "the converter's own", wanted, run(content, held_back))
         facts |= {"tried": [trial], "kept": "ptq", "ranges": "found by the converter, for a file without layers"}
         return facts | self._write(content, samples, context)
 
