@@ -19,6 +19,7 @@ HANDING_ON = {
     *("MaxPooling1D", "MaxPooling2D", "AveragePooling1D", "AveragePooling2D", "GlobalMaxPooling2D"),
     *("Flatten", "Reshape", "Permute", "Identity", "Dropout", "SpatialDropout2D", "GaussianNoise", "GaussianDropout"),
     *("ZeroPadding1D", "ZeroPadding2D", "Cropping1D", "Cropping2D", "UpSampling2D"),
+    *("GetItem", "Take", "SpaceToDepth", "DepthToSpace", "Resize"),
 }
 
 

@@ -253,12 +253,6 @@ def culprit(record: Plain) -> str:
     return str((record.get("error") or {}).get("stage") or "")
 
 
-def original_opens(record: Plain) -> str:
-    """Where the float file of the bundle opens; "" where there is no bundle."""
-    found = [(stage.get("facts") or {}).get("original_opens") for stage in record.get("stages") or []]
-    return shorten(next((str(each) for each in found if each), ""), 300)
-
-
 def absence(record: Plain) -> str:
     """Why a part that the record does not have is not there."""
     where = f" in stage “{shorten(culprit(record), 60)}”" if culprit(record) else ""

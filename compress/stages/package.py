@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -86,11 +87,13 @@ class Package(Stage):
         content = bundle.pack(manifest, members)
         (context.folder / BUNDLE_FILE).write_bytes(content)
         names = [row["name"] for row in bundle.Bundle(content).manifest["members"]]
-        newer = newer_than_boards(graph.read(paths["original"]), load("edgetpu"))
-        opens = (
-            f"on hosts only: TensorFlow 2.5 has no {', '.join(newer)}" if newer else "on boards with TensorFlow 2.5 too"
-        )
-        return {"members": names, "bytes": len(content), "original_opens": opens}
+        return {"members": names, "bytes": len(content), "original_opens": _opens(paths["original"])}
+
+
+def _opens(path: Path) -> str:
+    """Where the float original can be opened."""
+    newer = newer_than_boards(graph.read(path), load("edgetpu"))
+    return f"on hosts only: TensorFlow 2.5 has no {', '.join(newer)}" if newer else "on boards with TensorFlow 2.5 too"
 
 
 def _check(given: Artifact, model: Model) -> None:

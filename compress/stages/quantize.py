@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # a dry run reads settings only
     from compress.quantization.search import Search
     from compress.training.network import Network
 
+Samples = NDArray[np.float32]
 PLAN_FILE = "quantization.json"
 DEBUGGED = 32
 """Held-back samples that the errors of layers are measured on."""
@@ -41,7 +42,8 @@ class Quantize(Stage, TrainingSettings):
     """Makes all weights and activations 8-bit integers, inputs and outputs included."""
 
     name: ClassVar[str] = "quantize"
-    consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
+    version: ClassVar[int] = 2
+    consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS, Kind.FLOAT_TFLITE})
     produces: ClassVar[Kind] = Kind.TFLITE
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
     tools: ClassVar[tuple[str, ...]] = (
@@ -82,29 +84,54 @@ class Quantize(Stage, TrainingSettings):
             raise ValueError("engine: tfmot trains, and goes with `method: qat`; this is `method: ptq`")
         return self
 
+    def takes(self) -> frozenset[Kind]:
+        """Training needs layers, and so does a plan."""
+        layers = self.method == "qat" or self.plan is not None
+        return self.consumes - {Kind.FLOAT_TFLITE} if layers else self.consumes
+
     def run(self, given: Artifact, context: Context) -> Facts:
         """The int8 model, the plan it was made by, and what was tried."""
         from compress.quantization import warning
-        from compress.quantization.search import Search
         from compress.tflite.runtime import Model
-        from compress.training import folding, network, working_model
         from compress.training.tensorflow import keras
 
         keras(context.seed)
-        trained = network.read(working_model.read(given, context))
         samples, held_back = self._samples(context)
         facts: Facts = {"calibration_samples": len(samples), "warnings": []}
         warn = _warner(facts, context)
-        warn([*warning.about_samples(trained, samples), *warning.about_weights(trained)])
-        search = Search(folding.canonical(trained), samples, held_back, self.io, self._outputs(context))
-        content = self._quantized(search, trained, context, facts)
-        warn(search.warnings)
+        if given.kind is Kind.FLOAT_TFLITE:
+            warn(warning.about_samples(samples))
+            content = self._by_converter(given, samples, context, facts)
+        else:
+            content = self._by_plan(given, samples, held_back, context, facts)
         facts["rewritten"] = self._write(content, samples, context)
         wanted = Model(given.file(MODEL_TFLITE), reproducible=True).scores(held_back)
         found = Model(context.folder / MODEL_TFLITE, reproducible=True).scores(held_back)
         facts["agreement"] = round(float((wanted.argmax(axis=1) == found.argmax(axis=1)).mean()), 4)
         warn(warning.about_answers(wanted, found))
         return facts
+
+    def _by_converter(self, given: Artifact, samples: Samples, context: Context, facts: Facts) -> bytes:
+        """A file without layers, quantized by TensorFlow's own quantizer."""
+        from compress.quantization import flatbuffer
+
+        context.progress.note("quantize: the ranges are the converter's own, for a file that has no layers")
+        facts |= {"kept": "ptq", "ranges": "found by the converter, for a file without layers"}
+        return flatbuffer.convert(given.file(MODEL_TFLITE).read_bytes(), samples, self.io)
+
+    def _by_plan(self, given: Artifact, samples: Samples, held_back: Samples, context: Context, facts: Facts) -> bytes:
+        """A model with layers, by the best plan."""
+        from compress.quantization import warning
+        from compress.quantization.search import Search
+        from compress.training import folding, network, working_model
+
+        warn = _warner(facts, context)
+        trained = network.read(working_model.read(given, context))
+        warn([*warning.about_samples(samples), *warning.about_model(trained, samples)])
+        search = Search(folding.canonical(trained), samples, held_back, self.io, self._outputs(context))
+        content = self._quantized(search, trained, context, facts)
+        warn(search.warnings)
+        return content
 
     def _quantized(self, search: Search, given: Network, context: Context, facts: Facts) -> bytes:
         """The int8 model by the best plan; by the converter's own calibration where a plan leaves floats."""
@@ -123,7 +150,7 @@ class Quantize(Stage, TrainingSettings):
                 raise
             context.progress.note(f"{error.what}: using the converter's own calibration instead")
             if self.method == "qat":
-                facts["warnings"].append(f"not trained with rounding, because {error.what}")
+                _warner(facts, context)([f"not trained with rounding, because {error.what}"])
             facts["ranges"] = f"found by the converter, because {error.what}"
             return conversion.convert_calibrated(network.build(given), search.samples, self.io)
         facts["layers"] = debug.to_json(debug.errors(best.network, best.plan, search.held_back[:DEBUGGED]))

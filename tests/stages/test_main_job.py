@@ -201,3 +201,36 @@ def test_a_builder_that_fails_is_told_in_one_message(tmp_path: Path) -> None:
     assert code == 4
     assert "RuntimeError: no" in errors
     assert "Traceback" not in errors
+
+
+ONE_RUN = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from pathlib import Path
+from compress.importers import keras_file
+from compress.quantization import conversion
+
+given, made = map(Path, sys.argv[1:])
+made.write_bytes(conversion.convert_float(keras_file.load(given)))
+"""
+
+
+def test_a_float_tflite_file_goes_the_same_way_as_the_model_that_it_was_made_of(tmp_path: Path) -> None:
+    code, trained, errors = compress(tmp_path, "builder: digits_cnn", "[train: {epochs: 3}]")
+    assert code == 0, errors
+    model, file = tmp_path / "runs" / "small" / "model.keras", tmp_path / "small.tflite"
+    subprocess.run([sys.executable, "-c", ONE_RUN, model, file], check=True, capture_output=True)
+    code, record, errors = compress(
+        tmp_path,
+        "file: small.tflite",
+        "[prune: {keep_macs: 0.8, epochs: 1}, quantize: {ranges: minmax}, compile, package]",
+    )
+    assert code == 0, errors
+    rows = {row["id"]: row for row in record["stages"]}
+    assert rows["model"]["facts"]["largest_difference"] < 1e-5
+    same = [row["measurements"]["accuracy"]["value"] for row in (rows["model"], trained["stages"][1])]
+    assert same[0] == same[1]
+    assert rows["quantize"]["facts"]["layers"]
+    assert (tmp_path / "runs" / "small" / "small.coralline").exists()
+    accuracy = {name: rows[name]["measurements"]["accuracy"]["value"] for name in ("prune", "quantize")}
+    assert abs(accuracy["quantize"] - accuracy["prune"]) < 0.03
