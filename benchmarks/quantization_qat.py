@@ -17,48 +17,52 @@ import quantization_subjects as subjects
 import quantization_tools as tools
 
 from compress.errors import StageError
-from compress.quantization import conversion, fake, points, tfmot, training
+from compress.quantization import conversion, tfmot, training
 from compress.quantization.ranges import METHODS
 from compress.quantization.search import Search
 from compress.training import folding, network
 from compress.training import tfmot as weights
 from compress.training.fit import TrainingSettings
 
-OURS, TFMOT = "coralline QAT", "tfmot QAT"
+OURS, TFMOT, LEARNT = "coralline QAT", "tfmot QAT", "coralline, learnt rounding"
 SETTINGS = TrainingSettings(epochs=6, learning_rate=0.0005)
-"""The defaults of the `quantize` stage, for both."""
+"""The defaults of the `quantize` stage, for both engines."""
 
 
-def both(subject: subjects.Subject, calibration: tools.Floats, held_back: tools.Floats) -> Iterator[tuple[str, Any]]:
-    """What both engines make of a network; a text where one refuses."""
-    yield OURS, ours(subject, calibration, held_back)
-    try:
-        yield TFMOT, by_tfmot(subject, calibration, held_back)
-    except StageError as error:
-        yield TFMOT, error.what
+def engines(subject: subjects.Subject, given: tools.Given) -> Iterator[tuple[str, Any]]:
+    """What everything that trains makes of a network; a text where it refuses."""
+    yield LEARNT, tools.ours(given, rounding="learnt")
+    for name, engine in ((OURS, ours), (TFMOT, by_tfmot)):
+        try:
+            yield name, engine(subject, given)
+        except StageError as error:
+            yield name, error.what
 
 
-def ours(subject: subjects.Subject, calibration: tools.Floats, held_back: tools.Floats) -> tools.Made:
-    """Our engine from the best ranges after training; notes: agreement of what it computed with the file."""
+def ours(subject: subjects.Subject, given: tools.Given) -> tools.Made:
+    """Our engine, from the best plan after training; notes: agreement of what it computed with the file."""
     started = time.perf_counter()
-    canonical = folding.canonical(network.read(subject.model))
-    search = Search(canonical, calibration, held_back, "int8", tools.scores)
+    search = Search(
+        folding.canonical(network.read(given.model)), given.calibration, given.held_back, "int8", tools.scores
+    )
     search.ranges([*METHODS])
+    if search.equalization(search.range_method):
+        search.ranges([*METHODS])
     with tempfile.TemporaryDirectory() as folder:
-        found, plan, _ = training.train(
-            canonical, search.plan, SETTINGS, subjects.context(subject.data, Path(folder), subject.seed)
-        )
+        context = subjects.context(subject.data, Path(folder), subject.seed)
+        found, plan, _ = training.train(search.network, search.plan, SETTINGS, context)
     content = conversion.convert(found, plan)
     seconds = time.perf_counter() - started
-    model = network.build(fake.with_rounded_weights(fake.insert(found, points.find(found), plan)))
-    return tools.Made(content, seconds, {"training_agrees_with_file": _agreement(model, content, subject)})
+    return tools.Made(
+        content, seconds, {"training_agrees_with_file": _agreement(training.simulated(found, plan), content, subject)}
+    )
 
 
-def by_tfmot(subject: subjects.Subject, calibration: tools.Floats, held_back: tools.Floats) -> tools.Made:
-    """The engine of tfmot as the `quantize` stage has it, from the same ranges; notes: the same."""
+def by_tfmot(subject: subjects.Subject, given: tools.Given) -> tools.Made:
+    """The engine of tfmot as the `quantize` stage has it, from the best ranges; notes: the same."""
     started = time.perf_counter()
-    read = network.read(subject.model)
-    search = Search(folding.canonical(read), calibration, held_back, "int8", tools.scores)
+    read = network.read(given.model)
+    search = Search(folding.canonical(read), given.calibration, given.held_back, "int8", tools.scores)
     search.ranges([*METHODS])
     prepared = tfmot.prepare(read, search.plan, subject.seed)
     with tempfile.TemporaryDirectory() as folder:

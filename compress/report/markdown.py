@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from compress import report as words
-from compress.report import quantization
-from compress.report import Plain
+from compress.report import Plain, quantization
 
 MAX_CELL = 120
 MAX_CLASSES = 5
