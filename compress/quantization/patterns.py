@@ -15,13 +15,7 @@ from numpy.typing import NDArray
 from compress.quantization.fake import SCALE_AXES
 from compress.training.folding import WEIGHTED
 from compress.training.network import Layer, Network
-
-SPARSE = 0.3
-"""Share of exact zeros from which a kernel counts as sparse; training hits 0 exactly by chance only."""
-FEW = 64
-"""Distinct values up to which a kernel, or a channel of it, counts as clustered."""
-TIMES = 4
-"""A clustered kernel has at least so many times as many weights as values."""
+from compress.training.redundancy import MANY, MOST, SPARSE
 
 
 @dataclass(frozen=True)
@@ -69,9 +63,9 @@ def _clusters(layer: Layer, zero: NDArray[np.bool_]) -> tuple[NDArray[np.int64] 
     numbers = np.unique(kernel, return_inverse=True)[1].reshape(kernel.shape)
     counts = [len(np.unique(kernel[(channels == channel) & ~zero])) for channel in range(channels.max() + 1)]
     distinct = len(np.unique(kernel[~zero]))
-    if 1 < distinct <= FEW and TIMES * distinct <= kernel.size:
+    if 1 < distinct <= MOST and MANY * distinct <= kernel.size:
         return numbers, max(counts)
-    if not 0 < max(counts) <= FEW or TIMES * sum(counts) > kernel.size:
+    if not 0 < max(counts) <= MOST or MANY * sum(counts) > kernel.size:
         return None, 0
     pairs = np.stack([channels.ravel(), numbers.ravel()])
     return np.unique(pairs, axis=1, return_inverse=True)[1].reshape(kernel.shape), max(counts)
