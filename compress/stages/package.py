@@ -40,11 +40,7 @@ from deploy.preprocessing import VERSION, Preprocessing
 
 
 class Package(Stage):
-    """Writes the bundle, and the runner that opens it on a device.
-
-    The bundle holds models, labels, preprocessing, golden inputs with the outputs they must
-    give, and an evaluation sample with what this host found on it.
-    """
+    """Writes runner.pyz and the bundle: models, labels, preprocessing, golden inputs and outputs, evaluation sample."""
 
     name: ClassVar[str] = "package"
     version: ClassVar[int] = 2

@@ -46,3 +46,9 @@ def sign(message, seed=SEED):
 def signed(content, seed=SEED):
     """A signed bundle."""
     return bundle.sign(content, public_key(seed), lambda message: sign(message, seed))
+
+
+def trailer(archive, key=None, seed=SEED):
+    """A good trailer for any bytes, or one that names another key."""
+    message = bundle.TRAILER_MAGIC + hashlib.sha256(archive).digest()
+    return message + (key or public_key(seed)) + sign(message, seed)

@@ -32,6 +32,7 @@ from deploy.bundle import (
 GOOD = golden.packed()
 SIGNED = signer.signed(GOOD)
 KEY = signer.public_key()
+TRAILER = signer.trailer(GOOD)
 OTHER_SEED = hashlib.sha256(b"other").digest()
 OTHER = signer.public_key(OTHER_SEED)
 KINDS = {
@@ -52,19 +53,13 @@ def refused(content: bytes, kind: type[BundleError], keys: Any = (KEY,)) -> str:
     return str(caught.value)
 
 
-def trailer(archive: bytes = GOOD, key: bytes = KEY, seed: bytes = signer.SEED, digest: bytes = b"") -> bytes:
-    """A trailer of which every part can be chosen."""
-    message = TRAILER_MAGIC + (digest or hashlib.sha256(archive).digest())
-    return message + key + signer.sign(message, seed)
-
-
 def flipped(content: bytes, place: int, pattern: int = 0xFF) -> bytes:
     return content[:place] + bytes([content[place] ^ pattern]) + content[place + 1 :]
 
 
 def test_form() -> None:
     assert TRAILER_BYTES == 144
-    assert GOOD + trailer() == SIGNED
+    assert GOOD + TRAILER == SIGNED
     assert len(TRAILER_MAGIC) == 16
 
 
@@ -108,11 +103,11 @@ def test_untrusted() -> None:
 
 def test_wrongly_signed() -> None:
     for spoilt in (
-        GOOD + trailer(key=OTHER),  # another key's signature
-        GOOD + trailer(seed=OTHER_SEED),
+        GOOD + signer.trailer(GOOD, key=OTHER),  # another key's signature
+        GOOD + signer.trailer(GOOD, key=KEY, seed=OTHER_SEED),
         flipped(SIGNED, len(SIGNED) - 1),
         flipped(SIGNED, len(GOOD) + 20),  # the digest
-        flipped(GOOD, 700) + trailer()[:16] + hashlib.sha256(flipped(GOOD, 700)).digest() + trailer()[48:],
+        flipped(GOOD, 700) + TRAILER[:16] + hashlib.sha256(flipped(GOOD, 700)).digest() + TRAILER[48:],
         GOOD + TRAILER_MAGIC + hashlib.sha256(GOOD).digest() + bytes(96),
     ):
         for keys in ((), (KEY,), (OTHER,)):
@@ -123,7 +118,7 @@ def test_changed() -> None:
     other = bundle.pack(golden.manifest(name="other"), golden.members())
     for keys in ((), (KEY,), (OTHER,)):
         for spoilt in (flipped(GOOD, 700), other, b"", GOOD[:-1], GOOD + b"x"):
-            assert "changed after it was signed" in refused(spoilt + trailer(), ChangedError, keys)
+            assert "changed after it was signed" in refused(spoilt + TRAILER, ChangedError, keys)
     refused(flipped(GOOD, 700), BundleError, ())
     refused(flipped(GOOD, 700), UnsignedError)
 
@@ -132,13 +127,13 @@ def test_a_signature_vouches_for_no_broken_bundle() -> None:
     """Whoever has the key may sign anything; what is signed is checked all the same."""
     for spoilt in (b"", b"hello", GOOD + b"x", flipped(GOOD, 700), written(manifest(schema_version=2))):
         for keys in ((), (KEY,)):
-            refused(spoilt + trailer(spoilt), BundleError, keys)
+            refused(spoilt + signer.trailer(spoilt), BundleError, keys)
 
 
 def test_a_signature_of_a_signed_bundle() -> None:
-    twice = SIGNED + trailer(SIGNED)
+    twice = SIGNED + signer.trailer(SIGNED)
     refused(twice, BundleError)
-    refused(SIGNED + trailer(), ChangedError)
+    refused(SIGNED + TRAILER, ChangedError)
 
 
 def test_nothing_is_opened_before_the_signature_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +144,7 @@ def test_nothing_is_opened_before_the_signature_is_verified(monkeypatch: pytest.
         (GOOD, [KEY]),
         (untrusted, [KEY]),
         (flipped(SIGNED, len(SIGNED) - 1), []),
-        (flipped(GOOD, 700) + trailer(), []),
+        (flipped(GOOD, 700) + TRAILER, []),
     ):
         with pytest.raises(BundleError):
             Bundle(spoilt, keys)
@@ -185,11 +180,11 @@ def test_every_length_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         refused(SIGNED[:length], UnsignedError)
 
 
-@pytest.mark.parametrize("more", [b"\0", b"x", TRAILER_MAGIC, trailer(), bytes(TRAILER_BYTES), SIGNED])
+@pytest.mark.parametrize("more", [b"\0", b"x", TRAILER_MAGIC, TRAILER, bytes(TRAILER_BYTES), SIGNED])
 def test_nothing_may_stand_before_or_behind(more: bytes) -> None:
     for keys in ((), (KEY,)):
         for content in (SIGNED + more, more + SIGNED, GOOD + more + SIGNED[len(GOOD) :]):
-            if content != GOOD + b"" + trailer():
+            if content != GOOD + b"" + TRAILER:
                 with pytest.raises(BundleError):
                     Bundle(content, keys)
 
@@ -208,7 +203,7 @@ def test_nothing_may_stand_before_or_behind(more: bytes) -> None:
     )
 )
 def test_any_trailer(edits: list[tuple[int, str, bytes]]) -> None:
-    end = trailer()
+    end = TRAILER
     for place, what, piece in edits:
         removed = 0 if what == "insert" else len(piece)
         end = end[:place] + (b"" if what == "delete" else piece) + end[place + removed :]
@@ -217,7 +212,7 @@ def test_any_trailer(edits: list[tuple[int, str, bytes]]) -> None:
             opened = Bundle(GOOD + end, keys)
         except BundleError:
             continue
-        assert end == trailer() or (end == b"" and not keys and opened.signer is None)
+        assert end == TRAILER or (end == b"" and not keys and opened.signer is None)
 
 
 @settings(max_examples=200)
