@@ -83,6 +83,8 @@ def trusted(files: Sequence[str] = ()) -> Dict[bytes, str]:
     paths = list(files)
     for folder in FOLDERS if not files else ():
         place = os.path.expanduser(folder)
+        if not os.path.isabs(place):  # nobody's home: not a folder `~` in the working directory
+            continue
         try:
             paths += [os.path.join(place, name) for name in sorted(os.listdir(place)) if name.endswith(".pem")]
         except (FileNotFoundError, NotADirectoryError):
@@ -107,7 +109,9 @@ def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:
             warnings.simplefilter("ignore")  # on an old Python it asks for a newer one
             from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    except (ImportError, AttributeError, OSError):  # missing, too old, or without its libraries
+    except BaseException as error:  # missing, too old, or broken: then some versions panic, which is no Exception
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
         return verify_plainly(public_key, signature, message)
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)

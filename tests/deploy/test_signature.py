@@ -147,6 +147,27 @@ def test_any_bytes(key: bytes, text: bytes, message: bytes) -> None:
     assert not signature.verify_plainly(key, text, message)
 
 
+@pytest.mark.parametrize("error", ["ImportError", "AttributeError", "type('Panic', (BaseException,), {})"])
+def test_a_broken_cryptography(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+    (tmp_path / "cryptography").mkdir()
+    (tmp_path / "cryptography" / "__init__.py").write_text(f"raise {error}('no library')\n")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = signer.sign(b"message")
+    assert signature.verify(signer.public_key(), made, b"message")
+    assert not signature.verify(signer.public_key(), made, b"messages")
+
+
+def test_an_interruption_is_no_broken_cryptography(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cryptography.py").write_text("raise KeyboardInterrupt\n")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        signature.verify(signer.public_key(), signer.sign(b""), b"")
+
+
 # --- key files --------------------------------------------------------------------------
 
 KEY = signer.public_key()
@@ -228,6 +249,15 @@ def test_the_keys_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     (system / "bad.pem").write_text("")
     with pytest.raises(KeyFileError, match=r"bad\.pem"):
         signature.trusted()
+
+
+def test_a_home_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "~" / "keys").mkdir(parents=True)
+    (tmp_path / "~" / "keys" / "planted.pem").write_text(PEM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signature, "FOLDERS", ("~/keys",))
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it does without a home
+    assert signature.trusted() == {}
 
 
 def test_a_folder_that_cannot_be_read_trusts_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
