@@ -105,14 +105,18 @@ class Package(Stage):
 def _facts(content: bytes, original: Path) -> Facts:
     """What is to be said of a bundle."""
     manifest = bundle.Bundle(content).manifest
-    newer = newer_than_boards(graph.read(original), load("edgetpu"))
-    opens = f"on hosts only: TensorFlow 2.5 has no {', '.join(newer)}" if newer else "on boards with TensorFlow 2.5 too"
     return {
         "members": [row["name"] for row in manifest["members"]],
         "bytes": len(content),
-        "original_opens": opens,
+        "original_opens": _opens(original),
         "evaluation": manifest["evaluation"] and manifest["evaluation"]["metrics"],
     }
+
+
+def _opens(path: Path) -> str:
+    """Where the float original can be opened."""
+    newer = newer_than_boards(graph.read(path), load("edgetpu"))
+    return f"on hosts only: TensorFlow 2.5 has no {', '.join(newer)}" if newer else "on boards with TensorFlow 2.5 too"
 
 
 def _golden(models: Mapping[str, Model], data: Data, count: int) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -98,6 +98,13 @@ def test_keys_of_small_order(verify: Verify, key: str) -> None:
     assert not any(verify(public, forged, bytes([number])) for number in range(16))
 
 
+def test_there_is_one_encoding_of_a_point() -> None:
+    """Of the few points that 32 bytes can name in two ways, the second is no key."""
+    first = [y for y in range(19) if signature.usable(y.to_bytes(32, "little"))]
+    assert first
+    assert not [y for y in first if signature.usable((y + signature.P).to_bytes(32, "little"))]
+
+
 def test_why_small_order_matters() -> None:
     neutral, forged = bytes.fromhex(SMALL[0]), signer._times(5) + (5).to_bytes(32, "little")
     assert signature.verify_plainly(neutral, forged, b"whatever")
