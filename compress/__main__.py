@@ -122,14 +122,14 @@ def _print_results(record: dict[str, Any], folder: Path, *, as_json: bool) -> No
     if as_json:
         _print(json.dumps(record, indent=1))
         return
-    rows = ("accuracy", "macs", "parameters", "size_bytes", "latency_ms")
+    rows = ("accuracy", "macs", "parameters", "size_bytes", "compressed_bytes", "latency_ms")
     models = record["models"]
     if models["original"] and models["result"]:
-        _print(f"{'':<12} {'original':>12} {'result':>12}")
+        _print(f"{'':<16} {'original':>12} {'result':>12}")
         for name in rows:
             values = [models[side]["measurements"][name]["value"] for side in ("original", "result")]
             shown = [f"{value:.4f}" if isinstance(value, float) else f"{value:,}" for value in values]
-            _print(f"{name:<12} {shown[0]:>12} {shown[1]:>12}")
+            _print(f"{name:<16} {shown[0]:>12} {shown[1]:>12}")
     if record["placement"]:
         _print(record["placement"]["reason"] or "compiled for the Edge TPU")
         _print(record["placement"]["summary"])

@@ -39,7 +39,7 @@ from compress.stage import (
 from compress.store import Store, digest_of, explain, write_atomically
 
 STORE = ".store"
-MEASURED = (Kind.KERAS, Kind.TFLITE, Kind.COMPILED)
+MEASURED = (Kind.KERAS, Kind.FLOAT_TFLITE, Kind.TFLITE, Kind.COMPILED)
 """The kinds that have a MODEL_TFLITE."""
 
 

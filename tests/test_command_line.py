@@ -167,9 +167,10 @@ def test_a_run(coralline: Coralline, tmp_path: Path, path: Path) -> None:
     assert done.returncode == 0
     results = done.stdout.splitlines()
     assert results[0].split() == ["original", "result"]
-    assert [line.split()[0] for line in results[1:6]] == ["accuracy", "macs", "parameters", "size_bytes", "latency_ms"]
+    shown = ["accuracy", "macs", "parameters", "size_bytes", "compressed_bytes", "latency_ms"]
+    assert [line.split()[0] for line in results[1:7]] == shown
     assert results[2].split()[1:] == [str(tiny.macs())] * 2
-    assert results[6:] == [
+    assert results[7:] == [
         "not compiled: edgetpu_compiler was not found",
         "all 2 operators would run on the Edge TPU",
         "report: runs/tiny/report.html",

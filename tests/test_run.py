@@ -322,9 +322,10 @@ def test_an_interruption_is_recorded(project: Project, out: Path) -> None:
 def test_a_model_that_is_none(project: Project, out: Path) -> None:
     path = project(["package"])
     (path.parent / "model.tflite").write_bytes(b"not a model")
-    error, record, _ = failed(path, out, ModelError)
-    assert str(error).startswith(f"model: {path.parent / 'model.tflite'}: is not a .tflite file; ")
-    assert record["error"]["stage"] == "model"
+    with pytest.raises(ModelError) as caught:  # before any work is done
+        load(path)
+    assert f": model: {path.parent / 'model.tflite'}: is not a .tflite file; " in str(caught.value)
+    assert not out.exists()
 
 
 def test_data_that_does_not_fit_the_model(project: Project, out: Path) -> None:
