@@ -116,7 +116,7 @@ def test_a_dead_tensor_and_constant_data_are_no_problem(keras: Any) -> None:
 def test_activations_that_explode_are_an_error(keras: Any) -> None:
     model = networks.plain(keras)
     folded = canonical(network.read(model))
-    with pytest.raises(StageError, match="not finite on the calibration samples"):
+    with pytest.raises(StageError, match="the input is not finite for calibration sample 0"):
         calibration.calibrate(folded, np.full((4, 12, 12, 3), np.inf, np.float32))
 
 
