@@ -58,10 +58,10 @@ def _usb(root: str) -> List[Facts]:
         identity = (_text(folder, "idVendor"), _text(folder, "idProduct"))
         if identity not in USB_IDS:
             continue
-        place = (_number(folder, "busnum"), _number(folder, "devnum"))
+        bus, number = _number(folder, "busnum"), _number(folder, "devnum")
         node = None
-        if None not in place:
-            node = os.path.join(root, "dev/bus/usb/%03d/%03d" % place)
+        if bus is not None and number is not None:
+            node = os.path.join(root, "dev/bus/usb/%03d/%03d" % (bus, number))
         found.append(
             {
                 "device": "usb:%d" % len(found),

@@ -82,7 +82,9 @@ class Model:
     Attributes:
         bundle: the verified bundle.
         role: the model that was taken.
+        content: its .tflite file.
         session: that model in the runtime.
+        trial: what the child process did before; None on the CPU, where nothing needs to be tried.
         remark: why it runs on the CPU although the bundle has a compiled model; otherwise empty.
 
     Raises:
@@ -107,7 +109,9 @@ class Model:
         options = Options(device, threads, kernels, library)
         self.role, options, self.remark = _choice(self.bundle, role, options)
         entry = self.bundle.manifest["models"][self.role]
-        self.session = _loaded(self.bundle.members[entry["file"]], options)
+        self.content = self.bundle.members[entry["file"]]
+        self.trial = None if options.device == "cpu" else probe.check(self.content, options)
+        self.session = _loaded(self.content, options)
         _check_tensors(self.session, entry)
         self.labels: List[str] = list(self.bundle.labels)
         self._lock = threading.Lock()
@@ -146,14 +150,16 @@ class Model:
         try:
             values = self.bundle.preprocessing(np.asarray(image))
         except PreprocessingError as error:
-            raise ImageError("the image cannot be preprocessed: %s" % error, "give a decoded image [height, width, channels]")
+            what = "the image cannot be preprocessed: %s" % error
+            raise ImageError(what, "give a decoded image [height, width, channels]")
         if (1,) + values.shape != self._shape:
-            raise ImageError(
-                "the image has %r after preprocessing, and the model takes %r" % (list(values.shape), list(self._shape[1:])),
-                "give images of that size, or package the model with a resize step",
-            )
+            sizes = (list(values.shape), list(self._shape[1:]))
+            what = "the image has %r after preprocessing, and the model takes %r" % sizes
+            raise ImageError(what, "give images of that size, or package the model with a resize step")
         values = values[np.newaxis]
-        return values.astype(self._dtype) if self._input_scale is None else quantize(values, *self._input_scale, self._dtype)
+        if self._input_scale is None:
+            return values.astype(self._dtype)
+        return quantize(values, *self._input_scale, self._dtype)
 
     def answer(self, tensor: Array) -> Answer:
         """The answer for an input tensor that `prepare` made."""

@@ -37,7 +37,7 @@ _WORDS = {
 }
 _CHILD = "import sys; sys.path.insert(0, sys.argv.pop(1)); from deploy import probe; probe.child()"
 _OLDER = "python3 -m pip install 'tflite-runtime<2.12' 'numpy<2'"
-_REBUILT = "install a libedgetpu that was built for this TFLite (github.com/feranick/libedgetpu has some)"
+_REBUILT = "build libedgetpu for this TFLite, see github.com/google-coral/libedgetpu, or use Python 3.9 and older"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _unloadable(library: str, text: str) -> DeviceError:
         return EdgeTpuError(
             "%s is here, but libusb is not: %s" % (library, text), "sudo apt-get install libusb-1.0-0", "libusb_missing"
         )
-    if os.path.basename(library) in text and "cannot open shared object file" in text or "image not found" in text:
+    if os.path.basename(library) in text and "cannot open shared object file" in text:
         return EdgeTpuError(
             "%s is not installed" % library,
             "sudo apt-get install libedgetpu1-std (its package source: coral.ai/software)",
@@ -264,7 +264,7 @@ def _busy(held: List[Dict[str, Any]]) -> DeviceError:
 
 
 def _without_delegate(text: str, options: Options) -> DeviceError:
-    """libedgetpu made no delegate. It gives no reason; the host's own facts do."""
+    """The name of a null delegate. The library gives no reason; the host's own facts do."""
     reason = " ".join(text.replace("Failed to load delegate from %s" % options.library, "").split())
     found = _matching(options.device)
     held = _held(found)
@@ -281,7 +281,9 @@ def _absent(options: Options) -> DeviceError:
         what = "there is no Edge TPU %s; here is %s" % (options.device, ", ".join(others))
         return EdgeTpuError(what, "use --device %s" % others[0], "no_device")
     what = "%s is here, but no Edge TPU is on USB or PCIe" % options.library
-    return EdgeTpuError(what, "plug it in, and look for 1a6e:089a, 18d1:9302 or 1ac1:089a with: lsusb; lspci -n", "no_device")
+    return EdgeTpuError(
+        what, "plug it in, and look for 1a6e:089a, 18d1:9302 or 1ac1:089a with: lsusb; lspci -n", "no_device"
+    )
 
 
 def _unopened(found: List[Dict[str, Any]], reason: str) -> DeviceError:
@@ -298,4 +300,3 @@ def _unopened(found: List[Dict[str, Any]], reason: str) -> DeviceError:
         reason or "it gives no reason",
     )
     return EdgeTpuError(what, "unplug it and plug it in again (on a board: sudo reboot)", "refused")
-

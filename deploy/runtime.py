@@ -214,7 +214,7 @@ class Session:
 
 
 def load_delegate(runtime: Runtime, options: Options) -> Any:
-    """libedgetpu's delegate for the device that the options name."""
+    """The delegate for the device that the options name."""
     return runtime.module.load_delegate(options.library, {"device": options.device} if options.device else {})
 
 
@@ -275,7 +275,8 @@ def refusal(runtime: Runtime, error: BaseException) -> DeviceError:
     operator = re.search(r"Didn't find op for builtin opcode '(\w+)' version '(\d+)'", text)
     if operator:
         return ModelError(
-            "%s %s has no %s of version %s: the model is newer than it" % ((runtime.name, runtime.version) + operator.groups()),
+            "%s %s has no %s of version %s: the model is newer than it"
+            % ((runtime.name, runtime.version) + operator.groups()),
             INSTALL,
             "model_too_new",
         )
