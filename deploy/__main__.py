@@ -63,9 +63,8 @@ def _run(arguments: Arguments) -> Tuple[Result, str]:
             top = model(image).top(arguments.top)
             rows.append({"image": name, "top": [{"label": label, "score": score} for label, score in top]})
         result = {"bundle": _identity(model.bundle), "model": model.describe(), "answers": rows}
-    lines = []
-    for row in rows:
-        lines.append("%s: %s" % (row["image"], ", ".join("%(label)s %(score).4g" % each for each in row["top"])))
+    told = [", ".join("%(label)s %(score).4g" % each for each in row["top"]) for row in rows]
+    lines = ["%s: %s" % (row["image"], text) for row, text in zip(rows, told)]
     return result, "\n".join(lines)
 
 

@@ -73,7 +73,7 @@ class Settings:
 
 def timed(session: Session, tensor: Array, runs: int) -> Array:
     """Runs a model and times it: int64 [runs, 4], the clock before, and after input, inference and output, in ns."""
-    place, result, clock = session.input["index"], session.output["index"], time.perf_counter_ns
+    place, result, clock = session.input_index, session.output_index, time.perf_counter_ns
     put, invoke, get = session.interpreter.set_tensor, session.interpreter.invoke, session.interpreter.get_tensor
     times = array.array("q", bytes(8 * 4 * runs))
     at = 0

@@ -181,6 +181,7 @@ class Session:
     Attributes:
         interpreter: the runtime's own.
         input, output: the details of its one input and its one output.
+        input_index, output_index: their numbers.
 
     Raises:
         ModelError: the runtime refuses the model, or it has several inputs or outputs.
@@ -199,14 +200,16 @@ class Session:
         if len(inputs) != 1 or len(outputs) != 1:
             raise ModelError("the model has %d inputs and %d outputs, not one of each" % (len(inputs), len(outputs)))
         self.input, self.output = inputs[0], outputs[0]
-        self.view = self.interpreter.tensor(self.input["index"])
+        self.input_index, self.output_index = int(self.input["index"]), int(self.output["index"])
+        self.view = self.interpreter.tensor(self.input_index)
         """Gives the input tensor's own memory. Whoever still has it while the model runs is refused by the runtime."""
 
     def run(self, tensor: Array) -> Array:
         """One inference: input tensor in, a copy of the output tensor out, in the model's own types."""
-        self.interpreter.set_tensor(self.input["index"], tensor)
-        self.interpreter.invoke()
-        return self.interpreter.get_tensor(self.output["index"])
+        interpreter = self.interpreter
+        interpreter.set_tensor(self.input_index, tensor)
+        interpreter.invoke()
+        return interpreter.get_tensor(self.output_index)
 
     def close(self) -> None:
         """Gives the memory and the Edge TPU back."""

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ STEPS = [{"resize": {"size": [4, 4]}}, {"scale": {"from": [0, 255], "to": [0, 1]
 LABELS = ["apple", "pear", "plum"]
 
 
-def images(count: int, seed: int = 0) -> list[Any]:
-    """Decoded grey images."""
-    return list(np.random.default_rng(seed).integers(0, 256, (count, 6, 5, 1), np.uint8))
+def images(count: int, seed: int = 0, channels: int = 1) -> list[Any]:
+    """Decoded images."""
+    return list(np.random.default_rng(seed).integers(0, 256, (count, 6, 5, channels), np.uint8))
 
 
 def compiled(content: bytes) -> bytes:
@@ -60,7 +61,12 @@ def models(filters: int = 4) -> dict[str, bytes]:
 
 
 def packed(
-    contents: Mapping[str, bytes] | None = None, *, samples: int = 30, machine: str | None = None, **changes: Any
+    contents: Mapping[str, bytes] | None = None,
+    *,
+    samples: int = 30,
+    machine: str | None = None,
+    size: tuple[int, int, int] = (4, 4, 1),
+    **changes: Any,
 ) -> bytes:
     """A bundle of these models, with golden outputs as `package` makes them.
 
@@ -68,10 +74,13 @@ def packed(
         contents: models by role; all three if not given.
         samples: of the evaluation sample; 0: there is none.
         machine: the architecture that the golden outputs are said to come from.
+        size: what the models take: height, width, channels.
         changes: other keys of the manifest.
     """
     contents = models() if contents is None else contents
-    preprocessing, folder = Preprocessing(STEPS), Path(tempfile.mkdtemp())
+    steps = [{"resize": {"size": list(size[:2])}}, *STEPS[1:]]
+    preprocessing, folder = Preprocessing(steps), Path(tempfile.mkdtemp())
+    inputs = images(3, channels=size[2])
     members, entries, outputs = {}, {}, {}
     for role, content in contents.items():
         members[f"{role}.tflite"] = content
@@ -80,7 +89,7 @@ def packed(
         (folder / "m.tflite").write_bytes(content)
         model = Model(folder / "m.tflite", reproducible=True)
         entries[role] = {"file": f"{role}.tflite", "input": describe(model.input), "output": describe(model.output)}
-        found = np.concatenate([model.raw(model.feed(preprocessing(image))) for image in images(3)])
+        found = np.concatenate([model.raw(model.feed(preprocessing(image))) for image in inputs])
         members[f"golden-output-{role}.npy"] = bundle.array_bytes(found)
         outputs[role] = f"golden-output-{role}.npy"
     shutil.rmtree(folder)
@@ -89,18 +98,20 @@ def packed(
     golden: dict[str, Any] = {"inputs": [f"golden-input-{index}.npy" for index in range(3)], "outputs": outputs}
     if machine is not None:
         golden["machine"] = machine
-    members.update({f"golden-input-{index}.npy": bundle.array_bytes(each) for index, each in enumerate(images(3))})
+    members.update({f"golden-input-{index}.npy": bundle.array_bytes(each) for index, each in enumerate(inputs)})
     manifest: dict[str, Any] = {
         "name": "tiny",
         "coralline": "0.0",
         "labels": LABELS,
-        "preprocessing": {"version": VERSION, "digest": preprocessing.digest, "steps": STEPS},
+        "preprocessing": {"version": VERSION, "digest": preprocessing.digest, "steps": steps},
         "models": entries,
         "golden": golden,
     }
     if samples:
         names = [f"evaluation-{index}.npy" for index in range(samples)]
-        members.update({name: bundle.array_bytes(each) for name, each in zip(names, images(samples, 7), strict=True)})
+        members.update(
+            {name: bundle.array_bytes(each) for name, each in zip(names, images(samples, 7, size[2]), strict=True)}
+        )
         manifest["evaluation"] = {"inputs": names, "labels": [index % 3 for index in range(samples)]}
     return bundle.pack({**manifest, **changes}, members)
 
@@ -166,3 +177,24 @@ def runner(*arguments: object, python: str = sys.executable, **more: object) -> 
     """The runner's command line in a process of its own."""
     command = [python, "-W", "error", "-m", "deploy", *map(str, arguments)]
     return subprocess.run(command, env=environment(**more), capture_output=True, text=True, check=False, timeout=120)
+
+
+def pyz(path: Path) -> Path:
+    """The device side in one file, as `package` writes it."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for source in sorted((ROOT / "deploy").glob("*.py")):
+            archive.write(source, f"deploy/{source.name}")
+        archive.writestr("__main__.py", "import sys\nfrom deploy.__main__ import main\nsys.exit(main())\n")
+    return path
+
+
+def pythons() -> list[str]:
+    """Interpreters that have numpy and a TFLite runtime: this one, and those that CORALLINE_PYTHONS names."""
+    named = os.environ.get("CORALLINE_PYTHONS", "").split(":")
+    return [sys.executable, *(each for each in named if each and _has_runtime(each))]
+
+
+@functools.cache
+def _has_runtime(python: str) -> bool:
+    code = "from deploy import runtime; runtime.find()"
+    return subprocess.run([python, "-c", code], env=environment(), capture_output=True, check=False).returncode == 0
