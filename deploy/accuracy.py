@@ -76,7 +76,7 @@ def golden(opened: Bundle, role: str, options: Options) -> Dict[str, Any]:
         tensors = [model.prepare(image) for image in inputs]
         found = np.concatenate([model.session.run(tensor) for tensor in tensors])
         result = _verdict(found, wanted, role, model)
-        if result["verdict"] != "equal" and role == "int8":
+        if result["verdict"] != "equal" and role == "int8" and found.shape == wanted.shape:
             different = int(np.flatnonzero((found != wanted).reshape(len(found), -1).any(axis=1))[0])
             result["first_layer"] = first_layer(model.session.runtime, model.content, tensors[different])
     return result
@@ -138,10 +138,10 @@ def first_layer(found: Runtime, content: bytes, tensor: Array) -> Dict[str, Any]
             "outputs"
         ]:  # no others: kernels' own tensors may have no memory, and reading them crashes
             values = [session.interpreter.get_tensor(index).astype(np.float64) for session in sessions]
-            if not np.array_equal(values[0], values[1]):
+            if not np.array_equal(values[0], values[1]):  # a converter's name is those of all layers it fused
                 steps = np.abs(values[0] - values[1]).max()
                 note = "the optimized kernel gives other values than the plain one, by up to %g" % steps
-                return {"layer": names[index], "operator": str(operator["op_name"]), "note": note}
+                return {"layer": names[index].split(";")[0], "operator": str(operator["op_name"]), "note": note}
     note = "optimized and plain kernels agree in every layer: the golden outputs differ from both"
     return {"layer": None, "note": note}
 
@@ -247,7 +247,8 @@ def golden_text(result: Dict[str, Any]) -> str:
         if "samples" in each:
             line += ", %d of %d equal, %d of the same class" % (each["equal"], each["samples"], each["same_class"])
             steps = each.get("largest_steps")
-            line += ", by up to %d steps" % steps if steps else ""
+            line += ", by up to %d step%s" % (steps, "s" * (steps != 1)) if steps else ""
+            line += ", by up to %.2g" % each["largest_difference"] if each.get("largest_difference") else ""
         lines.append(line + (" (%s)" % each["note"] if each["note"] else ""))
         if "first_layer" in each:
             layer = each["first_layer"]

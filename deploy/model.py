@@ -168,8 +168,11 @@ class Model:
         """
         session = self.session
         with self._lock:
+            interpreter = session.interpreter
             try:
-                stored = session.run(tensor)
+                interpreter.set_tensor(session.input_index, tensor)
+                interpreter.invoke()
+                stored = interpreter.get_tensor(session.output_index)
             except (AttributeError, RuntimeError, ValueError) as error:
                 raise self._refused(error)
         return Answer(self._scores(stored), self.labels)
@@ -289,14 +292,17 @@ def _scale(detail: Dict[str, Any]) -> Optional[Tuple[float, int]]:
 
 
 def _scores(detail: Dict[str, Any]) -> Callable[[Array], Array]:
-    """What turns stored outputs into float32 scores; for 8 bits by a table of all values, which is faster."""
-    scale, dtype = _scale(detail), np.dtype(detail["dtype"])
+    """What turns a stored output into float32 scores; for 8 bits by a table of all values, which is faster."""
+    scale, dtype, shape = _scale(detail), np.dtype(detail["dtype"]), [int(side) for side in detail["shape"]]
     if scale is None:
         return lambda stored: stored.ravel().astype(np.float32)
     if dtype.itemsize > 1:
         return lambda stored: dequantize(stored.ravel(), *scale)
     table = dequantize(np.arange(256, dtype=np.uint8).view(dtype), *scale)
-    return lambda stored: table.take(stored.view(np.uint8).ravel())
+    take = table.take  # of an int8, negative numbers count from the end: that is where their values are
+    if len(shape) == 2 and shape[0] == 1:
+        return lambda stored: take(stored[0])
+    return lambda stored: take(stored.ravel())
 
 
 def _check_tensors(session: Session, entry: Dict[str, Any]) -> None:

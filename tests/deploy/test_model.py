@@ -52,11 +52,12 @@ def test_an_answer_names_its_classes() -> None:
     assert repr(answer) == "Answer(label='b', score=3)"
 
 
+@pytest.mark.parametrize("shape", [(1, 256), (1, 2, 128), (256,)])
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.float32])
-def test_scores_of_every_type(dtype: Any) -> None:
-    stored = np.arange(-128, 128).astype(dtype).reshape(1, -1)
+def test_scores_of_every_type(dtype: Any, shape: tuple[int, ...]) -> None:
+    stored = np.arange(-128, 128).astype(dtype).reshape(shape)
     integers = np.issubdtype(dtype, np.integer)
-    detail = {"dtype": dtype, "quantization": (0.1, 3) if integers else (0.0, 0)}
+    detail = {"dtype": dtype, "shape": shape, "quantization": (0.1, 3) if integers else (0.0, 0)}
     wanted = dequantize(stored.ravel(), 0.1, 3) if integers else stored.ravel()
     np.testing.assert_array_equal(_scores(detail)(stored), wanted)
 
