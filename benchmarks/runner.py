@@ -83,12 +83,12 @@ from deploy import accuracy, bundle, runtime
 from deploy.model import Model
 
 opened = bundle.read(sys.argv[1])
-names, _ = accuracy.evaluation(opened)
+samples, _ = accuracy.evaluation(opened)
 found = {"runtime": runtime.find().describe()}
 for role in ("original", "int8"):
     for kernels in ("reproducible", "default"):
         model = Model(opened, role, kernels=kernels)
-        scores = np.stack([model(opened.array(name)).scores for name in names])
+        scores = np.stack([model(sample).scores for sample in samples])
         digest = hashlib.sha256(scores.tobytes()).hexdigest()
         found[role + " " + kernels] = {"predictions": scores.argmax(axis=1).tolist(), "outputs": digest}
 print(json.dumps(found))

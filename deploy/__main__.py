@@ -100,10 +100,10 @@ def _bench(arguments: Arguments) -> Tuple[Result, str]:
 
 
 def _verify(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy import accuracy, bundle
+    from deploy import accuracy
     from deploy.runtime import Options, find
 
-    opened = bundle.read(arguments.bundle)
+    opened = _opened(arguments)
     found = accuracy.verify(opened, Options(arguments.device, arguments.threads, library=arguments.library))
     result = dict(found, bundle=_identity(opened), runtime=find().describe())
     return result, "%s: every byte is what was packed\n%s" % (arguments.bundle, accuracy.golden_text(found))
@@ -164,11 +164,18 @@ def _with_opencv(path: str) -> Any:
     return image if image.ndim == 2 else image[..., ::-1]  # OpenCV's colours are in the order BGR
 
 
+def _opened(arguments: Arguments) -> Any:
+    """The verified bundle."""
+    from deploy import bundle
+
+    return bundle.read(arguments.bundle)
+
+
 def _model(arguments: Arguments) -> Any:
     """The model that the arguments ask for; on stderr why it is not on an Edge TPU, if that is so."""
     from deploy.model import Model
 
-    made = Model(arguments.bundle, arguments.role, arguments.device, arguments.threads, library=arguments.library)
+    made = Model(_opened(arguments), arguments.role, arguments.device, arguments.threads, library=arguments.library)
     if made.remark:
         print("runner: %s" % made.remark, file=sys.stderr)
     return made
@@ -221,7 +228,8 @@ def main(given: Optional[List[str]] = None) -> int:
         code = getattr(error, "exit_code", None)
         if code is None:
             raise
-        return _failed(arguments, {"kind": "bundle", "what": str(error), "todo": "", "exit_code": code}, str(error))
+        kind = getattr(error, "kind", "bundle")
+        return _failed(arguments, {"kind": kind, "what": str(error), "todo": "", "exit_code": code}, str(error))
     except DeviceError as error:
         return _failed(arguments, error.to_json(), str(error))
 

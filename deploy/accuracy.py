@@ -34,24 +34,28 @@ COMPARED_SINCE = (2, 14)
 Progress = Callable[[str], None]
 
 
-def evaluation(opened: Bundle) -> Tuple[List[str], List[int]]:
-    """The members with decoded samples, and their classes. Both empty: the bundle brings none.
+def evaluation(opened: Bundle) -> Tuple[List[Array], List[int]]:
+    """The decoded samples that the bundle brings, and their classes. Both empty: it brings none.
+
+    The manifest's `evaluation` names .npy members in `inputs`. `labels` is a list of class numbers, one for
+    each member, or the name of an integer member; then the members of `inputs` are stacks of samples.
 
     Raises:
-        BundleError: the manifest's `evaluation` is not what it should be.
+        BundleError: it is not samples with a label each.
     """
     entry = opened.manifest.get("evaluation")
     if entry is None:
         return [], []
     try:
-        names, labels = list(entry["inputs"]), list(entry["labels"])
+        inputs, labels = [opened.array(name) for name in entry["inputs"]], entry["labels"]
+        if isinstance(labels, str):
+            inputs, labels = [sample for stack in inputs for sample in stack], opened.array(labels).tolist()
     except (KeyError, TypeError) as error:
         raise BundleError("the manifest's evaluation sample is incomplete: %r" % error)
-    classes = len(opened.labels)
-    sound = len(names) == len(labels) and all(isinstance(name, str) and name in opened.members for name in names)
-    if not sound or not all(type(label) is int and 0 <= label < classes for label in labels):
-        raise BundleError("the manifest's evaluation sample does not fit the bundle's members and labels")
-    return names, labels
+    sound = isinstance(labels, list) and len(inputs) == len(labels)
+    if not sound or not all(type(label) is int and 0 <= label < len(opened.labels) for label in labels):
+        raise BundleError("the evaluation sample is not %d samples with a label each" % len(inputs))
+    return inputs, labels
 
 
 def golden(opened: Bundle, role: str, options: Options) -> Dict[str, Any]:
@@ -178,20 +182,20 @@ def compare(
         BundleError: the evaluation sample does not fit.
         RuntimeLibraryError: there is no TFLite runtime.
     """
-    names, labels = evaluation(opened)
-    names, labels = names[:limit], labels[:limit]
-    if not names:
+    samples, labels = evaluation(opened)
+    samples, labels = samples[:limit], labels[:limit]
+    if not samples:
         return {"accuracy": missing("fraction", "the bundle has no evaluation sample")}
     wanted = np.array(labels)
     kernels = runtime.reproducible(runtime.find())
     predictions: Dict[str, Array] = {}
-    result: Dict[str, Any] = {"preprocessing": opened.preprocessing.digest, "samples": len(names), "models": {}}
+    result: Dict[str, Any] = {"preprocessing": opened.preprocessing.digest, "samples": len(samples), "models": {}}
     for role in [role for role in ROLES if role in opened.manifest["models"]]:
         progress("accuracy of the %s model" % role)
         device = options.device if role == "compiled" else "cpu"
         try:
             with Model(opened, role, device, options.threads, kernels, options.library) as model:
-                predictions[role] = np.array([model(opened.array(name)).index for name in names])
+                predictions[role] = np.array([model(sample).index for sample in samples])
         except DeviceError as error:
             result["models"][role] = {"accuracy": missing("fraction", str(error)), "error": error.to_json()}
             continue

@@ -121,12 +121,12 @@ def test_runtimes_that_keep_no_tensors_are_told() -> None:
 def test_three_ways(content: bytes) -> None:
     opened = bundle.Bundle(content)
     found = accuracy.compare(opened, Options(""))
-    names, labels = accuracy.evaluation(opened)
-    assert (len(names), found["samples"], found["preprocessing"]) == (30, 30, opened.preprocessing.digest)
+    samples, labels = accuracy.evaluation(opened)
+    assert (len(samples), found["samples"], found["preprocessing"]) == (30, 30, opened.preprocessing.digest)
     predictions = {}
     for role in ("original", "int8"):
         model = Model(opened, role, kernels="reproducible")
-        predictions[role] = [model(opened.array(name)).index for name in names]
+        predictions[role] = [model(sample).index for sample in samples]
         assert found["models"][role]["predictions"] == predictions[role]
         right = sum(a == b for a, b in zip(predictions[role], labels, strict=True))
         assert found["models"][role]["accuracy"]["value"] == right / 30
@@ -180,6 +180,9 @@ def test_a_bundle_without_an_evaluation_sample() -> None:
         {"inputs": ["evaluation-0.npy"], "labels": []},
         {"inputs": ["elsewhere.npy"], "labels": [0]},
         {"inputs": [["evaluation-0.npy"]], "labels": [0]},
+        {"inputs": ["int8.tflite"], "labels": [0]},
+        {"inputs": ["evaluation-0.npy"], "labels": "elsewhere.npy"},
+        {"inputs": ["evaluation-0.npy"], "labels": "evaluation-0.npy"},
         {"inputs": ["evaluation-0.npy"], "labels": [3]},
         {"inputs": ["evaluation-0.npy"], "labels": [-1]},
         {"inputs": ["evaluation-0.npy"], "labels": [True]},
@@ -189,8 +192,19 @@ def test_a_bundle_without_an_evaluation_sample() -> None:
 def test_evaluation_samples_that_cannot_be(content: bytes, entry: Any) -> None:
     opened = bundle.Bundle(content)
     opened.manifest["evaluation"] = entry
-    with pytest.raises(bundle.BundleError, match="evaluation sample"):
+    with pytest.raises(bundle.BundleError, match=r"evaluation sample|is not an array"):
         accuracy.evaluation(opened)
+
+
+def test_samples_may_come_in_stacks(content: bytes) -> None:
+    opened = bundle.Bundle(content)
+    samples, labels = accuracy.evaluation(opened)
+    stacks = {"first.npy": np.stack(samples[:10]), "second.npy": np.stack(samples[10:]), "labels.npy": np.array(labels)}
+    opened.members.update({name: bundle.array_bytes(stack) for name, stack in stacks.items()})
+    opened.manifest["evaluation"] = {"inputs": ["first.npy", "second.npy"], "labels": "labels.npy"}
+    found = accuracy.evaluation(opened)
+    np.testing.assert_array_equal(found[0], samples)
+    assert found[1] == labels
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 5), (5, 5), (3, 7), (98, 100)])
