@@ -4,8 +4,9 @@ On this interpreter and on those that CORALLINE_PYTHONS names (paths with colons
 numpy and a TFLite runtime:
 
 - overhead: `Model.answer` and the loop of `bench` over a bare loop of set_tensor, invoke, get_tensor; the
-  three in turn, five inferences each, in one process, on the model of some that is nearest to a millisecond
-  with this runtime. Medians and 10th percentiles: on a machine with other work, the latter say more.
+  three in turn, five inferences each, in one process with one thread, on the model of some that is nearest to
+  a millisecond with this runtime. CPU time, so that what else the machine does counts little: the median of
+  one inference of `bare`, and the median and 95% bootstrap interval of what the others take more.
 - start: `runner.pyz run` from the start of the process to its end, and what the imports of Python, numpy
   and the runtime alone take; the fastest of some starts of each, in turn.
 - the same bundle: predictions on its evaluation sample, and golden outputs with reproducible kernels.
@@ -57,9 +58,9 @@ def ways(model):
     return {"bare": bare, "Model": ours, "bench": lambda: benchmark.timed(session, tensor, CHUNK)}
 
 def once(way):
-    before = time.perf_counter()
+    before = time.thread_time()
     way()
-    return (time.perf_counter() - before) / CHUNK * 1e6
+    return (time.thread_time() - before) / CHUNK * 1e6
 
 def nearest(paths):
     models = [Model(path, role="int8") for path in paths]
@@ -71,7 +72,12 @@ times = {name: [] for name in found}
 for turn in range(int(sys.argv[1])):
     for name, way in list(found.items())[:: 1 if turn % 2 else -1]:
         times[name].append(once(way))
-print(json.dumps({name: [float(np.percentile(each, share)) for share in (10, 50)] for name, each in times.items()}))
+random, told = np.random.RandomState(0), {"bare_us": float(np.median(times["bare"]))}
+for name in ("Model", "bench"):
+    more = np.array(times[name]) - np.array(times["bare"])
+    again = [np.median(more[random.randint(0, len(more), len(more))]) for _ in range(1000)]
+    told[name] = [float(np.median(more)), *map(float, np.percentile(again, [2.5, 97.5]))]
+print(json.dumps(told))
 """
 FILTERS = (4, 8, 16, 64, 128, 256, 512)
 """Of the models, which the runtimes differ in by a factor of a hundred."""
@@ -120,8 +126,13 @@ def start(python: str, pyz: Path, bundle: Path, starts: int) -> dict[str, float]
     return {"whole_s": min(whole), "imports_s": min(imports), "ours_s": min(whole) - min(imports)}
 
 
-def same(answers: list[dict[str, Any]], key: str, what: str) -> bool:
-    return len({json.dumps(each[key][what]) for each in answers}) == 1
+def alike(answers: list[dict[str, Any]], names: list[str], key: str) -> dict[str, Any]:
+    """Whether all predict the same, and which of them give the same outputs to the bit."""
+    groups: dict[str, list[str]] = {}
+    for name, each in zip(names, answers, strict=True):
+        groups.setdefault(each[key]["outputs"], []).append(name)
+    predictions = {json.dumps(each[key]["predictions"]) for each in answers}
+    return {"predictions": len(predictions) == 1, "outputs": list(groups.values())}
 
 
 def main() -> None:
@@ -143,36 +154,33 @@ def main() -> None:
         found = answers[-1]["runtime"]
         version = subprocess.run([python, "-V"], capture_output=True, check=True, text=True).stdout.split()[1]
         times = answer(python, OVERHEAD, options.runs, *sizes)
-        more = {name: [x - y for x, y in zip(times[name], times["bare"], strict=True)] for name in ("Model", "bench")}
         rows.append(
             {
                 "python": version,
                 "runtime": f"{found['name']} {found['version']}",
                 "numpy": found["numpy"],
-                "percentiles": [10, 50],
-                "bare_us": times["bare"],
-                "more_us": more,
+                "bare_us": times["bare_us"],
+                "more_us": {name: times[name] for name in ("Model", "bench")},
                 "start": start(python, pyz, small, options.starts),
             }
         )
     keys = [key for key in answers[0] if key != "runtime"]
-    agreement = {key: {what: same(answers, key, what) for what in ("predictions", "outputs")} for key in keys}
-    result = {"interpreters": rows, "equal_everywhere": agreement, "runs": options.runs, "starts": options.starts}
+    names = [f"Python {row['python']}, {row['runtime']}" for row in rows]
+    agreement = {key: alike(answers, names, key) for key in keys}
+    result = {"interpreters": rows, "alike": agreement, "runs": options.runs, "starts": options.starts}
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    print("10th percentile / median of one inference\n")
     print("| Python, runtime, numpy | bare loop | Model | bench | start, of which ours |")
     print("|---|---|---|---|---|")
     for row in rows:
         more, first = row["more_us"], row["start"]
-        print(
-            f"| {row['python']}, {row['runtime']}, {row['numpy']} "
-            f"| {' / '.join(f'{each:.0f}' for each in row['bare_us'])} us "
-            f"| {' / '.join(f'{each:+.1f}' for each in more['Model'])} us "
-            f"| {' / '.join(f'{each:+.1f}' for each in more['bench'])} us "
-            f"| {first['whole_s']:.2f} s, {first['ours_s']:.2f} s |"
-        )
+        cells = [f"{row['python']}, {row['runtime']}, {row['numpy']}"]
+        cells.append(f"{row['bare_us']:.0f} us")
+        for middle, low, high in (more["Model"], more["bench"]):
+            cells.append(f"{middle:+.1f} us ({low:+.1f} to {high:+.1f}), {middle / row['bare_us']:+.1%}")
+        cells.append(f"{first['whole_s']:.2f} s, {first['ours_s']:.2f} s")
+        print(f"| {' | '.join(cells)} |")
     for key, each in agreement.items():
-        print(f"{key}: predictions {each['predictions']}, outputs {each['outputs']} (equal on all interpreters)")
+        print(f"{key}: predictions equal on all: {each['predictions']}; equal outputs: {each['outputs']}")
 
 
 if __name__ == "__main__":

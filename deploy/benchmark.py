@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import array
 import dataclasses
-import os
 import resource
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -24,6 +23,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import numpy as np
 
 from deploy import machine, probe
+from deploy.doubts import doubts
 from deploy.energy import Stretch
 from deploy.errors import ArgumentError
 from deploy.measurement import Measured, measured, missing, told
@@ -33,12 +33,6 @@ from deploy.runtime import Session
 
 MOST_RUNS = 1_000_000
 CHUNK_S = 0.5
-BUSY = 0.5
-"""Load for each core from which a host counts as busy."""
-DRIFT = 1.10
-"""The last third's median over the first third's from which a run counts as not steady."""
-HOT_C = 80.0
-UNDER_VOLTAGE, CAPPED, THROTTLED, SOFT_LIMIT = 1, 2, 4, 8
 Progress = Callable[[str], None]
 Seen = Dict[str, Any]
 """Temperatures, clock and throttling at one moment."""
@@ -230,94 +224,6 @@ def soak(session: Session, tensor: Array, seconds: float) -> Dict[str, Any]:
     drift = float(np.median(medians[-edge:]) / np.median(medians[:edge]))
     note = "median of the last tenth of %d windows over that of the first" % len(windows)
     return {"drift": measured(drift, "ratio", note), "windows": windows, "runs": sum(each["runs"] for each in windows)}
-
-
-def doubts(result: Dict[str, Any], after: Dict[str, Any], times: Array) -> List[Dict[str, str]]:
-    """What makes these numbers not comparable with others: what was found, why it matters, what to do."""
-    found, host = [], result["host"]
-    on_tpu = result["model"]["device"] != "cpu"
-    slow = [each for each in host["edge_tpus"] if each["speed_mbps"] and each["speed_mbps"] < machine.USB3_MBPS]
-    if on_tpu and slow:
-        found.append(
-            (
-                "usb_2",
-                "the Edge TPU is on USB 2 (%d Mbit/s)" % slow[0]["speed_mbps"],
-                "inputs and parameters take 3 to 10 times longer",
-                "use a USB 3 port and its own cable",
-            )
-        )
-    if "powersave" in (host["governor"] or ""):
-        found.append(
-            (
-                "powersave",
-                "the CPU governor is powersave",
-                "the processor runs below its frequency",
-                "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
-            )
-        )
-    if host["load"] is not None and host["load"] > BUSY * (host["cores"] or os.cpu_count() or 1):
-        found.append(
-            (
-                "busy_host",
-                "the load before was %.1f on %s cores" % (host["load"], host["cores"]),
-                "other processes took part of the time",
-                "uptime, and stop what else runs",
-            )
-        )
-    found += _heat([*result["trace"], after])
-    third = max(len(times) // 3, 1)
-    whole = times[:, 3] - times[:, 0]
-    drift = float(np.median(whole[-third:]) / np.median(whole[:third]))
-    if len(times) >= 30 and not 1 / DRIFT <= drift <= DRIFT:
-        found.append(
-            (
-                "not_steady",
-                "the last third took %.2f times as long as the first" % drift,
-                "the host was not in a steady state",
-                "measure again, with --seconds 30",
-            )
-        )
-    return [dict(zip(("kind", "what", "why", "todo"), row)) for row in found]
-
-
-def _heat(seen: List[Dict[str, Any]]) -> List[Tuple[str, str, str, str]]:
-    """Throttling and heat, in what was seen during a run."""
-    found = []
-    bits = 0
-    for row in seen:
-        bits |= (row["throttled"] or 0) & 15
-    if bits:
-        names = {UNDER_VOLTAGE: "under-voltage", CAPPED: "frequency capped", THROTTLED: "throttled", SOFT_LIMIT: "hot"}
-        words = ", ".join(name for bit, name in names.items() if bits & bit)
-        found.append(
-            (
-                "throttled",
-                "the board says: %s" % words,
-                "it ran slower than it can",
-                "use a 5 V supply of 3 A or more, and cool the board",
-            )
-        )
-    hottest = max([(value, name) for row in seen for name, value in row["temperatures_c"].items()], default=(0.0, ""))
-    if hottest[0] >= HOT_C:
-        found.append(
-            (
-                "hot",
-                "%s reached %.0f degrees" % (hottest[1], hottest[0]),
-                "hosts slow down at about 80",
-                "cool the board, and measure again",
-            )
-        )
-    clocks = [row["clock_mhz"] for row in seen if row["clock_mhz"]]
-    if clocks and min(clocks) < 0.8 * max(clocks):
-        found.append(
-            (
-                "clock_moved",
-                "the processor's clock moved from %.0f to %.0f MHz" % (max(clocks), min(clocks)),
-                "runs at different clocks are not one number",
-                "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
-            )
-        )
-    return found
 
 
 def text(result: Dict[str, Any]) -> str:

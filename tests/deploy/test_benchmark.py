@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from deploy import Model, benchmark, bundle, energy, machine
-from deploy.benchmark import Settings, doubts
+from deploy.benchmark import Settings
+from deploy.doubts import MEANING, doubts
 from deploy.errors import ArgumentError
 
 
@@ -114,6 +115,11 @@ def test_a_calm_host_gives_no_doubts() -> None:
 )
 def test_doubts_have_names(host: dict[str, Any], times: Any, trace: Any, kind: str) -> None:
     assert kinds(host, times, trace=trace) == [kind]
+
+
+def test_every_doubt_has_a_test() -> None:
+    (mark,) = [each for each in test_doubts_have_names.pytestmark if each.name == "parametrize"]  # type: ignore[attr-defined]
+    assert {row[-1] for row in mark.args[1]} == set(MEANING)
 
 
 def test_usb_2_does_not_matter_on_the_cpu() -> None:
