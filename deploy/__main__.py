@@ -12,7 +12,15 @@ import sys
 import tempfile
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from deploy.errors import EXIT_FILES, EXIT_INTERRUPTED, ArgumentError, DeviceError, DifferentError, ImageError
+from deploy.errors import (
+    EXIT_FILES,
+    EXIT_INTERRUPTED,
+    ArgumentError,
+    DeviceError,
+    DifferentError,
+    EdgeTpuError,
+    ImageError,
+)
 
 Arguments = argparse.Namespace
 Result = Dict[str, Any]
@@ -52,6 +60,8 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: Arguments) -> Tuple[Result, str]:
+    from deploy.measurement import finite
+
     if arguments.top < 1:
         raise ArgumentError("--top %d tells nothing" % arguments.top, "use --top 1 or more")
     with _model(arguments) as model:
@@ -61,11 +71,15 @@ def _run(arguments: Arguments) -> Tuple[Result, str]:
         rows = []
         for name, image in named:
             top = model(image).top(arguments.top)
-            rows.append({"image": name, "top": [{"label": label, "score": score} for label, score in top]})
+            rows.append({"image": name, "top": [{"label": label, "score": finite(score)} for label, score in top]})
         result = {"bundle": _identity(model.bundle), "model": model.describe(), "answers": rows}
-    told = [", ".join("%(label)s %(score).4g" % each for each in row["top"]) for row in rows]
-    lines = ["%s: %s" % (row["image"], text) for row, text in zip(rows, told)]
+    lines = ["%s: %s" % (row["image"], ", ".join(map(_told, row["top"]))) for row in rows]
     return result, "\n".join(lines)
+
+
+def _told(row: Result) -> str:
+    """One class and its score."""
+    return "%s %s" % (row["label"], "not a number" if row["score"] is None else "%.4g" % row["score"])
 
 
 def _bench_options(parser: argparse.ArgumentParser) -> None:
@@ -236,18 +250,27 @@ def main(given: Optional[List[str]] = None) -> int:
 
 def _done(arguments: Arguments) -> int:
     result, text = VERBS[arguments.verb].run(arguments)
-    content = json.dumps(dict(result, schema_version=1, verb=arguments.verb), indent=1, sort_keys=True) + "\n"
+    content = (
+        json.dumps(dict(result, schema_version=1, verb=arguments.verb), indent=1, sort_keys=True, allow_nan=False)
+        + "\n"
+    )
     if arguments.out:
         _written(arguments.out, content)
     print(content if arguments.json else text, end="" if arguments.json else "\n", flush=True)
+    error: Optional[DeviceError] = None
+    if result.get("blocked"):
+        error = EdgeTpuError(*(result["blocked"][key] for key in ("what", "todo", "kind")))
     if result.get("ok") is False:
-        raise DifferentError("the models do not answer as they did on the host", "package again, or compare runtimes")
-    return 0
+        error = DifferentError("the models do not answer as they did on the host", "package again, or compare runtimes")
+    if error is None:
+        return 0
+    print("runner: %s" % error, file=sys.stderr)
+    return error.exit_code
 
 
 def _failed(arguments: Arguments, error: Result, text: str) -> int:
     print("runner: %s" % text, file=sys.stderr)
-    if arguments.json and error["kind"] != DifferentError.kind:  # that one's result was told already
+    if arguments.json:
         print(json.dumps({"schema_version": 1, "verb": arguments.verb, "error": error}, indent=1, sort_keys=True))
     return int(error["exit_code"])
 

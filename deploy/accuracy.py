@@ -11,15 +11,16 @@ Runs on Python 3.7 with numpy and a TFLite runtime.
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from deploy import runtime
+from deploy import machine, probe, runtime
 from deploy.bundle import Bundle, BundleError
 from deploy.errors import DeviceError, EdgeTpuError
-from deploy.measurement import missing, paired_drop, proportion, told
+from deploy.measurement import finite, missing, paired_drop, proportion, told
 from deploy.model import Model
 from deploy.preprocessing import Array
 from deploy.runtime import Options, Runtime, Session
@@ -72,7 +73,9 @@ def golden(opened: Bundle, role: str, options: Options) -> Dict[str, Any]:
         return {"verdict": "not run", "note": "the bundle has no golden outputs for it"}
     wanted = opened.array(name)
     kernels = runtime.reproducible(runtime.find())
+    content = opened.members[opened.manifest["models"][role]["file"]]
     try:
+        probe.check(content, dataclasses.replace(options, kernels=kernels))  # on the CPU too: there is time for it here
         model = Model(opened, role, options.device, options.threads, kernels, options.library)
     except EdgeTpuError as error:
         return {"verdict": "not run", "note": str(error), "error": error.to_json()}
@@ -102,7 +105,7 @@ def _verdict(found: Array, wanted: Array, role: str, model: Model) -> Dict[str, 
     if np.issubdtype(found.dtype, np.integer):
         result["largest_steps"], limit = int(difference.max()), float(CLOSE_STEPS)
     else:
-        result["largest_difference"] = float(difference.max())
+        result["largest_difference"] = finite(difference.max())
         limit = float(np.abs(golden_rows).max()) * CLOSE_SHARE
     same = role == "int8" and _same_kernels(model)
     if equal == len(rows):
@@ -117,9 +120,9 @@ def _verdict(found: Array, wanted: Array, role: str, model: Model) -> Dict[str, 
 def _same_kernels(model: Model) -> bool:
     """Whether the golden outputs come from the kernels that are used here."""
     found = model.session.runtime
-    machine = model.bundle.manifest["golden"].get("machine")
+    made_on = model.bundle.manifest["golden"].get("machine")
     compared = found.name == "ai_edge_litert" or runtime.version_numbers(found.version)[:2] >= COMPARED_SINCE
-    return model.session.options.kernels == "reproducible" and machine == platform.machine() and compared
+    return model.session.options.kernels == "reproducible" and made_on == platform.machine() and compared
 
 
 def first_layer(found: Runtime, content: bytes, tensor: Array) -> Dict[str, Any]:
@@ -151,7 +154,12 @@ def first_layer(found: Runtime, content: bytes, tensor: Array) -> Dict[str, Any]
 
 
 def verify(opened: Bundle, options: Options) -> Dict[str, Any]:
-    """Golden vectors of every model of a bundle; `ok` where none is different and one at least was run."""
+    """Golden vectors of every model of a bundle.
+
+    Returns:
+        `golden` by role; `ok`: none is different, and one at least was run; `blocked`: why the compiled model could
+        not be run although an Edge TPU is here or was asked for, or None.
+    """
     roles = [role for role in ROLES if role in opened.manifest["models"]]
     found = {}
     for role in roles:
@@ -164,7 +172,10 @@ def verify(opened: Bundle, options: Options) -> Dict[str, Any]:
             # Float originals may need operators that old boards do not have; what runs there is int8.
             found[role] = {"verdict": "not run", "note": str(error), "error": error.to_json()}
     verdicts = [each["verdict"] for each in found.values()]
-    return {"golden": found, "ok": "different" not in verdicts and set(verdicts) != {"not run"}}
+    blocked = found.get("compiled", {}).get("error")
+    wanted = options.device not in ("", "cpu") or (options.device == "" and bool(machine.edge_tpus()))
+    ok = "different" not in verdicts and set(verdicts) != {"not run"}
+    return {"golden": found, "ok": ok, "blocked": blocked if wanted else None}
 
 
 def compare(

@@ -13,6 +13,7 @@ Runs on Python 3.7 with numpy alone.
 from __future__ import annotations
 
 import time
+from math import isfinite
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -67,6 +68,8 @@ def _readings(path: str) -> List[Tuple[float, float]]:
     for number, line in enumerate(lines, 1):
         try:
             at, watts = (float(part) for part in line.split(",")[:2])
+            if not (isfinite(at) and isfinite(watts)):
+                raise ValueError
         except ValueError:
             if number == 1 or number == len(lines):  # a head; a line that is being written
                 continue

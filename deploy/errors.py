@@ -74,7 +74,7 @@ class ModelError(DeviceError):
 class RuntimeLibraryError(DeviceError):
     """There is no TFLite runtime, or one that does not work here.
 
-    `kind` is `no_runtime`, `runtime_broken` or `numpy_2`.
+    `kind` is `no_runtime`, `runtime_broken`, `numpy_2`, or `crash` or `hang` (on the CPU).
     """
 
     exit_code = 11

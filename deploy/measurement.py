@@ -7,7 +7,7 @@ Runs on Python 3.7 with numpy alone.
 
 from __future__ import annotations
 
-from math import sqrt
+from math import isfinite, sqrt
 from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
@@ -29,6 +29,11 @@ def measured(value: float, unit: str, note: str = "", interval: Optional[Tuple[f
 def missing(unit: str, reason: str) -> Measured:
     """A number that there is none of, and why."""
     return {"value": None, "unit": unit, "how": "missing", "low": None, "high": None, "note": reason}
+
+
+def finite(value: float) -> Optional[float]:
+    """The value, or None for NaN and infinity, which JSON does not have."""
+    return float(value) if isfinite(value) else None
 
 
 def told(measurement: Measured, digits: int = 4) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 
 from deploy import machine, runtime
 from deploy.errors import ArgumentError, DeviceError, EdgeTpuError, ModelError, RuntimeLibraryError
-from deploy.runtime import Options
+from deploy.runtime import INSTALL, Options
 
 TIMEOUT_S = 60.0
 """An Edge TPU on USB takes three seconds to be opened first, and a large model some more."""
@@ -171,7 +171,8 @@ def check(content: bytes, options: Options, timeout_s: float = TIMEOUT_S) -> Out
 
     Raises:
         EdgeTpuError: the Edge TPU cannot be used, and why.
-        ModelError, RuntimeLibraryError: the runtime refuses the model, or does not work.
+        ModelError: the runtime refuses the model.
+        RuntimeLibraryError: the runtime does not work, or crashes on the CPU.
     """
     key = (hash(content), options)
     if key not in _known:
@@ -188,7 +189,7 @@ def failure(outcome: Outcome, options: Options) -> DeviceError:
     if outcome.returncode is None:
         return _hang(outcome, options)
     if outcome.returncode < 0:
-        return _crash(outcome)
+        return _crash(outcome, options)
     if outcome.error and "kind" in outcome.error:
         return _ours(outcome.error)
     if outcome.step == "library":
@@ -210,20 +211,26 @@ def _before(step: str) -> str:
     return _WORDS[STEPS[max(STEPS.index(step) - 1, 0)]]
 
 
-def _crash(outcome: Outcome) -> DeviceError:
+def _crash(outcome: Outcome, options: Options) -> DeviceError:
     number = -(outcome.returncode or 0)
     name = signal.Signals(number).name if number in list(signal.Signals) else "signal %d" % number
     what = "the trial in a child process was ended by %s after %s" % (name, _before(outcome.step))
-    if outcome.step in ("library", "delegate", "interpreter", "inference"):
-        found = runtime.find()
-        if found.too_new_for_libedgetpu_16:
-            what += "; %s %s is newer than what Google's libedgetpu 16.0 works with" % (found.name, found.version)
-            return EdgeTpuError(what, _OLDER if sys.version_info < (3, 10) else _REBUILT, "crash")
+    if outcome.step in ("python", "runtime"):
+        return RuntimeLibraryError(what, INSTALL, "crash")
+    found = runtime.find()
+    if options.device == "cpu":  # SIGILL, for one: kernels of instructions that an old processor does not have
+        what += "; on the CPU, with %s %s" % (found.name, found.version)
+        return RuntimeLibraryError(what, "install another version of it, or: %s" % INSTALL, "crash")
+    if found.too_new_for_libedgetpu_16:
+        what += "; %s %s is newer than what Google's libedgetpu 16.0 works with" % (found.name, found.version)
+        return EdgeTpuError(what, _OLDER if sys.version_info < (3, 10) else _REBUILT, "crash")
     return EdgeTpuError(what, "sudo apt-get install --reinstall libedgetpu1-std", "crash")
 
 
 def _hang(outcome: Outcome, options: Options) -> DeviceError:
     what = "the trial in a child process did not come back; before, %s" % _before(outcome.step)
+    if options.device == "cpu":
+        return RuntimeLibraryError(what, INSTALL, "hang")
     held = _held(_matching(options.device))
     if held:
         return _busy(held)

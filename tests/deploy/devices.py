@@ -179,6 +179,18 @@ def runner(*arguments: object, python: str = sys.executable, **more: object) -> 
     return subprocess.run(command, env=environment(**more), capture_output=True, text=True, check=False, timeout=120)
 
 
+def crashing_runtime(folder: Path) -> Path:
+    """A folder with an `ai_edge_litert` that dies of SIGILL when it loads a model, as on too old a processor."""
+    package = folder / "ai_edge_litert"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("__version__ = '9.9'\n")
+    (package / "interpreter.py").write_text(
+        "import os, signal\n\n\nclass Interpreter:\n    def __init__(self, model_content=None, **more):\n"
+        "        os.kill(os.getpid(), signal.SIGILL)\n"
+    )
+    return folder
+
+
 def pyz(path: Path) -> Path:
     """The device side in one file, as `package` writes it."""
     with zipfile.ZipFile(path, "w") as archive:

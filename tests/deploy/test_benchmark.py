@@ -160,6 +160,9 @@ def test_a_meter_that_was_not_there(rows: list[tuple[float, float]], says: str) 
 
 def test_a_meter_file_of_something_else(tmp_path: Path) -> None:
     path = tmp_path / "meter.csv"
+    path.write_text("time,watts\n1,2\n3,nan\n4,5\n")
+    with pytest.raises(ArgumentError, match=r"meter.csv:3: '3,nan' is not time,watts"):
+        energy.Stretch(str(path)).end(1)
     path.write_text("time,watts\n1,2\nand then\n3,4\n")
     with pytest.raises(ArgumentError, match=r"meter.csv:3: 'and then' is not time,watts"):
         energy.Stretch(str(path)).end(1)

@@ -136,6 +136,43 @@ def test_models_that_answer_otherwise_are_13(tmp_path: Path, capsys: pytest.Capt
     assert "the models do not answer as they did on the host" in told.err
 
 
+def test_a_crash_on_the_cpu_is_a_finding(path: Path, tmp_path: Path) -> None:
+    folder = devices.crashing_runtime(tmp_path / "packages")
+    environment = {**devices.environment(), "PYTHONPATH": f"{devices.ROOT}:{folder}"}
+    given = [sys.executable, "-m", "deploy", "verify", str(path), "--json"]
+    done = subprocess.run(given, env=environment, capture_output=True, text=True)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["kind"]) == (11, "crash")
+    assert "ended by SIGILL after the TFLite runtime was imported; on the CPU, with ai_edge_litert 9.9" in done.stderr
+
+
+def test_an_edge_tpu_that_cannot_be_used_is_12(path: Path, tmp_path: Path) -> None:
+    more = {"LD_LIBRARY_PATH": devices.stand_in(), "CORALLINE_ROOT": devices.host(tmp_path)}
+    done = devices.runner("verify", path, "--json", **more, EDGETPU_STAND_IN="crash-run")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["ok"], found["blocked"]["kind"]) == (12, True, "crash")
+    done = devices.runner("verify", path, "--json", **more)
+    assert (done.returncode, json.loads(done.stdout)["golden"]["compiled"]["verdict"]) == (0, "equal")
+    done = devices.runner(
+        "verify", path, "--device", "pci", LD_LIBRARY_PATH=devices.stand_in(), EDGETPU_STAND_IN="null"
+    )
+    assert done.returncode == 12
+
+
+def test_scores_that_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened = bundle.Bundle(devices.packed({"original": devices.models()["original"]}, samples=0))
+    name = opened.manifest["golden"]["inputs"][0]
+    members = {**opened.members, name: bundle.array_bytes(np.full((6, 5, 1), np.nan, np.float32))}
+    manifest = {key: value for key, value in opened.manifest.items() if key not in ("members", "schema_version")}
+    path = write(tmp_path, "nan.coralline", bundle.pack(manifest, members))
+    assert command.main(["run", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["answers"][0]["top"][0]["score"] is None
+    assert command.main(["run", str(path)]) == 0
+    assert "not a number" in capsys.readouterr().out
+    assert command.main(["verify", str(path), "--json"]) == 13
+    assert json.loads(capsys.readouterr().out)["golden"]["original"]["largest_difference"] is None
+
+
 def test_out_is_written_whole_or_not_at_all(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
