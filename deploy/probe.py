@@ -196,7 +196,7 @@ def failure(outcome: Outcome, options: Options) -> DeviceError:
         return _unloadable(options.library, text)
     if outcome.step == "delegate":
         return _without_delegate(text, options)
-    return ModelError("%s, and then: %s" % (_before(outcome.step), (text or outcome.noise or "nothing was told")[:500]))
+    return ModelError("%s, and then: %s" % (_before(outcome), (text or outcome.noise or "nothing was told")[:500]))
 
 
 def _ours(error: Dict[str, Any]) -> DeviceError:
@@ -206,15 +206,16 @@ def _ours(error: Dict[str, Any]) -> DeviceError:
     return DeviceError(error["what"], error["todo"], error["kind"])
 
 
-def _before(step: str) -> str:
-    """What went well before a step."""
-    return _WORDS[STEPS[max(STEPS.index(step) - 1, 0)]]
+def _before(outcome: Outcome) -> str:
+    """What went well before the last step."""
+    done = ["python"] + [step for step in STEPS if step in outcome.seconds and step != outcome.step]
+    return _WORDS[done[-1]]
 
 
 def _crash(outcome: Outcome, options: Options) -> DeviceError:
     number = -(outcome.returncode or 0)
     name = signal.Signals(number).name if number in list(signal.Signals) else "signal %d" % number
-    what = "the trial in a child process was ended by %s after %s" % (name, _before(outcome.step))
+    what = "the trial in a child process was ended by %s after %s" % (name, _before(outcome))
     if outcome.step in ("python", "runtime"):
         return RuntimeLibraryError(what, INSTALL, "crash")
     found = runtime.find()
@@ -228,7 +229,7 @@ def _crash(outcome: Outcome, options: Options) -> DeviceError:
 
 
 def _hang(outcome: Outcome, options: Options) -> DeviceError:
-    what = "the trial in a child process did not come back; before, %s" % _before(outcome.step)
+    what = "the trial in a child process did not come back; before, %s" % _before(outcome)
     if options.device == "cpu":
         return RuntimeLibraryError(what, INSTALL, "hang")
     held = _held(_matching(options.device))
