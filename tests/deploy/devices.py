@@ -108,11 +108,15 @@ def packed(
         "golden": golden,
     }
     if samples:
-        names = [f"evaluation-{index}.npy" for index in range(samples)]
-        members.update(
-            {name: bundle.array_bytes(each) for name, each in zip(names, images(samples, 7, size[2]), strict=True)}
-        )
-        manifest["evaluation"] = {"inputs": names, "labels": [index % 3 for index in range(samples)]}
+        members["evaluation-inputs-0.npy"] = bundle.array_bytes(np.stack(images(samples, 7, size[2])))
+        members["evaluation-labels.npy"] = bundle.array_bytes(np.arange(samples) % 3)
+        manifest["evaluation"] = {
+            "split": "test",
+            "inputs": ["evaluation-inputs-0.npy"],
+            "labels": "evaluation-labels.npy",
+            "outputs": {},
+            "metrics": {},
+        }
     return bundle.pack({**manifest, **changes}, members)
 
 

@@ -177,15 +177,15 @@ def test_a_bundle_without_an_evaluation_sample() -> None:
         {},
         [],
         7,
-        {"inputs": ["evaluation-0.npy"], "labels": []},
+        {"inputs": ["golden-input-0.npy"], "labels": []},
         {"inputs": ["elsewhere.npy"], "labels": [0]},
-        {"inputs": [["evaluation-0.npy"]], "labels": [0]},
+        {"inputs": [["golden-input-0.npy"]], "labels": [0]},
         {"inputs": ["int8.tflite"], "labels": [0]},
-        {"inputs": ["evaluation-0.npy"], "labels": "elsewhere.npy"},
-        {"inputs": ["evaluation-0.npy"], "labels": "evaluation-0.npy"},
-        {"inputs": ["evaluation-0.npy"], "labels": [3]},
-        {"inputs": ["evaluation-0.npy"], "labels": [-1]},
-        {"inputs": ["evaluation-0.npy"], "labels": [True]},
+        {"inputs": ["golden-input-0.npy"], "labels": "elsewhere.npy"},
+        {"inputs": ["golden-input-0.npy"], "labels": "golden-input-0.npy"},
+        {"inputs": ["golden-input-0.npy"], "labels": [3]},
+        {"inputs": ["golden-input-0.npy"], "labels": [-1]},
+        {"inputs": ["golden-input-0.npy"], "labels": [True]},
         {"inputs": None, "labels": None},
     ],
 )
@@ -196,12 +196,13 @@ def test_evaluation_samples_that_cannot_be(content: bytes, entry: Any) -> None:
         accuracy.evaluation(opened)
 
 
-def test_samples_may_come_in_stacks(content: bytes) -> None:
+def test_samples_may_come_in_stacks_or_one_by_one(content: bytes) -> None:
     opened = bundle.Bundle(content)
     samples, labels = accuracy.evaluation(opened)
-    stacks = {"first.npy": np.stack(samples[:10]), "second.npy": np.stack(samples[10:]), "labels.npy": np.array(labels)}
-    opened.members.update({name: bundle.array_bytes(stack) for name, stack in stacks.items()})
-    opened.manifest["evaluation"] = {"inputs": ["first.npy", "second.npy"], "labels": "labels.npy"}
+    assert (len(samples), labels) == (30, [index % 3 for index in range(30)])
+    names = [f"sample-{index}.npy" for index in range(30)]
+    opened.members.update({name: bundle.array_bytes(each) for name, each in zip(names, samples, strict=True)})
+    opened.manifest["evaluation"] = {"inputs": names, "labels": labels}
     found = accuracy.evaluation(opened)
     np.testing.assert_array_equal(found[0], samples)
     assert found[1] == labels
