@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from quantization_tools import OURS, Given
 
 RESULTS = Path(__file__).parent / "results" / "quantization.json"
 QUICK = ("vww_96", "mini_xception", "magic_wand")
-AS_IT_IS = "as it is"
+AS_IT_IS, HARD = "as it is", f"imbalance x{max(cases.IMBALANCES)}"
 DRAWS = 10_000
 REPEATS = 7
 DROP, CHANGE, RATIO = 0.003, 0.005, 1.2
@@ -92,19 +92,28 @@ def one_seed(subject: subjects.Subject, *, train: bool) -> dict[str, Any]:
         found["cases"][case] = row
     with quiet():
         found["conversion"] = tools.conversion_ratio(given_in_each_case(subject)[AS_IT_IS](), REPEATS)
-        found["qat"] = dict(trained(subject)) if train and subject.builder else {}
+    found["trained"] = trained(subject) if train and subject.labelled else {}
     return found
 
 
-def trained(subject: subjects.Subject) -> Iterator[tuple[str, Any]]:
-    """Both engines of quantization-aware training: a row as the other tools have, or why there is none."""
-    inputs = subject.data.inputs("test")
-    for name, made in qat.both(subject, *tools.drawn(subject)):
-        if isinstance(made, str):
-            yield name, made
+def trained(subject: subjects.Subject) -> dict[str, dict[str, Any]]:
+    """By case and engine a row as the other tools have, or why there is none; with the hardest imbalance too."""
+    inputs, found = subject.data.inputs("test"), dict[str, dict[str, Any]]()
+    for case, make in given_in_each_case(subject).items():
+        if case not in (AS_IT_IS, HARD):
             continue
-        answers = tools.scores(made.content, inputs)
-        yield name, {"hits": hits(subject, answers, answers), "seconds": made.seconds} | made.notes
+        found[case] = {}
+        with quiet():
+            engines = dict(qat.engines(subject, make()))
+        for name, made in engines.items():
+            if isinstance(made, str):
+                found[case][name] = made
+                continue
+            answers = tools.scores(made.content, inputs)
+            found[case][name] = {"hits": hits(subject, answers, answers), "seconds": made.seconds} | made.notes
+            share = found[case][name]["hits"].mean()
+            print(f"{subject.name} {subject.seed}, {case}, {name}: {share:.4f}", file=sys.stderr, flush=True)
+    return found
 
 
 @contextlib.contextmanager
@@ -137,26 +146,32 @@ def summary(subject: subjects.Subject, runs: list[dict[str, Any]]) -> dict[str, 
             "ours_minus_best_other": float(difference.mean()),
             "interval": interval(difference),
         }
-    found["qat"] = _qat(runs)
+    found["trained"] = {case: _trained(runs, case) for case in runs[0]["trained"]}
     return found
 
 
-def _qat(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Both engines against our calibration, where they were run."""
+def _trained(runs: list[dict[str, Any]], case: str) -> dict[str, Any]:
+    """What trains against what calibrates in the same case: our own, and TFLiteConverter."""
     found: dict[str, Any] = {}
-    ptq = np.concatenate([run["cases"][AS_IT_IS][OURS]["hits"] for run in runs]).astype(int)
-    for name in runs[0]["qat"]:
-        rows = [run["qat"][name] for run in runs]
-        if isinstance(rows[0], str):
-            found[name] = {"refused": rows[0]}
+    calibrated = {
+        tool: np.concatenate([run["cases"][case][tool]["hits"] for run in runs]).astype(int)
+        for tool in (OURS, tools.CONVERTER)
+    }
+    for name in runs[0]["trained"][case]:
+        rows = [run["trained"][case][name] for run in runs]
+        refused = next((row for row in rows if isinstance(row, str)), None)
+        if refused is not None:
+            found[name] = {"refused": refused}
             continue
         pooled = np.concatenate([row["hits"] for row in rows]).astype(int)
         found[name] = {
             "value": [float(row["hits"].mean()) for row in rows],
             "seconds": [round(row["seconds"], 2) for row in rows],
-            "training_agrees_with_file": [row["training_agrees_with_file"] for row in rows],
-            "minus_our_ptq": float((pooled - ptq).mean()),
-            "interval": interval(pooled - ptq),
+            "training_agrees_with_file": [row.get("training_agrees_with_file") for row in rows],
+            "minus": {
+                tool: {"mean": float((pooled - each).mean()), "interval": interval(pooled - each)}
+                for tool, each in calibrated.items()
+            },
         }
     return found
 
@@ -231,20 +246,31 @@ def _times(models: Mapping[str, Any]) -> str:
 
 
 def _trainings(models: Mapping[str, Any]) -> str:
-    """Quantization-aware training, where it was run."""
-    head = ["model", "engine", "float", f"{OURS} PTQ", "QAT", "QAT - PTQ (95%)", "training and file agree (≥ 0.983)"]
+    """What trains, where it was run."""
+    head = ["model", "case", "engine", "float", f"{OURS} PTQ", tools.CONVERTER, "trained"]
+    head += [f"- {OURS} PTQ (95%)", f"- {tools.CONVERTER} (95%)", "training and file agree (≥ 0.983)"]
     lines = [head, ["---"] * len(head)]
     for name, model in models.items():
-        ptq = statistics.fmean(model["cases"][AS_IT_IS]["tools"][OURS]["value"])
-        for engine, row in model.get("qat", {}).items():
-            start = [name, engine, f"{statistics.fmean(model['float']):.4f}", f"{ptq:.4f}"]
-            if "refused" in row:
-                lines.append([*start, f"refused: {row['refused'][:60]}", "", ""])
-                continue
-            low, high = row["interval"]
-            difference = f"{row['minus_our_ptq']:+.4f} ({low:+.4f} to {high:+.4f})"
-            agreement = f"{min(row['training_agrees_with_file']):.4f}"
-            lines.append([*start, f"{statistics.fmean(row['value']):.4f}", difference, agreement])
+        for case, engines in model.get("trained", {}).items():
+            ptq = [statistics.fmean(model["cases"][case]["tools"][tool]["value"]) for tool in (OURS, tools.CONVERTER)]
+            for engine, row in engines.items():
+                start = [
+                    name,
+                    case,
+                    engine,
+                    f"{statistics.fmean(model['float']):.4f}",
+                    *(f"{each:.4f}" for each in ptq),
+                ]
+                if "refused" in row:
+                    lines.append([*start, f"refused: {row['refused'][:60]}", "", "", ""])
+                    continue
+                differences = [
+                    "{:+.4f} ({:+.4f} to {:+.4f})".format(each["mean"], *each["interval"])
+                    for each in row["minus"].values()
+                ]
+                agreements = [each for each in row["training_agrees_with_file"] if each is not None]
+                agreement = f"{min(agreements):.4f}" if agreements else ""
+                lines.append([*start, f"{statistics.fmean(row['value']):.4f}", *differences, agreement])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) if len(lines) > 2 else ""
 
 
@@ -258,7 +284,7 @@ def commit() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} only")
-    parser.add_argument("--qat", action="store_true", help="quantization-aware training too, on trained networks")
+    parser.add_argument("--qat", action="store_true", help="what trains too: both engines, and learnt rounding")
     parser.add_argument("--models", default=",".join(subjects.SUBJECTS), help="some of them, with commas")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cache", type=Path, default=Path("runs") / "benchmark_networks")

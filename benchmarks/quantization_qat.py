@@ -1,8 +1,7 @@
-"""Quantization-aware training for benchmarks/quantization.py --qat: ours, and tfmot's with its traps repaired.
+"""Quantization-aware training for benchmarks/quantization.py --qat: both engines of the `quantize` stage.
 
-Only for networks that are built here (tfmot needs them in tf-keras) and that tfmot accepts, as they are.
-Repaired: ranges start from calibration instead of +-6, and dense layers are quantized with one scale.
-The other known trap, reordered inputs of Concatenate, does not occur in these networks.
+tfmot's has its traps repaired (`compress.quantization.tfmot`): both start from the same calibrated ranges and
+round at the same points. Ours trains with batch norm folded, tfmot's with batch norm.
 """
 
 from __future__ import annotations
@@ -16,82 +15,64 @@ from typing import Any
 import numpy as np
 import quantization_subjects as subjects
 import quantization_tools as tools
-from numpy.typing import NDArray
 
-from compress.quantization import conversion, fake, points, training
+from compress.errors import StageError
+from compress.quantization import conversion, tfmot, training
 from compress.quantization.ranges import METHODS
 from compress.quantization.search import Search
 from compress.training import folding, network
+from compress.training import tfmot as weights
 from compress.training.fit import TrainingSettings
 
-OURS, TFMOT = "coralline QAT", "tfmot QAT"
+OURS, TFMOT, LEARNT = "coralline QAT", "tfmot QAT", "coralline, learnt rounding"
 SETTINGS = TrainingSettings(epochs=6, learning_rate=0.0005)
-"""The defaults of the `quantize` stage, for both."""
+"""The defaults of the `quantize` stage, for both engines."""
 
 
-def both(subject: subjects.Subject, calibration: tools.Floats, held_back: tools.Floats) -> Iterator[tuple[str, Any]]:
-    """What both engines make of a network; a text where one refuses."""
-    yield OURS, ours(subject, calibration, held_back)
-    try:
-        yield TFMOT, tfmot(subject, calibration)
-    except (RuntimeError, ValueError) as error:
-        yield TFMOT, str(error).splitlines()[0]
+def engines(subject: subjects.Subject, given: tools.Given) -> Iterator[tuple[str, Any]]:
+    """What everything that trains makes of a network; a text where it refuses."""
+    yield LEARNT, tools.ours(given, rounding="learnt")
+    for name, engine in ((OURS, ours), (TFMOT, by_tfmot)):
+        try:
+            yield name, engine(subject, given)
+        except StageError as error:
+            yield name, error.what
 
 
-def ours(subject: subjects.Subject, calibration: tools.Floats, held_back: tools.Floats) -> tools.Made:
-    """Our engine from the best ranges after training; notes: agreement of what it computed with the file."""
+def ours(subject: subjects.Subject, given: tools.Given) -> tools.Made:
+    """Our engine, from the best plan after training; notes: agreement of what it computed with the file."""
     started = time.perf_counter()
-    canonical = folding.canonical(network.read(subject.model))
-    search = Search(canonical, calibration, held_back, "int8", tools.scores)
+    search = Search(
+        folding.canonical(network.read(given.model)), given.calibration, given.held_back, "int8", tools.scores
+    )
     search.ranges([*METHODS])
+    if search.equalization(search.range_method):
+        search.ranges([*METHODS])
     with tempfile.TemporaryDirectory() as folder:
-        found, plan, _ = training.train(
-            canonical, search.plan, SETTINGS, subjects.context(subject.data, Path(folder), subject.seed)
-        )
+        context = subjects.context(subject.data, Path(folder), subject.seed)
+        found, plan, _ = training.train(search.network, search.plan, SETTINGS, context)
     content = conversion.convert(found, plan)
     seconds = time.perf_counter() - started
-    model = network.build(fake.with_rounded_weights(fake.insert(found, points.find(found), plan)))
-    return tools.Made(content, seconds, {"training_agrees_with_file": _agreement(model, content, subject)})
+    return tools.Made(
+        content, seconds, {"training_agrees_with_file": _agreement(training.simulated(found, plan), content, subject)}
+    )
 
 
-def tfmot(subject: subjects.Subject, calibration: tools.Floats) -> tools.Made:
-    """The default 8-bit scheme of tfmot."""
-    import tensorflow_model_optimization
-    import tf_keras
-
+def by_tfmot(subject: subjects.Subject, given: tools.Given) -> tools.Made:
+    """The engine of tfmot as the `quantize` stage has it, from the best ranges; notes: the same."""
     started = time.perf_counter()
-    assert subject.builder is not None
-    plain = subject.builder(tf_keras)
-    plain.set_weights(subject.model.get_weights())
-    wanted, found = (np.asarray(each(calibration)) for each in (subject.model, plain))
-    assert np.abs(wanted - found).max() < 1e-4, "tf-keras computes something else"
-    tf_keras.utils.set_random_seed(subject.seed)
-    model = tensorflow_model_optimization.quantization.keras.quantize_model(plain)
-    _calibrated(tf_keras, plain, model, calibration)
-    inputs, labels = subject.data.inputs("train"), subject.data.labels("train")
-    steps = -(-len(inputs) // SETTINGS.batch_size) * SETTINGS.epochs
-    schedule = tf_keras.optimizers.schedules.CosineDecay(SETTINGS.learning_rate, steps)
-    model.compile(tf_keras.optimizers.Adam(schedule), "sparse_categorical_crossentropy")
-    model.fit(inputs, labels, SETTINGS.batch_size, SETTINGS.epochs, verbose=0)
-    content = tools.converted(model, None, dense_per_tensor=True)
+    read = network.read(given.model)
+    search = Search(folding.canonical(read), given.calibration, given.held_back, "int8", tools.scores)
+    search.ranges([*METHODS])
+    prepared = tfmot.prepare(read, search.plan, subject.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        context = subjects.context(subject.data, Path(folder), subject.seed)
+        weights.train(prepared.legacy.model, prepared.network, SETTINGS, context)
+    content = conversion.convert(*prepared.learnt("trained"))
     seconds = time.perf_counter() - started
-    return tools.Made(content, seconds, {"training_agrees_with_file": _agreement(model, content, subject)})
-
-
-def _calibrated(library: Any, plain: Any, model: Any, samples: NDArray[np.float32]) -> None:
-    """Writes the ranges of the float layers' outputs into the variables of the quantized ones."""
-    made = {layer.name: layer.output for layer in plain.layers}
-    values = library.Model(plain.input, made).predict(samples, verbose=0)
-    limits = {name: (float(each.min()), float(each.max())) for name, each in values.items()}
-    first = (float(samples.min()), float(samples.max()))
-    for layer in model.layers:
-        low, high = limits.get(layer.name.removeprefix("quant_"), first)
-        for weight in layer.weights:
-            name = weight.name.split("/")[-1].split(":")[0]
-            if name.endswith("min") and "kernel" not in name:
-                weight.assign(min(low, 0.0))
-            elif name.endswith("max") and "kernel" not in name:
-                weight.assign(max(high, 1e-6))
+    return tools.Made(
+        content, seconds, {"training_agrees_with_file": _agreement(prepared.legacy.model, content, subject)}
+    )
 
 
 def _agreement(model: Any, content: bytes, subject: subjects.Subject) -> float:

@@ -96,7 +96,6 @@ class Subject:
         model: the float model, Keras 3.
         data: its splits; those without labels have zeros there.
         labelled: whether accuracy can be measured.
-        builder: makes the same network, untrained, with another library; None for files.
     """
 
     name: str
@@ -104,7 +103,6 @@ class Subject:
     model: Any
     data: Arrays
     labelled: bool
-    builder: Callable[[Any], Any] | None = None
 
 
 @cache
@@ -215,22 +213,19 @@ class Recipe:
         """The network, trained now or earlier."""
         data = Arrays(self.data(), self.classes)
 
-        def build(library: Any) -> Any:
-            return self.network(library, data.input_shape, self.classes)
-
         path = cache_folder / f"{self.name}-{seed}.keras"
         if path.exists():
             model = keras_file.load(path)
         else:
             started = time.perf_counter()
-            model = build(keras(seed))
+            model = self.network(keras(seed), data.input_shape, self.classes)
             with tempfile.TemporaryDirectory() as folder:
                 fit(model, label_loss(head_of(model, data)), self.settings, context(data, Path(folder), seed))
                 working_model.write_keras(model, Path(folder))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes((Path(folder) / "model.keras").read_bytes())
             print(f"{path.stem} trained in {time.perf_counter() - started:.0f} s", file=sys.stderr)
-        return Subject(self.name, seed, model, data, labelled=True, builder=build)
+        return Subject(self.name, seed, model, data, labelled=True)
 
 
 def _recipe(name: str, data: Any, network: Any, classes: int, epochs: int, augment: Augment | None = None) -> Recipe:

@@ -74,17 +74,17 @@ def drawn(subject: subjects.Subject) -> tuple[Floats, Floats]:
         return Quantize()._samples(subjects.context(subject.data, Path(folder), subject.seed))
 
 
-def ours(given: Given) -> Made:
-    """The `quantize` stage with its defaults: the file that a pipeline would give."""
+def ours(given: Given, **settings: Any) -> Made:
+    """The `quantize` stage, with its defaults unless told otherwise: the file that a pipeline would give."""
     with tempfile.TemporaryDirectory() as before, tempfile.TemporaryDirectory() as after:
-        working_model.write_keras(given.model, Path(before))
-        artifact = Artifact("", Kind.KERAS, Path(before), {MODEL_KERAS: ""}, {}, 0)
+        working_model.write(given.model, Path(before))
+        artifact = Artifact("", Kind.KERAS, Path(before), {MODEL_KERAS: "", MODEL_TFLITE: ""}, {}, 0)
         nothing = np.zeros(0, np.int64)
         data = subjects.Arrays(
             {"calibration": (given.calibration, nothing), "held back": (given.held_back, nothing)}, 0
         )
         started = time.perf_counter()
-        facts = Drawn().run(artifact, subjects.context(data, Path(after), given.seed))
+        facts = Drawn(**settings).run(artifact, subjects.context(data, Path(after), given.seed))
         seconds = time.perf_counter() - started
         notes = {name: facts[name] for name in ("tried", "ranges", "rewritten") if name in facts}
         return Made((Path(after) / MODEL_TFLITE).read_bytes(), seconds, notes)

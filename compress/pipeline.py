@@ -36,7 +36,7 @@ class Model(Settings):
     builder: str | None = None
     """A builder from models/, or one of your own, file.py:function, with trust."""
     file: str | None = None
-    """A .keras, .h5 or .tflite file, from the pipeline file's folder."""
+    """A .keras, .h5 or .tflite file (float or quantized), from the pipeline file's folder."""
     trust: bool = False
     """Whether code that comes with the model (a builder of your own, Lambda layers) may be run."""
 
@@ -182,7 +182,7 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
     try:
         first = model.stage(path.parent)
     except ModelError as error:
-        error.where = document.where(("model",))
+        error.where = ": ".join(part for part in (document.where(("model",)), error.where) if part)
         raise
     except OSError as error:
         where = document.where(("model",))
@@ -249,12 +249,13 @@ def _steps(
         untouched = all(step.skip or step.stage is model for step in steps)
         from_file = untouched and model.produces is not Kind.UNTRAINED
         skip = stage.skip(given, from_file=from_file, target=target)
-        if skip is None and given not in stage.consumes:
-            wanted = " or ".join(_a(kind) for kind in sorted(stage.consumes))
+        if skip is None and given not in stage.takes():
+            wanted = " or ".join(_a(kind) for kind in sorted(stage.takes()))
+            maker = next(step for step in reversed(steps) if step.skip is None)
             raise PipelineError(
                 f"stage {index + 1} ({stage.name}) needs {wanted}, but would be given {_a(given)}",
                 where=document.where(location),
-                todo=_how_to_get(stage, given, stages),
+                todo="; ".join(part for part in (_how_to_get(stage, given, stages), maker.stage.because()) if part),
             )
         steps.append(Step(name, stage, given, skip))
     return tuple(steps)
@@ -266,7 +267,7 @@ def _a(kind: Kind) -> str:
 
 def _how_to_get(stage: Stage, given: Kind, stages: Mapping[str, type[Stage]]) -> str:
     """Which stage would have to stand between, if one would do."""
-    between = [s.name for s in stages.values() if given in s.consumes and s.produces in stage.consumes]
+    between = [s.name for s in stages.values() if given in s.consumes and s.produces in stage.takes()]
     return f"put {' or '.join(between)} before it" if between else "move it forward, or leave it out"
 
 

@@ -20,7 +20,10 @@ from compress.store import file_digest
 from compress.tflite.runtime import version
 
 SCHEMA_VERSION = 1
-TOOLS = ("ai-edge-litert", "keras", "numpy", "scikit-learn", "tensorflow", "tf-keras")
+TOOLS = (
+    *("ai-edge-litert", "keras", "numpy", "scikit-learn"),
+    *("tensorflow", "tensorflow-model-optimization", "tf-keras"),
+)
 
 
 def stage_row(step: Step) -> dict[str, Any]:
@@ -38,7 +41,13 @@ def stage_row(step: Step) -> dict[str, Any]:
     }
 
 
-UNITS = {"accuracy": "fraction", "parameters": "parameters", "macs": "MACs", "size_bytes": "bytes"}
+UNITS = {
+    "accuracy": "fraction",
+    "parameters": "parameters",
+    "macs": "MACs",
+    "size_bytes": "bytes",
+    "compressed_bytes": "bytes",
+}
 
 
 def unmeasured(reason: str) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class Kind(StrEnum):
 
     UNTRAINED = "untrained keras model"
     KERAS = "keras model"
+    FLOAT_TFLITE = "float tflite model"
     TFLITE = "tflite model"
     COMPILED = "checked tflite model"
     BUNDLE = "bundle"
@@ -47,6 +48,7 @@ SEGMENT_EDGETPU = "model_segment_{}_of_{}_edgetpu.tflite"
 SEGMENTS = SEGMENT_EDGETPU.format("*", "*")
 """Where the model is compiled in parts, for several Edge TPUs: there is no MODEL_EDGETPU then."""
 BUNDLE_FILE = "bundle.coralline"
+RUNNER_FILE = "runner.pyz"
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,14 @@ class Stage(Work):
         """The same stage with relative paths in its settings taken from `folder`."""
         del folder
         return self
+
+    def takes(self) -> frozenset[Kind]:
+        """The kinds that it can be given, with these settings."""
+        return self.consumes
+
+    def because(self) -> str:
+        """Why what it makes is of its kind and no other, where that is not plain: for whoever is refused it."""
+        return ""
 
     def skip(self, given: Kind, *, from_file: bool, target: Target) -> str | None:
         """Why there is nothing to do, or None. `from_file`: the model came trained, from a file."""

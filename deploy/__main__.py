@@ -180,9 +180,9 @@ def _with_opencv(path: str) -> Any:
 
 def _opened(arguments: Arguments) -> Any:
     """The verified bundle."""
-    from deploy import bundle
+    from deploy import bundle, signature
 
-    return bundle.read(arguments.bundle)
+    return bundle.read(arguments.bundle, signature.trusted(arguments.key))
 
 
 def _model(arguments: Arguments) -> Any:
@@ -222,6 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, verb in VERBS.items():
         added = verbs.add_parser(name, help=verb.help, description=verb.help)
         added.add_argument("bundle", metavar="BUNDLE", help="a .coralline file")
+        added.add_argument("--key", action="append", default=[], metavar="FILE", help="the .pem it must be signed with")
         verb.options(added)
         added.add_argument("--json", action="store_true", help="the result as JSON on stdout")
         added.add_argument("--out", metavar="FILE", help="the result as JSON into a file, written whole or not at all")
@@ -238,11 +239,11 @@ def main(given: Optional[List[str]] = None) -> int:
         return EXIT_INTERRUPTED
     except OSError as error:
         return _failed(arguments, {"kind": "file", "what": str(error), "todo": "", "exit_code": EXIT_FILES}, str(error))
-    except ValueError as error:  # BundleError and PreprocessingError; others are our own fault
+    except ValueError as error:  # BundleError, for one; others without a code are our own fault
         code = getattr(error, "exit_code", None)
         if code is None:
             raise
-        kind = getattr(error, "kind", "bundle")
+        kind = getattr(error, "kind", "changed" if code == 8 else "arguments")
         return _failed(arguments, {"kind": kind, "what": str(error), "todo": "", "exit_code": code}, str(error))
     except DeviceError as error:
         return _failed(arguments, error.to_json(), str(error))

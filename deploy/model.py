@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tupl
 
 import numpy as np
 
-from deploy import bundle, machine, probe, runtime
+from deploy import bundle, machine, probe, runtime, signature
 from deploy.errors import ArgumentError, EdgeTpuError, ImageError, ModelError
 from deploy.preprocessing import Array, PreprocessingError, dequantize, quantize
 from deploy.runtime import Options, Session
@@ -88,7 +88,7 @@ class Model:
         remark: why it runs on the CPU although the bundle has a compiled model; otherwise empty.
 
     Raises:
-        BundleError: not a bundle, or a changed one.
+        BundleError: not a bundle, a changed one, or not signed with a key that this device trusts.
         ArgumentError: the bundle has no such model, or there is no such device.
         RuntimeLibraryError: there is no TFLite runtime.
         ModelError: the runtime refuses the model, or it is not the one that the manifest describes.
@@ -105,7 +105,7 @@ class Model:
         kernels: str = "default",
         library: str = runtime.LIBRARY,
     ) -> None:
-        self.bundle = path if isinstance(path, bundle.Bundle) else bundle.read(path)
+        self.bundle = path if isinstance(path, bundle.Bundle) else bundle.read(path, signature.trusted())
         options = Options(device, threads, kernels, library)
         self.role, options, self.remark = _choice(self.bundle, role, options)
         entry = self.bundle.manifest["models"][self.role]

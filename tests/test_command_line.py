@@ -50,7 +50,7 @@ def test_help(coralline: Coralline, arguments: list[str]) -> None:
     for word in ("--dry-run", "--out DIR", "--force STAGE", "--json", "stages", "schema"):
         assert word in done.stdout
     codes = re.findall(r"(?:^|  )(\d+) \w", done.stdout.partition("exit codes:")[2], flags=re.MULTILINE)
-    assert codes == ["0", "1", "2", "3", "4", "5", "6", "7", "9", "10", "130"]
+    assert codes == ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "130"]
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,10 @@ def test_a_run(coralline: Coralline, tmp_path: Path, path: Path) -> None:
     assert done.returncode == 0
     results = done.stdout.splitlines()
     assert results[0].split() == ["original", "result"]
-    assert [line.split()[0] for line in results[1:6]] == ["accuracy", "macs", "parameters", "size_bytes", "latency_ms"]
+    shown = ["accuracy", "macs", "parameters", "size_bytes", "compressed_bytes", "latency_ms"]
+    assert [line.split()[0] for line in results[1:7]] == shown
     assert results[2].split()[1:] == [str(tiny.macs())] * 2
-    assert results[6:] == [
+    assert results[7:] == [
         "not compiled: edgetpu_compiler was not found",
         "all 2 operators would run on the Edge TPU",
         "report: runs/tiny/report.html",
@@ -179,7 +180,7 @@ def test_a_run(coralline: Coralline, tmp_path: Path, path: Path) -> None:
     assert [line.split()[:2] for line in told[1:]] == [["model", "made"], ["compile", "made"], ["package", "made"]]
     assert all(re.search(r"\d+\.\d s$", line) for line in told[1:])
     assert {file.name for file in (tmp_path / "runs" / "tiny").iterdir()} == {
-        *("model.tflite", "tiny.coralline", "report.html", "report.json", "report.md", "run.log")
+        *("model.tflite", "tiny.coralline", "runner.pyz", "report.html", "report.json", "report.md", "run.log")
     }
 
 

@@ -20,6 +20,7 @@ from compress.errors import CorallineError, ModelError, PipelineError, Untrusted
 from compress.pipeline import Pipeline, load
 from compress.stage import Kind
 from compress.stages.load import Build, LoadKeras, LoadTflite
+from compress.tflite import graph
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -148,7 +149,7 @@ def test_a_stage_without_settings(write: Callable[[str], Path], stage: str) -> N
 
 
 def test_no_stages_at_all_measures_the_model(write: Callable[[str], Path], tmp_path: Path) -> None:
-    (tmp_path / "m.tflite").write_bytes(b"")
+    (tmp_path / "m.tflite").write_bytes(tiny.classifier())
     text = stages().replace("stages:\n", "stages: []\n").replace("builder: digits_cnn", "file: m.tflite")
     assert [step.id for step in load(write(text)).steps] == ["model"]
 
@@ -350,7 +351,8 @@ def test_preprocessing_that_is_no_list(refused: Callable[..., str], value: str) 
 def test_stages_that_are_no_list(refused: Callable[..., str], value: str) -> None:
     before = COMPLETE.partition("stages:\n")[0]
     message = refused(f"{before}stages:{value}\n", line_of("stages:"))
-    assert message.startswith("stages: must be a list of stages; allowed: train, prune, distill, quantize")
+    allowed = "train, prune, distill, sparsify, cluster, quantize"
+    assert message.startswith(f"stages: must be a list of stages; allowed: {allowed}")
 
 
 @pytest.mark.parametrize("text", ["- 1\n", "hello\n", "null\n", "3\n"])
@@ -381,7 +383,7 @@ MOVE = "move it forward, or leave it out"
         (["prune"], "a keras model", "an untrained keras model", "put train before it"),
         (["train", "compile"], "a tflite model", "a keras model", "put quantize before it"),
         (["train", "package"], "a checked tflite model or a tflite model", "a keras model", "put quantize before it"),
-        (["train", "quantize", "quantize"], "a keras model", "a tflite model", MOVE),
+        (["train", "quantize", "quantize"], "a float tflite model or a keras model", "a tflite model", MOVE),
         (["train", "quantize", "train"], "a keras model or an untrained keras model", "a tflite model", MOVE),
         (["train", "quantize", "package", "compile"], "a tflite model", "a bundle", MOVE),
         (["train", "quantize", "compile", "distill"], "a keras model", "a checked tflite model", MOVE),
@@ -395,11 +397,51 @@ def test_a_stage_out_of_order(refused: Callable[..., str], names: list[str], nee
 
 
 def test_a_stage_out_of_order_after_a_file(refused: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "m.tflite").touch()
+    (tmp_path / "m.tflite").write_bytes(tiny.classifier())
     text = stages("compile", "prune").replace("builder: digits_cnn", "file: m.tflite")
     assert "stage 2 (prune) needs a keras model, but would be given a checked tflite model" in refused(text, 21)
     text = stages("train", "prune").replace("builder: digits_cnn", "file: m.tflite")
     assert "stage 2 (prune) needs a keras model, but would be given a tflite model" in refused(text, 21)
+
+
+def without_layers() -> bytes:
+    """A float .tflite file that Keras has no layer for."""
+    parsed = graph.parse(tiny.classifier(int8=False))
+    parsed.source.operatorCodes[0].builtinCode = parsed.source.operatorCodes[0].deprecatedBuiltinCode = 32  # CUSTOM
+    parsed.source.operatorCodes[0].customCode = b"own"
+    return graph.serialize(parsed)
+
+
+EITHER = "a float tflite model or a keras model"
+FLOAT = "m.tflite can only be quantized as it is, since 1 operator cannot become layers of Keras: own (operator 0, "
+
+
+@pytest.mark.parametrize(
+    ("content", "stage", "message"),
+    [
+        (tiny.classifier(), "quantize", f"{EITHER}, but would be given a tflite model; {MOVE}; m.tflite is quantized"),
+        (tiny.classifier(int8=False), "compile", "a tflite model, but would be given a keras model; put quantize"),
+        (without_layers(), "prune", f"a keras model, but would be given a float tflite model; {MOVE}; {FLOAT}"),
+        (without_layers(), "quantize: {method: qat}", "a keras model, but would be given a float tflite model"),
+    ],
+)
+def test_what_a_tflite_file_is_decides_what_can_be_done_with_it(
+    refused: Callable[..., str], tmp_path: Path, content: bytes, stage: str, message: str
+) -> None:
+    (tmp_path / "m.tflite").write_bytes(content)
+    text = stages(stage).replace("builder: digits_cnn", "file: m.tflite")
+    assert f"stage 1 ({stage.partition(':')[0]}) needs {message}" in refused(text, 20)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"), [(tiny.classifier(int8=False), Kind.KERAS), (without_layers(), Kind.FLOAT_TFLITE)]
+)
+def test_a_float_tflite_file_is_quantized(
+    write: Callable[[str], Path], tmp_path: Path, content: bytes, kind: Kind
+) -> None:
+    (tmp_path / "m.tflite").write_bytes(content)
+    text = stages("train", "quantize", "compile").replace("builder: digits_cnn", "file: m.tflite")
+    assert [step.makes for step in load(write(text)).steps] == [kind, kind, Kind.TFLITE, Kind.COMPILED]
 
 
 @pytest.mark.parametrize(
@@ -456,7 +498,7 @@ def test_compiling_is_skipped_without_an_accelerator(write: Callable[[str], Path
 
 
 def test_stages_of_ones_own(write: Callable[[str], Path], tmp_path: Path) -> None:
-    (tmp_path / "m.tflite").touch()
+    (tmp_path / "m.tflite").write_bytes(tiny.classifier())
     text = stages("stamp: {text: x}", "package").replace("builder: digits_cnn", "file: m.tflite")
     assert [step.id for step in load(write(text), tiny.STAGES).steps] == ["model", "stamp", "package"]
     with pytest.raises(PipelineError, match="there is no stage 'stamp'"):
@@ -485,7 +527,7 @@ def test_both_or_neither_of_builder_and_file(refused: Callable[..., str], model:
 def test_a_model_file_is_found_beside_the_pipeline(
     write: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: type[Any]
 ) -> None:
-    (tmp_path / name).touch()
+    (tmp_path / name).write_bytes(tiny.classifier() if kind is LoadTflite else b"")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     stage = load(write(stages().replace("stages:", "stages: []").replace("builder: digits_cnn", f"file: {name}"))).steps

@@ -77,7 +77,8 @@ def test_a_run_leaves_outputs_and_reports_and_a_second_one_keeps_everything(proj
     assert (record["status"], record["error"]) == ("ok", None)
     assert report(out) == json.loads(json.dumps(record))
     left = outputs(out)
-    assert left.keys() == {"model.tflite", "tiny.coralline"} == record["outputs"].keys()
+    assert left.keys() == {"model.tflite", "tiny.coralline", "runner.pyz"} == record["outputs"].keys()
+    assert os.access(out / "tiny" / "runner.pyz", os.X_OK)
     assert bundle.read(str(out / "tiny" / "tiny.coralline")).members["int8.tflite"] == left["model.tflite"]
     assert b"two" in left["model.tflite"]
     assert tiny.unsound(out / ".store") == []
@@ -321,9 +322,10 @@ def test_an_interruption_is_recorded(project: Project, out: Path) -> None:
 def test_a_model_that_is_none(project: Project, out: Path) -> None:
     path = project(["package"])
     (path.parent / "model.tflite").write_bytes(b"not a model")
-    error, record, _ = failed(path, out, ModelError)
-    assert str(error).startswith(f"model: {path.parent / 'model.tflite'}: is not a .tflite file; ")
-    assert record["error"]["stage"] == "model"
+    with pytest.raises(ModelError) as caught:  # before any work is done
+        load(path)
+    assert f": model: {path.parent / 'model.tflite'}: is not a .tflite file; " in str(caught.value)
+    assert not out.exists()
 
 
 def test_data_that_does_not_fit_the_model(project: Project, out: Path) -> None:
@@ -402,7 +404,7 @@ def test_a_budget_that_is_broken(project: Project, out: Path, name: str) -> None
     (row,) = record["budget"]
     assert (row["name"], row["limit"], row["holds"]) == (name, limits[name], False)
     assert row["measured"]["value"] > limits[name]
-    assert outputs(out).keys() == {"model.tflite", "tiny.coralline"}
+    assert outputs(out).keys() == {"model.tflite", "tiny.coralline", "runner.pyz"}
 
 
 def test_a_budget_without_measurement_says_why(project: Project, out: Path) -> None:
@@ -645,4 +647,5 @@ def test_every_error_has_the_exit_code_of_its_class() -> None:
         "StageError": 5,
         "StoreError": 6,
         "BudgetError": 7,
+        "SigningError": 8,
     }

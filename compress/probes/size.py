@@ -14,9 +14,10 @@ class Size(Probe):
     """What a model weighs."""
 
     name: ClassVar[str] = "size"
+    version: ClassVar[int] = 2
 
     def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
-        """`size_bytes`, `parameters` and `macs` of each subject."""
+        """`size_bytes`, `compressed_bytes`, `parameters` and `macs` of each subject."""
         del context
         return {name: self._measure(artifact) for name, artifact in subjects.items()}
 
@@ -27,6 +28,9 @@ class Size(Probe):
         counted = "counted in the .tflite graph, batch norm folded"
         measurements = {
             "size_bytes": Measurement(path.stat().st_size, "bytes", "measured", note="size of the .tflite file"),
+            "compressed_bytes": Measurement(
+                arithmetic.compressed_bytes(path.read_bytes()), "bytes", "measured", note="the file by zlib at level 9"
+            ),
             "parameters": Measurement(arithmetic.parameters(parsed), "parameters", "measured", note=counted),
             "macs": Measurement(arithmetic.total_macs(parsed), "MACs", "measured", note=counted),
         }

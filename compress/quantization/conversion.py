@@ -8,6 +8,7 @@ grid: no representative data and no second calibration.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -48,7 +49,7 @@ def convert(network: Network, plan: QuantizationPlan, io: InputType = "int8") ->
     """
     changed = gridded(edited(network, plan), plan)
     quantized = fake.insert(changed, rounding.find(changed), plan)
-    return refuse_float(_convert(build(quantized), io))
+    return refuse_float(_convert(build(quantized), io), network)
 
 
 def gridded(network: Network, plan: QuantizationPlan | None = None) -> Network:
@@ -92,8 +93,12 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
     equalization.applied(network, plan.factors)
 
 
-def refuse_float(content: bytes) -> bytes:
+def refuse_float(content: bytes, network: Network | None = None) -> bytes:
     """The same .tflite file.
+
+    Args:
+        content: the file.
+        network: what it was made of, for the names of its layers.
 
     Raises:
         FloatOperatorsError: some of its operators work on floats; their layers are named.
@@ -101,8 +106,21 @@ def refuse_float(content: bytes) -> bytes:
     left = float_operators(content)
     if left:
         shown = "; ".join(f"{kind} ({name})" for name, kind in list(left.items())[:5])
-        raise FloatOperatorsError(f"{len(left)} operators would stay float: {shown}", todo="replace these layers")
+        layers = _layers_of(list(left), network) if network else []
+        inside = f" in {', '.join(layers)}" if layers else ""
+        raise FloatOperatorsError(
+            f"{len(left)} operators would stay float{inside}: {shown}",
+            todo="replace these layers",
+        )
     return content
+
+
+def _layers_of(tensors: list[str], network: Network) -> list[str]:
+    """The layers that tensors of a file were made by: kinds and names. TensorFlow appends a number to names."""
+    parts = [part for name in tensors for path in name.split(";") for part in path.split("/")]
+    named = [short if (short := re.sub(r"_\d+$", "", part)) in network.layers else part for part in parts]
+    found = [network.layers[name] for name in dict.fromkeys(named) if name in network.layers]
+    return [f"{layer.kind} {layer.name!r}" for layer in found]
 
 
 def convert_calibrated(model: Any, samples: NDArray[np.float32], io: InputType = "int8") -> bytes:

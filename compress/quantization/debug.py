@@ -88,11 +88,12 @@ def _alone(
     switched = fake.switched(fake.insert(network, points, plan))
     model, gridded = build(switched), conversion.gridded(network, plan)
     switches = {name: model.get_layer(layer).on for name, layer in names.items()}
+    library = keras()  # AutoGraph logs all of os.environ when it is asked for in a traced function
     inputs = tensorflow.constant(samples)
 
     @tensorflow.function
     def outputs():  # type: ignore[no-untyped-def]
-        return [tensorflow.cast(value, tensorflow.float64) for value in keras().tree.flatten(model(inputs))]
+        return [tensorflow.cast(value, tensorflow.float64) for value in library.tree.flatten(model(inputs))]
 
     wanted = outputs()
 

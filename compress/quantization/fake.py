@@ -1,8 +1,7 @@
 """Fake quantization in Keras: layers that round in training as the 8-bit file will.
 
 Source: Jacob et al., Quantization and Training of Neural Networks for Efficient
-Integer-Arithmetic-Only Inference, CVPR 2018. Weights are rounded symmetrically, per output
-channel (dense layers: one scale), and their gradient passes straight through.
+Integer-Arithmetic-Only Inference, CVPR 2018. Weights are rounded by `kernels`.
 """
 
 from __future__ import annotations
@@ -12,20 +11,24 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from compress.quantization.plan import QuantizationPlan
+from compress.quantization import kernels
+from compress.quantization.plan import LEVELS, QuantizationPlan
 from compress.training.network import Layer, Network, Tensor
 from compress.training.tensorflow import keras
 
 PACKAGE = "coralline"
 FAKE = "FakeQuantize"
 SWITCHED = "SwitchedFakeQuantize"
+LEARNT = "LearntFakeQuantize"
 AVERAGE = 0.99
 """Share of a range that stays in one training step, where it follows the data."""
 #: Weighted layers and the axes of their kernel that one scale runs over.
 SCALE_AXES = {
     "Conv1D": (0, 1),
     "Conv2D": (0, 1, 2),
+    "Conv1DTranspose": (0, 2),
     "Conv2DTranspose": (0, 1, 3),
+    "DepthwiseConv1D": (0,),
     "DepthwiseConv2D": (0, 1),
     "Dense": (0, 1),
 }
@@ -37,9 +40,9 @@ def layers() -> dict[str, Any]:
     library = keras()
     register = library.saving.register_keras_serializable(PACKAGE)
     plain = _fake_quantize(library)
-    made = {FAKE: register(plain), SWITCHED: register(_switched(plain))}
+    made = {FAKE: register(plain), SWITCHED: register(_switched(plain)), LEARNT: register(_learnt(library, plain))}
     for kind, axes in SCALE_AXES.items():
-        made[f"Quantized{kind}"] = register(_quantized(library, kind, axes))
+        made[f"Quantized{kind}"] = register(kernels.quantized(library, kind, axes))
     return made
 
 
@@ -48,7 +51,10 @@ def _fake_quantize(library: Any) -> Any:
     import tensorflow
 
     class FakeQuantize(library.layers.Layer):  # type: ignore[misc]
-        """Rounds to 8 bits between `low` and `high`; with `average` < 1 the range follows the data in training."""
+        """Rounds to 8 bits between `low` and `high`.
+
+        With `average` < 1 the range follows the data in training, as long as the weight `moves` is 1.
+        """
 
         def __init__(self, low: float, high: float, average: float = 1.0, **settings: Any) -> None:
             super().__init__(**settings)
@@ -58,9 +64,9 @@ def _fake_quantize(library: Any) -> Any:
             del shape
             if self.average == 1.0:  # constants: with variables a conversion takes a fifth longer
                 return
-            constant = library.initializers.Constant
-            self.low = self.add_weight(name="low", shape=(), initializer=constant(self.limits[0]), trainable=False)
-            self.high = self.add_weight(name="high", shape=(), initializer=constant(self.limits[1]), trainable=False)
+            for name, start in (("low", self.limits[0]), ("high", self.limits[1]), ("moves", 1.0)):
+                constant = library.initializers.Constant(start)
+                setattr(self, name, self.add_weight(name=name, shape=(), initializer=constant, trainable=False))
 
         def compute_output_spec(self, x: Any, training: bool = False) -> Any:
             del training  # Keras takes some products for sparse; TensorFlow would not round those
@@ -72,7 +78,8 @@ def _fake_quantize(library: Any) -> Any:
             if training:
                 for limit, found in ((self.low, library.ops.min(x)), (self.high, library.ops.max(x))):
                     found = library.ops.clip(found, *((-1e30, 0.0) if limit is self.low else (1e-6, 1e30)))
-                    limit.assign(self.average * limit + (1 - self.average) * library.ops.stop_gradient(found))
+                    step = self.moves * (1 - self.average)
+                    limit.assign(limit + step * (library.ops.stop_gradient(found) - limit))
             return tensorflow.quantization.fake_quant_with_min_max_vars(x, self.low, self.high)
 
         def get_config(self) -> dict[str, Any]:
@@ -80,6 +87,37 @@ def _fake_quantize(library: Any) -> Any:
             return {**super().get_config(), "low": low, "high": high, "average": self.average}
 
     return FakeQuantize
+
+
+def _learnt(library: Any, rounding: Any) -> Any:
+    """FakeQuantize with a gradient for both ends of its range."""
+    import tensorflow
+
+    class LearntFakeQuantize(rounding):  # type: ignore[misc]
+        """Learns its range in training, as long as the weight `moves` is 1; `average` must be 0.
+
+        Source: Bhalgat et al., LSQ+, CVPR workshops 2020: the error of rounding is a gradient for the step, that
+        of saturation one for the ends (TensorFlow's own gradient has the second part only). As in Jain et al.,
+        Trained Quantization Thresholds, MLSys 2020, logarithms are learnt: a step is a share of the range.
+        """
+
+        def build(self, shape: Any) -> None:
+            super().build(shape)
+            self.stretch = self.add_weight(name="stretch", shape=(2,), initializer="zeros")
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            made = tensorflow.quantization.fake_quant_with_min_max_vars
+            if not training:
+                return made(x, self.low, self.high)
+            ops, still = library.ops, library.ops.stop_gradient
+            low, high = (limit * ops.exp(self.stretch[end]) for end, limit in enumerate(self.limits))
+            for limit, learnt in ((self.low, low), (self.high, high)):
+                limit.assign(limit + self.moves * (still(learnt) - limit))
+            low, high = self.low + self.moves * (low - still(low)), self.high + self.moves * (high - still(high))
+            step, inside = (high - low) / LEVELS, ops.minimum(ops.maximum(x, low), high)
+            return inside + step * still((made(x, self.low, self.high) - inside) / step)
+
+    return LearntFakeQuantize
 
 
 def _switched(rounding: Any) -> Any:
@@ -98,42 +136,13 @@ def _switched(rounding: Any) -> Any:
     return SwitchedFakeQuantize
 
 
-def _quantized(library: Any, kind: str, axes: tuple[int, ...]) -> Any:
-    """The Keras layer `kind` with a kernel that is rounded whenever it is used."""
-    ops = library.ops
-    plain = getattr(library.layers, kind)
-
-    def rounded(kernel: Any) -> Any:
-        scale = ops.maximum(ops.max(ops.abs(kernel), axis=axes, keepdims=True), 1e-9) / 127
-        grid = ops.clip(ops.round(kernel / ops.stop_gradient(scale)), -127, 127) * scale
-        return kernel + ops.stop_gradient(grid - kernel)
-
-    class Quantized(plain):  # type: ignore[misc, valid-type]
-        # The base classes read their kernel as an attribute in call(): here they get the rounded one.
-        rounding = False
-
-        def call(self, inputs: Any) -> Any:
-            self.rounding = True
-            try:
-                return super().call(inputs)
-            finally:
-                self.rounding = False
-
-        def __getattribute__(self, name: str) -> Any:
-            value = super().__getattribute__(name)
-            if name == "kernel" and super().__getattribute__("rounding"):
-                return rounded(value)
-            return value
-
-    Quantized.__name__ = Quantized.__qualname__ = f"Quantized{kind}"
-    return Quantized
-
-
 def insert(
     network: Network,
     points: Mapping[Tensor, str],
     plan: QuantizationPlan,
     following: Collection[str] = (),
+    *,
+    learnt: bool = False,
 ) -> Network:
     """The network with a FakeQuantize behind every point; tensors of one name share one layer.
 
@@ -142,6 +151,7 @@ def insert(
         points: what `points.find` found.
         plan: a range for every point.
         following: the points whose range follows the data in training.
+        learnt: whether it follows its gradient instead.
     """
     layers()
     names = layer_names(network, points)
@@ -153,7 +163,12 @@ def insert(
     }
     rerouted = network.edited({}, moved)
     added = {
-        names[name]: _layer(names[name], tensors, plan.ranges[name], AVERAGE if name in following else 1.0)
+        names[name]: _layer(
+            names[name],
+            tensors,
+            plan.ranges[name],
+            (0.0 if learnt else AVERAGE) if name in following else 1.0,
+        )
         for name, tensors in calls.items()
     }
     shapes = {after: network.shapes[before] for before, after in moved.items()}
@@ -173,9 +188,10 @@ def layer_names(network: Network, points: Mapping[Tensor, str]) -> dict[str, str
 
 def _layer(name: str, tensors: list[Tensor], limits: tuple[float, float], average: float) -> Layer:
     config = {"name": name, "low": limits[0], "high": limits[1], "average": average}
-    entry = {"module": None, "class_name": FAKE, "config": config, "registered_name": f"{PACKAGE}>{FAKE}"}
+    kind = FAKE if average else LEARNT
+    entry = {"module": None, "class_name": kind, "config": config, "registered_name": f"{PACKAGE}>{kind}"}
     calls = tuple({"args": [tensor], "kwargs": {}} for tensor in tensors)
-    return Layer(name, FAKE, entry, calls, ())
+    return Layer(name, kind, entry, calls, ())
 
 
 def switched(network: Network) -> Network:

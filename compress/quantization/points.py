@@ -10,12 +10,16 @@ from __future__ import annotations
 from compress.quantization.plan import FIXED
 from compress.training.network import Layer, Network, Tensor, observed, tensors_in
 
-FUSING = {"Conv1D", "Conv2D", "Conv2DTranspose", "DepthwiseConv2D", "Dense", "Add", "Subtract", "Multiply"}
+FUSING = {
+    *("Conv1D", "Conv2D", "Conv1DTranspose", "Conv2DTranspose", "DepthwiseConv1D", "DepthwiseConv2D", "Dense"),
+    *("Add", "Subtract", "Multiply"),
+}
 FUSED = {"relu", "relu6"}
 HANDING_ON = {
     *("MaxPooling1D", "MaxPooling2D", "AveragePooling1D", "AveragePooling2D", "GlobalMaxPooling2D"),
     *("Flatten", "Reshape", "Permute", "Identity", "Dropout", "SpatialDropout2D", "GaussianNoise", "GaussianDropout"),
     *("ZeroPadding1D", "ZeroPadding2D", "Cropping1D", "Cropping2D", "UpSampling2D"),
+    *("GetItem", "Take", "SpaceToDepth", "DepthToSpace", "Resize"),
 }
 
 

@@ -23,6 +23,8 @@ LEAST_GAIN_DB = 0.1
 """An improvement that is worth a change of the plan."""
 SURE = 2.0
 """Standard errors that an improvement must be above zero."""
+FIRST = 128
+"""Held-back samples that every candidate is run on; where these do not decide, it is run on all."""
 SHARES = (0.5, 0.8)
 """Of the imbalance of activations that go into the weights."""
 BEST_DB = 60.0
@@ -36,6 +38,7 @@ class Trial:
     Attributes:
         step: plan (one that was given), ranges, equalization, bias or rounding.
         choice: what was tried.
+        samples: held-back samples that it was run on.
         snr_db: mean over the samples of the logits' signal-to-noise ratio against the float model.
         agreement: share of the samples with the same largest output.
         kept: whether it is in the plan.
@@ -43,6 +46,7 @@ class Trial:
 
     step: str
     choice: str
+    samples: int
     snr_db: float
     agreement: float
     kept: bool
@@ -76,7 +80,7 @@ class Search:
         self._compared = without_softmax(self.network)
         model = build(self._compared)
         self._wanted = np.asarray(model.predict(self.held_back, verbose=0)).reshape(len(self.held_back), -1)
-        self._best: _Measured | None = None
+        self._best: _Candidate | None = None
 
     def given(self, plan: QuantizationPlan) -> None:
         """Takes a plan as it is.
@@ -143,8 +147,8 @@ class Search:
 
     @property
     def range_method(self) -> str:
-        """The way to choose ranges that was kept."""
-        return next(trial.choice for trial in self.trials if trial.step == "ranges" and trial.kept)
+        """The way to choose ranges that was kept; minmax where a plan was given."""
+        return next((trial.choice for trial in self.trials if trial.step == "ranges" and trial.kept), "minmax")
 
     @property
     def plan(self) -> QuantizationPlan:
@@ -162,27 +166,63 @@ class Search:
         return [asdict(trial) for trial in self.trials]
 
     def _try(self, step: str, choice: str, plan: QuantizationPlan) -> None:
-        outputs = self.run(conversion.convert(self._compared, plan, self.io), self.held_back)
-        found = _Measured(plan, snr_db(self._wanted, outputs), _agreement(self._wanted, outputs))
-        kept = self._best is None or found.better_than(self._best)
+        found = self._run(_Candidate(plan, conversion.convert(self._compared, plan, self.io)), FIRST)
+        kept = self._best is None or found.gain(self._best).sure
+        if self._best is not None and not kept and found.gain(self._best).possible:
+            found, self._best = (self._run(each, len(self.held_back)) for each in (found, self._best))
+            kept = found.gain(self._best).sure
         if kept:
             self.trials = [replace(t, kept=False) if t.step == step else t for t in self.trials]
             self._best = found
-        mean = float(found.snr_db.mean())
-        self.trials.append(Trial(step, choice, round(mean, 2), round(found.agreement, 4), kept))
+        mean, agreement = float(found.snr_db.mean()), float(found.same.mean())
+        self.trials.append(Trial(step, choice, len(found.same), round(mean, 2), round(agreement, 4), kept))
+
+    def _run(self, candidate: _Candidate, count: int) -> _Candidate:
+        """The candidate run on so many held-back samples; what was run before is not run again."""
+        part = slice(len(candidate.same), count)
+        if len(self.held_back[part]) == 0:
+            return candidate
+        wanted, outputs = self._wanted[part], self.run(candidate.content, self.held_back[part])
+        same = wanted.argmax(axis=1) == outputs.argmax(axis=1)
+        return replace(
+            candidate,
+            snr_db=np.concatenate([candidate.snr_db, snr_db(wanted, outputs)]),
+            same=np.concatenate([candidate.same, same]),
+        )
 
 
 @dataclass(frozen=True)
-class _Measured:
-    plan: QuantizationPlan
-    snr_db: NDArray[np.float64]
-    agreement: float
+class _Candidate:
+    """A plan, its file, and by held-back sample how near to the float model it is."""
 
-    def better_than(self, other: _Measured) -> bool:
-        """Whether the improvement, sample by sample, is more than chance."""
-        gain = self.snr_db - other.snr_db
-        error = float(gain.std(ddof=1)) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
-        return bool(gain.mean() > max(LEAST_GAIN_DB, SURE * error))
+    plan: QuantizationPlan
+    content: bytes
+    snr_db: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    same: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+
+    def gain(self, other: _Candidate) -> _Gain:
+        """What is gained against another one, on the samples that both were run on."""
+        count = min(len(self.same), len(other.same))
+        each = self.snr_db[:count] - other.snr_db[:count]
+        return _Gain(float(each.mean()), float(each.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0)
+
+
+@dataclass(frozen=True)
+class _Gain:
+    """A mean gain in dB, and its standard error."""
+
+    mean: float
+    error: float
+
+    @property
+    def sure(self) -> bool:
+        """Whether it is more than chance."""
+        return self.mean > max(LEAST_GAIN_DB, SURE * self.error)
+
+    @property
+    def possible(self) -> bool:
+        """Whether more samples may show that it is."""
+        return self.mean + SURE * self.error > LEAST_GAIN_DB
 
 
 def snr_db(wanted: NDArray[Any], found: NDArray[Any]) -> NDArray[np.float64]:
@@ -192,7 +232,3 @@ def snr_db(wanted: NDArray[Any], found: NDArray[Any]) -> NDArray[np.float64]:
     signal = np.maximum(signal, 1e-200)  # a row of zeros
     ratio = signal / np.maximum(noise, 1e-12 * signal)
     return np.asarray(np.clip(10 * np.log10(ratio), -BEST_DB, BEST_DB))
-
-
-def _agreement(wanted: NDArray[Any], found: NDArray[Any]) -> float:
-    return float((wanted.argmax(axis=1) == found.argmax(axis=1)).mean())

@@ -17,33 +17,33 @@ EXPLODING = 1e6
 """Activations beyond this are no activations of a trained network."""
 
 
-def about_samples(trained: Network, samples: NDArray[np.float32]) -> list[str]:
-    """What is strange about the calibration samples.
+def about_samples(samples: NDArray[np.float32]) -> list[str]:
+    """What is strange about preprocessed calibration samples [n, ...] by themselves."""
+    found = []
+    if len(samples) < FEW:
+        found.append(f"{len(samples)} calibration samples are few: ranges may miss what comes later")
+    if not np.ptp(samples, axis=0).any():
+        found.append("all calibration samples are the same")
+    return found
+
+
+def about_model(trained: Network, samples: NDArray[np.float32]) -> list[str]:
+    """Samples that are not what a model was trained with, and layers whose weights are all zero.
 
     Args:
         trained: the network as it was trained, batch norm not folded.
         samples: preprocessed samples [n, ...].
     """
     found = []
-    if len(samples) < FEW:
-        found.append(f"{len(samples)} calibration samples are few: ranges may miss what comes later")
-    if not np.ptp(samples, axis=0).any():
-        found.append("all calibration samples are the same")
     far = statistics.misfit(trained, samples)
     if far is not None and far > statistics.FAR:
         found.append(
             f"the calibration samples are {far:.3g} standard deviations from what the model's first batch norm "
             "saw in training: is data.preprocess what the model was trained with?"
         )
-    return found
-
-
-def about_weights(network: Network) -> list[str]:
-    """Layers whose weights are all zero."""
-    dead = [
-        name for name, layer in network.layers.items() if layer.kind in fake.SCALE_AXES and not layer.weights[0].any()
-    ]
-    return [f"all weights are 0 in {', '.join(dead)}: was the model trained?"] if dead else []
+    layers = trained.layers.values()
+    dead = [layer.name for layer in layers if layer.kind in fake.SCALE_AXES and not layer.weights[0].any()]
+    return [*found, f"all weights are 0 in {', '.join(dead)}: was the model trained?"] if dead else found
 
 
 def about_activations(found: Statistics, outliers: list[int]) -> list[str]:

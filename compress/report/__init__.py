@@ -19,8 +19,7 @@ Plain = Mapping[str, Any]
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 MAX_TEXT = 4000
 """Longer strings are cut in the pages; report.json has all of every string."""
-MAX_OUTLINE_LINES = 400
-MAX_INLINE_ITEMS = 24
+MAX_OUTLINE_LINES, MAX_INLINE_ITEMS = 400, 24
 
 #: What has no place in a page: control characters, characters that turn the direction of the
 #: text around (https://trojansource.codes), halves of surrogate pairs, and noncharacters.
@@ -31,6 +30,7 @@ _UNFIT = re.compile(
 LABELS = {
     "accuracy": "Accuracy",
     "size_bytes": "Size",
+    "compressed_bytes": "Size of the download, compressed",
     "macs": "MACs",
     "macs_ratio": "MACs ratio",
     "parameters": "Parameters",
@@ -251,12 +251,6 @@ def is_compiled(placement: Plain) -> bool:
 def culprit(record: Plain) -> str:
     """The id of the stage that failed, or nothing."""
     return str((record.get("error") or {}).get("stage") or "")
-
-
-def original_opens(record: Plain) -> str:
-    """Where the float file of the bundle opens; "" where there is no bundle."""
-    found = [(stage.get("facts") or {}).get("original_opens") for stage in record.get("stages") or []]
-    return shorten(next((str(each) for each in found if each), ""), 300)
 
 
 def absence(record: Plain) -> str:

@@ -73,7 +73,7 @@ def page(record: Plain) -> str:
         placement=_placement(record),
         data=_data(record),
         outputs=_outputs(record),
-        original_opens=words.original_opens(record),
+        original_opens=quantization.original_opens(record),
         environment=_environment(record),
         settings=words.outline(record.get("pipeline") or {}),
     )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from compress import report as words
-from compress.report import Plain
+from compress.report import Plain, quantization
 
 MAX_CELL = 120
 MAX_CLASSES = 5
@@ -197,6 +197,6 @@ def _rest(record: Plain) -> list[str]:
     for name, file in (record.get("outputs") or {}).items():
         size, digest = (words.scalar(file.get(key)) for key in ("size_bytes", "sha256"))
         outputs.append(f"- {quote(str(name))}: {size} bytes (measured), SHA-256 {quote(digest)}")
-    if opens := words.original_opens(record):
+    if opens := quantization.original_opens(record):
         outputs.append(f"- The float original in the bundle opens {quote(opens, 300)}")
     return ["\n".join(lines + (outputs or [f"- Outputs: {_absent(record)}"]))]

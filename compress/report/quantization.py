@@ -31,6 +31,12 @@ def section(record: Plain) -> dict[str, Any] | None:
     }
 
 
+def original_opens(record: Plain) -> str:
+    """Where the float file of the bundle opens; "" where there is no bundle."""
+    found = [(stage.get("facts") or {}).get("original_opens") for stage in record.get("stages") or []]
+    return words.shorten(next((str(each) for each in found if each), ""), 300)
+
+
 def _quantized(stage: Plain) -> bool:
     facts = stage.get("facts") or {}
     return stage.get("stage") == "quantize" and "calibration_samples" in facts

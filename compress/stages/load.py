@@ -8,16 +8,18 @@ from typing import Any, ClassVar
 
 from compress.errors import ModelError
 from compress.importers import builder as builders
+from compress.importers import tflite_file
 from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
 from compress.store import file_digest
-from compress.tflite import graph
 
 KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
 SUFFIXES = (*KERAS_SUFFIXES, ".tflite")
+SAMPLES = 8
+"""Real ones that a rebuilt model is compared on."""
 
 
 class _Load(Stage):
-    """What the three ways to a model have in common: a file whose content is part of the key."""
+    """What the ways to a model have in common: a file whose content is part of the key."""
 
     consumes: ClassVar[frozenset[Kind]] = frozenset()
     name: ClassVar[str] = "load"
@@ -31,7 +33,11 @@ class _Load(Stage):
             digest = file_digest(self.path)
         except OSError as error:
             raise ModelError(f"cannot be read: {error.strerror}", where=str(self.path), todo="check model") from error
-        return {**self.model_dump(mode="json", exclude={"id", "path"}), "sha256": digest, "way": type(self).__name__}
+        return {
+            **self.model_dump(mode="json", exclude={"id", "path", "problems"}),
+            "sha256": digest,
+            "way": type(self).__name__,
+        }
 
 
 class Build(_Load):
@@ -79,28 +85,81 @@ class LoadKeras(_Load):
         return {"file": self.path.name, "parameters": model.count_params()}
 
 
+class ImportTflite(_Load):
+    """Rebuilds a float .tflite file with Keras layers, so that every stage can work on it."""
+
+    produces: ClassVar[Kind] = Kind.KERAS
+    needs: ClassVar[frozenset[Need]] = frozenset({"data"})
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "ai-edge-litert")
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        """Rebuilds it, compares it with the file on random and on real samples, and keeps the file beside it."""
+        from compress.training import working_model
+        from compress.training.fit import head_of
+
+        file = tflite_file.read(self.path)
+        model, apart = tflite_file.load(file, context.data.inputs("train")[:SAMPLES])
+        head_of(model, context.data)
+        if file.batch == 1:  # the original that everything is compared with is the file itself
+            working_model.write_keras(model, context.folder)
+            shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
+        else:
+            working_model.write(model, context.folder)
+        for note in file.notes:
+            context.progress.note(f"{self.path.name}: {note}")
+        facts: Facts = {"file": self.path.name, "parameters": model.count_params(), "notes": list(file.notes)}
+        return facts | {"operators": len(file.graph.operators), "largest_difference": apart}
+
+
+class LoadFloatTflite(_Load):
+    """Takes a float .tflite file that Keras has no layers for, as it is: only `quantize` can work on it."""
+
+    produces: ClassVar[Kind] = Kind.FLOAT_TFLITE
+
+    problems: tuple[str, ...] = ()
+    """The operators that there are no layers for, and why."""
+
+    def because(self) -> str:
+        """The operators that are in the way."""
+        count = f"{len(self.problems)} operator{'s' if len(self.problems) > 1 else ''}"
+        listed = "; ".join(self.problems)
+        return f"{self.path.name} can only be quantized as it is, since {count} cannot become layers of Keras: {listed}"
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        """Copies the file, and says why it is not more."""
+        context.progress.note(self.because())
+        shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
+        return {"file": self.path.name, "not_imported": list(self.problems)}
+
+
 class LoadTflite(_Load):
-    """Takes a .tflite file as it is."""
+    """Takes a quantized .tflite file as it is."""
 
     produces: ClassVar[Kind] = Kind.TFLITE
 
+    def because(self) -> str:
+        """What such a file is."""
+        return f"{self.path.name} is quantized already"
+
     def run(self, given: Artifact, context: Context) -> Facts:
-        """Copies the file, once it has been read."""
-        graph.read(self.path)
+        """Copies the file."""
         shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
         return {"file": self.path.name}
 
 
 def stage_for(file: Path) -> Stage:
-    """The stage that loads a model file, by its suffix.
+    """The stage that loads a model file, by its suffix, and by what a .tflite file holds.
 
     Raises:
-        ModelError: no such file, or a format that is not read.
+        ModelError: no such file, a format that is not read, or a damaged .tflite file.
     """
     if not file.is_file():
         raise ModelError(f"there is no file {file}", todo="check model.file")
     if file.suffix.lower() == ".tflite":
-        return LoadTflite(path=file)
+        found = tflite_file.read(file)
+        if found.imported is None:
+            return LoadTflite(path=file)
+        return LoadFloatTflite(path=file, problems=found.problems) if found.problems else ImportTflite(path=file)
     if file.suffix.lower() in KERAS_SUFFIXES:
         return LoadKeras(path=file)
     raise ModelError(f"{file.name} is of no format that is read", allowed=", ".join(SUFFIXES))

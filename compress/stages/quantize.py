@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from compress.errors import StageError
+from compress.quantization.settings import RoundedTraining
 from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
 from compress.store import file_digest
 from compress.training.fit import TrainingSettings
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # a dry run reads settings only
     from compress.quantization.search import Search
     from compress.training.network import Network
 
+Samples = NDArray[np.float32]
 PLAN_FILE = "quantization.json"
 DEBUGGED = 32
 """Held-back samples that the errors of layers are measured on."""
@@ -40,21 +42,27 @@ class Quantize(Stage, TrainingSettings):
     """Makes all weights and activations 8-bit integers, inputs and outputs included."""
 
     name: ClassVar[str] = "quantize"
-    consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
+    version: ClassVar[int] = 2
+    consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS, Kind.FLOAT_TFLITE})
     produces: ClassVar[Kind] = Kind.TFLITE
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
-    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "ai-edge-litert")
+    tools: ClassVar[tuple[str, ...]] = (
+        *("tensorflow", "keras", "ai-edge-litert"),
+        *("tf-keras", "tensorflow-model-optimization"),
+    )
 
     method: Literal["ptq", "qat"] = "ptq"
     """ptq: ranges from calibration. qat: trained with rounding; kept only if it wins on validation."""
+    engine: Literal["coralline", "tfmot"] = "coralline"
+    """What trains (qat): our own layers, or those of tensorflow-model-optimization, which takes fewer layers."""
     calibration_samples: Annotated[int, Field(ge=1, le=100_000)] = 200
     """Training samples that ranges are taken from, as many of each class as there are."""
-    held_back_samples: Annotated[int, Field(ge=1, le=100_000)] = 128
-    """Further training samples, on which what is tried is compared with the float model."""
+    held_back_samples: Annotated[int, Field(ge=1, le=100_000)] = 512
+    """Further training samples that what is tried is compared with the float model on; all where few do not decide."""
     ranges: Literal["auto", "minmax", "sample_percentile", "percentile", "mse", "entropy"] = "auto"
     """How activation ranges are chosen; auto: what agrees best with the float model."""
     equalize: Literal["auto", "off"] = "auto"
-    """auto: channels scaled across layers where that helps, without changing the function."""
+    """auto: channels scaled across layers where that helps, with the same function; never if weights are clustered."""
     correct_bias: Literal["auto", "off"] = "auto"
     """auto: biases moved by what rounding shifts the mean of each layer's outputs, where that helps."""
     rounding: Literal["nearest", "learnt"] = "nearest"
@@ -67,25 +75,35 @@ class Quantize(Stage, TrainingSettings):
     """Passes over the training split (qat)."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
     """Adam's learning rate at the start (qat); it falls to 0 along a cosine."""
+    qat: RoundedTraining = RoundedTraining()
+    """How ranges and batch norm behave in training, and who teaches."""
+
+    @model_validator(mode="after")
+    def _engine_trains(self) -> Self:
+        if self.engine == "tfmot" and self.method == "ptq":
+            raise ValueError("engine: tfmot trains, and goes with `method: qat`; this is `method: ptq`")
+        return self
+
+    def takes(self) -> frozenset[Kind]:
+        """Training needs layers, and so does a plan."""
+        layers = self.method == "qat" or self.plan is not None
+        return self.consumes - {Kind.FLOAT_TFLITE} if layers else self.consumes
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The int8 model, the plan it was made by, and what was tried."""
         from compress.quantization import warning
-        from compress.quantization.search import Search
         from compress.tflite.runtime import Model
-        from compress.training import folding, network, working_model
         from compress.training.tensorflow import keras
 
         keras(context.seed)
-        model = working_model.read(given, context)
-        trained = network.read(model)
         samples, held_back = self._samples(context)
         facts: Facts = {"calibration_samples": len(samples), "warnings": []}
         warn = _warner(facts, context)
-        warn([*warning.about_samples(trained, samples), *warning.about_weights(trained)])
-        search = Search(folding.canonical(trained), samples, held_back, self.io, self._outputs(context))
-        content = self._quantized(search, model, context, facts)
-        warn(search.warnings)
+        if given.kind is Kind.FLOAT_TFLITE:
+            warn(warning.about_samples(samples))
+            content = self._by_converter(given, samples, context, facts)
+        else:
+            content = self._by_plan(given, samples, held_back, context, facts)
         facts["rewritten"] = self._write(content, samples, context)
         wanted = Model(given.file(MODEL_TFLITE), reproducible=True).scores(held_back)
         found = Model(context.folder / MODEL_TFLITE, reproducible=True).scores(held_back)
@@ -93,25 +111,52 @@ class Quantize(Stage, TrainingSettings):
         warn(warning.about_answers(wanted, found))
         return facts
 
-    def _quantized(self, search: Search, model: Any, context: Context, facts: Facts) -> bytes:
+    def _by_converter(self, given: Artifact, samples: Samples, context: Context, facts: Facts) -> bytes:
+        """A file without layers, quantized by TensorFlow's own quantizer."""
+        from compress.quantization import flatbuffer
+
+        context.progress.note("quantize: the ranges are the converter's own, for a file that has no layers")
+        facts |= {"kept": "ptq", "ranges": "found by the converter, for a file without layers"}
+        return flatbuffer.convert(given.file(MODEL_TFLITE).read_bytes(), samples, self.io)
+
+    def _by_plan(self, given: Artifact, samples: Samples, held_back: Samples, context: Context, facts: Facts) -> bytes:
+        """A model with layers, by the best plan."""
+        from compress.quantization import warning
+        from compress.quantization.search import Search
+        from compress.training import folding, network, working_model
+
+        warn = _warner(facts, context)
+        trained = network.read(working_model.read(given, context))
+        warn([*warning.about_samples(samples), *warning.about_model(trained, samples)])
+        search = Search(folding.canonical(trained), samples, held_back, self.io, self._outputs(context))
+        content = self._quantized(search, trained, context, facts)
+        warn(search.warnings)
+        return content
+
+    def _quantized(self, search: Search, given: Network, context: Context, facts: Facts) -> bytes:
         """The int8 model by the best plan; by the converter's own calibration where a plan leaves floats."""
         from compress.quantization import conversion, debug
         from compress.quantization.conversion import FloatOperatorsError
+        from compress.training import network, redundancy
 
         try:
-            self._searched(search, context)
+            self._searched(search, given, context)
             facts["tried"] = search.to_json()
             best = Candidate("ptq", search.content, search.network, search.plan)
             if self.method == "qat":
-                best = self._trained(search.network, best, context, facts)
+                best = self._trained(given, search, best, context, facts)
         except FloatOperatorsError as error:
-            if self.method == "qat" or self.plan is not None:
+            if self.plan is not None:
                 raise
             context.progress.note(f"{error.what}: using the converter's own calibration instead")
+            if self.method == "qat":
+                _warner(facts, context)([f"not trained with rounding, because {error.what}"])
             facts["ranges"] = f"found by the converter, because {error.what}"
-            return conversion.convert_calibrated(model, search.samples, self.io)
+            return conversion.convert_calibrated(network.build(given), search.samples, self.io)
         facts["layers"] = debug.to_json(debug.errors(best.network, best.plan, search.held_back[:DEBUGGED]))
         (context.folder / PLAN_FILE).write_text(best.plan.to_json())
+        rounded = conversion.gridded(conversion.edited(best.network, best.plan), best.plan)
+        facts["zeros"] = round(redundancy.zeros(redundancy.by_layer(rounded)), 4)
         facts |= {"kept": best.method, "ranges": best.plan.method}
         return best.content
 
@@ -129,18 +174,21 @@ class Quantize(Stage, TrainingSettings):
                 f"the plan cannot be read: {error.strerror}", where=str(self.plan), todo="check quantize.plan"
             ) from error
 
-    def _searched(self, search: Search, context: Context) -> None:
+    def _searched(self, search: Search, given: Network, context: Context) -> None:
         """Tries what the settings allow, and keeps what helps; a plan that was given is not searched for."""
         from compress.quantization import plan
         from compress.quantization.ranges import METHODS
+        from compress.training import redundancy
 
         if self.plan is not None:
             search.given(plan.read(self.plan))
             return
+        # Factors would give each channel of a clustered kernel values of its own.
+        clustered = any(each.clustered for each in redundancy.by_layer(given).values())
         methods = [*METHODS] if self.ranges == "auto" else [self.ranges]
         search.ranges(methods)
         tried: set[str] = set()
-        while self.equalize == "auto" and search.range_method not in tried:
+        while self.equalize == "auto" and not clustered and search.range_method not in tried:
             # What is best for channels of very different sizes says nothing of what is best once they are equal.
             tried.add(search.range_method)
             if search.equalization(search.range_method):
@@ -177,19 +225,22 @@ class Quantize(Stage, TrainingSettings):
         conversion.refuse_float(path.read_bytes())
         return rewritten
 
-    def _trained(self, network: Network, ptq: Candidate, context: Context, facts: Facts) -> Candidate:
+    def _trained(self, given: Network, search: Search, ptq: Candidate, context: Context, facts: Facts) -> Candidate:
         """Trains with rounding; gives back whichever is better on validation, PTQ where they are equal."""
-        from compress.quantization import conversion, training
+        from compress.quantization import calibration, conversion, tfmot, training
+        from compress.training import folding
 
-        edited = conversion.edited(network, ptq.plan)
-        start = replace(ptq.plan, factors={}, bias_shifts={}, rounding={})
-        trained, plan, history = training.train(edited, start, self, context)
+        if self.engine == "tfmot":
+            start = calibration.calibrate(search.network, search.samples, search.range_method)
+            trained, plan, found = tfmot.train(given, start, self, context)
+        else:
+            trained, plan, found = training.train(ptq.network, ptq.plan, self, context, self.qat, folding.norms(given))
         qat = Candidate("qat", conversion.convert(trained, plan, self.io), trained, plan)
-        scores = {}
-        for candidate in (ptq, qat):
-            outputs = self._outputs(context)(candidate.content, context.data.inputs("validation"))
-            scores[candidate.method] = float((outputs.argmax(axis=1) == context.data.labels("validation")).mean())
-        facts.update(history, validation_accuracy=scores)
+        inputs, labels = context.data.inputs("validation"), context.data.labels("validation")
+        answers = {each.method: self._outputs(context)(each.content, inputs).argmax(axis=1) for each in (ptq, qat)}
+        scores = {method: float((answer == labels).mean()) for method, answer in answers.items()}
+        computed = training.simulated(trained, plan).predict(inputs, verbose=0).argmax(axis=1)
+        facts.update(found, validation_accuracy=scores, training_agrees=float((answers["qat"] == computed).mean()))
         return qat if scores["qat"] > scores["ptq"] else ptq
 
     def _samples(self, context: Context) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -203,7 +254,8 @@ class Quantize(Stage, TrainingSettings):
         order = order[np.argsort(turns, kind="stable")]
         ends = min(self.calibration_samples, max(len(order) * 2 // 3, 1)), len(order)
         held_back = order[ends[0] : ends[0] + self.held_back_samples]
-        return inputs[np.sort(order[: ends[0]])], inputs[np.sort(held_back if len(held_back) else order[: ends[0]])]
+        # Not sorted: the search looks at the first of the held-back ones first, and classes take turns among them.
+        return inputs[np.sort(order[: ends[0]])], inputs[held_back if len(held_back) else order[: ends[0]]]
 
 
 def _warner(facts: Facts, context: Context) -> Callable[[list[str]], None]:

@@ -156,7 +156,7 @@ def layout(
         if call and layer.weights:
             numbers.tie(layouts[layer.given(0)[0]], given[0])
         return given[0]
-    if layer.kind in TIED:
+    if layer.kind in TIED and len(given) > 1:  # otherwise the other operand is a constant
         return _tied(given, numbers)
     if layer.kind == "Concatenate":
         rank = len(network.shapes[layer.given(call)[0]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -113,8 +113,15 @@ def distillation_loss(head: Head, teacher: Any, teacher_head: Head, temperature:
     return loss
 
 
-def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context) -> Facts:
+def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, callbacks: Sequence[Any] = ()) -> Facts:
     """Trains a model in place.
+
+    Args:
+        model: a Keras model.
+        loss: what is made small.
+        settings: how to train.
+        context: data, seed, progress.
+        callbacks: Keras callbacks of the caller's.
 
     Returns:
         `history`: one map for each epoch with loss, accuracy and their validation values.
@@ -124,17 +131,26 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context) ->
     """
     library = keras(context.seed)
     trainer = _trainer(library, model, loss)
-    batches = _batches(context, settings)
+    batches = batches_of(context, settings)
     steps = len(batches) * settings.epochs
     schedule = library.optimizers.schedules.CosineDecay(settings.learning_rate, steps)
     trainer.compile(library.optimizers.Adam(schedule), metrics=["accuracy"], jit_compile=False)
     validation = (context.data.inputs("validation"), context.data.labels("validation"))
-    callback = _callback(library, context.progress, len(batches), settings.epochs)
+    callback = reporting(library, context.progress, len(batches), settings.epochs)
     history = trainer.fit(
-        batches, epochs=settings.epochs, validation_data=validation, shuffle=False, verbose=0, callbacks=[callback]
+        batches,
+        epochs=settings.epochs,
+        validation_data=validation,
+        shuffle=False,
+        verbose=0,
+        callbacks=[callback, *callbacks],
     ).history
-    rows = [{name: _plain(values[epoch]) for name, values in history.items()} for epoch in range(len(history["loss"]))]
-    return {"history": rows}
+    return {"history": rows(history)}
+
+
+def rows(history: dict[str, list[Any]]) -> list[dict[str, float | None]]:
+    """Keras' history as one map for each epoch."""
+    return [{name: _plain(values[epoch]) for name, values in history.items()} for epoch in range(len(history["loss"]))]
 
 
 def _plain(value: Any) -> float | None:
@@ -162,7 +178,7 @@ def _trainer(library: Any, model: Any, loss: Loss) -> Any:
     return Trainer()
 
 
-def _batches(context: Context, settings: TrainingSettings) -> Any:
+def batches_of(context: Context, settings: TrainingSettings) -> Any:
     """The training split, shuffled anew in every epoch, augmented and batched."""
     import tensorflow
 
@@ -197,7 +213,9 @@ def _augmentation(augment: Augment, seed: int) -> Callable[[Any], Any] | None:
     return change
 
 
-def _callback(library: Any, progress: Progress, steps: int, epochs: int) -> Any:
+def reporting(library: Any, progress: Progress, steps: int, epochs: int) -> Any:
+    """A callback of Keras 3 or tf-keras that tells the progress, and stops when the loss is no longer a number."""
+
     class Report(library.callbacks.Callback):  # type: ignore[misc]
         done = 0
         validation: dict[str, float]

@@ -192,7 +192,7 @@ def read(model: Any) -> Network:
     for entry in config["layers"]:
         live = operations[entry["name"]]
         if isinstance(live, library.Model) and entry["name"] in network.layers:
-            network = _inlined(network, entry["name"], read(live))
+            network = inlined(network, entry["name"], read(live))
     return network
 
 
@@ -229,7 +229,7 @@ def _refs(value: Any) -> Any:
     return {name: _refs(item) for name, item in value.items()}
 
 
-def _inlined(outer: Network, name: str, inner: Network) -> Network:
+def inlined(outer: Network, name: str, inner: Network) -> Network:
     """`outer` with the nested model `name` replaced by its layers, once for each call of it."""
     nested = outer.layers[name]
     names = {inside: _unique(f"{name}_{inside}", outer.layers) for inside in inner.layers}

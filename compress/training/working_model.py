@@ -9,7 +9,11 @@ from typing import Any
 
 from compress.importers import keras_file
 from compress.quantization import conversion
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context
+from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts
+from compress.tflite.arithmetic import compressed_bytes
+from compress.training import network, redundancy
+
+MEANING = "A smaller download; the Edge TPU stores and computes every weight, so no memory or time is saved there."
 
 
 def read(artifact: Artifact, context: Context) -> Any:
@@ -25,6 +29,25 @@ def write(model: Any, folder: Path) -> None:
     """Writes a trained model both ways; the same model gives the same bytes."""
     write_keras(model, folder)
     (folder / MODEL_TFLITE).write_bytes(conversion.convert_float(model))
+
+
+def write_redundant(made: network.Network, given: Artifact, context: Context) -> Facts:
+    """Writes a model with zeros or shared weights, and says what that saves: bytes of a download, and nothing else."""
+    write(network.build(made), context.folder)
+    found = redundancy.by_layer(made)
+    before, after = (
+        compressed_bytes(path.read_bytes()) for path in (given.file(MODEL_TFLITE), context.folder / MODEL_TFLITE)
+    )
+    share = redundancy.zeros(found)
+    context.progress.note(
+        f"{share:.0%} of the weights are 0; the float file compressed: {before:,} -> {after:,} bytes. {MEANING}"
+    )
+    return {
+        "zeros": round(share, 4),
+        "kernels": redundancy.to_json(found),
+        "compressed_bytes": {"before": before, "after": after},
+        "meaning": MEANING,
+    }
 
 
 def write_keras(model: Any, folder: Path) -> None:

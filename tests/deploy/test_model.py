@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import compress.tflite.runtime as host
-from deploy import Answer, Model, bundle
+from deploy import Answer, Model, bundle, signature
 from deploy.errors import ArgumentError, EdgeTpuError, ImageError, ModelError
 from deploy.model import _scores
 from deploy.preprocessing import Preprocessing, dequantize
@@ -202,3 +202,11 @@ def test_runner_pyz_is_the_package_too(python: str, path: Path, tmp_path: Path) 
     command = [python, "-W", "error", "-c", code, str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.splitlines() == [f"{pyz}/deploy/__init__.py", str(devices.LABELS)], done.stderr
+
+
+def test_a_device_with_keys_takes_signed_bundles_only(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signature, "trusted", lambda files=(): {b"k" * 32: "shop.pem"})
+    with pytest.raises(bundle.UnsignedError):
+        Model(path)

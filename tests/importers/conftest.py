@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from compress.training import tensorflow
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "tflite"))  # for one_op
 
 
 @pytest.fixture

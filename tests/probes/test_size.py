@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +23,15 @@ def test_numbers(artifact: Make, context: Make) -> None:
     assert list(facts) == ["int8", "float", "larger"]
     values = {name: {key: row["value"] for key, row in facts[name].items()} for name in facts}
     weights = 4 * 9 + 4 + 64 * 3 + 3
-    assert values["int8"] == {"size_bytes": len(tiny.classifier()), "parameters": weights, "macs": tiny.macs()}
+    assert values["int8"] == {
+        "size_bytes": len(tiny.classifier()),
+        "compressed_bytes": len(zlib.compress(tiny.classifier(), 9)),
+        "parameters": weights,
+        "macs": tiny.macs(),
+    }
     assert values["float"] == {
         "size_bytes": len(tiny.classifier(int8=False)),
+        "compressed_bytes": len(zlib.compress(tiny.classifier(int8=False), 9)),
         "parameters": weights,
         "macs": tiny.macs(),
     }
@@ -32,6 +39,7 @@ def test_numbers(artifact: Make, context: Make) -> None:
     units = {key: (row["unit"], row["how"]) for key, row in facts["int8"].items()}
     assert units == {
         "size_bytes": ("bytes", "measured"),
+        "compressed_bytes": ("bytes", "measured"),
         "parameters": ("parameters", "measured"),
         "macs": ("MACs", "measured"),
     }

@@ -9,11 +9,14 @@ import pytest
 from blobs import Blobs, context
 
 from compress.quantization import calibration, conversion, fake, points, training
-from compress.quantization.plan import on_grid
+from compress.quantization.plan import QuantizationPlan, on_grid
+from compress.quantization.settings import RoundedTraining, Teaching
+from compress.stage import Facts
 from compress.tflite.runtime import Model
-from compress.training import network
-from compress.training.fit import TrainingSettings
+from compress.training import folding, network
+from compress.training.fit import Head, TrainingSettings, fit, label_loss
 from compress.training.folding import canonical
+from compress.training.network import Network
 
 pytestmark = pytest.mark.tensorflow
 
@@ -55,9 +58,12 @@ def test_ranges_follow_the_data_in_training_only(keras: Any) -> None:
     layer = fake.layers()["FakeQuantize"](-1.0, 1.0, average=0.5)
     x = np.array([[-3.0, 5.0]], np.float32)
     layer(x, training=False)
-    assert [float(w) for w in layer.get_weights()] == [-1.0, 1.0]
+    assert [float(layer.low), float(layer.high)] == [-1.0, 1.0]
     layer(x, training=True)
-    assert [float(w) for w in layer.get_weights()] == [-2.0, 3.0]
+    assert [float(layer.low), float(layer.high)] == [-2.0, 3.0]
+    layer.moves.assign(0.0)
+    layer(x, training=True)
+    assert [float(layer.low), float(layer.high)] == [-2.0, 3.0]
 
 
 def test_a_range_that_does_not_follow_is_no_variable(keras: Any) -> None:
@@ -85,3 +91,131 @@ def test_training_with_rounding_gives_network_and_plan(keras: Any, tmp_path: Pat
     (tmp_path / "m.tflite").write_bytes(conversion.convert(trained, learnt))
     scores = Model(tmp_path / "m.tflite", reproducible=True).scores(data.inputs("validation"))
     assert (scores.argmax(1) == data.labels("validation")).mean() == 1.0
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Network:
+    """A trained network with three ways to make channels, and a batch norm behind each."""
+    from compress.training.tensorflow import keras as seeded
+
+    layers = seeded(0).layers
+    image = seeded().Input((8, 8, 1))
+    x = layers.ReLU()(layers.BatchNormalization(momentum=0.9)(layers.Conv2D(6, 3, name="conv", use_bias=False)(image)))
+    x = layers.BatchNormalization(momentum=0.9)(layers.DepthwiseConv2D(3, name="depthwise")(x))
+    x = layers.Conv2DTranspose(4, 2, 2, name="transposed")(layers.ReLU(6.0)(x))
+    x = layers.Flatten()(layers.BatchNormalization(momentum=0.9)(x))
+    x = layers.BatchNormalization(momentum=0.9)(layers.Dense(8, name="hidden")(x))
+    model = seeded().Model(image, layers.Dense(2, name="scores")(layers.ReLU()(x)))
+    settings = TrainingSettings(epochs=8, batch_size=16, learning_rate=0.01)
+    fit(model, label_loss(Head(softmax=False)), settings, context(Blobs(), tmp_path_factory.mktemp("small")))
+    return network.read(model)
+
+
+def trained(
+    read: Network, folder: Path, how: RoundedTraining, data: Blobs | None = None
+) -> tuple[Network, QuantizationPlan, Facts]:
+    """A network after training with rounding; the file agrees with what the training computed."""
+    folded, data = canonical(read), data or Blobs()
+    plan = calibration.calibrate(folded, data.inputs("train"))
+    settings = TrainingSettings(epochs=3, batch_size=16, learning_rate=0.003)
+    made, learnt, facts = training.train(folded, plan, settings, context(data, folder), how, folding.norms(read))
+    (folder / "m.tflite").write_bytes(conversion.convert(made, learnt))
+    samples = data.inputs("validation")
+    scores = Model(folder / "m.tflite", reproducible=True).scores(samples)
+    simulated = np.asarray(training.simulated(made, learnt)(samples, training=False))
+    assert (scores.argmax(1) == simulated.argmax(1)).mean() >= 0.99
+    assert np.abs(scores - simulated).max() <= 0.03 * np.ptp(simulated)
+    assert (scores.argmax(1) == Blobs().labels("validation")).mean() == 1.0
+    return made, learnt, facts
+
+
+@pytest.mark.parametrize("ranges", ["averaged", "learnt", "held"])
+@pytest.mark.parametrize("batch_norm", ["folded", "trained"])
+def test_every_way_to_train_ends_in_a_file_that_agrees(
+    small: Network, tmp_path: Path, ranges: Any, batch_norm: Any
+) -> None:
+    plan = calibration.calibrate(canonical(small), Blobs().inputs("train"))
+    _, learnt, facts = trained(small, tmp_path, RoundedTraining(ranges=ranges, batch_norm=batch_norm, settle=0.3))
+    assert (learnt.ranges == plan.ranges) == (ranges == "held")
+    assert f"then {ranges} in 3 epochs" in learnt.method
+    assert facts["kept_zeros"] == facts["kept_clusters"] == {}
+
+
+def test_distilled_training_listens_to_the_float_network_alone(small: Network, tmp_path: Path) -> None:
+    class Mislabelled(Blobs):
+        def labels(self, split: Any) -> np.ndarray:
+            return 1 - super().labels(split)
+
+        def inputs(self, split: Any) -> np.ndarray:
+            return Blobs().inputs(split)
+
+    trained(small, tmp_path, RoundedTraining(distill=Teaching(weight=1.0, temperature=2.0)), Mislabelled())
+
+
+def test_a_learnt_range_has_the_gradient_of_its_error(keras: Any) -> None:
+    """Compared with the difference of the rounded values' loss, averaged over many values."""
+    import tensorflow
+
+    x = np.random.default_rng(0).normal(0, 1, (4096,)).astype(np.float32)
+
+    def loss(value: Any) -> Any:
+        return tensorflow.reduce_mean((value - x) ** 2)
+
+    for high in (0.5, 30.0):  # too narrow: it must grow; too wide: it must shrink
+        layer = fake.layers()["LearntFakeQuantize"](-high, high, average=0.0)
+        layer(x)
+        with tensorflow.GradientTape() as tape:
+            made = layer(x, training=True)
+            value = loss(made)
+        np.testing.assert_allclose(made, layer(x), atol=1e-5)
+        gradient = tape.gradient(value, layer.stretch).numpy()
+        assert (np.sign(gradient) == (-1 if high == 0.5 else 1)).all()
+
+
+def test_a_learnt_range_stands_still_once_it_has_settled(keras: Any) -> None:
+    import tensorflow
+
+    layer = fake.layers()["LearntFakeQuantize"](-1.0, 2.0, average=0.0)
+    x = np.linspace(-3, 3, 64, dtype=np.float32)
+    layer(x)
+    layer.stretch.assign([0.5, -0.5])
+    layer(x, training=True)
+    np.testing.assert_allclose([layer.low, layer.high], [-np.exp(0.5), 2 * np.exp(-0.5)], rtol=1e-6)
+    layer.moves.assign(0.0)
+    layer.stretch.assign([0.0, 0.0])
+    with tensorflow.GradientTape() as tape:
+        value = tensorflow.reduce_sum(layer(x, training=True) ** 2)
+    np.testing.assert_allclose([layer.low, layer.high], [-np.exp(0.5), 2 * np.exp(-0.5)], rtol=1e-6)
+    assert (tape.gradient(value, layer.stretch).numpy() == 0).all()
+
+
+@pytest.mark.parametrize("name", ["conv", "depthwise", "transposed", "hidden"])
+def test_a_batch_norm_taken_up_again_changes_nothing_at_first(small: Network, name: str) -> None:
+    folded, norms = canonical(small), folding.norms(small)
+    assert norms.keys() == {"conv", "depthwise", "transposed", "hidden"}
+    plan = QuantizationPlan({}, "", factors={name: (2.0,)}, bias_shifts={name: (0.25,)})
+    moments = training._moments(folded, plan, {name: norms[name]})
+    start = training._prepared(fake.with_rounded_weights(folded), {}, moments)
+    x = np.random.default_rng(0).random((16, 8, 8, 1), np.float32)
+    plain, normed = network.build(fake.with_rounded_weights(folded)), network.build(start)
+    np.testing.assert_allclose(np.asarray(normed(x)), np.asarray(plain(x)), rtol=1e-3, atol=1e-4)
+    weights = normed.get_layer(name).plain_weights()
+    for found, wanted in zip(weights, folded.layers[name].weights, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_norm_in_training_normalizes_by_the_batch_until_it_settles(keras: Any) -> None:
+    layer = fake.layers()["QuantizedConv2D"](3, 3, use_bias=False, normalized=True)
+    x = np.random.default_rng(0).normal(2, 5, (64, 8, 8, 2)).astype(np.float32)
+    layer.build(x.shape)
+    made = np.asarray(layer(x, training=True))
+    np.testing.assert_allclose(made.mean(axis=(0, 1, 2)), 0, atol=0.05)
+    np.testing.assert_allclose(made.std(axis=(0, 1, 2)), 1, atol=0.05)
+    assert np.abs(layer.mean.numpy()).max() > 0
+    for _ in range(100):
+        layer(x, training=True)
+    np.testing.assert_allclose(np.asarray(layer(x)), made, atol=0.05)  # the moving statistics have arrived
+    layer.moves.assign(0.0)
+    before = layer.mean.numpy()
+    np.testing.assert_allclose(np.asarray(layer(x * 3, training=True)), np.asarray(layer(x * 3)), atol=1e-5)
+    np.testing.assert_array_equal(layer.mean.numpy(), before)

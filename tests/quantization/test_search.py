@@ -23,7 +23,9 @@ from compress.quantization import (
     ranges,
     statistics,
 )
+from compress.quantization import search as search_module
 from compress.quantization.plan import QuantizationPlan, nudged, packed, unpacked
+from compress.quantization.points import without_softmax
 from compress.quantization.search import Search, snr_db
 from compress.quantization.statistics import Statistics
 from compress.stages.quantize import Quantize
@@ -307,7 +309,36 @@ def test_what_does_not_help_is_not_kept(keras: Any, tmp_path: Path) -> None:
     kept = {trial.step: trial for trial in search.trials if trial.kept}
     best = kept["ranges"].snr_db
     assert all(trial.snr_db < best + 3 for trial in search.trials)
-    assert [set(row) for row in search.to_json()] == [{"step", "choice", "snr_db", "agreement", "kept"}] * 6
+    assert [set(row) for row in search.to_json()] == [{"step", "choice", "samples", "snr_db", "agreement", "kept"}] * 6
+
+
+def test_what_few_samples_do_not_decide_is_run_on_all(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 64 samples a candidate that is surely worse sees 16, one that may be better all, the best one each once."""
+    monkeypatch.setattr(search_module, "FIRST", 16)
+    net = folded(keras, networks.plain)
+    wanted = np.asarray(network.build(without_softmax(net)).predict(images(64, seed=9), verbose=0))
+    noise = np.random.default_rng(0).normal(0, 1, wanted.shape)
+    spread = np.where(np.arange(64)[:, None] % 2, 0.02, 0.2)  # so that 16 samples decide little
+    wrong = {"minmax": spread, "mse": 0.95 * spread[::-1], "percentile": 20 * spread, "entropy": 0.01 * spread}
+    ran: list[int] = []
+
+    def run(content: bytes, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+        ran.append(len(inputs))
+        start = 0 if len(inputs) == 16 else 16
+        return np.asarray((wanted + wrong[content.decode()] * noise)[start : start + len(inputs)])
+
+    search = Search(net, images(40), images(64, seed=9), "int8", run)
+    monkeypatch.setattr(conversion, "convert", lambda net, plan, io: plan.method.split()[0].encode())
+    search.ranges(["minmax", "percentile", "mse", "entropy"])
+    assert [(trial.choice, trial.samples) for trial in search.trials] == [
+        ("minmax", 16),
+        ("percentile", 16),
+        ("mse", 64),
+        ("entropy", 16),
+    ]
+    assert ran == [16, 16, 16, 48, 48, 16]
+    assert search.range_method == "entropy"
+    assert json.loads(json.dumps(search.to_json())) == search.to_json()
 
 
 def test_signal_to_noise() -> None:

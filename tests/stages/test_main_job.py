@@ -123,6 +123,34 @@ def test_a_keras_file_is_not_trained_and_can_be_pruned_twice(whole: tuple[Path, 
     assert record["models"]["original"]["stage"] == "model"
 
 
+def test_zeros_and_shared_weights_survive_and_every_step_says_what_its_file_packs_to(
+    whole: tuple[Path, dict[str, Any]],
+) -> None:
+    stages = """
+  - train: {epochs: 4, learning_rate: 0.01}
+  - sparsify: {method: 2by4, epochs: 1}
+  - cluster: {clusters: 8, epochs: 1}
+  - quantize: {method: qat, engine: tfmot, epochs: 1}
+"""
+    code, record, errors = compress(whole[0], "builder: digits_cnn", stages)
+    assert code == 0, errors
+    rows = {row["stage"]: row for row in record["stages"]}
+    assert rows["train"]["status"] == "kept"
+    assert rows["sparsify"]["facts"]["left"].keys() == {"conv0"}  # one input channel
+    for stage in ("sparsify", "cluster", "quantize"):
+        assert 0.49 < rows[stage]["facts"]["zeros"] < 0.55, stage
+    assert max(kernel["distinct"] for kernel in rows["cluster"]["facts"]["kernels"].values()) <= 8
+    assert set(rows["quantize"]["facts"]["preserved"].values()) == {"clusters", "zeros and clusters"}
+    packed = [rows[stage]["measurements"]["compressed_bytes"] for stage in ("train", "sparsify", "cluster", "quantize")]
+    assert {each["how"] for each in packed} == {"measured"}
+    sizes = [each["value"] for each in packed]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[2] < 0.3 * sizes[0]
+    assert rows["cluster"]["facts"]["compressed_bytes"] == {"before": sizes[1], "after": sizes[2]}
+    for told in (errors, json.dumps(rows["sparsify"]["facts"])):
+        assert "no memory or time is saved there" in told
+
+
 def test_a_model_that_does_not_fit_the_data_is_refused(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "runs").symlink_to(whole[0] / "runs")
     pipeline = SMALL.replace("[32, 32]", "[16, 16]").format(model="file: runs/small/model.keras", stages="[quantize]")
@@ -173,3 +201,36 @@ def test_a_builder_that_fails_is_told_in_one_message(tmp_path: Path) -> None:
     assert code == 4
     assert "RuntimeError: no" in errors
     assert "Traceback" not in errors
+
+
+ONE_RUN = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from pathlib import Path
+from compress.importers import keras_file
+from compress.quantization import conversion
+
+given, made = map(Path, sys.argv[1:])
+made.write_bytes(conversion.convert_float(keras_file.load(given)))
+"""
+
+
+def test_a_float_tflite_file_goes_the_same_way_as_the_model_that_it_was_made_of(tmp_path: Path) -> None:
+    code, trained, errors = compress(tmp_path, "builder: digits_cnn", "[train: {epochs: 3}]")
+    assert code == 0, errors
+    model, file = tmp_path / "runs" / "small" / "model.keras", tmp_path / "small.tflite"
+    subprocess.run([sys.executable, "-c", ONE_RUN, model, file], check=True, capture_output=True)
+    code, record, errors = compress(
+        tmp_path,
+        "file: small.tflite",
+        "[prune: {keep_macs: 0.8, epochs: 1}, quantize: {ranges: minmax}, compile, package]",
+    )
+    assert code == 0, errors
+    rows = {row["id"]: row for row in record["stages"]}
+    assert rows["model"]["facts"]["largest_difference"] < 1e-5
+    same = [row["measurements"]["accuracy"]["value"] for row in (rows["model"], trained["stages"][1])]
+    assert same[0] == same[1]
+    assert rows["quantize"]["facts"]["layers"]
+    assert (tmp_path / "runs" / "small" / "small.coralline").exists()
+    accuracy = {name: rows[name]["measurements"]["accuracy"]["value"] for name in ("prune", "quantize")}
+    assert abs(accuracy["quantize"] - accuracy["prune"]) < 0.03

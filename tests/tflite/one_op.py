@@ -39,6 +39,12 @@ OPTIONS = {
     "PACK": "PackOptions",
     "MEAN": "ReducerOptions",
     "SUM": "ReducerOptions",
+    "REDUCE_MAX": "ReducerOptions",
+    "REDUCE_MIN": "ReducerOptions",
+    "REDUCE_PROD": "ReducerOptions",
+    "L2_NORMALIZATION": "L2NormOptions",
+    "RESIZE_NEAREST_NEIGHBOR": "ResizeNearestNeighborOptions",
+    "SPACE_TO_DEPTH": "SpaceToDepthOptions",
     "STRIDED_SLICE": "StridedSliceOptions",
 }
 """The table of options of the operators that have one here."""

@@ -28,16 +28,29 @@ def test_no_activation_hides_in_a_layer_and_no_separable_layer_is_left(keras: An
     assert not {layer.kind for layer in weighted} & {"SeparableConv2D", "BatchNormalization"}
 
 
-def test_a_batch_norm_that_others_look_behind_stays(keras: Any) -> None:
+def test_a_batch_norm_that_others_look_behind_becomes_a_layer_of_its_own(keras: Any) -> None:
     image = keras.Input((8, 8, 3))
     conv = keras.layers.Conv2D(4, 3)(image)
     norm = keras.layers.BatchNormalization()(conv)
     out = keras.layers.GlobalAveragePooling2D()(keras.layers.Add()([conv, norm]))
     model = networks.randomized(keras.Model(image, out))
     folded = canonical(network.read(model))
-    assert "BatchNormalization" in {layer.kind for layer in folded.layers.values()}
+    kinds = [layer.kind for layer in folded.layers.values()]
+    assert kinds.count("Conv2D") == kinds.count("DepthwiseConv2D") == 1
+    assert "BatchNormalization" not in kinds
     given = np.random.default_rng(3).random((2, 8, 8, 3), np.float32)
     np.testing.assert_allclose(np.asarray(network.build(folded)(given)), np.asarray(model(given)), atol=1e-5)
+
+
+def test_a_batch_norm_that_is_shared_with_its_layer_folds(keras: Any) -> None:
+    layers = keras.layers
+    body = keras.Sequential([keras.Input((8, 8, 3)), layers.Conv2D(3, 3, padding="same"), layers.BatchNormalization()])
+    image = keras.Input((8, 8, 3))
+    model = networks.randomized(keras.Model(image, layers.Flatten()(body(body(image)))))
+    folded = canonical(network.read(model))
+    assert [layer.kind for layer in folded.layers.values() if layer.weights] == ["Conv2D"]
+    given = np.random.default_rng(3).random((2, 8, 8, 3), np.float32)
+    np.testing.assert_allclose(np.asarray(network.build(folded)(given)), np.asarray(model(given)), rtol=1e-4, atol=1e-5)
 
 
 def test_a_batch_norm_without_scale_or_centre_folds(keras: Any) -> None:

@@ -124,3 +124,14 @@ def test_what_is_not_understood_is_left_alone(keras: Any) -> None:
     smaller, plan = pruning.prune(network.read(model), 0.7)
     assert set(plan.layers) == {"free"}
     assert network.build(smaller).get_layer("before").filters == 8
+
+
+def test_a_constant_operand_holds_the_channels_that_it_is_added_to(keras: Any) -> None:
+    image = keras.Input((6, 6, 3))
+    x = keras.layers.Conv2D(4, 3, name="conv")(image)
+    x = keras.ops.add(x, np.arange(4, dtype=np.float32))
+    x = keras.layers.Conv2D(5, 1, name="next")(x)
+    model = keras.Model(image, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(x)))
+    channels = structure.follow(network.read(model))
+    assert channels.pinned[channels.layouts[Tensor("conv")]].all()
+    assert not channels.pinned[channels.layouts[Tensor("next")]].any()

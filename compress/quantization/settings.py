@@ -1,0 +1,31 @@
+"""What training with rounding can be told, beside what every training can."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from compress.stage import Settings
+
+
+class Teaching(Settings):
+    """How much is learnt from the float model, beside the labels."""
+
+    weight: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """Share of the float model in the loss; the rest is the labels'."""
+    temperature: Annotated[float, Field(ge=1, le=100)] = 4.0
+    """How much the scores are softened: 1 leaves them as they are."""
+
+
+class RoundedTraining(Settings):
+    """How a network is trained that rounds as its 8-bit file will."""
+
+    ranges: Literal["averaged", "learnt", "held"] = "averaged"
+    """Activation ranges: averaged over the batches, learnt by gradient, or held as calibration found them."""
+    batch_norm: Literal["folded", "trained"] = "folded"
+    """folded: into the weights, before the training. trained: on, from each batch's mean and variance."""
+    settle: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Last part of the training in which ranges and batch norm stand still, and only weights move."""
+    distill: Teaching | None = None
+    """Learns from the float model too: {weight: 0.9, temperature: 4}, or {} for these."""

@@ -1,0 +1,38 @@
+"""`cluster`: lets weights share a few values, so that the file packs smaller."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from compress.stage import Artifact, Context, Facts, Kind, Need, Stage
+from compress.training.fit import TrainingSettings
+
+
+class Cluster(Stage, TrainingSettings):
+    """Lets the weights of a kernel share a few values (tfmot): a smaller download, no speed on the Edge TPU.
+    Later stages that train, other than quantize, undo it."""
+
+    name: ClassVar[str] = "cluster"
+    consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
+    produces: ClassVar[Kind] = Kind.KERAS
+    needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "tensorflow-model-optimization")
+
+    clusters: Annotated[int, Field(ge=2, le=256)] = 16
+    """How many values the weights of one kernel may have; zeros of a sparse kernel stay, as one of them."""
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 4
+    """Passes over the training split."""
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
+    """Adam's learning rate at the start; it falls to 0 along a cosine."""
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        """The clustered model, the values of every layer, the compressed size before and after, and the history."""
+        from compress.training import network, tfmot, working_model
+        from compress.training.tensorflow import keras
+
+        keras(context.seed)
+        free = network.read(working_model.read(given, context))
+        clustered, facts = tfmot.cluster(free, self.clusters, self, context)
+        return facts | working_model.write_redundant(clustered, given, context)

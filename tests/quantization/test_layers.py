@@ -1,0 +1,119 @@
+"""Every kind of layer through post-training quantization, beside what training computes, and through training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import layers
+import networks
+import numpy as np
+import pytest
+from blobs import Blobs, context
+
+from compress.edgetpu.legalize import legalize
+from compress.edgetpu.placement import place
+from compress.quantization import calibration, conversion, points, training
+from compress.quantization.plan import QuantizationPlan, nudged
+from compress.quantization.search import snr_db
+from compress.target import load
+from compress.tflite import graph
+from compress.tflite.runtime import Model
+from compress.training import network
+from compress.training.fit import TrainingSettings
+from compress.training.folding import canonical
+from deploy.preprocessing import dequantize, quantize
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.mark.parametrize("name", layers.ALL)
+def test_the_file_is_whole_precise_and_what_training_computes(keras: Any, name: str, tmp_path: Path) -> None:
+    samples = np.random.default_rng(5).random((40, 12, 12, 3), np.float32)
+    model = layers.model(keras, layers.ALL[name])
+    folded = canonical(network.read(model))
+    plan = calibration.calibrate(folded, samples)
+    content = conversion.convert(folded, plan)  # refuses float operators
+    (tmp_path / "m.tflite").write_bytes(content)
+    found = Model(tmp_path / "m.tflite", reproducible=True).scores(samples)
+    wanted = np.asarray(model(samples, training=False))
+    assert snr_db(wanted, found).mean() > 25
+    simulated = np.asarray(training.simulated(folded, plan)(samples, training=False))
+    step = (simulated.max() - simulated.min()) / 255
+    assert np.mean(np.abs(found - simulated) <= 2.5 * step) > 0.95
+    feeds = [[sample[np.newaxis]] for sample in samples[:4]]
+    rewritten = legalize(graph.parse(content), load("edgetpu"), feeds, io="INT8").graph
+    assert [op.op for op in place(rewritten, load("edgetpu")).ops if op.placement == "cpu"] == []
+
+
+IN_ONE = (
+    *("Rescaling", "LayerNormalization", "hard_sigmoid", "hard_silu", "swish", "PReLU", "LeakyReLU", "Softmax"),
+    *("Concatenate", "UpSampling2D", "bilinear UpSampling2D", "Dropout", "custom activation", "squeeze and excite"),
+    *("BatchNormalization", "SeparableConv2D", "Conv2DTranspose", "DepthwiseConv2D", "Conv1D", "ReLU6", "operators"),
+)
+
+
+@pytest.mark.parametrize("names", [IN_ONE[:7], IN_ONE[7:14], IN_ONE[14:]], ids=lambda names: names[0])
+def test_layers_train_with_rounding(keras: Any, names: tuple[str, ...], tmp_path: Path) -> None:
+    """Branches side by side, one for each kind of layer, joined at the end."""
+    image = keras.Input((12, 12, 3))
+    starts = [keras.layers.Conv2D(8, 3, padding="same")(image) for _ in names]
+    ends = [
+        keras.layers.GlobalAveragePooling2D()(layers.ALL[name](keras, x)) for name, x in zip(names, starts, strict=True)
+    ]
+    model = networks.randomized(keras.Model(image, keras.layers.Dense(2)(keras.layers.Concatenate()(ends))))
+    data = Images()
+    folded = canonical(network.read(model))
+    plan = calibration.calibrate(folded, data.inputs("train"))
+    settings = TrainingSettings(epochs=1, batch_size=16, learning_rate=0.001)
+    trained, learnt, _ = training.train(folded, plan, settings, context(data, tmp_path))
+    (tmp_path / "m.tflite").write_bytes(conversion.convert(trained, learnt))
+    found = Model(tmp_path / "m.tflite", reproducible=True).scores(data.inputs("validation"))
+    simulated = np.asarray(training.simulated(trained, learnt)(data.inputs("validation"), training=False))
+    assert snr_db(simulated, found).mean() > 25
+
+
+@dataclass
+class Images(Blobs):
+    """Blobs that are larger and in colour."""
+
+    input_shape: tuple[int, ...] = (12, 12, 3)
+
+    def inputs(self, split: Any) -> np.ndarray:
+        return np.pad(super().inputs(split), ((0, 0), (2, 2), (2, 2), (0, 0)), "edge").repeat(3, axis=-1)
+
+
+def test_two_inputs_and_two_outputs_round_in_training_as_in_the_file(keras: Any, tmp_path: Path) -> None:
+    """Below the level of data sets and runtime.Model, which have one of each."""
+    import tensorflow
+    from ai_edge_litert.interpreter import Interpreter
+
+    left, right = keras.Input((8, 8, 2), name="left"), keras.Input((4,), name="right")
+    x = keras.layers.Conv2D(4, 3, activation="relu")(left)
+    both = keras.layers.Concatenate()([keras.layers.GlobalAveragePooling2D()(x), keras.layers.Dense(4)(right)])
+    ends = [keras.layers.Dense(3, name="three")(both), keras.layers.Dense(2, activation="softmax", name="two")(both)]
+    folded = canonical(network.read(networks.randomized(keras.Model([left, right], ends))))
+    found = points.find(folded)
+    prescribed = points.fixed(folded, found)
+    plan = QuantizationPlan({name: prescribed.get(name, nudged(-3.0, 3.0)) for name in found.values()}, "by hand")
+    model = training.simulated(folded, plan)
+    random = np.random.default_rng(0)
+    given = [random.random((16, 8, 8, 2), np.float32), random.random((16, 4), np.float32)]
+    with tensorflow.GradientTape() as tape:
+        made = model(given, training=True)
+        loss = sum(tensorflow.reduce_mean(each**2) for each in made)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    assert all(np.abs(gradient).max() > 0 for gradient in gradients)
+    interpreter = Interpreter(model_content=conversion.convert(folded, plan))
+    interpreter.allocate_tensors()
+    inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
+    for row in range(16):
+        for detail, values in zip(sorted(inputs, key=lambda each: len(each["shape"])), given[::-1], strict=True):
+            interpreter.set_tensor(detail["index"], quantize(values[row : row + 1], *detail["quantization"], np.int8))
+        interpreter.invoke()
+        by_size = {detail["shape"][-1]: detail for detail in outputs}
+        for wanted in made:
+            detail = by_size[wanted.shape[-1]]
+            scores = dequantize(interpreter.get_tensor(detail["index"]), *detail["quantization"])
+            np.testing.assert_allclose(scores[0], wanted[row], atol=2.5 * detail["quantization"][0])
