@@ -242,7 +242,7 @@ def main(given: Optional[List[str]] = None) -> int:
         code = getattr(error, "exit_code", None)
         if code is None:
             raise
-        kind = getattr(error, "kind", "bundle")
+        kind = getattr(error, "kind", "changed")
         return _failed(arguments, {"kind": kind, "what": str(error), "todo": "", "exit_code": code}, str(error))
     except DeviceError as error:
         return _failed(arguments, error.to_json(), str(error))
