@@ -238,11 +238,11 @@ def main(given: Optional[List[str]] = None) -> int:
         return EXIT_INTERRUPTED
     except OSError as error:
         return _failed(arguments, {"kind": "file", "what": str(error), "todo": "", "exit_code": EXIT_FILES}, str(error))
-    except ValueError as error:  # BundleError and PreprocessingError; others are our own fault
+    except ValueError as error:  # BundleError, for one; others without a code are our own fault
         code = getattr(error, "exit_code", None)
         if code is None:
             raise
-        kind = getattr(error, "kind", "changed")
+        kind = getattr(error, "kind", "changed" if code == 8 else "arguments")
         return _failed(arguments, {"kind": kind, "what": str(error), "todo": "", "exit_code": code}, str(error))
     except DeviceError as error:
         return _failed(arguments, error.to_json(), str(error))
