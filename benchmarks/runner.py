@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -168,6 +169,7 @@ def main() -> None:
     names = [f"Python {row['python']}, {row['runtime']}" for row in rows]
     agreement = {key: alike(answers, names, key) for key in keys}
     result = {"interpreters": rows, "alike": agreement, "runs": options.runs, "starts": options.starts}
+    shutil.rmtree(folder)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     print("| Python, runtime, numpy | bare loop | Model | bench | start, of which ours |")
     print("|---|---|---|---|---|")

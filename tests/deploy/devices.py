@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import shutil
@@ -127,6 +128,7 @@ def stand_in() -> Path:
     if compiler is None:
         pytest.skip("there is no C compiler to make the stand-in for libedgetpu")
     folder = Path(tempfile.mkdtemp(prefix="stand-in-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     source = Path(__file__).with_name("edgetpu_stand_in.c")
     flags = ["-shared", "-fPIC", "-O1", "-w"]
     subprocess.run([compiler, *flags, "-o", folder / "libedgetpu.so.1", source], check=True)
