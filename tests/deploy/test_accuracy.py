@@ -1,0 +1,221 @@
+"""Golden vectors and three-way accuracy, on bundles whose answers are known."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import devices
+import numpy as np
+import pytest
+import tiny
+
+import compress.probes.accuracy as host
+from compress.tflite import graph
+from deploy import accuracy, bundle, measurement, runtime
+from deploy.model import Model
+from deploy.runtime import Options, Runtime
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A host without an Edge TPU."""
+    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path / "nothing"))
+
+
+@pytest.fixture(scope="module")
+def content() -> bytes:
+    return devices.packed()
+
+
+def changed(content: bytes, steps: int, machine: str | None = None) -> bundle.Bundle:
+    """A bundle whose golden int8 outputs are off by some steps in one place."""
+    opened = bundle.Bundle(content)
+    golden = opened.array("golden-output-int8.npy")
+    golden[1, 0] += steps if golden[1, 0] < 0 else -steps
+    opened.members["golden-output-int8.npy"] = bundle.array_bytes(golden)
+    if machine is not None:
+        opened.manifest["golden"]["machine"] = machine
+    return opened
+
+
+def test_golden_outputs_are_equal_here(content: bytes) -> None:
+    found = accuracy.verify(bundle.Bundle(content), Options(""))
+    assert found["ok"] is True
+    assert {role: each["verdict"] for role, each in found["golden"].items()} == {
+        "original": "equal",
+        "int8": "equal",
+        "compiled": "not run",
+    }
+    assert found["golden"]["int8"]["largest_steps"] == 0
+    assert found["golden"]["compiled"]["error"]["kind"] == "library_missing"
+    assert "int8      golden outputs: equal, 3 of 3 equal" in accuracy.golden_text(found)
+    assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("steps", "machine", "verdict"),
+    [
+        (2, platform.machine(), "different"),
+        (2, "another", "close"),
+        (2, None, "close"),
+        (accuracy.CLOSE_STEPS + 1, "another", "different"),
+    ],
+)
+def test_equal_is_asked_where_the_kernels_are_the_same(
+    content: bytes, steps: int, machine: str | None, verdict: str
+) -> None:
+    found = accuracy.verify(changed(content, steps, machine), Options(""))
+    int8 = found["golden"]["int8"]
+    assert (int8["verdict"], int8["largest_steps"], int8["equal"]) == (verdict, steps, 2)
+    assert found["ok"] is (verdict != "different")
+    layer = int8["first_layer"]
+    assert (layer["layer"], layer["note"].startswith("optimized and plain kernels agree in every layer")) == (
+        None,
+        True,
+    )
+    assert f"by up to {steps} steps" in accuracy.golden_text(found)
+
+
+def test_golden_outputs_of_another_shape(content: bytes) -> None:
+    opened = bundle.Bundle(content)
+    opened.members["golden-output-int8.npy"] = bundle.array_bytes(np.zeros((3, 4), np.int8))
+    found = accuracy.golden(opened, "int8", Options("cpu"))
+    assert found["verdict"] == "different"
+
+
+def test_nothing_that_could_be_run_is_not_fine(content: bytes) -> None:
+    opened = bundle.Bundle(content)
+    opened.manifest["golden"]["outputs"] = {}
+    assert accuracy.verify(opened, Options(""))["ok"] is False
+
+
+def test_the_layer_of_the_first_difference() -> None:
+    """With a runtime whose plain kernels leave out the ReLU."""
+    sound = tiny.classifier()
+    parsed = graph.parse(sound)
+    parsed.source.subgraphs[0].operators[0].builtinOptions.fusedActivationFunction = 0
+    parsed.source.subgraphs[0].tensors[1].quantization.zeroPoint = [0]
+    other = graph.serialize(parsed)
+    found = runtime.find()
+
+    def interpreter(model_content: bytes, **more: Any) -> Any:
+        plain = more["experimental_op_resolver_type"] == found.module.OpResolverType.BUILTIN_REF
+        return found.module.Interpreter(model_content=other if plain else model_content, **more)
+
+    module = SimpleNamespace(Interpreter=interpreter, OpResolverType=found.module.OpResolverType)
+    fake = Runtime("fake", "1", module, found.arguments)
+    layer = accuracy.first_layer(fake, sound, np.full((1, 4, 4, 1), 50, np.int8))
+    assert (layer["layer"], layer["operator"]) == ("hidden", "CONV_2D")
+    assert layer["note"].startswith("the optimized kernel gives other values than the plain one, by up to")
+
+
+def test_runtimes_that_keep_no_tensors_are_told() -> None:
+    layer = accuracy.first_layer(Runtime("tflite_runtime", "2.4.0", None, frozenset()), b"", None)
+    assert layer == {"layer": None, "note": "tflite_runtime 2.4.0 keeps no intermediate tensors to look at"}
+
+
+def test_three_ways(content: bytes) -> None:
+    opened = bundle.Bundle(content)
+    found = accuracy.compare(opened, Options(""))
+    samples, labels = accuracy.evaluation(opened)
+    assert (len(samples), found["samples"], found["preprocessing"]) == (30, 30, opened.preprocessing.digest)
+    predictions = {}
+    for role in ("original", "int8"):
+        model = Model(opened, role, kernels="reproducible")
+        predictions[role] = [model(sample).index for sample in samples]
+        assert found["models"][role]["predictions"] == predictions[role]
+        right = sum(a == b for a, b in zip(predictions[role], labels, strict=True))
+        assert found["models"][role]["accuracy"]["value"] == right / 30
+    assert found["models"]["compiled"]["accuracy"]["how"] == "missing"
+    (pair,) = found["pairs"]
+    assert (pair["from"], pair["to"]) == ("original", "int8")
+    same = sum(a == b for a, b in zip(predictions["original"], predictions["int8"], strict=True))
+    assert pair["agreement"]["value"] == same / 30
+    assert sum(each["samples"] for each in pair["per_class"]) == 30
+    lost = sum(each["change"] for each in pair["per_class"])
+    assert pair["accuracy_drop"]["value"] == pytest.approx(-lost / 30)
+    assert "int8" in accuracy.text(found)
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_three_ways_with_the_stand_in(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.coralline"
+    path.write_bytes(content)
+    root = devices.host(tmp_path / "root")
+    done = devices.runner("bench", path, "--json", "--runs", 5, LD_LIBRARY_PATH=devices.stand_in(), CORALLINE_ROOT=root)
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert [(pair["from"], pair["to"]) for pair in found["accuracy"]["pairs"]] == [
+        ("original", "int8"),
+        ("original", "compiled"),
+        ("int8", "compiled"),
+    ]
+    assert found["accuracy"]["pairs"][2]["agreement"]["value"] == 1
+    assert found["golden"]["compiled"]["verdict"] == "equal"
+    assert set(found["benchmark"]["cold_start"]) >= {"library", "delegate", "libedgetpu"}
+
+
+def test_a_limit_takes_the_first_samples(content: bytes) -> None:
+    opened = bundle.Bundle(content)
+    whole, some = (accuracy.compare(opened, Options("cpu"), limit) for limit in (None, 7))
+    assert some["models"]["int8"]["predictions"] == whole["models"]["int8"]["predictions"][:7]
+
+
+def test_a_bundle_without_an_evaluation_sample() -> None:
+    found = accuracy.compare(bundle.Bundle(devices.packed(samples=0)), Options("cpu"))
+    assert found == {"accuracy": measurement.missing("fraction", "the bundle has no evaluation sample")}
+    assert accuracy.text(found) == "accuracy: not measured: the bundle has no evaluation sample"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {},
+        [],
+        7,
+        {"inputs": ["golden-input-0.npy"], "labels": []},
+        {"inputs": ["elsewhere.npy"], "labels": [0]},
+        {"inputs": [["golden-input-0.npy"]], "labels": [0]},
+        {"inputs": ["int8.tflite"], "labels": [0]},
+        {"inputs": ["golden-input-0.npy"], "labels": "elsewhere.npy"},
+        {"inputs": ["golden-input-0.npy"], "labels": "golden-input-0.npy"},
+        {"inputs": ["golden-input-0.npy"], "labels": [3]},
+        {"inputs": ["golden-input-0.npy"], "labels": [-1]},
+        {"inputs": ["golden-input-0.npy"], "labels": [True]},
+        {"inputs": None, "labels": None},
+    ],
+)
+def test_evaluation_samples_that_cannot_be(content: bytes, entry: Any) -> None:
+    opened = bundle.Bundle(content)
+    opened.manifest["evaluation"] = entry
+    with pytest.raises(bundle.BundleError, match=r"evaluation sample|is not an array"):
+        accuracy.evaluation(opened)
+
+
+def test_samples_may_come_in_stacks_or_one_by_one(content: bytes) -> None:
+    opened = bundle.Bundle(content)
+    samples, labels = accuracy.evaluation(opened)
+    assert (len(samples), labels) == (30, [index % 3 for index in range(30)])
+    names = [f"sample-{index}.npy" for index in range(30)]
+    opened.members.update({name: bundle.array_bytes(each) for name, each in zip(names, samples, strict=True)})
+    opened.manifest["evaluation"] = {"inputs": names, "labels": labels}
+    found = accuracy.evaluation(opened)
+    np.testing.assert_array_equal(found[0], samples)
+    assert found[1] == labels
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 5), (5, 5), (3, 7), (98, 100)])
+def test_shares_are_those_of_the_host(successes: int, trials: int) -> None:
+    assert measurement.proportion(successes, trials, "x") == host.proportion(successes, trials, "x").to_json()
+
+
+def test_the_interval_of_a_drop_is_near_the_hosts() -> None:
+    random = np.random.default_rng(0)
+    before, after = random.random(400) < 0.9, random.random(400) < 0.85
+    ours, theirs = measurement.paired_drop(before, after), host.drop(before, after)
+    assert ours["value"] == pytest.approx(theirs.value)
+    assert [ours["low"], ours["high"]] == pytest.approx([theirs.low, theirs.high], abs=0.01)

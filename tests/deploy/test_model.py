@@ -1,0 +1,212 @@
+"""Bundles as functions: answers, threads, memory, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import devices
+import numpy as np
+import pytest
+
+import compress.tflite.runtime as host
+from deploy import Answer, Model, bundle, signature
+from deploy.errors import ArgumentError, EdgeTpuError, ImageError, ModelError
+from deploy.model import _scores
+from deploy.preprocessing import Preprocessing, dequantize
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundle") / "tiny.coralline"
+    path.write_bytes(devices.packed())
+    return path
+
+
+@pytest.fixture
+def model(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path / "nothing"))
+    with Model(str(path), kernels="reproducible") as made:
+        yield made
+
+
+@pytest.mark.parametrize("role", ["int8", "original"])
+def test_answers_are_those_of_the_host(path: Path, tmp_path: Path, role: str) -> None:
+    (tmp_path / "m.tflite").write_bytes(devices.models()[role])
+    images = devices.images(20)
+    inputs = np.stack([Preprocessing(devices.STEPS)(image) for image in images])
+    wanted = host.Model(tmp_path / "m.tflite", reproducible=True).scores(inputs)
+    answers = Model(path, role, kernels="reproducible").batch(images)
+    np.testing.assert_array_equal(np.stack([answer.scores for answer in answers]), wanted)
+    assert [answer.index for answer in answers] == wanted.argmax(axis=1).tolist()
+    assert len({answer.label for answer in answers}) > 1
+
+
+def test_an_answer_names_its_classes() -> None:
+    answer = Answer(np.array([1, 3, 3, 2], np.float32), ["a", "b", "c"])
+    assert (answer.index, answer.label, answer.score) == (1, "b", 3.0)
+    assert answer.top(3) == [("b", 3.0), ("c", 3.0), ("3", 2.0)]
+    assert repr(answer) == "Answer(label='b', score=3)"
+
+
+@pytest.mark.parametrize("shape", [(1, 256), (1, 2, 128), (256,)])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.float32])
+def test_scores_of_every_type(dtype: Any, shape: tuple[int, ...]) -> None:
+    stored = np.arange(-128, 128).astype(dtype).reshape(shape)
+    integers = np.issubdtype(dtype, np.integer)
+    detail = {"dtype": dtype, "shape": shape, "quantization": (0.1, 3) if integers else (0.0, 0)}
+    wanted = dequantize(stored.ravel(), 0.1, 3) if integers else stored.ravel()
+    np.testing.assert_array_equal(_scores(detail)(stored), wanted)
+
+
+def test_a_stream_is_answered_image_by_image(model: Model) -> None:
+    given = []
+
+    def camera() -> Any:
+        for image in devices.images(3):
+            given.append(image)
+            yield image
+
+    stream = model.stream(camera())
+    assert isinstance(next(stream), Answer)
+    assert len(given) == 1
+    assert [answer.label for answer in stream] == [answer.label for answer in model.batch(devices.images(3)[1:])]
+
+
+def test_answers_of_eight_threads_are_not_mixed(model: Model) -> None:
+    images = devices.images(40, 5) * 20
+    wanted = [answer.scores.tolist() for answer in model.batch(images[:40])] * 20
+    assert len({str(scores) for scores in wanted}) > 10
+    with ThreadPoolExecutor(8) as pool:
+        found = [answer.scores.tolist() for answer in pool.map(model, images, chunksize=1)]
+    assert found == wanted
+
+
+def test_input_can_be_written_where_the_runtime_reads_it(model: Model) -> None:
+    (image,) = devices.images(1, 9)
+    tensor = model.prepare(image)
+
+    def fill(memory: Any) -> None:
+        assert memory.base is not None
+        memory[...] = tensor
+
+    np.testing.assert_array_equal(model.filled(fill).scores, model(image).scores)
+
+
+def test_input_memory_must_not_be_kept(model: Model) -> None:
+    kept: list[Any] = []
+    with pytest.raises(ImageError, match="kept its memory; to do: let it write, and keep nothing"):
+        model.filled(kept.append)
+    kept.clear()
+    assert isinstance(model(devices.images(1)[0]), Answer)
+
+
+@pytest.mark.parametrize(
+    ("image", "says"),
+    [
+        (np.zeros(3), "cannot be preprocessed: a sample must be numbers"),
+        (np.zeros((4, 4, 3)), r"has \[4, 4, 3\] after preprocessing, and the model takes \[4, 4, 1\]"),
+        ("text", "cannot be preprocessed"),
+    ],
+)
+def test_images_that_do_not_fit(model: Model, image: Any, says: str) -> None:
+    with pytest.raises(ImageError, match=says):
+        model(image)
+
+
+def test_tensors_that_do_not_fit(model: Model) -> None:
+    for tensor in (np.zeros((1, 4, 4, 1), np.float32), np.zeros((1, 5, 4, 1), np.int8)):
+        with pytest.raises(ImageError, match=r"the input tensor does not fit: .*; to do: make it with prepare"):
+            model.answer(tensor)
+
+
+def test_a_closed_model_says_so(model: Model) -> None:
+    tensor = model.prepare(devices.images(1)[0])
+    model.close()
+    for ask in (lambda: model.answer(tensor), lambda: model.filled(lambda memory: None)):
+        with pytest.raises(ArgumentError, match="the model is closed"):
+            ask()
+
+
+def test_what_runs_where(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
+    model = Model(path)
+    assert (model.role, model.describe()["device"]) == ("int8", "cpu")
+    assert model.remark == "no Edge TPU is on USB or PCIe: the int8 model runs on the CPU"
+    assert Model(path, device="cpu").remark == ""
+    assert Model(bundle.read(str(path)), "original").role == "original"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"role": "other"}, "the bundle has no model 'other'; to do: use one of: compiled, int8, original"),
+        ({"role": "int8", "device": "usb"}, "int8 models run on the CPU, not on usb"),
+        ({"device": "gpu"}, "there is no device 'gpu'"),
+        ({"threads": 0}, "0 threads are not possible"),
+    ],
+)
+def test_arguments_that_do_not_fit(path: Path, arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        Model(path, **arguments)
+
+
+def test_a_bundle_without_a_compiled_model_runs_on_no_edge_tpu() -> None:
+    opened = bundle.Bundle(devices.packed({"int8": devices.models()["int8"]}, samples=0))
+    with pytest.raises(ArgumentError, match="has no compiled model for usb:0"):
+        Model(opened, device="usb:0")
+
+
+def test_a_compiled_model_on_the_cpu_is_told_so(path: Path) -> None:
+    with pytest.raises(EdgeTpuError, match="compiled for the Edge TPU, and no Edge TPU delegate is loaded") as caught:
+        Model(path, "compiled", "cpu")
+    assert (caught.value.kind, caught.value.exit_code) == ("no_delegate", 12)
+
+
+def test_the_model_must_be_the_one_of_the_manifest() -> None:
+    opened = bundle.Bundle(devices.packed(samples=0))
+    opened.manifest["models"]["int8"]["output"]["scale"] *= 2
+    with pytest.raises(ModelError, match="the model's output is not what the manifest says"):
+        Model(opened, "int8")
+
+
+def test_a_file_that_is_no_model() -> None:
+    opened = bundle.Bundle(devices.packed(samples=0))
+    opened.members["int8.tflite"] = b"TFL3 or not"
+    with pytest.raises(ModelError, match="refuses the model"):
+        Model(opened, "int8")
+
+
+def test_a_changed_bundle_is_not_opened(path: Path, tmp_path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "changed.coralline").write_bytes(content)
+    with pytest.raises(bundle.BundleError):
+        Model(tmp_path / "changed.coralline")
+
+
+def test_the_package_alone_imports_nothing() -> None:
+    code = "import sys, deploy; assert 'numpy' not in sys.modules; deploy.nothing"
+    done = subprocess.run([sys.executable, "-c", code], env=devices.environment(), capture_output=True, text=True)
+    assert "module 'deploy' has no attribute 'nothing'" in done.stderr
+
+
+@pytest.mark.parametrize("python", devices.pythons())
+def test_runner_pyz_is_the_package_too(python: str, path: Path, tmp_path: Path) -> None:
+    pyz = devices.pyz(tmp_path / "runner.pyz")
+    code = "import deploy, sys; print(deploy.__file__); print(deploy.Model(sys.argv[1], role='int8').labels)"
+    environment = {**devices.environment(), "PYTHONPATH": str(pyz)}
+    command = [python, "-W", "error", "-c", code, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.splitlines() == [f"{pyz}/deploy/__init__.py", str(devices.LABELS)], done.stderr
+
+
+def test_a_device_with_keys_takes_signed_bundles_only(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signature, "trusted", lambda files=(): {b"k" * 32: "shop.pem"})
+    with pytest.raises(bundle.UnsignedError):
+        Model(path)

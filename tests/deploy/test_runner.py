@@ -1,0 +1,217 @@
+"""The runner's command line, in processes of its own, on every interpreter that has a runtime."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import devices
+import numpy as np
+import pytest
+from PIL import Image
+
+from deploy import __main__ as command
+from deploy import bundle, errors
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundle") / "tiny.coralline"
+    path.write_bytes(devices.packed())
+    return path
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A host without an Edge TPU."""
+    monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("python", devices.pythons())
+def test_every_verb_on_every_interpreter(path: Path, python: str, tmp_path: Path) -> None:
+    pyz = devices.pyz(tmp_path / "runner.pyz")
+    environment = {**devices.environment(), "PYTHONPATH": ""}
+    for verb in ("run", "bench", "verify"):
+        more = ["--runs", "5"] if verb == "bench" else []
+        given = [python, "-W", "error", str(pyz), verb, str(path), "--json", *more]
+        done = subprocess.run(given, env=environment, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["schema_version"], found["verb"], found["bundle"]["name"]) == (1, verb, "tiny")
+
+
+@pytest.mark.parametrize("python", devices.pythons())
+def test_the_same_answers_everywhere(path: Path, python: str) -> None:
+    found = [json.loads(devices.runner("run", path, "--json", python=each).stdout) for each in (python, sys.executable)]
+    labels = [[[top["label"] for top in row["top"]] for row in each["answers"]] for each in found]
+    assert labels[0] == labels[1]
+
+
+def test_run_takes_arrays_and_images(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (image,) = devices.images(1)
+    np.save(tmp_path / "image.npy", image)
+    Image.fromarray(image[..., 0]).save(tmp_path / "image.png")
+    assert command.main(["run", str(path), str(tmp_path / "image.npy"), str(tmp_path / "image.png"), "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["answers"]
+    assert first["image"] == str(tmp_path / "image.npy")
+    assert first["top"] == second["top"]
+    assert [row["label"] for row in first["top"]] == ["apple", "pear", "plum"]
+
+
+def test_without_images_the_golden_inputs_are_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["run", str(path), "--top", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.sub(r"[\d.]+$", "N", line) for line in lines] == [
+        "golden-input-0.npy: apple N",
+        "golden-input-1.npy: pear N",
+        "golden-input-2.npy: apple N",
+    ]
+
+
+def write(folder: Path, name: str, content: bytes) -> Path:
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "kind", "says"),
+    [
+        (["run", "BUNDLE", "nothing.npy"], 6, "file", "No such file"),
+        (["run", "nothing.coralline"], 6, "file", "No such file"),
+        (["run", "BUNDLE", "text.npy"], 3, "image", "text.npy is not an array"),
+        (["run", "BUNDLE", "text.png"], 3, "image", "text.png is not an image"),
+        (["run", "BUNDLE", "color.npy"], 3, "image", "the model takes [4, 4, 1]"),
+        (["run", "BUNDLE", "--top", "0"], 2, "arguments", "--top 0 tells nothing"),
+        (["run", "BUNDLE", "--role", "compiled"], 12, "library_missing", "libedgetpu.so.1 is not installed"),
+        (["run", "BUNDLE", "--device", "gpu"], 2, "arguments", "there is no device"),
+        (["verify", "text.png"], 8, "changed", "not a bundle"),
+        (["verify", "broken.coralline"], 8, "changed", "not a bundle, or a damaged one"),
+        (["bench", "BUNDLE", "--runs", "0"], 2, "arguments", "there must be from 1"),
+        (["bench", "BUNDLE", "--meter", "nothing.csv"], 6, "file", "nothing.csv"),
+    ],
+)
+def test_errors_have_exit_codes(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    arguments: list[str], code: int, kind: str, says: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "text.npy", b"text")
+    write(tmp_path, "text.png", b"text")
+    write(tmp_path, "broken.coralline", path.read_bytes()[:-5])
+    np.save(tmp_path / "color.npy", np.zeros((4, 4, 3), np.uint8))
+    arguments = [str(path) if each == "BUNDLE" else each for each in arguments]
+    assert command.main([*arguments, "--json"]) == code
+    told = capsys.readouterr()
+    error = json.loads(told.out)["error"]
+    assert (error["kind"], error["exit_code"]) == (kind, code)
+    assert says in told.err
+    assert "Traceback" not in told.err
+
+
+def test_the_table_of_exit_codes_is_complete() -> None:
+    table = {int(code) for code in re.findall(r"^    (\d+) ", str(errors.__doc__), re.MULTILINE)}
+    types = [each for each in vars(errors).values() if isinstance(each, type)]
+    classes = [each for each in types if issubclass(each, errors.DeviceError)]
+    codes = {each.exit_code for each in classes} | {bundle.BundleError.exit_code, errors.EXIT_FILES}
+    assert table == {0, *codes, errors.EXIT_INTERRUPTED}
+
+
+def test_models_that_answer_otherwise_are_13(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    contents = devices.models()
+    opened = bundle.Bundle(devices.packed(contents, samples=0))
+    other = devices.packed({**contents, "int8": devices.tiny.classifier(seed=5)}, samples=0)
+    members = {**opened.members, "golden-output-int8.npy": bundle.Bundle(other).members["golden-output-int8.npy"]}
+    manifest = {key: value for key, value in opened.manifest.items() if key not in ("members", "schema_version")}
+    path = write(tmp_path, "wrong.coralline", bundle.pack(manifest, members))
+    assert command.main(["verify", str(path), "--json"]) == 13
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert (found["ok"], found["golden"]["int8"]["verdict"]) == (False, "different")
+    assert "the models do not answer as they did on the host" in told.err
+
+
+def test_a_crash_on_the_cpu_is_a_finding(path: Path, tmp_path: Path) -> None:
+    folder = devices.crashing_runtime(tmp_path / "packages")
+    environment = {**devices.environment(), "PYTHONPATH": f"{devices.ROOT}:{folder}"}
+    given = [sys.executable, "-m", "deploy", "verify", str(path), "--json"]
+    done = subprocess.run(given, env=environment, capture_output=True, text=True)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["kind"]) == (11, "crash")
+    assert "ended by SIGILL after the TFLite runtime was imported; on the CPU, with ai_edge_litert 9.9" in done.stderr
+
+
+def test_an_edge_tpu_that_cannot_be_used_is_12(path: Path, tmp_path: Path) -> None:
+    more = {"LD_LIBRARY_PATH": devices.stand_in(), "CORALLINE_ROOT": devices.host(tmp_path)}
+    done = devices.runner("verify", path, "--json", **more, EDGETPU_STAND_IN="crash-run")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["ok"], found["blocked"]["kind"]) == (12, True, "crash")
+    done = devices.runner("verify", path, "--json", **more)
+    assert (done.returncode, json.loads(done.stdout)["golden"]["compiled"]["verdict"]) == (0, "equal")
+    done = devices.runner(
+        "verify", path, "--device", "pci", LD_LIBRARY_PATH=devices.stand_in(), EDGETPU_STAND_IN="null"
+    )
+    assert done.returncode == 12
+
+
+def test_scores_that_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened = bundle.Bundle(devices.packed({"original": devices.models()["original"]}, samples=0))
+    name = opened.manifest["golden"]["inputs"][0]
+    members = {**opened.members, name: bundle.array_bytes(np.full((6, 5, 1), np.nan, np.float32))}
+    manifest = {key: value for key, value in opened.manifest.items() if key not in ("members", "schema_version")}
+    path = write(tmp_path, "nan.coralline", bundle.pack(manifest, members))
+    assert command.main(["run", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["answers"][0]["top"][0]["score"] is None
+    assert command.main(["run", str(path)]) == 0
+    assert "not a number" in capsys.readouterr().out
+    assert command.main(["verify", str(path), "--json"]) == 13
+    assert json.loads(capsys.readouterr().out)["golden"]["original"]["largest_difference"] is None
+
+
+def test_out_is_written_whole_or_not_at_all(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results" / "results.json"
+    out.parent.mkdir()
+    out.write_text("before")
+    monkeypatch.setattr(os, "fsync", lambda number: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert command.main(["run", str(path), "--out", str(out)]) == 6
+    assert "No space left on device" in capsys.readouterr().err
+    assert ([each.name for each in out.parent.iterdir()], out.read_text()) == (["results.json"], "before")
+    monkeypatch.undo()
+    assert command.main(["run", str(path), "--out", str(out), "--role", "int8", "--json"]) == 0
+    assert out.read_text() == capsys.readouterr().out
+    assert [each.name for each in out.parent.iterdir()] == ["results.json"]
+
+
+def test_ctrl_c_is_130(path: Path) -> None:
+    given = [sys.executable, "-W", "error", "-m", "deploy", "bench", str(path), "--no-cold", "--seconds", "60"]
+    process = subprocess.Popen(
+        given, env=devices.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "steady state" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    out, noise = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert "runner: interrupted" in noise
+    assert "Traceback" not in noise
+
+
+def test_without_an_edge_tpu_it_says_so(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["run", str(path)]) == 0
+    assert "no Edge TPU is on USB or PCIe: the int8 model runs on the CPU" in capsys.readouterr().err
+
+
+def test_help_imports_no_numpy() -> None:
+    code = "import sys; sys.modules['numpy'] = None; from deploy.__main__ import main; main(['--help'])"
+    done: Any = subprocess.run([sys.executable, "-c", code], env=devices.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "verify" in done.stdout
