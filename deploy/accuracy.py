@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
 from deploy import machine, probe, runtime
-from deploy.bundle import Bundle, BundleError
+from deploy.bundle import Bundle
 from deploy.errors import DeviceError, EdgeTpuError
 from deploy.measurement import finite, missing, paired_drop, proportion, told
 from deploy.model import Model
@@ -33,30 +33,6 @@ CLOSE_SHARE = 1e-3
 COMPARED_SINCE = (2, 14)
 """TFLite versions whose reproducible kernels were found equal to the bit, on x86-64. (2.11 differs by one step.)"""
 Progress = Callable[[str], None]
-
-
-def evaluation(opened: Bundle) -> Tuple[List[Array], List[int]]:
-    """The decoded samples that the bundle brings, and their classes. Both empty: it brings none.
-
-    The manifest's `evaluation` names .npy members in `inputs`. `labels` is a list of class numbers, one for
-    each member, or the name of an integer member; then the members of `inputs` are stacks of samples.
-
-    Raises:
-        BundleError: it is not samples with a label each.
-    """
-    entry = opened.manifest.get("evaluation")
-    if entry is None:
-        return [], []
-    try:
-        inputs, labels = [opened.array(name) for name in entry["inputs"]], entry["labels"]
-        if isinstance(labels, str):
-            inputs, labels = [sample for stack in inputs for sample in stack], opened.array(labels).tolist()
-    except (KeyError, TypeError) as error:
-        raise BundleError("the manifest's evaluation sample is incomplete: %r" % error)
-    sound = isinstance(labels, list) and len(inputs) == len(labels)
-    if not sound or not all(type(label) is int and 0 <= label < len(opened.labels) for label in labels):
-        raise BundleError("the evaluation sample is not %d samples with a label each" % len(inputs))
-    return inputs, labels
 
 
 def golden(opened: Bundle, role: str, options: Options) -> Dict[str, Any]:
@@ -193,11 +169,11 @@ def compare(
         BundleError: the evaluation sample does not fit.
         RuntimeLibraryError: there is no TFLite runtime.
     """
-    samples, labels = evaluation(opened)
+    samples, labels = opened.evaluation()
     samples, labels = samples[:limit], labels[:limit]
     if not samples:
         return {"accuracy": missing("fraction", "the bundle has no evaluation sample")}
-    wanted = np.array(labels)
+    wanted = labels
     kernels = runtime.reproducible(runtime.find())
     predictions: Dict[str, Array] = {}
     result: Dict[str, Any] = {"preprocessing": opened.preprocessing.digest, "samples": len(samples), "models": {}}

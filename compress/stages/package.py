@@ -124,7 +124,8 @@ def _golden(models: Mapping[str, Model], data: Data, count: int) -> tuple[dict[s
     count = min(count, len(data.labels("validation")))
     raw, inputs = data.raw("validation", np.arange(count)), data.inputs("validation")[:count]
     members = {f"golden-input-{index}.npy": bundle.array_bytes(sample) for index, sample in enumerate(raw)}
-    entry = {"inputs": list(members), "outputs": {role: f"golden-output-{role}.npy" for role in models}}
+    entry: dict[str, Any] = {"inputs": list(members), "machine": platform.machine()}  # kernels differ between machines
+    entry["outputs"] = {role: f"golden-output-{role}.npy" for role in models}
     for role, model in models.items():
         members[f"golden-output-{role}.npy"] = bundle.array_bytes(_outputs(model, inputs))
     return entry, members

@@ -121,7 +121,7 @@ def test_runtimes_that_keep_no_tensors_are_told() -> None:
 def test_three_ways(content: bytes) -> None:
     opened = bundle.Bundle(content)
     found = accuracy.compare(opened, Options(""))
-    samples, labels = accuracy.evaluation(opened)
+    samples, labels = opened.evaluation()
     assert (len(samples), found["samples"], found["preprocessing"]) == (30, 30, opened.preprocessing.digest)
     predictions = {}
     for role in ("original", "int8"):
@@ -169,43 +169,6 @@ def test_a_bundle_without_an_evaluation_sample() -> None:
     found = accuracy.compare(bundle.Bundle(devices.packed(samples=0)), Options("cpu"))
     assert found == {"accuracy": measurement.missing("fraction", "the bundle has no evaluation sample")}
     assert accuracy.text(found) == "accuracy: not measured: the bundle has no evaluation sample"
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {},
-        [],
-        7,
-        {"inputs": ["golden-input-0.npy"], "labels": []},
-        {"inputs": ["elsewhere.npy"], "labels": [0]},
-        {"inputs": [["golden-input-0.npy"]], "labels": [0]},
-        {"inputs": ["int8.tflite"], "labels": [0]},
-        {"inputs": ["golden-input-0.npy"], "labels": "elsewhere.npy"},
-        {"inputs": ["golden-input-0.npy"], "labels": "golden-input-0.npy"},
-        {"inputs": ["golden-input-0.npy"], "labels": [3]},
-        {"inputs": ["golden-input-0.npy"], "labels": [-1]},
-        {"inputs": ["golden-input-0.npy"], "labels": [True]},
-        {"inputs": None, "labels": None},
-    ],
-)
-def test_evaluation_samples_that_cannot_be(content: bytes, entry: Any) -> None:
-    opened = bundle.Bundle(content)
-    opened.manifest["evaluation"] = entry
-    with pytest.raises(bundle.BundleError, match=r"evaluation sample|is not an array"):
-        accuracy.evaluation(opened)
-
-
-def test_samples_may_come_in_stacks_or_one_by_one(content: bytes) -> None:
-    opened = bundle.Bundle(content)
-    samples, labels = accuracy.evaluation(opened)
-    assert (len(samples), labels) == (30, [index % 3 for index in range(30)])
-    names = [f"sample-{index}.npy" for index in range(30)]
-    opened.members.update({name: bundle.array_bytes(each) for name, each in zip(names, samples, strict=True)})
-    opened.manifest["evaluation"] = {"inputs": names, "labels": labels}
-    found = accuracy.evaluation(opened)
-    np.testing.assert_array_equal(found[0], samples)
-    assert found[1] == labels
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 5), (5, 5), (3, 7), (98, 100)])

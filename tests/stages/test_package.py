@@ -113,7 +113,7 @@ def test_the_bundle(artifact: Any, context: Any) -> None:
     assert read.labels == ["tea", "caf\u00e9", "\u6c34"]
     assert read.manifest["name"] == "tiny"
     assert read.manifest["coralline"] == compress.__version__
-    assert read.manifest["golden"] == {"inputs": inputs, "outputs": outputs}
+    assert read.manifest["golden"] == {"inputs": inputs, "outputs": outputs, "machine": platform.machine()}
     assert read.manifest["preprocessing"] == {"version": 1, "digest": Preprocessing(STEPS).digest, "steps": STEPS}
     given = read.manifest["models"]["int8"]["input"]
     assert given == {
