@@ -63,7 +63,7 @@ class Search:
         io: type of the file's input and output.
         run: the outputs of a .tflite file for some samples: [m, outputs].
         trials: what was tried, in order.
-        outliers: calibration samples that reach much farther than the others.
+        ordinary: calibration samples without those that reach much farther than the others.
         warnings: what is strange about the activations.
     """
 
@@ -73,10 +73,10 @@ class Search:
     io: conversion.InputType
     run: Callable[[bytes, NDArray[np.float32]], NDArray[np.float32]]
     trials: list[Trial] = field(default_factory=list)
-    outliers: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.ordinary = self.samples
         self._compared = without_softmax(self.network)
         model = build(self._compared)
         self._wanted = np.asarray(model.predict(self.held_back, verbose=0)).reshape(len(self.held_back), -1)
@@ -92,14 +92,25 @@ class Search:
         self._try("plan", plan.method, plan)
 
     def ranges(self, methods: Sequence[str]) -> None:
-        """Tries ways to choose ranges, for the factors that are kept so far."""
+        """Tries ways to choose ranges, for the factors that are kept so far; outlying samples stay if that is better."""
+        if not methods:
+            return
         factors = dict(self._best.plan.factors) if self._best else {}
         current = equalization.applied(self.network, factors)
         found = statistics.collect(current, self.samples)
-        self.outliers = statistics.outliers(found)
-        self.warnings = warning.about_activations(found, self.outliers)
+        outliers = statistics.outliers(found)
+        if outliers:
+            self.warnings = warning.about_activations(found, outliers)
+            self._try("ranges", methods[0], replace(planned(found, methods[0]), factors=factors))
+            self.ordinary = np.delete(self.samples, outliers, axis=0)
+            found = statistics.collect(current, self.ordinary)
+        elif not self.warnings:
+            self.warnings = warning.about_activations(found, [])
         for method in methods:
-            self._try("ranges", method, replace(planned(found, method), factors=factors))
+            choice = f"{method} without outliers" if outliers else method
+            self._try("ranges", choice, replace(planned(found, method), factors=factors))
+        if any(trial.kept for trial in self.trials[-len(methods) :]):
+            self.samples = self.ordinary
 
     def equalization(self, method: str) -> bool:
         """Tries factors from weights, and from activations; whether any are kept that were not."""
@@ -133,22 +144,21 @@ class Search:
         """Tries to move the mean of every layer's outputs back to where the float model has it."""
         plan = self.plan
         network = conversion.gridded(equalization.applied(self.network, plan.factors))
-        ordinary = np.delete(self.samples, self.outliers, axis=0)
-        shifts = correction.measured_shifts(network, plan, ordinary)
+        shifts = correction.measured_shifts(network, plan, self.ordinary)
         self._try("bias", "measured shift", replace(plan, bias_shifts=shifts))
 
     def rounding(self, note: Callable[[str], None]) -> None:
         """Tries rounding that is learnt instead of nearest."""
         plan = self.plan
         network = conversion.edited(self._compared, plan)
-        ordinary = np.delete(self.samples, self.outliers, axis=0)
-        chosen = adaround.learnt(network, ordinary, note)
+        chosen = adaround.learnt(network, self.ordinary, note)
         self._try("rounding", "learnt", replace(plan, rounding=chosen))
 
     @property
     def range_method(self) -> str:
         """The way to choose ranges that was kept; minmax where a plan was given."""
-        return next((trial.choice for trial in self.trials if trial.step == "ranges" and trial.kept), "minmax")
+        kept = (trial.choice.split()[0] for trial in self.trials if trial.step == "ranges" and trial.kept)
+        return next(kept, "minmax")
 
     @property
     def plan(self) -> QuantizationPlan:

@@ -300,7 +300,10 @@ def test_a_corrupt_sample_does_no_harm(keras: Any, tmp_path: Path) -> None:
     damaged = images(200)
     damaged[7] *= 50
     clean, hurt = searched(net, images(200), tmp_path), searched(net, damaged, tmp_path)
-    assert hurt.range_method == "sample_percentile"
+    assert next(trial.choice for trial in hurt.trials if trial.kept).endswith("without outliers")
+    assert hurt.trials[0].choice == "minmax"  # with it
+    assert len(hurt.samples) == len(hurt.ordinary) == 199
+    assert any("1 of 200 calibration samples" in each for each in hurt.warnings)
     assert quality(hurt) > quality(clean) - 3
 
 
