@@ -30,8 +30,9 @@ check: $(READY)  ## the static checks
 bench: $(READY)  ## the numbers in the README
 	$(BIN)/python benchmarks/main_job.py
 
-wheel: $(READY)  ## dist/*.whl
-	$(BIN)/python -m build --wheel
+wheel: $(READY)  ## dist/*.whl: coralline, and coralline-deploy, the device side alone
+	$(BIN)/python -m build --wheel --no-isolation
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist packaging/deploy
 
 clean:  ## everything that was made here; runs/ stays
 	rm -rf $(VENV) $(TF25) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -6,7 +6,9 @@ Usage::
     python -m compress check MODEL.tflite [--json] [--compiler VERSION] [--all-subgraphs]
     python -m compress inspect COMPILED.tflite [--against MODEL.tflite] [--json]
     python -m compress debug runs/NAME          where quantization lost, tensor by tensor, the worst first
-  python -m compress stages [--json]
+    python -m compress keygen NAME
+    python -m compress sign BUNDLE --key NAME.key [--out FILE]
+    python -m compress stages [--json]
     python -m compress schema
     python -m compress operators
 
@@ -33,13 +35,15 @@ other commands:
   python -m compress legalize IN.tflite OUT.tflite  the same function in operators that the compiler maps
   python -m compress inspect COMPILED.tflite  what a compiled model really holds; --against MODEL.tflite compares
   python -m compress debug runs/NAME          where quantization lost, tensor by tensor, the worst first
+  python -m compress keygen NAME              a key pair: NAME.key signs here, NAME.pem goes to the devices
+  python -m compress sign BUNDLE --key NAME.key  signs a bundle
   python -m compress stages [--json]   every stage, its settings, defaults and meaning
   python -m compress schema            JSON schema of pipeline.yaml, for editors
   python -m compress operators         what runs on the Edge TPU, and the rules of `check`
 
 exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
-  6 disk or permission   7 over budget   9 check: some operators stay on the CPU
+  6 disk or permission   7 over budget   8 a bundle cannot be signed   9 check: some operators stay on the CPU
   10 check: the compiler would refuse the model   130 interrupted
 """
 
@@ -244,6 +248,31 @@ def _inspect(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _keygen(arguments: Sequence[str]) -> int:
+    parser = _Parser(prog="python -m compress keygen", description="A key pair for signing bundles.")
+    parser.add_argument("name", type=Path, metavar="NAME", help="NAME.key (private) and NAME.pem (public) are made")
+    options = parser.parse_args(arguments)
+    from compress import signing
+
+    private, public = signing.generate(options.name)
+    _print(f"{private}  signs bundles here; nobody else may have it")
+    _print(f"{public}  goes to /etc/coralline/keys on the devices")
+    return 0
+
+
+def _sign(arguments: Sequence[str]) -> int:
+    parser = _Parser(prog="python -m compress sign", description="Signs a bundle.")
+    parser.add_argument("bundle", type=Path, help="a .coralline file")
+    parser.add_argument("--key", type=Path, required=True, metavar="FILE", help="the private key, made by keygen")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the signed bundle goes (the same file)")
+    options = parser.parse_args(arguments)
+    from compress import signing
+
+    out = options.out or options.bundle
+    _print(f"{out}: signed with {signing.sign(options.bundle, options.key, out)}")
+    return 0
+
+
 INTERRUPTED = "interrupted; run the same command to go on"
 _signals: list[int] = []
 """The signals that came so far."""
@@ -253,6 +282,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "legalize": _legalize,
     "inspect": _inspect,
     "debug": _debug,
+    "keygen": _keygen,
+    "sign": _sign,
     "stages": _stages,
     "schema": _schema,
     "operators": _operators,

@@ -9,9 +9,10 @@
     │   └── UntrustedError     4   ... because it would run code that nobody vouched for
     ├── StageError             5   a stage could not do its work
     ├── StoreError             6   disk full, no permission, unwritable folder
-    └── BudgetError            7   everything ran, but the result breaks the budget
+    ├── BudgetError            7   everything ran, but the result breaks the budget
+    └── SigningError           8   a bundle cannot be signed, or a key cannot be made or used
 
-Exit code 0 is success, 8 is kept for a bundle that does not verify (`deploy.bundle.BundleError`),
+Exit code 0 is success, 8 also a bundle that does not verify (`deploy.bundle.BundleError`),
 9 and 10 the answers of `check` (some operators on the CPU; refused), 130 an interruption with Ctrl-C.
 """
 
@@ -85,3 +86,9 @@ class BudgetError(CorallineError):
     """Everything ran, but the result breaks the budget."""
 
     exit_code = 7
+
+
+class SigningError(CorallineError):
+    """A bundle cannot be signed, or a key cannot be made or used."""
+
+    exit_code = 8

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import sqrt
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 How = Literal["measured", "predicted", "missing"]
+Z95 = 1.959963984540054
+"""The 97.5th percentile of the standard normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -42,3 +48,43 @@ class Measurement:
 def missing(unit: str, reason: str) -> Measurement:
     """A measurement that could not be made, and the reason."""
     return Measurement(None, unit, "missing", note=reason)
+
+
+def proportion(successes: int, trials: int, note: str = "") -> Measurement:
+    """A share with its Wilson 95% score interval.
+
+    Source: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927), 209-212.
+    """
+    low, high = _wilson(successes, trials)
+    return Measurement(successes / trials, "fraction", "measured", low, high, f"{note}, {trials} samples".lstrip(", "))
+
+
+def _wilson(successes: int, trials: int) -> tuple[float, float]:
+    share, z2 = successes / trials, Z95 * Z95
+    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = Z95 / (1 + z2 / trials) * sqrt(share * (1 - share) / trials + z2 / (4 * trials * trials))
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))  # rounding may cross the share
+
+
+def drop(original: NDArray[np.bool_], result: NDArray[np.bool_]) -> Measurement:
+    """Loss of accuracy from `original` to `result`, both "was it right" for the same samples.
+
+    The interval is Newcombe's for paired proportions: the two Wilson intervals, combined
+    with the correlation between the pairs.
+    Source: R. G. Newcombe, Statistics in Medicine 17 (1998), 2635-2650, method 10.
+    """
+    n = len(original)
+    both, first = int((original & result).sum()), int((original & ~result).sum())
+    second, neither = int((~original & result).sum()), int((~original & ~result).sum())
+    p1, p2 = (both + first) / n, (both + second) / n
+    (l1, u1), (l2, u2) = _wilson(both + first, n), _wilson(both + second, n)
+    product = float(both + first) * (second + neither) * (both + second) * (first + neither)
+    excess = both * neither - first * second
+    # Newcombe's continuity correction applies to a positive correlation only.
+    corrected = max(excess - n / 2, 0.0) if excess > 0 else float(excess)
+    phi = corrected / sqrt(product) if product else 0.0
+    down = sqrt(max((p1 - l1) ** 2 - 2 * phi * (p1 - l1) * (u2 - p2) + (u2 - p2) ** 2, 0))
+    up = sqrt(max((u1 - p1) ** 2 - 2 * phi * (u1 - p1) * (p2 - l2) + (p2 - l2) ** 2, 0))
+    difference = p1 - p2
+    note = f"paired on {n} samples: {first} lost, {second} gained"
+    return Measurement(difference, "fraction", "measured", difference - down, difference + up, note)

@@ -26,6 +26,7 @@ from compress.stage import (
     MODEL_EDGETPU,
     MODEL_KERAS,
     MODEL_TFLITE,
+    RUNNER_FILE,
     SEGMENTS,
     Artifact,
     Context,
@@ -268,13 +269,14 @@ def _publish(
     found = record.build(session.pipeline, session.rows, findings, outputs, error, seconds)
     try:
         session.folder.mkdir(parents=True, exist_ok=True)
-        old = {MODEL_KERAS, MODEL_TFLITE, MODEL_EDGETPU, f"{session.pipeline.head.name}.coralline"}
+        old = {MODEL_KERAS, MODEL_TFLITE, MODEL_EDGETPU, RUNNER_FILE, f"{session.pipeline.head.name}.coralline"}
         for name in (old | {path.name for path in session.folder.glob(SEGMENTS)}) - outputs.keys():
             (session.folder / name).unlink(missing_ok=True)
         contents = {name: path.read_bytes() for name, path in outputs.items()} | render(found)
         with session.store.scratch() as scratch:
             for name, content in contents.items():
-                write_atomically(session.folder / name, content, scratch)
+                mode = 0o755 if name == RUNNER_FILE else 0o644
+                write_atomically(session.folder / name, content, scratch, mode)
     except OSError as problem:
         raise explain(problem, "the report cannot be written") from problem
     return found
@@ -287,6 +289,7 @@ def _outputs(session: Session) -> dict[str, Path]:
         MODEL_TFLITE: MODEL_TFLITE,
         MODEL_EDGETPU: MODEL_EDGETPU,
         BUNDLE_FILE: f"{session.pipeline.head.name}.coralline",
+        RUNNER_FILE: RUNNER_FILE,
     }
     outputs: dict[str, Path] = {}
     for artifact in session.artifacts.values():

@@ -48,6 +48,7 @@ SEGMENT_EDGETPU = "model_segment_{}_of_{}_edgetpu.tflite"
 SEGMENTS = SEGMENT_EDGETPU.format("*", "*")
 """Where the model is compiled in parts, for several Edge TPUs: there is no MODEL_EDGETPU then."""
 BUNDLE_FILE = "bundle.coralline"
+RUNNER_FILE = "runner.pyz"
 
 
 @dataclass(frozen=True)

@@ -63,13 +63,14 @@ def explain(error: OSError, what: str, folder: Path | None = None) -> StoreError
     return StoreError(f"{what}: {reason}", where=where, todo=todo)
 
 
-def write_atomically(path: Path, content: bytes, scratch: Path | None = None) -> None:
+def write_atomically(path: Path, content: bytes, scratch: Path | None = None, mode: int = 0o644) -> None:
     """Writes a file so that it is either the old or the new one at every moment.
 
     Args:
         path: the file.
         content: what it shall hold.
         scratch: a folder of the same file system for the new file until it is complete; by default the file's own.
+        mode: its permissions.
     """
     handle, temporary = tempfile.mkstemp(dir=scratch or path.parent, prefix=f".{path.name}.")
     try:
@@ -77,7 +78,7 @@ def write_atomically(path: Path, content: bytes, scratch: Path | None = None) ->
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -10,11 +10,22 @@ anywhere, also in the archive's own tables, is noticed. The first member is
      "preprocessing": {"version": 1, "digest": ..., "steps": [...]},
      "models": {ROLE: {"file": ..., "input": TENSOR, "output": TENSOR}},
      "golden": {"inputs": [file, ...], "outputs": {ROLE: file}},
+     "evaluation": {"split": "test", "inputs": [file, ...], "labels": file,
+                    "outputs": {ROLE: file}, "metrics": {...}},
+     "tools": {name: version},
      "members": [{"name": ..., "size": bytes, "sha256": ...}],
      ...}
 
 ROLE is `original` (float), `int8` or `compiled`; TENSOR is {"name", "shape", "dtype",
-"scale", "zero_point"}. Golden inputs are decoded samples before preprocessing.
+"scale", "zero_point"}. Golden inputs are decoded samples before preprocessing, one in a file;
+evaluation inputs likewise, but each file is a stack [n, ...] of samples of one shape and
+dtype. Labels are int64 [n] over all files; outputs are what the host found, [n, ...] in the
+model's own dtype. `evaluation` may be missing or null, `tools` missing.
+
+A signed bundle has a trailer of 144 bytes behind the zip: `TRAILER_MAGIC` (16 bytes), SHA-256
+of the zip (32), public key (32), and the Ed25519 signature (64) of the first 48. It is checked
+before anything is opened, and tells a bundle that was changed after it was signed
+(`ChangedError`) from one that nobody signed in this form (`WronglySignedError`).
 Runs on Python 3.7 with numpy alone.
 """
 
@@ -26,17 +37,20 @@ import json
 import re
 import struct
 import zipfile
-from typing import Any, Dict, Mapping
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
+from deploy import signature
 from deploy.preprocessing import Array, Preprocessing, PreprocessingError
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 MAX_BYTES = 1 << 30
 MAX_MANIFEST_BYTES = 1 << 20
-MAX_MEMBERS = 1000
+MAX_MEMBERS = 3000
+TRAILER_MAGIC = b"\nCoralline-sig1\n"
+TRAILER_BYTES = len(TRAILER_MAGIC) + 32 + signature.KEY_BYTES + signature.SIGNATURE_BYTES
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 _ROLES = ("original", "int8", "compiled")
 _ZIP_ERRORS = (zipfile.BadZipFile, struct.error, ValueError, LookupError, OSError, EOFError, RuntimeError)
@@ -51,9 +65,36 @@ _ARRAY = re.compile(
 
 
 class BundleError(ValueError):
-    """A file that is not a bundle, or not the one that was written. Exit code 8."""
+    """A file that is not a bundle, or not the one that was written. Exit code 8.
+
+    Attributes:
+        kind: for programs: "changed" (or never a bundle), "unsigned", "untrusted" or "wrongly signed".
+    """
 
     exit_code = 8
+    kind = "changed"
+
+
+class UnsignedError(BundleError):
+    """A bundle without a signature, where one is needed."""
+
+    kind = "unsigned"
+
+
+class UntrustedError(BundleError):
+    """A bundle that somebody signed, but nobody who is trusted here."""
+
+    kind = "untrusted"
+
+
+class WronglySignedError(BundleError):
+    """A bundle with a signature that the key it names did not make."""
+
+    kind = "wrongly signed"
+
+
+class ChangedError(BundleError):
+    """A bundle with a good signature, but another content than was signed."""
 
 
 def _archive(members: Mapping[str, bytes]) -> bytes:
@@ -102,23 +143,47 @@ def array_bytes(array: Array) -> bytes:
     return stream.getvalue()
 
 
+def sign(content: bytes, public_key: bytes, signer: Callable[[bytes], bytes]) -> bytes:
+    """A signed bundle; a signature that it has already is replaced.
+
+    Args:
+        content: the bytes of a bundle.
+        public_key: 32 bytes.
+        signer: gives the Ed25519 signature of a message, 64 bytes.
+
+    Raises:
+        BundleError: not a bundle, or the signature is not that of the key.
+    """
+    Bundle(content)
+    archive, _ = _parted(content)
+    message = TRAILER_MAGIC + hashlib.sha256(archive).digest()
+    signed = archive + message + public_key + signer(message)
+    Bundle(signed, [public_key])
+    return signed
+
+
 class Bundle:
     """A verified bundle: whoever holds one knows that every byte is what was packed.
 
     Args:
         content: the bytes of a .coralline file.
+        keys: public keys (`signature.trusted`). With any, the bundle must be signed with one of them;
+            without, it may be unsigned, but a signature that it has must be good.
 
     Attributes:
         manifest: the parsed manifest.
         members: content by name.
         preprocessing: what turns a decoded sample into a model's input.
+        signer: the public key that it was signed with, or None.
 
     Raises:
-        BundleError: not a bundle, changed, or of an unknown schema.
+        BundleError: not a bundle, changed, of an unknown schema, or not signed as it should be: see its subclasses.
     """
 
-    def __init__(self, content: bytes) -> None:
-        self.members = _read_archive(content)
+    def __init__(self, content: bytes, keys: Collection[bytes] = ()) -> None:
+        archive, trailer = _parted(content)
+        self.signer = _check_signature(archive, trailer, keys)
+        self.members = _read_archive(archive)
         self.manifest = _read_manifest(self.members.pop(MANIFEST))
         _check_members(self.manifest, self.members)
         _check_references(self.manifest, self.members)
@@ -150,17 +215,64 @@ class Bundle:
         except (ValueError, TypeError, OverflowError) as error:
             raise BundleError("%s is not an array: %s" % (name, error))
 
+    def evaluation(self) -> Tuple[List[Array], Array]:
+        """The evaluation sample: decoded samples, and their labels, int64 [n]; none where there is none.
 
-def read(path: str) -> Bundle:
-    """Opens and verifies a .coralline file.
+        Raises:
+            BundleError: it is not labelled samples.
+        """
+        entry = self.manifest.get("evaluation")
+        if entry is None:
+            return [], np.zeros(0, np.int64)
+        stacks, labels = [self.array(name) for name in entry["inputs"]], self.array(entry["labels"])
+        samples = [sample for stack in stacks if stack.ndim in (3, 4) for sample in stack]
+        good = labels.shape == (len(samples),) and labels.dtype == np.int64 and all(len(stack) for stack in stacks)
+        if not good or ((labels < 0) | (labels >= len(self.labels))).any():
+            raise BundleError("the evaluation sample is not %d samples with a label each" % len(samples))
+        return samples, labels
+
+
+def read(path: str, keys: Collection[bytes] = ()) -> Bundle:
+    """Opens and verifies a .coralline file; `keys` as for `Bundle`.
+
+    On a device: `read(path, signature.trusted())`.
 
     Raises:
-        BundleError: not a bundle, changed, or of an unknown schema.
+        BundleError: not a bundle, changed, of an unknown schema, or not signed as it should be.
         OSError: the file cannot be read.
     """
     with open(path, "rb") as stream:
-        content = stream.read(MAX_BYTES + 1)
-    return Bundle(content)
+        content = stream.read(MAX_BYTES + TRAILER_BYTES + 1)
+    return Bundle(content, keys)
+
+
+def _parted(content: bytes) -> Tuple[bytes, Optional[bytes]]:
+    """The zip and, where there is one, the trailer."""
+    place = len(content) - TRAILER_BYTES
+    if place < 0 or not content.startswith(TRAILER_MAGIC, place):
+        return content, None
+    return content[:place], content[place:]
+
+
+def _check_signature(archive: bytes, trailer: Optional[bytes], keys: Collection[bytes]) -> Optional[bytes]:
+    """The public key that signed, or None; nothing of the archive is looked into."""
+    wanted = " or ".join(sorted(map(signature.key_name, keys)))
+    if trailer is None:
+        if keys:
+            raise UnsignedError("the bundle is not signed, and this device takes bundles signed with %s only" % wanted)
+        return None
+    start = len(TRAILER_MAGIC) + 32
+    message, key = trailer[:start], trailer[start : start + signature.KEY_BYTES]
+    name = signature.key_name(key)
+    if not signature.verify(key, trailer[start + signature.KEY_BYTES :], message):
+        raise WronglySignedError("the bundle is wrongly signed: the signature was not made with the key %s" % name)
+    if message[len(TRAILER_MAGIC) :] != hashlib.sha256(archive).digest():
+        raise ChangedError("the bundle was changed after it was signed with the key %s" % name)
+    if keys and key not in keys:
+        raise UntrustedError(
+            "the bundle is signed with the key %s, which is not trusted here; trusted: %s" % (name, wanted)
+        )
+    return key
 
 
 def _read_archive(content: bytes) -> Dict[str, bytes]:
@@ -232,6 +344,12 @@ def _check_references(manifest: Dict[str, Any], members: Dict[str, bytes]) -> No
         texts = [manifest["name"], manifest["coralline"], manifest["preprocessing"]["digest"]]
         typed = isinstance(labels, list) and all(isinstance(text, str) for text in texts + labels)
         typed = typed and isinstance(golden["inputs"], list) and isinstance(manifest["preprocessing"]["steps"], list)
+        evaluation = manifest.get("evaluation")
+        if evaluation is not None:
+            files += list(evaluation["inputs"]) + [evaluation["labels"]] + list(evaluation["outputs"].values())
+            known = known and all(role in models for role in evaluation["outputs"])
+            typed = typed and isinstance(evaluation["inputs"], list) and isinstance(evaluation["metrics"], dict)
+        typed = typed and isinstance(manifest.get("tools", {}), dict)
         tensors = [model[end] for model in models.values() for end in ("input", "output")]
         typed = typed and all(isinstance(tensor, dict) and set(tensor) >= _TENSOR for tensor in tensors)
     except (KeyError, TypeError, AttributeError) as error:

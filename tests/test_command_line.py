@@ -50,7 +50,7 @@ def test_help(coralline: Coralline, arguments: list[str]) -> None:
     for word in ("--dry-run", "--out DIR", "--force STAGE", "--json", "stages", "schema"):
         assert word in done.stdout
     codes = re.findall(r"(?:^|  )(\d+) \w", done.stdout.partition("exit codes:")[2], flags=re.MULTILINE)
-    assert codes == ["0", "1", "2", "3", "4", "5", "6", "7", "9", "10", "130"]
+    assert codes == ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "130"]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_run(coralline: Coralline, tmp_path: Path, path: Path) -> None:
     assert [line.split()[:2] for line in told[1:]] == [["model", "made"], ["compile", "made"], ["package", "made"]]
     assert all(re.search(r"\d+\.\d s$", line) for line in told[1:])
     assert {file.name for file in (tmp_path / "runs" / "tiny").iterdir()} == {
-        *("model.tflite", "tiny.coralline", "report.html", "report.json", "report.md", "run.log")
+        *("model.tflite", "tiny.coralline", "runner.pyz", "report.html", "report.json", "report.md", "run.log")
     }
 
 

@@ -77,7 +77,8 @@ def test_a_run_leaves_outputs_and_reports_and_a_second_one_keeps_everything(proj
     assert (record["status"], record["error"]) == ("ok", None)
     assert report(out) == json.loads(json.dumps(record))
     left = outputs(out)
-    assert left.keys() == {"model.tflite", "tiny.coralline"} == record["outputs"].keys()
+    assert left.keys() == {"model.tflite", "tiny.coralline", "runner.pyz"} == record["outputs"].keys()
+    assert os.access(out / "tiny" / "runner.pyz", os.X_OK)
     assert bundle.read(str(out / "tiny" / "tiny.coralline")).members["int8.tflite"] == left["model.tflite"]
     assert b"two" in left["model.tflite"]
     assert tiny.unsound(out / ".store") == []
@@ -403,7 +404,7 @@ def test_a_budget_that_is_broken(project: Project, out: Path, name: str) -> None
     (row,) = record["budget"]
     assert (row["name"], row["limit"], row["holds"]) == (name, limits[name], False)
     assert row["measured"]["value"] > limits[name]
-    assert outputs(out).keys() == {"model.tflite", "tiny.coralline"}
+    assert outputs(out).keys() == {"model.tflite", "tiny.coralline", "runner.pyz"}
 
 
 def test_a_budget_without_measurement_says_why(project: Project, out: Path) -> None:
@@ -646,4 +647,5 @@ def test_every_error_has_the_exit_code_of_its_class() -> None:
         "StageError": 5,
         "StoreError": 6,
         "BudgetError": 7,
+        "SigningError": 8,
     }

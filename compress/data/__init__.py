@@ -159,6 +159,16 @@ def stratified(
     return np.sort(np.concatenate(rest)), np.sort(np.concatenate(taken))
 
 
+def spread(labels: NDArray[np.int64], seed: int = 0) -> NDArray[np.int64]:
+    """All indices, in an order of which every beginning has the classes in their proportions."""
+    random = np.random.RandomState(seed)
+    rank = np.zeros(len(labels))
+    for label in np.unique(labels):
+        members = random.permutation(np.flatnonzero(labels == label))
+        rank[members] = (np.arange(len(members)) + 0.5) / len(members)
+    return np.lexsort((labels, rank)).astype(np.int64)
+
+
 def _check(samples: Samples, name: str) -> None:
     labels, classes = samples.labels, samples.class_names
     where = f"data.source.{name}"

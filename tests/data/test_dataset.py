@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
-from compress.data import Dataset, Splitting, stratified
+from compress.data import Dataset, Splitting, spread, stratified
 from compress.data.source import Samples, Source
 from compress.data.sources import Digits, Folder, Npz
 from compress.stage import SPLITS
@@ -63,6 +63,23 @@ def test_the_seed_decides() -> None:
 def test_the_division_is_fixed() -> None:
     """The same on every numpy: whoever changes it changes the test split of every user."""
     np.testing.assert_array_equal(stratified(Y, np.arange(40), 0.25, 0)[1], [7, 8, 10, 13, 14, 21, 27, 32])
+
+
+@given(LABELS, st.integers(0, 2**32 - 1))
+def test_spread(labels: np.ndarray, seed: int) -> None:
+    order = spread(labels, seed)
+    np.testing.assert_array_equal(np.sort(order), np.arange(len(labels)))
+    classes, counts = np.unique(labels, return_counts=True)
+    for length in range(len(labels) + 1):
+        here = np.array([(labels[order[:length]] == label).sum() for label in classes])
+        share = counts / len(labels)
+        assert (np.abs(here - length * share) <= 0.5 + share * len(classes) / 2 + 1e-9).all()
+    np.testing.assert_array_equal(order, spread(labels, seed))
+
+
+def test_the_order_is_fixed() -> None:
+    """The same on every numpy: whoever changes it changes the evaluation sample of every bundle."""
+    assert spread(Y)[:8].tolist() == [8, 13, 10, 27, 32, 21, 14, 7]
 
 
 def test_splits_are_disjoint_and_complete(tmp_path: Path) -> None:

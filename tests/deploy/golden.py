@@ -7,6 +7,7 @@ import json
 import platform
 
 import numpy as np
+import signer
 
 from deploy import bundle
 from deploy.preprocessing import VERSION, Preprocessing, dequantize, quantize
@@ -23,6 +24,8 @@ EXPECTED = {
     "quantized": "a350027b90835891ff2a6404d5c23012bbb331ceafc21fcf153fa16ceb31a4ec",
     "bundle": "12001ea906bc6c296bc6f53be45e612111c1af087d5faf0a8a59f25ef940f89c",
     "accepted": 0,
+    "signed": "8ae84d75c21f1893176ea37c6fc06455aab632620d90b01779ca94c1b2e5921a",
+    "accepted_signed": 0,
 }
 
 
@@ -59,11 +62,12 @@ def packed():
     return bundle.pack(manifest(), members())
 
 
-def accepted(content):
-    """How many of the changed and shortened bundles are taken for good: none, and no other error may come."""
+def accepted(content, start=0):
+    """How many of the bundles changed or cut behind `start` are taken for good: none, and no other error may come."""
     count = 0
-    changes = [content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :] for i in range(len(content))]
-    for changed in changes + [content[:i] for i in range(len(content))]:
+    places = range(start, len(content))
+    changes = [content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :] for i in places]
+    for changed in changes + [content[:i] for i in places[start > 0 :]]:
         try:
             bundle.Bundle(changed)
         except bundle.BundleError:
@@ -81,12 +85,16 @@ def found():
     opened = bundle.Bundle(packed())
     output = opened.preprocessing(opened.array("golden-input-0.npy"))
     stored = quantize(output, 0.05, -3, np.int8)
+    signed = signer.signed(packed())
+    assert bundle.Bundle(signed, [signer.public_key()]).signer == signer.public_key()
     return {
         "digest": opened.preprocessing.digest,
         "output": sha(output.tobytes()),
         "quantized": sha(stored.tobytes() + dequantize(stored, 0.05, -3).tobytes()),
         "bundle": sha(packed()),
         "accepted": accepted(packed()),
+        "signed": sha(signed),
+        "accepted_signed": accepted(signed, len(packed())),
     }
 
 

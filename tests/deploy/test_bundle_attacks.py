@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import json
+import os
 import struct
 import warnings
 import zipfile
@@ -11,7 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import golden
+import numpy as np
 import pytest
+import signer
 from archives import central, manifest, patched, table, written
 
 from deploy import bundle
@@ -21,9 +25,15 @@ from deploy.preprocessing import Preprocessing
 GOOD = golden.packed()
 
 
+KEY = signer.public_key()
+
+
 def refused(content: bytes, message: str | None = None) -> None:
+    """As it is, and also if somebody who is trusted signed it."""
     with pytest.raises(BundleError, match=message):
         Bundle(content)
+    with pytest.raises(BundleError, match=message):
+        Bundle(content + signer.trailer(content), [KEY])
 
 
 def archive(change: Callable[[zipfile.ZipInfo], None] = lambda info: None, **options: Any) -> bytes:
@@ -135,7 +145,7 @@ def test_a_bomb_of_members_that_share_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     read: list[int] = []
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda self, info: read.append(info.file_size) or b"")
     refused(content, "shares bytes with another")
-    assert sum(read) <= len(content)
+    assert sum(read) <= 2 * len(content)  # as it is, and signed
 
 
 def test_the_encrypted_flag() -> None:
@@ -194,6 +204,23 @@ def test_the_manifest_comes_first() -> None:
 def test_members_in_another_order() -> None:
     backwards = {"manifest.json": written_manifest(), **dict(sorted(golden.members().items(), reverse=True))}
     refused(bundle._archive(backwards), "not those that the manifest lists")
+
+
+def test_nothing_is_written_and_nothing_else_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = {**golden.members(), "../../escaped": b"x", "/tmp/escaped": b"x"}
+    hostile = [
+        written(manifest(members=table(members)), members),
+        archive(lambda info: setattr(info, "external_attr", 0o120777 << 16)),
+        archive(extra=[("int8.tflite", b"another")]),
+    ]
+
+    def touched(*arguments: Any, **options: Any) -> None:
+        raise AssertionError(f"touches a file: {arguments}")
+
+    for place, name in ((builtins, "open"), (io, "open"), (os, "open"), (os, "mkdir"), (os, "symlink")):
+        monkeypatch.setattr(place, name, touched)
+    for content in hostile:
+        refused(content)
 
 
 # --- the members ------------------------------------------------------------------------
@@ -373,3 +400,68 @@ def test_preprocessing_must_be_what_its_digest_says() -> None:
 )
 def test_preprocessing_that_cannot_be_used(steps: Any) -> None:
     refused(written(changed_at(("preprocessing", "steps"), steps)), "preprocessing cannot be used")
+
+
+# --- the evaluation sample --------------------------------------------------------------
+
+INPUTS, LABELS = np.zeros((2, 3, 3), np.uint8), np.array([0, 1])
+EVALUATION = {
+    "split": "test",
+    "inputs": ["evaluation-inputs-0.npy"],
+    "labels": "evaluation-labels.npy",
+    "outputs": {"int8": "evaluation-output-int8.npy"},
+    "metrics": {},
+}
+
+
+def evaluated(entry: Any, inputs: Any = INPUTS, labels: Any = LABELS) -> bytes:
+    arrays = {"inputs-0": inputs, "labels": labels, "output-int8": np.zeros((2, 2), np.int8)}
+    more = {f"evaluation-{name}.npy": bundle.array_bytes(np.asarray(array)) for name, array in arrays.items()}
+    members = {**golden.members(), **more}
+    return written(manifest(evaluation=entry, members=table(members)), members)
+
+
+def test_an_evaluation_sample() -> None:
+    samples, labels = Bundle(evaluated(EVALUATION)).evaluation()
+    assert [sample.shape for sample in samples] == [(3, 3)] * 2
+    assert labels.tolist() == [0, 1]
+    assert Bundle(evaluated(None)).evaluation()[0] == Bundle(GOOD).evaluation()[0] == []
+
+
+@pytest.mark.parametrize("value", [None, 1, "", "int8.tflitf", [[]], {"a": {}}, True, [None], ["../../etc/passwd"]])
+@pytest.mark.parametrize("key", ["inputs", "labels", "outputs", "metrics"])
+def test_an_evaluation_entry_of_another_type(key: str, value: Any) -> None:
+    if (key, type(value)) != ("metrics", dict):
+        refused(evaluated({**EVALUATION, key: value}))
+    refused(evaluated({name: part for name, part in EVALUATION.items() if name != key}))
+    refused(evaluated(value if value is not None else []))
+
+
+def test_an_evaluation_of_a_model_that_is_not_there() -> None:
+    refused(evaluated({**EVALUATION, "outputs": {"original": "evaluation-labels.npy"}}), "not of schema 1")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels"),
+    [
+        (INPUTS, [0]),
+        (INPUTS, [0, 1, 1]),
+        (INPUTS, [0, 2]),
+        (INPUTS, [-1, 0]),
+        (INPUTS, [0.0, 1.0]),
+        (INPUTS, [[0], [1]]),
+        (INPUTS, 1),
+        (INPUTS[0], [0, 1, 1]),
+        (INPUTS[:0], []),
+        (INPUTS[:, None, None], [0, 1]),
+    ],
+)
+def test_an_evaluation_sample_whose_labels_do_not_fit(inputs: Any, labels: Any) -> None:
+    opened = Bundle(evaluated(EVALUATION, inputs, labels))
+    with pytest.raises(BundleError, match="with a label each"):
+        opened.evaluation()
+
+
+@pytest.mark.parametrize("tools", [None, 1, "", []])
+def test_tools_of_another_type(tools: Any) -> None:
+    refused(written(manifest(tools=tools)), "not of schema 1")

@@ -53,8 +53,8 @@ def test_this_interpreter() -> None:
 
 def test_device_side_imports_nothing_else() -> None:
     check = (
-        "import sys, deploy.bundle, deploy.preprocessing; "
-        "found = set(sys.modules) & {'compress', 'pydantic', 'tensorflow', 'ai_edge_litert'}; "
+        "import sys, deploy.bundle, deploy.preprocessing, deploy.signature; "
+        "found = set(sys.modules) & {'compress', 'cryptography', 'pydantic', 'tensorflow', 'ai_edge_litert'}; "
         "assert not found, found"
     )
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,14 +18,16 @@ import tiny
 from pydantic import ValidationError
 
 import compress
+from compress import runner
 from compress.data import Dataset
 from compress.data.sources import Npz
 from compress.edgetpu.placement import newer_than_boards
 from compress.errors import ModelError
-from compress.stage import BUNDLE_FILE, MODEL_EDGETPU, Artifact, Context, Kind
+from compress.stage import BUNDLE_FILE, MODEL_EDGETPU, RUNNER_FILE, Artifact, Context, Kind
 from compress.stages.package import Package
 from compress.target import load
 from compress.tflite import graph
+from compress.tflite.runtime import Model
 from deploy import bundle
 from deploy.preprocessing import Preprocessing
 
@@ -93,14 +96,18 @@ def context(tmp_path: Path, artifact: Any) -> Callable[..., Context]:
 def test_the_bundle(artifact: Any, context: Any) -> None:
     around = context()
     facts = Package(golden=3).run(artifact(model=tiny.classifier()), around)
-    assert [path.name for path in around.folder.iterdir()] == [BUNDLE_FILE]
+    assert sorted(path.name for path in around.folder.iterdir()) == [BUNDLE_FILE, RUNNER_FILE]
+    assert (around.folder / RUNNER_FILE).read_bytes() == runner.content()
     read = bundle.read(str(around.folder / BUNDLE_FILE))
     size = (around.folder / BUNDLE_FILE).stat().st_size
     opens = "on boards with TensorFlow 2.5 too"
-    assert facts == {"members": sorted(read.members), "bytes": size, "original_opens": opens}
+    found = read.manifest["evaluation"]["metrics"]
+    assert facts == {"members": sorted(read.members), "bytes": size, "original_opens": opens, "evaluation": found}
     inputs = [f"golden-input-{index}.npy" for index in range(3)]
     outputs = {role: f"golden-output-{role}.npy" for role in ("original", "int8")}
-    assert sorted(read.members) == sorted(["original.tflite", "int8.tflite", *inputs, *outputs.values()])
+    assert sorted(name for name in read.members if not name.startswith("evaluation")) == sorted(
+        ["original.tflite", "int8.tflite", *inputs, *outputs.values()]
+    )
     assert read.members["original.tflite"] == tiny.classifier(int8=False)
     assert read.members["int8.tflite"] == tiny.classifier()
     assert read.labels == ["tea", "caf\u00e9", "\u6c34"]
@@ -151,6 +158,14 @@ def test_a_compiled_model_travels_along(artifact: Any, context: Any) -> None:
     int8, compiled = read.manifest["models"]["int8"], read.manifest["models"]["compiled"]
     assert compiled == {**int8, "file": "compiled.tflite"}
     assert "compiled" not in read.manifest["golden"]["outputs"]  # only a device can run it
+    assert "compiled" not in read.manifest["evaluation"]["outputs"]
+    assert "edgetpu_compiler" not in read.manifest["tools"]
+    again = context("again")
+    given = replace(
+        artifact(**{"model": tiny.classifier(), name: b"compiled"}), facts={"reports": [{"version": "16.0"}]}
+    )
+    Package().run(given, again)
+    assert bundle.read(str(again.folder / BUNDLE_FILE)).manifest["tools"]["edgetpu_compiler"] == "16.0"
 
 
 def test_equal_input_is_equal_bytes(artifact: Any, context: Any) -> None:
@@ -187,12 +202,107 @@ def test_a_file_that_is_no_model(artifact: Any, context: Any) -> None:
     assert list(around.folder.iterdir()) == []
 
 
-def test_our_version_is_part_of_the_key() -> None:
-    assert Package().environment()["coralline"] == compress.__version__
-    assert Package().environment()["ai-edge-litert"]
+# --- the evaluation sample --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("golden", [0, -1, 101, 2.0, "4"])
-def test_bad_settings(golden: Any) -> None:
+def evaluated(around: Context, artifact: Any, **settings: Any) -> bundle.Bundle:
+    Package(**settings).run(artifact(model=tiny.classifier()), around)
+    return bundle.read(str(around.folder / BUNDLE_FILE))
+
+
+def test_the_evaluation_sample(artifact: Any, context: Any, tmp_path: Path) -> None:
+    around = context()
+    read = evaluated(around, artifact, evaluation=10)
+    samples, labels = read.evaluation()
+    entry = read.manifest["evaluation"]
+    assert entry["split"] == "test"
+    assert entry["inputs"] == ["evaluation-inputs-0.npy"]  # all of one shape: one stack
+    assert len(samples) == len(labels) == 10
+    assert sorted(np.bincount(labels)) == [3, 3, 4]  # as the classes are in the data: a third each
+    there = around.data.raw("test", np.arange(len(around.data.labels("test"))))
+    found = [[np.array_equal(sample, other) for other in there].index(True) for sample in samples]
+    assert len(set(found)) == 10
+    np.testing.assert_array_equal(around.data.labels("test")[found], labels)
+    right, predictions = {}, {}
+    for role, int8 in (("original", False), ("int8", True)):
+        (tmp_path / "model.tflite").write_bytes(tiny.classifier(int8=int8))
+        model = Model(tmp_path / "model.tflite", reproducible=True)
+        outputs = np.concatenate([model.raw(model.feed(read.preprocessing(sample))) for sample in samples])
+        np.testing.assert_array_equal(read.array(entry["outputs"][role]), outputs)
+        predictions[role] = outputs.argmax(axis=1)
+        right[role] = int((predictions[role] == labels).sum())
+        accuracy = entry["metrics"][f"accuracy_{role}"]
+        assert accuracy["value"] == right[role] / 10
+        assert accuracy["low"] < accuracy["value"] < accuracy["high"]
+        assert accuracy["how"] == "measured"
+        assert "10 samples" in accuracy["note"]
+    assert 0 < right["int8"] < 10
+    assert entry["metrics"]["accuracy_drop"]["value"] == (right["original"] - right["int8"]) / 10
+    assert entry["metrics"]["agreement"]["value"] == np.mean(predictions["original"] == predictions["int8"])
+
+
+def test_samples_of_several_shapes_are_stacked_by_shape(artifact: Any, context: Any) -> None:
+    around = context()
+    shapes = [(4, 5, 1), (6, 6), (4, 5, 1), (3, 3, 1)]
+
+    class Uneven(Dataset):
+        def raw(self, split: Any, indices: Any) -> list[np.ndarray]:
+            return [np.full(shapes[index % 4], index, "<u2") for index in indices]
+
+    data = Uneven(around.data._source, around.data._preprocessing, None)
+    read = evaluated(replace(around, data=data), artifact, evaluation=12)
+    samples, labels = read.evaluation()
+    stacks = [read.array(name) for name in read.manifest["evaluation"]["inputs"]]
+    assert {stack.shape[1:] for stack in stacks} == set(shapes)
+    assert len(stacks) == 3
+    assert sum(map(len, stacks)) == len(samples) == len(labels) == 12
+    for sample, label in zip(samples, labels, strict=True):
+        index = int(sample.flat[0])
+        assert sample.shape == shapes[index % 4]
+        assert data.labels("test")[index] == label
+
+
+def test_an_evaluation_sample_has_limits(artifact: Any, context: Any) -> None:
+    around = context("all")
+    everything = len(around.data.labels("test"))
+    assert len(evaluated(around, artifact, evaluation=2000).evaluation()[1]) == everything < 100
+    size = 4 * 5 * 4
+    around = context("bytes")
+    few = evaluated(around, artifact, evaluation=10, evaluation_bytes=4 * size + size - 1)
+    assert len(few.evaluation()[0]) == 4
+    assert around.progress.noted == ["4 of 10 evaluation samples fit into 399 bytes"]
+    for name, settings in (("none", {"evaluation": 0}), ("small", {"evaluation_bytes": size - 1})):
+        none = evaluated(context(name), artifact, **settings)
+        assert none.manifest["evaluation"] is None
+        assert none.evaluation()[0] == []
+        assert not [member for member in none.members if member.startswith("evaluation")]
+
+
+def test_a_model_that_has_other_classes_than_the_data(artifact: Any, context: Any) -> None:
+    with pytest.raises(ModelError, match="gives 5 scores, but the data has 3 classes"):
+        Package().run(artifact(model=tiny.classifier(classes=5)), context())
+
+
+# --- what the bundle depends on ---------------------------------------------------------
+
+
+def test_versions_are_part_of_the_key_and_of_the_manifest(artifact: Any, context: Any) -> None:
+    found = Package().environment()
+    assert found["coralline"] == compress.__version__
+    assert found["runner"] == hashlib.sha256(runner.content()).hexdigest()
+    tools = evaluated(context(), artifact).manifest["tools"]
+    assert tools == {name: version for name, version in found.items() if name != "runner"}
+    assert tools["numpy"] == np.__version__
+    assert tools["python"] == platform.python_version()
+    assert {"tensorflow", "keras", "tf-keras", "ai-edge-litert"} < tools.keys()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"golden": value} for value in (0, -1, 101, 2.0, "4")]
+    + [{"evaluation": value} for value in (-1, 2001, 2.0)]
+    + [{"evaluation_bytes": value} for value in (-1, 1 << 29)],
+)
+def test_bad_settings(settings: Any) -> None:
     with pytest.raises(ValidationError):
-        Package(golden=golden)
+        Package(**settings)

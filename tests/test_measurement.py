@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.probes.accuracy import Z95, drop, proportion
+from compress.measurement import Z95, drop, proportion
 
 # --- one share --------------------------------------------------------------------------
 

@@ -1,0 +1,154 @@
+"""Tampered bundles: `python benchmarks/tamper.py [--bundle FILE] [--edits 20000] [--seed 0]`.
+
+A bundle (a small one is made here, or FILE) is spoilt in every place: each bit of each byte flipped, cut at
+each length, a byte put in at each place, and random edits of the sort that attackers make. Each is read as an
+unsigned bundle, as a signed one, and as a signed one where a key is trusted. All must be refused with a
+BundleError, and no file may be opened, written or removed on the way (Python's audit events). Signatures are
+verified in plain Python (`--cryptography`: with it). Writes benchmarks/results/tamper.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import json
+import platform
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from deploy import bundle, signature
+from deploy.preprocessing import VERSION, Preprocessing
+
+RESULTS = Path(__file__).parent / "results" / "tamper.json"
+PRIVATE = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"benchmark").digest())
+KEY = PRIVATE.public_key().public_bytes_raw()
+PIECES = (b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", bundle.TRAILER_MAGIC, KEY, bytes(4), b"\xff" * 4, b"../", b"\1")
+TOUCHES = ("open", "os.", "shutil.", "subprocess.", "socket.", "tempfile.")
+touched: list[str] = []
+watching = [False]
+
+
+def small() -> bytes:
+    """A bundle with everything that one can have, and hardly anything in it."""
+    tensor = {"name": "image", "shape": [1, 2, 2, 1], "dtype": "int8", "scale": 0.1, "zero_point": 0}
+    arrays = {"golden-input-0": np.zeros((2, 2, 1), np.uint8), "golden-output-int8": np.zeros((1, 2), np.int8)}
+    arrays |= {"evaluation-inputs-0": np.ones((2, 2, 2, 1), np.uint8), "evaluation-labels": np.array([0, 1])}
+    arrays |= {"evaluation-output-int8": np.zeros((2, 2), np.int8)}
+    manifest = {
+        "name": "small",
+        "coralline": "0",
+        "labels": ["tea", "coffee"],
+        "preprocessing": {"version": VERSION, "digest": Preprocessing([]).digest, "steps": []},
+        "models": {"int8": {"file": "int8.tflite", "input": tensor, "output": tensor}},
+        "golden": {"inputs": ["golden-input-0.npy"], "outputs": {"int8": "golden-output-int8.npy"}},
+        "evaluation": {
+            "split": "test",
+            "inputs": ["evaluation-inputs-0.npy"],
+            "labels": "evaluation-labels.npy",
+            "outputs": {"int8": "evaluation-output-int8.npy"},
+            "metrics": {},
+        },
+    }
+    members = {f"{name}.npy": bundle.array_bytes(array) for name, array in arrays.items()}
+    return bundle.pack(manifest, {**members, "int8.tflite": b"no model"})
+
+
+def spoilt(content: bytes, edits: int, chance: random.Random) -> Iterator[tuple[str, bytes]]:
+    """Every tampered form of a bundle, with the way it was made."""
+    for place, byte in enumerate(content):
+        for bit in range(8):
+            yield "flip", content[:place] + bytes([byte ^ 1 << bit]) + content[place + 1 :]
+        yield "cut", content[:place]
+        yield "insert", content[:place] + bytes([chance.randrange(256)]) + content[place:]
+    for _ in range(edits):
+        changed = content
+        for _ in range(chance.randint(1, 4)):
+            place, other = (chance.randrange(len(changed) + 1) for _ in range(2))
+            piece = chance.choice((*PIECES, changed[min(place, other) : max(place, other)], chance.randbytes(8)))
+            removed = chance.choice((0, len(piece), chance.randrange(40)))
+            changed = changed[:place] + piece + changed[place + removed :]
+        if changed != content:
+            yield "edit", changed
+
+
+def read(content: bytes, keys: list[bytes]) -> str:
+    """What becomes of one: the kind of refusal, "accepted", or another exception."""
+    watching[0] = True
+    try:
+        bundle.Bundle(content, keys)
+    except bundle.BundleError as error:
+        return error.kind
+    except Exception as error:  # noqa: BLE001  (what it is for: to find those)
+        return f"exception {type(error).__name__}"
+    finally:
+        watching[0] = False
+    return "accepted"
+
+
+def watch(event: str, arguments: tuple[object, ...]) -> None:
+    if watching[0] and event.startswith(TOUCHES):
+        touched.append(f"{event} {arguments}")
+
+
+def timed(verify: object, count: int = 50) -> float:
+    """Median milliseconds of one verification."""
+    assert callable(verify)
+    made, times = PRIVATE.sign(b"message"), []
+    for _ in range(count):
+        start = time.perf_counter()
+        assert verify(KEY, made, b"message")
+        times.append(1000 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bundle", type=Path, help="a small .coralline file")
+    parser.add_argument("--edits", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cryptography", action="store_true")
+    options = parser.parse_args()
+    signature_ms = {"plain": timed(signature.verify_plainly), "cryptography": timed(signature.verify)}
+    verify = signature.verify if options.cryptography else signature.verify_plainly
+    signature.verify = functools.cache(verify)
+    unsigned = options.bundle.read_bytes() if options.bundle else small()
+    signed = bundle.sign(unsigned, KEY, PRIVATE.sign)
+    good = {unsigned, signed}
+    sys.addaudithook(watch)
+    outcomes: dict[str, Counter[str]] = {}
+    for name, content, keys in (("unsigned", unsigned, []), ("signed", signed, []), ("trusted", signed, [KEY])):
+        chance = random.Random(options.seed)
+        counts = outcomes[name] = Counter()
+        for way, changed in spoilt(content, options.edits, chance):
+            if changed not in good or keys:  # without its trailer it is the unsigned bundle, which a key refuses
+                counts[f"{way}: {read(changed, keys)}"] += 1
+        print(f"{name}: {dict(counts)}", file=sys.stderr)
+    bad = {
+        name: {key: n for key, n in c.items() if "accepted" in key or "exception" in key}
+        for name, c in outcomes.items()
+    }
+    results = {
+        "python": platform.python_version(),
+        "bundle_bytes": {"unsigned": len(unsigned), "signed": len(signed)},
+        "tampered": {name: sum(counts.values()) for name, counts in outcomes.items()},
+        "not_refused": sum(sum(counts.values()) for counts in bad.values()),
+        "files_touched": len(touched),
+        "outcomes": {name: dict(sorted(counts.items())) for name, counts in outcomes.items()},
+        "verification_ms_median": signature_ms,
+    }
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
+    return 1 if results["not_refused"] or touched else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
