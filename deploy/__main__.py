@@ -1,33 +1,247 @@
-"""The runner's command line: `python3 runner.pyz verify BUNDLE [--key FILE]`."""
+"""The runner: `python3 runner.pyz VERB BUNDLE …`, the same as `python3 -m deploy VERB BUNDLE …`.
+
+Results on stdout, everything else on stderr. Exit codes: see `deploy.errors`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
-from typing import Optional, Sequence
+import tempfile
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from deploy import bundle, signature
+from deploy.errors import EXIT_FILES, EXIT_INTERRUPTED, ArgumentError, DeviceError, DifferentError, ImageError
+
+Arguments = argparse.Namespace
+Result = Dict[str, Any]
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Runs one command and gives its exit code: 0, 2 for a file that cannot be read, 8 for a bundle that is refused."""
-    parser = argparse.ArgumentParser(prog="runner.pyz")
-    commands = parser.add_subparsers(dest="command")
-    commands.required = True
-    verify = commands.add_parser("verify", help="whether a bundle is what was packed, and who signed it")
-    verify.add_argument("bundle")
-    verify.add_argument("--key", action="append", default=[], metavar="FILE", help="the .pem it must be signed with")
-    options = parser.parse_args(arguments)
+class Verb(NamedTuple):
+    """One thing that the runner does.
+
+    Attributes:
+        help: one line.
+        options: adds its arguments to the parser.
+        run: does it: arguments in; what goes out as JSON, and the same for people.
+    """
+
+    help: str
+    options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[Arguments], Tuple[Result, str]]
+
+
+def _model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--role", choices=("original", "int8", "compiled"), help="this model and no other")
+    _device_options(parser)
+
+
+def _device_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="", help="cpu, usb, pci, usb:0, pci:1; any Edge TPU if not given")
+    parser.add_argument("--threads", type=int, default=1, help="threads on the CPU")
+    parser.add_argument("--library", default="libedgetpu.so.1", help="libedgetpu, by name or path")
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
+    _model_options(parser)
+    parser.add_argument(
+        "images", nargs="*", metavar="IMAGE", help=".npy arrays, or image files; the golden inputs if none"
+    )
+    parser.add_argument("--top", type=int, default=3, help="how many classes to tell")
+
+
+def _run(arguments: Arguments) -> Tuple[Result, str]:
+    if arguments.top < 1:
+        raise ArgumentError("--top %d tells nothing" % arguments.top, "use --top 1 or more")
+    with _model(arguments) as model:
+        named = [(path, _image(path)) for path in arguments.images]
+        if not named:
+            named = [(name, model.bundle.array(name)) for name in model.bundle.manifest["golden"]["inputs"]]
+        rows = []
+        for name, image in named:
+            top = model(image).top(arguments.top)
+            rows.append({"image": name, "top": [{"label": label, "score": score} for label, score in top]})
+        result = {"bundle": _identity(model.bundle), "model": model.describe(), "answers": rows}
+    told = [", ".join("%(label)s %(score).4g" % each for each in row["top"]) for row in rows]
+    lines = ["%s: %s" % (row["image"], text) for row, text in zip(rows, told)]
+    return result, "\n".join(lines)
+
+
+def _bench_options(parser: argparse.ArgumentParser) -> None:
+    _model_options(parser)
+    parser.add_argument("--runs", type=int, default=200, help="timed inferences")
+    parser.add_argument("--seconds", type=float, help="measure this long instead")
+    parser.add_argument("--warmup", type=int, default=20, help="inferences before, not counted")
+    parser.add_argument(
+        "--soak", type=float, default=0.0, metavar="SECONDS", help="a long run after it: drift and heat"
+    )
+    parser.add_argument("--meter", metavar="FILE", help="a power meter's lines of time,watts")
+    parser.add_argument("--no-cold", action="store_true", help="leave out the cold start")
+    parser.add_argument("--samples", type=int, help="evaluation samples for the accuracy, at most; 0: none")
+
+
+def _bench(arguments: Arguments) -> Tuple[Result, str]:
+    from deploy import accuracy, benchmark
+    from deploy.runtime import Options
+
+    settings = benchmark.Settings(
+        arguments.runs, arguments.seconds, arguments.warmup, arguments.soak, arguments.meter, not arguments.no_cold
+    )
+    with _model(arguments) as model:
+        result = {"bundle": _identity(model.bundle), "benchmark": benchmark.bench(model, settings, _progress)}
+    lines = [benchmark.text(result["benchmark"])]
+    if arguments.samples != 0:
+        options = Options(arguments.device, arguments.threads, library=arguments.library)
+        result["golden"] = accuracy.verify(model.bundle, options)["golden"]
+        result["accuracy"] = accuracy.compare(model.bundle, options, arguments.samples, _progress)
+        lines += [accuracy.golden_text(result), accuracy.text(result["accuracy"])]
+    return result, "\n".join(lines)
+
+
+def _verify(arguments: Arguments) -> Tuple[Result, str]:
+    from deploy import accuracy, bundle
+    from deploy.runtime import Options, find
+
+    opened = bundle.read(arguments.bundle)
+    found = accuracy.verify(opened, Options(arguments.device, arguments.threads, library=arguments.library))
+    result = dict(found, bundle=_identity(opened), runtime=find().describe())
+    return result, "%s: every byte is what was packed\n%s" % (arguments.bundle, accuracy.golden_text(found))
+
+
+VERBS = {
+    "run": Verb("answers for images", _run_options, _run),
+    "bench": Verb("latency, energy and accuracy, measured here", _bench_options, _bench),
+    "verify": Verb("the bundle is whole, and its models answer as they did on the host", _device_options, _verify),
+}
+
+
+def _identity(opened: Any) -> Result:
+    """Which bundle it was."""
+    manifest = opened.manifest
+    models = {row["name"]: row["sha256"] for row in manifest["members"]}
+    return {
+        "name": manifest["name"],
+        "coralline": manifest["coralline"],
+        "models": {role: models[entry["file"]] for role, entry in manifest["models"].items()},
+    }
+
+
+def _image(path: str) -> Any:
+    """A decoded image: a .npy array, or an image file where Pillow or OpenCV is there to decode it.
+
+    Raises:
+        ImageError: it cannot be decoded.
+        OSError: it cannot be read.
+    """
+    import numpy as np
+
+    if path.endswith(".npy"):
+        try:
+            return np.load(path, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ImageError("%s is not an array: %s" % (path, error), "write it with numpy.save")
     try:
-        opened = bundle.read(options.bundle, signature.trusted(options.key))
-    except (bundle.BundleError, signature.KeyFileError) as error:
-        print("runner: %s" % error, file=sys.stderr)
-        return error.exit_code
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        return _with_opencv(path)
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB") if image.mode not in ("L", "RGB") else image)
+    except (UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
+        raise ImageError("%s is not an image: %s" % (path, error), "use .npy, or another image")
+
+
+def _with_opencv(path: str) -> Any:
+    try:
+        import cv2
+    except ImportError:
+        raise ImageError("there is neither Pillow nor OpenCV to decode %s" % path, "python3 -m pip install pillow")
+    with open(path, "rb"):  # says why it cannot be read, which OpenCV does not
+        image = cv2.imread(path, cv2.IMREAD_ANYCOLOR)
+    if image is None:
+        raise ImageError("%s is not an image" % path, "use .npy, or another image")
+    return image if image.ndim == 2 else image[..., ::-1]  # OpenCV's colours are in the order BGR
+
+
+def _model(arguments: Arguments) -> Any:
+    """The model that the arguments ask for; on stderr why it is not on an Edge TPU, if that is so."""
+    from deploy.model import Model
+
+    made = Model(arguments.bundle, arguments.role, arguments.device, arguments.threads, library=arguments.library)
+    if made.remark:
+        print("runner: %s" % made.remark, file=sys.stderr)
+    return made
+
+
+def _progress(text: str) -> None:
+    print("runner: %s" % text, file=sys.stderr)
+
+
+def _written(path: str, content: str) -> None:
+    """Writes a file so that it is there whole or not at all."""
+    folder = os.path.dirname(os.path.abspath(path))
+    number, name = tempfile.mkstemp(dir=folder, prefix=".results-")
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="runner", description="Runs, measures and verifies bundles on a device.")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    verbs.required = True
+    for name, verb in VERBS.items():
+        added = verbs.add_parser(name, help=verb.help, description=verb.help)
+        added.add_argument("bundle", metavar="BUNDLE", help="a .coralline file")
+        verb.options(added)
+        added.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+        added.add_argument("--out", metavar="FILE", help="the result as JSON into a file, written whole or not at all")
+    return parser
+
+
+def main(given: Optional[List[str]] = None) -> int:
+    """Runs one verb; returns its exit code."""
+    arguments = _parser().parse_args(given)
+    try:
+        return _done(arguments)
+    except KeyboardInterrupt:
+        print("runner: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except OSError as error:
-        print("runner: %s: %s" % (options.bundle, error.strerror), file=sys.stderr)
-        return 2
-    print("signed with %s" % signature.key_name(opened.signer) if opened.signer else "whole, but not signed")
+        return _failed(arguments, {"kind": "file", "what": str(error), "todo": "", "exit_code": EXIT_FILES}, str(error))
+    except ValueError as error:  # BundleError and PreprocessingError; others are our own fault
+        code = getattr(error, "exit_code", None)
+        if code is None:
+            raise
+        return _failed(arguments, {"kind": "bundle", "what": str(error), "todo": "", "exit_code": code}, str(error))
+    except DeviceError as error:
+        return _failed(arguments, error.to_json(), str(error))
+
+
+def _done(arguments: Arguments) -> int:
+    result, text = VERBS[arguments.verb].run(arguments)
+    content = json.dumps(dict(result, schema_version=1, verb=arguments.verb), indent=1, sort_keys=True) + "\n"
+    if arguments.out:
+        _written(arguments.out, content)
+    print(content if arguments.json else text, end="" if arguments.json else "\n", flush=True)
+    if result.get("ok") is False:
+        raise DifferentError("the models do not answer as they did on the host", "package again, or compare runtimes")
     return 0
+
+
+def _failed(arguments: Arguments, error: Result, text: str) -> int:
+    print("runner: %s" % text, file=sys.stderr)
+    if arguments.json and error["kind"] != DifferentError.kind:  # that one's result was told already
+        print(json.dumps({"schema_version": 1, "verb": arguments.verb, "error": error}, indent=1, sort_keys=True))
+    return int(error["exit_code"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,179 @@
+"""The runner's own cost: `python benchmarks/runner.py [--runs N] [--starts N]`.
+
+On this interpreter and on those that CORALLINE_PYTHONS names (paths with colons between them), each with
+numpy and a TFLite runtime:
+
+- overhead: `Model.answer` and the loop of `bench` over a bare loop of set_tensor, invoke, get_tensor; the
+  three in turn, five inferences each, in one process, on the model of some that is nearest to a millisecond
+  with this runtime. Medians and 10th percentiles: on a machine with other work, the latter say more.
+- start: `runner.pyz run` from the start of the process to its end, and what the imports of Python, numpy
+  and the runtime alone take; the fastest of some starts of each, in turn.
+- the same bundle: predictions on its evaluation sample, and golden outputs with reproducible kernels.
+
+Prints a Markdown table and writes benchmarks/results/runner.json. Nothing here asserts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(__file__).parent / "results" / "runner.json"
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "deploy")]
+
+import devices  # noqa: E402
+import tiny  # noqa: E402
+
+OVERHEAD = """
+import json, sys, time
+import numpy as np
+from deploy import Model, benchmark
+
+CHUNK = 5
+
+def ways(model):
+    tensor, session = model.prepare(model.bundle.array("golden-input-0.npy")), model.session
+    place, result = session.input["index"], session.output["index"]
+    put, invoke, get = session.interpreter.set_tensor, session.interpreter.invoke, session.interpreter.get_tensor
+
+    def bare():
+        for _ in range(CHUNK):
+            put(place, tensor)
+            invoke()
+            get(result)
+
+    def ours():
+        for _ in range(CHUNK):
+            model.answer(tensor)
+
+    return {"bare": bare, "Model": ours, "bench": lambda: benchmark.timed(session, tensor, CHUNK)}
+
+def once(way):
+    before = time.perf_counter()
+    way()
+    return (time.perf_counter() - before) / CHUNK * 1e6
+
+def nearest(paths):
+    models = [Model(path, role="int8") for path in paths]
+    speeds = [min(once(ways(model)["bare"]) for _ in range(5)) for model in models]
+    return models[int(np.argmin(np.abs(np.log(np.array(speeds) / 1000))))]
+
+found = ways(nearest(sys.argv[2:]))
+times = {name: [] for name in found}
+for turn in range(int(sys.argv[1])):
+    for name, way in list(found.items())[:: 1 if turn % 2 else -1]:
+        times[name].append(once(way))
+print(json.dumps({name: [float(np.percentile(each, share)) for share in (10, 50)] for name, each in times.items()}))
+"""
+FILTERS = (4, 8, 16, 64, 128, 256, 512)
+"""Of the models, which the runtimes differ in by a factor of a hundred."""
+IMPORTS = "import numpy; from deploy import runtime; runtime.find()"
+ANSWERS = """
+import hashlib, json, sys
+import numpy as np
+from deploy import accuracy, bundle, runtime
+from deploy.model import Model
+
+opened = bundle.read(sys.argv[1])
+names, _ = accuracy.evaluation(opened)
+found = {"runtime": runtime.find().describe()}
+for role in ("original", "int8"):
+    for kernels in ("reproducible", "default"):
+        model = Model(opened, role, kernels=kernels)
+        scores = np.stack([model(opened.array(name)).scores for name in names])
+        digest = hashlib.sha256(scores.tobytes()).hexdigest()
+        found[role + " " + kernels] = {"predictions": scores.argmax(axis=1).tolist(), "outputs": digest}
+print(json.dumps(found))
+"""
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def answer(python: str, code: str, *arguments: object) -> Any:
+    """What a piece of code prints, as JSON, on some interpreter."""
+    command = [python, "-c", code, *map(str, arguments)]
+    return json.loads(subprocess.run(command, env=environment(), capture_output=True, check=True, text=True).stdout)
+
+
+def seconds(command: list[str]) -> float:
+    before = time.perf_counter()
+    subprocess.run(command, env=environment(), capture_output=True, check=True)
+    return time.perf_counter() - before
+
+
+def start(python: str, pyz: Path, bundle: Path, starts: int) -> dict[str, float]:
+    """From nothing to the first result, beside what the imports alone take; the fastest of some starts."""
+    imports, whole = [], []
+    for _ in range(starts):
+        imports.append(seconds([python, "-c", IMPORTS]))
+        whole.append(seconds([python, str(pyz), "run", str(bundle), "--role", "int8"]))
+    return {"whole_s": min(whole), "imports_s": min(imports), "ours_s": min(whole) - min(imports)}
+
+
+def same(answers: list[dict[str, Any]], key: str, what: str) -> bool:
+    return len({json.dumps(each[key][what]) for each in answers}) == 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=400)
+    parser.add_argument("--starts", type=int, default=7)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="runner-"))
+    small, pyz = folder / "small.coralline", devices.pyz(folder / "runner.pyz")
+    small.write_bytes(devices.packed(samples=300))
+    sizes = []
+    for filters in FILTERS:
+        sizes.append(folder / f"{filters}.coralline")
+        model = tiny.classifier((32, 32, 8), filters=filters)
+        sizes[-1].write_bytes(devices.packed({"int8": model}, size=(32, 32, 8), samples=0))
+    rows, answers = [], []
+    for python in devices.pythons():
+        answers.append(answer(python, ANSWERS, small))
+        found = answers[-1]["runtime"]
+        version = subprocess.run([python, "-V"], capture_output=True, check=True, text=True).stdout.split()[1]
+        times = answer(python, OVERHEAD, options.runs, *sizes)
+        more = {name: [x - y for x, y in zip(times[name], times["bare"], strict=True)] for name in ("Model", "bench")}
+        rows.append(
+            {
+                "python": version,
+                "runtime": f"{found['name']} {found['version']}",
+                "numpy": found["numpy"],
+                "percentiles": [10, 50],
+                "bare_us": times["bare"],
+                "more_us": more,
+                "start": start(python, pyz, small, options.starts),
+            }
+        )
+    keys = [key for key in answers[0] if key != "runtime"]
+    agreement = {key: {what: same(answers, key, what) for what in ("predictions", "outputs")} for key in keys}
+    result = {"interpreters": rows, "equal_everywhere": agreement, "runs": options.runs, "starts": options.starts}
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    print("10th percentile / median of one inference\n")
+    print("| Python, runtime, numpy | bare loop | Model | bench | start, of which ours |")
+    print("|---|---|---|---|---|")
+    for row in rows:
+        more, first = row["more_us"], row["start"]
+        print(
+            f"| {row['python']}, {row['runtime']}, {row['numpy']} "
+            f"| {' / '.join(f'{each:.0f}' for each in row['bare_us'])} us "
+            f"| {' / '.join(f'{each:+.1f}' for each in more['Model'])} us "
+            f"| {' / '.join(f'{each:+.1f}' for each in more['bench'])} us "
+            f"| {first['whole_s']:.2f} s, {first['ours_s']:.2f} s |"
+        )
+    for key, each in agreement.items():
+        print(f"{key}: predictions {each['predictions']}, outputs {each['outputs']} (equal on all interpreters)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Numbers that say how they were obtained, as plain maps, and the statistics that they need.
+
+The maps are those of the host side: `value`, `unit`, `how` (measured or missing), `low` and `high` (the
+95% interval), `note` (the conditions; of a missing value the reason).
+Runs on Python 3.7 with numpy alone.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any, Dict, Optional, Tuple
+
+import numpy as np
+
+from deploy.preprocessing import Array
+
+Z95 = 1.959963984540054
+"""The 97.5th percentile of the standard normal distribution."""
+RESAMPLES = 2000
+Measured = Dict[str, Any]
+
+
+def measured(value: float, unit: str, note: str = "", interval: Optional[Tuple[float, float]] = None) -> Measured:
+    """A number that was measured here."""
+    low, high = interval if interval is not None else (None, None)
+    return {"value": float(value), "unit": unit, "how": "measured", "low": low, "high": high, "note": note}
+
+
+def missing(unit: str, reason: str) -> Measured:
+    """A number that there is none of, and why."""
+    return {"value": None, "unit": unit, "how": "missing", "low": None, "high": None, "note": reason}
+
+
+def told(measurement: Measured, digits: int = 4) -> str:
+    """For people."""
+    if measurement["how"] == "missing":
+        return "not measured: %s" % measurement["note"]
+    text = "%.*g %s" % (digits, measurement["value"], measurement["unit"])
+    if measurement["low"] is not None:
+        text += " (%.*g to %.*g)" % (digits, measurement["low"], digits, measurement["high"])
+    return text
+
+
+def proportion(successes: int, trials: int, note: str = "") -> Measured:
+    """A share with its Wilson 95% score interval.
+
+    Source: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927), 209-212.
+    """
+    share, z2 = successes / trials, Z95 * Z95
+    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = Z95 / (1 + z2 / trials) * sqrt(share * (1 - share) / trials + z2 / (4 * trials * trials))
+    interval = (max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)))
+    return measured(share, "fraction", ("%s, %d samples" % (note, trials)).lstrip(", "), interval)
+
+
+def paired_drop(before: Array, after: Array) -> Measured:
+    """What the share of right answers lost, both given as "was it right" for the same samples.
+
+    The interval is the percentile bootstrap's over samples, with a fixed seed.
+    Source: B. Efron and R. Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
+    """
+    change = before.astype(np.int64) - after.astype(np.int64)
+    random = np.random.RandomState(0)  # the generator that numpy 1.16 has
+    means = [change[random.randint(0, len(change), len(change))].mean() for _ in range(RESAMPLES)]
+    low, high = np.percentile(means, [2.5, 97.5])
+    note = "paired on %d samples: %d lost, %d gained" % (len(change), (change > 0).sum(), (change < 0).sum())
+    return measured(change.mean(), "fraction", note, (float(low), float(high)))

@@ -1,0 +1,310 @@
+"""A bundle as a function from images to answers, for applications::
+
+    from deploy import Model
+
+    model = Model("shelf.coralline")
+    answer = model(image)            # a decoded image: numbers [height, width, channels]
+    print(answer.label, answer.score, answer.top(3))
+
+Runs on Python 3.7 with numpy and a TFLite runtime.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+
+import numpy as np
+
+from deploy import bundle, machine, probe, runtime
+from deploy.errors import ArgumentError, EdgeTpuError, ImageError, ModelError
+from deploy.preprocessing import Array, PreprocessingError, dequantize, quantize
+from deploy.runtime import Options, Session
+
+
+class Answer:
+    """What a model says of one image.
+
+    Attributes:
+        scores: float32 [outputs], in the order of `labels`.
+        labels: the class names.
+    """
+
+    __slots__ = ("labels", "scores")
+
+    def __init__(self, scores: Array, labels: List[str]) -> None:
+        self.scores, self.labels = scores, labels
+
+    @property
+    def index(self) -> int:
+        """The class with the highest score."""
+        return int(self.scores.argmax())
+
+    @property
+    def label(self) -> str:
+        """Its name; its number where the bundle has no name for it."""
+        return self._name(self.index)
+
+    @property
+    def score(self) -> float:
+        """Its score."""
+        return float(self.scores.max())
+
+    def top(self, count: int = 5) -> List[Tuple[str, float]]:
+        """The names and scores of the best classes, the best first; of equal ones the first one first."""
+        order = np.argsort(-self.scores, kind="mergesort")[:count]
+        return [(self._name(int(index)), float(self.scores[index])) for index in order]
+
+    def _name(self, index: int) -> str:
+        return self.labels[index] if index < len(self.labels) else str(index)
+
+    def __repr__(self) -> str:
+        return "Answer(label=%r, score=%.6g)" % (self.label, self.score)
+
+
+class Model:
+    """A bundle, ready to answer. Any number of threads may use one at the same time: they wait for each other
+    while the model runs, not while images are preprocessed.
+
+    The bundle is verified first. Then the compiled model is taken where the bundle has one and an Edge TPU is
+    on this host, otherwise the int8 model on the CPU; `remark` says why. An Edge TPU that is there and cannot
+    be used is an error, not a silent detour. What could crash is tried in a child process before.
+
+    Args:
+        path: the .coralline file, or a verified `bundle.Bundle`.
+        role: `original`, `int8` or `compiled`, to take no other one.
+        device: `cpu`, or the Edge TPU to use: `usb`, `pci`, `usb:0`, `pci:1`; empty: any.
+        threads: threads of the runtime on the CPU.
+        kernels: `default` (the fastest), `reproducible` or `reference`: see `runtime.RESOLVERS`.
+        library: libedgetpu, by name or path.
+
+    Attributes:
+        bundle: the verified bundle.
+        role: the model that was taken.
+        content: its .tflite file.
+        session: that model in the runtime.
+        trial: what the child process did before; None on the CPU, where nothing needs to be tried.
+        remark: why it runs on the CPU although the bundle has a compiled model; otherwise empty.
+
+    Raises:
+        BundleError: not a bundle, or a changed one.
+        ArgumentError: the bundle has no such model, or there is no such device.
+        RuntimeLibraryError: there is no TFLite runtime.
+        ModelError: the runtime refuses the model, or it is not the one that the manifest describes.
+        EdgeTpuError: the Edge TPU cannot be used.
+        OSError: the file cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: Any,
+        role: Optional[str] = None,
+        device: str = "",
+        threads: int = 1,
+        kernels: str = "default",
+        library: str = runtime.LIBRARY,
+    ) -> None:
+        self.bundle = path if isinstance(path, bundle.Bundle) else bundle.read(path)
+        options = Options(device, threads, kernels, library)
+        self.role, options, self.remark = _choice(self.bundle, role, options)
+        entry = self.bundle.manifest["models"][self.role]
+        self.content = self.bundle.members[entry["file"]]
+        self.trial = None if options.device == "cpu" else probe.check(self.content, options)
+        self.session = _loaded(self.content, options)
+        _check_tensors(self.session, entry)
+        self.labels: List[str] = list(self.bundle.labels)
+        self._lock = threading.Lock()
+        self._input_scale = _scale(self.session.input)
+        self._scores = _scores(self.session.output)
+        self._shape = tuple(int(side) for side in self.session.input["shape"])
+        self._dtype = np.dtype(self.session.input["dtype"])
+
+    def __call__(self, image: Array) -> Answer:
+        """The answer for one decoded image.
+
+        Args:
+            image: numbers [height, width, channels], or [height, width] for one channel, as the bundle's
+                preprocessing takes them.
+
+        Raises:
+            ImageError: it does not fit.
+        """
+        return self.answer(self.prepare(image))
+
+    def batch(self, images: Iterable[Array]) -> List[Answer]:
+        """The answers for some images, in their order."""
+        return [self(image) for image in images]
+
+    def stream(self, images: Iterable[Array]) -> Iterator[Answer]:
+        """The answers for images that come one by one, each as soon as it is there."""
+        return (self(image) for image in images)
+
+    def prepare(self, image: Array) -> Array:
+        """A decoded image as the model's input tensor: preprocessed, and quantized if the model is.
+
+        Raises:
+            ImageError: it does not fit.
+        """
+        try:
+            values = self.bundle.preprocessing(np.asarray(image))
+        except PreprocessingError as error:
+            what = "the image cannot be preprocessed: %s" % error
+            raise ImageError(what, "give a decoded image [height, width, channels]")
+        if (1,) + values.shape != self._shape:
+            sizes = (list(values.shape), list(self._shape[1:]))
+            what = "the image has %r after preprocessing, and the model takes %r" % sizes
+            raise ImageError(what, "give images of that size, or package the model with a resize step")
+        values = values[np.newaxis]
+        if self._input_scale is None:
+            return values.astype(self._dtype)
+        return quantize(values, *self._input_scale, self._dtype)
+
+    def answer(self, tensor: Array) -> Answer:
+        """The answer for an input tensor that `prepare` made.
+
+        Raises:
+            ImageError: the tensor has another shape or type.
+        """
+        session = self.session
+        with self._lock:
+            try:
+                stored = session.run(tensor)
+            except (AttributeError, RuntimeError, ValueError) as error:
+                raise self._refused(error)
+        return Answer(self._scores(stored), self.labels)
+
+    def filled(self, fill: Callable[[Array], None]) -> Answer:
+        """The answer for an input tensor that the caller writes where the runtime reads it, without a copy.
+
+        Args:
+            fill: is given the input tensor's own memory, in the model's own type (see `session.input`), and writes
+                all of it. It must not keep it: the runtime refuses to run while anyone has it.
+
+        Raises:
+            ImageError: `fill` kept the memory.
+        """
+        session = self.session
+        with self._lock:
+            if session.interpreter is None:
+                raise self._refused(AttributeError())
+            fill(session.view())
+            try:
+                session.interpreter.invoke()
+            except RuntimeError as error:
+                raise self._refused(error)
+            stored = session.interpreter.get_tensor(session.output_index)
+        return Answer(self._scores(stored), self.labels)
+
+    def _refused(self, error: Exception) -> Exception:
+        """What it means that the runtime did not take an input or did not run."""
+        text = runtime.first_line(error)
+        if self.session.interpreter is None:
+            return ArgumentError("the model is closed", "make a new Model")
+        if isinstance(error, ValueError):
+            return ImageError("the input tensor does not fit: %s" % text, "make it with prepare()")
+        if "reference to internal data" in str(error):
+            return ImageError("the function that filled the input kept its memory", "let it write, and keep nothing")
+        return EdgeTpuError("the model did not run: %s" % text, "python3 runner.pyz doctor", "refused")
+
+    def describe(self) -> Dict[str, Any]:
+        """Which model runs where and on what, as a plain map."""
+        options = self.session.options
+        return {
+            "role": self.role,
+            "device": "edge tpu %s" % (options.device or "(any)") if options.device != "cpu" else "cpu",
+            "threads": options.threads,
+            "kernels": options.kernels,
+            "remark": self.remark,
+            "runtime": self.session.runtime.describe(),
+        }
+
+    def close(self) -> None:
+        """Gives the Edge TPU back, for other processes. Answers that are under way are finished first."""
+        with self._lock:
+            self.session.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _choice(opened: bundle.Bundle, role: Optional[str], options: Options) -> Tuple[str, Options, str]:
+    """The model to take, where to run it, and why on the CPU if the bundle has a compiled one."""
+    models = opened.manifest["models"]
+    if role is not None and role not in models:
+        raise ArgumentError("the bundle has no model %r" % role, "use one of: %s" % ", ".join(sorted(models)))
+    on_cpu = dataclasses.replace(options, device="cpu")
+    if role in ("original", "int8"):
+        if options.device not in ("", "cpu"):
+            raise ArgumentError("%s models run on the CPU, not on %s" % (role, options.device), "leave out --device")
+        return role, on_cpu, ""
+    if role == "compiled":
+        _try(opened, options)
+        return role, options, ""
+    remark = ""
+    if "compiled" in models and options.device != "cpu":
+        remark = _why_not(opened, options)
+        if not remark:
+            return "compiled", options, ""
+    elif options.device not in ("", "cpu"):
+        raise ArgumentError("the bundle has no compiled model for %s" % options.device, "leave out --device")
+    return ("int8" if "int8" in models else "original"), on_cpu, remark
+
+
+def _why_not(opened: bundle.Bundle, options: Options) -> str:
+    """Empty if the compiled model can be used; the reason if there is no Edge TPU.
+
+    Raises:
+        EdgeTpuError: there is one, or one was asked for, and it cannot be used.
+    """
+    present = machine.edge_tpus()
+    if not present and not options.device:
+        return "no Edge TPU is on USB or PCIe: the int8 model runs on the CPU"
+    _try(opened, options)
+    return ""
+
+
+def _try(opened: bundle.Bundle, options: Options) -> None:
+    entry = opened.manifest["models"]["compiled"]
+    probe.check(opened.members[entry["file"]], options)
+
+
+def _loaded(content: bytes, options: Options) -> Session:
+    found = runtime.find()
+    try:
+        return Session(found, content, options)
+    except (OSError, ValueError) as error:  # the probe could, and now it cannot be had any more
+        raise EdgeTpuError("the Edge TPU was free a moment ago: %s" % runtime.first_line(error), "try again", "busy")
+
+
+def _scale(detail: Dict[str, Any]) -> Optional[Tuple[float, int]]:
+    """Scale and zero point of a quantized tensor; None for float."""
+    if not np.issubdtype(detail["dtype"], np.integer):
+        return None
+    scale, zero_point = detail["quantization"]
+    return float(scale), int(zero_point)
+
+
+def _scores(detail: Dict[str, Any]) -> Callable[[Array], Array]:
+    """What turns stored outputs into float32 scores; for 8 bits by a table of all values, which is faster."""
+    scale, dtype = _scale(detail), np.dtype(detail["dtype"])
+    if scale is None:
+        return lambda stored: stored.ravel().astype(np.float32)
+    if dtype.itemsize > 1:
+        return lambda stored: dequantize(stored.ravel(), *scale)
+    table = dequantize(np.arange(256, dtype=np.uint8).view(dtype), *scale)
+    return lambda stored: table.take(stored.view(np.uint8).ravel())
+
+
+def _check_tensors(session: Session, entry: Dict[str, Any]) -> None:
+    """The model is the one that the manifest describes: shapes, types, scales."""
+    for end, detail in (("input", session.input), ("output", session.output)):
+        wanted, (scale, zero_point) = entry[end], detail["quantization"]
+        found = [[int(side) for side in detail["shape"]], np.dtype(detail["dtype"]).name, float(scale) or None]
+        if found != [wanted["shape"], wanted["dtype"], wanted["scale"]] or int(zero_point) != wanted["zero_point"]:
+            raise ModelError("the model's %s is not what the manifest says" % end, "package the model again")
+        if np.issubdtype(detail["dtype"], np.integer) and not scale:
+            raise ModelError("the model's %s is of integers without one scale" % end, "package another model")
