@@ -109,10 +109,27 @@ def _verify(arguments: Arguments) -> Tuple[Result, str]:
     return result, "%s: every byte is what was packed\n%s" % (arguments.bundle, accuracy.golden_text(found))
 
 
+def _serve_options(parser: argparse.ArgumentParser) -> None:
+    _model_options(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others than localhost need a token")
+    parser.add_argument("--port", type=int, help="TCP port (8080; none with --unix alone); 0: any")
+    parser.add_argument("--unix", metavar="PATH", help="a Unix socket, mode 0660")
+    parser.add_argument("--token-file", metavar="FILE", help="clients must send what is in it, as a bearer token")
+    parser.add_argument("--queue", type=int, default=64, help="images that wait at most")
+    parser.add_argument("--print-unit", action="store_true", help="print a systemd unit for this command, and end")
+
+
+def _serve(arguments: Arguments) -> Tuple[Result, str]:
+    from deploy import listening
+
+    return listening.verb(arguments)
+
+
 VERBS = {
     "run": Verb("answers for images", _run_options, _run),
     "bench": Verb("latency, energy and accuracy, measured here", _bench_options, _bench),
     "verify": Verb("the bundle is whole, and its models answer as they did on the host", _device_options, _verify),
+    "serve": Verb("answers over HTTP/JSON, on TCP or a Unix socket", _serve_options, _serve),
 }
 
 
