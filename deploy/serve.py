@@ -249,8 +249,6 @@ class Server:
             else:
                 self.figures.rejected("too slow" if client.phase == connection.WRITE else "idle")
                 self._drop(client)
-                continue
-            self._watch(client)
 
     # --- requests ---------------------------------------------------------------------
 
@@ -353,7 +351,6 @@ class Server:
             else:
                 body = protocol.as_json(self._told(job, head))
                 self._answer(client, 200, protocol.answer(200, body, head.request_id, head.keep))
-            self._watch(client)
 
     def _told(self, job: Job, head: Head) -> Dict[str, Any]:
         top = job.answer.top(_top(head) or 1)
@@ -377,6 +374,7 @@ class Server:
         self._release(client)
         keep = client.head is not None and client.head.keep and not close
         client.answer(content, keep, time.monotonic())
+        self._watch(client)
 
 
 def _top(head: Head) -> Optional[int]:
