@@ -89,12 +89,11 @@ def verb(arguments: argparse.Namespace) -> Tuple[Dict[str, Any], str]:
                 print("runner: listening on %s" % _shown(each), file=sys.stderr, flush=True)
             _notify("READY=1")
             _until_signal(server)
-            healthy = server.worker.healthy
     finally:
         for family, address in addresses:
             if family == socket.AF_UNIX and os.path.exists(address):
                 os.unlink(address)
-    result = dict(server.figures.summary(), healthy_at_end=healthy)
+    result = server.figures.summary()
     total = int(server.figures.requests.total())
     return result, "%d requests answered, %d clients vanished" % (total, result["vanished"])
 

@@ -229,7 +229,7 @@ class Server:
         self._held -= client.held
         client.held = 0
         if client.job is not None:
-            client.job.cancelled, client.job.body = True, b""  # what it held is free again
+            self.worker.cancel(client.job)
 
     def _vanished(self, client: Connection) -> None:
         if client.phase in (connection.WAIT, connection.WRITE, connection.BODY):

@@ -7,18 +7,17 @@ Runs on Python 3.7 with numpy and a TFLite runtime.
 
 from __future__ import annotations
 
+import collections
 import queue
 import threading
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Deque, Optional
 
 from deploy.errors import DeviceError
 from deploy.images import Bytes, decoded
 
 STUCK_S = 60.0
 """An inference that takes longer than this never ends: the Edge TPU was pulled out, or hangs."""
-Queue = Any
-"""`queue.Queue` of jobs; None ends the thread that takes from it. Python 3.7 has no `queue.Queue[…]`."""
 
 
 class Job:
@@ -74,8 +73,10 @@ class Worker:
 
     def __init__(self, model: Any, limit: int, done: Callable[[Job], None]) -> None:
         self._model, self._done = model, done
-        self._given: Queue = queue.Queue(limit)
-        self._prepared: Queue = queue.Queue(1)
+        self._given: Deque[Job] = collections.deque()
+        self._limit, self._closing = limit, False
+        self._changed = threading.Condition()
+        self._prepared: Any = queue.Queue(1)  # of jobs; None ends the thread that takes from it
         self._since: Optional[float] = None
         self.failed = False
         self._threads = [
@@ -88,12 +89,12 @@ class Worker:
     @property
     def waiting(self) -> int:
         """Jobs that wait."""
-        return int(self._given.qsize())
+        return len(self._given)
 
     @property
     def full(self) -> bool:
         """Whether no further job is taken."""
-        return bool(self._given.full())
+        return len(self._given) >= self._limit
 
     @property
     def healthy(self) -> bool:
@@ -104,29 +105,38 @@ class Worker:
 
     def offer(self, job: Job) -> bool:
         """Takes a job, unless the queue is full."""
-        try:
-            self._given.put_nowait(job)
-        except queue.Full:
-            return False
+        with self._changed:
+            if self.full or self._closing:
+                return False
+            self._given.append(job)
+            self._changed.notify()
         return True
+
+    def cancel(self, job: Job) -> None:
+        """Nobody waits for a job any more: its place in the queue and its body are free again."""
+        with self._changed:
+            job.cancelled, job.body = True, b""
+            if job in self._given:
+                self._given.remove(job)
 
     def close(self, timeout_s: float) -> bool:
         """Ends both threads after what waits is done; whether they ended in time."""
         until = time.monotonic() + timeout_s
-        try:
-            self._given.put(None, timeout=timeout_s)
-        except queue.Full:
-            return False
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
         for thread in self._threads:
             thread.join(max(until - time.monotonic(), 0.0))
         return not any(thread.is_alive() for thread in self._threads)
 
     def _preparing(self) -> None:
         while True:
-            job = self._given.get()
-            if job is None:
-                self._prepared.put(None)
-                return
+            with self._changed:
+                while not self._given and not self._closing:
+                    self._changed.wait()
+                if not self._given:
+                    break
+                job = self._given.popleft()
             if not job.cancelled:
                 self._guarded(job, self._prepare)
             job.body = b""
@@ -134,6 +144,7 @@ class Worker:
                 self._end(job)
             else:
                 self._prepared.put(job)
+        self._prepared.put(None)
 
     def _answering(self) -> None:
         while True:
