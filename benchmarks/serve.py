@@ -1,10 +1,12 @@
 """What `serve` costs beside a bare loop: `python benchmarks/serve.py [--seconds 60] [--clients 64] [--confine]`.
 
 One model of at least five milliseconds, on one thread. Its bare loop of set_tensor, invoke and get_tensor is
-timed before and after, half as long each; between, clients with open connections send .npy bodies one
-after another. Of their requests, 1 in 20 is garbage, and after 1 in 20 the client vanishes: in the middle of
-the body or right behind it. Every answer is compared with what `Model` says of that image, and must carry
-its request's id. Counted are good answers that came, so inferences for the vanished count against us.
+timed in turn with the service, in rounds, and each round is compared with the loops before and after it: on a
+machine with other work nothing else can be compared. One server lives through all rounds. In each, clients with
+open connections send .npy bodies one after another. Of their requests, 1 in 20 is garbage, and after 1 in 20
+the client vanishes: in the middle of the body or right behind it. Every answer is compared with what `Model`
+says of that image, and must carry its request's id. Counted are good answers that came, so inferences for the
+vanished count against us.
 
 The clients are one process with one thread (`selectors`), whose bodies and expectations are made before; its
 processor time is told. It is bound to the last core, server and bare loop are not (with --confine they are bound
@@ -27,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -166,6 +169,13 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def in_the_model_ms(port: int) -> float:
+    """The mean time of an inference, as the server measured it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        rows = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
+    return float(rows["coralline_model_seconds_sum"]) / float(rows["coralline_model_seconds_count"]) * 1000
+
+
 def loaded(pid: int, clients: list[Client], seconds: float) -> dict[str, Any]:
     """Lets the clients send; what came after the first `WARM_S` is counted."""
     selector = selectors.DefaultSelector()
@@ -204,9 +214,32 @@ def loaded(pid: int, clients: list[Client], seconds: float) -> dict[str, Any]:
     return result
 
 
+def summed(loops: list[dict[str, float]], rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """All rounds together, and the throughput of each beside the loops before and after it."""
+    rates = [each["count"] / each["seconds"] for each in loops]
+    counts: Counter[str] = sum((Counter(each["counts"]) for each in rounds), Counter())
+    good = [each["counts"].get("good", 0) / each["seconds"] for each in rounds]
+    shares = [good[turn] / ((rates[turn] + rates[turn + 1]) / 2) for turn in range(len(rounds))]
+    bare_cpu = sum(each["cpu_s"] for each in loops) / sum(each["count"] for each in loops)
+    server_cpu = sum(each["server_cpu_s"] for each in rounds) / max(counts["good"], 1)
+    memory = [each["memory_bytes"] for each in rounds]
+    return {
+        "throughput": {"median": float(np.median(shares)), "each": shares},
+        "bare_per_s": rates,
+        "good_per_s": good,
+        "bare_cpu_ms": bare_cpu * 1000,
+        "server_cpu_ms_per_answer": server_cpu * 1000,
+        "counts": dict(counts),
+        "mixed": counts["mixed"],
+        "lost": sum(each["lost"] for each in rounds),
+        "memory_bytes": {"first": memory[0]["first"], "highest": max(each["highest"] for each in memory)},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--confine", action="store_true", help="server and bare loop on all cores but the last")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -218,7 +251,8 @@ def main() -> None:
     images = list(np.random.default_rng(5).integers(0, 256, (IMAGES, 40, 40, SIZE[2]), np.uint8))
     with Model(opened, "int8") as model:
         expected = [[list(pair) for pair in model(image).top(3)] for image in images]
-    before = bare(path, options.seconds / 2, others)
+    part = options.seconds / options.rounds
+    loops, rounds = [bare(path, part / 2, others)], []
     arguments = ("-m", "deploy", "serve", path, "--role", "int8", "--port", 0, "--json")
     server = started(others, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert server.stderr is not None
@@ -226,31 +260,24 @@ def main() -> None:
     while found is None:
         found = re.search(r"listening on http://127.0.0.1:(\d+)", server.stderr.readline())
     port, bodies = int(found.group(1)), [bundle.array_bytes(image) for image in images]
-    os.sched_setaffinity(0, {max(every)})
-    clients = [Client(port, number, bodies, expected) for number in range(options.clients)]
-    result = loaded(server.pid, clients, options.seconds)
-    os.sched_setaffinity(0, every)
+    for turn in range(options.rounds):
+        os.sched_setaffinity(0, {max(every)})
+        clients = [Client(port, 1000 * turn + number, bodies, expected) for number in range(options.clients)]
+        rounds.append(loaded(server.pid, clients, part))
+        os.sched_setaffinity(0, every)
+        loops.append(bare(path, part / 2, others))
+    model_ms = in_the_model_ms(port)
     server.send_signal(signal.SIGTERM)
     told = json.loads(server.communicate(timeout=60)[0])
-    after = bare(path, options.seconds / 2, others)
-    rates = [each["count"] / each["seconds"] for each in (before, after)]
-    good = result["counts"].get("good", 0)
-    bare_cpu = (before["cpu_s"] + after["cpu_s"]) / (before["count"] + after["count"])
     summary = {
         "clients": options.clients,
         "confined": others is not None,
-        "bare_per_s": rates,
-        "bare_ms": 1000 / (sum(rates) / 2),
-        "good_per_s": good / result["seconds"],
-        "throughput": good / result["seconds"] / (sum(rates) / 2),
-        "server_cpu_ms_per_answer": result["server_cpu_s"] / max(good, 1) * 1000,
-        "bare_cpu_ms": bare_cpu * 1000,
-        "throughput_by_cpu": bare_cpu / (result["server_cpu_s"] / max(good, 1)),
-        "mixed": result["counts"].get("mixed", 0),
-        **result,
+        **summed(loops, rounds),
+        "model_ms": model_ms,
         "exit_code": server.returncode,
         "server_told": {key: told[key] for key in ("vanished", "rejected")},
         "load_average": os.getloadavg()[0],
+        "rounds": rounds,
     }
     options.out.write_text(json.dumps(summary, indent=1) + "\n")
     print(json.dumps(summary, indent=1))

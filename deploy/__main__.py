@@ -12,7 +12,15 @@ import sys
 import tempfile
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from deploy.errors import EXIT_FILES, EXIT_INTERRUPTED, ArgumentError, DeviceError, DifferentError, ImageError
+from deploy.errors import (
+    EXIT_FILES,
+    EXIT_INTERRUPTED,
+    EXIT_UNSOUND,
+    ArgumentError,
+    DeviceError,
+    DifferentError,
+    ImageError,
+)
 
 Arguments = argparse.Namespace
 Result = Dict[str, Any]
@@ -25,11 +33,13 @@ class Verb(NamedTuple):
         help: one line.
         options: adds its arguments to the parser.
         run: does it: arguments in; what goes out as JSON, and the same for people.
+        bundle: whether it takes a bundle.
     """
 
     help: str
     options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Arguments], Tuple[Result, str]]
+    bundle: bool = True
 
 
 def _model_options(parser: argparse.ArgumentParser) -> None:
@@ -125,11 +135,24 @@ def _serve(arguments: Arguments) -> Tuple[Result, str]:
     return listening.verb(arguments)
 
 
+def _doctor_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--library", default="libedgetpu.so.1", help="libedgetpu, by name or path")
+
+
+def _doctor(arguments: Arguments) -> Tuple[Result, str]:
+    from deploy import doctor
+
+    found = doctor.findings(doctor.look(arguments.library))
+    rows = [dict(each._asdict()) for each in found]
+    return {"findings": rows, "sound": all(each.severity != "error" for each in found)}, doctor.describe(found)
+
+
 VERBS = {
     "run": Verb("answers for images", _run_options, _run),
     "bench": Verb("latency, energy and accuracy, measured here", _bench_options, _bench),
     "verify": Verb("the bundle is whole, and its models answer as they did on the host", _device_options, _verify),
     "serve": Verb("answers over HTTP/JSON, on TCP or a Unix socket", _serve_options, _serve),
+    "doctor": Verb("what is wrong with this host, and the command that mends it", _doctor_options, _doctor, False),
 }
 
 
@@ -217,7 +240,8 @@ def _parser() -> argparse.ArgumentParser:
     verbs.required = True
     for name, verb in VERBS.items():
         added = verbs.add_parser(name, help=verb.help, description=verb.help)
-        added.add_argument("bundle", metavar="BUNDLE", help="a .coralline file")
+        if verb.bundle:
+            added.add_argument("bundle", metavar="BUNDLE", help="a .coralline file")
         verb.options(added)
         added.add_argument("--json", action="store_true", help="the result as JSON on stdout")
         added.add_argument("--out", metavar="FILE", help="the result as JSON into a file, written whole or not at all")
@@ -251,7 +275,7 @@ def _done(arguments: Arguments) -> int:
     print(content if arguments.json else text, end="" if arguments.json else "\n", flush=True)
     if result.get("ok") is False:
         raise DifferentError("the models do not answer as they did on the host", "package again, or compare runtimes")
-    return 0
+    return EXIT_UNSOUND if result.get("sound") is False else 0
 
 
 def _failed(arguments: Arguments, error: Result, text: str) -> int:
