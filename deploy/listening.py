@@ -19,7 +19,7 @@ import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from deploy import bundle, signature
-from deploy.errors import ArgumentError
+from deploy.errors import ArgumentError, EdgeTpuError
 from deploy.serve import Server, Settings
 
 MIN_TOKEN = 16
@@ -83,12 +83,18 @@ def verb(arguments: argparse.Namespace) -> Tuple[Dict[str, Any], str]:
     try:
         opened = bundle.read(arguments.bundle, signature.trusted())
         options = (arguments.role, arguments.device, arguments.threads)
-        with Model(opened, *options, library=arguments.library) as model:
-            server = Server(model, _facts(model), sockets, settings, _told_systemd)
-            for each in sockets:
-                print("runner: listening on %s" % _shown(each), file=sys.stderr, flush=True)
-            _notify("READY=1")
-            _until_signal(server)
+        model = Model(opened, *options, library=arguments.library)
+        if model.remark:
+            print("runner: %s" % model.remark, file=sys.stderr)
+        server = Server(model, _facts(model), sockets, settings, _told_systemd)
+        for each in sockets:
+            print("runner: listening on %s" % _shown(each), file=sys.stderr, flush=True)
+        _notify("READY=1")
+        _until_signal(server)
+        if not server.ended:  # closing the model would wait for it
+            todo = "unplug the Edge TPU and plug it in again (on a board: sudo reboot)"
+            raise EdgeTpuError("the last inference never came back", todo, "hang")
+        model.close()
     finally:
         for family, address in addresses:
             if family == socket.AF_UNIX and os.path.exists(address):

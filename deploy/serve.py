@@ -78,6 +78,9 @@ class Server:
         sockets: listening.
         settings: what it allows.
         alive: is called every `TICK_S`, with whether it is healthy.
+
+    Attributes:
+        ended: after `run`: the model is free. Otherwise an inference never came back.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class Server:
         self._clients: Set[Connection] = set()
         self._done: Deque[Job] = collections.deque()
         self._held = 0
-        self._stopping = False
+        self._stopping = self.ended = False
         self._token = hashlib.sha256(settings.token.encode()).digest()
         self._selector = selectors.DefaultSelector()
         self._bell, self._ringer = socket.socketpair()
@@ -125,7 +128,7 @@ class Server:
                 break
         for client in list(self._clients):
             self._drop(client)
-        self.worker.close(1.0)
+        self.ended = self.worker.close(1.0)
         self._selector.close()
         for each in self._sockets + [self._bell, self._ringer]:
             each.close()
@@ -183,6 +186,8 @@ class Server:
                 return
             except OSError as error:  # no more file descriptors, or gone already
                 self.figures.rejected("accept: %s" % (error.strerror or "failed"))
+                self._make_room()
+                time.sleep(0.01)  # the listener stays readable: do not spin
                 return
             if len(self._clients) >= self.settings.connections and not self._make_room():
                 self.figures.rejected("connections")
@@ -295,7 +300,8 @@ class Server:
         allowed = _PATHS[head.path]
         if head.method != allowed:
             refused = "%s takes %s" % (head.path, allowed)
-            raise RefusedError(405, refused, close=head.length > 0, headers={"Allow": allowed})
+            unread = head.length > 0 or head.method == "HEAD"  # whose answers have no body
+            raise RefusedError(405, refused, close=unread, headers={"Allow": allowed})
         limit = self.settings.body_bytes if allowed == "POST" else 0
         if head.length > limit:
             raise RefusedError(413, "the body has %d bytes; at most %d" % (head.length, limit), "send less", close=True)

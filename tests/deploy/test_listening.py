@@ -208,6 +208,27 @@ def test_systemd_is_told(path: Path, tmp_path: Path) -> None:
             assert process.returncode == 0
 
 
+def test_an_inference_that_never_comes_back(path: Path, tmp_path: Path) -> None:
+    """The stand-in for libedgetpu hangs; the end waits for it, but not for ever."""
+    program = (
+        "import os, sys, threading; from deploy import listening, model, serve, __main__ as runner; "
+        "serve.GRACE_S = 0.5; "
+        "model.Model.answer = lambda self, tensor: threading.Event().wait(); "
+        "sys.exit(runner.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "serve", str(path), "--port", "0", "--role", "int8"]
+    process = subprocess.Popen(command, env=devices.environment(), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while not (found := re.match(r"runner: listening on http://(\S+):(\d+)", process.stderr.readline())):
+        pass
+    with socket.create_connection((found[1], int(found[2])), timeout=20) as sock:
+        sock.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        _, noise = process.communicate(timeout=20)
+    assert (process.returncode, "never came back" in noise) == (12, True), noise
+
+
 def test_an_answer_that_is_under_way_is_sent_before_the_end(path: Path) -> None:
     with served(path, "--port", 0) as (process, place):
         host, port = place.removeprefix("http://").split(":")

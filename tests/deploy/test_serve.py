@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import http.client
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import devices
@@ -80,7 +80,7 @@ def read(answer: http.client.HTTPResponse) -> Ask:
     return answer.status, dict(answer.headers), json.loads(content) if as_json else content.decode()
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(model: Any, **settings: Any) -> Iterator[Service]:
     service = Service(model, **settings)
     try:
@@ -392,6 +392,34 @@ def test_no_answer_is_lost_or_mixed_up() -> None:
             assert sum(pool.map(client, range(16))) == 16 * 32
         eventually(lambda: service.metric("coralline_held_bytes") == 0)
         assert service.metric('coralline_requests_total{code="200",path="/v1/predict"}') == 16 * 32
+
+
+def test_no_bytes_bring_it_down() -> None:
+    """Good requests with bytes changed, left out and put in, cut anywhere."""
+    random = np.random.default_rng(1)
+    body = bundle.array_bytes(np.full((2, 2), 5, np.uint8))
+    good = b"POST /v1/predict?top=1 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nX-Shape: 1,2,3\r\n\r\n" % len(body)
+    with serving(Slow(), timeout_s=2.0) as service:
+        for _ in range(400):
+            sent = bytearray(good + body)
+            for _ in range(int(random.integers(1, 4))):
+                place = int(random.integers(len(sent)))
+                sent[place : place + int(random.integers(3))] = random.bytes(int(random.integers(3)))
+            with service.connect() as sock, contextlib.suppress(OSError):
+                sock.sendall(
+                    bytes(sent[: int(random.integers(1, len(sent)))]) if random.random() < 0.3 else bytes(sent)
+                )
+                sock.shutdown(socket.SHUT_WR)
+                sock.recv(65536)
+        assert service.predict(3)[2]["top"][0]["label"] == "3"
+        eventually(lambda: service.metric("coralline_held_bytes") == 0)
+        eventually(lambda: service.metric("coralline_connections") == 1)
+
+
+def test_head_and_the_next_request(slow: tuple[Service, Slow]) -> None:
+    found = raw(slow[0], b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert found.count(b"HTTP/1.1 ") == 1
+    assert found.startswith(b"HTTP/1.1 405")
 
 
 def test_prometheus_reads_the_metrics(slow: tuple[Service, Slow]) -> None:
