@@ -49,7 +49,7 @@ SIZE = (32, 32, 8)
 FILTERS = (64, 128, 256, 512, 1024, 2048)
 IMAGES = 32
 GARBAGE, VANISH = 0.05, 0.05
-WARM_S = 2.0
+WARM_S = 1.0
 BARE = """
 import json, sys, time
 from deploy import Model
@@ -224,7 +224,11 @@ def summed(loops: list[dict[str, float]], rounds: list[dict[str, Any]]) -> dict[
     server_cpu = sum(each["server_cpu_s"] for each in rounds) / max(counts["good"], 1)
     memory = [each["memory_bytes"] for each in rounds]
     return {
-        "throughput": {"median": float(np.median(shares)), "each": shares},
+        "throughput": {
+            "median": float(np.median(shares)),
+            "quartiles": [float(np.percentile(shares, share)) for share in (25, 75)],
+            "each": shares,
+        },
         "bare_per_s": rates,
         "good_per_s": good,
         "bare_cpu_ms": bare_cpu * 1000,
@@ -239,7 +243,7 @@ def summed(loops: list[dict[str, float]], rounds: list[dict[str, Any]]) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--confine", action="store_true", help="server and bare loop on all cores but the last")
     parser.add_argument("--out", type=Path, default=RESULTS)

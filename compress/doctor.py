@@ -85,7 +85,8 @@ def over_ssh(to: Address, script: str, arguments: list[str], content: bytes) -> 
     except subprocess.TimeoutExpired as error:
         raise StageError(f"took longer than {TIMEOUT_S:g} s", where=to.host, todo="try it there by hand") from error
     if done.returncode == 255:  # ssh's own: it never came so far
-        raise StageError(f"cannot be reached: {_last(done.stderr)}", where=to.host, todo=f"try: ssh {to.host} true")
+        todo = f"try: ssh {f'-p {to.port} ' if to.port else ''}{to.host} true"
+        raise StageError(f"cannot be reached: {_last(done.stderr)}", where=to.host, todo=todo)
     return done
 
 

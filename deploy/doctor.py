@@ -113,7 +113,7 @@ def describe(found: List[Finding]) -> str:
             lines.append("         do:  %s" % each.todo)
     errors = sum(each.severity == "error" for each in found)
     warnings = sum(each.severity == "warning" for each in found)
-    return "\n".join(lines + ["%d errors, %d warnings" % (errors, warnings)])
+    return "\n".join(lines + ["errors: %d, warnings: %d" % (errors, warnings)])
 
 
 def installed(path: Any) -> Dict[str, str]:
