@@ -51,7 +51,8 @@ inline constexpr Tensor kInput = {input};
 inline constexpr Tensor kOutput = {output};
 inline constexpr int kHeight = {height}, kWidth = {width}, kChannels = {channels};
 
-// What a resized pixel is for the model, for each channel: pixel * kFactor + kOffset.
+// What a resized pixel is for the model, for each channel: pixel * kFactor + kOffset. The bundle's steps are taken
+// together here and rounded once, so that Quantized() may differ from Python's by one step on some pixels.
 inline constexpr float kFactor[] = {{{factor}}};
 inline constexpr float kOffset[] = {{{offset}}};
 

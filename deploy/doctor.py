@@ -200,6 +200,7 @@ def child(library: str) -> None:
         tell(runtime=dict(found.describe(), too_new=found.too_new_for_libedgetpu_16))
     except DeviceError as error:
         tell(broken=error.to_json())
+    tell(step="pycoral")
     tell(pycoral=runtime.pycoral(), step="library")
     try:
         tell(libedgetpu=probe.library_version(library) or "unknown")

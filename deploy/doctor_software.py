@@ -57,6 +57,7 @@ def _crashed(facts: Facts) -> List[Finding]:
         return []
     step = facts.told.get("step", "start")
     todo = {"numpy": _PIP + "install --force-reinstall numpy", "runtime": install(facts.python)}
+    todo["pycoral"] = _PIP + "uninstall -y pycoral"
     todo["library"] = "sudo apt-get install --reinstall libedgetpu1-std"
     what = "the trial in a child process did not get beyond the step `%s`: %s" % (step, facts.told["ended"])
     why = "the same would happen to an application"

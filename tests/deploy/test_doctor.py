@@ -92,6 +92,7 @@ NO_LIBRARY = "libedgetpu.so.1: cannot open shared object file: No such file or d
         (without("libedgetpu", unloadable="undefined symbol: x"), "library_broken", "error", "--reinstall"),
         (without("libedgetpu", step="library", ended="it ended with code -11"), "crash", "error", "libedgetpu1-std"),
         (without("runtime", step="runtime", ended="it ended with code -11"), "crash", "error", "ai-edge-litert"),
+        (without("libedgetpu", step="pycoral", ended="it did not come back"), "crash", "error", "uninstall -y pycoral"),
         (without(pycoral="other"), "pycoral", "warning", "uninstall -y pycoral"),
         (without(runtime=LITERT), "too_new", "warning", "libedgetpu"),
     ],
