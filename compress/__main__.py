@@ -8,6 +8,9 @@ Usage::
     python -m compress debug runs/NAME          where quantization lost, tensor by tensor, the worst first
     python -m compress keygen NAME
     python -m compress sign BUNDLE --key NAME.key [--out FILE]
+    python -m compress doctor [--to ssh://HOST]
+    python -m compress frigate MODEL -o FOLDER
+    python -m compress header BUNDLE -o FILE
     python -m compress stages [--json]
     python -m compress schema
     python -m compress operators
@@ -37,6 +40,9 @@ other commands:
   python -m compress debug runs/NAME          where quantization lost, tensor by tensor, the worst first
   python -m compress keygen NAME              a key pair: NAME.key signs here, NAME.pem goes to the devices
   python -m compress sign BUNDLE --key NAME.key  signs a bundle
+  python -m compress doctor [--to ssh://HOST]   what is wrong with a host, and the command that mends it
+  python -m compress frigate MODEL -o FOLDER    an SSD model (or bundle) for Frigate's edgetpu detector
+  python -m compress header BUNDLE -o FILE      a C++ header for coralmicro
   python -m compress stages [--json]   every stage, its settings, defaults and meaning
   python -m compress schema            JSON schema of pipeline.yaml, for editors
   python -m compress operators         what runs on the Edge TPU, and the rules of `check`
@@ -44,7 +50,7 @@ other commands:
 exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
   6 disk or permission   7 over budget   8 a bundle cannot be signed   9 check: some operators stay on the CPU
-  10 check: the compiler would refuse the model   130 interrupted
+  10 check: the compiler would refuse the model   14 doctor: errors were found   130 interrupted
 """
 
 
@@ -273,6 +279,22 @@ def _sign(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _handed(name: str) -> Callable[[Sequence[str]], int]:
+    """A command of `compress.device`."""
+
+    def run(arguments: Sequence[str]) -> int:
+        from compress import device
+
+        command = device.COMMANDS[name]
+        parser = _Parser(prog=f"python -m compress {name}", description=command.help)
+        command.arguments(parser)
+        text, code = command.run(parser.parse_args(arguments))
+        _print(text)
+        return code
+
+    return run
+
+
 INTERRUPTED = "interrupted; run the same command to go on"
 _signals: list[int] = []
 """The signals that came so far."""
@@ -284,6 +306,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "debug": _debug,
     "keygen": _keygen,
     "sign": _sign,
+    **{name: _handed(name) for name in ("doctor", "frigate", "header")},
     "stages": _stages,
     "schema": _schema,
     "operators": _operators,

@@ -13,7 +13,8 @@
     └── SigningError           8   a bundle cannot be signed, or a key cannot be made or used
 
 Exit code 0 is success, 8 also a bundle that does not verify (`deploy.bundle.BundleError`),
-9 and 10 the answers of `check` (some operators on the CPU; refused), 130 an interruption with Ctrl-C.
+9 and 10 the answers of `check` (some operators on the CPU; refused), 14 that `doctor` found
+errors (`deploy.errors`), 130 an interruption with Ctrl-C.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from deploy.errors import (
     EXIT_FILES,
     EXIT_INTERRUPTED,
+    EXIT_UNSOUND,
     ArgumentError,
     DeviceError,
     DifferentError,
@@ -33,11 +34,13 @@ class Verb(NamedTuple):
         help: one line.
         options: adds its arguments to the parser.
         run: does it: arguments in; what goes out as JSON, and the same for people.
+        bundle: whether it takes a bundle.
     """
 
     help: str
     options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[Arguments], Tuple[Result, str]]
+    bundle: bool = True
 
 
 def _model_options(parser: argparse.ArgumentParser) -> None:
@@ -123,10 +126,40 @@ def _verify(arguments: Arguments) -> Tuple[Result, str]:
     return result, "%s: every byte is what was packed\n%s" % (arguments.bundle, accuracy.golden_text(found))
 
 
+def _serve_options(parser: argparse.ArgumentParser) -> None:
+    _model_options(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others than localhost need a token")
+    parser.add_argument("--port", type=int, help="TCP port (8080; none with --unix alone); 0: any")
+    parser.add_argument("--unix", metavar="PATH", help="a Unix socket, mode 0660")
+    parser.add_argument("--token-file", metavar="FILE", help="clients must send what is in it, as a bearer token")
+    parser.add_argument("--queue", type=int, default=64, help="images that wait at most")
+    parser.add_argument("--print-unit", action="store_true", help="print a systemd unit for this command, and end")
+
+
+def _serve(arguments: Arguments) -> Tuple[Result, str]:
+    from deploy import listening
+
+    return listening.verb(arguments)
+
+
+def _doctor_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--library", default="libedgetpu.so.1", help="libedgetpu, by name or path")
+
+
+def _doctor(arguments: Arguments) -> Tuple[Result, str]:
+    from deploy import doctor
+
+    found = doctor.findings(doctor.look(arguments.library))
+    rows = [dict(each._asdict()) for each in found]
+    return {"findings": rows, "sound": all(each.severity != "error" for each in found)}, doctor.describe(found)
+
+
 VERBS = {
     "run": Verb("answers for images", _run_options, _run),
     "bench": Verb("latency, energy and accuracy, measured here", _bench_options, _bench),
     "verify": Verb("the bundle is whole, and its models answer as they did on the host", _device_options, _verify),
+    "serve": Verb("answers over HTTP/JSON, on TCP or a Unix socket", _serve_options, _serve),
+    "doctor": Verb("what is wrong with this host, and the command that mends it", _doctor_options, _doctor, False),
 }
 
 
@@ -221,8 +254,10 @@ def _parser() -> argparse.ArgumentParser:
     verbs.required = True
     for name, verb in VERBS.items():
         added = verbs.add_parser(name, help=verb.help, description=verb.help)
-        added.add_argument("bundle", metavar="BUNDLE", help="a .coralline file")
-        added.add_argument("--key", action="append", default=[], metavar="FILE", help="the .pem it must be signed with")
+        if verb.bundle:
+            added.add_argument("bundle", metavar="BUNDLE", help="a .coralline file")
+            key = "the .pem it must be signed with"
+            added.add_argument("--key", action="append", default=[], metavar="FILE", help=key)
         verb.options(added)
         added.add_argument("--json", action="store_true", help="the result as JSON on stdout")
         added.add_argument("--out", metavar="FILE", help="the result as JSON into a file, written whole or not at all")
@@ -264,7 +299,7 @@ def _done(arguments: Arguments) -> int:
     if result.get("ok") is False:
         error = DifferentError("the models do not answer as they did on the host", "package again, or compare runtimes")
     if error is None:
-        return 0
+        return EXIT_UNSOUND if result.get("sound") is False else 0
     print("runner: %s" % error, file=sys.stderr)
     return error.exit_code
 

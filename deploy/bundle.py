@@ -37,7 +37,7 @@ import json
 import re
 import struct
 import zipfile
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
@@ -143,6 +143,22 @@ def array_bytes(array: Array) -> bytes:
     return stream.getvalue()
 
 
+def read_array(content: Union[bytes, bytearray], name: str = "it") -> Array:
+    """The array in the content of a .npy file (format 1.0).
+
+    Raises:
+        BundleError: it is no array of numbers.
+    """
+    header = _ARRAY.match(content)  # numpy's own parser evaluates the header, and stumbles over many a bad one
+    if header is None:
+        raise BundleError("%s is not an array of numbers" % name)
+    try:
+        shape = tuple(int(side) for side in header.group(2).split(b",") if side.strip())
+        return np.frombuffer(content[header.end() :], header.group(1).decode()).reshape(shape).copy()
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BundleError("%s is not an array: %s" % (name, error))
+
+
 def sign(content: bytes, public_key: bytes, signer: Callable[[bytes], bytes]) -> bytes:
     """A signed bundle; a signature that it has already is replaced.
 
@@ -205,15 +221,7 @@ class Bundle:
         Raises:
             BundleError: the member is no array.
         """
-        content = self.members.get(name, b"")
-        header = _ARRAY.match(content)  # numpy's own parser evaluates the header, and stumbles over many a bad one
-        if header is None:
-            raise BundleError("%s is not an array of numbers" % name)
-        try:
-            shape = tuple(int(side) for side in header.group(2).split(b",") if side.strip())
-            return np.frombuffer(content[header.end() :], header.group(1).decode()).reshape(shape).copy()
-        except (ValueError, TypeError, OverflowError) as error:
-            raise BundleError("%s is not an array: %s" % (name, error))
+        return read_array(self.members.get(name, b""), name)
 
     def evaluation(self) -> Tuple[List[Array], Array]:
         """The evaluation sample: decoded samples, and their labels, int64 [n]; none where there is none.

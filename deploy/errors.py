@@ -12,6 +12,7 @@ The exit codes of `runner.pyz`, all of them::
     11   no TFLite runtime, or one that does not work here
     12   the Edge TPU cannot be used; `kind` says why
     13   the golden vectors give other outputs than they must
+    14   `doctor` found an error on this host
     130  interrupted with Ctrl-C
 
 The codes that the host side (`compress.errors`) has too mean the same there.
@@ -23,6 +24,7 @@ from __future__ import annotations
 from typing import Any, Dict
 
 EXIT_FILES = 6
+EXIT_UNSOUND = 14
 EXIT_INTERRUPTED = 130
 
 

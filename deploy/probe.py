@@ -142,7 +142,7 @@ def _steps(content: bytes, options: Options, tell: Any) -> None:
     delegate = None
     if options.device != "cpu":
         begin("library")
-        tell(libedgetpu=_library_version(options.library))
+        tell(libedgetpu=library_version(options.library))
         begin("delegate")
         delegate = runtime.load_delegate(found, options)
     begin("interpreter")
@@ -152,7 +152,12 @@ def _steps(content: bytes, options: Options, tell: Any) -> None:
     begin("end")
 
 
-def _library_version(library: str) -> Optional[str]:
+def library_version(library: str) -> Optional[str]:
+    """What libedgetpu says of itself. May crash the process.
+
+    Raises:
+        OSError: it does not load.
+    """
     loaded = ctypes.pydll.LoadLibrary(library)
     if not hasattr(loaded, "edgetpu_version"):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import stand_in
 import tiny
 
+sys.path += [str(Path(__file__).parent / name) for name in ("tflite", "deploy")]  # for one_op and devices
 MOUNT, UMOUNT = (shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") for name in ("mount", "umount"))
 
 hypothesis.settings.register_profile(

@@ -92,7 +92,7 @@ class Search:
         self._try("plan", plan.method, plan)
 
     def ranges(self, methods: Sequence[str]) -> None:
-        """Tries ways to choose ranges, for the factors that are kept so far; outlying samples stay if that is better."""
+        """Tries ways to choose ranges for the factors kept so far; outlying samples are left out if that is better."""
         if not methods:
             return
         factors = dict(self._best.plan.factors) if self._best else {}

@@ -1,0 +1,291 @@
+"""What `serve` costs beside a bare loop: `python benchmarks/serve.py [--seconds 60] [--clients 64] [--confine]`.
+
+One model of at least five milliseconds, on one thread. Its bare loop of set_tensor, invoke and get_tensor is
+timed in turn with the service, in rounds, and each round is compared with the loops before and after it: on a
+machine with other work nothing else can be compared. One server lives through all rounds. In each, clients with
+open connections send .npy bodies one after another. Of their requests, 1 in 20 is garbage, and after 1 in 20
+the client vanishes: in the middle of the body or right behind it. Every answer is compared with what `Model`
+says of that image, and must carry its request's id. Counted are good answers that came, so inferences for the
+vanished count against us.
+
+The clients are one process with one thread (`selectors`), whose bodies and expectations are made before; its
+processor time is told. It is bound to the last core, server and bare loop are not (with --confine they are bound
+to the other cores). The bare loop has the machine without the clients, so what these cost lowers our figure
+and never raises it. Figures by processor time (all threads of the server, per good answer) are told beside.
+
+Prints the figures and writes benchmarks/results/serve.json. Nothing here asserts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(__file__).parent / "results" / "serve.json"
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "deploy")]
+
+import devices  # noqa: E402
+import numpy as np  # noqa: E402
+import tiny  # noqa: E402
+
+from deploy import bundle  # noqa: E402
+from deploy.model import Model  # noqa: E402
+
+SIZE = (32, 32, 8)
+FILTERS = (64, 128, 256, 512, 1024, 2048)
+IMAGES = 32
+GARBAGE, VANISH = 0.05, 0.05
+WARM_S = 1.0
+BARE = """
+import json, sys, time
+from deploy import Model
+model = Model(sys.argv[1], role="int8")
+tensor, session = model.prepare(model.bundle.array("golden-input-0.npy")), model.session
+place, result = session.input["index"], session.output["index"]
+put, invoke, get = session.interpreter.set_tensor, session.interpreter.invoke, session.interpreter.get_tensor
+for _ in range(20):
+    put(place, tensor), invoke(), get(result)
+count, began, used = 0, time.perf_counter(), time.process_time()
+until = began + float(sys.argv[2])
+while time.perf_counter() < until:
+    put(place, tensor)
+    invoke()
+    get(result)
+    count += 1
+taken = time.perf_counter() - began
+print(json.dumps({"count": count, "seconds": taken, "cpu_s": time.process_time() - used}))
+"""
+
+
+def started(cores: set[int] | None, *arguments: object, **more: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    bind = (lambda: os.sched_setaffinity(0, cores)) if cores else None
+    return subprocess.Popen(command, env=environment, text=True, preexec_fn=bind, **more)
+
+
+def bare(path: Path, seconds: float, cores: set[int] | None) -> dict[str, float]:
+    process = started(cores, "-c", BARE, path, seconds, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return json.loads(process.communicate()[0])
+
+
+def chosen(folder: Path, at_least_s: float = 0.005) -> Path:
+    """The smallest bundle whose model takes that long here."""
+    for filters in FILTERS:
+        path = folder / f"{filters}.coralline"
+        path.write_bytes(devices.packed({"int8": tiny.classifier(SIZE, filters=filters)}, size=SIZE, samples=0))
+        found = bare(path, 1.0, None)
+        if found["cpu_s"] / found["count"] >= at_least_s:  # by processor time: others cannot make it look slower
+            break
+    return path
+
+
+class Client:
+    """One connection that sends requests one after another."""
+
+    def __init__(self, port: int, number: int, bodies: list[bytes], expected: list[list[Any]]) -> None:
+        self.port, self.number, self.bodies, self.expected = port, number, bodies, expected
+        self.random, self.turn, self.counts = np.random.default_rng(number), 0, Counter[str]()
+        self.sock: socket.socket | None = None
+
+    def send(self, selector: selectors.BaseSelector) -> None:
+        """The next request; those that vanish are followed by another one on a new connection."""
+        while True:
+            if self.sock is None:
+                self.sock = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                selector.register(self.sock, selectors.EVENT_READ, self)
+            self.turn += 1
+            self.found, self.garbage = b"", bool(self.random.random() < GARBAGE)
+            self.image = int(self.random.integers(len(self.bodies)))
+            body = self.random.bytes(int(self.random.integers(1, 20000))) if self.garbage else self.bodies[self.image]
+            head = "POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nX-Request-Id: %d-%d\r\n\r\n"
+            whole = (head % (len(body), self.number, self.turn)).encode() + body
+            vanishes = self.random.random() < VANISH
+            part = len(whole) if self.random.random() < 0.5 else int(self.random.integers(1, len(whole)))
+            try:
+                self.sock.sendall(whole[:part] if vanishes else whole)
+            except OSError:
+                self.counts["broken"] += 1
+                vanishes = True
+            self.sent = time.perf_counter()
+            if not vanishes:
+                return
+            self.counts["vanished"] += 1
+            self.close(selector)
+
+    def close(self, selector: selectors.BaseSelector) -> None:
+        """Goes away."""
+        if self.sock is not None:
+            selector.unregister(self.sock)
+            self.sock.close()
+            self.sock = None
+
+    def receive(self) -> bool:
+        """Whether the answer is whole; it is judged then."""
+        assert self.sock is not None
+        self.found += self.sock.recv(65536)
+        head, _, body = self.found.partition(b"\r\n\r\n")
+        length = re.search(rb"Content-Length: (\d+)", head)
+        if length is None or len(body) < int(length.group(1)):
+            return False
+        self.latency = time.perf_counter() - self.sent
+        self.counts[self.judged(int(head.split()[1]), head.decode(), json.loads(body))] += 1
+        return True
+
+    def judged(self, status: int, head: str, found: Any) -> str:
+        """What to count an answer as."""
+        if f"X-Request-Id: {self.number}-{self.turn}\r\n" not in head + "\r\n":
+            return "mixed"
+        if self.garbage:
+            return "garbage refused" if status == 400 else "garbage wrong"
+        if status != 200:
+            return f"status {status}"
+        same = [[row["label"], row["score"]] for row in found["top"]] == self.expected[self.image]
+        return "good" if same else "mixed"
+
+
+def resident_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def in_the_model_ms(port: int) -> float:
+    """The mean time of an inference, as the server measured it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        rows = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
+    return float(rows["coralline_model_seconds_sum"]) / float(rows["coralline_model_seconds_count"]) * 1000
+
+
+def loaded(pid: int, clients: list[Client], seconds: float) -> dict[str, Any]:
+    """Lets the clients send; what came after the first `WARM_S` is counted."""
+    selector = selectors.DefaultSelector()
+    for client in clients:
+        client.send(selector)
+    began, latencies, memory, warm = time.perf_counter(), [], [], None
+    while (now := time.perf_counter()) < began + WARM_S + seconds:
+        if warm is None and now > began + WARM_S:
+            warm = (now, cpu_s(pid), time.process_time(), sum((client.counts for client in clients), Counter()))
+            latencies = []
+        if warm and now > warm[0] + len(memory):
+            memory.append(resident_bytes(pid))
+        for key, _ in selector.select(0.2):
+            client = key.data
+            if client.receive():
+                latencies.append(client.latency)
+                client.send(selector)
+    assert warm is not None
+    counts = sum((client.counts for client in clients), Counter())
+    result = {
+        "seconds": now - warm[0],
+        "counts": dict(counts - warm[3]),
+        "server_cpu_s": cpu_s(pid) - warm[1],
+        "clients_cpu_s": time.process_time() - warm[2],
+        "latency_ms": {str(share): float(np.percentile(latencies, share)) * 1000 for share in (50, 90, 99)},
+        "memory_bytes": {"first": memory[0], "highest": max(memory), "last": memory[-1]},
+    }
+    waiting = [client for client in clients if client.sock is not None]
+    until = time.perf_counter() + 30
+    while waiting and time.perf_counter() < until:  # nobody who waits may be forgotten
+        for key, _ in selector.select(0.2):
+            if key.data.receive():
+                waiting.remove(key.data)
+                key.data.close(selector)
+    result["lost"] = len(waiting)
+    return result
+
+
+def summed(loops: list[dict[str, float]], rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """All rounds together, and the throughput of each beside the loops before and after it."""
+    rates = [each["count"] / each["seconds"] for each in loops]
+    counts: Counter[str] = sum((Counter(each["counts"]) for each in rounds), Counter())
+    good = [each["counts"].get("good", 0) / each["seconds"] for each in rounds]
+    shares = [good[turn] / ((rates[turn] + rates[turn + 1]) / 2) for turn in range(len(rounds))]
+    bare_cpu = sum(each["cpu_s"] for each in loops) / sum(each["count"] for each in loops)
+    server_cpu = sum(each["server_cpu_s"] for each in rounds) / max(counts["good"], 1)
+    memory = [each["memory_bytes"] for each in rounds]
+    return {
+        "throughput": {
+            "median": float(np.median(shares)),
+            "quartiles": [float(np.percentile(shares, share)) for share in (25, 75)],
+            "each": shares,
+        },
+        "bare_per_s": rates,
+        "good_per_s": good,
+        "bare_cpu_ms": bare_cpu * 1000,
+        "server_cpu_ms_per_answer": server_cpu * 1000,
+        "counts": dict(counts),
+        "mixed": counts["mixed"],
+        "lost": sum(each["lost"] for each in rounds),
+        "memory_bytes": {"first": memory[0]["first"], "highest": max(each["highest"] for each in memory)},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--confine", action="store_true", help="server and bare loop on all cores but the last")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    every = os.sched_getaffinity(0)
+    others = every - {max(every)} if options.confine and len(every) > 1 else None
+    path = chosen(Path(tempfile.mkdtemp(prefix="serve-")))
+    opened = bundle.read(str(path))
+    images = list(np.random.default_rng(5).integers(0, 256, (IMAGES, 40, 40, SIZE[2]), np.uint8))
+    with Model(opened, "int8") as model:
+        expected = [[list(pair) for pair in model(image).top(3)] for image in images]
+    part = options.seconds / options.rounds
+    loops, rounds = [bare(path, part / 2, others)], []
+    arguments = ("-m", "deploy", "serve", path, "--role", "int8", "--port", 0, "--json")
+    server = started(others, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert server.stderr is not None
+    found = None
+    while found is None:
+        found = re.search(r"listening on http://127.0.0.1:(\d+)", server.stderr.readline())
+    port, bodies = int(found.group(1)), [bundle.array_bytes(image) for image in images]
+    for turn in range(options.rounds):
+        os.sched_setaffinity(0, {max(every)})
+        clients = [Client(port, 1000 * turn + number, bodies, expected) for number in range(options.clients)]
+        rounds.append(loaded(server.pid, clients, part))
+        os.sched_setaffinity(0, every)
+        loops.append(bare(path, part / 2, others))
+    model_ms = in_the_model_ms(port)
+    server.send_signal(signal.SIGTERM)
+    told = json.loads(server.communicate(timeout=60)[0])
+    summary = {
+        "clients": options.clients,
+        "confined": others is not None,
+        **summed(loops, rounds),
+        "model_ms": model_ms,
+        "exit_code": server.returncode,
+        "server_told": {key: told[key] for key in ("vanished", "rejected")},
+        "load_average": os.getloadavg()[0],
+        "rounds": rounds,
+    }
+    options.out.write_text(json.dumps(summary, indent=1) + "\n")
+    print(json.dumps(summary, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The commands around devices, each with its arguments; what they do is in modules of their own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of `python -m compress`.
+
+    Attributes:
+        help: one line.
+        arguments: adds its arguments to the parser.
+        run: does it: what is printed, and the exit code.
+    """
+
+    help: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], tuple[str, int]]
+
+
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--to", metavar="ssh://[USER@]HOST[:PORT][/FOLDER]", help="another host, over OpenSSH")
+    parser.add_argument("--python", default="python3", metavar="PROGRAM", help="the interpreter there (python3)")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _doctor(options: argparse.Namespace) -> tuple[str, int]:
+    from compress import doctor
+
+    return doctor.examine(options.to, options.python, as_json=options.json)
+
+
+def _frigate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a .tflite file, compiled or not, or a bundle")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="where the files go")
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="class names, one a line; a bundle has its own")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _frigate(options: argparse.Namespace) -> tuple[str, int]:
+    from compress import frigate
+
+    found = frigate.export(options.model, options.out, options.labels)
+    return json.dumps(found.to_json(), indent=1) if options.json else frigate.describe(found), 0
+
+
+def _header_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", type=Path, help="a .coralline file")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="the header, for example model.h")
+    parser.add_argument("--role", choices=("compiled", "int8"), help="which model (the compiled one, if there is one)")
+
+
+def _header(options: argparse.Namespace) -> tuple[str, int]:
+    from compress import header
+
+    role = header.export(options.bundle, options.out, options.role)
+    return f"{options.out}: the {role} model of {options.bundle.name}; not tested on hardware", 0
+
+
+COMMANDS = {
+    "doctor": Command("What is wrong with a host, and the command that mends it.", _doctor_arguments, _doctor),
+    "frigate": Command("Files for Frigate's edgetpu detector.", _frigate_arguments, _frigate),
+    "header": Command("A C++ header for coralmicro, not tested on hardware.", _header_arguments, _header),
+}

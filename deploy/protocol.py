@@ -1,0 +1,169 @@
+"""HTTP/1.1 as far as `serve` speaks it: request heads in, answers out. No sockets here.
+
+Strict where requests could be understood in two ways: one Content-Length of digits and no
+Transfer-Encoding, no folded headers, CRLF at the end of every line, no header twice that decides anything.
+Source: RFC 9110 and 9112.
+Runs on Python 3.7 with the standard library alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import uuid
+from typing import Any, Dict, Mapping, Optional
+from urllib.parse import parse_qsl
+
+MAX_HEAD_BYTES = 16 * 1024
+MAX_HEADERS = 64
+END = b"\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+JSON = "application/json"
+_REQUEST = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]{0,2000}) HTTP/1\.([01])\Z")
+_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*\Z")
+_LENGTH = re.compile(r"[0-9]{1,15}\Z")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+_SINGLE = ("content-length", "transfer-encoding", "host", "authorization", "x-shape", "x-dtype", "expect")
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    411: "Length Required",
+    413: "Content Too Large",
+    417: "Expectation Failed",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+    504: "Gateway Timeout",
+}
+
+
+class RefusedError(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        status: of HTTP.
+        what: what was found.
+        todo: what to do about it.
+        close: the connection cannot be used any more, since nobody knows where the next request begins.
+        headers: more headers of the answer.
+    """
+
+    def __init__(
+        self, status: int, what: str, todo: str = "", close: bool = False, headers: Optional[Mapping[str, str]] = None
+    ) -> None:
+        super().__init__(what)
+        self.status, self.what, self.todo, self.close, self.headers = status, what, todo, close, dict(headers or {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """What stands before the body of a request.
+
+    Attributes:
+        method: GET, POST, ….
+        path: without the query.
+        query: the parameters; of several of one name the last.
+        headers: by name in lower case.
+        length: bytes of the body.
+        keep: whether the connection stays open for another request.
+        request_id: the client's X-Request-Id, or one of our own.
+    """
+
+    method: str
+    path: str
+    query: Dict[str, str]
+    headers: Dict[str, str]
+    length: int
+    keep: bool
+    request_id: str
+
+    @property
+    def expects(self) -> bool:
+        """Whether the client waits for "100 Continue" before it sends the body."""
+        return self.headers.get("expect", "").lower() == "100-continue"
+
+
+def head(raw: bytes) -> Head:
+    """Reads a request head, without the empty line at its end.
+
+    Raises:
+        RefusedError: it is none, or could be understood in two ways.
+    """
+    lines = raw.split(b"\r\n")
+    request = _REQUEST.match(lines[0])
+    if request is None:
+        raise RefusedError(400, "not a request of HTTP/1.0 or 1.1", close=True)
+    headers = _headers(lines[1:])
+    newer = request.group(3) == b"1"
+    if newer and "host" not in headers:
+        raise RefusedError(400, "the header Host is missing", close=True)
+    if "transfer-encoding" in headers:
+        raise RefusedError(501, "Transfer-Encoding is not understood", "send Content-Length", close=True)
+    method = request.group(1).decode()
+    if method == "POST" and "content-length" not in headers:
+        raise RefusedError(411, "there is no Content-Length", close=True)
+    length = headers.get("content-length", "0")
+    if not _LENGTH.match(length):
+        raise RefusedError(400, "the Content-Length is no number", close=True)
+    if "expect" in headers and headers["expect"].lower() != "100-continue":
+        raise RefusedError(417, "only 100-continue can be expected", close=True)
+    path, _, query = request.group(2).decode().partition("?")
+    wish = {part.strip().lower() for part in headers.get("connection", "").split(",")}
+    keep = "close" not in wish if newer else "keep-alive" in wish
+    given = headers.get("x-request-id", "")
+    request_id = given if _REQUEST_ID.match(given) else uuid.uuid4().hex
+    return Head(method, path, dict(parse_qsl(query)), headers, int(length), keep, request_id)
+
+
+def _headers(lines: Any) -> Dict[str, str]:
+    if len(lines) > MAX_HEADERS:
+        raise RefusedError(431, "more than %d headers" % MAX_HEADERS, close=True)
+    found: Dict[str, str] = {}
+    for line in lines:
+        match = _HEADER.match(line)
+        if match is None:
+            raise RefusedError(400, "a header that is none", close=True)
+        name = match.group(1).decode().lower()
+        if name in found and name in _SINGLE:
+            raise RefusedError(400, "the header %s stands there twice" % name, close=True)
+        found[name] = match.group(2).decode("latin-1")
+    return found
+
+
+def answer(
+    status: int,
+    body: bytes,
+    request_id: str,
+    keep: bool,
+    content_type: str = JSON,
+    headers: Optional[Mapping[str, str]] = None,
+) -> bytes:
+    """An answer, head and body."""
+    lines = ["HTTP/1.1 %d %s" % (status, _REASONS[status])]
+    every = {
+        "Content-Type": content_type,
+        "Content-Length": str(len(body)),
+        "Connection": "keep-alive" if keep else "close",
+        "X-Request-Id": request_id,
+        "Cache-Control": "no-store",
+    }
+    every.update(headers or {})
+    lines += ["%s: %s" % pair for pair in every.items()]
+    return "\r\n".join(lines).encode("latin-1") + END + body
+
+
+def as_json(value: Any) -> bytes:
+    """A value as the body of an answer. NaN and infinity are no JSON: they must not be in it."""
+    return json.dumps(value, allow_nan=False).encode() + b"\n"
+
+
+def refusal(error: RefusedError, request_id: str, keep: bool) -> bytes:
+    """The answer to a request that is refused."""
+    body = {"error": {"what": error.what, "todo": error.todo}, "request_id": request_id}
+    return answer(error.status, as_json(body), request_id, keep and not error.close, headers=error.headers)

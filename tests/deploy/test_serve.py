@@ -1,0 +1,439 @@
+"""The service: answers, what is refused, slow and vanished clients, a full queue, a gentle end."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import devices
+import numpy as np
+import pytest
+
+from deploy import bundle
+from deploy.errors import EdgeTpuError
+from deploy.model import Answer, Model
+from deploy.serve import Server, Settings
+
+FACTS = {"name": "tiny", "role": "int8", "device": "cpu", "sha256": "0" * 64}
+Ask = tuple[int, dict[str, str], Any]
+
+
+class Slow:
+    """Says what the first number of an image is, slowly; `gate` holds it back."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self.gate, self.seen = seconds, threading.Event(), 0
+        self.gate.set()
+
+    def prepare(self, image: Any) -> Any:
+        return image
+
+    def answer(self, tensor: Any) -> Answer:
+        self.gate.wait(20)
+        time.sleep(self.seconds)
+        self.seen += 1
+        value = int(tensor.ravel()[0])
+        if value == 255:
+            raise EdgeTpuError("the Edge TPU is gone", "plug it in", "refused")
+        return Answer(np.array([value, -1.0], np.float32), [str(value), "other"])
+
+
+class Service:
+    """A server in a thread of its own."""
+
+    def __init__(self, model: Any, **settings: Any) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        self.server = Server(model, FACTS, [listener], Settings(**settings))
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Ask:
+        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            client.request(method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})
+            return read(client.getresponse())
+        finally:
+            client.close()
+
+    def predict(self, value: int) -> Ask:
+        return self.ask("POST", "/v1/predict", bundle.array_bytes(np.full((2, 2), value, np.uint8)))
+
+    def metric(self, line: str) -> float:
+        text = self.ask("GET", "/metrics")[2]
+        return float(next(row for row in text.splitlines() if row.startswith(f"{line} ")).split()[1])
+
+
+def read(answer: http.client.HTTPResponse) -> Ask:
+    content = answer.read()
+    as_json = answer.headers["Content-Type"] == "application/json"
+    return answer.status, dict(answer.headers), json.loads(content) if as_json else content.decode()
+
+
+@contextlib.contextmanager
+def serving(model: Any, **settings: Any) -> Iterator[Service]:
+    service = Service(model, **settings)
+    try:
+        yield service
+    finally:
+        if isinstance(model, Slow):
+            model.gate.set()
+        service.server.stop()
+        service.thread.join(30)
+        assert not service.thread.is_alive()
+
+
+@pytest.fixture
+def slow() -> Iterator[tuple[Service, Slow]]:
+    model = Slow()
+    with serving(model, queue=2) as service:
+        yield service, model
+
+
+def raw(service: Service, *pieces: bytes, pause: float = 0.0) -> bytes:
+    """What comes back for some bytes, until the service closes the connection."""
+    with service.connect() as sock:
+        for piece in pieces:
+            sock.sendall(piece)
+            time.sleep(pause)
+        found = b""
+        while came := sock.recv(65536):
+            found += came
+    return found
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until, "it did not come to be"
+        time.sleep(0.01)
+
+
+def test_answers_are_those_of_the_model() -> None:
+    opened = bundle.Bundle(devices.packed(samples=0))
+    with Model(opened, "int8") as model, serving(model) as service:
+        for image in devices.images(5, seed=3):
+            status, headers, found = service.ask("POST", "/v1/predict?top=2", bundle.array_bytes(image))
+            assert status == 200
+            assert [(row["label"], row["score"]) for row in found["top"]] == model(image).top(2)
+            assert found["request_id"] == headers["X-Request-Id"]
+            raw_body = service.ask("POST", "/v1/predict", image.tobytes(), X_Shape="6,5,1", X_Dtype="uint8")
+            assert raw_body[2]["top"] == [{"label": name, "score": score} for name, score in model(image).top(3)]
+        assert service.ask("GET", "/v1/model")[2] == FACTS
+        status, _, found = service.ask("POST", "/v1/predict", bundle.array_bytes(np.zeros((2, 3, 4, 5, 6), np.uint8)))
+        assert status == 400
+        assert "preprocess" in found["error"]["what"]
+
+
+def test_pictures_are_decoded() -> None:
+    import io
+
+    from PIL import Image
+
+    image = np.full((6, 5), 77, np.uint8)
+    with serving(Slow()) as service:
+        for form in ("PNG", "JPEG"):
+            stream = io.BytesIO()
+            Image.fromarray(image).save(stream, form, **({"quality": 100} if form == "JPEG" else {}))
+            assert service.ask("POST", "/v1/predict", stream.getvalue())[2]["top"][0]["label"] == "77"
+            assert service.ask("POST", "/v1/predict", stream.getvalue()[:40])[0] == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"garbage",
+        b"\x93NUMPY\x01\x00v\x00{'descr': __import__('os').abort(), }",
+        bundle.array_bytes(np.zeros((4, 4), np.uint8))[:-1],
+        bundle.array_bytes(np.full((4, 4), np.nan)),
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\x7f\xff\xff\xff\x7f\xff\xff\xff\x08\x02\0\0\0",
+        b"\xff\xd8\xff\xe0\x00\x00",
+        b"\xff\xd8\xff\xe0\x00\x04ab\xff\xc0\x00\x11\x08\xff\xff\xff\xff",
+    ],
+)
+def test_garbage_is_refused_and_the_connection_stays(body: bytes, slow: tuple[Service, Slow]) -> None:
+    client = http.client.HTTPConnection("127.0.0.1", slow[0].port, timeout=10)
+    client.request("POST", "/v1/predict", body)
+    assert read(client.getresponse())[0] == 400
+    client.request("POST", "/v1/predict", bundle.array_bytes(np.full((2, 2), 9, np.uint8)))
+    assert read(client.getresponse())[2]["top"][0]["label"] == "9"
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"X_Shape": "2,2,2", "X_Dtype": "uint8"}, 400),
+        ({"X_Shape": "4,4", "X_Dtype": "object"}, 400),
+        ({"X_Shape": "-4,-4", "X_Dtype": "uint8"}, 400),
+        ({"X_Shape": "999999,999999,999999", "X_Dtype": "float64"}, 400),
+        ({"X_Shape": "4,1,1", "X_Dtype": "float32"}, 200),
+    ],
+)
+def test_raw_numbers(headers: dict[str, str], status: int, slow: tuple[Service, Slow]) -> None:
+    assert slow[0].ask("POST", "/v1/predict", bytes(16), **headers)[0] == status
+
+
+def test_paths_methods_and_parameters(slow: tuple[Service, Slow]) -> None:
+    service, _ = slow
+    body = bundle.array_bytes(np.zeros((2, 2), np.uint8))
+    assert service.ask("GET", "/")[0] == 404
+    assert service.ask("GET", "/v1/predict")[:2][0] == 405
+    assert service.ask("GET", "/v1/predict")[1]["Allow"] == "POST"
+    assert service.ask("POST", "/healthz", b"x")[0] == 405
+    assert service.ask("POST", "/v1/predict?top=x", body)[0] == 400
+    assert service.ask("POST", "/v1/predict?top=0", body)[0] == 400
+    assert len(service.ask("POST", "/v1/predict?top=1", body)[2]["top"]) == 1
+    assert service.ask("GET", "/healthz", X_Request_Id="mine-1")[1]["X-Request-Id"] == "mine-1"
+    assert service.ask("GET", "/healthz", X_Request_Id="not mine")[1]["X-Request-Id"] != "not mine"
+
+
+HOST = b"Host: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_head", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+        (b"GET /healthz HTTP/2.0\r\n" + HOST + b"\r\n", 400),
+        (b"GET http://x/healthz HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"\r\n", 411),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n", 501),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: +5\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: 99999999999\r\n\r\n", 413),
+        (b"GET /healthz HTTP/1.1\r\n" + HOST + b" folded: x\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\n" + HOST + b"Expect: magic\r\n\r\n", 417),
+        (b"GET /healthz HTTP/1.1\r\n" + b"a: b\r\n" * 100 + b"\r\n", 431),
+        (b"GET /" + b"a" * 40000, 431),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    ],
+)
+def test_bad_heads_are_refused_and_end_the_connection(
+    request_head: bytes, status: int, slow: tuple[Service, Slow]
+) -> None:
+    found = raw(slow[0], request_head)
+    assert found.startswith(b"HTTP/1.1 %d " % status)
+    assert b"Connection: close" in found
+    assert slow[0].ask("GET", "/healthz")[2] == "ok\n"
+
+
+def test_requests_one_after_another_without_waiting(slow: tuple[Service, Slow]) -> None:
+    bodies = [bundle.array_bytes(np.full((2, 2), value, np.uint8)) for value in range(5)]
+    heads = [b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body) for body in bodies]
+    heads[-1] += b"Connection: close\r\n"
+    found = raw(slow[0], b"".join(head + b"\r\n" + body for head, body in zip(heads, bodies, strict=True)))
+    answers = [json.loads(part.partition(b"\r\n\r\n")[2]) for part in found.split(b"HTTP/1.1 200 OK")[1:]]
+    assert [row["top"][0]["label"] for row in answers] == ["0", "1", "2", "3", "4"]
+
+
+def test_in_pieces_of_one_byte(slow: tuple[Service, Slow]) -> None:
+    body = bundle.array_bytes(np.full((2, 2), 7, np.uint8))
+    whole = b"POST /v1/predict HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    found = raw(slow[0], *(whole[place : place + 1] for place in range(len(whole))))
+    assert found.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+    assert b'"label": "7"' in found
+
+
+def test_a_full_queue_sends_away_and_keeps_the_connection(slow: tuple[Service, Slow]) -> None:
+    service, model = slow
+    model.gate.clear()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        waiting = []
+        for count in range(5):  # one in the model, one prepared, one about to be, two in the queue
+            waiting.append(pool.submit(service.predict, count))
+            time.sleep(0.1)
+        eventually(lambda: service.server.worker.full)
+        client = http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)
+        body = bundle.array_bytes(np.full((2, 2), 42, np.uint8))
+        client.request("POST", "/v1/predict", body)
+        status, headers, found = read(client.getresponse())
+        assert (status, headers["Retry-After"]) == (503, "1")
+        assert "wait already" in found["error"]["what"]
+        assert service.ask("GET", "/readyz")[0] == 200
+        model.gate.set()
+        assert sorted(future.result()[2]["top"][0]["label"] for future in waiting) == ["0", "1", "2", "3", "4"]
+        client.request("POST", "/v1/predict", body)
+        assert read(client.getresponse())[2]["top"][0]["label"] == "42"
+        client.close()
+    assert service.metric('coralline_rejected_total{cause="queue"}') == 1
+
+
+def test_a_client_that_vanishes_is_not_answered(slow: tuple[Service, Slow]) -> None:
+    service, model = slow
+    model.gate.clear()
+    first = threading.Thread(target=service.predict, args=(1,))
+    first.start()
+    eventually(lambda: service.server.worker._since is not None)
+    body = bundle.array_bytes(np.full((2, 2), 2, np.uint8))
+    with service.connect() as sock:
+        sock.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        time.sleep(0.2)
+    with service.connect() as sock:  # and one in the middle of its body
+        sock.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+        time.sleep(0.2)
+    eventually(lambda: service.metric("coralline_vanished_total") == 2)
+    assert service.metric("coralline_held_bytes") == len(body)  # of the first
+    model.gate.set()
+    first.join()
+    assert service.predict(3)[2]["top"][0]["label"] == "3"
+    assert model.seen == 2
+
+
+def test_slow_clients_are_cut_off() -> None:
+    with serving(Slow(), timeout_s=0.3) as service:
+        assert raw(service, b"GET /healthz HT").startswith(b"HTTP/1.1 408")
+        found = raw(service, b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
+        assert found.startswith(b"HTTP/1.1 408")
+
+
+def test_an_answer_that_takes_too_long_is_told() -> None:
+    model = Slow()
+    model.gate.clear()
+    with serving(model, timeout_s=0.3) as service:
+        assert service.predict(1)[0] == 504
+        model.gate.set()
+        assert service.predict(2)[2]["top"][0]["label"] == "2"
+
+
+def test_connections_and_bytes_are_bounded() -> None:
+    with serving(Slow(), connections=2, held_bytes=1000) as service:
+        idle = [service.connect(), service.connect()]
+        assert service.ask("GET", "/healthz")[0] == 200  # an idle one had to go
+        head = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n"
+        with service.connect() as sock:
+            sock.sendall(head)
+            time.sleep(0.1)
+            assert raw(service, head).startswith(b"HTTP/1.1 503")
+        for each in idle:
+            each.close()
+
+
+def test_the_token() -> None:
+    with serving(Slow(), token="t" * 20) as service:
+        body = bundle.array_bytes(np.zeros((2, 2), np.uint8))
+        for given in ("", "Bearer wrong", f"Basic {'t' * 20}", "Bearer " + "t" * 21, "Bearer \xe9"):
+            status, headers, _ = service.ask("POST", "/v1/predict", body, Authorization=given)
+            assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert service.ask("GET", "/metrics")[0] == 401
+        assert service.ask("GET", "/healthz")[0] == 200
+        assert service.ask("POST", "/v1/predict", body, Authorization=f"Bearer {'t' * 20}")[0] == 200
+
+
+def test_a_device_that_fails_is_not_ready(slow: tuple[Service, Slow]) -> None:
+    service, _ = slow
+    status, _, found = service.predict(255)
+    assert (status, found["error"]["todo"]) == (500, "plug it in")
+    assert service.ask("GET", "/readyz")[0] == 503
+    assert service.ask("GET", "/healthz")[0] == 200
+    assert service.predict(1)[0] == 200
+    assert service.ask("GET", "/readyz")[0] == 200
+
+
+def test_what_waits_is_finished_and_what_is_new_refused() -> None:
+    model = Slow()
+    with serving(model, queue=8) as service, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        model.gate.clear()
+        waiting = [pool.submit(service.predict, value) for value in range(6)]
+        eventually(lambda: service.server.worker.waiting >= 3)
+        half = service.connect()
+        half.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
+        time.sleep(0.2)
+        service.server.stop()
+        assert half.recv(65536).startswith(b"HTTP/1.1 503")
+        half.close()
+        with pytest.raises(OSError, match="refused"):
+            service.connect().close()
+        model.gate.set()
+        found = sorted(future.result()[2]["top"][0]["label"] for future in waiting)
+        assert found == ["0", "1", "2", "3", "4", "5"]
+        service.thread.join(5)
+        assert not service.thread.is_alive()
+
+
+def test_no_answer_is_lost_or_mixed_up() -> None:
+    """Clients that are answered, that vanish and that send garbage, all at once."""
+    with serving(Slow(0.0005), queue=64) as service:
+        body = {value: bundle.array_bytes(np.full((2, 2), value, np.uint8)) for value in range(250)}
+
+        def client(number: int) -> int:
+            random, answered = np.random.default_rng(number), 0
+            connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=20)
+            for turn in range(40):
+                value = int(random.integers(250))
+                if turn % 10 == 8:
+                    with service.connect() as sock:
+                        sock.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\nabc")
+                    continue
+                sent = b"garbage" if turn % 10 == 5 else body[value]
+                connection.request("POST", "/v1/predict", sent, {"X-Request-Id": f"{number}-{turn}"})
+                status, headers, found = read(connection.getresponse())
+                assert headers["X-Request-Id"] == f"{number}-{turn}"
+                assert status == (400 if turn % 10 == 5 else 200)
+                if status == 200:
+                    assert found["top"][0]["label"] == str(value)
+                    answered += 1
+            connection.close()
+            return answered
+
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            assert sum(pool.map(client, range(16))) == 16 * 32
+        eventually(lambda: service.metric("coralline_held_bytes") == 0)
+        assert service.metric('coralline_requests_total{code="200",path="/v1/predict"}') == 16 * 32
+
+
+def test_no_bytes_bring_it_down() -> None:
+    """Good requests with bytes changed, left out and put in, cut anywhere."""
+    random = np.random.default_rng(1)
+    body = bundle.array_bytes(np.full((2, 2), 5, np.uint8))
+    good = b"POST /v1/predict?top=1 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nX-Shape: 1,2,3\r\n\r\n" % len(body)
+    with serving(Slow(), timeout_s=2.0) as service:
+        for _ in range(400):
+            sent = bytearray(good + body)
+            for _ in range(int(random.integers(1, 4))):
+                place = int(random.integers(len(sent)))
+                sent[place : place + int(random.integers(3))] = random.bytes(int(random.integers(3)))
+            with service.connect() as sock, contextlib.suppress(OSError):
+                sock.sendall(
+                    bytes(sent[: int(random.integers(1, len(sent)))]) if random.random() < 0.3 else bytes(sent)
+                )
+                sock.shutdown(socket.SHUT_WR)
+                sock.recv(65536)
+        assert service.predict(3)[2]["top"][0]["label"] == "3"
+        eventually(lambda: service.metric("coralline_held_bytes") == 0)
+        eventually(lambda: service.metric("coralline_connections") == 1)
+
+
+def test_head_and_the_next_request(slow: tuple[Service, Slow]) -> None:
+    found = raw(slow[0], b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert found.count(b"HTTP/1.1 ") == 1
+    assert found.startswith(b"HTTP/1.1 405")
+
+
+def test_prometheus_reads_the_metrics(slow: tuple[Service, Slow]) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    service, _ = slow
+    service.predict(1)
+    service.ask("POST", "/v1/predict", b"garbage")
+    found = {family.name: family for family in parser.text_string_to_metric_families(service.ask("GET", "/metrics")[2])}
+    assert {"coralline_requests", "coralline_model_seconds", "coralline_queue_length"} <= set(found)
+    assert found["coralline_requests"].type == "counter"
+    assert {row.labels["code"]: row.value for row in found["coralline_requests"].samples} == {"200": 1, "400": 1}
+    histogram = found["coralline_model_seconds"]
+    assert histogram.type == "histogram"
+    counts = [row.value for row in histogram.samples if row.name.endswith("_bucket")]
+    assert counts == sorted(counts)
+    assert counts[-1] == 1
+    assert found["coralline_model_info"].samples[0].labels["name"] == "tiny"
