@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import json
 import os
 import subprocess
@@ -90,6 +91,8 @@ def test_a_hang_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: s
     ],
 )
 def test_libraries_that_do_not_load(path: Path, tmp_path: Path, folder: str, kind: str, says: str) -> None:
+    if kind == "libusb_missing" and ctypes.util.find_library("usb-1.0"):
+        pytest.skip("libusb is installed here, so it cannot be missing")
     library = devices.stand_in() / folder
     if folder == "text":
         library = tmp_path / "text"

@@ -119,7 +119,7 @@ def test_the_table_of_exit_codes_is_complete() -> None:
     types = [each for each in vars(errors).values() if isinstance(each, type)]
     classes = [each for each in types if issubclass(each, errors.DeviceError)]
     codes = {each.exit_code for each in classes} | {bundle.BundleError.exit_code, errors.EXIT_FILES}
-    assert table == {0, *codes, errors.EXIT_INTERRUPTED}
+    assert table == {0, *codes, errors.EXIT_UNSOUND, errors.EXIT_INTERRUPTED}
 
 
 def test_models_that_answer_otherwise_are_13(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
