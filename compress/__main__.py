@@ -8,6 +8,9 @@ Usage::
     python -m compress debug runs/NAME          where quantization lost, tensor by tensor, the worst first
     python -m compress keygen NAME
     python -m compress sign BUNDLE --key NAME.key [--out FILE]
+    python -m compress deploy BUNDLE --to ssh://user@host/path [--bench] [--verify]
+    python -m compress rollback --to ssh://user@host/path
+    python -m compress results FILE [--run runs/NAME]
     python -m compress stages [--json]
     python -m compress schema
     python -m compress operators
@@ -37,6 +40,8 @@ other commands:
   python -m compress debug runs/NAME          where quantization lost, tensor by tensor, the worst first
   python -m compress keygen NAME              a key pair: NAME.key signs here, NAME.pem goes to the devices
   python -m compress sign BUNDLE --key NAME.key  signs a bundle
+  python -m compress deploy BUNDLE --to ADDRESS  brings a bundle to devices; rollback --to ADDRESS goes back
+  python -m compress results FILE             takes in what a device without network has measured
   python -m compress stages [--json]   every stage, its settings, defaults and meaning
   python -m compress schema            JSON schema of pipeline.yaml, for editors
   python -m compress operators         what runs on the Edge TPU, and the rules of `check`
@@ -44,7 +49,8 @@ other commands:
 exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
   6 disk or permission   7 over budget   8 a bundle cannot be signed   9 check: some operators stay on the CPU
-  10 check: the compiler would refuse the model   130 interrupted
+  10 check: the compiler would refuse the model   14 a device was not reached, or keeps what it had
+  130 interrupted
 """
 
 
@@ -273,6 +279,46 @@ def _sign(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _deploy(arguments: Sequence[str]) -> int:
+    from compress.deployment import arguments as known
+
+    options = known.deploy(_Parser).parse_args(arguments)
+    from compress.deployment import command
+
+    return _told(command.deploy(options, _progress), as_json=options.json)
+
+
+def _rollback(arguments: Sequence[str]) -> int:
+    from compress.deployment import arguments as known
+
+    options = known.rollback(_Parser).parse_args(arguments)
+    from compress.deployment import command
+
+    return _told(command.rollback(options, _progress), as_json=options.json)
+
+
+def _results(arguments: Sequence[str]) -> int:
+    from compress.deployment import arguments as known
+
+    options = known.results(_Parser).parse_args(arguments)
+    from compress.deployment import results
+
+    _print(f"stored as {results.take_in(options.file, options.run, options.name)}")
+    return 0
+
+
+def _progress(text: str) -> None:
+    with suppress(OSError):
+        print(text, file=sys.stderr)
+
+
+def _told(done: tuple[dict[str, Any], str, int], *, as_json: bool) -> int:
+    """Prints what a command on devices gave; its exit code."""
+    result, text, code = done
+    _print(json.dumps(result, indent=1) if as_json else text)
+    return code
+
+
 INTERRUPTED = "interrupted; run the same command to go on"
 _signals: list[int] = []
 """The signals that came so far."""
@@ -284,6 +330,9 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "debug": _debug,
     "keygen": _keygen,
     "sign": _sign,
+    "deploy": _deploy,
+    "rollback": _rollback,
+    "results": _results,
     "stages": _stages,
     "schema": _schema,
     "operators": _operators,
