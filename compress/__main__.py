@@ -27,6 +27,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -279,44 +280,21 @@ def _sign(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _deploy(arguments: Sequence[str]) -> int:
+def _on_devices(name: str, arguments: Sequence[str]) -> int:
+    """`deploy`, `rollback` and `results`."""
     from compress.deployment import arguments as known
 
-    options = known.deploy(_Parser).parse_args(arguments)
+    options = known.PARSERS[name](_Parser).parse_args(arguments)
     from compress.deployment import command
 
-    return _told(command.deploy(options, _progress), as_json=options.json)
-
-
-def _rollback(arguments: Sequence[str]) -> int:
-    from compress.deployment import arguments as known
-
-    options = known.rollback(_Parser).parse_args(arguments)
-    from compress.deployment import command
-
-    return _told(command.rollback(options, _progress), as_json=options.json)
-
-
-def _results(arguments: Sequence[str]) -> int:
-    from compress.deployment import arguments as known
-
-    options = known.results(_Parser).parse_args(arguments)
-    from compress.deployment import results
-
-    _print(f"stored as {results.take_in(options.file, options.run, options.name)}")
-    return 0
+    result, text, code = command.COMMANDS[name](options, _progress)
+    _print(json.dumps(result, indent=1) if options.json else text)
+    return code
 
 
 def _progress(text: str) -> None:
     with suppress(OSError):
         print(text, file=sys.stderr)
-
-
-def _told(done: tuple[dict[str, Any], str, int], *, as_json: bool) -> int:
-    """Prints what a command on devices gave; its exit code."""
-    result, text, code = done
-    _print(json.dumps(result, indent=1) if as_json else text)
-    return code
 
 
 INTERRUPTED = "interrupted; run the same command to go on"
@@ -330,9 +308,9 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "debug": _debug,
     "keygen": _keygen,
     "sign": _sign,
-    "deploy": _deploy,
-    "rollback": _rollback,
-    "results": _results,
+    "deploy": partial(_on_devices, "deploy"),
+    "rollback": partial(_on_devices, "rollback"),
+    "results": partial(_on_devices, "results"),
     "stages": _stages,
     "schema": _schema,
     "operators": _operators,

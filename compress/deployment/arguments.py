@@ -33,6 +33,7 @@ def results(new: Parser) -> argparse.ArgumentParser:
     parser.add_argument("file", type=Path, help="what `runner.pyz bench --out FILE` wrote there")
     parser.add_argument("--run", type=Path, metavar="DIR", help="the run that made the bundle (runs/NAME)")
     parser.add_argument("--name", metavar="DEVICE", help="the name of the device (the name of the file)")
+    parser.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
 
@@ -48,3 +49,10 @@ def _fleet(parser: argparse.ArgumentParser) -> None:
     log = "who deployed what where (~/.local/state/coralline/deployments.jsonl)"
     parser.add_argument("--log", type=Path, metavar="FILE", help=log)
     parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+PARSERS: dict[str, Callable[[Parser], argparse.ArgumentParser]] = {
+    "deploy": deploy,
+    "rollback": rollback,
+    "results": results,
+}

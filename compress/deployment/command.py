@@ -1,9 +1,9 @@
-"""`deploy` and `rollback`: what the command line asks for, as steps for a fleet."""
+"""`deploy`, `rollback` and `results`: what the command line asks for, as steps for a fleet."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,16 @@ def _rolled_back(session: Any, told: Told, wanted: release.Options) -> release.O
     return release.rollback(session, wanted, told)
 
 
+def take_in(options: argparse.Namespace, told: Told) -> Done:
+    """Stores what a device without network has measured.
+
+    Raises:
+        CorallineError: it cannot be used; nothing was stored.
+    """
+    path = results.take_in(options.file, options.run, options.name)
+    return {"schema_version": 1, "stored": str(path)}, f"stored as {path}", 0
+
+
 def _addresses(options: argparse.Namespace) -> list[Address]:
     if options.jobs < 1:
         raise PipelineError("--jobs 0 does nothing", allowed="1 or more")
@@ -89,3 +99,10 @@ def _done(rows: Sequence[Row]) -> Done:
     result = {"schema_version": 1, "devices": [row.to_json() for row in rows], "failed": len(failed)}
     lines = [fleet.table(rows), *(f"{row.error}" for row in failed)]
     return result, "\n".join(lines), DeploymentError.exit_code if failed else 0
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace, Told], Done]] = {
+    "deploy": deploy,
+    "rollback": rollback,
+    "results": take_in,
+}
