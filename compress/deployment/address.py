@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from compress.errors import PipelineError
 
 ALLOWED = "ssh://[user@]host[:port]/path, file:///path, or a folder"
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}\Z")
+_HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,252}\Z")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")
 _PATH = re.compile(r"[^\x00-\x1f\x7f]{1,1000}\Z")
 
@@ -38,14 +38,14 @@ class Address:
         if self.host is None:
             return re.sub(r"[^A-Za-z0-9._-]+", "-", self.path).strip("-.") or "folder"
         port = "" if self.port in (None, 22) else f"-{self.port}"
-        return self.host.replace(":", "_") + port
+        return re.sub(r"[^A-Za-z0-9.-]+", "_", self.host).strip("_") + port
 
     def __str__(self) -> str:
         if self.host is None:
             return self.path
         host = f"[{self.host}]" if ":" in self.host else self.host
         user, port = f"{self.user}@" if self.user else "", f":{self.port}" if self.port else ""
-        return f"ssh://{user}{host}{port}/{self.path.removeprefix('/')}"
+        return f"ssh://{user}{host}{port}/{quote(self.path.removeprefix('/'), safe='/~')}"
 
 
 def parse(text: str) -> Address:

@@ -14,6 +14,7 @@ import bundles
 import pytest
 import tiny
 from remote_host import Host
+from test_old_interpreters import interpreters
 
 from compress.__main__ import main
 from compress.deployment import release
@@ -193,10 +194,19 @@ def test_a_python_without_numpy(
     assert "pip install" in said
 
 
-def test_the_python_that_the_host_finds_by_itself(host: Host, bundle_file: Write, tmp_path: Path) -> None:
-    """Sshd gives it a PATH of its own; the login shell may change that, and then there may be no numpy."""
-    arguments = ["deploy", str(bundle_file(3)), *host.options(tmp_path / "there"), "--python", "python3"]
-    assert main(arguments) in (0, 14)
+@pytest.mark.parametrize("python", interpreters())
+def test_on_the_pythons_that_boards_have(host: Host, bundle_file: Write, tmp_path: Path, python: str) -> None:
+    runtimes = "try:\n import tflite_runtime.interpreter\nexcept ImportError:\n import ai_edge_litert.interpreter"
+    if not os.access(python, os.X_OK):
+        pytest.skip(f"{python} is not installed")
+    if subprocess.run([python, "-c", f"import numpy\n{runtimes}"], capture_output=True, check=False).returncode:
+        pytest.skip(f"{python} has no TFLite runtime")
+    host.python(python)
+    there = tmp_path / "there"
+    for version in (1, 2):
+        assert main(["deploy", str(bundle_file(version)), *host.options(there), "--verify"]) == 0
+    assert main(["rollback", *host.options(there)]) == 0
+    assert answers(there) == 1
 
 
 def test_a_full_disk(
