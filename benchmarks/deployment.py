@@ -46,12 +46,18 @@ NOISE_BYTES = 3_000_000
 
 @dataclass
 class Device:
-    """A folder on the host, the version that should run there, and the next one."""
+    """A folder on the host, the version that runs there, and the last one that was deployed."""
 
     host: Host
     folder: Path
     work: Path
     version: int = 1
+    last: int = 1
+
+    def next(self) -> int:
+        """A version that nothing has arrived of yet."""
+        self.last += 1
+        return self.last
 
     def deploy(self, version: int, noise: int = NOISE_BYTES) -> subprocess.Popen[bytes]:
         """Begins to deploy a version."""
@@ -93,9 +99,9 @@ def wait_for(found: Any, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.01)
 
 
-def cut(device: Device, how: str, moment: float) -> bool:
-    """Deploys the next version, and cuts that after a while; whether it was still under way."""
-    process = device.deploy(device.version + 1)
+def cut(device: Device, new: int, how: str, moment: float) -> bool:
+    """Deploys a version, and cuts that after a while; whether it was still under way."""
+    process = device.deploy(new)
     wait_for({"connection": device.host.sessions}.get(how, device.host.agents), process)
     time.sleep(moment)
     running = process.poll() is None
@@ -121,8 +127,8 @@ def random_cuts(device: Device, kinds: list[str], count: int, seed: int) -> dict
     late = done = 0
     while done < count:
         how = kinds[done % len(kinds)]
-        new = device.version + 1
-        running = cut(device, how, chance.uniform(0, seconds))
+        new = device.next()
+        running = cut(device, new, how, chance.uniform(0, seconds))
         kind = device.judge(new)
         (device.folder.parent / "filler").unlink(missing_ok=True)
         if kind == "neither" or running:
@@ -139,11 +145,12 @@ def random_cuts(device: Device, kinds: list[str], count: int, seed: int) -> dict
 
 def whole_seconds(device: Device) -> float:
     """From the beginning of a connection to the end of a deployment."""
-    process = device.deploy(device.version + 1)
+    new = device.next()
+    process = device.deploy(new)
     wait_for(device.host.agents, process)
     began = time.monotonic()
     process.wait()
-    assert device.judge(device.version + 1) == "new"
+    assert device.judge(new) == "new"
     return time.monotonic() - began
 
 
@@ -151,7 +158,7 @@ def operations(device: Device) -> dict[str, int]:
     """The device's end, killed before each of its operations on files."""
     found: Counter[str] = Counter()
     for number in range(10_000):
-        new = device.version + 1
+        new = device.next()
         device.host.python(before=cuts.at_operation(number, device.folder))
         code = device.deploy(new, noise=20_000).wait()
         kind = device.judge(new)
@@ -196,7 +203,7 @@ def main() -> int:
         result: dict[str, Any] = {"seed": options.seed, **random_cuts(device, kinds, options.cuts, options.seed)}
         if options.operations:
             result["operations"] = operations(device)
-        new = device.version + 1
+        new = device.next()
         assert device.deploy(new).wait() == 0
         result["last_deployment_works"] = device.judge(new) == "new"
     result |= {"seconds": round(time.monotonic() - began), "cores": os.cpu_count(), "machine": platform.machine()}

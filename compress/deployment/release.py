@@ -8,7 +8,8 @@ import itertools
 import json
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -148,14 +149,16 @@ def deploy(session: Session, release: Release, options: Options, told: Told) -> 
         results["verify"] = _run(session, release.name, "verify", options, VERIFY_TIMEOUT_S)
     except DeploymentError:
         if new:
-            session.ask("discard", release=release.name)
+            with suppress(DeploymentError):  # the connection may be what failed
+                session.ask("discard", release=release.name)
         raise
     _write_texts(session, state, release.name, results["verify"])
     if before != release.name:
         session.ask("switch", release=release.name)
         told("switched")
     results |= _after(session, release.name, before, options, told)
-    removed = session.ask("prune", keep=options.keep)
+    with _new_runs():
+        removed = session.ask("prune", keep=options.keep)
     result = "unchanged" if before == release.name else "deployed"
     return Outcome(result, before, release.name, sent, state["python"], results, tuple(removed))
 
@@ -200,12 +203,18 @@ def _after(session: Session, release: str, before: str | None, options: Options,
             raise
     if options.bench:
         told("measuring there")
-        try:
+        with _new_runs():
             results["bench"] = _run(session, release, "bench", options, BENCH_TIMEOUT_S)
-        except DeploymentError as error:
-            what = f"the new version runs, but cannot be measured: {error.what}"
-            raise DeploymentError(what, where=error.where, todo=error.todo) from error
     return results
+
+
+@contextmanager
+def _new_runs() -> Iterator[None]:
+    """What fails here fails after the switch, and is told so."""
+    try:
+        yield
+    except DeploymentError as error:
+        raise DeploymentError(f"the new version runs, but: {error.what}", where=error.where, todo=error.todo) from error
 
 
 def rollback(session: Session, options: Options, told: Told) -> Outcome:

@@ -127,6 +127,7 @@ class Session:
 
     def __init__(self, address: Address, process: subprocess.Popen[bytes], errors: Any) -> None:
         self.address, self._process, self._errors = address, process, errors
+        self._greeted = False
 
     def greet(self) -> None:
         """Sends the agent and waits until it is there."""
@@ -135,6 +136,7 @@ class Session:
             line = self._line()
             with suppress(ValueError):
                 if json.loads(line) == {"hello": agent.GREETING}:
+                    self._greeted = True
                     return
         raise DeploymentError("the login shell there says too much", where=str(self.address), todo="see its profile")
 
@@ -203,7 +205,7 @@ class Session:
         self._errors.seek(0)
         said = self._errors.read(1 << 16).decode(errors="replace").strip()
         for text, (meaning, todo) in _CAUSES.items():
-            if text in said:
+            if text in said and not self._greeted:
                 return DeploymentError(f"{meaning} ({_last(said)})", where=str(self.address), todo=todo)
         what = f"the connection ended: {_last(said) or 'no message'}"
         return DeploymentError(what, where=str(self.address), todo="run the same command again: what arrived is kept")

@@ -70,6 +70,18 @@ def test_killed_at_a_random_moment(host: Host, bundle_file: Write, tmp_path: Pat
     assert not left(there)
 
 
+def test_interrupted_with_ctrl_c(host: Host, bundle_file: Write, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    assert main(["deploy", str(bundle_file(1)), *host.options(there)]) == 0
+    host.python(before="import time\ntime.sleep(30)\n")
+    options = [*host.options(there), "--to", host.address(tmp_path / "other"), "--jobs", "2"]
+    process = start("deploy", bundle_file(2), *options)
+    assert soon(lambda: len(host.agents()) == 2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    assert answers(there) == 1
+
+
 def test_what_arrived_is_not_sent_again(
     host: Host, bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 
+from compress import devices
 from compress.deployment import results
 from compress.errors import DataError, PipelineError, StoreError
 from deploy import bundle
@@ -40,7 +42,7 @@ def test_taken_in(run: Path, tmp_path: Path) -> None:
     path = written(tmp_path, result(run))
     assert results.take_in(path, run, None) == run / "devices" / "board.json"
     assert results.take_in(path, run, "shop-7") == run / "devices" / "shop-7.json"
-    assert results.read(run / "devices" / "board.json") == result(run)
+    assert devices.read(run / "devices" / "board.json") == result(run)
 
 
 def test_found_by_its_name(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +114,34 @@ def test_what_is_no_measurement(run: Path, tmp_path: Path, change: dict[str, Any
 
 def test_too_large_or_not_there(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, result(run))
-    monkeypatch.setattr(results, "MAX_BYTES", 100)
+    monkeypatch.setattr(devices, "MAX_BYTES", 100)
     with pytest.raises(DataError, match="too large"):
-        results.read(path)
+        devices.read(path)
     with pytest.raises(StoreError):
-        results.read(tmp_path / "none")
+        devices.read(tmp_path / "none")
+
+
+def test_in_the_report(tmp_path: Path, project: Callable[..., Path], coralline: tiny.Coralline) -> None:
+    path = project(["compile", "package"])
+    assert coralline(path).returncode == 0
+    run = tmp_path / "runs" / "tiny"
+    about = {"name": "tiny", "models": devices.models((run / "tiny.coralline").read_bytes())}
+    host = {"board": "Dev <b>Board</b>", "python": "3.7.3"}
+    model = {"role": "int8", "device": "cpu", "runtime": {"name": "tflite_runtime", "version": "2.5"}}
+    doubts = [{"what": "the Edge TPU is on USB 2"}, "no map"]
+    measured = {"model": model, "host": host, "steady": {"median": MEASURED}, "doubts": doubts}
+    content = {"schema_version": 1, "verb": "bench", "bundle": about, "benchmark": measured}
+    done = coralline("results", written(tmp_path, {**content, "golden": {"int8": {"verdict": "equal"}}}))
+    assert done.returncode == 0, done.stderr
+    shown = [(run / name).read_text() for name in ("report.html", "report.md")]
+    for text in shown:
+        assert all(part in text for part in ("On the device", "1.50 ms", "int8 equal", "USB 2"))
+    assert "<b>" not in shown[0]
+    (row,) = json.loads((run / "report.json").read_text())["devices"]
+    assert (row["device"], row["measurements"]["latency_ms"]["value"]) == ("board", 1.5)
+
+    assert coralline(path).returncode == 0  # the next run of the same pipeline keeps them
+    assert "On the device" in (run / "report.html").read_text()
+    (tmp_path / "project" / "model.tflite").write_bytes(tiny.classifier(seed=7))
+    assert coralline(path).returncode == 0  # another model: they are not about it
+    assert "On the device" not in (run / "report.html").read_text()
