@@ -38,6 +38,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _CURRENT = re.compile(r"releases/([0-9a-f]{64})\s*\Z")
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 Message = Dict[str, Any]
+Wait = Callable[[float], None]
 
 
 class ReleaseError(Exception):
@@ -303,16 +304,18 @@ class Folder:
         _write(self._in(".new-text"), text)
         os.replace(self._in(".new-text"), self._in(name))
 
-    def run(self, release: str, command: List[str], timeout_s: float, wait: Callable[[float], None]) -> Message:
+    def run(
+        self, release: Optional[str], command: List[str], timeout_s: float, wait: Callable[[float], None]
+    ) -> Message:
         """Runs a verb of a release's own runner on its bundle.
 
         Args:
-            release: its name.
+            release: its name; None: the current one.
             command: the verb and its arguments.
             timeout_s: how long that may take.
             wait: waits so many seconds; whatever it raises ends the runner.
         """
-        folder = self._in("releases", _checked(release))
+        folder = self._in("releases", _checked(release or self.current() or ""))
         program = [sys.executable, os.path.join(folder, RUNNER), command[0], os.path.join(folder, BUNDLE), "--json"]
         with tempfile.TemporaryFile(dir=self.path) as out, tempfile.TemporaryFile(dir=self.path) as errors:
             process = subprocess.Popen(

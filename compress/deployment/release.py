@@ -120,7 +120,6 @@ class Outcome:
         python: the version of the device's Python.
         results: what the runner there said, by verb.
         removed: releases that were removed.
-        note: what a person should know.
     """
 
     result: str
@@ -130,7 +129,6 @@ class Outcome:
     python: str = ""
     results: dict[str, Any] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
-    note: str = ""
 
 
 def deploy(session: Session, release: Release, options: Options, told: Told) -> Outcome:
@@ -195,7 +193,7 @@ def _after(session: Session, release: str, before: str | None, options: Options,
     if options.verify:
         told("verifying what runs")
         try:
-            results["verify"] = _run(session, release, "verify", options, VERIFY_TIMEOUT_S)
+            results["verify"] = _run(session, None, "verify", options, VERIFY_TIMEOUT_S)
         except DeploymentError as error:
             if before not in (None, release):
                 session.ask("switch", release=before)
@@ -204,7 +202,7 @@ def _after(session: Session, release: str, before: str | None, options: Options,
     if options.bench:
         told("measuring there")
         with _new_runs():
-            results["bench"] = _run(session, release, "bench", options, BENCH_TIMEOUT_S)
+            results["bench"] = _run(session, None, "bench", options, BENCH_TIMEOUT_S)
     return results
 
 
@@ -236,8 +234,8 @@ def rollback(session: Session, options: Options, told: Told) -> Outcome:
     return Outcome("rolled back", before, after, 0, state["python"], results)
 
 
-def _run(session: Session, release: str, verb: str, options: Options, timeout_s: float) -> dict[str, Any]:
-    """What a verb of the runner answers, as plain values.
+def _run(session: Session, release: str | None, verb: str, options: Options, timeout_s: float) -> dict[str, Any]:
+    """What a verb of the runner answers, as plain values; without a release, what the link leads to.
 
     Raises:
         DeploymentError: it failed.

@@ -50,3 +50,15 @@ def spoiling(handle, size):
     return content
 os.read = spoiling
 """
+
+
+def runner_fails_after(runs: int) -> str:
+    """The runner works so many times, and then no more."""
+    return f"""
+import subprocess, sys
+left, popen = [{runs}], subprocess.Popen
+def failing(command, **options):
+    left[0] -= 1
+    return popen(command if left[0] >= 0 else [sys.executable, "-c", "raise SystemExit('runner: broken')"], **options)
+subprocess.Popen = failing
+"""

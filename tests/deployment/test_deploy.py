@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import bundles
+import cuts
 import pytest
 import tiny
 from remote_host import Host
@@ -119,6 +120,18 @@ def test_a_bundle_that_does_not_verify_there_is_not_switched_to(
     assert "`verify`" in failed(capsys, ["deploy", str(bundle_file(2, wrong=True)), *host.options(there)])
     assert answers(there) == 1
     assert len(list((there / "releases").iterdir())) == 1
+
+
+def test_switched_back_where_what_runs_does_not_verify(
+    host: Host, bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = tmp_path / "there"
+    assert main(["deploy", str(bundle_file(1)), *host.options(there)]) == 0
+    host.python(before=cuts.runner_fails_after(1))
+    assert "switched back" in failed(capsys, ["deploy", str(bundle_file(2)), *host.options(there), "--verify"])
+    assert answers(there) == 1
+    assert "the new version runs" in failed(capsys, ["deploy", str(bundle_file(2)), *host.options(there), "--bench"])
+    assert answers(there) == 2
 
 
 def test_a_file_that_is_no_bundle_is_not_sent(host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
