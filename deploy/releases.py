@@ -246,6 +246,10 @@ class Folder:
             os.rename(folder, place)
         _sync(self._in("releases"))
         self.drop_incoming()
+        ran = self._history()
+        for other in self.releases():  # of deployments that were cut before the switch
+            if other not in ran and other != release:
+                self.discard(other)
 
     def drop_incoming(self) -> None:
         """Removes all pieces that have arrived."""

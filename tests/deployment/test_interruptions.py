@@ -48,6 +48,7 @@ def test_power_cut_before_an_operation(host: Host, bundle_file: Write, tmp_path:
         if done == 0:
             break
     assert seen == {0, 14}
+    assert len(list((there / "releases").iterdir())) == 2  # what was cut before its switch does not pile up
     assert answers(there) == version
     assert not left(there)
 
