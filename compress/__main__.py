@@ -1,19 +1,6 @@
 """The command line: arguments, progress, exit status; nothing else.
 
-Usage::
-
-    python -m compress pipeline.yaml [--dry-run] [--out DIR] [--force STAGE] [--json]
-    python -m compress check MODEL.tflite [--json] [--compiler VERSION] [--all-subgraphs]
-    python -m compress inspect COMPILED.tflite [--against MODEL.tflite] [--json]
-    python -m compress debug runs/NAME          where quantization lost, tensor by tensor, the worst first
-    python -m compress keygen NAME
-    python -m compress sign BUNDLE --key NAME.key [--out FILE]
-    python -m compress doctor [--to ssh://HOST]
-    python -m compress frigate MODEL -o FOLDER
-    python -m compress header BUNDLE -o FILE
-    python -m compress stages [--json]
-    python -m compress schema
-    python -m compress operators
+Usage: `python -m compress pipeline.yaml`, or one of COMMANDS; `--help` lists them all.
 
 Results go to stdout, everything else to stderr.
 """
@@ -27,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,6 +31,8 @@ other commands:
   python -m compress doctor [--to ssh://HOST]   what is wrong with a host, and the command that mends it
   python -m compress frigate MODEL -o FOLDER    an SSD model (or bundle) for Frigate's edgetpu detector
   python -m compress header BUNDLE -o FILE      a C++ header for coralmicro
+  python -m compress deploy BUNDLE --to ADDRESS  brings a bundle to devices; rollback --to ADDRESS goes back
+  python -m compress results FILE             takes in what a device without network has measured
   python -m compress stages [--json]   every stage, its settings, defaults and meaning
   python -m compress schema            JSON schema of pipeline.yaml, for editors
   python -m compress operators         what runs on the Edge TPU, and the rules of `check`
@@ -50,7 +40,8 @@ other commands:
 exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
   6 disk or permission   7 over budget   8 a bundle cannot be signed   9 check: some operators stay on the CPU
-  10 check: the compiler would refuse the model   14 doctor: errors were found   130 interrupted
+  10 check: the compiler would refuse the model   14 doctor: errors were found
+  15 a device was not reached, or keeps what it had   130 interrupted
 """
 
 
@@ -295,6 +286,23 @@ def _handed(name: str) -> Callable[[Sequence[str]], int]:
     return run
 
 
+def _on_devices(name: str, arguments: Sequence[str]) -> int:
+    """`deploy`, `rollback` and `results`."""
+    from compress.deployment import arguments as known
+
+    options = known.PARSERS[name](_Parser).parse_args(arguments)
+    from compress.deployment import command
+
+    result, text, code = command.COMMANDS[name](options, _progress)
+    _print(json.dumps(result, indent=1) if options.json else text)
+    return code
+
+
+def _progress(text: str) -> None:
+    with suppress(OSError):
+        print(text, file=sys.stderr)
+
+
 INTERRUPTED = "interrupted; run the same command to go on"
 _signals: list[int] = []
 """The signals that came so far."""
@@ -307,6 +315,9 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "keygen": _keygen,
     "sign": _sign,
     **{name: _handed(name) for name in ("doctor", "frigate", "header")},
+    "deploy": partial(_on_devices, "deploy"),
+    "rollback": partial(_on_devices, "rollback"),
+    "results": partial(_on_devices, "results"),
     "stages": _stages,
     "schema": _schema,
     "operators": _operators,

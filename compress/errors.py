@@ -10,11 +10,12 @@
     ├── StageError             5   a stage could not do its work
     ├── StoreError             6   disk full, no permission, unwritable folder
     ├── BudgetError            7   everything ran, but the result breaks the budget
-    └── SigningError           8   a bundle cannot be signed, or a key cannot be made or used
+    ├── SigningError           8   a bundle cannot be signed, or a key cannot be made or used
+    └── DeploymentError        15  a device was not reached, or keeps the version that it had
 
 Exit code 0 is success, 8 also a bundle that does not verify (`deploy.bundle.BundleError`),
-9 and 10 the answers of `check` (some operators on the CPU; refused), 14 that `doctor` found
-errors (`deploy.errors`), 130 an interruption with Ctrl-C.
+9 and 10 the answers of `check` (some operators on the CPU; refused), 11 to 13 what `runner.pyz` finds
+on a device and 14 that `doctor` found errors (`deploy.errors`), 130 an interruption with Ctrl-C.
 """
 
 from __future__ import annotations
@@ -93,3 +94,9 @@ class SigningError(CorallineError):
     """A bundle cannot be signed, or a key cannot be made or used."""
 
     exit_code = 8
+
+
+class DeploymentError(CorallineError):
+    """A device was not reached, or keeps the version that it had."""
+
+    exit_code = 15

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from compress import record
+from compress import devices, record
 from compress.errors import EXIT_INTERRUPTED, CorallineError, StageError, StoreError
 from compress.pipeline import Pipeline, Step
 from compress.probes import Accuracy, DataSummary, Latency, Size
@@ -272,7 +272,10 @@ def _publish(
         old = {MODEL_KERAS, MODEL_TFLITE, MODEL_EDGETPU, RUNNER_FILE, f"{session.pipeline.head.name}.coralline"}
         for name in (old | {path.name for path in session.folder.glob(SEGMENTS)}) - outputs.keys():
             (session.folder / name).unlink(missing_ok=True)
-        contents = {name: path.read_bytes() for name, path in outputs.items()} | render(found)
+        contents = {name: path.read_bytes() for name, path in outputs.items()}
+        made = contents.get(f"{session.pipeline.head.name}.coralline")
+        found["devices"] = devices.measured(session.folder, made) if made else []
+        contents |= render(found)
         with session.store.scratch() as scratch:
             for name, content in contents.items():
                 mode = 0o755 if name == RUNNER_FILE else 0o644

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compress import report as words
-from compress.report import Plain, charts, quantization
+from compress.report import Plain, charts, devices, quantization
 
 if TYPE_CHECKING:
     import jinja2
@@ -69,6 +69,7 @@ def page(record: Plain) -> str:
         stages=_stages(record),
         classes=_classes(record),
         latency=_latency(record),
+        devices=_devices(record),
         quantization=quantization.section(record),
         placement=_placement(record),
         data=_data(record),
@@ -311,6 +312,12 @@ def _latency(record: Plain) -> dict[str, Any] | None:
         "conditions": [(str(key), words.scalar(value)) for key, value in (latency.get("conditions") or {}).items()],
         "notes": notes.texts,
     }
+
+
+def _devices(record: Plain) -> dict[str, Any]:
+    notes = Notes()
+    rows = devices.rows(record, notes.cell)
+    return {"columns": list(devices.COLUMNS.values()), "rows": rows, "notes": notes.texts}
 
 
 def _placement(record: Plain) -> dict[str, Any] | None:

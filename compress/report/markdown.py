@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from compress import report as words
-from compress.report import Plain, quantization
+from compress.report import Plain, devices, quantization
 
 MAX_CELL = 120
 MAX_CLASSES = 5
@@ -37,6 +37,7 @@ def summary(record: Plain) -> str:
         *_classes(record),
         "## Where operators run",
         *_placement(record),
+        *_devices(record),
         "## Latency, data, outputs",
         *_rest(record),
     ]
@@ -178,6 +179,16 @@ def _placement(record: Plain) -> list[str]:
     if len(on_cpu) > MAX_CPU_OPERATORS:
         parts.append(f"… and {len(on_cpu) - MAX_CPU_OPERATORS} more operators on the CPU.")
     return parts
+
+
+def _devices(record: Plain) -> list[str]:
+    rows = devices.rows(record, lambda measurement, name: _cell(measurement, name))
+    if not rows:
+        return []
+    head = ["Device", *devices.COLUMNS.values(), "Golden outputs"]
+    table = [[quote(row["name"]), *row["cells"], quote(row["golden"] or "not compared")] for row in rows]
+    doubts = [f"- {quote(row['name'])} is not comparable: {quote(each, 300)}" for row in rows for each in row["doubts"]]
+    return ["## On the device", _table(head, table), *(["\n".join(doubts)] if doubts else [])]
 
 
 def _rest(record: Plain) -> list[str]:

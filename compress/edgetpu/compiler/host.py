@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from compress import ssh
 from compress.errors import StageError
 from compress.store import file_digest
 
 MODEL = "model.tflite"
 LOG = "compiler.log"
 _EXIT_CODE = "exit_code"
-CONNECT_TIMEOUT_S = 15
 CLEAN_UP_TIMEOUT_S = 30.0
 
 
@@ -208,10 +208,8 @@ class Ssh:
 
     def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> Outcome:
         """See `Host.run`."""
-        settings = ["BatchMode=yes", f"ConnectTimeout={CONNECT_TIMEOUT_S}", "ServerAliveInterval=15"]
-        command = ["ssh", "-T", *(part for each in settings for part in ("-o", each)), "--", self.host]
         there = shlex.join(["sh", *_script(self.program, options, model, timeout_s)])
-        return _far([*command, there], self.where, model, outputs, timeout_s)
+        return _far(ssh.command(self.host, there), self.where, model, outputs, timeout_s)
 
 
 def _unpacked(content: bytes, names: set[str]) -> dict[str, bytes]:

@@ -1,0 +1,20 @@
+"""How other hosts are reached: OpenSSH, with a key, never with a password, and only hosts that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+CONNECT_TIMEOUT_S = 15
+_SETTINGS = ("BatchMode=yes", f"ConnectTimeout={CONNECT_TIMEOUT_S}", "ServerAliveInterval=15")
+
+
+def command(host: str, there: str, options: Sequence[str] = ()) -> list[str]:
+    """The arguments of `ssh` that run a command on a host.
+
+    Args:
+        host: its name, with or without `user@`; what begins with a dash is no option.
+        there: a line for the login shell there: everything in it must be quoted.
+        options: more options of ssh.
+    """
+    settings = (part for each in _SETTINGS for part in ("-o", each))
+    return ["ssh", "-T", *settings, *options, "--", host, there]
