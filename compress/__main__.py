@@ -271,12 +271,12 @@ def _sign(arguments: Sequence[str]) -> int:
 
 
 def _handed(name: str) -> Callable[[Sequence[str]], int]:
-    """A command of `compress.device`."""
+    """A command of `compress.commands`."""
 
     def run(arguments: Sequence[str]) -> int:
-        from compress import device
+        from compress import commands
 
-        command = device.COMMANDS[name]
+        command = commands.COMMANDS[name]
         parser = _Parser(prog=f"python -m compress {name}", description=command.help)
         command.arguments(parser)
         text, code = command.run(parser.parse_args(arguments))
