@@ -50,7 +50,7 @@ def test_help(coralline: Coralline, arguments: list[str]) -> None:
     for word in ("--dry-run", "--out DIR", "--force STAGE", "--json", "stages", "schema"):
         assert word in done.stdout
     codes = re.findall(r"(?:^|  )(\d+) \w", done.stdout.partition("exit codes:")[2], flags=re.MULTILINE)
-    assert codes == ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "14", "130"]
+    assert codes == ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "14", "15", "130"]
 
 
 @pytest.mark.parametrize(

@@ -648,5 +648,5 @@ def test_every_error_has_the_exit_code_of_its_class() -> None:
         "StoreError": 6,
         "BudgetError": 7,
         "SigningError": 8,
-        "DeploymentError": 14,
+        "DeploymentError": 15,
     }
