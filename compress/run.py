@@ -26,6 +26,7 @@ from compress.stage import (
     MODEL_EDGETPU,
     MODEL_KERAS,
     MODEL_TFLITE,
+    PLAN_FILE,
     RUNNER_FILE,
     SEGMENTS,
     Artifact,
@@ -269,11 +270,18 @@ def _publish(
     found = record.build(session.pipeline, session.rows, findings, outputs, error, seconds)
     try:
         session.folder.mkdir(parents=True, exist_ok=True)
-        old = {MODEL_KERAS, MODEL_TFLITE, MODEL_EDGETPU, RUNNER_FILE, f"{session.pipeline.head.name}.coralline"}
+        old = {
+            MODEL_KERAS,
+            MODEL_TFLITE,
+            MODEL_EDGETPU,
+            PLAN_FILE,
+            RUNNER_FILE,
+            f"{session.pipeline.head.name}.coralline",
+        }
         for name in (old | {path.name for path in session.folder.glob(SEGMENTS)}) - outputs.keys():
             (session.folder / name).unlink(missing_ok=True)
         contents = {name: path.read_bytes() for name, path in outputs.items()}
-        made = contents.get(f"{session.pipeline.head.name}.coralline")
+        made = contents.get(bundle)
         found["devices"] = devices.measured(session.folder, made) if made else []
         contents |= render(found)
         with session.store.scratch() as scratch:
@@ -291,6 +299,7 @@ def _outputs(session: Session) -> dict[str, Path]:
         MODEL_KERAS: MODEL_KERAS,
         MODEL_TFLITE: MODEL_TFLITE,
         MODEL_EDGETPU: MODEL_EDGETPU,
+        PLAN_FILE: PLAN_FILE,
         BUNDLE_FILE: f"{session.pipeline.head.name}.coralline",
         RUNNER_FILE: RUNNER_FILE,
     }

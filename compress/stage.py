@@ -48,6 +48,8 @@ SEGMENT_EDGETPU = "model_segment_{}_of_{}_edgetpu.tflite"
 SEGMENTS = SEGMENT_EDGETPU.format("*", "*")
 """Where the model is compiled in parts, for several Edge TPUs: there is no MODEL_EDGETPU then."""
 BUNDLE_FILE = "bundle.coralline"
+PLAN_FILE = "quantization.json"
+"""By which plan a model was quantized: `quantize: {plan: …}` takes it again, edited or not."""
 RUNNER_FILE = "runner.pyz"
 
 

@@ -97,7 +97,7 @@ class ChangedError(BundleError):
     """A bundle with a good signature, but another content than was signed."""
 
 
-def _archive(members: Mapping[str, bytes]) -> bytes:
+def archive_of(members: Mapping[str, bytes]) -> bytes:
     """The one archive that holds these members in this order."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED, allowZip64=False) as archive:
@@ -131,7 +131,7 @@ def pack(manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> bytes:
     ]
     everything = {MANIFEST: _manifest_bytes(dict(manifest, schema_version=SCHEMA_VERSION, members=table))}
     everything.update(ordered)
-    content = _archive(everything)
+    content = archive_of(everything)
     Bundle(content)
     return content
 
@@ -305,7 +305,7 @@ def _read_archive(content: bytes) -> Dict[str, bytes]:
         raise
     except _ZIP_ERRORS as error:
         raise BundleError("not a bundle, or a damaged one: %s" % error)
-    if _archive(members) != content:
+    if archive_of(members) != content:
         raise BundleError("the archive's own tables were changed, or another program packed it")
     return members
 

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from compress.errors import StageError
 from compress.quantization.settings import RoundedTraining
-from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
+from compress.stage import MODEL_TFLITE, PLAN_FILE, Artifact, Context, Facts, Kind, Need, Stage
 from compress.store import file_digest
 from compress.training.fit import TrainingSettings
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # a dry run reads settings only
     from compress.training.network import Network
 
 Samples = NDArray[np.float32]
-PLAN_FILE = "quantization.json"
 DEBUGGED = 32
 """Held-back samples that the errors of layers are measured on."""
 

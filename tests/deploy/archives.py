@@ -22,7 +22,7 @@ def written(content: Any, members: Mapping[str, bytes] | None = None) -> bytes:
     """A bundle with this manifest, otherwise as `pack` writes it: the manifest alone decides."""
     text = content if isinstance(content, bytes) else json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"
     ordered = golden.members() if members is None else members
-    return bundle._archive({"manifest.json": text, **{name: ordered[name] for name in sorted(ordered)}})
+    return bundle.archive_of({"manifest.json": text, **{name: ordered[name] for name in sorted(ordered)}})
 
 
 def table(members: Mapping[str, bytes]) -> list[dict[str, Any]]:

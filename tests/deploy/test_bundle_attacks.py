@@ -196,14 +196,14 @@ def test_the_manifest_comes_first() -> None:
     members = {"a.npy": b"x", **golden.members()}
     names = ["a.npy", "manifest.json", *sorted(golden.members())]
     everything = {**members, "manifest.json": written_manifest()}
-    refused(bundle._archive({name: everything[name] for name in names}), "first member must be manifest")
-    refused(bundle._archive(golden.members()), "first member must be manifest")
-    refused(bundle._archive({}), "first member must be manifest")
+    refused(bundle.archive_of({name: everything[name] for name in names}), "first member must be manifest")
+    refused(bundle.archive_of(golden.members()), "first member must be manifest")
+    refused(bundle.archive_of({}), "first member must be manifest")
 
 
 def test_members_in_another_order() -> None:
     backwards = {"manifest.json": written_manifest(), **dict(sorted(golden.members().items(), reverse=True))}
-    refused(bundle._archive(backwards), "not those that the manifest lists")
+    refused(bundle.archive_of(backwards), "not those that the manifest lists")
 
 
 def test_nothing_is_written_and_nothing_else_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,7 @@ def test_every_stage_runs_and_the_record_says_what_it_cost(whole: tuple[Path, di
     assert record["data"]["samples"]["test"] >= 600
     assert record["comparison"]["measurements"]["agreement"]["value"] > 0.7
     assert set(record["stages"][4]["facts"]["validation_accuracy"]) == {"ptq", "qat"}
+    assert {"model.tflite", "quantization.json", "runner.pyz", "small.coralline"} <= record["outputs"].keys()
     assert {op["placement"] for op in record["placement"]["ops"]} == {"tpu"}
 
 

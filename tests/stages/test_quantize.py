@@ -18,8 +18,8 @@ from compress.errors import ModelError, StageError
 from compress.quantization.calibration import calibrate
 from compress.quantization.conversion import refuse_mismatch
 from compress.quantization.plan import read
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind, Split
-from compress.stages.quantize import PLAN_FILE, Quantize
+from compress.stage import MODEL_KERAS, MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind, Split
+from compress.stages.quantize import Quantize
 from compress.training import working_model
 from compress.training.folding import canonical
 from compress.training.network import Network
