@@ -270,14 +270,8 @@ def _publish(
     found = record.build(session.pipeline, session.rows, findings, outputs, error, seconds)
     try:
         session.folder.mkdir(parents=True, exist_ok=True)
-        old = {
-            MODEL_KERAS,
-            MODEL_TFLITE,
-            MODEL_EDGETPU,
-            PLAN_FILE,
-            RUNNER_FILE,
-            f"{session.pipeline.head.name}.coralline",
-        }
+        bundle = f"{session.pipeline.head.name}.coralline"
+        old = {MODEL_KERAS, MODEL_TFLITE, MODEL_EDGETPU, PLAN_FILE, RUNNER_FILE, bundle}
         for name in (old | {path.name for path in session.folder.glob(SEGMENTS)}) - outputs.keys():
             (session.folder / name).unlink(missing_ok=True)
         contents = {name: path.read_bytes() for name, path in outputs.items()}
