@@ -83,13 +83,13 @@ def bare(path: Path, seconds: float, cores: set[int] | None) -> dict[str, float]
     return json.loads(process.communicate()[0])
 
 
-def chosen(folder: Path, at_least_s: float = 0.005) -> Path:
-    """The smallest bundle whose model takes that long here."""
+def chosen(folder: Path, at_least_s: float = 0.006) -> Path:
+    """The smallest bundle whose model takes that long here; with room, as the clock may rise later."""
     for filters in FILTERS:
         path = folder / f"{filters}.coralline"
         path.write_bytes(devices.packed({"int8": tiny.classifier(SIZE, filters=filters)}, size=SIZE, samples=0))
-        found = bare(path, 1.0, None)
-        if found["cpu_s"] / found["count"] >= at_least_s:  # by processor time: others cannot make it look slower
+        found = [bare(path, 1.0, None) for _ in range(3)]  # by processor time: others cannot make it look slower
+        if min(each["cpu_s"] / each["count"] for each in found) >= at_least_s:
             break
     return path
 
