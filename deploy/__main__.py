@@ -220,9 +220,11 @@ def _opened(arguments: Arguments) -> Any:
 
 def _model(arguments: Arguments) -> Any:
     """The model that the arguments ask for; on stderr why it is not on an Edge TPU, if that is so."""
-    from deploy.model import Model
+    from deploy.model import tried
+    from deploy.runtime import Options
 
-    made = Model(_opened(arguments), arguments.role, arguments.device, arguments.threads, library=arguments.library)
+    options = Options(arguments.device, arguments.threads, library=arguments.library)
+    made = tried(_opened(arguments), arguments.role, options)
     if made.remark:
         print("runner: %s" % made.remark, file=sys.stderr)
     return made

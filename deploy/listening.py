@@ -73,7 +73,8 @@ def verb(arguments: argparse.Namespace) -> Tuple[Dict[str, Any], str]:
     if arguments.print_unit:
         text = unit(arguments)
         return {"unit": text}, text.rstrip("\n")
-    from deploy.model import Model
+    from deploy.model import tried
+    from deploy.runtime import Options
 
     addresses = _addresses(arguments)
     settings = Settings(queue=arguments.queue, token=_token(arguments.token_file, addresses))
@@ -82,8 +83,8 @@ def verb(arguments: argparse.Namespace) -> Tuple[Dict[str, Any], str]:
     sockets = [_socket(family, address) for family, address in addresses]
     try:
         opened = bundle.read(arguments.bundle, signature.trusted(arguments.key))
-        options = (arguments.role, arguments.device, arguments.threads)
-        model = Model(opened, *options, library=arguments.library)
+        options = Options(arguments.device, arguments.threads, library=arguments.library)
+        model = tried(opened, arguments.role, options)
         if model.remark:
             print("runner: %s" % model.remark, file=sys.stderr)
         server = Server(model, _facts(model), sockets, settings, _told_systemd)

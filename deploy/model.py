@@ -69,7 +69,7 @@ class Model:
 
     The bundle is verified first. Then the compiled model is taken where the bundle has one and an Edge TPU is
     on this host, otherwise the int8 model on the CPU; `remark` says why. An Edge TPU that is there and cannot
-    be used is an error, not a silent detour. What could crash is tried in a child process before.
+    be used is an error, not a silent detour. The Edge TPU is tried in a child process before, as it may crash or hang.
 
     Args:
         path: the .coralline file, or a verified `bundle.Bundle`.
@@ -84,7 +84,7 @@ class Model:
         role: the model that was taken.
         content: its .tflite file.
         session: that model in the runtime.
-        trial: what the child process did before; None on the CPU, where nothing needs to be tried.
+        trial: what the child process did before; None on the CPU, where only `tried` makes one.
         remark: why it runs on the CPU although the bundle has a compiled model; otherwise empty.
 
     Raises:
@@ -232,6 +232,21 @@ class Model:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def tried(opened: bundle.Bundle, role: Optional[str], options: Options) -> Model:
+    """The same `Model`, tried in a child process on the CPU too: a file that crashes the runtime is an error in words.
+
+    An application that embeds `Model` need not pay for that at each start: `runner.pyz verify` does it once.
+
+    Raises:
+        ModelError, RuntimeLibraryError: the runtime refuses the model, or it crashes or hangs it.
+        ArgumentError, EdgeTpuError: see `Model`.
+    """
+    chosen, place, _ = _choice(opened, role, options)
+    if place.device == "cpu":
+        probe.check(opened.members[opened.manifest["models"][chosen]["file"]], place)
+    return Model(opened, role, options.device, options.threads, options.kernels, options.library)
 
 
 def _choice(opened: bundle.Bundle, role: Optional[str], options: Options) -> Tuple[str, Options, str]:

@@ -136,10 +136,11 @@ def test_models_that_answer_otherwise_are_13(tmp_path: Path, capsys: pytest.Capt
     assert "the models do not answer as they did on the host" in told.err
 
 
-def test_a_crash_on_the_cpu_is_a_finding(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["run", "bench", "verify", "serve"])
+def test_a_crash_on_the_cpu_is_a_finding(verb: str, path: Path, tmp_path: Path) -> None:
     folder = devices.crashing_runtime(tmp_path / "packages")
     environment = {**devices.environment(), "PYTHONPATH": f"{devices.ROOT}:{folder}"}
-    given = [sys.executable, "-m", "deploy", "verify", str(path), "--json"]
+    given = [sys.executable, "-m", "deploy", verb, str(path), "--json", *(["--port", "0"] * (verb == "serve"))]
     done = subprocess.run(given, env=environment, capture_output=True, text=True)
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["kind"]) == (11, "crash")
