@@ -1,4 +1,4 @@
-"""The commands around devices, each with its arguments; what they do is in modules of their own."""
+"""Commands that print what a module found, each with its arguments; what they do is in modules of their own."""
 
 from __future__ import annotations
 
@@ -63,7 +63,30 @@ def _header(options: argparse.Namespace) -> tuple[str, int]:
     return f"{options.out}: the {role} model of {options.bundle.name}; not tested on hardware", 0
 
 
+def _estimate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, help="a full-integer .tflite file, not compiled")
+    parser.add_argument("--host", required=True, help="usb3, usb2, pcie or devboard")
+    parser.add_argument("--clock", default="max", help="max (default), or std: half of it")
+    parser.add_argument("--compiled", type=Path, metavar="FILE", help="what edgetpu_compiler made of it: real bytes")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _estimate(options: argparse.Namespace) -> tuple[str, int]:
+    from compress import target
+    from compress.edgetpu import inspection
+    from compress.edgetpu.estimate import describe, estimate
+    from compress.tflite import graph
+
+    edgetpu = target.load("edgetpu")
+    compiled = inspection.inspect(options.compiled) if options.compiled else None
+    found = estimate(graph.read(options.model), edgetpu, options.host, options.clock, compiled)
+    if options.json:
+        return json.dumps(found.to_json(), indent=1), 0
+    return describe(found, edgetpu.tables["latency"]["hosts"][options.host]["summary"]), 0
+
+
 COMMANDS = {
+    "estimate": Command("How long a model will take on the Edge TPU, without one.", _estimate_arguments, _estimate),
     "doctor": Command("What is wrong with a host, and the command that mends it.", _doctor_arguments, _doctor),
     "frigate": Command("Files for Frigate's edgetpu detector.", _frigate_arguments, _frigate),
     "header": Command("A C++ header for coralmicro, not tested on hardware.", _header_arguments, _header),
