@@ -4,8 +4,9 @@ Every tool is given the same models and calibration samples, and its files run i
 runtime on the same test data, which nothing was calibrated on. Needs the shared files
 (CORALLINE_SHARED, or ../shared beside the project) and `pip install -e '.[bench]'`. Prints
 a Markdown table with the bounds, and writes benchmarks/results/quantization.json. Networks
-are trained once for each seed and kept in the folder --cache. A model that is run again
-replaces its part of the results; the others stay.
+are trained once for each seed and kept in the folder --cache, and so is what each seed
+gave: a run that was ended goes on. A model that is run again replaces its part of the
+results; the others stay.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ import quantization_subjects as subjects
 import quantization_tools as tools
 from numpy.typing import NDArray
 from quantization_tools import OURS, Given
+
+from compress import store
 
 RESULTS = Path(__file__).parent / "results" / "quantization.json"
 QUICK = ("vww_96", "mini_xception", "magic_wand")
@@ -94,6 +98,20 @@ def one_seed(subject: subjects.Subject, *, train: bool) -> dict[str, Any]:
         found["conversion"] = tools.conversion_ratio(given_in_each_case(subject)[AS_IT_IS](), REPEATS)
     found["trained"] = trained(subject) if train and subject.labelled else {}
     return found
+
+
+def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What one seed gave before with the same state of the project, or `make`s it: seeds take long, and resume."""
+    if path.exists():
+        return dict(json.loads(path.read_text(), object_hook=_arrays))
+    found = make()
+    if "dirty" not in path.name:
+        store.write_atomically(path, json.dumps(found, default=lambda each: each.tolist()).encode())
+    return found
+
+
+def _arrays(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.array(value, bool) if name in ("hits", "float") else value for name, value in row.items()}
 
 
 def trained(subject: subjects.Subject) -> dict[str, dict[str, Any]]:
@@ -300,10 +318,12 @@ def main() -> None:
     for name in names:
         seeds = range(options.seeds if name in subjects.TRAINED else 1)
         started = time.perf_counter()
-        made = [subjects.SUBJECTS[name](options.cache, seed) for seed in seeds]
-        models[name] = {"commit": commit()} | summary(
-            made[0], [one_seed(subject, train=options.qat) for subject in made]
-        )
+        runs = []
+        for seed in seeds:
+            subject = subjects.SUBJECTS[name](options.cache, seed)
+            path = options.cache / f"{name}-{seed}-{commit()}{'-qat' * options.qat}.json"
+            runs.append(kept(path, partial(one_seed, subject, train=options.qat)))
+        models[name] = {"commit": commit()} | summary(subject, runs)
         models = {known: models[known] for known in subjects.SUBJECTS if known in models}
         RESULTS.write_text(json.dumps({"models": models}, indent=1) + "\n")
         print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
