@@ -156,6 +156,7 @@ def _placement(rows: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
         "compiled": facts["compiled"],
         "reason": facts.get("reason", ""),
         "how_to_compile": facts.get("how_to_compile", ""),
+        "expected_latency": facts.get("expected_latency", {}),
     }
 
 

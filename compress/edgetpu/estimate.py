@@ -116,6 +116,25 @@ def estimate(
     return Estimate(whole, layers, host, clock, sum(sent.streamed), compiled is not None, alone, helps, found)
 
 
+def everywhere(graph: Graph, target: Target, compiled: Inspection | None = None) -> dict[str, dict[str, Any]]:
+    """What is expected on every host that the target knows, as plain values; empty if the compiler refuses the model.
+
+    Args:
+        graph: the model.
+        target: the Edge TPU.
+        compiled: what the compiler made of it.
+    """
+    found = {}
+    for host, bus in target.tables["latency"]["hosts"].items():
+        try:
+            told = estimate(graph, target, host, compiled=compiled)
+        except ModelError:
+            return {}
+        times = {"latency_ms": told.latency.total, "low_ms": told.latency.low, "high_ms": told.latency.high}
+        found[host] = {"summary": bus["summary"], **times, "cpu_alone_ms": told.cpu_alone_ms}
+    return found
+
+
 def _layers(graph: Graph, on_tpu: set[int], target: Target) -> list[Layer]:
     found = []
     for operator in graph.operators:

@@ -1,4 +1,4 @@
-"""The report's section on what devices have measured."""
+"""The report's sections on devices: what they have measured, and how long an inference is expected to take."""
 
 from __future__ import annotations
 
@@ -38,4 +38,15 @@ def rows(record: Plain, cell: Callable[[Plain | None, str], Any]) -> list[dict[s
                 "doubts": [words.shorten(words.scalar(each), 300) for each in device.get("doubts") or []],
             }
         )
+    return found
+
+
+def expected(record: Plain) -> list[tuple[str, str, str, str]]:
+    """Rows of host, latency, interval and time on its CPU alone, all predicted; empty without a prediction."""
+    found = []
+    for host, told in ((record.get("placement") or {}).get("expected_latency") or {}).items():
+        names = ("latency_ms", "low_ms", "high_ms", "cpu_alone_ms")
+        time, low, high, alone = (words.number(told[name], "ms") for name in names)
+        what = words.shorten(words.scalar(told.get("summary") or host), 100)
+        found.append((what, time, f"{low} to {high}", alone))
     return found

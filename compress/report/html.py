@@ -344,6 +344,7 @@ def _placement(record: Plain) -> dict[str, Any] | None:
         "macs_tpu": words.number(tpu, "MACs").replace(" ", "\N{NO-BREAK SPACE}"),
         "macs_cpu": words.number(cpu, "MACs").replace(" ", "\N{NO-BREAK SPACE}"),
         "share": share,
+        "expected": devices.expected(record),
         "long": len(ops) > MAX_OPERATORS_OPEN,
         "ops": rows,
         "cpu_ops": [op for op in rows if not op["on_tpu"]][:MAX_OPERATORS_OPEN],

@@ -164,6 +164,9 @@ def _placement(record: Plain) -> list[str]:
         parts.append(f"Not compiled: {quote(str(placement.get('reason') or 'reason not recorded'), 300)}")
         if placement.get("how_to_compile"):
             parts.append(f"To get it compiled: {quote(str(placement['how_to_compile']), 300)}")
+    told = [tuple(map(quote, row)) for row in devices.expected(record)]
+    if told:
+        parts.append(_table(("Expected latency, predicted", "Median", "Interval", "CPU alone, roughly"), told))
     on_cpu = [op for op in placement.get("ops") or [] if op.get("placement") != "tpu"]
     rows = [
         (

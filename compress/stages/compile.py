@@ -14,6 +14,9 @@ from compress.edgetpu.compiler import IMAGE, SSH_HOST, Compiled, Compiler, Optio
 from compress.edgetpu.compiler.cache import Cache
 from compress.edgetpu.compiler.host import LOG, Host
 from compress.edgetpu.compiler.log import Report
+from compress.edgetpu.estimate import everywhere
+from compress.edgetpu.inspection import Inspection, opened
+from compress.errors import ModelError
 from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
 from compress.target import Target, load
 from compress.tflite import graph
@@ -85,6 +88,7 @@ class Compile(Stage):
             return {
                 "placement": found.to_json(),
                 "expected": expected.to_json(),
+                "expected_latency": everywhere(parsed, context.target),
                 "compiled": False,
                 "reason": f"not compiled: {name} was not found{cached}",
                 "how_to_compile": compiler.HOW_TO_COMPILE,
@@ -109,6 +113,7 @@ class Compile(Stage):
         return {
             "placement": {**found.to_json(), **placement.to_json(), "summary": summary},
             "expected": expected.to_json(),
+            "expected_latency": everywhere(parsed, context.target, _inspected(parts)),
             "reports": [report.to_json() for report in done.reports],
             "differences": differences,
             "compiled": True,
@@ -142,3 +147,11 @@ class Compile(Stage):
             self.search_delegate,
             self.child_timeout_s,
         )
+
+
+def _inspected(parts: list[Graph]) -> Inspection | None:
+    """What a compiled model holds; None for segments, each for an Edge TPU of its own, and where nothing is mapped."""
+    try:
+        return opened(parts[0]) if len(parts) == 1 else None
+    except ModelError:
+        return None

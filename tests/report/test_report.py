@@ -126,6 +126,9 @@ FULL: Record = {
         "reason": "edgetpu_compiler is not installed on this machine", "macs": {"tpu": 1_128_800, "cpu": 4_000},
         "how_to_compile": "edgetpu_compiler -s model.tflite\n(Linux on x86-64, Debian package edgetpu-compiler)",
         "ops": operators(13),
+        "expected_latency": {
+            "usb3": {"summary": "USB 3, x86", "latency_ms": 1.9, "low_ms": 1.47, "high_ms": 2.45, "cpu_alone_ms": 0.07},
+        },
     },
     "budget": [
         {"name": "accuracy_drop", "limit": 0.02, "unit": "fraction", "measured": DROP, "holds": True},
@@ -392,6 +395,12 @@ def test_a_failed_run_says_what_is_still_valid() -> None:
 )
 def test_what_a_record_makes_the_page_say(name: str, sentence: str) -> None:
     assert sentence in Page(html_of(RECORDS[name]())).text
+
+
+def test_expected_latency_is_told_with_its_interval() -> None:
+    for page in (html_of(full()), markdown_of(full())):
+        assert "USB 3, x86" in page
+        assert "1.47 ms to 2.45 ms" in page
 
 
 def test_importing_is_light() -> None:

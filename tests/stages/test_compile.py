@@ -66,6 +66,9 @@ def test_without_a_compiler(given: Any, context: Context) -> None:
     assert facts["placement"]["compiles"] is True
     assert [row["op"] for row in facts["expected"]["operations"]] == ["CONV_2D", "FULLY_CONNECTED"]
     assert "report_on_chip_bytes" not in facts
+    assert facts["expected_latency"].keys() == {"pcie", "usb3", "usb2", "devboard"}
+    for told in facts["expected_latency"].values():
+        assert told["low_ms"] < told["latency_ms"] < told["high_ms"]
     json.dumps(facts, allow_nan=False)
 
 
@@ -192,8 +195,10 @@ def test_segments(given: Any, context: Context, programs: Programs) -> None:
 
 
 def test_a_float_model(given: Any, context: Context) -> None:
-    placement = Compile().run(given(tiny.classifier(int8=False)), context)["placement"]
+    facts = Compile().run(given(tiny.classifier(int8=False)), context)
+    placement = facts["placement"]
     assert placement["compiles"] is False
+    assert facts["expected_latency"] == {}
     assert placement["failure"] == "no operator can run on the Edge TPU; is the model quantized to full integer?"
     assert {op["placement"] for op in placement["ops"]} == {"cpu"}
 
