@@ -8,7 +8,8 @@ from typing import Any
 from compress.deployment.address import Address
 
 INSTALL = (
-    "python3 -m pip install numpy, and ai-edge-litert (Python 3.10 and newer, 64 bits) or tflite-runtime 'numpy<2' (others)"
+    "python3 -m pip install numpy, and ai-edge-litert (Python 3.10 and newer, 64 bits)"
+    " or tflite-runtime 'numpy<2' (others)"
 )
 _UNIT = """\
 # Written by `python -m compress deploy`; nothing installs it by itself. To do so:
