@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
@@ -53,6 +54,8 @@ class Facts:
     Attributes:
         root: the folder that /sys, /proc, /dev, /etc and /var are in.
         python: version of the interpreter.
+        bits: of its addresses; a 64-bit kernel may well have a Python of 32.
+        managed: whether pip refuses to install for it, as on Debian from 12 on (PEP 668).
         told: what the child process told: `runtime`, `broken`, `pycoral`, `libedgetpu`, `unloadable`, `ended`.
         installed: versions of the packages on the path, by name in lower case with dashes.
         path: `sys.path`; an empty entry is the working directory.
@@ -64,6 +67,8 @@ class Facts:
 
     root: str = "/"
     python: Tuple[int, ...] = (3, 11)
+    bits: int = 64
+    managed: bool = False
     told: Dict[str, Any] = dataclasses.field(default_factory=dict)
     installed: Dict[str, str] = dataclasses.field(default_factory=dict)
     path: Tuple[str, ...] = ()
@@ -82,6 +87,8 @@ def look(library: str, root: Optional[str] = None) -> Facts:
     return Facts(
         root=machine.default_root() if root is None else root,
         python=tuple(sys.version_info[:3]),
+        bits=64 if sys.maxsize > 1 << 32 else 32,
+        managed=_managed(),
         told=_asked(library, ours),
         installed=installed(sys.path),
         path=tuple(sys.path),
@@ -129,6 +136,12 @@ def installed(path: Any) -> Dict[str, str]:
             if match:
                 found.setdefault(match.group(1).lower().replace("_", "-"), match.group(2))
     return found
+
+
+def _managed() -> bool:
+    """Whether this Python belongs to the system's package manager, and is no virtual environment."""
+    marker = os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
+    return sys.prefix == sys.base_prefix and os.path.exists(marker)
 
 
 def _user() -> str:

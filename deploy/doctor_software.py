@@ -12,7 +12,7 @@ from typing import Any, Callable, List, Optional, Tuple
 from deploy.doctor import Facts, Finding
 
 RUNTIMES = ("ai-edge-litert", "tflite-runtime", "tensorflow")
-_PIP = "python3 -m pip "
+_VENV = "sudo apt-get install python3-venv && python3 -m venv --system-site-packages ~/coralline"
 
 
 def findings(facts: Facts) -> List[Finding]:
@@ -21,21 +21,36 @@ def findings(facts: Facts) -> List[Finding]:
     return [each for check in checks for each in check(facts)]
 
 
-def install(python: Tuple[int, ...]) -> str:
-    """The command that installs a TFLite runtime for a Python."""
-    if python >= (3, 10):
-        return _PIP + "install ai-edge-litert"
-    return _PIP + "install " + ("tflite-runtime 'numpy<2'" if python >= (3, 8) else "tflite-runtime==2.11.0")
+def install(facts: Facts) -> str:
+    """The command that installs a TFLite runtime for a Python. Of 32 bits there are old ones alone."""
+    if facts.python >= (3, 10) and facts.bits == 64:
+        return _pip(facts, "install ai-edge-litert")
+    if facts.python >= (3, 12):
+        return "getconf LONG_BIT  # no TFLite runtime is made for this Python of 32 bits: a system of 64 is needed"
+    return _pip(
+        facts, "install tflite-runtime 'numpy<2'" if facts.python >= (3, 8) else "install tflite-runtime==2.11.0"
+    )
+
+
+def _pip(facts: Facts, what: str) -> str:
+    """A command of pip, which does not touch the system's own packages where it is not allowed to."""
+    if not facts.managed:
+        return "python3 -m pip %s" % what
+    if what.startswith("uninstall"):
+        return "python3 -m pip %s --break-system-packages" % what
+    return "%s && ~/coralline/bin/python -m pip %s  # then use ~/coralline/bin/python" % (_VENV, what)
 
 
 def _runtime(facts: Facts) -> List[Finding]:
     told = facts.told
     if "no_numpy" in told:
         why = "preprocessing and every TFLite runtime need it"
-        return [Finding("error", "no_numpy", "there is no numpy: %s" % told["no_numpy"], why, _PIP + "install numpy")]
+        return [
+            Finding("error", "no_numpy", "there is no numpy: %s" % told["no_numpy"], why, _pip(facts, "install numpy"))
+        ]
     if "broken" in told:
         why = "without a TFLite runtime no model runs"
-        return [Finding("error", told["broken"]["kind"], told["broken"]["what"], why, install(facts.python))]
+        return [Finding("error", told["broken"]["kind"], told["broken"]["what"], why, install(facts))]
     found = told.get("runtime")
     if found is None:
         return []
@@ -47,7 +62,7 @@ def _runtime(facts: Facts) -> List[Finding]:
     if found["name"] == "tflite_runtime" and _numbers(version)[:2] <= (2, 14) and _numbers(numpy)[:1] >= (2,):
         what = "tflite-runtime %s was built for numpy 1, and numpy %s is here" % (version, numpy)
         why = "loading any model fails, in words that do not say why"
-        result.append(Finding("error", "numpy_2", what, why, _PIP + "install 'numpy<2'"))
+        result.append(Finding("error", "numpy_2", what, why, _pip(facts, "install 'numpy<2'")))
     return result
 
 
@@ -56,8 +71,8 @@ def _crashed(facts: Facts) -> List[Finding]:
     if "ended" not in facts.told:
         return []
     step = facts.told.get("step", "start")
-    todo = {"numpy": _PIP + "install --force-reinstall numpy", "runtime": install(facts.python)}
-    todo["pycoral"] = _PIP + "uninstall -y pycoral"
+    todo = {"numpy": _pip(facts, "install --force-reinstall numpy"), "runtime": install(facts)}
+    todo["pycoral"] = _pip(facts, "uninstall -y pycoral")
     todo["library"] = "sudo apt-get install --reinstall libedgetpu1-std"
     what = "the trial in a child process did not get beyond the step `%s`: %s" % (step, facts.told["ended"])
     why = "the same would happen to an application"
@@ -89,7 +104,7 @@ def _too_new(facts: Facts) -> List[Finding]:
     which = "libedgetpu %s, Google's own," % packaged if packaged else "a libedgetpu that no package brought"
     what = "%s is here beside %s %s" % (which, found["name"], found["version"])
     why = "with TFLite newer than 2.11.1 Google's own libedgetpu 16.0 can crash the process"
-    todo = _PIP + "install 'tflite-runtime<2.12' 'numpy<2'"
+    todo = _pip(facts, "install 'tflite-runtime<2.12' 'numpy<2'")
     if facts.python >= (3, 10):
         todo = "git clone https://github.com/google-coral/libedgetpu && make -C libedgetpu  # for this TFLite"
     return [Finding("error" if packaged and _present(facts) else "warning", "too_new", what, why, todo)]
@@ -101,11 +116,11 @@ def _traps(facts: Facts) -> List[Finding]:
     if facts.told.get("pycoral") == "other":
         what = "the package pycoral here is not Google's: the one on the package index is for an atlas of coral reefs"
         why = "`from pycoral.utils import edgetpu` fails, and it hides Google's own"
-        result.append(Finding("warning", "pycoral", what, why, _PIP + "uninstall -y pycoral"))
+        result.append(Finding("warning", "pycoral", what, why, _pip(facts, "uninstall -y pycoral")))
     if "edgecompiler" in facts.installed:
         what = "the package edgecompiler is installed: it is not Google's edgetpu_compiler"
         why = "what it writes is a placeholder and does not run on an Edge TPU"
-        result.append(Finding("warning", "edgecompiler", what, why, _PIP + "uninstall -y edgecompiler"))
+        result.append(Finding("warning", "edgecompiler", what, why, _pip(facts, "uninstall -y edgecompiler")))
     return result
 
 

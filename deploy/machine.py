@@ -18,6 +18,16 @@ USB_IDS = (("1a6e", "089a"), ("18d1", "9302"))
 """Of the USB Accelerator: before its firmware is loaded, which happens at first use, and after."""
 PCI_ID = ("0x1ac1", "0x089a")
 USB3_MBPS = 5000
+ARM_PARTS = {
+    "0xd03": "A53",
+    "0xd04": "A35",
+    "0xd05": "A55",
+    "0xd07": "A57",
+    "0xd08": "A72",
+    "0xd09": "A73",
+    "0xd0b": "A76",
+}
+"""Cortex cores by the part number that /proc/cpuinfo tells. Source: Linux, arch/arm64/include/asm/cputype.h."""
 Facts = Dict[str, Any]
 
 
@@ -178,10 +188,15 @@ def _memory_bytes(root: str) -> Optional[int]:
 
 
 def _cpu_name(root: str) -> Optional[str]:
+    """By its name; on arm64, where the kernel tells numbers alone, by its kinds of cores."""
+    parts = set()
     for line in (_text(root, "proc/cpuinfo") or "").splitlines():
-        if line.lower().startswith(("model name", "hardware")):
-            return line.partition(":")[2].strip()
-    return None
+        key, _, value = (each.strip() for each in line.partition(":"))
+        if key.lower() in ("model name", "hardware"):
+            return value
+        if key == "CPU part" and value in ARM_PARTS:
+            parts.add("Cortex-" + ARM_PARTS[value])
+    return " and ".join(sorted(parts)) or None
 
 
 def edge_tpu_clock(root: Optional[str] = None) -> Optional[str]:

@@ -25,7 +25,7 @@ LIBRARY = "libedgetpu.so.1"
 CUSTOM_OP = "edgetpu-custom-op"
 NEWEST_FOR_LIBEDGETPU_16 = (2, 11, 1)
 """With newer TFLite, Google's own libedgetpu 16.0 can crash the process. Source: reports from the field."""
-INSTALL = "python3 -m pip install ai-edge-litert (Python 3.10 and newer) or tflite-runtime 'numpy<2' (older)"
+INSTALL = "python3 -m pip install ai-edge-litert (Python 3.10 and newer, 64 bits) or tflite-runtime 'numpy<2' (others)"
 RESOLVERS = {"default": "AUTO", "reproducible": "BUILTIN_WITHOUT_DEFAULT_DELEGATES", "reference": "BUILTIN_REF"}
 """Kernels by our name: the fastest; without XNNPACK, whose int8 results differ by some steps between
 versions; plain C++."""

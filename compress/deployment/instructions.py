@@ -7,7 +7,10 @@ from typing import Any
 
 from compress.deployment.address import Address
 
-INSTALL = "python3 -m pip install numpy, and ai-edge-litert (Python 3.10 and newer) or tflite-runtime 'numpy<2' (older)"
+INSTALL = (
+    "python3 -m pip install numpy, and ai-edge-litert (Python 3.10 and newer, 64 bits)"
+    " or tflite-runtime 'numpy<2' (others)"
+)
 _UNIT = """\
 # Written by `python -m compress deploy`; nothing installs it by itself. To do so:
 #   sudo cp {path}/coralline.service /etc/systemd/system/ && sudo systemctl enable --now coralline

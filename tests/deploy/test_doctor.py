@@ -112,6 +112,35 @@ def test_the_runtime_to_install_is_one_for_this_python(python: tuple[int, ...], 
     assert todo in found(facts(usb, without("runtime", broken=BROKEN), python=python))["no_runtime"].todo
 
 
+@pytest.mark.parametrize(
+    ("python", "todo"), [((3, 11, 2), "tflite-runtime 'numpy<2'"), ((3, 13, 5), "getconf LONG_BIT")]
+)
+def test_the_runtime_to_install_is_one_for_32_bits(python: tuple[int, ...], todo: str, usb: Path) -> None:
+    told = without("runtime", broken=BROKEN)
+    assert todo in found(facts(usb, told, python=python, bits=32))["no_runtime"].todo
+
+
+def test_a_python_of_the_system_is_left_alone(usb: Path) -> None:
+    """On Debian from 12 on, and on what is made of it, pip refuses to install for the system's Python."""
+    row = found(facts(usb, without("runtime", broken=BROKEN), managed=True))["no_runtime"]
+    assert "python3 -m venv" in row.todo
+    assert "~/coralline/bin/python -m pip install ai-edge-litert" in row.todo
+    row = found(facts(usb, without(pycoral="other"), managed=True))["pycoral"]
+    assert row.todo == "python3 -m pip uninstall -y pycoral --break-system-packages"
+
+
+@pytest.mark.parametrize(("prefix", "marked", "managed"), [("a", True, True), ("a", False, False), ("b", True, False)])
+def test_which_python_is_the_systems(
+    prefix: str, marked: bool, managed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if marked:
+        (tmp_path / "EXTERNALLY-MANAGED").touch()
+    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(doctor.sys, "base_prefix", "a")
+    monkeypatch.setattr(doctor.sys, "prefix", prefix)
+    assert doctor.look("nowhere.so").managed is managed
+
+
 def test_a_stock_libedgetpu_beside_a_new_runtime(usb: Path) -> None:
     told = without(runtime=LITERT)
     files(usb, **{"var/lib/dpkg/status": STOCK})

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import devices
+import pytest
 
 from deploy import machine
 
@@ -64,6 +65,23 @@ def test_a_board(tmp_path: Path) -> None:
     assert (found["governor"], found["clock_mhz"], found["clock_max_mhz"]) == ("ondemand", 1050.0, 2400.0)
     assert (found["memory_bytes"], found["throttled"], found["edge_tpu_clock"]) == (4096 * 1024, 0x50005, "max")
     assert found["temperatures_c"] == {"cpu-thermal (thermal_zone0)": 61.2}
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        (
+            "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd08\n\nprocessor\t: 1\nCPU part\t: 0xd08",
+            "Cortex-A72",
+        ),
+        ("CPU part\t: 0xd09\n\nCPU part\t: 0xd03", "Cortex-A53 and Cortex-A73"),
+        ("CPU part\t: 0xfff", None),
+        ("model name\t: Some CPU @ 2 GHz\nmodel\t: 7", "Some CPU @ 2 GHz"),
+    ],
+)
+def test_the_name_of_the_processor(cpuinfo: str, name: str | None, tmp_path: Path) -> None:
+    write(tmp_path, proc__cpuinfo=cpuinfo)
+    assert machine.facts(str(tmp_path))["processor"] == name
 
 
 def test_nothing_is_guessed(tmp_path: Path) -> None:
