@@ -55,6 +55,9 @@ def parse(text: str) -> Address:
         PipelineError: it is none.
     """
     if "://" not in text:
+        if ":" in text.partition("/")[0]:  # a host, for scp and rsync
+            todo = "a folder with a colon in its name: ./NAME"
+            raise PipelineError(f"{text!r} is no address that can be used", allowed=ALLOWED, todo=todo)
         return _folder(text, text)
     try:
         parts = urlsplit(text)

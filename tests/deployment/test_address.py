@@ -41,6 +41,8 @@ def test_addresses(text: str, expected: Address, name: str) -> None:
         "ssh://board/a%0Ab",
         "ssh://%62oard%20/path",
         "http://board/path",
+        "board:/opt/coralline",
+        "mendel@board:shop",
         "file://board/path",
         "/",
         "",
