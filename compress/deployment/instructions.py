@@ -20,7 +20,7 @@ In this folder, on the board:
   {python} {current}/runner.pyz bench {current}/bundle.coralline --out results.json
 
 Bring results.json back to where the bundle was made, and there:
-  python -m compress results results.json --run runs/{title}
+  python -m compress results results.json --run runs/{title} --name NAME-OF-THE-BOARD
 """
 _SERVICE = """
 As a service; nothing installs or restarts it by itself. Once, and after each deployment or rollback:
