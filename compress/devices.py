@@ -7,7 +7,6 @@ and in a report it stands only beside just the models that it is about.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from deploy import bundle
 FOLDER = "devices"
 MAX_BYTES = 1 << 25
 TODO = "runner.pyz bench BUNDLE --out results.json"
+MAX_VALUE = 1e18
+"""Of a measurement, in whatever unit: an exabyte, or 30 million years in ms. NaN is not below it either."""
 _HOW = ("measured", "missing")
 _SHOWN = {
     "median": "latency_ms",
@@ -73,7 +74,7 @@ def _is_measurement(value: Any) -> bool:
     if not isinstance(value, Mapping) or value.get("how") not in _HOW:
         return False
     numbers = [value.get(name) for name in ("value", "low", "high")]
-    sound = all(each is None or (type(each) in (int, float) and math.isfinite(each)) for each in numbers)
+    sound = all(each is None or (type(each) in (int, float) and 0 <= each <= MAX_VALUE) for each in numbers)
     texts = all(isinstance(value.get(name), str) for name in ("unit", "note"))
     return sound and texts and (value.get("value") is None) == (value["how"] == "missing")
 

@@ -103,6 +103,8 @@ def test_what_is_no_result(run: Path, tmp_path: Path, content: bytes) -> None:
         {"unit": 1},
         {"note": None},
         {"low": float("inf")},
+        {"value": 10**400},
+        {"value": -1.5},
     ],
 )
 def test_what_is_no_measurement(run: Path, tmp_path: Path, change: dict[str, Any]) -> None:
