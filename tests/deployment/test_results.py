@@ -101,6 +101,7 @@ def test_what_is_no_result(run: Path, tmp_path: Path, content: bytes) -> None:
         {"how": "guessed"},
         {"how": ["measured"]},
         {"unit": 1},
+        {"unit": "m" * 21},
         {"note": None},
         {"low": float("inf")},
         {"value": 10**400},
