@@ -145,12 +145,12 @@ def deploy(session: Session, release: Release, options: Options, told: Told) -> 
     results = {}
     try:
         results["verify"] = _run(session, release.name, "verify", options, VERIFY_TIMEOUT_S)
+        _write_texts(session, state, release.name, results["verify"], options)
     except DeploymentError:
         if new:
             with suppress(DeploymentError):  # the connection may be what failed
                 session.ask("discard", release=release.name)
         raise
-    _write_texts(session, state, release.name, results["verify"], options)
     if before != release.name:
         session.ask("switch", release=release.name)
         told("switched")

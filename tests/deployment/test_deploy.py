@@ -128,7 +128,10 @@ def test_switched_back_where_what_runs_does_not_verify(
 ) -> None:
     there = tmp_path / "there"
     assert main(["deploy", str(bundle_file(1)), *host.options(there)]) == 0
-    host.python(before=cuts.runner_fails_after(1))
+    host.python(before=cuts.runner_fails_after(1))  # `verify`; then `serve --print-unit`
+    assert "`serve --print-unit` failed there" in failed(capsys, ["deploy", str(bundle_file(2)), *host.options(there)])
+    assert len(list((there / "releases").iterdir())) == 1
+    host.python(before=cuts.runner_fails_after(2))
     assert "switched back" in failed(capsys, ["deploy", str(bundle_file(2)), *host.options(there), "--verify"])
     assert answers(there) == 1
     assert "the new version runs" in failed(capsys, ["deploy", str(bundle_file(2)), *host.options(there), "--bench"])
