@@ -7,7 +7,6 @@ and in a report it stands only beside just the models that it is about.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,10 @@ from deploy import bundle
 FOLDER = "devices"
 MAX_BYTES = 1 << 25
 TODO = "runner.pyz bench BUNDLE --out results.json"
+MAX_VALUE = 1e18
+"""Of a measurement, in whatever unit: an exabyte, or 30 million years in ms. NaN is not below it either."""
+MAX_WORD = 20
+"""Of units and verdicts, in characters: longer ones would make the report's table wider than any page."""
 _HOW = ("measured", "missing")
 _SHOWN = {
     "median": "latency_ms",
@@ -73,8 +76,8 @@ def _is_measurement(value: Any) -> bool:
     if not isinstance(value, Mapping) or value.get("how") not in _HOW:
         return False
     numbers = [value.get(name) for name in ("value", "low", "high")]
-    sound = all(each is None or (type(each) in (int, float) and math.isfinite(each)) for each in numbers)
-    texts = all(isinstance(value.get(name), str) for name in ("unit", "note"))
+    sound = all(each is None or (type(each) in (int, float) and 0 <= each <= MAX_VALUE) for each in numbers)
+    texts = all(isinstance(value.get(name), str) for name in ("unit", "note")) and len(value["unit"]) <= MAX_WORD
     return sound and texts and (value.get("value") is None) == (value["how"] == "missing")
 
 
@@ -127,7 +130,7 @@ def _row(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
         "runtime": _text(f"{runtime.get('name')} {runtime.get('version')}"),
         "model": _text(f"{model.get('role')} on {model.get('device')}"),
         "measurements": taken,
-        "golden": {role: _text(verdict) for role, verdict in golden.items() if verdict is not None},
+        "golden": {role: _text(verdict)[:MAX_WORD] for role, verdict in golden.items() if verdict is not None},
         "doubts": [_text(each) for each in doubts],
     }
 

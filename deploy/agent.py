@@ -22,6 +22,8 @@ GREETING = "coralline-releases-1"
 SILENCE_S = 120.0
 """A host that says nothing for so long is gone: of a dead connection the system may not know for hours."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
+_OWNED = 'deploy to a folder of your own, or make this one yours, there: sudo install -d -o "$USER" FOLDER'
 
 
 class GoneError(Exception):
@@ -142,7 +144,8 @@ class Agent:
                 self.folder.clear()
                 self.folder.drop_incoming()
             what = "%s: %s" % (error.filename, error.strerror) if error.filename else str(error)
-            return self._error(ReleaseError("disk" if full else "files", what, "free some space" if full else ""))
+            todo = "free some space" if full else _OWNED if error.errno in _FORBIDDEN else ""
+            return self._error(ReleaseError("disk" if full else "files", what, todo))
 
     def _error(self, error: ReleaseError) -> Message:
         current = self._folder.current() if self._folder else None

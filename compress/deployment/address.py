@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -55,6 +56,9 @@ def parse(text: str) -> Address:
         PipelineError: it is none.
     """
     if "://" not in text:
+        if ":" in text.partition("/")[0]:  # a host, for scp and rsync
+            todo = "a folder with a colon in its name: ./NAME"
+            raise PipelineError(f"{text!r} is no address that can be used", allowed=ALLOWED, todo=todo)
         return _folder(text, text)
     try:
         parts = urlsplit(text)
@@ -76,14 +80,15 @@ def parse(text: str) -> Address:
 
 
 def _folder(path: str, text: str) -> Address:
-    return Address(None, None, None, str(Path(_checked(path, text)).expanduser().absolute()))
+    whole = os.path.abspath(os.path.expanduser(path)) if path else ""
+    return Address(None, None, None, _checked(whole, text))
 
 
 def _checked(path: str, text: str) -> str:
     parts = [part for part in path.split("/") if part not in ("", ".", "~")]
     if not parts or ".." in parts or not _PATH.match(path):
         raise PipelineError(
-            f"{text!r} names no folder that can be used", allowed=ALLOWED, todo="such as /opt/coralline"
+            f"{text!r} names no folder that can be used", allowed=ALLOWED, todo="such as /opt/coralline, without .."
         )
     return path.rstrip("/")
 

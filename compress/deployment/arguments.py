@@ -42,7 +42,8 @@ def _fleet(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", action="append", default=[], metavar="ADDRESS", help=where)
     parser.add_argument("--hosts", type=Path, metavar="FILE", help="addresses, one on a line; # begins a comment")
     parser.add_argument("--jobs", type=int, default=4, metavar="N", help="devices at a time (4)")
-    parser.add_argument("--python", default="python3", metavar="PROGRAM", help="the Python there (python3)")
+    python = "the Python there, by name or path, such as '~/venv/bin/python3' (python3)"
+    parser.add_argument("--python", default="python3", metavar="PROGRAM", help=python)
     parser.add_argument("--device", default="", help="what the runner there shall use: cpu, usb, pci, usb:0, ...")
     parser.add_argument("--identity", type=Path, metavar="FILE", help="the private key to log in with")
     parser.add_argument("--known-hosts", type=Path, metavar="FILE", help="host keys, instead of your own list")

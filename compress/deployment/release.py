@@ -145,12 +145,12 @@ def deploy(session: Session, release: Release, options: Options, told: Told) -> 
     results = {}
     try:
         results["verify"] = _run(session, release.name, "verify", options, VERIFY_TIMEOUT_S)
+        _write_texts(session, state, release.name, results["verify"], options)
     except DeploymentError:
         if new:
             with suppress(DeploymentError):  # the connection may be what failed
                 session.ask("discard", release=release.name)
         raise
-    _write_texts(session, state, release.name, results["verify"])
     if before != release.name:
         session.ask("switch", release=release.name)
         told("switched")
@@ -161,11 +161,15 @@ def deploy(session: Session, release: Release, options: Options, told: Told) -> 
     return Outcome(result, before, release.name, sent, state["python"], results, tuple(removed))
 
 
-def _write_texts(session: Session, state: dict[str, Any], release: str, verified: dict[str, Any]) -> None:
-    """Writes how to run a release beside it."""
+def _write_texts(
+    session: Session, state: dict[str, Any], release: str, verified: dict[str, Any], options: Options
+) -> None:
+    """Writes how to run a release beside it: README.txt, and on a device its runner's unit for systemd."""
     title = str(verified["bundle"]["name"])
-    for name, text in instructions.texts(state, session.address, release, title).items():
-        session.ask("write", name=name, text=text)
+    session.ask("write", name="README.txt", text=instructions.readme(state, session.address, release, title))
+    if session.address.host is not None:
+        unit = str(_run(session, release, "serve --print-unit", options, VERIFY_TIMEOUT_S)["unit"])
+        session.ask("write", name="coralline.service", text=unit.replace(f"/releases/{release}/", "/current/"))
 
 
 def send(session: Session, release: Release, told: Told) -> int:
@@ -227,7 +231,7 @@ def rollback(session: Session, options: Options, told: Told) -> Outcome:
         raise DeploymentError("has no version before this one", where=str(session.address), todo="deploy one")
     told("verifying there")
     results = {"verify": _run(session, after, "verify", options, VERIFY_TIMEOUT_S)}
-    _write_texts(session, state, after, results["verify"])
+    _write_texts(session, state, after, results["verify"], options)
     session.ask("switch", release=after)
     told("switched")
     results |= _after(session, after, before, options, told)
@@ -235,12 +239,12 @@ def rollback(session: Session, options: Options, told: Told) -> Outcome:
 
 
 def _run(session: Session, release: str | None, verb: str, options: Options, timeout_s: float) -> dict[str, Any]:
-    """What a verb of the runner answers, as plain values; without a release, what the link leads to.
+    """What a verb of the runner (with its arguments) answers; without a release, of what the link leads to.
 
     Raises:
         DeploymentError: it failed.
     """
-    command = [verb, *(("--device", options.device) if options.device else ())]
+    command = [*verb.split(), *(("--device", options.device) if options.device else ())]
     found = session.ask("run", release=release, command=command, timeout_s=timeout_s)
     where, said = str(session.address), found["errors"].strip().splitlines() or ["no message"]
     if found["exit_code"] == 0:
@@ -249,7 +253,8 @@ def _run(session: Session, release: str | None, verb: str, options: Options, tim
         except ValueError as error:
             raise DeploymentError(f"`{verb}` there gave no result", where=where) from error
     if "No module named 'numpy'" in found["errors"]:
-        raise DeploymentError("its Python has no numpy", where=where, todo=f"there: {instructions.INSTALL}")
+        todo = f"there: {instructions.INSTALL}; where pip refuses, in a venv, and here --python '~/VENV/bin/python3'"
+        raise DeploymentError("its Python has no numpy", where=where, todo=todo)
     if found["exit_code"] < 0:
         raise DeploymentError(f"`{verb}` there was killed by signal {-found['exit_code']}", where=where)
     told = said[-1].removeprefix("runner: ")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Timer
 from typing import Any
 
 from compress import ssh
@@ -28,6 +29,8 @@ from deploy import agent
 
 MAX_LINE = 1 << 26
 MAX_BEFORE_GREETING = 200
+GREETING_TIMEOUT_S = 60.0
+"""After connecting, which ssh limits: a login shell that reads what is meant for Python would wait for ever."""
 _BOOT = (
     'import base64,os,sys,zlib;sys.version_info>=(3,7)or sys.exit("Python %d.%d is too old"%sys.version_info[:2]);'
     'exec(zlib.decompress(base64.b64decode(b"".join(iter(lambda:os.read(0,1).strip(),b"")))))'
@@ -41,10 +44,11 @@ for name, text in {sources!r}.items():
     exec(compile(text, name, "exec"), module.__dict__)
 sys.modules["deploy.agent"].serve()
 """
-_NO_PYTHON = ("it has no such Python", "sudo apt-get install python3, or --python /path/to/python3")
-_OLD_PYTHON = ("its Python is too old", "--python /path/to/python3.7 or newer")
+_PROFILE = "see whether its login shell's profile reads, prints or ends something where nobody is at a terminal"
+HELLO = json.dumps({"hello": agent.GREETING}).encode()
 _SILENT = ("it does not answer", "check that it is on, and the network")
-_CAUSES = {
+_SSH_FAILED = 255
+_SSH = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": (
         "its host key is another one than before",
         "find out why; if it was installed anew: ssh-keygen -R HOST",
@@ -53,17 +57,23 @@ _CAUSES = {
         "its host key is not known",
         "ssh-keyscan HOST >> ~/.ssh/known_hosts, and compare the key with the one that the device shows",
     ),
-    "Permission denied": ("it does not let us in", "ssh-copy-id, or --identity FILE"),
+    "Permission denied (": ("it does not let us in", "ssh-copy-id, or --identity FILE"),
     "Could not resolve hostname": ("nothing has this name", "check the address"),
     "Connection refused": ("it refuses the connection", "start its SSH server, or check the port"),
     "timed out": _SILENT,
     "No route to host": _SILENT,
+}
+"""What ssh says where it failed itself, what that means, and what to do about it."""
+_OLD_PYTHON = ("its Python is too old", "--python /path/to/python3.7 or newer")
+_THERE = {
     "Unknown option: -I": _OLD_PYTHON,
     "is too old": _OLD_PYTHON,
-    "not found": _NO_PYTHON,
-    "No such file": _NO_PYTHON,
+    **dict.fromkeys(
+        ("exit code 126", "exit code 127"),  # of a shell that cannot run a program, or does not find it (POSIX)
+        ("it has no such Python", "sudo apt-get install python3, or --python /path/to/python3"),
+    ),
 }
-"""What ssh and the shell there say, what that means, and what to do about it."""
+"""The same for what the other end says, and its exit code."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,7 @@ class Access:
     """How devices are reached.
 
     Attributes:
-        python: the Python there, by name or path.
+        python: the Python there, by name or path; `~/…` is below the home folder there.
         known_hosts: a file of host keys, instead of the user's own.
         identity: a file with a private key, instead of the user's own.
     """
@@ -89,13 +99,16 @@ class Access:
         if address.host is None:
             return [sys.executable, "-IS", "-c", _BOOT]
         options = ["-o", "StrictHostKeyChecking=yes", "-o", "ServerAliveCountMax=4", "-o", "ClearAllForwardings=yes"]
+        options += ["-o", "LogLevel=ERROR"]  # no banner: it is not why something failed
+        options += ["-o", "ControlMaster=no", "-o", "RemoteCommand=none"]  # what the user's settings have for people
         if self.known_hosts:
             options += ["-o", f"UserKnownHostsFile={_quoted(self.known_hosts)}", "-o", "GlobalKnownHostsFile=/dev/null"]
         if self.identity:
             options += ["-i", str(self.identity.absolute()), "-o", "IdentitiesOnly=yes"]
         options += ["-p", str(address.port)] if address.port else []
         options += ["-l", address.user] if address.user else []
-        return ssh.command(address.host, shlex.join([self.python, "-IS", "-c", _BOOT]), options)
+        home, program = ("~/", self.python[2:]) if self.python.startswith("~/") else ("", self.python)
+        return ssh.command(address.host, f"{home}{shlex.join([program, '-IS', '-c', _BOOT])}", options)
 
 
 def _quoted(path: Path) -> str:
@@ -127,18 +140,26 @@ class Session:
 
     def __init__(self, address: Address, process: subprocess.Popen[bytes], errors: Any) -> None:
         self.address, self._process, self._errors = address, process, errors
-        self._greeted = False
+        self._greeted, self._heard = False, b""
 
     def greet(self) -> None:
         """Sends the agent and waits until it is there."""
-        self._send(program())
-        for _ in range(MAX_BEFORE_GREETING):
-            line = self._line()
-            with suppress(ValueError):
-                if json.loads(line) == {"hello": agent.GREETING}:
+        late = Timer(GREETING_TIMEOUT_S + ssh.CONNECT_TIMEOUT_S, self._process.kill)
+        late.start()
+        try:
+            self._send(program())
+            for _ in range(MAX_BEFORE_GREETING):
+                self._heard = self._line()
+                if self._heard.rstrip().endswith(HELLO):  # behind what the login shell said
                     self._greeted = True
                     return
-        raise DeploymentError("the login shell there says too much", where=str(self.address), todo="see its profile")
+        except DeploymentError as error:
+            if self._process.returncode != -signal.SIGKILL:
+                raise
+            raise self._failed("its Python does not answer", _PROFILE) from error
+        finally:
+            late.cancel()
+        raise self._failed("the login shell there says too much", _PROFILE)
 
     def ask(self, do: str, **asked: Any) -> Any:
         """One request, and what comes back.
@@ -203,12 +224,20 @@ class Session:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         self._errors.seek(0)
-        said = self._errors.read(1 << 16).decode(errors="replace").strip()
-        for text, (meaning, todo) in _CAUSES.items():
-            if text in said and not self._greeted:
-                return DeploymentError(f"{meaning} ({_last(said)})", where=str(self.address), todo=todo)
-        what = f"the connection ended: {_last(said) or 'no message'}"
-        return DeploymentError(what, where=str(self.address), todo="run the same command again: what arrived is kept")
+        said, code = self._errors.read(1 << 16).decode(errors="replace"), self._process.returncode
+        heard = "" if self._greeted else self._heard.decode(errors="replace")
+        last = f"{_last(said) or _last(heard) or 'no message'}, exit code {code}"
+        if self._greeted:
+            return self._failed(f"the connection ended: {last}", "run the same command again: what arrived is kept")
+        for text, (meaning, todo) in (_SSH if code == _SSH_FAILED else _THERE).items():
+            if text in f"{said}, exit code {code}":
+                return self._failed(f"{meaning} ({last})", todo)
+        if code == _SSH_FAILED:
+            return self._failed(f"it cannot be reached ({last})", f"see what ssh -v {self.address.host} says")
+        return self._failed(f"the connection ended before Python answered ({last})", _PROFILE)
+
+    def _failed(self, what: str, todo: str) -> DeploymentError:
+        return DeploymentError(what, where=str(self.address), todo=todo)
 
 
 def _last(said: str) -> str:

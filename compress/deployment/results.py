@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from compress import devices
@@ -13,6 +14,8 @@ from compress.errors import DataError, PipelineError
 from compress.report import render
 from compress.store import explain, write_atomically
 
+_writing = Lock()
+"""A fleet measures in threads, and the report that is written last must have them all."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 
@@ -57,9 +60,10 @@ def store(found: Mapping[str, Any], run: Path, device: str) -> Path:
         if not fitting:
             what = f"is about models that no bundle in {run} has" if bundles else f"there is no bundle in {run}"
             raise DataError(what, where=device, todo="--run DIR with the bundle that was measured")
-        path.parent.mkdir(exist_ok=True)
-        write_atomically(path, json.dumps(found, indent=1, sort_keys=True).encode() + b"\n")
-        _report(run, fitting[0])
+        with _writing:
+            path.parent.mkdir(exist_ok=True)
+            write_atomically(path, json.dumps(found, indent=1, sort_keys=True).encode() + b"\n")
+            _report(run, fitting[0])
     except OSError as error:
         raise explain(error, "the results cannot be stored", path) from error
     return path

@@ -107,3 +107,18 @@ def test_a_cut_line_of_the_history(tmp_path: Path) -> None:
     assert (folder.current(), folder.previous()) == (two, one)
     assert (path / "history.jsonl").read_text().count(two) == 1  # what a cut after the switch left out
     assert releases.Folder.previous(folder) == one
+
+
+def test_a_folder_of_somebody_else(ends: Ends, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir(mode=0o555)
+    asked = {"do": "open", "path": str(tmp_path / "theirs" / "shop"), "by": "", "create": True}
+    if root := os.geteuid() == 0:
+        os.seteuid(65534)  # root may write everywhere
+    try:
+        error = ends[0].answer(asked)["error"]
+    finally:
+        if root:
+            os.seteuid(0)
+    assert "Permission denied" in error["what"]
+    assert "sudo install -d" in error["todo"]
+    assert not list((tmp_path / "theirs").iterdir())

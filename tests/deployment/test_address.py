@@ -41,15 +41,23 @@ def test_addresses(text: str, expected: Address, name: str) -> None:
         "ssh://board/a%0Ab",
         "ssh://%62oard%20/path",
         "http://board/path",
+        "board:/opt/coralline",
+        "mendel@board:shop",
         "file://board/path",
         "/",
         "",
-        "a/../b",
+        "..\n",
+        "file:///",
     ],
 )
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(PipelineError):
         parse(text)
+
+
+def test_a_folder_beside_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse("../card").path == str(tmp_path.parent / "card")
 
 
 def test_a_list_of_hosts(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ import tiny
 from remote_host import Host
 from test_old_interpreters import interpreters
 
+from compress import ssh
 from compress.__main__ import main
-from compress.deployment import release
+from compress.deployment import release, remote
 
 Write = Callable[..., Path]
 
@@ -127,7 +128,10 @@ def test_switched_back_where_what_runs_does_not_verify(
 ) -> None:
     there = tmp_path / "there"
     assert main(["deploy", str(bundle_file(1)), *host.options(there)]) == 0
-    host.python(before=cuts.runner_fails_after(1))
+    host.python(before=cuts.runner_fails_after(1))  # `verify`; then `serve --print-unit`
+    assert "`serve --print-unit` failed there" in failed(capsys, ["deploy", str(bundle_file(2)), *host.options(there)])
+    assert len(list((there / "releases").iterdir())) == 1
+    host.python(before=cuts.runner_fails_after(2))
     assert "switched back" in failed(capsys, ["deploy", str(bundle_file(2)), *host.options(there), "--verify"])
     assert answers(there) == 1
     assert "the new version runs" in failed(capsys, ["deploy", str(bundle_file(2)), *host.options(there), "--bench"])
@@ -181,6 +185,8 @@ OLD = Path.home() / ".pyenv" / "versions"
     [
         ("/nonexistent/python3", "no such Python"),
         ("no; touch injected", "no such Python"),
+        ("~/no; touch injected", "no such Python"),
+        (__file__, "no such Python"),  # is no program
         (str(next(OLD.glob("3.6.*/bin/python"), "Python 3.6")), "too old"),
         (str(next(OLD.glob("2.7.*/bin/python"), "Python 2.7")), "too old"),
     ],
@@ -193,6 +199,44 @@ def test_a_python_that_cannot_be_used(
     arguments = ["deploy", str(bundle_file()), *host.options(tmp_path / "there"), "--python", python]
     assert said in failed(capsys, arguments)
     assert not list(Path.home().glob("injected"))
+
+
+def test_a_python_below_the_home_folder(host: Host, bundle_file: Write, tmp_path: Path) -> None:
+    python = "~/" + os.path.relpath(host.folder / "bin" / "python3", Path.home())
+    assert main(["deploy", str(bundle_file(1)), *host.options(tmp_path / "there"), "--python", python]) == 0
+    assert answers(tmp_path / "there") == 1
+
+
+def test_a_login_shell_that_talks(host: Host, bundle_file: Write, tmp_path: Path) -> None:
+    host.python(before=r"import os; os.write(2, b'foo: not found\n'); os.write(1, b'{}\n\xff welcome')")
+    assert main(["deploy", str(bundle_file(1)), *host.options(tmp_path / "there")]) == 0
+    assert answers(tmp_path / "there") == 1
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("import os\nwhile os.read(0, 65536): pass", "its Python does not answer"),
+        ("import sys; print('no log-in'); sys.stderr.write('---\\n'); sys.exit(3)", "no log-in, exit code 3"),
+        ("import sys; sys.exit('Permission denied\\nfoo: not found\\nlast')", "last, exit code 1"),
+        ("while True: print('more')", "says too much"),
+    ],
+)
+def test_a_login_shell_that_gets_in_the_way(
+    host: Host,
+    bundle_file: Write,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    does: str,
+    said: str,
+) -> None:
+    monkeypatch.setattr(remote, "GREETING_TIMEOUT_S", 5.0 - ssh.CONNECT_TIMEOUT_S)
+    host.python(before=does)
+    told = failed(capsys, ["deploy", str(bundle_file(1)), *host.options(tmp_path / "there")])
+    assert said in told
+    assert "profile" in told
+    assert not (tmp_path / "there").exists()
 
 
 def test_a_python_without_numpy(
@@ -302,6 +346,8 @@ def test_the_unit_for_systemd(host: Host, bundle_file: Write, tmp_path: Path) ->
     unit = (there / "coralline.service").read_text()
     escaped = str(there).replace("%", "%%").replace("$", "$$")
     assert f'"{escaped}/current/runner.pyz" serve "{escaped}/current/bundle.coralline"' in unit
+    assert f"User={Path.home().owner()}" in unit  # who owns the folder can write what the service runs
+    assert "systemctl restart" in (there / "README.txt").read_text()
 
 
 def test_the_log(host: Host, bundle_file: Write, tmp_path: Path) -> None:

@@ -101,8 +101,11 @@ def test_what_is_no_result(run: Path, tmp_path: Path, content: bytes) -> None:
         {"how": "guessed"},
         {"how": ["measured"]},
         {"unit": 1},
+        {"unit": "m" * 21},
         {"note": None},
         {"low": float("inf")},
+        {"value": 10**400},
+        {"value": -1.5},
     ],
 )
 def test_what_is_no_measurement(run: Path, tmp_path: Path, change: dict[str, Any]) -> None:
