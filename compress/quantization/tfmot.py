@@ -19,7 +19,7 @@ from compress.quantization import points as rounding
 from compress.quantization.plan import QuantizationPlan, nudged
 from compress.stage import Context, Facts
 from compress.training import folding, legacy_keras, redundancy, tfmot
-from compress.training.fit import TrainingSettings
+from compress.training.fit import Passes
 from compress.training.network import Layer, Network, Tensor
 
 CHANNELWISE = {"DepthwiseConv2D", "Conv2DTranspose"}
@@ -52,7 +52,7 @@ class Prepared:
 
 
 def train(
-    network: Network, plan: QuantizationPlan, settings: TrainingSettings, context: Context
+    network: Network, plan: QuantizationPlan, settings: Passes, context: Context
 ) -> tuple[Network, QuantizationPlan, Facts]:
     """Trains with tfmot's quantizers; zeros of sparse kernels and shared values of clustered ones stay.
 

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from compress.stage import Artifact, Context, Facts, Kind, Need, Stage
-from compress.training.fit import TrainingSettings
+from compress.training.fit import Passes
 
 
-class Cluster(Stage, TrainingSettings):
+class Cluster(Stage, Passes):
     """Lets the weights of a kernel share a few values (tfmot): a smaller download, no speed on the Edge TPU.
     Later stages that train, other than quantize, undo it."""
 

@@ -6,8 +6,17 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from compress.stage import Artifact, Context, Facts, Kind, Need, Stage
+from compress.stage import Artifact, Context, Facts, Kind, Need, Settings, Stage
 from compress.training.fit import TrainingSettings
+
+
+class Decoupled(Settings):
+    """Decoupled distillation (Zhao et al., 2022)."""
+
+    right: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    """Weight of how sure the teacher is of the right class."""
+    wrong: Annotated[float, Field(ge=0, le=1000)] = 8.0
+    """Weight of what it says of the wrong classes among themselves; the paper's is 8 for small images."""
 
 
 class Distill(Stage, TrainingSettings):
@@ -27,6 +36,8 @@ class Distill(Stage, TrainingSettings):
     """How much the scores are softened: 1 leaves them as they are."""
     weight: Annotated[float, Field(ge=0, le=1)] = 0.9
     """Share of the teacher in the loss; the rest is the labels'."""
+    decoupled: Decoupled | None = None
+    """Weighs what the teacher says of the right class and of the wrong ones apart; by default it is one."""
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The trained model and its history."""
@@ -42,6 +53,7 @@ class Distill(Stage, TrainingSettings):
             fit.head_of(teacher, context.data),
             self.temperature,
             self.weight,
+            (self.decoupled.right, self.decoupled.wrong) if self.decoupled else None,
         )
         facts = fit.fit(model, loss, self, context)
         working_model.write(model, context.folder)

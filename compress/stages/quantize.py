@@ -15,7 +15,7 @@ from compress.errors import StageError
 from compress.quantization.settings import RoundedTraining
 from compress.stage import MODEL_TFLITE, PLAN_FILE, Artifact, Context, Facts, Kind, Need, Stage
 from compress.store import file_digest
-from compress.training.fit import TrainingSettings
+from compress.training.fit import Passes, TrainingSettings
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.quantization.plan import QuantizationPlan
@@ -81,6 +81,9 @@ class Quantize(Stage, TrainingSettings):
     def _engine_trains(self) -> Self:
         if self.engine == "tfmot" and self.method == "ptq":
             raise ValueError("engine: tfmot trains, and goes with `method: qat`; this is `method: ptq`")
+        ours = (TrainingSettings.model_fields.keys() - Passes.model_fields.keys()) & self.model_fields_set
+        if self.engine == "tfmot" and ours:
+            raise ValueError(f"{', '.join(sorted(ours))}: with `engine: coralline` only; this is `engine: tfmot`")
         return self
 
     def takes(self) -> frozenset[Kind]:

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from compress.stage import Artifact, Context, Facts, Kind, Need, Stage
-from compress.training.fit import TrainingSettings
+from compress.training.fit import Passes
 
 
-class Sparsify(Stage, TrainingSettings):
+class Sparsify(Stage, Passes):
     """Sets the smallest weights to zero while training (tfmot): a smaller download, no speed on the Edge TPU.
     Later stages that train, other than cluster and quantize, undo it."""
 

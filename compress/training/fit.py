@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -30,7 +30,7 @@ class Augment(Settings):
     """Whether images may be mirrored left to right."""
 
 
-class TrainingSettings(Settings):
+class Passes(Settings):
     """What every stage that trains can be told."""
 
     epochs: Annotated[int, Field(ge=1, le=10_000)]
@@ -41,6 +41,21 @@ class TrainingSettings(Settings):
     """Adam's learning rate at the start; it falls to 0 along a cosine."""
     augment: Augment = Augment()
     """Random changes of the training images."""
+
+
+class TrainingSettings(Passes):
+    """What stages that train with Keras 3 can be told."""
+
+    warmup: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Share of the steps in which the learning rate first rises from 0."""
+    gradient_accumulation: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Batches whose gradients are averaged for one step of the weights."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Keeps the moving average of the weights, with this share of the old one in each step (0.99 to 0.9999)."""
+    early_stopping: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Ends after so many epochs without a better validation accuracy, and keeps the weights of the best epoch."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: rare classes count more in the loss, each class as much as any other."""
 
 
 @dataclass(frozen=True)
@@ -95,22 +110,48 @@ def label_loss(head: Head) -> Loss:
     return loss
 
 
-def distillation_loss(head: Head, teacher: Any, teacher_head: Head, temperature: float, weight: float) -> Loss:
+def distillation_loss(
+    head: Head,
+    teacher: Any,
+    teacher_head: Head,
+    temperature: float,
+    weight: float,
+    decoupled: tuple[float, float] | None = None,
+) -> Loss:
     """`weight` parts of the teacher's softened scores, the rest cross entropy with the labels.
 
-    Source: Hinton et al., Distilling the Knowledge in a Neural Network, 2015: soft targets at
-    `temperature`, their gradient scaled by its square.
+    Source: Hinton et al., Distilling the Knowledge in a Neural Network, 2015: soft targets at `temperature`, their
+    gradient scaled by its square. With `decoupled`, the weights of what the teacher says of the right class and of
+    what it says of the wrong ones among themselves: Zhao et al., Decoupled Knowledge Distillation, 2022.
     """
     library = keras()
     labelled = label_loss(head)
 
     def loss(inputs: Any, labels: Any, outputs: Any) -> Any:
-        target = library.ops.softmax(teacher_head.logits(teacher(inputs, training=False)) / temperature)
-        scores = library.ops.log_softmax(head.logits(outputs) / temperature)
-        soft = -library.ops.sum(library.ops.stop_gradient(target) * scores, axis=-1) * temperature**2
+        taught = library.ops.stop_gradient(teacher_head.logits(teacher(inputs, training=False)) / temperature)
+        scores = head.logits(outputs) / temperature
+        soft = _cross_entropy(taught, scores) if decoupled is None else _decoupled(taught, scores, labels, *decoupled)
+        soft = soft * temperature**2
         return weight * soft + (1 - weight) * labelled(inputs, labels, outputs)
 
     return loss
+
+
+def _cross_entropy(taught: Any, scores: Any) -> Any:
+    ops = keras().ops
+    return -ops.sum(ops.softmax(taught) * ops.log_softmax(scores), axis=-1)
+
+
+def _decoupled(taught: Any, scores: Any, labels: Any, right: float, wrong: float) -> Any:
+    """Cross entropy of right against wrong, and of the wrong classes among themselves; logits [batch, classes]."""
+    ops = keras().ops
+    of_right = ops.one_hot(ops.cast(ops.reshape(labels, (-1,)), "int32"), scores.shape[-1])
+    pairs = []
+    for logits in (taught, scores):
+        others = ops.logsumexp(ops.where(of_right > 0, -1e9, logits), axis=-1)
+        pairs.append(ops.stack([ops.sum(logits * of_right, axis=-1), others], axis=-1))
+    among = [ops.where(of_right > 0, -1e9, logits) for logits in (taught, scores)]
+    return right * _cross_entropy(*pairs) + wrong * _cross_entropy(*among)
 
 
 def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, callbacks: Sequence[Any] = ()) -> Facts:
@@ -124,28 +165,64 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
         callbacks: Keras callbacks of the caller's.
 
     Returns:
-        `history`: one map for each epoch with loss, accuracy and their validation values.
+        `history`: one map for each epoch with loss, accuracy and their validation values; `best_epoch`, from 1, where
+        early stopping chose it.
 
     Raises:
         StageError: the loss is no longer a number.
     """
     library = keras(context.seed)
-    trainer = _trainer(library, model, loss)
+    trainer = _trainer(library, model, _weighted(loss, settings, context.data))
     batches = batches_of(context, settings)
-    steps = len(batches) * settings.epochs
-    schedule = library.optimizers.schedules.CosineDecay(settings.learning_rate, steps)
-    trainer.compile(library.optimizers.Adam(schedule), metrics=["accuracy"], jit_compile=False)
+    trainer.compile(_optimizer(library, settings, len(batches)), metrics=["accuracy"], jit_compile=False)
     validation = (context.data.inputs("validation"), context.data.labels("validation"))
-    callback = reporting(library, context.progress, len(batches), settings.epochs)
+    more = [reporting(library, context.progress, len(batches), settings.epochs)]
+    if settings.ema is not None:
+        more.append(library.callbacks.SwapEMAWeights(swap_on_epoch=True))
+    stopping = None
+    if settings.early_stopping is not None:
+        watched = {"monitor": "val_accuracy", "mode": "max", "restore_best_weights": True}
+        stopping = library.callbacks.EarlyStopping(patience=settings.early_stopping, **watched)
+        more.append(stopping)
     history = trainer.fit(
         batches,
         epochs=settings.epochs,
         validation_data=validation,
         shuffle=False,
         verbose=0,
-        callbacks=[callback, *callbacks],
+        callbacks=[*more, *callbacks],
     ).history
-    return {"history": rows(history)}
+    best = {} if stopping is None else {"best_epoch": stopping.best_epoch + 1}
+    return {"history": rows(history), **best}
+
+
+def _optimizer(library: Any, settings: TrainingSettings, batches: int) -> Any:
+    """Adam, with a learning rate that may rise from 0 and then falls to 0 along a cosine."""
+    steps = max(batches * settings.epochs // settings.gradient_accumulation, 1)
+    rising = int(steps * settings.warmup)
+    schedule = library.optimizers.schedules.CosineDecay(
+        0.0 if rising else settings.learning_rate,
+        steps - rising,
+        warmup_target=settings.learning_rate if rising else None,
+        warmup_steps=rising,
+    )
+    averaged = {} if settings.ema is None else {"use_ema": True, "ema_momentum": settings.ema}
+    several = settings.gradient_accumulation if settings.gradient_accumulation > 1 else None
+    return library.optimizers.Adam(schedule, gradient_accumulation_steps=several, **averaged)
+
+
+def _weighted(loss: Loss, settings: TrainingSettings, data: Data) -> Loss:
+    """The loss with the weight of each sample's class, where that is wanted; the mean weight is 1."""
+    if settings.class_weights == "none":
+        return loss
+    counts = np.bincount(data.labels("train"), minlength=len(data.class_names))
+    weights = (counts.sum() / (np.maximum(counts, 1) * np.count_nonzero(counts))).astype(np.float32)
+
+    def weighted(inputs: Any, labels: Any, outputs: Any) -> Any:
+        ops = keras().ops
+        return loss(inputs, labels, outputs) * ops.take(weights, ops.cast(ops.reshape(labels, (-1,)), "int32"))
+
+    return weighted
 
 
 def rows(history: dict[str, list[Any]]) -> list[dict[str, float | None]]:
@@ -178,7 +255,7 @@ def _trainer(library: Any, model: Any, loss: Loss) -> Any:
     return Trainer()
 
 
-def batches_of(context: Context, settings: TrainingSettings) -> Any:
+def batches_of(context: Context, settings: Passes) -> Any:
     """The training split, shuffled anew in every epoch, augmented and batched."""
     import tensorflow
 

@@ -51,9 +51,7 @@ def rounding_layer(name: str) -> Any:
     return QuantizeLayer(quantizer, name=name)
 
 
-def sparsify(
-    network: Network, sparsity: float | None, settings: fit.TrainingSettings, context: Context
-) -> tuple[Network, Facts]:
+def sparsify(network: Network, sparsity: float | None, settings: fit.Passes, context: Context) -> tuple[Network, Facts]:
     """Trains while weights become zero, the smallest ones first.
 
     Args:
@@ -86,7 +84,7 @@ def sparsify(
     return taken_back(network, made.weights()), {**history, "left": left}
 
 
-def cluster(network: Network, clusters: int, settings: fit.TrainingSettings, context: Context) -> tuple[Network, Facts]:
+def cluster(network: Network, clusters: int, settings: fit.Passes, context: Context) -> tuple[Network, Facts]:
     """Trains while the weights of each kernel share a few values; zeros of sparse kernels stay.
 
     Args:
@@ -122,9 +120,7 @@ def cluster(network: Network, clusters: int, settings: fit.TrainingSettings, con
     return taken_back(network, weights), {**history, "left": left}
 
 
-def train(
-    model: Any, network: Network, settings: fit.TrainingSettings, context: Context, callbacks: Sequence[Any] = ()
-) -> Facts:
+def train(model: Any, network: Network, settings: fit.Passes, context: Context, callbacks: Sequence[Any] = ()) -> Facts:
     """Trains a tf-keras model in place, on the labels: the same data, loss and schedule as in `fit.fit`.
 
     Args:
@@ -179,7 +175,7 @@ def _rebuilt(network: Network, change: Callable[[Layer, Any], Any], context: Con
     return legacy_keras.legacy(network, change)
 
 
-def _schedule(tool: Any, sparsity: float, settings: fit.TrainingSettings, context: Context) -> Any:
+def _schedule(tool: Any, sparsity: float, settings: fit.Passes, context: Context) -> Any:
     """More and more zeros, fast at first (Zhu and Gupta, To prune, or not to prune, 2017)."""
     steps = ceil(len(context.data.labels("train")) / settings.batch_size) * settings.epochs
     frequency = max(1, steps // TURNS)

@@ -109,3 +109,104 @@ def test_model_and_data_must_fit_together(keras: Any) -> None:
     double = keras.Model(image, [layers.Dense(2)(flat), layers.Dense(2)(flat)])
     with pytest.raises(ModelError, match="1 inputs and 2 outputs"):
         fit.head_of(double, Blobs())
+
+
+def accuracy_of(model: Any, data: Blobs) -> float:
+    found = model.predict(data.inputs("validation"), verbose=0).argmax(axis=1)
+    return float((found == data.labels("validation")).mean())
+
+
+class Hard(Blobs):
+    """Half of the training labels are wrong: accuracy goes up and down."""
+
+    def labels(self, split: Split) -> np.ndarray:
+        right = super().labels(split)
+        if split != "train":
+            return right
+        return np.where(np.random.default_rng(0).random(len(right)) < 0.45, 1 - right, right)
+
+    def inputs(self, split: Split) -> np.ndarray:
+        return Blobs().inputs(split)
+
+
+@pytest.mark.parametrize("ema", [None, 0.8])
+def test_early_stopping_keeps_the_best_epoch(keras: Any, tmp_path: Path, ema: float | None) -> None:
+    keras.utils.set_random_seed(0)
+    model, head = network(keras), Head(softmax=True)
+    settings = TrainingSettings(epochs=40, batch_size=8, learning_rate=0.2, early_stopping=3, ema=ema)
+    facts = fit.fit(model, fit.label_loss(head), settings, context(Hard(), tmp_path))
+    found = [row["val_accuracy"] for row in facts["history"]]
+    assert len(found) < 40
+    assert len(found) - facts["best_epoch"] == 3
+    assert found[facts["best_epoch"] - 1] == max(found) == pytest.approx(accuracy_of(model, Hard()))
+
+
+def test_the_moving_average_is_what_is_validated_and_kept(keras: Any, tmp_path: Path) -> None:
+    kept, plain = [], []
+    for ema, found in ((0.98, kept), (None, plain)):
+        keras.utils.set_random_seed(0)
+        model = network(keras)
+        settings = TrainingSettings(epochs=3, batch_size=16, learning_rate=0.05, ema=ema)
+        facts = fit.fit(model, fit.label_loss(Head(softmax=True)), settings, context(Hard(), tmp_path))
+        data = Hard()
+        scores = model.predict(data.inputs("validation"), verbose=0)
+        loss = -np.log(scores[np.arange(len(scores)), data.labels("validation")]).mean()
+        assert facts["history"][-1]["val_loss"] == pytest.approx(loss, rel=1e-3)
+        found.extend(model.get_weights())
+    assert not np.allclose(kept[0], plain[0], atol=1e-3)
+
+
+def test_the_learning_rate_rises_and_falls(keras: Any) -> None:
+    settings = TrainingSettings(epochs=10, learning_rate=0.1, warmup=0.2)
+    schedule = fit._optimizer(keras, settings, batches=10)._learning_rate
+    rates = [float(schedule(step)) for step in (0, 10, 20, 60, 100)]
+    assert rates == pytest.approx([0, 0.05, 0.1, 0.05, 0], abs=1e-6)
+
+
+def test_gradients_are_accumulated(keras: Any) -> None:
+    settings = TrainingSettings(epochs=10, learning_rate=0.1, gradient_accumulation=2)
+    optimizer, variable = fit._optimizer(keras, settings, batches=10), keras.Variable(np.zeros(1, np.float32))
+    optimizer.build([variable])
+    optimizer.apply([keras.ops.ones(1)])
+    assert float(variable[0]) == 0
+    optimizer.apply([keras.ops.ones(1)])
+    assert float(variable[0]) == pytest.approx(-0.1, rel=0.01)
+
+
+def test_balanced_classes_weigh_the_same(keras: Any) -> None:
+    class Rare(Blobs):
+        def labels(self, split: Split) -> np.ndarray:
+            return (np.arange(100) >= 90).astype(np.int64)
+
+    settings = TrainingSettings(epochs=1, class_weights="balanced")
+    weighted = fit._weighted(lambda inputs, labels, outputs: keras.ops.ones(len(labels)), settings, Rare())
+    labels = Rare().labels("train")
+    found = np.asarray(weighted(None, labels, None))
+    assert found.mean() == pytest.approx(1)
+    assert found[labels == 0].sum() == pytest.approx(found[labels == 1].sum())
+
+
+def test_decoupled_distillation_is_the_papers(keras: Any) -> None:
+    """On numbers, by its own formula: the cross entropies differ from the divergences by what no student changes."""
+    random, temperature = np.random.default_rng(0), 4.0
+    taught, scores, labels = random.normal(size=(5, 4)), random.normal(size=(5, 4)), np.array([0, 1, 2, 3, 1])
+
+    def softened(logits: np.ndarray) -> np.ndarray:
+        found = np.exp(logits / temperature)
+        return np.asarray(found / found.sum(axis=1, keepdims=True))
+
+    def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+        return np.asarray((p * np.log(p / q)).sum(axis=1))
+
+    right = np.eye(4, dtype=bool)[labels]
+    p, q = softened(taught), softened(scores)
+    binary = [np.stack([each[right], 1 - each[right]], axis=1) for each in (p, q)]
+    others = [each[~right].reshape(5, 3) / (1 - each[right])[:, None] for each in (p, q)]
+    wanted = (2 * divergence(*binary) + 3 * divergence(*others)) * temperature**2
+    head = Head(softmax=False)
+
+    def loss(values: np.ndarray) -> np.ndarray:
+        made = fit.distillation_loss(head, lambda x, training: x, head, temperature, 1.0, (2.0, 3.0))
+        return np.asarray(made(keras.ops.array(taught, "float32"), labels, keras.ops.array(values, "float32")))
+
+    np.testing.assert_allclose(loss(scores) - loss(taught), wanted, rtol=1e-3, atol=1e-4)
