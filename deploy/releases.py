@@ -153,7 +153,8 @@ class Folder:
     def missing(self, pieces: Dict[str, int], total: int) -> Dict[str, int]:
         """Which pieces are not here: SHA-256 to how many bytes of it have arrived already.
 
-        What arrived for other releases is removed, and what is still needed must fit on the disk.
+        What arrived for other releases is removed, and so are releases that never ran: of deployments that were cut
+        before the switch. What is still needed must fit on the disk.
 
         Args:
             pieces: SHA-256 to size.
@@ -162,6 +163,11 @@ class Folder:
         for name in os.listdir(self._in("incoming")):
             if name.partition(".")[0] not in pieces:
                 os.unlink(self._in("incoming", name))
+        ran = self._history()
+        for release in [each for each in self.releases() if each not in ran]:
+            parts = {digest for entry in self._about(release).values() for digest, _ in entry["pieces"]}
+            if not parts or parts - pieces.keys():  # otherwise it is the one that comes again
+                self.discard(release)
         known = self._known(set(pieces))
         lacking = {}
         for digest, size in pieces.items():
@@ -246,10 +252,6 @@ class Folder:
             os.rename(folder, place)
         _sync(self._in("releases"))
         self.drop_incoming()
-        ran = self._history()
-        for other in self.releases():  # of deployments that were cut before the switch
-            if other not in ran and other != release:
-                self.discard(other)
 
     def drop_incoming(self) -> None:
         """Removes all pieces that have arrived."""

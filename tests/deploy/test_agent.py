@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -122,3 +123,28 @@ def test_a_folder_of_somebody_else(ends: Ends, tmp_path: Path) -> None:
     assert "Permission denied" in error["what"]
     assert "sudo install -d" in error["todo"]
     assert not list((tmp_path / "theirs").iterdir())
+
+
+def installed(folder: releases.Folder, text: bytes) -> tuple[str, dict[str, int]]:
+    """A release of two small files: its name and pieces."""
+    files, pieces = {}, {}
+    for name in (releases.BUNDLE, releases.RUNNER):
+        content = text + name.encode()
+        digest = hashlib.sha256(content).hexdigest()
+        folder.put(digest, 0, len(content), iter([content]))
+        files[name], pieces[digest] = {"sha256": digest, "pieces": [[digest, len(content)]]}, len(content)
+    name = releases.release_name(*(files[each]["sha256"] for each in (releases.BUNDLE, releases.RUNNER)))
+    folder.install(name, files)
+    return name, pieces
+
+
+def test_releases_that_never_ran_make_room_before_anything_is_sent(tmp_path: Path) -> None:
+    """Deployments that were cut before the switch must not fill a disk: the next one could never begin."""
+    folder = releases.Folder(str(tmp_path / "there"), "test", create=True)
+    ran, _ = installed(folder, b"ran")
+    folder.switch(ran)
+    cut, again = installed(folder, b"cut")
+    assert folder.missing(again, 100) == {}  # what arrived is not sent twice
+    assert sorted(folder.releases()) == sorted([ran, cut])
+    assert folder.missing({"0" * 64: 10}, 100) == {"0" * 64: 0}
+    assert folder.releases() == [ran]
