@@ -31,6 +31,7 @@ from mutations import MUTATORS, Model, mutate
 
 from compress.edgetpu import inspection, package
 from compress.edgetpu.check import check
+from compress.edgetpu.estimate import describe, estimate
 from compress.errors import CorallineError
 from compress.target import load
 from compress.tflite import graph
@@ -143,11 +144,21 @@ def _told(parsed: graph.Graph) -> str:
             told.append(str(error))
     try:
         told.append(check(parsed, TARGET).to_json())
+        told.append(_expected(parsed))
     except CorallineError as error:
         if not told:
             raise
         told.append(str(error))
     return json.dumps(told, allow_nan=False)
+
+
+def _expected(parsed: graph.Graph) -> Any:
+    """The latency that is expected of it, or why none is."""
+    try:
+        found = estimate(parsed, TARGET, "usb3")
+        return [found.to_json(), describe(found, "here")]
+    except CorallineError as error:
+        return str(error)
 
 
 def resident(name: str) -> int:

@@ -102,6 +102,16 @@ def estimate(
     found = check(graph, target)
     if found.placement.failure is not None:
         raise ModelError(found.placement.summary, todo="see `python -m compress check`, and `legalize`")
+    try:
+        return _estimate(graph, target, host, clock, compiled, found)
+    except (IndexError, KeyError, ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
+        raise ModelError(f"an operator is not as its kind must be ({error}): the file is damaged") from error
+
+
+def _estimate(
+    graph: Graph, target: Target, host: str, clock: str, compiled: Inspection | None, found: Check
+) -> Estimate:
+    constants = target.tables["latency"]
     on_tpu = {op.index for op in found.placement.ops if op.placement == "tpu"}
     layers = tuple(_layers(graph, on_tpu, target))
     sent = _sent(graph, on_tpu, layers, found, target, compiled)
