@@ -46,7 +46,11 @@ def golden(opened: Bundle, role: str, options: Options) -> Dict[str, Any]:
 
     Returns:
         `verdict` (equal, close, different, or not run), `largest_steps` (of the output's quantization) or
-        `largest_difference` (float), `equal` and `same_class` of `samples`, `kernels`, and a `note`.
+        `largest_difference` (float), `equal` and `same_class` of `samples`, `kernels`, and a `note`; for the int8 model
+        also `default_steps` and `default_same_class`: the same with the default kernels, which applications run.
+
+    Raises:
+        ModelError, RuntimeLibraryError: the runtime refuses the model, or crashes.
     """
     outputs = opened.manifest["golden"]["outputs"]
     name = outputs.get(role, outputs.get("int8") if role == "compiled" else None)
@@ -70,6 +74,8 @@ def golden(opened: Bundle, role: str, options: Options) -> Dict[str, Any]:
                 result = _beside_plain(result, model, tensors, wanted)
             different = int(np.flatnonzero((found != wanted).reshape(len(found), -1).any(axis=1))[0])
             result["first_layer"] = first_layer(model.session.runtime, model.content, tensors[different])
+        if role == "int8" and kernels != "default" and "samples" in result:
+            result = _beside_default(result, model, tensors, wanted)
     return result
 
 
@@ -125,6 +131,22 @@ def _beside_plain(result: Dict[str, Any], model: Model, tensors: List[Array], wa
     note = "all are equal with plain C++ kernels: the optimized ones for %s " % platform.machine()
     note += "round in another way" if near else "do not work with this runtime"
     return dict(result, verdict="close" if near else "different", note=note)
+
+
+def _beside_default(result: Dict[str, Any], model: Model, tensors: List[Array], wanted: Array) -> Dict[str, Any]:
+    """The verdict with that on the default kernels: the fastest, never equal to the bit, and what applications run."""
+    options = dataclasses.replace(model.session.options, kernels="default")
+    probe.check(model.content, options)
+    session = Session(model.session.runtime, model.content, options)
+    found = np.concatenate([session.run(tensor) for tensor in tensors]).reshape(len(wanted), -1)
+    rows = wanted.reshape(len(wanted), -1)
+    steps = int(np.abs(found.astype(np.int64) - rows.astype(np.int64)).max())
+    same = int((found.argmax(axis=1) == rows.argmax(axis=1)).sum())
+    result = dict(result, default_steps=steps, default_same_class=same)
+    if steps <= CLOSE_STEPS_OPTIMIZED or same == len(rows):
+        return result
+    note = "the default kernels, which applications run, answer otherwise: by up to %d steps, another class in %d of %d"
+    return dict(result, verdict="different", note=note % (steps, len(rows) - same, len(rows)))
 
 
 def first_layer(found: Runtime, content: bytes, tensor: Array) -> Dict[str, Any]:

@@ -88,7 +88,7 @@ def optimized(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     class Interpreter(found.module.Interpreter):  # type: ignore[misc, name-defined]
         def __init__(self, **given: Any) -> None:
             super().__init__(**given)
-            self.plain = given["experimental_op_resolver_type"] == found.module.OpResolverType.BUILTIN_REF
+            self.plain = given.get("experimental_op_resolver_type") == found.module.OpResolverType.BUILTIN_REF
 
         def get_tensor(self, index: int) -> Any:
             value = super().get_tensor(index)
@@ -119,6 +119,31 @@ def test_optimized_kernels_that_round_in_another_way(
     assert (found["verdict"], found["largest_steps"], found["equal"]) == (verdict, steps, 0)
     assert says in found["note"]
     assert found["first_layer"]["layer"] == "scores"
+
+
+@pytest.mark.parametrize(("broken", "verdict"), [(False, "equal"), (True, "different")])
+def test_default_kernels_that_answer_otherwise(
+    content: bytes, broken: bool, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As seen under an emulator: the reproducible kernels were right, and what applications run was not."""
+    found = runtime.find()
+
+    class Interpreter(found.module.Interpreter):  # type: ignore[misc, name-defined]
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            self.default = given.get("experimental_op_resolver_type") is None
+
+        def get_tensor(self, index: int) -> Any:
+            value = super().get_tensor(index)
+            spoiled = broken and self.default and index == self.get_output_details()[0]["index"]
+            return -value if spoiled else value
+
+    module = SimpleNamespace(Interpreter=Interpreter, OpResolverType=found.module.OpResolverType)
+    monkeypatch.setattr(runtime, "find", lambda: Runtime(found.name, found.version, module, found.arguments))
+    told = accuracy.golden(bundle.Bundle(content), "int8", Options("cpu"))
+    assert told["verdict"] == verdict
+    assert (told["default_same_class"] < told["samples"]) is broken
+    assert ("the default kernels, which applications run, answer otherwise" in told["note"]) is broken
 
 
 def test_golden_outputs_of_another_shape(content: bytes) -> None:
