@@ -1,0 +1,84 @@
+"""Predicted latency of networks that nothing was fitted to: `python benchmarks/latency_applications.py`.
+
+Keras' own networks, by their layers' shapes, beside what the vendor has published for networks of the same names
+(coral.ai/docs/edgetpu/benchmarks, 2020; ms on USB 3 and on the Dev Board). Whether the published ones had exactly these
+layers is not known. Prints a Markdown table; nothing here asserts.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import latency as benchmark
+
+from compress.edgetpu import latency, memory
+from compress.edgetpu.latency import Layer, Sent
+
+PUBLISHED = {
+    "VGG19": (224, 308, 357),
+    "ResNet50V2": (299, 50, 59),
+    "ResNet152V2": (299, 128, 151),
+    "InceptionResNetV2": (299, 57, 69),
+    "MobileNetV2": (224, 2.6, 2.6),
+    "DenseNet121": (224, 20, 25),
+}
+"""Side of the input, and ms by host."""
+HOSTS = ("usb3", "devboard")
+WEIGHTED = {"Conv2D": "conv", "DepthwiseConv2D": "dw", "Dense": "fc", "Conv2DTranspose": "tconv"}
+POOLS = ("MaxPooling2D", "AveragePooling2D", "GlobalAveragePooling2D")
+
+
+def shape(tensor: Any) -> tuple[int, int, int]:
+    height, width, channels = (1, 1, *tensor.shape[1:])[-3:]
+    return height, width, channels
+
+
+def layers(model: Any) -> tuple[Layer, ...]:
+    """What a quantized file of the model has; a batch norm that no layer takes in is a product and a sum."""
+    found: list[Layer] = []
+    for layer in model.layers:
+        kind = type(layer).__name__
+        if kind == "InputLayer":
+            continue
+        source = layer.input[0] if isinstance(layer.input, list) else layer.input
+        made, given = shape(layer.output), shape(source)
+        if kind in WEIGHTED:
+            plain = Layer(WEIGHTED[kind], made, given, tuple(getattr(layer, "kernel_size", (1, 1))))
+            found.append(replace(plain, parameters=latency.parameters(plain, benchmark.TARGET)))
+        elif kind in POOLS:
+            found.append(Layer("pool", made, given, tuple(getattr(layer, "pool_size", given[:2]))))
+        elif kind in ("Add", "Multiply"):
+            found.append(Layer("elt", made, given))
+        elif kind == "BatchNormalization" and type(source._keras_history.operation).__name__ not in WEIGHTED:
+            found += [Layer("elt", made, given, parameters=memory.constant(made[2]))] * 2
+    return tuple(found)
+
+
+def predicted(model: Any, host: str) -> float:
+    """Milliseconds."""
+    network = layers(model)
+    held = latency.split(network, benchmark.TARGET).streamed
+    streamed = tuple(each.parameters.size_bytes * out for each, out in zip(network, held, strict=True))
+    inputs, outputs = math.prod(shape(model.inputs[0])), latency.sent_bytes(shape(model.outputs[0]))
+    sent = Sent(inputs, outputs, latency.instruction_bytes(network, inputs + outputs), streamed)
+    return latency.predict(network, sent, benchmark.TARGET.tables["latency"], host).total
+
+
+def main() -> None:
+    print("| network | host | published, ms | predicted, ms | |\n|---|---|---|---|---|")
+    for name, (side, *published) in PUBLISHED.items():
+        model = getattr(keras.applications, name)(weights=None, input_shape=(side, side, 3))
+        for host, measured in zip(HOSTS, published, strict=True):
+            told = predicted(model, host)
+            print(f"| {name} | {host} | {measured:g} | {told:.3g} | {told / measured - 1:+.1%} |", flush=True)
+        keras.backend.clear_session()
+
+
+if __name__ == "__main__":
+    main()
