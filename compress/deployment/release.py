@@ -139,7 +139,8 @@ def deploy(session: Session, release: Release, options: Options, told: Told) -> 
             does not.
     """
     state = session.ask("open", path=session.address.path, by=options.by, create=True)
-    before, new = state["current"], release.name not in state["releases"]
+    removed = session.ask("prune", keep=options.keep)  # what deployments left that were cut behind the switch
+    before, new = state["current"], release.name not in state["releases"] or release.name in removed
     sent = send(session, release, told)
     told("verifying there")
     results = {}
@@ -156,7 +157,7 @@ def deploy(session: Session, release: Release, options: Options, told: Told) -> 
         told("switched")
     results |= _after(session, release.name, before, options, told)
     with _new_runs():
-        removed = session.ask("prune", keep=options.keep)
+        removed += session.ask("prune", keep=options.keep)
     result = "unchanged" if before == release.name else "deployed"
     return Outcome(result, before, release.name, sent, state["python"], results, tuple(removed))
 

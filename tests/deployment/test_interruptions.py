@@ -44,11 +44,12 @@ def test_power_cut_before_an_operation(host: Host, bundle_file: Write, tmp_path:
         host.python(before=cuts.at_operation(operation, there))
         done = main(["deploy", str(bundle_file(version, extra_bytes=9000)), *host.options(there), "--keep", "1"])
         assert answers(there) in (old, version)
+        assert len(list((there / "releases").iterdir())) <= 4  # cuts, wherever they come, do not pile up
         seen.add(done)
         if done == 0:
             break
     assert seen == {0, 15}
-    assert len(list((there / "releases").iterdir())) == 2  # what was cut before its switch does not pile up
+    assert len(list((there / "releases").iterdir())) == 2
     assert answers(there) == version
     assert not left(there)
 
