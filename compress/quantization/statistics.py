@@ -80,8 +80,9 @@ def collect(network: Network, samples: NDArray[np.float32]) -> Statistics:
         samples: preprocessed calibration samples [n, ...].
 
     Raises:
-        StageError: an activation is NaN or infinite.
+        StageError: a weight or an activation is NaN or infinite.
     """
+    _check_weights(network)
     points = rounding.find(network)
     tensors = list(points)
     limits = np.concatenate(list(_each_batch(network, tensors, samples, _extremes)), axis=-1)  # [tensors, 2, n]
@@ -102,11 +103,15 @@ def collect(network: Network, samples: NDArray[np.float32]) -> Statistics:
     return Statistics(low, high, counts, rounding.fixed(network, points))
 
 
-def _refuse_infinite(network: Network, tensor: Tensor, sample: int) -> None:
-    """Says where numbers end that are NaN or infinite: in the weights, in a sample, or in what is computed."""
+def _check_weights(network: Network) -> None:
+    """Refuses NaN and infinity, also where a ReLU would hide them."""
     for layer, _ in network.in_order():
         if not all(np.isfinite(weight).all() for weight in layer.weights):
             raise StageError(f"the weights of layer {layer.name!r} are not finite", todo="train the model again")
+
+
+def _refuse_infinite(network: Network, tensor: Tensor, sample: int) -> None:
+    """Says where numbers end that are NaN or infinite: in a sample, or in what is computed."""
     name = "input" if not network.layers[tensor.layer].calls else f"output of layer {tensor.layer!r}"
     raise StageError(
         f"the {name} is not finite for calibration sample {sample}",

@@ -69,6 +69,12 @@ def scaled(name: str, times: float) -> Callable[[Any], None]:
     return edit
 
 
+def all_minus_infinity(model: Any) -> None:
+    """Weights behind which a ReLU gives 0 everywhere."""
+    layer = model.get_layer("conv")
+    layer.set_weights([np.full_like(layer.get_weights()[0], -np.inf), *layer.get_weights()[1:]])
+
+
 def quantized(model: Any, data: Blobs, folder: Path, stage: Quantize = PLAIN) -> Facts:
     """What the stage says; the model is in folder/made."""
     before, made = folder / "before", folder / "made"
@@ -118,6 +124,7 @@ def test_an_ordinary_model_has_no_warnings_and_says_how_far_it_agrees(keras: Any
         (with_nan, same, "the input is not finite for calibration sample 0"),
         (same, scaled("scores", np.nan), "the weights of layer 'scores' are not finite"),
         (same, scaled("conv", np.inf), "the weights of layer 'conv' are not finite"),
+        (same, all_minus_infinity, "the weights of layer 'conv' are not finite"),
     ],
 )
 def test_numbers_that_are_not_finite_are_refused(

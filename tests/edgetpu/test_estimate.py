@@ -1,4 +1,4 @@
-"""Latency: the form on networks small enough to count by hand, published measurements, and the command."""
+"""Expected latency: the form on networks small enough to count by hand, published measurements, and the command."""
 
 from __future__ import annotations
 
