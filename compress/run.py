@@ -121,6 +121,8 @@ class Session:
                 waiting = f"{title}: another run is making this; waiting for it"
                 with self.store.lock(key, lambda: progress.note(waiting)):
                     found = None if title in self.forced else self.store.find(key)
+                    if title in self.forced:
+                        self.store.forget(key)
                     artifact = found or self._make(work, given, kind, key, progress)
         self._tell(title, work, "kept" if found else "made", time.monotonic() - started)
         return artifact, bool(found)
@@ -157,14 +159,14 @@ class Session:
         """Does the work in a scratch folder and publishes what it leaves there."""
         started = time.monotonic()
         with self.store.scratch() as folder:
-            context = self._context(folder, progress)
+            context = self._context(folder, self.store.unfinished(key), progress)
             if isinstance(work, Stage):
                 facts = work.run(given.get("given", NOTHING), context)
             else:
                 facts = work.run(given, context)
             return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
 
-    def _context(self, folder: Path, progress: Progress) -> Context:
+    def _context(self, folder: Path, unfinished: Path, progress: Progress) -> Context:
         pipeline = self.pipeline
         return Context(
             pipeline.head.name,
@@ -175,6 +177,7 @@ class Session:
             pipeline.head.seed,
             pipeline.model.trust,
             progress,
+            unfinished,
         )
 
 

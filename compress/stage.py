@@ -128,6 +128,7 @@ class Context:
         seed: the run's seed.
         trust: whether the user vouched for code that comes with the model.
         progress: where to say how far the work is.
+        unfinished: a folder whose files the next try finds if this one is interrupted; None: there is none.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Context:
     seed: int
     trust: bool
     progress: Progress
+    unfinished: Path | None = None
 
 
 class Settings(BaseModel):

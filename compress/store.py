@@ -5,6 +5,7 @@
     artifacts/<digest>/   files and artifact.json; complete from the moment it exists
     keys/<key>            one line: the digest of the artifact that answers this key
     locks/<key>           held (flock) by the process that is making it
+    unfinished/<key>/     what a process that was interrupted left for the next one that makes it
     scratch/<random>/     work in progress; what killed processes left is cleared by the
                           next process that finds itself alone
     lock                  held, shared, by every process that works here
@@ -23,6 +24,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +35,8 @@ from compress.errors import StoreError
 from compress.stage import Artifact, Facts, Kind
 
 MANIFEST = "artifact.json"
+FORGOTTEN_DAYS = 14
+"""What was left unfinished for so long is removed."""
 
 
 def digest_of(value: Any) -> str:
@@ -134,13 +138,16 @@ class Store:
             StoreError: the folder cannot be written.
         """
         try:
-            for name in ("artifacts", "keys", "locks", "scratch"):
+            for name in ("artifacts", "keys", "locks", "scratch", "unfinished"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
             presence = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
             weakref.finalize(self, os.close, presence)
             if _try_lock(presence):
                 for left in (self.folder / "scratch").iterdir():
                     shutil.rmtree(left)
+                for left in (self.folder / "unfinished").iterdir():
+                    if time.time() - left.stat().st_mtime > FORGOTTEN_DAYS * 86_400:
+                        shutil.rmtree(left)
             fcntl.flock(presence, fcntl.LOCK_SH)
         except OSError as error:
             raise explain(error, "the store cannot be written", self.folder) from error
@@ -172,6 +179,23 @@ class Store:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def unfinished(self, key: str) -> Path:
+        """A folder for what interrupted work leaves to the next try; whoever uses it holds the key's lock.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        folder = self.folder / "unfinished" / key
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise explain(error, "the store cannot be written", self.folder) from error
+        return folder
+
+    def forget(self, key: str) -> None:
+        """Removes what interrupted work has left."""
+        shutil.rmtree(self.folder / "unfinished" / key, ignore_errors=True)
+
     def publish(self, key: str, kind: Kind, folder: Path, facts: Facts, seconds: float) -> Artifact:
         """Makes a scratch folder an artifact, and the answer to a key.
 
@@ -201,6 +225,7 @@ class Store:
                     os.rename(place, folder.parent / "damaged")
         _sync(place.parent)
         write_atomically(self.folder / "keys" / key, digest.encode() + b"\n", folder.parent)
+        self.forget(key)
         return artifact
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import exp
 from typing import Any
 
@@ -50,7 +51,7 @@ class Layer:
     index: int = 0
     name: str = ""
 
-    @property
+    @cached_property
     def megacycles(self) -> float:
         """Millions of cycles of the array: whole tiles, whole steps of channels."""
         height, width = (self.given if self.kind == "tconv" else self.made)[:2]
@@ -62,7 +63,7 @@ class Layer:
             blocks = up(self.made[2], INPUT_BLOCK) // INPUT_BLOCK
         return positions * taps * blocks / 1e6
 
-    @property
+    @cached_property
     def passes(self) -> int:
         """How many times its weights are sent if they are streamed: large maps are computed part by part."""
         sides = []
@@ -158,6 +159,12 @@ class Latency:
     layers: tuple[float, ...]
 
 
+def compute_ms(layer: Layer, constants: Mapping[str, Any], clock: str = "max") -> float:
+    """What the array takes for a layer alone."""
+    each = constants["conv_ns"] if layer.kind in WEIGHTED else constants["window_ns"]
+    return float(layer.megacycles * each * CLOCKS[clock])
+
+
 def predict(
     layers: Sequence[Layer], sent: Sent, constants: Mapping[str, Any], host: str, clock: str = "max"
 ) -> Latency:
@@ -172,11 +179,7 @@ def predict(
     """
     bus = constants["hosts"][host]
     each = bus["transfer_ms_per_mb"] / 1e6
-    windows = constants["window_ns"]
-    computed = [
-        layer.megacycles * (constants["conv_ns"] if layer.kind in WEIGHTED else windows) * CLOCKS[clock]
-        for layer in layers
-    ]
+    computed = [compute_ms(layer, constants, clock) for layer in layers]
     streamed = [each * count * layer.passes for layer, count in zip(layers, sent.streamed, strict=True)]
     orders = each * sent.instructions + constants["layer_us"] * len(layers) / 1000
     inputs = each * sent.inputs

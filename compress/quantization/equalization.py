@@ -71,6 +71,8 @@ def _layout(
         return _gated(layer, call, given, network, numbers)
     if layer.kind in structure.TIED and len(given) == 1:
         return None  # the other operand is a constant, which is not scaled along
+    if layer.config.get("groups", 1) != 1:
+        return None
     if layer.kind in (*MAKERS, *HOMOGENEOUS) or activation_of(layer) == "relu":
         return structure.layout(layer, call, given, network, numbers, layouts)
     return None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,11 +51,13 @@ class Channels:
         layouts: the channel at each place of the last axis, by tensor.
         group: for each channel number the number of its group (the smallest in it).
         pinned: for each channel number whether it must stay.
+        held: layers that pin channels because it is not known here what they do with them.
     """
 
     layouts: Mapping[Tensor, Layout]
     group: NDArray[np.int64]
     pinned: Mask
+    held: tuple[str, ...] = ()
 
     def tied(self, kept: Mask) -> Mask:
         """`kept`, by group, as a mask over channel numbers."""
@@ -68,6 +70,7 @@ class Numbering:
     def __init__(self) -> None:
         self.parent: list[int] = []
         self.pins: list[Layout] = []
+        self.fixed: set[int] = set()
 
     def fresh(self, count: int) -> Layout:
         """So many new channels."""
@@ -91,6 +94,11 @@ class Numbering:
     def pin(self, layout: Layout) -> None:
         """Keeps the channels of a layout as they are."""
         self.pins.append(layout)
+        self.fixed.update(layout.tolist())
+
+    def free(self, layout: Layout) -> bool:
+        """Whether a layout has channels that were not pinned so far."""
+        return not self.fixed.issuperset(layout.tolist())
 
 
 LayoutRule = Callable[[Layer, int, list[Layout], Network, Numbering, Mapping[Tensor, Layout]], Layout | None]
@@ -106,19 +114,22 @@ def numbered(network: Network, rule: LayoutRule) -> Channels:
     """The same with another rule for what a call makes of the layouts that it is given."""
     numbers = Numbering()
     layouts: dict[Tensor, Layout] = {}
+    held: dict[str, None] = {}
     for layer, call in network.in_order():
         given = [layouts[tensor] for tensor in layer.given(call)] if layer.calls else []
         outputs = sorted(t for t in network.shapes if t.layer == layer.name and t.call == call)
         made = rule(layer, call, given, network, numbers, layouts)
+        if made is None and any(numbers.free(each) for each in given):
+            held[layer.name] = None
         for tensor in outputs:
             layouts[tensor] = made if made is not None else _opaque(given, network.shapes[tensor], numbers)
     for tensor in tensors_in(network.outputs):
         numbers.pin(layouts[tensor])
     group = np.array([numbers.root(number) for number in range(len(numbers.parent))], np.int64)
     pinned = np.zeros(len(group), bool)
-    for held in numbers.pins:
-        pinned[group[held]] = True
-    return Channels(layouts, group, pinned[group])
+    for layout in numbers.pins:
+        pinned[group[layout]] = True
+    return Channels(layouts, group, pinned[group], tuple(held))
 
 
 def _opaque(given: list[Layout], shape: tuple[int | None, ...], numbers: Numbering) -> Layout:
@@ -156,11 +167,13 @@ def layout(
         if call and layer.weights:
             numbers.tie(layouts[layer.given(0)[0]], given[0])
         return given[0]
-    if layer.kind in TIED and len(given) > 1:  # otherwise the other operand is a constant
+    if layer.kind in TIED and len(given) > 1:
         return _tied(given, numbers)
+    if layer.kind in (*TIED, "TrueDivide", "Divide") and len(given) == 1 and not _constants(layer.calls[call]):
+        return given[0]
     if layer.kind == "Concatenate":
         rank = len(network.shapes[layer.given(call)[0]])
-        return np.concatenate(given) if layer.config.get("axis", -1) in (-1, rank) else None
+        return np.concatenate(given) if layer.config.get("axis", -1) in (-1, rank) else _stacked(given, numbers)
     if layer.kind in ("Flatten", "Reshape"):
         return _reshaped(given[0], network.shapes[layer.given(call)[0]], network.shapes[Tensor(layer.name, call)])
     return None
@@ -174,14 +187,19 @@ def _axis(layer: Layer) -> int:
 def _made_by_maker(
     layer: Layer, call: int, given: Layout, numbers: Numbering, layouts: Mapping[Tensor, Layout]
 ) -> Layout:
-    """Fresh channels; a shared layer makes the same ones at each call, from tied inputs."""
-    if layer.config.get("groups", 1) != 1:
-        numbers.pin(given)
+    """Fresh channels; a shared layer makes the same ones at each call, from tied inputs.
+
+    A grouped convolution loses whole groups: what one group reads and makes is tied.
+    """
     if call:
         numbers.tie(layouts[layer.given(0)[0]], given)
         return layouts[Tensor(layer.name, 0)]
     made = numbers.fresh(int(layer.config["filters" if "filters" in layer.config else "units"]))
-    if layer.config.get("groups", 1) != 1 or layer.config.get("activation") == "softmax":
+    if (groups := layer.config.get("groups", 1)) > 1:
+        for into, out in zip(np.split(given, groups), np.split(made, groups), strict=True):
+            together = np.concatenate([into, out])
+            numbers.tie(np.full_like(together, out[0]), together)
+    if layer.config.get("activation") == "softmax":
         numbers.pin(made)
     return made
 
@@ -197,6 +215,20 @@ def _tied(given: list[Layout], numbers: Numbering) -> Layout | None:
         else:
             return None
     return full
+
+
+def _stacked(given: list[Layout], numbers: Numbering) -> Layout:
+    """Operands that are joined along another axis: channel by channel the same ones."""
+    for layout in given[1:]:
+        numbers.tie(given[0], layout)
+    return given[0]
+
+
+def _constants(call: Any) -> bool:
+    """Whether a call is given an array: one number for each channel, which cannot be cut; a single number can stay."""
+    if isinstance(call, dict):
+        return call.get("class_name") == "__numpy__" or any(map(_constants, call.values()))
+    return isinstance(call, list | tuple) and any(map(_constants, call))
 
 
 def _reshaped(layout: Layout, before: tuple[int | None, ...], after: tuple[int | None, ...]) -> Layout | None:
@@ -229,12 +261,16 @@ def _cut(layer: Layer, keep: Callable[[Tensor], Mask], network: Network) -> Laye
     if not layer.calls:
         return layer
     before, after = keep(layer.given()[0]), keep(Tensor(layer.name))
-    if layer.kind in MAKERS and layer.config.get("groups", 1) == 1:
+    if layer.kind in MAKERS:
         into, out = MAKERS[layer.kind]
-        kernel = np.compress(after, np.compress(before, layer.weights[0], axis=into), axis=out)
-        changed = replace(layer, weights=(kernel, *(w[..., after] for w in layer.weights[1:])))
-        key = "filters" if "filters" in layer.config else "units"
-        return changed.configured(**{key: int(after.sum())})
+        kernel, key = layer.weights[0], "filters" if "filters" in layer.config else "units"
+        changes = {key: int(after.sum())}
+        if (groups := layer.config.get("groups", 1)) > 1:  # a group is kept or removed as a whole
+            changes["groups"] = int(after.sum()) * groups // len(after)
+        else:
+            kernel = np.compress(before, kernel, axis=into)
+        kernel = np.compress(after, kernel, axis=out)
+        return replace(layer, weights=(kernel, *(w[..., after] for w in layer.weights[1:]))).configured(**changes)
     if layer.kind.startswith("Separable"):
         depthwise, pointwise, *bias = layer.weights
         repeated = np.repeat(before, layer.config["depth_multiplier"])
@@ -250,28 +286,3 @@ def _cut(layer: Layer, keep: Callable[[Tensor], Mask], network: Network) -> Laye
         shape = network.shapes[Tensor(layer.name)]
         return layer.configured(target_shape=[*shape[:-1], int(after.sum())])
     return layer
-
-
-def macs(network: Network, channels: Channels, kept: Mask) -> int:
-    """Multiply-accumulates of one inference with only the kept channels (by channel number)."""
-    total = 0
-    for layer, call in network.in_order():
-        if not layer.weights or not layer.calls:
-            continue
-        out, given = Tensor(layer.name, call), layer.given(call)[0]
-        n_in = int(kept[channels.layouts[given]].sum())
-        n_out = int(kept[channels.layouts[out]].sum())
-        places = prod(side or 1 for side in network.shapes[out][:-1])
-        kernel = layer.weights[0].shape
-        if layer.kind == "Dense":
-            total += places * n_in * n_out
-        elif layer.kind == "Conv2DTranspose":
-            total += prod(side or 1 for side in network.shapes[given][:-1]) * prod(kernel[:2]) * n_in * n_out
-        elif layer.kind in MAKERS:
-            total += places * prod(kernel[:-2]) * n_in * n_out // layer.config.get("groups", 1)
-        elif layer.kind == "DepthwiseConv2D":
-            total += places * prod(kernel[:2]) * n_out
-        elif layer.kind.startswith("Separable"):
-            multiplied = n_in * layer.config["depth_multiplier"]
-            total += places * (prod(kernel[:-2]) * multiplied + multiplied * n_out)
-    return total

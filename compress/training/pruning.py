@@ -1,23 +1,42 @@
-"""Structured pruning, the other two questions: which channels matter least, and how many go?"""
+"""Structured pruning, last of three questions: how many channels go, and where?
+
+Channels that one layer makes are a set; within a set the least important go first. What remains to be chosen is how
+many of each set stay, so that a cost (multiply-accumulates, time on the Edge TPU, ...) comes down to a limit and as
+little as possible is lost. Costs come in steps: the array computes 64 output by 4 input channels at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import heapq
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.edgetpu.memory import INPUT_BLOCK, ROW_BLOCK
 from compress.errors import StageError
+from compress.target import Target
 from compress.training import channels as structure
-from compress.training.channels import MAKERS, Channels, Mask
+from compress.training import importance
+from compress.training.channels import Channels, Mask
+from compress.training.cost import Costs, Counts, Sets
+from compress.training.importance import Method, Samples, Scores, made_by
 from compress.training.network import Network, Tensor
 
-STEP = 4
+STEP = INPUT_BLOCK
 """Channels are kept in multiples of this: the Edge TPU computes 4 input channels at once."""
 MIN_KEPT = 4
+LEVELS = 32
+"""A set has about so many sizes to choose from, if it is large."""
+Cost = Callable[[Counts], float]
+Allocation = Literal["balanced", "measured", "global", "uniform"]
+"""How much goes where. global: the sum of the importance that is removed; balanced: the sum over the sets of what was
+there over what is kept of it, so that no set becomes too narrow; measured: see `sensitivity`."""
+_TINY = 1e-9
+Lost = Sequence[NDArray[np.float64]]
+"""What is lost of each set when so many groups stay: an array from none to all, falling to 0."""
 
 
 @dataclass(frozen=True)
@@ -26,110 +45,70 @@ class PruningPlan:
 
     Attributes:
         kept: by channel number.
-        macs_before: multiply-accumulates of the network as it was.
-        macs_after: with the kept channels only.
+        counts: how many groups of each set.
         layers: channels (before, after) of each layer that loses some.
+        held: layers whose channels stay since it is not known what they do with them.
     """
 
     kept: Mask
-    macs_before: int
-    macs_after: int
+    counts: Counts
     layers: Mapping[str, tuple[int, int]]
+    held: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """As a plain map, for the artifact's facts."""
         return {
-            "macs_before": self.macs_before,
-            "macs_after": self.macs_after,
             "layers": {name: {"before": a, "after": b} for name, (a, b) in self.layers.items()},
+            "held": list(self.held),
         }
 
 
-def importance(network: Network, channels: Channels) -> NDArray[np.float64]:
-    """How much each group of channels matters: L2 norm of the weights that make a channel.
+@dataclass(frozen=True)
+class Cut:
+    """A network before channels are removed: what moves together, what matters, and what it costs.
 
-    Where a batch norm follows, its scale over its deviation is multiplied in: the weights
-    as they are after folding. Norms are divided by their layer's mean, so that layers can be
-    compared, and averaged over the layers of a group. Indexed by channel number, equal in a group.
-
-    Source: Li et al., Pruning Filters for Efficient ConvNets, ICLR 2017 (norms); Liu et al.,
-    Network Slimming, ICCV 2017 (batch norm scales).
+    Attributes:
+        network: as it is.
+        channels: of the network.
+        sets: which groups are chosen among each other, the most important first.
+        score: importance by channel number.
+        costs: by how many groups of each set stay.
     """
-    total = np.zeros(len(channels.group))
-    count = np.zeros(len(channels.group))
-    consumers = network.consumers()
-    for layer in network.layers.values():
-        if layer.kind in MAKERS:
-            out = MAKERS[layer.kind][1]
-            kernel = np.moveaxis(layer.weights[0].astype(np.float64), out, -1)
-        elif layer.kind.startswith("Separable"):
-            kernel = layer.weights[1].astype(np.float64)
-        else:
-            continue
-        norm = np.sqrt((kernel**2).sum(axis=tuple(range(kernel.ndim - 1))))
-        tensor = Tensor(layer.name)
-        for name, _ in consumers.get(tensor, []):
-            if network.layers[name].kind == "BatchNormalization":
-                norm *= np.abs(_batch_norm_factor(network.layers[name]))
-        groups = channels.group[channels.layouts[tensor]]
-        np.add.at(total, groups, norm / max(float(norm.mean()), 1e-12))
-        np.add.at(count, groups, 1)
-    score: NDArray[np.float64] = (total / np.maximum(count, 1))[channels.group]
-    return score
+
+    network: Network
+    channels: Channels
+    sets: Sets
+    score: Scores
+    costs: Costs
 
 
-def _batch_norm_factor(layer: Any) -> NDArray[np.float64]:
-    """Scale divided by the deviation; weights are [gamma], [beta], mean, variance."""
-    gamma = layer.weights[0].astype(np.float64) if layer.config.get("scale", True) else np.float64(1)
-    factor: NDArray[np.float64] = gamma / np.sqrt(layer.weights[-1].astype(np.float64) + layer.config["epsilon"])
-    return factor
-
-
-def plan(network: Network, keep_macs: float) -> tuple[Channels, PruningPlan]:
-    """The largest uniform share of channels whose multiply-accumulates fit, least important first out.
+def prepare(network: Network, target: Target, method: Method, samples: Samples | None) -> Cut:
+    """Answers the first two questions.
 
     Args:
-        network: what is to be pruned.
-        keep_macs: largest share of the multiply-accumulates that may stay.
+        network: as it is.
+        target: what its costs are known for.
+        method: how importance is found.
+        samples: what it is measured on, where it is.
 
     Raises:
-        StageError: nothing can be removed, or not enough.
+        StageError: nothing can be removed.
     """
     channels = structure.follow(network)
-    score = importance(network, channels)
-    everything = np.ones(len(channels.group), bool)
-    before = structure.macs(network, channels, everything)
-    sets = _sets(network, channels)
-    if not sets:
-        raise StageError("no channel of this model can be removed: every one reaches an output", todo="remove `prune`")
-    least = [min(MIN_KEPT, len(members)) for members in sets]
-
-    def cost(counts: list[int]) -> int:
-        return structure.macs(network, channels, _mask(sets, counts, score, channels))
-
-    if cost(least) > keep_macs * before:
-        reach = ceil(cost(least) / before * 1000) / 1000
-        raise StageError(
-            f"keep_macs {keep_macs:g} is out of reach with at least {MIN_KEPT} channels in every layer",
-            todo=f"choose keep_macs >= {reach:g}",
-        )
-    counts = _grown(sets, _uniform(sets, least, cost, keep_macs * before), cost, keep_macs * before)
-    best = _mask(sets, counts, score, channels)
-    after = structure.macs(network, channels, best)
-    layers = {}
-    for layer in network.layers.values():
-        if layer.kind in MAKERS or layer.kind.startswith("Separable"):
-            mask = best[channels.layouts[Tensor(layer.name)]]
-            if not mask.all():
-                layers[layer.name] = (len(mask), int(mask.sum()))
-    return channels, PruningPlan(best, before, after, layers)
+    score = importance.scores(network, channels, method, samples)
+    found = sets(network, channels, score)
+    return Cut(network, channels, found, score, Costs(network, channels, found, target))
 
 
-def _sets(network: Network, channels: Channels) -> list[NDArray[np.int64]]:
-    """Groups that are chosen among each other: those that one layer makes, tied layers together."""
+def sets(network: Network, channels: Channels, score: Scores) -> list[NDArray[np.int64]]:
+    """Groups that are chosen among each other, the most important first: what one layer makes, tied layers together.
+
+    Raises:
+        StageError: nothing can be removed.
+    """
     merged: list[set[int]] = []
     for layer in network.layers.values():
-        if layer.kind in MAKERS or layer.kind.startswith("Separable"):
+        if layer.calls and made_by(layer) is not None:
             row = np.unique(channels.group[channels.layouts[Tensor(layer.name)]])
             current = set(row[~channels.pinned[row]].tolist())
             apart = [other for other in merged if not other & current]
@@ -137,19 +116,130 @@ def _sets(network: Network, channels: Channels) -> list[NDArray[np.int64]]:
                 if other & current:
                     current |= other
             merged = [*apart, current] if current else apart
-    return [np.array(sorted(members), np.int64) for members in merged]
+    if not merged:
+        held = f"{', '.join(channels.held[:5])} cannot be followed" if channels.held else "every one reaches an output"
+        raise StageError(f"no channel of this model can be removed: {held}", todo="remove `prune`")
+    ordered = (np.array(sorted(members), np.int64) for members in merged)
+    return [members[np.argsort(-score[members], kind="stable")] for members in ordered]
 
 
-def _uniform(
-    sets: list[NDArray[np.int64]], least: list[int], cost: Callable[[list[int]], int], limit: float
-) -> list[int]:
+def least(found: Sets) -> Counts:
+    """How many groups of each set stay at any rate."""
+    return tuple(min(MIN_KEPT, len(members)) for members in found)
+
+
+def losses(cut: Cut, allocation: Allocation) -> Lost | None:
+    """By set what is lost, judged by importance; None for the same share everywhere."""
+    if allocation == "uniform":
+        return None
+    kept = [np.concatenate([[0.0], np.cumsum(cut.score[members])]) for members in cut.sets]
+    if allocation == "global":
+        return [each[-1] - each for each in kept]
+    return [max(each[-1], _TINY) / np.maximum(each, each[-1] * _TINY + _TINY) - 1 for each in kept]
+
+
+def chosen(found: Sets, losses: Lost | None, cost: Cost, limit: float) -> Counts:
+    """How many groups of each set stay.
+
+    Args:
+        found: the sets.
+        losses: by set what is lost; None: the same share of every set stays.
+        cost: what a choice costs.
+        limit: the most that it may.
+
+    Raises:
+        OutOfReachError: even the smallest network costs more.
+    """
+    smallest = least(found)
+    if cost(smallest) > limit:
+        raise OutOfReachError(cost(smallest))
+    if losses is None:
+        counts = _uniform(found, smallest, cost, limit)
+        return _grown(counts, [np.linspace(1.0, 0.0, len(each) + 1) for each in found], cost, limit)
+    return _grown(_cheapest(losses, cost, limit), losses, cost, limit)
+
+
+class OutOfReachError(StageError):
+    """No choice costs as little as was asked.
+
+    Attributes:
+        nearest: the least that is possible.
+    """
+
+    def __init__(self, nearest: float) -> None:
+        super().__init__(f"out of reach with at least {MIN_KEPT} channels in every layer")
+        self.nearest = nearest
+
+
+def levels(size: int) -> list[int]:
+    """The sizes that a set of so many groups may have, from the largest."""
+    smallest = min(MIN_KEPT, size)
+    step = STEP
+    while size / step > LEVELS and step < ROW_BLOCK:
+        step *= 2
+    return sorted({size, smallest, *range(step, size, step)} - set(range(smallest)), reverse=True)
+
+
+def _cheapest(losses: Lost, cost: Cost, limit: float) -> Counts:
+    """Greedy: again and again the removal that loses the least for what it saves.
+
+    A removal may go several levels down at once, since one level alone often saves nothing. Removals wait in order
+    of their last known price and are priced anew when their turn comes.
+
+    Source: Shen et al., Structural Pruning via Latency-Saliency Knapsack, NeurIPS 2022 (importance against latency
+    in the hardware's steps); Minoux, 1978 (the lazy order).
+    """
+    sizes = [levels(len(each) - 1) for each in losses]
+    at = [0] * len(losses)
+
+    def counts_with(index: int, level: int) -> Counts:
+        return tuple(sizes[i][level if i == index else at[i]] for i in range(len(losses)))
+
+    def priced(index: int, now: float) -> tuple[float, int] | None:
+        """The best price of a removal from a set, and the level that it leads to."""
+        best: tuple[float, int] | None = None
+        before = losses[index][sizes[index][at[index]]]
+        reach = [level for level in range(at[index] + 1, len(sizes[index])) if _near(sizes[index], at[index], level)]
+        for level in reach:
+            saved = now - cost(counts_with(index, level))
+            if saved > 0:
+                price = (losses[index][sizes[index][level]] - before) / saved
+                best = (price, level) if best is None or price < best[0] else best
+        return best
+
+    now = cost(counts_with(-1, 0))
+    waiting = [(0.0, index) for index in range(len(losses))]
+    idle: list[int] = []
+    while now > limit and waiting:
+        _, index = heapq.heappop(waiting)
+        offer = priced(index, now)
+        if offer is None:
+            idle.append(index)
+        elif waiting and offer[0] > waiting[0][0]:
+            heapq.heappush(waiting, (offer[0], index))
+        else:
+            at[index] = offer[1]
+            now = cost(counts_with(-1, 0))
+            waiting += [(0.0, i) for i in (*idle, index)]
+            heapq.heapify(waiting)
+            idle = []
+    return counts_with(-1, 0) if now <= limit else tuple(each[-1] for each in sizes)
+
+
+def _near(sizes: list[int], here: int, level: int) -> bool:
+    """Whether a level is at most two blocks of outputs down, or the very next."""
+    return level == here + 1 or sizes[here] - sizes[level] <= 2 * ROW_BLOCK
+
+
+def _uniform(found: Sets, smallest: Counts, cost: Cost, limit: float) -> Counts:
     """The largest share, the same for all sets and rounded down to STEP, that costs at most `limit`."""
-    low, high, best = 0.0, 1.0, least
+    low, high, best = 0.0, 1.0, smallest
     for _ in range(20):
         share = (low + high) / 2
-        counts = [
-            max(int(share * len(members)) // STEP * STEP, minimum) for members, minimum in zip(sets, least, strict=True)
-        ]
+        counts = tuple(
+            max(int(share * len(members)) // STEP * STEP, least_kept)
+            for members, least_kept in zip(found, smallest, strict=True)
+        )
         if cost(counts) <= limit:
             low, best = share, counts
         else:
@@ -157,31 +247,37 @@ def _uniform(
     return best
 
 
-def _grown(
-    sets: list[NDArray[np.int64]], counts: list[int], cost: Callable[[list[int]], int], limit: float
-) -> list[int]:
-    """What rounding down left unused: one STEP more wherever it still fits, the most cut sets first."""
-    for index in sorted(range(len(sets)), key=lambda i: counts[i] / len(sets[i])):
-        more = [*counts]
-        more[index] = min(counts[index] + STEP, len(sets[index]))
-        if cost(more) <= limit:
-            counts = more
-    return counts
+def _grown(counts: Counts, losses: Lost, cost: Cost, limit: float) -> Counts:
+    """Gives back what saves nothing, and what still fits: where the most is gained for what it costs."""
+    while True:
+        now, offers = cost(counts), []
+        for index, each in enumerate(losses):
+            more = min(counts[index] // STEP * STEP + STEP, len(each) - 1)
+            larger = (*counts[:index], more, *counts[index + 1 :])
+            costs = cost(larger)
+            if more > counts[index] and costs <= limit:
+                gained = float(each[counts[index]] - each[more])
+                offers.append((costs > now, -gained / max(costs - now, 1e-12), larger))
+        if not offers:
+            return counts
+        counts = min(offers)[2]
 
 
-def _mask(sets: list[NDArray[np.int64]], counts: list[int], score: NDArray[np.float64], channels: Channels) -> Mask:
+def plan(cut: Cut, counts: Counts) -> PruningPlan:
     """Keeps the given number of groups of every set, the most important ones."""
-    kept = np.zeros(len(channels.group), bool)
-    for members, count in zip(sets, counts, strict=True):
-        kept[members[np.argsort(-score[members], kind="stable")][:count]] = True
-    return channels.tied(kept)
+    kept = np.zeros(len(cut.channels.group), bool)
+    for members, count in zip(cut.sets, counts, strict=True):
+        kept[members[:count]] = True
+    kept = cut.channels.tied(kept)
+    layers = {}
+    for layer in cut.network.layers.values():
+        if layer.calls and made_by(layer) is not None:
+            mask = kept[cut.channels.layouts[Tensor(layer.name)]]
+            if not mask.all():
+                layers[layer.name] = (len(mask), int(mask.sum()))
+    return PruningPlan(kept, tuple(counts), layers, cut.channels.held)
 
 
-def prune(network: Network, keep_macs: float) -> tuple[Network, PruningPlan]:
-    """The network with fewer channels, and what was decided.
-
-    Raises:
-        StageError: nothing can be removed, or not enough.
-    """
-    channels, decided = plan(network, keep_macs)
-    return structure.remove(network, channels, decided.kept), decided
+def without(cut: Cut, decided: PruningPlan) -> Network:
+    """The network with fewer channels."""
+    return structure.remove(cut.network, cut.channels, decided.kept)

@@ -1,8 +1,7 @@
-"""Removing channels must give what the network with these channels set to zero gives."""
+"""Which channels go, and how many of which set."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import networks
@@ -10,73 +9,129 @@ import numpy as np
 import pytest
 
 from compress.errors import StageError
+from compress.target import load
 from compress.training import channels as structure
-from compress.training import network, pruning
-from compress.training.channels import MAKERS, Channels, Mask
-from compress.training.network import Layer, Network, Tensor
+from compress.training import cost, network, pruning
+from compress.training.objective import Objective
+from compress.training.pruning import Allocation, Counts, Cut
 
 pytestmark = pytest.mark.tensorflow
+EDGETPU = load("edgetpu")
+SEARCHES: tuple[Allocation, ...] = ("balanced", "global", "uniform")
 
 
-def silenced(net: Network, channels: Channels, kept: Mask) -> Network:
-    """The network with every removed channel set to zero wherever it is made or shifted."""
-
-    def silent(layer: Layer) -> Layer:
-        if not layer.calls or not layer.weights:
-            return layer
-        mask = kept[channels.layouts[Tensor(layer.name)]].astype(np.float32)
-        weights = [np.array(w) for w in layer.weights]
-        if layer.kind in MAKERS:
-            axis = MAKERS[layer.kind][1]
-            weights[0] = np.moveaxis(np.moveaxis(weights[0], axis, -1) * mask, -1, axis)
-            weights[1:] = [w * mask for w in weights[1:]]
-        elif layer.kind == "SeparableConv2D":
-            weights[1:] = [w * mask for w in weights[1:]]
-        elif layer.kind == "BatchNormalization":  # gamma, beta, mean, variance
-            weights[1], weights[2] = weights[1] * mask, weights[2] * mask
-        elif layer.kind == "DepthwiseConv2D":
-            weights[1:] = [w * mask for w in weights[1:]]
-        return replace(layer, weights=tuple(weights))
-
-    return replace(net, layers={name: silent(layer) for name, layer in net.layers.items()})
+def prepared(model: Any) -> Cut:
+    return pruning.prepare(network.read(model), EDGETPU, "batch_norm", None)
 
 
-@pytest.mark.parametrize("share", [0.35, 0.7])
-@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
-def test_removal_is_exact(keras: Any, builder: networks.Builder, share: float) -> None:
-    net = network.read(networks.randomized(builder(keras)))
-    channels, plan = pruning.plan(net, share)
-    smaller = network.build(structure.remove(net, channels, plan.kept))
-    reference = network.build(silenced(net, channels, plan.kept))
-    given = np.random.default_rng(2).random((4, 12, 12, 3), np.float32)
-    expected = np.asarray(reference(given))
-    assert np.ptp(expected) > 1e-3  # an output that says nothing would prove nothing
-    np.testing.assert_allclose(np.asarray(smaller(given)), expected, rtol=1e-5, atol=1e-5)
-    assert smaller.count_params() < reference.count_params()
+def chosen(cut: Cut, goal: Objective, allocation: Allocation = "balanced") -> Counts:
+    return goal.chosen(cut.costs, pruning.losses(cut, allocation), None, 1)
 
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
-def test_macs_are_those_of_the_tflite_file(keras: Any, builder: networks.Builder) -> None:
+def test_costs_are_those_of_the_network_that_is_made(keras: Any, builder: networks.Builder) -> None:
     from compress.quantization import conversion
     from compress.tflite import arithmetic, graph
 
-    net = network.read(builder(keras))
-    smaller, plan = pruning.prune(net, 0.5)
-    for kind, macs in ((net, plan.macs_before), (smaller, plan.macs_after)):
-        content = conversion.convert_float(network.build(kind))
-        assert arithmetic.total_macs(graph.parse(content)) == macs
+    cut = prepared(networks.randomized(builder(keras)))
+    for keep in (1.0, 0.5):
+        counts = chosen(cut, Objective("macs", keep))
+        model = network.build(pruning.without(cut, pruning.plan(cut, counts)))
+        assert cut.costs.parameters(counts) == model.count_params()
+        assert cut.costs.macs(counts) == arithmetic.total_macs(graph.parse(conversion.convert_float(model)))
 
 
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
-def test_the_share_of_macs_is_kept_and_nearly_used(keras: Any, share: float) -> None:
-    _, plan = pruning.prune(network.read(networks.inverted_residual(keras)), share)
-    assert plan.macs_after <= share * plan.macs_before
-    assert plan.macs_after >= 0.6 * share * plan.macs_before
+@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+def test_predictions_are_those_of_the_file_that_is_made(keras: Any, builder: networks.Builder) -> None:
+    from compress.edgetpu.estimate import estimate
+    from compress.quantization import conversion
+    from compress.tflite import graph
+
+    cut = prepared(networks.randomized(builder(keras)))
+    counts = chosen(cut, Objective("macs", 0.6))
+    model = network.build(pruning.without(cut, pruning.plan(cut, counts)))
+    samples = np.random.default_rng(0).random((4, 12, 12, 3), np.float32)
+    content = conversion.convert_calibrated(model, samples, "int8")
+    found = estimate(graph.parse(content), EDGETPU, "usb3")
+    assert cut.costs.latency_ms(counts, "usb3") == pytest.approx(found.latency.total, rel=0.05)
+    assert cut.costs.compute_ms(counts) == pytest.approx(found.latency.parts["compute_ms"], rel=0.15)
+    assert cut.costs.size_bytes(counts) == pytest.approx(len(content), rel=0.25)  # small files are mostly names
 
 
-def test_outputs_are_never_cut(keras: Any) -> None:
-    smaller, _ = pruning.prune(network.read(networks.branches(keras)), 0.3)
-    assert network.build(smaller).output_shape == (None, 5)
+@pytest.mark.parametrize("allocation", SEARCHES)
+@pytest.mark.parametrize("keep", [0.2, 0.5, 0.9])
+def test_the_limit_is_kept_and_nearly_used(keras: Any, keep: float, allocation: Allocation) -> None:
+    cut = prepared(networks.inverted_residual(keras))
+    macs = cut.costs.macs(chosen(cut, Objective("macs", keep), allocation))
+    whole = cut.costs.macs(cut.costs.everything)
+    assert 0.6 * keep * whole <= macs <= keep * whole
+
+
+@pytest.mark.parametrize("name", ["macs", "parameters", "size", "compute", "latency"])
+def test_every_objective_comes_down_to_its_limit(keras: Any, name: Any) -> None:
+    cut = prepared(wide(keras))
+    goal = Objective(name, 0.8 if name == "latency" else 0.5)
+    cost_of = goal.cost(cut.costs)
+    whole, now = cost_of(cut.costs.everything), cost_of(chosen(cut, goal))
+    assert 0.7 * goal.limit(cut.costs, whole) < now <= goal.limit(cut.costs, whole)
+
+
+def wide(keras: Any) -> Any:
+    """128 channels in every layer: two blocks of the array's outputs."""
+    layers = keras.layers
+    image = keras.Input((48, 48, 3))
+    x = image
+    for _ in range(4):
+        x = layers.Conv2D(128, 3, padding="same", activation="relu")(x)
+    return keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x)), name="wide")
+
+
+def test_the_array_s_blocks_are_seen(keras: Any) -> None:
+    """Half the channels of a layer are a quarter less than three quarters of them, to the array."""
+    cut = prepared(wide(keras))
+    full = cut.costs.everything
+    slower, faster = ((full[0], count, *full[2:]) for count in (68, 64))
+    saved = cut.costs.compute_ms(slower) - cut.costs.compute_ms(faster)
+    assert saved > 5 * (cut.costs.compute_ms(full) - cut.costs.compute_ms(slower)) / 15
+
+
+def test_a_removal_that_saves_nothing_is_not_made(keras: Any) -> None:
+    cut = prepared(wide(keras))
+    for keep in (0.9, 0.6, 0.3):
+        goal = Objective("compute", keep)
+        counts = chosen(cut, goal)
+        now = cut.costs.compute_ms(counts)
+        for index, (count, members) in enumerate(zip(counts, cut.sets, strict=True)):
+            if count < len(members):
+                more = (*counts[:index], count + 1, *counts[index + 1 :])
+                assert cut.costs.compute_ms(more) > now
+
+
+def test_streamed_parameters_are_cached_by_removing_channels(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((8, 8, 64))
+    x = layers.Conv2D(512, 3, padding="same", activation="relu")(image)
+    for _ in range(4):
+        x = layers.Conv2D(512, 3, padding="same", activation="relu")(x)
+    cut = prepared(keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x))))
+    goal = Objective("cache")
+    counts = chosen(cut, goal)
+    assert cut.costs.streamed_bytes(cut.costs.everything) > 2e6
+    assert cut.costs.streamed_bytes(counts) == 0
+    assert cut.costs.cached_bytes(counts) > 0.9 * goal.limit(cut.costs, 0)
+    assert chosen(prepared(networks.plain(keras)), goal) == prepared(networks.plain(keras)).costs.everything
+
+
+def test_a_layer_that_is_never_cached_is_cut_until_it_can_be(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((16, 8, 8))
+    x = layers.Conv2D(128, 3, padding="same", activation="relu")(image)
+    x = layers.Dense(64, activation="relu")(layers.Flatten()(x))  # 16,384 weights for each output: always streamed
+    cut = prepared(keras.Model(image, layers.Dense(5)(x)))
+    assert len(cut.costs.never_cached(cut.costs.everything)) == 1
+    counts = chosen(cut, Objective("cache"))
+    assert counts == (124, 64)
+    assert not cut.costs.never_cached(counts)
 
 
 def test_the_least_important_channels_go(keras: Any) -> None:
@@ -85,53 +140,92 @@ def test_the_least_important_channels_go(keras: Any) -> None:
     kernel = np.array(conv.get_weights()[0])
     kernel[..., [1, 4]] *= 1e-3
     conv.set_weights([kernel])
-    net = network.read(model)
-    channels, plan = pruning.plan(net, 0.2)
-    kept = plan.kept[channels.layouts[Tensor(conv.name)]]
+    cut = prepared(model)
+    kept = pruning.plan(cut, chosen(cut, Objective("macs", 0.2))).kept[cut.channels.layouts[network.Tensor(conv.name)]]
     assert not kept[1]
     assert not kept[4]
 
 
-def test_a_channel_whose_batch_norm_scale_is_zero_goes_first(keras: Any) -> None:
-    model = networks.plain(keras)
-    conv, norm = (layer for layer in model.layers[1:3])
-    gamma, *rest = norm.get_weights()
-    gamma[3] = 0
-    norm.set_weights([gamma, *rest])
-    channels, plan = pruning.plan(network.read(model), 0.2)
-    assert not plan.kept[channels.layouts[Tensor(conv.name)]][3]
-
-
 def test_out_of_reach_says_what_is_possible(keras: Any) -> None:
-    with pytest.raises(StageError, match=r"keep_macs 0.001 is out of reach.*choose keep_macs >= 0\.\d+"):
-        pruning.prune(network.read(networks.plain(keras)), 0.001)
+    cut = prepared(networks.plain(keras))
+    with pytest.raises(StageError, match=r"macs: keep 0.001 is out of reach.*MACs remain.*choose keep >= 0\.\d+"):
+        chosen(cut, Objective("macs", 0.001))
+    with pytest.raises(StageError, match=r"latency: at_most 0.1 is out of reach.*ms remain.*choose at_most >= 0\.\d+"):
+        chosen(cut, Objective("latency", at_most=0.1))
+    cpu = pruning.prepare(cut.network, load("cpu"), "l1", None)
+    with pytest.raises(StageError, match="compute is predicted for the Edge TPU, and the target is cpu"):
+        chosen(cpu, Objective("compute", 0.5))
+
+
+def test_the_nearest_that_is_named_is_possible(keras: Any) -> None:
+    cut = prepared(networks.plain(keras))
+    with pytest.raises(StageError) as refused:
+        chosen(cut, Objective("parameters", 0.01))
+    assert refused.value.todo is not None
+    nearest = float(refused.value.todo.split(">= ")[1])
+    assert cut.costs.parameters(chosen(cut, Objective("parameters", nearest))) < 0.3 * cut.costs.parameters(
+        cut.costs.everything
+    )
 
 
 def test_a_model_without_hidden_channels_cannot_be_pruned(keras: Any) -> None:
     image = keras.Input((4, 4, 1))
     model = keras.Model(image, keras.layers.Dense(3)(keras.layers.Flatten()(image)))
-    with pytest.raises(StageError, match="no channel of this model can be removed"):
-        pruning.prune(network.read(model), 0.5)
+    with pytest.raises(StageError, match="no channel of this model can be removed: every one reaches an output"):
+        prepared(model)
 
 
-def test_what_is_not_understood_is_left_alone(keras: Any) -> None:
+def test_a_model_that_cannot_be_followed_is_told_why(keras: Any) -> None:
     image = keras.Input((8, 8, 3))
-    x = keras.layers.Conv2D(8, 3, name="free")(image)
-    x = keras.layers.Conv2D(8, 3, name="before")(x)
-    x = keras.layers.LayerNormalization()(x)
-    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(8, 3, groups=4, name="grouped")(x))
-    model = keras.Model(image, keras.layers.Dense(3)(x))
-    smaller, plan = pruning.prune(network.read(model), 0.7)
-    assert set(plan.layers) == {"free"}
-    assert network.build(smaller).get_layer("before").filters == 8
+    x = keras.layers.LayerNormalization(name="norm")(keras.layers.Conv2D(8, 3)(image))
+    model = keras.Model(image, keras.layers.Dense(3)(keras.layers.Flatten()(x)))
+    with pytest.raises(StageError, match="no channel of this model can be removed: norm cannot be followed"):
+        prepared(model)
 
 
-def test_a_constant_operand_holds_the_channels_that_it_is_added_to(keras: Any) -> None:
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 17, 64, 100, 512, 2048])
+def test_levels_fall_from_all_to_the_fewest(size: int) -> None:
+    found = pruning.levels(size)
+    assert found[0] == size
+    assert found[-1] == min(size, pruning.MIN_KEPT)
+    assert found == sorted(set(found), reverse=True)
+    assert all(level % pruning.STEP == 0 for level in found[1:-1])
+
+
+def test_the_search_is_not_far_from_the_best_choice(keras: Any) -> None:
+    """All choices of a small network are tried: the greedy one loses little more than the best."""
+    cut = prepared(networks.randomized(networks.plain(keras)))
+    losses = pruning.losses(cut, "global")
+    assert losses is not None
+    limit = 0.5 * cut.costs.macs(cut.costs.everything)
+    best = min(
+        sum(float(each[count]) for each, count in zip(losses, counts, strict=True))
+        for counts in np.ndindex(*(len(each) for each in losses))
+        if all(count >= pruning.MIN_KEPT for count in counts) and cut.costs.macs(counts) <= limit
+    )
+    counts = pruning.chosen(cut.sets, losses, cut.costs.macs, limit)
+    total = sum(float(each[0]) for each in losses)
+    assert sum(float(each[count]) for each, count in zip(losses, counts, strict=True)) <= best + 0.1 * total
+
+
+def test_a_choice_of_groups_that_stand_several_times_in_a_tensor_is_counted_right(keras: Any) -> None:
+    cut = prepared(networks.branches(keras))
+    random = np.random.default_rng(0)
+    for _ in range(5):
+        counts = tuple(
+            int(random.integers(low, len(each) + 1))
+            for low, each in zip(pruning.least(cut.sets), cut.sets, strict=True)
+        )
+        smaller = structure.remove(cut.network, cut.channels, pruning.plan(cut, counts).kept)
+        assert cut.costs.parameters(counts) == network.build(smaller).count_params()
+
+
+def test_costs_of_a_dense_layer_on_a_map(keras: Any) -> None:
     image = keras.Input((6, 6, 3))
-    x = keras.layers.Conv2D(4, 3, name="conv")(image)
-    x = keras.ops.add(x, np.arange(4, dtype=np.float32))
-    x = keras.layers.Conv2D(5, 1, name="next")(x)
-    model = keras.Model(image, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(x)))
-    channels = structure.follow(network.read(model))
-    assert channels.pinned[channels.layouts[Tensor("conv")]].all()
-    assert not channels.pinned[channels.layouts[Tensor("next")]].any()
+    x = keras.layers.Dense(8, activation="silu")(image)
+    model = keras.Model(image, keras.layers.Dense(4)(x))
+    net = network.read(model)
+    channels = structure.follow(net)
+    found = cost.Costs(net, channels, [], EDGETPU)
+    assert found.macs(()) == 36 * (3 * 8 + 8 * 4)
+    assert [layer.kind for layer in found.layers(())] == ["conv", "elt", "elt", "conv"]  # silu: a sigmoid, a product

@@ -1,0 +1,304 @@
+"""What a network would cost with fewer channels: weights, multiply-accumulates, and time and memory on the Edge TPU.
+
+A network becomes a list of `Piece`s, each an operator of the .tflite file that will be made of it, with the layouts of
+its channels. So the cost of any choice of channels is known without building the smaller network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.edgetpu import latency
+from compress.target import Target
+from compress.training.channels import MAKERS, TIED, Channels, Layout
+from compress.training.network import Layer, Network, Tensor, tensors_in
+
+Sets = Sequence[NDArray[np.int64]]
+"""Groups of channels that are chosen among each other, the most important first."""
+Counts = tuple[int, ...]
+"""How many groups of each set are kept."""
+_SEPARABLE = ("SeparableConv2D", "SeparableConv1D")
+_KERNELS = (*MAKERS, *_SEPARABLE, "DepthwiseConv2D")
+_NOTHING = {
+    *("InputLayer", "Dropout", "SpatialDropout2D", "GaussianNoise", "GaussianDropout", "Identity"),
+    *("Flatten", "Reshape", "ZeroPadding1D", "ZeroPadding2D"),
+}
+"""Layers of which nothing is left in the .tflite file, or nothing that takes time."""
+_FUSED = {"linear", "relu", "relu6"}
+_OPERATORS = {"silu": 2, "swish": 2, "hard_silu": 3, "hard_swish": 3}
+"""What an activation becomes that is not fused; others are one operator."""
+_CHANNEL_BYTES, _OPERATOR_BYTES = 28, 550
+"""In an 8-bit file, beside weights: of a convolution's channel (a bias; scale and zero point of it and of the kernel),
+and of an operator with its tensors and their names, about."""
+_NO_CHANNELS: Layout = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An operator, and the channels that it reads and makes.
+
+    Attributes:
+        layer: with all its channels.
+        given: layout of its input; empty if that does not change.
+        made: layout of its output.
+        macs: multiply-accumulates for each channel made, and each channel read if `mixes`.
+        mixes: whether every channel made is computed from all channels read.
+    """
+
+    layer: latency.Layer
+    given: Layout
+    made: Layout
+    macs: int = 0
+    mixes: bool = False
+
+
+@dataclass(frozen=True)
+class Weights:
+    """An array of weights: `each` for every combination of one channel from each layout."""
+
+    each: int
+    layouts: tuple[Layout, ...]
+    kernel: bool = False
+
+
+def pieces(network: Network, channels: Channels) -> list[Piece]:
+    """The operators that a network becomes."""
+    consumers = network.consumers()
+    found: list[Piece] = []
+    for layer, call in network.in_order():
+        if not layer.calls or layer.kind in _NOTHING:
+            continue
+        given, made = layer.given(call)[:1], Tensor(layer.name, call)
+        source = given[0] if given else made
+        if layer.kind in _KERNELS:
+            found += _kernels(layer, network.shapes[source], network.shapes[made], channels, (source, made))
+            count = _operators(str(layer.config.get("activation", "linear")))
+        else:
+            count = _count(layer, source, network, alone=len(consumers.get(source, [])) == 1)
+        kind, window = _window(layer, network.shapes[source], network.shapes[made])
+        form = latency.Layer(kind, _map(network.shapes[made]), _map(network.shapes[source]), window, name=layer.name)
+        found += [Piece(form, channels.layouts[source], channels.layouts[made])] * count
+    return found
+
+
+def _operators(activation: str) -> int:
+    return 0 if activation in _FUSED else _OPERATORS.get(activation, 1)
+
+
+def _count(layer: Layer, source: Tensor, network: Network, *, alone: bool) -> int:
+    """How many operators a layer without a kernel becomes: none if the one before does its work too."""
+    before = network.layers[source.layer]
+    plain = str(before.config.get("activation", "linear")) == "linear"
+    if layer.kind == "BatchNormalization":
+        return 0 if alone and plain and before.kind in _KERNELS else 2
+    limit = layer.config.get("max_value")
+    name = str(layer.config.get("activation", layer.kind))
+    if layer.kind == "ReLU" and limit in (None, 6) and not layer.config.get("negative_slope"):
+        name = "relu"
+    fused = name in _FUSED and alone and plain and before.kind in (*_KERNELS, *TIED, "BatchNormalization")
+    return 0 if fused or name == "linear" else max(_operators(name), 1)
+
+
+def _window(layer: Layer, given: tuple[int | None, ...], made: tuple[int | None, ...]) -> tuple[str, tuple[int, int]]:
+    """Pooling and its window; everything else goes element by element."""
+    if "Pooling" not in layer.kind:
+        return "elt", (1, 1)
+    if layer.kind.startswith("Global"):
+        return "pool", _map(given)[:2]
+    size = layer.config["pool_size"]
+    sides = (size,) if isinstance(size, int) else tuple(size)
+    return "pool", (int((1, *sides)[-2]), int(sides[-1]))
+
+
+def _kernels(
+    layer: Layer,
+    given: tuple[int | None, ...],
+    made: tuple[int | None, ...],
+    channels: Channels,
+    ends: tuple[Tensor, Tensor],
+) -> list[Piece]:
+    """The operators with weights that a layer becomes."""
+    source, result = (channels.layouts[tensor] for tensor in ends)
+    before, after = _map(given), _map(made)
+    shape, places = layer.weights[0].shape, after[0] * after[1]
+    if layer.kind == "Dense":
+        kind = "fc" if len(made) == 1 else "conv"
+        return [Piece(latency.Layer(kind, after, before, name=layer.name), source, result, places, mixes=True)]
+    taps = (int((1, *shape[:-2])[-2]), int(shape[-3]))
+    area, name = taps[0] * taps[1], layer.name
+    if layer.kind == "DepthwiseConv2D":
+        return [Piece(latency.Layer("dw", after, before, taps, name=name), source, result, places * area)]
+    if layer.kind in _SEPARABLE:
+        between = np.repeat(source, layer.config["depth_multiplier"])
+        middle = (*after[:2], len(between))
+        deep = Piece(latency.Layer("dw", middle, before, taps, name=name), source, between, places * area)
+        return [deep, Piece(latency.Layer("conv", after, middle, name=name), between, result, places, mixes=True)]
+    if layer.kind == "Conv2DTranspose":
+        form = latency.Layer("tconv", after, before, taps, name=name)
+        return [Piece(form, source, result, before[0] * before[1] * area, mixes=True)]
+    if (groups := layer.config.get("groups", 1)) > 1:
+        each = len(source) // groups
+        form = latency.Layer("conv", after, (*before[:2], each), taps, name=name)
+        return [Piece(form, _NO_CHANNELS, result, places * area * each)]
+    return [Piece(latency.Layer("conv", after, before, taps, name=name), source, result, places * area, mixes=True)]
+
+
+def _map(shape: tuple[int | None, ...]) -> tuple[int, int, int]:
+    """Height, width and channels."""
+    height, width, channels = (1, 1, 1, *(side or 1 for side in shape))[-3:]
+    return height, width, channels
+
+
+def weights(network: Network, channels: Channels) -> list[Weights]:
+    """All arrays of weights, by the channels that they run along."""
+    found = []
+    for layer in network.layers.values():
+        if not layer.weights or not layer.calls:
+            continue
+        given, made = channels.layouts[layer.given()[0]], channels.layouts[Tensor(layer.name)]
+        arrays = list(layer.weights)
+        if layer.kind in (*_SEPARABLE, "DepthwiseConv2D"):
+            found.append(Weights(arrays.pop(0).size // len(given), (given,), kernel=True))
+        if layer.kind in (*_SEPARABLE, *MAKERS):
+            grouped = layer.config.get("groups", 1) > 1
+            both = (made,) if grouped else (given, made)
+            found.append(Weights(arrays.pop(0).size // prod(map(len, both)), both, kernel=True))
+        for array in arrays:
+            along = (made,) if array.shape and array.shape[-1] == len(made) else ()
+            found.append(Weights(array.size // prod(map(len, along)), along))
+    return found
+
+
+class Costs:
+    """Costs of a network by how many groups of each set it keeps.
+
+    Args:
+        network: as it is.
+        channels: of the network.
+        sets: which groups are chosen among each other, the most important first.
+        target: the Edge TPU.
+    """
+
+    def __init__(self, network: Network, channels: Channels, sets: Sets, target: Target) -> None:
+        self.target, self.sets = target, sets
+        self._place = {int(g): (s, rank) for s, members in enumerate(sets) for rank, g in enumerate(members)}
+        self._group = channels.group
+        self._layouts: dict[bytes, int] = {}
+        self._widths: list[tuple[int, tuple[tuple[int, NDArray[np.int64]], ...]]] = []
+        self._pieces = [(each, self._known(each.given), self._known(each.made)) for each in pieces(network, channels)]
+        self._weights = [(each, [self._known(one) for one in each.layouts]) for each in weights(network, channels)]
+        inputs = (network.shapes[tensor] for tensor in tensors_in(network.inputs))
+        self._inputs = sum(prod(side or 1 for side in shape) for shape in inputs)
+        outputs = [network.shapes[tensor] for tensor in tensors_in(network.outputs)]
+        self._outputs = sum(latency.sent_bytes(_map(shape)) for shape in outputs)
+        self._cut: dict[tuple[int, int, int], latency.Layer] = {}
+
+    def _known(self, layout: Layout) -> int:
+        """The number of a layout, counted set by set: how many of its channels the first groups of a set are."""
+        key = layout.tobytes()
+        if key not in self._layouts:
+            self._layouts[key] = len(self._widths)
+            fixed, found = 0, dict[int, NDArray[np.int64]]()
+            for number in self._group[layout].tolist():
+                if number not in self._place:
+                    fixed += 1
+                    continue
+                index, rank = self._place[number]
+                found.setdefault(index, np.zeros(len(self.sets[index]) + 1, np.int64))[rank + 1] += 1
+            self._widths.append((fixed, tuple((index, each.cumsum()) for index, each in found.items())))
+        return self._layouts[key]
+
+    @property
+    def everything(self) -> Counts:
+        """All groups of all sets."""
+        return tuple(map(len, self.sets))
+
+    def widths(self, counts: Counts) -> list[int]:
+        """Channels of each layout."""
+        return [fixed + sum(int(each[counts[index]]) for index, each in parts) for fixed, parts in self._widths]
+
+    def macs(self, counts: Counts) -> int:
+        """Multiply-accumulates of one inference."""
+        wide = self.widths(counts)
+        return sum(each.macs * wide[made] * (wide[given] if each.mixes else 1) for each, given, made in self._pieces)
+
+    def parameters(self, counts: Counts) -> int:
+        """Weights of all layers, as Keras counts them."""
+        wide = self.widths(counts)
+        return sum(each.each * prod(wide[one] for one in along) for each, along in self._weights)
+
+    def size_bytes(self, counts: Counts) -> int:
+        """The 8-bit file: a byte for each weight of a kernel, and what comes with each of its output channels."""
+        wide = self.widths(counts)
+        total = _OPERATOR_BYTES * len(self._pieces)
+        for each, along in self._weights:
+            if each.kernel:
+                total += each.each * prod(wide[one] for one in along) + _CHANNEL_BYTES * wide[along[-1]]
+        return total
+
+    def layers(self, counts: Counts) -> list[latency.Layer]:
+        """What runs on the Edge TPU, as `latency` knows it."""
+        wide = self.widths(counts)
+        return [
+            self._narrowed(place, wide[given] if len(each.given) else 0, wide[made])
+            for place, (each, given, made) in enumerate(self._pieces)
+        ]
+
+    def _narrowed(self, place: int, given: int, made: int) -> latency.Layer:
+        if (place, given, made) not in self._cut:
+            layer = self._pieces[place][0].layer
+            cut = replace(
+                layer, made=(*layer.made[:2], made), given=(*layer.given[:2], given or layer.given[2]), index=place
+            )
+            self._cut[place, given, made] = replace(cut, parameters=latency.parameters(cut, self.target))
+        return self._cut[place, given, made]
+
+    def compute_ms(self, counts: Counts, clock: str = "max") -> float:
+        """What the array alone takes."""
+        constants = self.target.tables["latency"]
+        return sum(latency.compute_ms(layer, constants, clock) for layer in self.layers(counts))
+
+    def latency_ms(self, counts: Counts, host: str, clock: str = "max") -> float:
+        """The predicted latency of one inference on a host."""
+        layers = self.layers(counts)
+        held = latency.split(layers, self.target)
+        streamed = tuple(each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True))
+        orders = latency.instruction_bytes(layers, self._inputs + self._outputs)
+        sent = latency.Sent(self._inputs, self._outputs, orders, streamed)
+        return latency.predict(layers, sent, self.target.tables["latency"], host, clock).total
+
+    def streamed_bytes(self, counts: Counts) -> int:
+        """Parameters that are sent at every inference."""
+        layers = self.layers(counts)
+        held = latency.split(layers, self.target)
+        return sum(each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True))
+
+    def cached_bytes(self, counts: Counts, without: Collection[int] = ()) -> int:
+        """The on-chip memory that all parameters would take together, but for some pieces."""
+        return sum(layer.parameters.allocated_bytes for layer in self.layers(counts) if layer.index not in without)
+
+    def never_cached(self, counts: Counts) -> frozenset[int]:
+        """The pieces whose parameters are streamed however empty the memory is."""
+        return frozenset(layer.index for layer in self.layers(counts) if layer.parameters.always_streamed)
+
+    def to_json(self, counts: Counts, host: str, clock: str = "max") -> dict[str, Any]:
+        """All of them, as a plain map; time and memory only where the target has an accelerator."""
+        plain = {
+            "macs": self.macs(counts),
+            "parameters": self.parameters(counts),
+            "size_bytes": self.size_bytes(counts),
+        }
+        if not self.target.accelerated:
+            return plain
+        return {
+            **plain,
+            "compute_ms": round(self.compute_ms(counts, clock), 4),
+            "latency_ms": round(self.latency_ms(counts, host, clock), 4),
+            "streamed_bytes": self.streamed_bytes(counts),
+        }

@@ -1,0 +1,167 @@
+"""`prune` as a stage: steps, training between them, and going on after an interruption."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from blobs import Blobs, Silence, context
+from pydantic import ValidationError
+
+from compress.errors import StageError
+from compress.stage import MODEL_KERAS, Artifact, Context, Kind
+from compress.stages import prune
+from compress.stages.prune import Prune
+from compress.target import load
+from compress.training import fit, working_model
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
+]
+
+
+class Told(Silence):
+    """Progress that remembers notes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture
+def given(keras: Any, tmp_path: Path) -> Artifact:
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    stack = [keras.Input((8, 8, 1)), layers.Conv2D(16, 3, name="first"), layers.BatchNormalization(), layers.ReLU()]
+    stack += [layers.Conv2D(24, 3, name="second"), layers.ReLU(), layers.Flatten(), layers.Dense(2, name="scores")]
+    model, data, folder = keras.Sequential(stack), Blobs(), tmp_path / "given"
+    folder.mkdir()
+    settings = fit.TrainingSettings(epochs=6, batch_size=16, learning_rate=0.02)
+    fit.fit(model, fit.label_loss(fit.head_of(model, data)), settings, context(data, folder))
+    working_model.write(model, folder)
+    return Artifact("0" * 64, Kind.KERAS, folder, dict.fromkeys((MODEL_KERAS, "model.tflite"), ""), {}, 0)
+
+
+@pytest.fixture
+def work(given: Artifact, tmp_path: Path) -> Context:
+    for name in ("made", "unfinished"):
+        (tmp_path / name).mkdir()
+    plain = context(Blobs(), tmp_path / "made")
+    return replace(plain, original=given, target=load("edgetpu"), unfinished=tmp_path / "unfinished", progress=Told())
+
+
+def made(keras: Any, work: Context) -> Any:
+    return keras.saving.load_model(work.folder / MODEL_KERAS)
+
+
+def accuracy(model: Any) -> float:
+    data = Blobs()
+    answers = np.asarray(model(data.inputs("test"))).argmax(axis=1)
+    return float((answers == data.labels("test")).mean())
+
+
+def test_the_model_is_smaller_and_still_right(keras: Any, given: Artifact, work: Context) -> None:
+    facts = Prune(keep=0.5, epochs=4, learning_rate=0.01).run(given, work)
+    (step,) = facts["steps"]
+    assert facts["objective"]["name"] == "macs"
+    assert step["cost"]["after"] <= 0.5 * step["cost"]["before"]
+    assert set(step["layers"]) <= {"first", "second"}
+    assert set(step["tried"]) == {"balanced", "measured", "uniform"}
+    assert step["tried"][step["allocation"]] == max(step["tried"].values())
+    assert {"macs", "parameters", "size_bytes", "compute_ms", "latency_ms", "streamed_bytes"} == set(
+        step["figures"]["after"]
+    )
+    assert [curve["layers"] for curve in step["sensitivity"]] == [["first"], ["second"]]
+    smaller = made(keras, work)
+    for name, sizes in step["layers"].items():
+        assert smaller.get_layer(name).filters == sizes["after"] < sizes["before"]
+    assert smaller.count_params() == step["figures"]["after"]["parameters"]
+    assert accuracy(smaller) == 1.0
+
+
+@pytest.mark.parametrize("importance", ["taylor", "batch_norm", "l2", "l1"])
+@pytest.mark.parametrize("allocation", ["balanced", "measured", "global", "uniform"])
+def test_every_way_to_choose_reaches_the_limit(
+    given: Artifact, work: Context, importance: Any, allocation: Any
+) -> None:
+    facts = Prune(
+        objective="parameters", keep=0.6, importance=importance, allocation=allocation, epochs=0, samples=32
+    ).run(given, work)
+    (step,) = facts["steps"]
+    assert 0.3 < step["cost"]["after"] / step["cost"]["before"] <= 0.6
+    assert step["allocation"] == allocation
+    assert ("sensitivity" in step) == (allocation == "measured")
+
+
+def test_steps_go_down_evenly_with_training_after_each(keras: Any, given: Artifact, work: Context) -> None:
+    stage = Prune(keep=0.25, steps=3, epochs=2, epochs_between=1, allocation="balanced", teacher=0.5)
+    facts = stage.run(given, work)
+    costs = [facts["steps"][0]["cost"]["before"], *(step["cost"]["after"] for step in facts["steps"])]
+    assert all(after < before for before, after in pairwise(costs))
+    assert costs[3] <= 0.25 * costs[0]
+    assert costs[1] > 0.4 * costs[0]
+    assert [len(step["history"]) for step in facts["steps"]] == [1, 1, 2]
+
+
+def test_an_interrupted_run_goes_on_with_the_next_step(
+    keras: Any, given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Prune(keep=0.3, steps=3, epochs=1, allocation="balanced", importance="l2")
+    calls: list[int] = []
+    train = Prune._trained
+
+    def stopped(self: Prune, model: Any, epochs: int, given: Context, step: int | None = None) -> Any:
+        calls.append(step or 0)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return train(self, model, epochs, given, step)
+
+    monkeypatch.setattr(Prune, "_trained", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        stage.run(given, work)
+    assert (work.unfinished / prune.STEPS).exists()  # type: ignore[operator]
+    for path in work.folder.iterdir():  # the next try is given an empty folder
+        path.unlink()
+    facts = stage.run(given, work)
+    assert work.progress.notes == ["goes on after step 1 of 3"]  # type: ignore[attr-defined]
+    assert calls == [0, 1, 1, 2]
+    assert len(facts["steps"]) == 3
+    assert facts["steps"][2]["cost"]["after"] <= 0.3 * facts["steps"][0]["cost"]["before"]
+    assert made(keras, work).count_params() == facts["steps"][2]["figures"]["after"]["parameters"]
+
+
+def test_nothing_to_do_is_told(keras: Any, given: Artifact, work: Context) -> None:
+    facts = Prune(objective="cache", epochs=0).run(given, work)
+    (step,) = facts["steps"]
+    assert step["layers"] == {}
+    assert made(keras, work).count_params() == step["figures"]["before"]["parameters"]
+    assert work.progress.notes == [  # type: ignore[attr-defined]
+        "cache is 37,888 bytes already, and may be 7,340,032 bytes: nothing to remove"
+    ]
+
+
+def test_out_of_reach_is_refused_before_training(given: Artifact, work: Context) -> None:
+    with pytest.raises(StageError, match=r"latency: at_most 0\.01 is out of reach"):
+        Prune(objective="latency", at_most=0.01, host="pcie").run(given, work)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"keep": 0.5, "at_most": 3.0}, "keep and at_most say the same"),
+        ({"keep_macs": 0.5, "objective": "latency"}, "keep_macs goes with objective: macs"),
+        ({"objective": "cache", "keep": 0.5}, "keep does not go with objective: cache"),
+        ({"objective": "latency", "host": "usb1"}, "host"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Prune(**settings)
