@@ -48,7 +48,7 @@ def convert(network: Network, plan: QuantizationPlan, io: InputType = "int8") ->
         FloatOperatorsError: an operator would have stayed float; its layers are named.
     """
     changed = gridded(edited(network, plan), plan)
-    quantized = fake.insert(changed, rounding.find(changed), plan)
+    quantized = fake.fixed(fake.insert(changed, rounding.find(changed), plan))
     return refuse_float(_convert(build(quantized), io), network)
 
 

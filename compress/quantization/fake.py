@@ -20,6 +20,7 @@ PACKAGE = "coralline"
 FAKE = "FakeQuantize"
 SWITCHED = "SwitchedFakeQuantize"
 LEARNT = "LearntFakeQuantize"
+FIXED = "FixedFakeQuantize"
 AVERAGE = 0.99
 """Share of a range that stays in one training step, where it follows the data."""
 #: Weighted layers and the axes of their kernel that one scale runs over.
@@ -41,6 +42,7 @@ def layers() -> dict[str, Any]:
     register = library.saving.register_keras_serializable(PACKAGE)
     plain = _fake_quantize(library)
     made = {FAKE: register(plain), SWITCHED: register(_switched(plain)), LEARNT: register(_learnt(library, plain))}
+    made[FIXED] = register(_fixed(library))
     for kind, axes in SCALE_AXES.items():
         made[f"Quantized{kind}"] = register(kernels.quantized(library, kind, axes))
     return made
@@ -87,6 +89,32 @@ def _fake_quantize(library: Any) -> Any:
             return {**super().get_config(), "low": low, "high": high, "average": self.average}
 
     return FakeQuantize
+
+
+def _fixed(library: Any) -> Any:
+    """The operation that rounds activations in a range that never moves."""
+    import tensorflow
+
+    class FixedFakeQuantize(library.Operation):  # type: ignore[misc]
+        """Rounds as FakeQuantize does with `average` 1. No layer, since those take Keras much longer."""
+
+        def __init__(self, low: float, high: float, name: str | None = None) -> None:
+            super().__init__(name=name)
+            self.limits = low, high
+
+        def compute_output_spec(self, x: Any) -> Any:
+            return library.KerasTensor(x.shape, dtype=x.dtype)
+
+        def call(self, x: Any) -> Any:
+            with library.name_scope(self.name):
+                pass  # layers open theirs twice, once to be built: tensors keep the names that these give them
+            with library.name_scope(self.name):
+                return tensorflow.quantization.fake_quant_with_min_max_args(x, *self.limits)
+
+        def get_config(self) -> dict[str, Any]:
+            return {"name": self.name, "low": self.limits[0], "high": self.limits[1]}
+
+    return FixedFakeQuantize
 
 
 def _learnt(library: Any, rounding: Any) -> Any:
@@ -201,6 +229,17 @@ def switched(network: Network) -> Network:
         if layer.kind == FAKE:
             entry = {**layer.entry, "class_name": SWITCHED, "registered_name": f"{PACKAGE}>{SWITCHED}"}
             changed[layer.name] = replace(layer, kind=SWITCHED, entry=entry)
+    return network.edited(changed, {})
+
+
+def fixed(network: Network) -> Network:
+    """The network with every FakeQuantize an operation without weights, for ranges that are final."""
+    changed = {}
+    for layer in network.layers.values():
+        if layer.kind == FAKE:
+            config = {name: layer.config[name] for name in ("name", "low", "high")}
+            entry = {**layer.entry, "class_name": FIXED, "config": config, "registered_name": f"{PACKAGE}>{FIXED}"}
+            changed[layer.name] = replace(layer, kind=FIXED, entry=entry)
     return network.edited(changed, {})
 
 

@@ -92,19 +92,22 @@ class Network:
 
     def in_order(self) -> Iterator[tuple[Layer, int]]:
         """All calls, each after those that it depends on. An input counts as one call."""
-        waiting = [(layer, call) for layer in self.layers.values() for call in range(max(len(layer.calls), 1))]
-        ready: set[Tensor] = set()
+        waiting = [
+            (layer, call, {(tensor.layer, tensor.call) for tensor in layer.given(call)} if layer.calls else set())
+            for layer in self.layers.values()
+            for call in range(max(len(layer.calls), 1))
+        ]
+        ready: set[tuple[str, int]] = set()
         while waiting:
             later = []
-            for layer, call in waiting:
-                given = layer.given(call) if layer.calls else []
-                if all(Tensor(t.layer, t.call) in ready for t in given):
-                    ready.add(Tensor(layer.name, call))
+            for layer, call, needed in waiting:
+                if needed <= ready:
+                    ready.add((layer.name, call))
                     yield layer, call
                 else:
-                    later.append((layer, call))
+                    later.append((layer, call, needed))
             if len(later) == len(waiting):
-                raise ModelError(f"the layers {', '.join(layer.name for layer, _ in later[:5])} form a loop")
+                raise ModelError(f"the layers {', '.join(layer.name for layer, *_ in later[:5])} form a loop")
             waiting = later
 
     def edited(self, layers: Mapping[str, Layer | None], moved: Mapping[Tensor, Tensor]) -> Network:
@@ -273,7 +276,8 @@ def build(network: Network) -> Any:
     config = {
         "name": network.name,
         "trainable": True,
-        "layers": [_entry(layer) for layer in network.layers.values()],
+        # Keras goes over its list until no call waits for another one: in order, once.
+        "layers": [_entry(layer) for layer in _in_order(network)],
         "input_layers": map_to_refs(network.inputs),
         "output_layers": map_to_refs(network.outputs),
     }
@@ -286,6 +290,11 @@ def build(network: Network) -> Any:
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(f"the network {network.name!r} cannot be built: {str(error).splitlines()[0]}") from error
     return model
+
+
+def _in_order(network: Network) -> list[Layer]:
+    """The layers in the order of their first calls."""
+    return list({layer.name: layer for layer, _ in network.in_order()}.values())
 
 
 def _entry(layer: Layer) -> dict[str, Any]:

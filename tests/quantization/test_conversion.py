@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compress.errors import StageError
-from compress.quantization import calibration, conversion, points
+from compress.quantization import calibration, conversion, fake, points
 from compress.quantization.plan import QuantizationPlan, nudged, on_grid
 from compress.tflite import graph
 from compress.tflite.runtime import Model
@@ -136,6 +136,19 @@ def test_converting_twice_gives_the_same_bytes(keras: Any) -> None:
     folded = canonical(network.read(model))
     plan = calibration.calibrate(folded, images(8))
     assert conversion.convert(folded, plan) == conversion.convert(folded, plan)
+
+
+@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+def test_ranges_as_operations_give_the_bytes_that_layers_give(
+    keras: Any, builder: networks.Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folded = canonical(network.read(networks.randomized(builder(keras))))
+    plan = calibration.calibrate(folded, images(8))
+    found = fake.fixed(fake.insert(folded, points.find(folded), plan))
+    assert {layer.kind for layer in found.layers.values()} & {fake.FAKE, fake.FIXED} == {fake.FIXED}
+    content = conversion.convert(folded, plan)
+    monkeypatch.setattr(fake, "fixed", lambda network: network)
+    assert conversion.convert(folded, plan) == content
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import networks
@@ -21,6 +22,21 @@ def images(count: int = 3) -> np.ndarray:
 def test_a_model_read_and_built_again_computes_the_same(keras: Any, builder: networks.Builder) -> None:
     model = networks.randomized(builder(keras))
     again = network.build(network.read(model))
+    np.testing.assert_array_equal(np.asarray(again(images())), np.asarray(model(images())))
+
+
+def test_keras_is_given_the_layers_in_order_and_goes_over_them_once(
+    keras: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from keras.src.models import functional
+
+    model = networks.randomized(networks.inverted_residual(keras))
+    read = network.read(model)
+    backwards = replace(read, layers=dict(reversed(read.layers.items())))
+    asked, real = [], functional.deserialize_node
+    monkeypatch.setattr(functional, "deserialize_node", lambda *given: asked.append(given) or real(*given))
+    again = network.build(backwards)
+    assert len(asked) == sum(len(layer.calls) for layer in read.layers.values())
     np.testing.assert_array_equal(np.asarray(again(images())), np.asarray(model(images())))
 
 
