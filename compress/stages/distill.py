@@ -129,6 +129,7 @@ class Distill(Stage, TrainingSettings, Teaching):
                 model = working_model.read(context.original, context)
                 found.append(teachers.of_model(model, context.data, "the original"))
             else:
-                found.append(teachers.read(context.original.file(MODEL_TFLITE), context))
+                teacher = teachers.read(context.original.file(MODEL_TFLITE), context)
+                found.append(replace(teacher, name="the original"))
         weights = self.teacher_weights or (1.0,) * len(found)
         return [replace(teacher, weight=weight) for teacher, weight in zip(found, weights, strict=True)]
