@@ -68,8 +68,7 @@ def attention(features: Any) -> Any:
     """Where feature maps [n, ..., channels] are large: squares summed over channels, as vectors of length 1."""
     ops = keras().ops
     energy = _flat(ops.sum(ops.square(features), axis=-1))
-    # Below the root, since the root has no gradient at 0, where a ReLU has silenced all of a map.
-    return energy / ops.sqrt(ops.sum(ops.square(energy), axis=-1, keepdims=True) + EPSILON**2)
+    return energy / (ops.norm(energy, axis=-1, keepdims=True) + EPSILON)  # a ReLU can silence all of a map
 
 
 def _flat(values: Any) -> Any:

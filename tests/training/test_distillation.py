@@ -363,12 +363,13 @@ def test_attention_needs_no_projection_and_sees_where_maps_are_large(keras: Any,
     np.testing.assert_allclose(hints.loss([scaled], [keras.ops.array(other, "float32")]), 0, atol=1e-6)
 
 
-def test_attention_of_silent_maps_has_a_gradient(keras: Any) -> None:
+def test_attention_of_silent_maps_is_none_and_has_a_gradient(keras: Any) -> None:
     import tensorflow
 
     maps = tensorflow.Variable(np.zeros((2, 4, 4, 3), np.float32))
     with tensorflow.GradientTape() as tape:
         error = keras.ops.sum(keras.ops.square(features.attention(maps) - 0.25))
+    assert float(error) == pytest.approx(2 * 16 * 0.25**2)
     assert np.isfinite(tape.gradient(error, maps).numpy()).all()
 
 
