@@ -170,7 +170,8 @@ def table(cases: Mapping[str, Any]) -> str:
     intervals = {name: case["ways"][case["chosen"]]["interval"] for name, case in cases.items()}
     ahead = [name for name, (low, _) in intervals.items() if low > 0]
     behind = [name for name, (_, high) in intervals.items() if high < 0]
-    met = "met" if ahead and not behind and intervals.keys() == CASES.keys() else "**not met**"
+    met = "met" if ahead and not behind else "**not met**"
+    met = met if intervals.keys() == CASES.keys() else f"undecided, on {', '.join(intervals)} alone"
     found = f"ahead on {', '.join(ahead) or 'none'}, behind on {', '.join(behind) or 'none'}"
     return f"{text}\n\nBound (ahead on one, behind on neither, as chosen on validation): {met}: {found}"
 
@@ -192,15 +193,16 @@ def main() -> None:
         return
     for library in ("tensorflow", "absl"):
         logging.getLogger(library).setLevel(logging.ERROR)
+    state = commit()
     before = json.loads(RESULTS.read_text())["cases"] if RESULTS.exists() and not options.epochs else {}
     for name in [] if options.show else options.data.split(","):
         case = replace(CASES[name], epochs=options.epochs or CASES[name].epochs)
         runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
         for seed in range(options.seeds):
             for way, rows in runs.items():
-                file = f"distillation-{name}-{way.replace(' ', '_')}-{case.epochs}-{seed}-{commit()}.json"
+                file = f"distillation-{name}-{way.replace(' ', '_')}-{case.epochs}-{seed}-{state}.json"
                 rows.append(kept(options.cache / file, partial(one, name, case, way, options.cache, seed)))
-        before[name] = {"commit": commit(), "epochs": case.epochs} | summary(runs)
+        before[name] = {"commit": state, "epochs": case.epochs} | summary(runs)
         if not options.epochs:
             cases = {known: before[known] for known in CASES if known in before}
             RESULTS.write_text(json.dumps({"cases": cases}, indent=1) + "\n")
