@@ -44,15 +44,15 @@ def small(keras: Any, shape: Shape, classes: int) -> Any:
     return _classified(keras, image, x, classes, "small")
 
 
-def separable(keras: Any, shape: Shape, classes: int) -> Any:
-    """Depthwise-separable blocks with ReLU, as MobileNetV1 and DS-CNN have them: 19,000 to 50,000 parameters."""
+def separable(keras: Any, shape: Shape, classes: int, width: float = 1.0) -> Any:
+    """Depthwise-separable blocks with ReLU, as MobileNetV1 and DS-CNN have them; 19,000 to 50,000 parameters."""
     image = keras.Input(shape)
-    x = _conv(keras, image, 24, 3, 2)
+    x = _conv(keras, image, int(24 * width), 3, 2)
     large = classes > 10
     for filters, stride in (
         ((32, 1), (64, 2), (64, 1), (128, 2), (128, 1), (128, 1)) if large else ((48, 2), (64, 1), (96, 2), (96, 1))
     ):
-        x = _conv(keras, _depthwise(keras, x, stride=stride), filters, 1)
+        x = _conv(keras, _depthwise(keras, x, stride=stride), int(filters * width), 1)
     return _classified(keras, image, x, classes, "separable")
 
 

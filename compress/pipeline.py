@@ -11,18 +11,17 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator
 
 from compress import target as targets
 from compress.data import SOURCES, Dataset, Splitting
 from compress.document import Document, Location, listing, nearest, read, shown
 from compress.errors import ModelError, PipelineError
-from compress.importers import builder as builders
 from compress.stage import Kind, Settings, Stage
 from compress.stages import STAGES
-from compress.stages.load import Build, stage_for
+from compress.stages.load import Origin
 from compress.target import Target
 from deploy.preprocessing import STEPS as PREPROCESSING
 from deploy.preprocessing import Preprocessing, PreprocessingError, fields
@@ -30,32 +29,11 @@ from deploy.preprocessing import Preprocessing, PreprocessingError, fields
 T = TypeVar("T", bound=Settings)
 
 
-class Model(Settings):
+class Model(Origin):
     """The model to start from: a builder or a file."""
 
-    builder: str | None = None
-    """A builder from models/, or one of your own, file.py:function, with trust."""
-    file: str | None = None
-    """A .keras, .h5 or .tflite file (float or quantized), from the pipeline file's folder."""
     trust: bool = False
     """Whether code that comes with the model (a builder of your own, Lambda layers) may be run."""
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if (self.builder is None) == (self.file is None):
-            raise ValueError("needs either the key 'builder' or the key 'file'")
-        return self
-
-    def stage(self, folder: Path) -> Stage:
-        """The stage that makes the model; paths are relative to `folder`.
-
-        Raises:
-            ModelError: there is no such file or builder.
-        """
-        if self.file is not None:
-            return stage_for(folder / self.file)
-        path, function = builders.find(self.builder or "", folder, trust=self.trust)
-        return Build(path=path, function=function)
 
 
 class LatencySettings(Settings):
@@ -180,7 +158,7 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
         raise
     model = _settings(Model, value["model"], document, ("model",))
     try:
-        first = model.stage(path.parent)
+        first = model.maker(path.parent, trust=model.trust)
     except ModelError as error:
         error.where = ": ".join(part for part in (document.where(("model",)), error.where) if part)
         raise
@@ -237,7 +215,11 @@ def _steps(
     steps = [Step("model", model, None)]
     for index, entry in enumerate(value):
         location: Location = ("stages", index)
-        stage = _one_of(stages, entry, document, location, "stage").beside(folder)
+        try:
+            stage = _one_of(stages, entry, document, location, "stage").beside(folder)
+        except ModelError as error:
+            error.where = ": ".join(part for part in (document.where(location), error.where) if part)
+            raise
         count = sum(step.stage.name == stage.name for step in steps)
         name = stage.id or (f"{stage.name}-{count + 1}" if count else stage.name)
         if any(step.id == name for step in steps):

@@ -537,14 +537,14 @@ def test_a_model_file_is_found_beside_the_pipeline(
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("nothing.tflite", "model: there is no file {folder}/nothing.tflite; check model.file"),
-        ("folder.tflite", "model: there is no file {folder}/folder.tflite; check model.file"),
-        ("dangling.tflite", "model: there is no file {folder}/dangling.tflite; check model.file"),
-        ("file.yaml/m.tflite", "model: there is no file {folder}/file.yaml/m.tflite; check model.file"),
+        ("nothing.tflite", "model: there is no file {folder}/nothing.tflite; check the path"),
+        ("folder.tflite", "model: there is no file {folder}/folder.tflite; check the path"),
+        ("dangling.tflite", "model: there is no file {folder}/dangling.tflite; check the path"),
+        ("file.yaml/m.tflite", "model: there is no file {folder}/file.yaml/m.tflite; check the path"),
         ("model.onnx", "model: model.onnx is of no format that is read; allowed: .keras, .h5, .hdf5, .tflite"),
         ("noformat", "model: noformat is of no format that is read; allowed: .keras, .h5, .hdf5, .tflite"),
-        ("/dev/zero", "model: there is no file /dev/zero; check model.file"),
-        ("''", "model: there is no file {folder}; check model.file"),
+        ("/dev/zero", "model: there is no file /dev/zero; check the path"),
+        ("''", "model: there is no file {folder}; check the path"),
         ("x" * 5000, "model: cannot be read: File name too long; check model"),
     ],
 )
@@ -598,9 +598,9 @@ def test_code_of_ones_own_needs_trust(
         ("''", "model: there is no builder ''; allowed: digits_cnn"),
         ("digits_cnn:other", "model: there is no builder 'digits_cnn:other'; allowed: digits_cnn"),
         ("../models/digits_cnn", "model: there is no builder '../models/digits_cnn'; allowed: digits_cnn"),
-        ("gone.py", "model: there is no file {folder}/gone.py; check model.builder"),
-        ("digits_cnn.py", "model: there is no file {folder}/digits_cnn.py; check model.builder"),
-        (".py", "model: there is no file {folder}/.py; check model.builder"),
+        ("gone.py", "model: there is no file {folder}/gone.py; check the path"),
+        ("digits_cnn.py", "model: there is no file {folder}/digits_cnn.py; check the path"),
+        (".py", "model: there is no file {folder}/.py; check the path"),
     ],
 )  # fmt: skip
 def test_a_builder_that_is_not_there(refused: Callable[..., str], tmp_path: Path, builder: str, message: str) -> None:

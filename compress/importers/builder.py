@@ -32,7 +32,8 @@ def find(builder: str, folder: Path, *, trust: bool) -> tuple[Path, str]:
     """
     if builder in names():
         return shipped("models") / f"{builder}.py", FUNCTION
-    file, _, function = builder.partition(":")
+    file, colon, function = builder.rpartition(".py:")
+    file = f"{file}.py" if colon else builder
     if not file.endswith(".py"):
         raise ModelError(
             f"there is no builder {builder!r}",
@@ -41,10 +42,10 @@ def find(builder: str, folder: Path, *, trust: bool) -> tuple[Path, str]:
         )
     path = folder / file
     if not path.is_file():
-        raise ModelError(f"there is no file {path}", todo="check model.builder")
+        raise ModelError(f"there is no file {path}", todo="check the path")
     if not trust:
         raise UntrustedError(f"the builder {path} is a program that would be run", todo="set `trust: true` under model")
-    return path, function or FUNCTION
+    return path, function if colon and function else FUNCTION
 
 
 def build(path: Path, function: str, input_shape: tuple[int, ...], classes: int) -> Any:

@@ -7,15 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from compress.stage import Settings
-
-
-class Teaching(Settings):
-    """How much is learnt from the float model, beside the labels."""
-
-    weight: Annotated[float, Field(ge=0, le=1)] = 0.9
-    """Share of the float model in the loss; the rest is the labels'."""
-    temperature: Annotated[float, Field(ge=1, le=100)] = 4.0
-    """How much the scores are softened: 1 leaves them as they are."""
+from compress.training.teaching import Teaching
 
 
 class RoundedTraining(Settings):
@@ -28,4 +20,4 @@ class RoundedTraining(Settings):
     settle: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Last part of the training in which ranges and batch norm stand still, and only weights move."""
     distill: Teaching | None = None
-    """Learns from the float model too: {weight: 0.9, temperature: 4}, or {} for these."""
+    """Learns from the float model too: {weight: 0.9, temperature: 4}, or {} for these; decoupled too."""

@@ -21,7 +21,8 @@ from compress.quantization.patterns import Pattern
 from compress.quantization.plan import QuantizationPlan, nudged
 from compress.quantization.settings import RoundedTraining
 from compress.stage import Context, Facts
-from compress.training.fit import Loss, TrainingSettings, distillation_loss, fit, head_of, label_loss
+from compress.training import distillation, teachers
+from compress.training.fit import Loss, TrainingSettings, fit, head_of, label_loss
 from compress.training.network import Layer, Network, build
 from compress.training.tensorflow import keras
 
@@ -63,7 +64,9 @@ def train(
     quantized = fake.insert(start, points, ranges, following, learnt=how.ranges == "learnt")
     chosen = (norms or {}) if how.batch_norm == "trained" else {}
     model = build(_prepared(fake.with_rounded_weights(quantized), kept, _moments(start, plan, chosen)))
-    history = fit(model, _loss(network, how, context), settings, context, [_settling(keras(), model, how.settle)])
+    history = fit(
+        model, _loss(network, how, settings, context), settings, context, [_settling(keras(), model, how.settle)]
+    )
     trained = {operation.name: operation for operation in model.operations}
     layers = {name: _trained(layer, trained[name]) for name, layer in start.layers.items() if layer.weights}
     found = {name: trained[names[name]] for name in following}
@@ -78,14 +81,14 @@ def simulated(network: Network, plan: QuantizationPlan) -> Any:
     return build(fake.with_rounded_weights(fake.insert(network, rounding.find(network), plan)))
 
 
-def _loss(network: Network, how: RoundedTraining, context: Context) -> Loss:
+def _loss(network: Network, how: RoundedTraining, settings: TrainingSettings, context: Context) -> Loss:
     """Cross entropy with the labels, or with what the float network says too."""
-    teacher = build(network)
-    head = head_of(teacher, context.data)
+    model = build(network)
+    head = head_of(model, context.data)
     if how.distill is None:
         return label_loss(head)
-    teacher.trainable = False
-    return distillation_loss(head, teacher, head, how.distill.temperature, how.distill.weight)
+    teacher = teachers.of_model(model, context.data, "the float model")
+    return distillation.loss_of(head, [teacher], how.distill, settings, context)
 
 
 def _prepared(network: Network, kept: Mapping[str, Pattern], moments: Mapping[str, tuple[Any, ...]]) -> Network:

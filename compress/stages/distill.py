@@ -1,60 +1,135 @@
-"""`distill`: trains the model with the original as its teacher."""
+"""`distill`: trains the model, or a smaller one, on what its teachers say: the original, by default."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from compress.stage import Artifact, Context, Facts, Kind, Need, Settings, Stage
+from compress.errors import ModelError
+from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
+from compress.stages.load import SUFFIXES, Origin
+from compress.store import file_digest
 from compress.training.fit import TrainingSettings
+from compress.training.teaching import Features, Teaching
+
+if TYPE_CHECKING:  # a dry run reads settings only
+    from compress.training.teachers import Teacher
+
+ORIGINAL = Path("original")
 
 
-class Decoupled(Settings):
-    """Decoupled distillation (Zhao et al., 2022)."""
-
-    right: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    """Weight of how sure the teacher is of the right class."""
-    wrong: Annotated[float, Field(ge=0, le=1000)] = 8.0
-    """Weight of what it says of the wrong classes among themselves; the paper's is 8 for small images."""
-
-
-class Distill(Stage, TrainingSettings):
-    """Trains the model on the scores of the original, and a little on the labels."""
+class Distill(Stage, TrainingSettings, Teaching):
+    """Trains the model, or a student of its own, on the scores of the original or other teachers, and on the labels."""
 
     name: ClassVar[str] = "distill"
+    version: ClassVar[int] = 2
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original"})
-    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "ai-edge-litert")
 
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
     """Passes over the training split."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
     """Adam's learning rate at the start; it falls to 0 along a cosine."""
-    temperature: Annotated[float, Field(ge=1, le=100)] = 4.0
-    """How much the scores are softened: 1 leaves them as they are."""
-    weight: Annotated[float, Field(ge=0, le=1)] = 0.9
-    """Share of the teacher in the loss; the rest is the labels'."""
-    decoupled: Decoupled | None = None
-    """Weighs what the teacher says of the right class and of the wrong ones apart; by default it is one."""
+    teachers: tuple[Path, ...] = ()
+    """Files of models (.keras, .h5, .tflite, quantized too), or the word original, which it is by default."""
+    teacher_weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = ()
+    """Weights of the teachers, in their order, when their probabilities are averaged; by default all the same."""
+    features: Features | None = None
+    """Learns from inner layers of the first teacher too: {} for the last feature maps."""
+    student: Origin | None = None
+    """Trains this one instead of the model that it is given: {builder: …} or {file: …}, as under model."""
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        self.goes_with(self)
+        for path in self.teachers:
+            if path != ORIGINAL and path.suffix.lower() not in SUFFIXES:
+                raise ValueError(f"teachers: {path.name} is of no format that is read: {', '.join(SUFFIXES)}, original")
+        count = max(len(self.teachers), 1)
+        if self.teacher_weights and len(self.teacher_weights) != count:
+            raise ValueError(f"teacher_weights: {len(self.teacher_weights)} weights for {count} teachers")
+        return self
+
+    def takes(self) -> frozenset[Kind]:
+        """With a student of its own it can be given files without layers too: they only teach."""
+        return self.consumes | {Kind.FLOAT_TFLITE, Kind.TFLITE} if self.student else self.consumes
+
+    def beside(self, folder: Path) -> Self:
+        """The same stage with the paths of teachers and student taken from `folder`.
+
+        Raises:
+            ModelError: there is no such file or builder.
+        """
+        paths = tuple(path if path == ORIGINAL else folder / path for path in self.teachers)
+        for path in paths:
+            if path != ORIGINAL and not path.is_file():
+                raise ModelError(f"there is no file {path}", where="teachers", todo="check the path")
+        if self.student is None:
+            return self.model_copy(update={"teachers": paths})
+        student = self.student.beside(folder)
+        maker = student.maker(Path(), trust=True)  # whether it may be run is asked when it is
+        if maker.produces not in (Kind.KERAS, Kind.UNTRAINED):
+            raise ModelError(f"cannot be trained: {maker.because()}", where="student", todo="choose another student")
+        return self.model_copy(update={"teachers": paths, "student": student})
+
+    def identity(self) -> dict[str, Any]:
+        """The contents of files instead of their paths."""
+        try:
+            digests = [path.name if path == ORIGINAL else file_digest(path) for path in self.teachers]
+        except OSError as error:
+            where = str(error.filename)
+            raise ModelError(f"cannot be read: {error.strerror}", where=where, todo="check distill.teachers") from error
+        student = None if self.student is None else self.student.maker(Path(), trust=True).identity()
+        return {**super().identity(), "teachers": digests, "student": student}
 
     def run(self, given: Artifact, context: Context) -> Facts:
-        """The trained model and its history."""
-        from compress.training import fit, working_model
+        """The trained student and its history, who taught it, and when."""
+        from compress.training import distillation, features, fit, working_model
         from compress.training.tensorflow import keras
 
         keras(context.seed)
-        model, teacher = working_model.read(given, context), working_model.read(context.original, context)
-        teacher.trainable = False
-        loss = fit.distillation_loss(
-            fit.head_of(model, context.data),
-            teacher,
-            fit.head_of(teacher, context.data),
-            self.temperature,
-            self.weight,
-            (self.decoupled.right, self.decoupled.wrong) if self.decoupled else None,
-        )
-        facts = fit.fit(model, loss, self, context)
-        working_model.write(model, context.folder)
-        return facts
+        model = self._learner(given, context)
+        teachers, head = self._teachers(context), fit.head_of(model, context.data)
+        hints = features.watch(model, teachers[0], self.features, context.data) if self.features else None
+        when = distillation.when(self)
+        names = ", ".join(teacher.name for teacher in teachers)
+        context.progress.note(f"distill: {names} {'answer' if teachers[1:] else 'answers'} {when}")
+        loss = distillation.loss_of(head, teachers, self, self, context, hints)
+        facts = fit.fit(hints.model if hints else model, loss, self, context)
+        working_model.write(hints.student if hints else model, context.folder)
+        facts |= {"teachers": [teacher.name for teacher in teachers], "taught": when}
+        return facts | ({"features": [list(pair) for pair in hints.pairs]} if hints else {})
+
+    def _learner(self, given: Artifact, context: Context) -> Any:
+        """The model that is trained; a student is made as `model:` makes one, in a folder that is not kept."""
+        from compress.importers import keras_file
+        from compress.training import working_model
+
+        if self.student is None:
+            return working_model.read(given, context)
+        with tempfile.TemporaryDirectory() as folder:
+            self.student.maker(Path(), trust=context.trust).run(given, replace(context, folder=Path(folder)))
+            return keras_file.load(Path(folder) / MODEL_KERAS, trust=context.trust)
+
+    def _teachers(self, context: Context) -> list[Teacher]:
+        """Everyone who teaches, with their weights."""
+        from compress.training import teachers, working_model
+
+        found = []
+        for path in self.teachers or (ORIGINAL,):
+            if path != ORIGINAL:
+                found.append(teachers.read(path, context))
+            elif MODEL_KERAS in context.original.files:
+                model = working_model.read(context.original, context)
+                found.append(teachers.of_model(model, context.data, "the original"))
+            else:
+                teacher = teachers.read(context.original.file(MODEL_TFLITE), context)
+                found.append(replace(teacher, name="the original"))
+        weights = self.teacher_weights or (1.0,) * len(found)
+        return [replace(teacher, weight=weight) for teacher, weight in zip(found, weights, strict=True)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
+
+from pydantic import model_validator
 
 from compress.errors import ModelError
 from compress.importers import builder as builders
 from compress.importers import tflite_file
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
+from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Settings, Stage
 from compress.store import file_digest
 
 KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
@@ -154,7 +156,7 @@ def stage_for(file: Path) -> Stage:
         ModelError: no such file, a format that is not read, or a damaged .tflite file.
     """
     if not file.is_file():
-        raise ModelError(f"there is no file {file}", todo="check model.file")
+        raise ModelError(f"there is no file {file}", todo="check the path")
     if file.suffix.lower() == ".tflite":
         found = tflite_file.read(file)
         if found.imported is None:
@@ -163,3 +165,41 @@ def stage_for(file: Path) -> Stage:
     if file.suffix.lower() in KERAS_SUFFIXES:
         return LoadKeras(path=file)
     raise ModelError(f"{file.name} is of no format that is read", allowed=", ".join(SUFFIXES))
+
+
+class Origin(Settings):
+    """Where a model comes from: a builder or a file."""
+
+    builder: str | None = None
+    """A builder from models/, or one of your own, file.py:function, with trust."""
+    file: str | None = None
+    """A .keras, .h5 or .tflite file (float or quantized), from the pipeline file's folder."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.builder is None) == (self.file is None):
+            raise ValueError("needs either the key 'builder' or the key 'file'")
+        return self
+
+    def beside(self, folder: Path) -> Self:
+        """The same origin with its path taken from `folder`."""
+        if self.file is not None:
+            return self.model_copy(update={"file": str(folder / self.file)})
+        own = self.builder is not None and ".py" in self.builder
+        return self.model_copy(update={"builder": str(folder / str(self.builder))}) if own else self
+
+    def maker(self, folder: Path, *, trust: bool) -> Stage:
+        """The stage that makes the model.
+
+        Args:
+            folder: what paths are relative to.
+            trust: whether code of the user's own may be run.
+
+        Raises:
+            UntrustedError: a builder of one's own without trust.
+            ModelError: there is no such file or builder.
+        """
+        if self.file is not None:
+            return stage_for(folder / self.file)
+        path, function = builders.find(self.builder or "", folder, trust=trust)
+        return Build(path=path, function=function)

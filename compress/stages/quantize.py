@@ -81,6 +81,8 @@ class Quantize(Stage, TrainingSettings):
     def _engine_trains(self) -> Self:
         if self.engine == "tfmot" and self.method == "ptq":
             raise ValueError("engine: tfmot trains, and goes with `method: qat`; this is `method: ptq`")
+        if self.qat.distill is not None:
+            self.qat.distill.goes_with(self)
         ours = (TrainingSettings.model_fields.keys() - Passes.model_fields.keys()) & self.model_fields_set
         if self.engine == "tfmot" and ours:
             raise ValueError(f"{', '.join(sorted(ours))}: with `engine: coralline` only; this is `engine: tfmot`")

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.errors import ModelError, StageError
-from compress.stage import Context, Data, Facts, Progress, Settings
+from compress.stage import Context, Data, Facts, Progress, Settings, Split
 from compress.training.tensorflow import keras
 
-Loss = Callable[[Any, Any, Any], Any]
-"""(inputs, labels, the model's outputs) -> loss of each sample, all tensors with a batch axis."""
+
+@dataclass(frozen=True)
+class Batch:
+    """What a loss sees beside the model's outputs: tensors with a batch axis.
+
+    Attributes:
+        inputs: the samples as the model was given them, augmented.
+        labels: int64 [n].
+        taught: what the loss brought along for each of these samples; None where it brought nothing.
+    """
+
+    inputs: Any
+    labels: Any
+    taught: Any = None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What training makes small.
+
+    Attributes:
+        of: (batch, the model's outputs) -> loss of each sample [n].
+        taught: values that batches carry, one row for each sample of train and validation, so that they are not
+            computed again in every step; they know nothing of augmentation.
+    """
+
+    of: Callable[[Batch, Any], Any]
+    taught: Mapping[Split, NDArray[np.float32]] = field(default_factory=dict)
 
 
 class Augment(Settings):
@@ -103,62 +130,17 @@ def label_loss(head: Head) -> Loss:
     """Cross entropy with the labels."""
     library = keras()
 
-    def loss(inputs: Any, labels: Any, outputs: Any) -> Any:
-        del inputs
-        return library.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=not head.softmax)
+    def loss(batch: Batch, outputs: Any) -> Any:
+        return library.losses.sparse_categorical_crossentropy(batch.labels, outputs, from_logits=not head.softmax)
 
-    return loss
-
-
-def distillation_loss(
-    head: Head,
-    teacher: Any,
-    teacher_head: Head,
-    temperature: float,
-    weight: float,
-    decoupled: tuple[float, float] | None = None,
-) -> Loss:
-    """`weight` parts of the teacher's softened scores, the rest cross entropy with the labels.
-
-    Source: Hinton et al., Distilling the Knowledge in a Neural Network, 2015: soft targets at `temperature`, their
-    gradient scaled by its square. With `decoupled`, the weights of what the teacher says of the right class and of
-    what it says of the wrong ones among themselves: Zhao et al., Decoupled Knowledge Distillation, 2022.
-    """
-    library = keras()
-    labelled = label_loss(head)
-
-    def loss(inputs: Any, labels: Any, outputs: Any) -> Any:
-        taught = library.ops.stop_gradient(teacher_head.logits(teacher(inputs, training=False)) / temperature)
-        scores = head.logits(outputs) / temperature
-        soft = _cross_entropy(taught, scores) if decoupled is None else _decoupled(taught, scores, labels, *decoupled)
-        soft = soft * temperature**2
-        return weight * soft + (1 - weight) * labelled(inputs, labels, outputs)
-
-    return loss
-
-
-def _cross_entropy(taught: Any, scores: Any) -> Any:
-    ops = keras().ops
-    return -ops.sum(ops.softmax(taught) * ops.log_softmax(scores), axis=-1)
-
-
-def _decoupled(taught: Any, scores: Any, labels: Any, right: float, wrong: float) -> Any:
-    """Cross entropy of right against wrong, and of the wrong classes among themselves; logits [batch, classes]."""
-    ops = keras().ops
-    of_right = ops.one_hot(ops.cast(ops.reshape(labels, (-1,)), "int32"), scores.shape[-1])
-    pairs = []
-    for logits in (taught, scores):
-        others = ops.logsumexp(ops.where(of_right > 0, -1e9, logits), axis=-1)
-        pairs.append(ops.stack([ops.sum(logits * of_right, axis=-1), others], axis=-1))
-    among = [ops.where(of_right > 0, -1e9, logits) for logits in (taught, scores)]
-    return right * _cross_entropy(*pairs) + wrong * _cross_entropy(*among)
+    return Loss(loss)
 
 
 def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, callbacks: Sequence[Any] = ()) -> Facts:
     """Trains a model in place.
 
     Args:
-        model: a Keras model.
+        model: a Keras model. Of several outputs the first is the classifier's, the others are for the loss alone.
         loss: what is made small.
         settings: how to train.
         context: data, seed, progress.
@@ -173,9 +155,9 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
     """
     library = keras(context.seed)
     trainer = _trainer(library, model, _weighted(loss, settings, context.data))
-    batches = batches_of(context, settings)
+    batches = batches_of(context, settings, _targets(context.data, loss, "train"))
     trainer.compile(_optimizer(library, settings, len(batches)), metrics=["accuracy"], jit_compile=False)
-    validation = (context.data.inputs("validation"), context.data.labels("validation"))
+    validation = (context.data.inputs("validation"), _targets(context.data, loss, "validation"))
     more = [reporting(library, context.progress, len(batches), settings.epochs)]
     if settings.ema is not None:
         more.append(library.callbacks.SwapEMAWeights(swap_on_epoch=True))
@@ -218,11 +200,16 @@ def _weighted(loss: Loss, settings: TrainingSettings, data: Data) -> Loss:
     counts = np.bincount(data.labels("train"), minlength=len(data.class_names))
     weights = (counts.sum() / (np.maximum(counts, 1) * np.count_nonzero(counts))).astype(np.float32)
 
-    def weighted(inputs: Any, labels: Any, outputs: Any) -> Any:
+    def weighted(batch: Batch, outputs: Any) -> Any:
         ops = keras().ops
-        return loss(inputs, labels, outputs) * ops.take(weights, ops.cast(ops.reshape(labels, (-1,)), "int32"))
+        return loss.of(batch, outputs) * ops.take(weights, ops.cast(ops.reshape(batch.labels, (-1,)), "int32"))
 
-    return weighted
+    return replace(loss, of=weighted)
+
+
+def _targets(data: Data, loss: Loss, split: Split) -> dict[str, NDArray[Any]]:
+    """What Keras carries beside the inputs: fields of `Batch`, by name."""
+    return {"labels": data.labels(split)} | ({"taught": loss.taught[split]} if loss.taught else {})
 
 
 def rows(history: dict[str, list[Any]]) -> list[dict[str, float | None]]:
@@ -236,7 +223,7 @@ def _plain(value: Any) -> float | None:
 
 
 def _trainer(library: Any, model: Any, loss: Loss) -> Any:
-    """A model around the model, whose loss also sees the inputs."""
+    """A model around the model, whose loss sees the whole batch and all outputs, and its metrics labels and scores."""
 
     class Trainer(library.Model):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -250,21 +237,25 @@ def _trainer(library: Any, model: Any, loss: Loss) -> Any:
             self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
         ) -> Any:
             del sample_weight, training
-            return library.ops.mean(loss(x, y, y_pred)) + sum(self.losses)
+            return library.ops.mean(loss.of(Batch(x, **y), y_pred)) + sum(self.losses)
+
+        def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            scores = y_pred[0] if isinstance(y_pred, list | tuple) else y_pred
+            return super().compute_metrics(x, y["labels"], scores, sample_weight)
 
     return Trainer()
 
 
-def batches_of(context: Context, settings: Passes) -> Any:
-    """The training split, shuffled anew in every epoch, augmented and batched."""
+def batches_of(context: Context, settings: Passes, targets: Any) -> Any:
+    """The training split with what belongs to each sample, shuffled anew in every epoch, augmented and batched."""
     import tensorflow
 
-    x, y = context.data.inputs("train"), context.data.labels("train")
-    batches = tensorflow.data.Dataset.from_tensor_slices((x, y))
+    x = context.data.inputs("train")
+    batches = tensorflow.data.Dataset.from_tensor_slices((x, targets))
     batches = batches.shuffle(len(x), seed=context.seed).batch(settings.batch_size)
     change = _augmentation(settings.augment, context.seed)
     if change is not None:
-        batches = batches.map(lambda image, label: (change(image), label))
+        batches = batches.map(lambda images, targets: (change(images), targets))
     return batches.prefetch(tensorflow.data.AUTOTUNE)
 
 

@@ -138,11 +138,11 @@ def train(model: Any, network: Network, settings: fit.Passes, context: Context, 
     """
     tf_keras = legacy_keras.library(context.seed)
     loss = fit.label_loss(fit.head_of(build(network), context.data))
-    batches = fit.batches_of(context, settings)
+    batches = fit.batches_of(context, settings, context.data.labels("train"))
     schedule = tf_keras.optimizers.schedules.CosineDecay(settings.learning_rate, len(batches) * settings.epochs)
     model.compile(
         tf_keras.optimizers.Adam(schedule),
-        loss=lambda labels, outputs: loss(None, labels, outputs),
+        loss=lambda labels, outputs: loss.of(fit.Batch(None, labels), outputs),
         metrics=["accuracy"],
         jit_compile=False,
     )

@@ -10,13 +10,14 @@ from blobs import Blobs, context
 
 from compress.quantization import calibration, conversion, fake, points, training
 from compress.quantization.plan import QuantizationPlan, on_grid
-from compress.quantization.settings import RoundedTraining, Teaching
+from compress.quantization.settings import RoundedTraining
 from compress.stage import Facts
 from compress.tflite.runtime import Model
 from compress.training import folding, network
 from compress.training.fit import Head, TrainingSettings, fit, label_loss
 from compress.training.folding import canonical
 from compress.training.network import Network
+from compress.training.teaching import Teaching
 
 pytestmark = pytest.mark.tensorflow
 

@@ -13,12 +13,13 @@ from blobs import Blobs, context
 
 from compress.edgetpu.placement import place
 from compress.quantization import conversion
-from compress.quantization.settings import RoundedTraining, Teaching
+from compress.quantization.settings import RoundedTraining
 from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.stages.quantize import Quantize
 from compress.target import load
 from compress.tflite import graph
 from compress.training import working_model
+from compress.training.teaching import Teaching
 
 pytestmark = [
     pytest.mark.tensorflow,

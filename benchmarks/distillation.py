@@ -1,0 +1,213 @@
+"""Distillation against the same training without it: `python benchmarks/distillation.py [--seeds N] [--cache FOLDER]`.
+
+A small network is trained from the same start, for as many epochs, on the same data with the same augmentation: on
+labels alone, and on what a larger network of the same kind says. The way to distil is chosen on validation data; test
+data are for the table. Differences are paired by test sample, averaged over seeds; their intervals are over samples.
+Needs the shared files (CORALLINE_SHARED, or ../shared beside the project). Prints a Markdown table with the bound,
+and writes benchmarks/results/distillation.json. Teachers are kept in the folder --cache, and so is what each way gave
+with each seed: a run that was ended goes on where no change of the project is uncommitted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import quantization_networks as networks
+import quantization_subjects as subjects
+from numpy.typing import NDArray
+from quantization import commit, kept, quiet
+
+from compress.importers import keras_file
+from compress.stage import MODEL_KERAS, Artifact, Context, Kind, Stage
+from compress.stages.distill import Distill
+from compress.stages.train import Train
+from compress.training import working_model
+from compress.training.fit import Augment, TrainingSettings
+from compress.training.teaching import Decoupled, Features
+from compress.training.tensorflow import keras
+
+RESULTS = Path(__file__).parent / "results" / "distillation.json"
+DRAWS = 10_000
+LEARNING_RATE = 0.003
+LABELS = "labels"
+WAYS: dict[str, Callable[..., Stage]] = {
+    LABELS: Train,
+    "logits": Distill,
+    "logits and features": partial(Distill, features=Features()),
+    "decoupled": partial(Distill, decoupled=Decoupled()),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A data set, and the networks that learn it.
+
+    Attributes:
+        data: its splits.
+        classes: how many there are.
+        teacher: width of the teacher.
+        student: width of the student.
+        epochs: of both.
+        augment: of both.
+    """
+
+    data: Callable[[], Any]
+    classes: int
+    teacher: float
+    student: float
+    epochs: int
+    augment: Augment
+
+
+CASES = {
+    "fsdd": Case(subjects.spoken, 10, 1.0, 0.25, 20, Augment()),
+    "grocery96": Case(partial(subjects.photos, 48), 43, 2.0, 0.5, 30, subjects.FLIPPED),
+}
+
+
+def taught(name: str, case: Case, cache: Path, seed: int) -> subjects.Subject:
+    """The teacher, trained now or earlier, with the data."""
+    settings = TrainingSettings(epochs=case.epochs, learning_rate=LEARNING_RATE, augment=case.augment)
+    network = partial(networks.separable, width=case.teacher)
+    return subjects.Recipe(f"{name}_teacher_{case.epochs}", case.data, network, case.classes, settings)(cache, seed)
+
+
+def one(name: str, case: Case, way: str, cache: Path, seed: int) -> dict[str, Any]:
+    """What a student knows that learnt in one way, by test sample, and its validation accuracy."""
+    subject, started = taught(name, case, cache, seed), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        start, teacher, made = (_folder(folder, each) for each in ("start", "teacher", "made"))
+        student = networks.separable(keras(seed), subject.data.input_shape, case.classes, case.student)
+        given = Artifact("", Kind.UNTRAINED, start, {MODEL_KERAS: ""}, {}, 0)
+        working_model.write_keras(student, start)
+        working_model.write_keras(subject.model, teacher)
+        context: Context = subjects.context(subject.data, made, seed)
+        context = replace(context, original=replace(given, kind=Kind.KERAS, folder=teacher))
+        stage = WAYS[way](epochs=case.epochs, learning_rate=LEARNING_RATE, augment=case.augment)
+        stage.run(given, context)
+        model = keras_file.load(made / MODEL_KERAS)
+    right = {split: _right(model, subject.data, split) for split in ("validation", "test")}
+    found = {"validation": float(right["validation"].mean()), "hits": right["test"]}
+    found |= {"parameters": model.count_params(), "seconds": round(time.perf_counter() - started, 1)}
+    found["teacher"] = {"parameters": subject.model.count_params()}
+    found["teacher"] |= {split: float(_right(subject.model, subject.data, split).mean()) for split in right}
+    text = f"{name} {seed}, {way}: validation {found['validation']:.4f}, test {right['test'].mean():.4f}"
+    print(f"{text}, {found['seconds']:.0f} s", file=sys.stderr, flush=True)
+    return found
+
+
+def _folder(folder: str, name: str) -> Path:
+    path = Path(folder) / name
+    path.mkdir()
+    return path
+
+
+def _right(model: Any, data: subjects.Arrays, split: Any) -> NDArray[np.bool_]:
+    return np.asarray(model.predict(data.inputs(split), verbose=0).argmax(axis=1) == data.labels(split))
+
+
+def summary(runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """One data set over its seeds, as plain values; the way to distil that is best on validation is the chosen one."""
+    labels = np.stack([run["hits"] for run in runs[LABELS]]).astype(int)
+    ways = {}
+    for way, rows in runs.items():
+        difference = (np.stack([run["hits"] for run in rows]).astype(int) - labels).mean(axis=0)
+        ways[way] = {
+            "validation": [run["validation"] for run in rows],
+            "test": [float(run["hits"].mean()) for run in rows],
+            "minus_labels": float(difference.mean()),
+            "interval": interval(difference),
+            "seconds": [run["seconds"] for run in rows],
+        }
+    first = runs[LABELS]
+    return {
+        "test_samples": labels.shape[1],
+        "parameters": first[0]["parameters"],
+        "teacher": {key: [run["teacher"][key] for run in first] for key in first[0]["teacher"]},
+        "ways": ways,
+        "chosen": max((way for way in ways if way != LABELS), key=lambda way: sum(ways[way]["validation"])),
+    }
+
+
+def interval(differences: NDArray[np.float64]) -> tuple[float, float]:
+    """The middle 95% of their mean when samples are drawn again (bootstrap)."""
+    values, counts = np.unique(differences, return_counts=True)
+    total = counts.sum()
+    means = np.random.default_rng(0).multinomial(total, counts / total, DRAWS) @ values / total
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def table(cases: Mapping[str, Any]) -> str:
+    """Every way beside labels alone, and the bound."""
+    head = ["data", "learnt from", "validation", "test", f"- {LABELS} (95%)", "chosen"]
+    lines = [head, ["---"] * len(head)]
+    for name, case in cases.items():
+        teacher = case["teacher"]
+        row = [f"the teacher, {teacher['parameters'][0]:,} parameters", *_means(teacher), "", ""]
+        lines.append([f"{name} ({len(teacher['test'])} seeds)", *row])
+        for way, each in case["ways"].items():
+            low, high = each["interval"]
+            difference = "" if way == LABELS else f"{each['minus_labels']:+.4f} ({low:+.4f} to {high:+.4f})"
+            text = f"{way}, {case['parameters']:,} parameters"
+            lines.append([name, text, *_means(each), difference, "yes" if way == case["chosen"] else ""])
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    intervals = {name: case["ways"][case["chosen"]]["interval"] for name, case in cases.items()}
+    ahead = [name for name, (low, _) in intervals.items() if low > 0]
+    behind = [name for name, (_, high) in intervals.items() if high < 0]
+    met = "met" if ahead and not behind else "**not met**"
+    met = met if intervals.keys() == CASES.keys() else f"undecided, on {', '.join(intervals)} alone"
+    found = f"ahead on {', '.join(ahead) or 'none'}, behind on {', '.join(behind) or 'none'}"
+    return f"{text}\n\nBound (ahead on one, behind on neither, as chosen on validation): {met}: {found}"
+
+
+def _means(row: Mapping[str, list[float]]) -> list[str]:
+    return [f"{statistics.fmean(row[split]):.4f}" for split in ("validation", "test")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default=",".join(CASES), help="some of the data sets, with commas")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, help="other than usual, to try it out: results are only printed")
+    parser.add_argument("--cache", type=Path, default=Path("runs") / "benchmark_networks")
+    parser.add_argument("--show", action="store_true", help="only print what was measured before")
+    options = parser.parse_args()
+    if not options.show and not subjects.SHARED.exists():
+        print(f"skipped: {subjects.SHARED} is not there; CORALLINE_SHARED names the folder of shared files")
+        return
+    for library in ("tensorflow", "absl"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    state = commit()
+    before = json.loads(RESULTS.read_text())["cases"] if RESULTS.exists() and not options.epochs else {}
+    for name in [] if options.show else options.data.split(","):
+        case = replace(CASES[name], epochs=options.epochs or CASES[name].epochs)
+        runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+        for seed in range(options.seeds):
+            for way, rows in runs.items():
+                file = f"distillation-{name}-{way.replace(' ', '_')}-{case.epochs}-{seed}-{state}.json"
+                rows.append(kept(options.cache / file, partial(one, name, case, way, options.cache, seed)))
+        before[name] = {"commit": state, "epochs": case.epochs} | summary(runs)
+        if not options.epochs:
+            cases = {known: before[known] for known in CASES if known in before}
+            RESULTS.write_text(json.dumps({"cases": cases}, indent=1) + "\n")
+    print(table({known: before[known] for known in CASES if known in before}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Teachers: classifiers that a student learns from, whatever file they come from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.errors import ModelError
+from compress.importers import keras_file, tflite_file
+from compress.stage import Context, Data
+from compress.tflite.graph import Graph
+from compress.tflite.runtime import Model
+from compress.training.fit import head_of
+
+SAMPLES = 8
+"""Real ones that a rebuilt .tflite file is compared on."""
+LEAST = 1e-7
+"""Probability that stands for none."""
+PASSED_THROUGH = ("DEQUANTIZE", "QUANTIZE", "RESHAPE")
+Answers = tuple[Any, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A classifier of the same classes that a student learns from.
+
+    Attributes:
+        name: what it is called in messages and facts.
+        answers: float32 samples [n, ...] -> logits [n, classes] (up to a constant), and the features that are
+            watched, if any are (`compress.training.features`).
+        model: as a Keras model; None for a file that only the TFLite runtime runs, and so outside of training steps.
+        weight: its share beside other teachers.
+    """
+
+    name: str
+    answers: Callable[[Any], Answers]
+    model: Any = None
+    weight: float = 1.0
+
+
+def of_model(model: Any, data: Data, name: str) -> Teacher:
+    """A Keras model as a teacher; its weights are not trained any more.
+
+    Raises:
+        ModelError: its input or its classes are not those of the data.
+    """
+    try:
+        head = head_of(model, data)
+    except ModelError as error:
+        error.where = f"teacher {name}"
+        raise
+    model.trainable = False
+
+    def answers(inputs: Any) -> Answers:
+        return head.logits(model(inputs, training=False)), ()
+
+    return Teacher(name, answers, model)
+
+
+def read(path: Path, context: Context) -> Teacher:
+    """A teacher from a file.
+
+    A .keras, .h5 or float .tflite file becomes a Keras model. A .tflite file that is quantized, or that Keras has
+    no layers for, is run as it is by the TFLite runtime: it can answer before the training alone.
+
+    Raises:
+        UntrustedError: loading would run code that came with the file.
+        ModelError: it cannot be read, or its input or its classes are not those of the data.
+    """
+    if path.suffix.lower() != ".tflite":
+        return of_model(keras_file.load(path, trust=context.trust), context.data, path.name)
+    file = tflite_file.read(path)
+    if file.imported is None or file.problems:
+        return _run_as_it_is(path, file.graph, context.data)
+    model, _ = tflite_file.load(file, context.data.inputs("train")[:SAMPLES])
+    return of_model(model, context.data, path.name)
+
+
+def _run_as_it_is(path: Path, graph: Graph, data: Data) -> Teacher:
+    """A .tflite file in the runtime. An 8-bit probability of 0 is taken for half a step."""
+    model, where = Model(path, reproducible=True), f"teacher {path.name}"
+    try:
+        model.feed(np.zeros(data.input_shape, np.float32))
+    except ModelError as error:
+        error.where = where
+        raise
+    shape = [int(side) for side in model.output["shape"]]
+    if math.prod(shape) != len(data.class_names):
+        raise ModelError(
+            f"the model's output has the shape {shape[1:]}, but the data has {len(data.class_names)} classes",
+            where=where,
+            todo="check data.source and the model's last layer",
+        )
+    least = float(model.output["quantization"][0]) / 2 or LEAST
+    softmax = _ends_in_softmax(graph)
+
+    def answers(inputs: Any) -> Answers:
+        scores = model.scores(np.asarray(inputs, np.float32))
+        return np.log(np.maximum(scores, least)) if softmax else scores, ()
+
+    return Teacher(path.name, answers)
+
+
+def _ends_in_softmax(graph: Graph) -> bool:
+    """Whether what comes out are probabilities; operators that only pass them through do not count."""
+    producer, index = graph.producer, graph.outputs[0]
+    while index in producer and producer[index].name in PASSED_THROUGH:
+        index = producer[index].inputs[0]
+    return index in producer and producer[index].name == "SOFTMAX"
