@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from compress.stage import MODEL_KERAS, Artifact, Context, Facts, Kind, Need, Stage
 from compress.store import write_atomically
 from compress.training.fit import TrainingSettings
+from compress.training.teaching import Teaching
 
 if TYPE_CHECKING:
     from compress.training.importance import Samples
@@ -64,8 +65,8 @@ class Prune(Stage, TrainingSettings):
     """Passes after each of the steps before."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
     """Adam's learning rate at the start; it falls to 0 along a cosine."""
-    teacher: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the original's scores in what is trained on; the rest is the labels'."""
+    distill: Teaching | None = None
+    """In training, the original as a teacher beside the labels; by default there is none."""
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
@@ -162,15 +163,15 @@ class Prune(Stage, TrainingSettings):
 
     def _trained(self, model: Any, epochs: int, context: Context, step: int | None = None) -> Facts:
         """Trains what is left, on the labels and as far as asked on the original's scores."""
-        from compress.training import fit, working_model
+        from compress.training import distillation, fit, teachers, working_model
 
         if not epochs:
             return {}
         head = fit.head_of(model, context.data)
         loss = fit.label_loss(head)
-        if self.teacher:
-            original = working_model.read(context.original, context)
-            loss = fit.distillation_loss(head, original, fit.head_of(original, context.data), 4.0, self.teacher)
+        if self.distill is not None:
+            original = teachers.of_model(working_model.read(context.original, context), context.data, "original")
+            loss = distillation.loss_of(head, [original], self.distill, self, context)
         folder = context.unfinished / f"step-{step}" if context.unfinished and step is not None else None
         return fit.fit(model, loss, self.model_copy(update={"epochs": epochs}), replace(context, unfinished=folder))
 

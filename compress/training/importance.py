@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.training.channels import MAKERS, Channels
-from compress.training.fit import Head, label_loss
+from compress.training.fit import Batch, Head, label_loss
 from compress.training.network import Layer, Network, Tensor, build
 from compress.training.tensorflow import keras
 
@@ -112,7 +112,7 @@ def taylor(network: Network, channels: Channels, samples: Samples) -> Scores:
         gates = tensorflow.ones((tensorflow.shape(given)[0], len(total)))
         with tensorflow.GradientTape() as tape:
             tape.watch(gates)
-            found = loss(given, wanted, model([given, gates], training=False))
+            found = loss.of(Batch(given, wanted), model([given, gates], training=False))
         return tensorflow.reduce_sum(tape.gradient(found, gates) ** 2, axis=0)
 
     for start in range(0, len(inputs), _BATCH):

@@ -18,6 +18,7 @@ from compress.stages import prune
 from compress.stages.prune import Prune
 from compress.target import load
 from compress.training import fit, working_model
+from compress.training.teaching import Teaching
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -102,7 +103,7 @@ def test_every_way_to_choose_reaches_the_limit(
 
 
 def test_steps_go_down_evenly_with_training_after_each(keras: Any, given: Artifact, work: Context) -> None:
-    stage = Prune(keep=0.25, steps=3, epochs=2, epochs_between=1, allocation="balanced", teacher=0.5)
+    stage = Prune(keep=0.25, steps=3, epochs=2, epochs_between=1, allocation="balanced", distill=Teaching(weight=0.5))
     facts = stage.run(given, work)
     costs = [facts["steps"][0]["cost"]["before"], *(step["cost"]["after"] for step in facts["steps"])]
     assert all(after < before for before, after in pairwise(costs))
