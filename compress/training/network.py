@@ -133,6 +133,37 @@ def observed(network: Network, tensors: list[Tensor]) -> Network:
     return replace(network, name=f"{network.name}_observed", layers=layers, shapes=shapes, outputs=tensors)
 
 
+def living(network: Network) -> Network:
+    """The network without the calls, and so the layers, that no output depends on; its inputs stay."""
+    kept = needed(network)
+    numbers = {name: sorted(call for layer, call in kept if layer == name) for name, _ in kept}
+
+    def moved(tensor: Tensor) -> Tensor:
+        return replace(tensor, call=numbers[tensor.layer].index(tensor.call))
+
+    layers = {
+        name: replace(layer, calls=tuple(map_tensors(layer.calls[call], moved) for call in numbers[name]))
+        if layer.calls
+        else layer
+        for name, layer in network.layers.items()
+        if name in numbers
+    }
+    shapes = {moved(each): shape for each, shape in network.shapes.items() if (each.layer, each.call) in kept}
+    return replace(network, layers=layers, shapes=shapes, outputs=map_tensors(network.outputs, moved))
+
+
+def needed(network: Network) -> set[tuple[str, int]]:
+    """The calls (layer, number) that an output depends on, and the inputs."""
+    found = {(tensor.layer, tensor.call) for tensor in tensors_in(network.inputs)}
+    waiting = list(tensors_in(network.outputs))
+    while waiting:
+        tensor = waiting.pop()
+        if (tensor.layer, tensor.call) not in found:
+            found.add((tensor.layer, tensor.call))
+            waiting += network.layers[tensor.layer].given(tensor.call)
+    return found
+
+
 def _follow(tensor: Tensor, moved: Mapping[Tensor, Tensor]) -> Tensor:
     while tensor in moved:
         tensor = moved[tensor]
