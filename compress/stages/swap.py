@@ -43,7 +43,7 @@ class Swap(Stage, TrainingSettings):
     depthwise_5x5: Literal["keep", "3x3"] = "keep"
     """3x3: the kernel whose outputs are nearest, on measured inputs; 9 steps of the Edge TPU instead of 25."""
     samples: Annotated[int, Field(ge=1, le=100_000)] = 256
-    """Training samples that gates, and the inputs of kernels, are measured on."""
+    """Training samples that gates, the inputs of kernels, and batch norms behind what was swapped are measured on."""
     epochs: Annotated[int, Field(ge=0, le=10_000)] = 6
     """Passes over the training split afterwards, with the model before the swap as teacher; 0: none."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
@@ -66,7 +66,7 @@ class Swap(Stage, TrainingSettings):
             for name in (MODEL_KERAS, MODEL_TFLITE):
                 shutil.copyfile(given.file(name), context.folder / name)
             return facts
-        model = network.build(swapped)
+        model, facts["batch_norms"] = self._settled(swapped, teacher, context)
         accuracy = {"before": _accuracy(teacher, context), "swapped": _accuracy(model, context)}
         if self.epochs:
             teacher.trainable = False
@@ -92,6 +92,15 @@ class Swap(Stage, TrainingSettings):
             swaps = swaps | swapping.Swaps(left=left) | more
         net, more = swapping.activations(net, self.activations, self.by)
         return net, swaps | more
+
+    def _settled(self, swapped: Network, teacher: Any, context: Context) -> tuple[Any, str]:
+        """The swapped model, its batch norms measured anew where it answers more like the teacher then; and which."""
+        from compress.training import network, norms
+
+        samples = self._samples(context)
+        models = [network.build(each) for each in (swapped, norms.remeasured(swapped, samples))]
+        as_it_was, anew = (norms.distance(model, teacher, samples) for model in models)
+        return (models[1], "measured anew") if anew < as_it_was else (models[0], "as they were")
 
     def _samples(self, context: Context) -> NDArray[np.float32]:
         inputs = context.data.inputs("train")

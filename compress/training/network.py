@@ -121,16 +121,7 @@ class Network:
 
 def observed(network: Network, tensors: list[Tensor]) -> Network:
     """The network up to some of its tensors, which are its outputs; what they do not depend on is gone."""
-    needed: set[str] = set()
-    waiting = [tensor.layer for tensor in tensors] + [tensor.layer for tensor in tensors_in(network.inputs)]
-    while waiting:
-        name = waiting.pop()
-        if name not in needed:
-            needed.add(name)
-            waiting += [tensor.layer for tensor in tensors_in(network.layers[name].calls)]
-    layers = {name: layer for name, layer in network.layers.items() if name in needed}
-    shapes = {tensor: shape for tensor, shape in network.shapes.items() if tensor.layer in needed}
-    return replace(network, name=f"{network.name}_observed", layers=layers, shapes=shapes, outputs=tensors)
+    return living(replace(network, name=f"{network.name}_observed", outputs=tensors))
 
 
 def living(network: Network) -> Network:

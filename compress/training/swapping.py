@@ -342,7 +342,7 @@ def _values(network: Network, given: Tensor, made: Tensor, calls: frozenset[tupl
     entry = {"module": "keras.layers", "class_name": "InputLayer", "config": config, "registered_name": None}
     points = Tensor("points")
     layers = {name: network.layers[name] for name, _ in calls}
-    alone = replace(network, name="region", layers=layers, inputs=[points], outputs=[made])
+    alone = replace(network, name="region", layers=layers, inputs=points, outputs=[made])
     alone = alone.edited({"points": Layer("points", "InputLayer", entry, (), ())}, {given: points})
     alone = replace(alone, outputs=[made], shapes={Tensor(name, call): (1,) for name, call in calls} | {points: (1,)})
     values = build(living(alone))(POINTS.astype(np.float32).reshape(-1, 1))
