@@ -27,13 +27,13 @@ class Swap(Stage, TrainingSettings):
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
 
-    activations: list[Activation] = [*get_args(Activation)]
-    """What `by` is put in the place of; by default all that a ReLU is near, whatever it is called, also where it is
-    written as several operators. The Edge TPU puts silu together from two operators, hard_silu from three, gelu from
-    six, elu, selu, celu, mish and softplus from some twenty-five; leaky_relu becomes a PRELU, whose slopes are sent at
-    every inference. tailed: any other function near 0 below and near x above that dips below 0 between. threshold (a
-    ReLU that begins elsewhere) and prelu (with a slope for every position; it gets one for each channel) stay on the
-    CPU, and all behind them."""
+    activations: Literal["all"] | list[Activation] = "all"
+    """What `by` is put in the place of; all: what a ReLU is near, whatever it is called, also where it is written as
+    several operators. The Edge TPU puts silu together from two operators, hard_silu from three, gelu from six, elu,
+    selu, celu, mish and softplus from some twenty-five; leaky_relu becomes a PRELU, whose slopes are sent at every
+    inference. tailed: any other function near 0 below and near x above that dips below 0 between. threshold (a ReLU
+    that begins elsewhere) and prelu (with a slope for every position; it gets one for each channel) stay on the CPU,
+    and all behind them."""
     by: Literal["relu", "relu6"] = "relu"
     """Both are free. relu is nearest to what it replaces, keeps channels scalable (quantize: equalize), and
     quantize finds where its range should end; relu6 ends at 6 whatever the model needs."""
@@ -90,7 +90,8 @@ class Swap(Stage, TrainingSettings):
             names, left = narrowing.find(net)
             net, more = narrowing.narrowed(net, narrowing.measure(net, names, self._samples(context)) if names else {})
             swaps = swaps | swapping.Swaps(left=left) | more
-        net, more = swapping.activations(net, self.activations, self.by)
+        kinds = get_args(Activation) if self.activations == "all" else self.activations
+        net, more = swapping.activations(net, kinds, self.by)
         return net, swaps | more
 
     def _settled(self, swapped: Network, teacher: Any, context: Context) -> tuple[Any, str]:
@@ -109,7 +110,7 @@ class Swap(Stage, TrainingSettings):
 
     def _said(self, swaps: Swaps, context: Context) -> Facts:
         """What was swapped, left and not found, as plain values; shown too."""
-        asked: list[str] = [*self.activations] if "activations" in self.model_fields_set else []
+        asked: list[str] = [] if self.activations == "all" else [*self.activations]
         asked += ["squeeze_and_excite"] if self.squeeze_and_excite == "remove" else []
         asked += ["depthwise_5x5"] if self.depthwise_5x5 == "3x3" else []
         missing = [what for what in asked if what not in swaps.done]
