@@ -30,7 +30,7 @@ class Swap(Stage, TrainingSettings):
     activations: Literal["all"] | list[Activation] = "all"
     """What `by` is put in the place of; all: what a ReLU is near, whatever it is called, also where it is written as
     several operators. The Edge TPU puts silu together from two operators, hard_silu from three, gelu from six, elu,
-    selu, celu, mish and softplus from some twenty-five; leaky_relu becomes a PRELU, whose slopes are sent at every
+    selu, celu, mish and softplus from 15 to 25; leaky_relu becomes a PRELU, whose slopes are sent at every
     inference. tailed: any other function near 0 below and near x above that dips below 0 between. threshold (a ReLU
     that begins elsewhere) and prelu (with a slope for every position; it gets one for each channel) stay on the CPU,
     and all behind them."""
@@ -60,6 +60,7 @@ class Swap(Stage, TrainingSettings):
 
         keras(context.seed)
         teacher = working_model.read(given, context)
+        _refuse_misfit(teacher, context, heals=self.epochs > 0)
         swapped, swaps = self._swapped(network.read(teacher), context)
         facts = self._said(swaps, context)
         if not swaps.done:
@@ -139,6 +140,23 @@ class Swap(Stage, TrainingSettings):
             "prelu": "a slope for each channel",
         }
         return others.get(what, self.by)
+
+
+def _refuse_misfit(model: Any, context: Context, *, heals: bool) -> None:
+    """Healing and accuracy need a classifier of the data; a swap alone a model that takes its samples."""
+    from compress.errors import ModelError
+    from compress.training import fit
+
+    try:
+        fit.head_of(model, context.data)
+    except ModelError:
+        shape = context.data.input_shape
+        sides = [tuple(each.shape[1:]) for each in model.inputs]
+        takes = [
+            len(each) == len(shape) and all(a in (None, b) for a, b in zip(each, shape, strict=True)) for each in sides
+        ]
+        if heals or takes != [True]:
+            raise
 
 
 def _accuracy(model: Any, context: Context) -> dict[str, Any]:

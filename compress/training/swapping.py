@@ -1,7 +1,7 @@
 """Activations that the Edge TPU has to put together from several operators, swapped for a ReLU, which costs nothing.
 
 A ReLU is part of the operator in front of it. SiLU is two operators more, hard SiLU three, GELU six,
-ELU and mish about twenty-five (`rewrites.curves`), and a leaky ReLU is a PRELU, whose slopes
+ELU and mish 25 (`rewrites.curves`), and a leaky ReLU is a PRELU, whose slopes
 are sent at every inference. All of them dip below 0: of an int8 range from -0.28 to 3, as SiLU has,
 8% of the steps go to the tail.
 
@@ -283,7 +283,8 @@ def _ancestors(network: Network, made: Tensor) -> list[Tensor]:
     found: dict[Tensor, None] = {}
     waiting = [made]
     for _ in range(MAX_STEPS):
-        waiting = [each for tensor in waiting if _elementwise(network, tensor) for each in _given(network, tensor)]
+        above = (each for tensor in waiting if _elementwise(network, tensor) for each in _given(network, tensor))
+        waiting = list(dict.fromkeys(above))
         found.update(dict.fromkeys(waiting))
     return list(found)
 

@@ -14,6 +14,7 @@ from blobs import Blobs, context
 from pydantic import ValidationError
 
 from compress.edgetpu.check import check
+from compress.errors import ModelError
 from compress.report import render
 from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.stages.swap import Swap
@@ -189,6 +190,23 @@ def test_several_outputs_are_swapped_but_not_measured_and_it_says_why(keras: Any
     for each in facts["accuracy"].values():
         assert (each["value"], each["how"]) == (None, "missing")
         assert "2 outputs" in each["note"]
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_model_that_does_not_take_the_data_is_refused(keras: Any, tmp_path: Path, epochs: int) -> None:
+    model = network(keras, keras.layers.Activation("silu"), shape=(16, 16, 1))
+    with pytest.raises(ModelError, match=r"takes \[16, 16, 1\], but data.preprocess gives \[8, 8, 1\]"):
+        swapped(model, tmp_path, Swap(epochs=epochs))
+    images = [keras.Input((8, 8, 1)), keras.Input((8, 8, 1))]
+    two = keras.Model(images, keras.layers.Dense(2)(keras.layers.Flatten()(keras.ops.silu(images[0] + images[1]))))
+    with pytest.raises(ModelError, match="2 inputs"):
+        swapped(two, tmp_path, Swap(epochs=epochs))
+
+
+def test_healing_needs_a_classifier(keras: Any, tmp_path: Path) -> None:
+    model = network(keras, keras.layers.Activation("silu"), classes=5)
+    with pytest.raises(ModelError, match="the data has 2 classes"):
+        swapped(model, tmp_path, Swap())
 
 
 def test_unknown_activations_are_refused() -> None:
