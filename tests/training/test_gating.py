@@ -142,6 +142,24 @@ def test_gates_behind_gates_and_in_a_layer_that_is_called_twice(keras: Any) -> N
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_block_that_is_called_twice_gets_a_mean_for_each_call(keras: Any) -> None:
+    layers = keras.layers
+    keras.utils.set_random_seed(0)
+    inside = keras.Input((8, 8, 6))
+    y = layers.Conv2D(6, 3, padding="same", activation="relu")(inside)
+    block = keras.Model(inside, layers.Multiply()([y, gate(keras, y, constant=True)]), name="block")
+    image = keras.Input((8, 8, 3))
+    x = block(block(layers.Conv2D(6, 1)(image)))
+    model = keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
+    given = network.read(model)
+    gates, _ = gating.find(given)
+    assert len(gates) == 2
+    made, swaps = gating.removed(given, gating.measure(given, gates, images()))
+    assert len(swaps.done["squeeze_and_excite"]) == 2
+    found, expected = (np.asarray(each(images(7))) for each in (network.build(made), model))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_what_is_no_gate_of_its_own_map_stays(keras: Any) -> None:
     layers = keras.layers
     image, other = keras.Input((8, 8, 3)), keras.Input((8, 8, 6))
