@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from compress import report as words
-from compress.report import Plain, devices, quantization
+from compress.report import Plain, devices, quantization, swapping
 
 MAX_CELL = 120
 MAX_CLASSES = 5
@@ -35,6 +35,7 @@ def summary(record: Plain) -> str:
         *_stages(record),
         "## Classes that lost the most",
         *_classes(record),
+        *_swaps(record),
         "## Where operators run",
         *_placement(record),
         *_devices(record),
@@ -149,6 +150,18 @@ def _classes(record: Plain) -> list[str]:
     ]
     head = ("Class", "Samples", "Original", "Result", "Change")
     return [_table(head, rows)] if rows else [f"None of {len(known)} classes lost accuracy."]
+
+
+def _swaps(record: Plain) -> list[str]:
+    found = swapping.section(record)
+    if found is None:
+        return []
+    rows = [[quote(row[key]) for key in ("what", "by", "count", "layers")] for row in found["swapped"]]
+    lines = [f"- Accuracy {row['when']}: {row['text']} ({quote(row['fine'], 200)})" for row in found["accuracy"]]
+    lines += [f"- Asked for, and not in the model: {quote(each)}" for each in found["not_found"]]
+    lines += [f"- Left: {quote(row['layer'])}: {quote(row['text'], 200)}" for row in found["left"]]
+    lines += [f"- {quote(row['layer'])}: {quote(row['text'], 200)}" for row in found["details"]]
+    return ["## Swapped for the Edge TPU", _table(("What", "By", "Times", "Layers"), rows), "\n".join(lines)]
 
 
 def _placement(record: Plain) -> list[str]:

@@ -69,7 +69,9 @@ class Prune(Stage, TrainingSettings):
     """In training, the original as a teacher beside the labels; by default there is none."""
 
     @model_validator(mode="after")
-    def _one_limit(self) -> Self:
+    def _goes_together(self) -> Self:
+        if self.distill is not None:
+            self.distill.goes_with(self)
         given = [name for name in ("keep", "at_most", "keep_macs") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{given[0]} and {given[1]} say the same: leave one out")

@@ -124,16 +124,38 @@ class Network:
 
 def observed(network: Network, tensors: list[Tensor]) -> Network:
     """The network up to some of its tensors, which are its outputs; what they do not depend on is gone."""
-    needed: set[str] = set()
-    waiting = [tensor.layer for tensor in tensors] + [tensor.layer for tensor in tensors_in(network.inputs)]
+    return living(replace(network, name=f"{network.name}_observed", outputs=tensors))
+
+
+def living(network: Network) -> Network:
+    """The network without the calls, and so the layers, that no output depends on; its inputs stay."""
+    kept = needed(network)
+    numbers = {name: sorted(call for layer, call in kept if layer == name) for name, _ in kept}
+
+    def moved(tensor: Tensor) -> Tensor:
+        return replace(tensor, call=numbers[tensor.layer].index(tensor.call))
+
+    layers = {
+        name: replace(layer, calls=tuple(map_tensors(layer.calls[call], moved) for call in numbers[name]))
+        if layer.calls
+        else layer
+        for name, layer in network.layers.items()
+        if name in numbers
+    }
+    shapes = {moved(each): shape for each, shape in network.shapes.items() if (each.layer, each.call) in kept}
+    return replace(network, layers=layers, shapes=shapes, outputs=map_tensors(network.outputs, moved))
+
+
+def needed(network: Network) -> set[tuple[str, int]]:
+    """The calls (layer, number) that an output depends on, and the inputs."""
+    found = {(tensor.layer, tensor.call) for tensor in tensors_in(network.inputs)}
+    waiting = list(tensors_in(network.outputs))
     while waiting:
-        name = waiting.pop()
-        if name not in needed:
-            needed.add(name)
-            waiting += [tensor.layer for tensor in tensors_in(network.layers[name].calls)]
-    layers = {name: layer for name, layer in network.layers.items() if name in needed}
-    shapes = {tensor: shape for tensor, shape in network.shapes.items() if tensor.layer in needed}
-    return replace(network, name=f"{network.name}_observed", layers=layers, shapes=shapes, outputs=tensors)
+        tensor = waiting.pop()
+        if (tensor.layer, tensor.call) not in found:
+            found.add((tensor.layer, tensor.call))
+            waiting += network.layers[tensor.layer].given(tensor.call)
+    return found
 
 
 def _follow(tensor: Tensor, moved: Mapping[Tensor, Tensor]) -> Tensor:

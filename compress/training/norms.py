@@ -1,0 +1,59 @@
+"""Batch norms measured anew: what stands in front of them has changed, and their means and variances have not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.training.network import Network, Tensor, build
+from compress.training.tensorflow import keras
+
+BATCH = 64
+CHANCE = {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "AlphaDropout", "GaussianDropout", "GaussianNoise"}
+"""Layers that change numbers in training only."""
+
+
+def remeasured(network: Network, samples: NDArray[np.float32]) -> Network:
+    """The network with the mean and variance of every batch norm as they are on samples, those in front of it too.
+
+    Args:
+        network: whose batch norms are called once each; the others keep what they have.
+        samples: preprocessed training samples [n, ...], some dozens at least.
+    """
+    names = [layer.name for layer in network.layers.values() if _can_be_measured(layer.kind, len(layer.calls))]
+    if not names:
+        return network
+    calm = network
+    for layer in network.layers.values():
+        if layer.kind in CHANCE:
+            moved = {Tensor(layer.name, call): layer.given(call)[0] for call in range(len(layer.calls))}
+            calm = calm.edited({layer.name: None}, moved)
+    model = build(calm)
+    norms = [model.get_layer(name) for name in names]
+    parts = np.array_split(samples, -(-len(samples) // BATCH))
+    for number, batch in enumerate(parts):
+        for norm in norms:
+            norm.momentum = number / (number + 1)  # so that all batches weigh the same
+        model(batch, training=True)
+    layers = {}
+    for name, norm in zip(names, norms, strict=True):
+        layer = network.layers[name]
+        measured = tuple(np.asarray(weight) for weight in norm.get_weights()[-2:])
+        layers[name] = replace(layer, weights=(*layer.weights[:-2], *measured))
+    return network.edited(layers, {})
+
+
+def _can_be_measured(kind: str, calls: int) -> bool:
+    return kind == "BatchNormalization" and calls == 1
+
+
+def distance(model: Any, other: Any, samples: NDArray[np.float32]) -> float:
+    """The mean squared difference of what two models answer."""
+    flatten, total = keras().tree.flatten, 0.0
+    for batch in np.array_split(samples, -(-len(samples) // BATCH)):
+        pairs = zip(flatten(model(batch, training=False)), flatten(other(batch, training=False)), strict=True)
+        total += len(batch) * sum(float(np.mean((np.asarray(a, np.float64) - np.asarray(b)) ** 2)) for a, b in pairs)
+    return total / len(samples)

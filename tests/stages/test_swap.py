@@ -1,0 +1,226 @@
+"""`swap` as a stage: what it says, what it heals, and what the Edge TPU makes of the result."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from blobs import Blobs, context
+from pydantic import ValidationError
+
+from compress.edgetpu.check import check
+from compress.errors import ModelError
+from compress.report import render
+from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.stages.swap import Swap
+from compress.target import load
+from compress.tflite import graph
+from compress.training import norms, working_model
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
+]
+
+
+class Digits:
+    """The shipped digits as they come: 8x8, in [0, 1]."""
+
+    def __new__(cls) -> Any:
+        from compress.data import Dataset
+        from compress.data.sources import Digits as Source
+        from deploy.preprocessing import Preprocessing
+
+        return Dataset(Source(), Preprocessing([{"scale": {"from": [0, 16], "to": [0, 1]}}]), None)
+
+
+def network(keras: Any, activation: Any, classes: int = 2, shape: tuple[int, ...] = (8, 8, 1)) -> Any:
+    """Inverted residual with a gate and a 5x5 depthwise kernel."""
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+
+    def normed(x: Any) -> Any:
+        return activation(layers.BatchNormalization(momentum=0.9)(x))
+
+    image = keras.Input(shape)
+    x = normed(layers.Conv2D(12, 3, padding="same", use_bias=False)(image))
+    x = normed(layers.DepthwiseConv2D(5, 2, padding="same", use_bias=False, name="wide")(x))
+    gate = layers.Conv2D(4, 1, activation="relu")(layers.GlobalAveragePooling2D(keepdims=True)(x))
+    gate = layers.Conv2D(12, 1, activation="sigmoid")(gate)
+    x = layers.Multiply(name="gated")([x, gate])
+    x = layers.Flatten()(normed(layers.Conv2D(16, 1, use_bias=False)(x)))
+    return keras.Model(image, layers.Dense(classes, activation="softmax")(x))
+
+
+def given(model: Any, folder: Path) -> Artifact:
+    folder.mkdir(exist_ok=True)
+    working_model.write(model, folder)
+    return Artifact("", Kind.KERAS, folder, {MODEL_KERAS: "", MODEL_TFLITE: ""}, {}, 0.0)
+
+
+def swapped(model: Any, folder: Path, stage: Swap, data: Any = None) -> tuple[Facts, list[str]]:
+    """What the stage says, and shows; the model is in folder/made."""
+    (folder / "made").mkdir(exist_ok=True)
+    notes = tiny.Notes()
+    given_context = replace(context(data or Blobs(), folder / "made"), progress=notes)
+    return stage.run(given(model, folder / "given"), given_context), notes.noted
+
+
+def operators(content: bytes) -> dict[str, str]:
+    """Where each kind of operator runs."""
+    return {op.op: op.placement for op in check(graph.parse(content), load("edgetpu")).placement.ops}
+
+
+def hard(keras: Any) -> Any:
+    return lambda x: keras.layers.Multiply()([x, keras.layers.ReLU(6.0)(x + 3.0) * (1 / 6)])
+
+
+def test_healing_gives_back_what_the_swap_took(keras: Any, tmp_path: Path) -> None:
+    from compress.training import fit
+
+    data, model = Digits(), network(keras, hard(keras), 10)
+    settings = fit.TrainingSettings(epochs=10, learning_rate=0.01)
+    fit.fit(model, fit.label_loss(fit.head_of(model, data)), settings, context(data, tmp_path))
+    stage = Swap(squeeze_and_excite="remove", depthwise_5x5="3x3", epochs=5)
+    facts, notes = swapped(model, tmp_path, stage, data)
+    accuracy = {when: each["value"] for when, each in facts["accuracy"].items()}
+    assert accuracy["before"] > 0.93
+    assert accuracy["swapped"] < accuracy["before"] - 0.02
+    assert accuracy["healed"] > accuracy["swapped"] + 0.02
+    assert accuracy["healed"] >= accuracy["before"] - 0.03
+    validation = len(data.labels("validation"))
+    assert {each["n"] for each in facts["accuracy"].values()} == {validation}
+    assert all(each["how"] == "measured" and "validation split" in each["note"] for each in facts["accuracy"].values())
+    assert len(facts["history"]) == 5
+    counts = {what: entry["count"] for what, entry in facts["swapped"].items()}
+    assert counts == {"hard_silu": 3, "squeeze_and_excite": 1, "depthwise_5x5": 1}
+    assert facts["swapped"]["depthwise_5x5"] == {"count": 1, "by": "3x3", "layers": ["wide"]}
+    assert facts["swapped"]["squeeze_and_excite"]["layers"] == ["gated"]
+    assert facts["details"].keys() == {"wide", "gated"}
+    assert (facts["unchanged"], facts["not_found"], facts["left"]) == (False, [], {})
+    assert "swap: 3 hard_silu -> relu" in notes
+    # The model on disk is the healed one.
+    made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
+    answers = np.asarray(working_model.read(made, context(data, tmp_path))(data.inputs("validation"))).argmax(axis=1)
+    assert float((answers == data.labels("validation")).mean()) == pytest.approx(accuracy["healed"])
+    json.dumps(facts)
+
+
+@pytest.mark.parametrize("activation", ["hard_silu", "gelu", "leaky_relu", "mish", "prelu"])
+def test_everything_is_mapped_that_was_not(keras: Any, tmp_path: Path, activation: str) -> None:
+    from compress.quantization import conversion
+
+    def act(x: Any) -> Any:
+        return keras.layers.PReLU()(x) if activation == "prelu" else keras.layers.Activation(activation)(x)
+
+    model, samples = network(keras, act), Blobs().inputs("train")[:32]
+    before = operators(conversion.convert_calibrated(model, samples, "int8"))
+    assert "cpu" in before.values()
+    swapped(model, tmp_path, Swap(epochs=0))
+    made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
+    after = conversion.convert_calibrated(working_model.read(made, context(Blobs(), tmp_path)), samples, "int8")
+    assert set(operators(after).values()) == {"tpu"}
+
+
+def test_fewer_operators_where_all_were_mapped(keras: Any, tmp_path: Path) -> None:
+    model = network(keras, keras.layers.Activation("silu"))
+    swapped(model, tmp_path, Swap(epochs=0, squeeze_and_excite="remove"))
+    parsed = [graph.read(tmp_path / folder / MODEL_TFLITE) for folder in ("given", "made")]
+    before, after = ([operator.name for operator in each.operators] for each in parsed)
+    assert before.count("LOGISTIC") == 4
+    assert not {"LOGISTIC", "MUL", "MEAN", "AVERAGE_POOL_2D"} & set(after)
+
+
+@pytest.mark.parametrize(("distances", "which"), [((2.0, 1.0), "measured anew"), ((1.0, 1.0), "as they were")])
+def test_batch_norms_are_measured_anew_where_that_brings_the_answers_nearer(
+    keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distances: tuple[float, float], which: str
+) -> None:
+    found = iter(distances)
+    monkeypatch.setattr(norms, "distance", lambda model, other, samples: next(found))
+    facts, _ = swapped(network(keras, keras.layers.Activation("silu")), tmp_path, Swap(epochs=0))
+    assert facts["batch_norms"] == which
+    assert facts["accuracy"].keys() == {"before", "swapped"}
+    assert "history" not in facts
+    made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
+    layers = working_model.read(made, context(Blobs(), tmp_path)).layers
+    (mean, *_) = (layer.get_weights()[2] for layer in layers if type(layer).__name__ == "BatchNormalization")
+    assert mean.any() == (which == "measured anew")  # an untrained one is 0
+
+
+def test_with_nothing_to_swap_the_model_is_passed_on_unchanged(keras: Any, tmp_path: Path) -> None:
+    model = network(keras, keras.layers.Activation("relu"))
+    facts, notes = swapped(model, tmp_path, Swap())
+    assert facts["unchanged"] is True
+    assert facts["swapped"] == {}
+    assert facts["not_found"] == []  # nothing was asked for by name
+    assert notes == ["swap: there is nothing to swap; the model is passed on unchanged"]
+    for name in (MODEL_KERAS, MODEL_TFLITE):
+        assert (tmp_path / "made" / name).read_bytes() == (tmp_path / "given" / name).read_bytes()
+
+
+def test_what_was_asked_for_and_is_not_there_is_named(keras: Any, tmp_path: Path) -> None:
+    image = keras.Input((8, 8, 1))
+    x = keras.layers.Flatten()(keras.layers.Conv2D(2, 3, activation="gelu")(image))
+    model = keras.Model(image, keras.layers.Dense(2, activation="softmax")(x))
+    stage = Swap(activations=["gelu", "silu"], squeeze_and_excite="remove", depthwise_5x5="3x3", epochs=0)
+    facts, notes = swapped(model, tmp_path, stage)
+    assert facts["not_found"] == ["silu", "squeeze_and_excite", "depthwise_5x5"]
+    for name in facts["not_found"]:
+        assert any(name in note and "there is none" in note for note in notes)
+    assert [*facts["swapped"]] == ["gelu"]
+
+
+def test_only_what_is_listed_is_swapped(keras: Any, tmp_path: Path) -> None:
+    model = network(keras, keras.layers.Activation("silu"))
+    facts, _ = swapped(model, tmp_path, Swap(activations=[], squeeze_and_excite="remove", epochs=0))
+    assert [*facts["swapped"]] == ["squeeze_and_excite"]
+
+
+def test_several_outputs_are_swapped_but_not_measured_and_it_says_why(keras: Any, tmp_path: Path) -> None:
+    image = keras.Input((8, 8, 1))
+    x = keras.layers.Flatten()(keras.layers.Conv2D(2, 3, activation="gelu")(image))
+    model = keras.Model(image, [keras.layers.Dense(2)(x), keras.layers.Dense(3)(x)])
+    facts, _ = swapped(model, tmp_path, Swap(epochs=0))
+    assert facts["swapped"]["gelu"]["count"] == 1
+    for each in facts["accuracy"].values():
+        assert (each["value"], each["how"]) == (None, "missing")
+        assert "2 outputs" in each["note"]
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_model_that_does_not_take_the_data_is_refused(keras: Any, tmp_path: Path, epochs: int) -> None:
+    model = network(keras, keras.layers.Activation("silu"), shape=(16, 16, 1))
+    with pytest.raises(ModelError, match=r"takes \[16, 16, 1\], but data.preprocess gives \[8, 8, 1\]"):
+        swapped(model, tmp_path, Swap(epochs=epochs))
+    images = [keras.Input((8, 8, 1)), keras.Input((8, 8, 1))]
+    two = keras.Model(images, keras.layers.Dense(2)(keras.layers.Flatten()(keras.ops.silu(images[0] + images[1]))))
+    with pytest.raises(ModelError, match="2 inputs"):
+        swapped(two, tmp_path, Swap(epochs=epochs))
+
+
+def test_healing_needs_a_classifier(keras: Any, tmp_path: Path) -> None:
+    model = network(keras, keras.layers.Activation("silu"), classes=5)
+    with pytest.raises(ModelError, match="the data has 2 classes"):
+        swapped(model, tmp_path, Swap())
+
+
+def test_unknown_activations_are_refused() -> None:
+    with pytest.raises(ValidationError, match="swish_beta"):
+        Swap(activations=["swish_beta"])  # type: ignore[list-item]
+
+
+def test_the_report_tells_it(keras: Any, tmp_path: Path) -> None:
+    model = network(keras, keras.layers.Activation("silu"))
+    facts, _ = swapped(model, tmp_path, Swap(epochs=1, depthwise_5x5="3x3", activations=["silu", "gelu"]))
+    record = {"stages": [{"id": "swap", "stage": "swap", "status": "made", "facts": facts}]}
+    files = render({**record, "name": "n", "status": "ok"})
+    for page in (files["report.html"].decode(), files["report.md"].decode()):
+        assert "Swapped for the Edge TPU" in page
+        for text in ("silu", "depthwise", "after healing", "gelu", "of the variance of its outputs is lost"):
+            assert text in page
+    assert "Swapped for the Edge TPU" not in render({"stages": [], "name": "n", "status": "ok"})["report.html"].decode()
