@@ -91,7 +91,7 @@ def one(name: str, case: Case, way: str, cache: Path, seed: int) -> dict[str, An
     """What a student knows that learnt in one way, by test sample, and its validation accuracy."""
     subject, started = taught(name, case, cache, seed), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, quiet():
-        start, teacher, made = (_folder(folder, each) for each in ("start", "teacher", "made"))
+        start, teacher, made = (subfolder(folder, each) for each in ("start", "teacher", "made"))
         student = networks.separable(keras(seed), subject.data.input_shape, case.classes, case.student)
         given = Artifact("", Kind.UNTRAINED, start, {MODEL_KERAS: ""}, {}, 0)
         working_model.write_keras(student, start)
@@ -101,23 +101,25 @@ def one(name: str, case: Case, way: str, cache: Path, seed: int) -> dict[str, An
         stage = WAYS[way](epochs=case.epochs, learning_rate=LEARNING_RATE, augment=case.augment)
         stage.run(given, context)
         model = keras_file.load(made / MODEL_KERAS)
-    right = {split: _right(model, subject.data, split) for split in ("validation", "test")}
-    found = {"validation": float(right["validation"].mean()), "hits": right["test"]}
+    hits = {split: right(model, subject.data, split) for split in ("validation", "test")}
+    found = {"validation": float(hits["validation"].mean()), "hits": hits["test"]}
     found |= {"parameters": model.count_params(), "seconds": round(time.perf_counter() - started, 1)}
     found["teacher"] = {"parameters": subject.model.count_params()}
-    found["teacher"] |= {split: float(_right(subject.model, subject.data, split).mean()) for split in right}
-    text = f"{name} {seed}, {way}: validation {found['validation']:.4f}, test {right['test'].mean():.4f}"
+    found["teacher"] |= {split: float(right(subject.model, subject.data, split).mean()) for split in hits}
+    text = f"{name} {seed}, {way}: validation {found['validation']:.4f}, test {hits['test'].mean():.4f}"
     print(f"{text}, {found['seconds']:.0f} s", file=sys.stderr, flush=True)
     return found
 
 
-def _folder(folder: str, name: str) -> Path:
+def subfolder(folder: str, name: str) -> Path:
+    """A new folder in another."""
     path = Path(folder) / name
     path.mkdir()
     return path
 
 
-def _right(model: Any, data: subjects.Arrays, split: Any) -> NDArray[np.bool_]:
+def right(model: Any, data: subjects.Arrays, split: Any) -> NDArray[np.bool_]:
+    """Which samples of a split a model has right: [n]."""
     return np.asarray(model.predict(data.inputs(split), verbose=0).argmax(axis=1) == data.labels(split))
 
 

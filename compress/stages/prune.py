@@ -15,6 +15,7 @@ from compress.training.fit import TrainingSettings
 from compress.training.teaching import Teaching
 
 if TYPE_CHECKING:
+    from compress.training.cost import Counts
     from compress.training.importance import Samples
     from compress.training.network import Network
     from compress.training.objective import Objective
@@ -119,9 +120,18 @@ class Prune(Stage, TrainingSettings):
         if told := goal.reached(cut.costs, whole):
             context.progress.note(told)
         plans = {way: pruning.plan(cut, goal.chosen(cut.costs, each, whole, left)) for way, each in losses.items()}
-        way = self._best(cut, plans, facts, context)
+        made = {way: self._settled(cut, plan, model, context) for way, plan in plans.items()}
+        way = self._best(made, {way: plan.counts for way, plan in plans.items()}, facts, context)
         facts |= {"allocation": way, **goal.compared(cut.costs, plans[way].counts), **plans[way].to_json()}
-        return pruning.without(cut, plans[way]), facts
+        return made[way], facts
+
+    def _settled(self, cut: Cut, plan: PruningPlan, model: Any, context: Context) -> Network:
+        """The network with fewer channels, its batch norms measured anew where it answers more like before then."""
+        from compress.training import norms, pruning
+
+        inputs = context.data.inputs("train")
+        order = np.sort(np.random.default_rng(context.seed).permutation(len(inputs))[: self.samples])
+        return norms.settled(pruning.without(cut, plan), model, inputs[order])
 
     def _samples(self, model: Any, context: Context) -> Samples | None:
         """Training samples, chosen at random, if anything is to be measured."""
@@ -146,17 +156,17 @@ class Prune(Stage, TrainingSettings):
         facts = {"sensitivity": [curve.to_json() for curve in curves]}
         return {way: measured if way == "measured" else pruning.losses(cut, way) for way in ways}, facts
 
-    def _best(self, cut: Cut, plans: dict[str, PruningPlan], facts: Facts, context: Context) -> str:
-        """Which of several plans is the most accurate on validation after one pass of training."""
-        from compress.training import network, pruning
+    def _best(self, made: dict[str, Network], counts: dict[str, Counts], facts: Facts, context: Context) -> str:
+        """Which of several networks is the most accurate on validation after one pass of training."""
+        from compress.training import network
 
-        if len({plan.counts for plan in plans.values()}) == 1:
-            return next(iter(plans))
+        if len(set(counts.values())) == 1:
+            return next(iter(made))
         accuracy = dict[str, float]()
-        for way, plan in plans.items():
-            same = next((other for other in accuracy if plans[other].counts == plan.counts), None)
+        for way, each in made.items():
+            same = next((other for other in accuracy if counts[other] == counts[way]), None)
             if same is None:
-                history = self._trained(network.build(pruning.without(cut, plan)), 1, context)["history"]
+                history = self._trained(network.build(each), 1, context)["history"]
                 accuracy[way] = history[-1]["val_accuracy"] or 0.0
             else:
                 accuracy[way] = accuracy[same]

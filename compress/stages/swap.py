@@ -57,7 +57,7 @@ class Swap(Stage, TrainingSettings, Teaching):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The swapped and healed model; what was swapped, left and not found; the accuracies on the way."""
-        from compress.training import distillation, fit, network, teachers, working_model
+        from compress.training import distillation, fit, network, norms, teachers, working_model
         from compress.training.tensorflow import keras
 
         keras(context.seed)
@@ -69,7 +69,8 @@ class Swap(Stage, TrainingSettings, Teaching):
             for name in (MODEL_KERAS, MODEL_TFLITE):
                 shutil.copyfile(given.file(name), context.folder / name)
             return facts
-        model, facts["batch_norms"] = self._settled(swapped, teacher, context)
+        settled = norms.settled(swapped, teacher, self._samples(context))
+        model, facts["batch_norms"] = network.build(settled), "as they were" if settled is swapped else "measured anew"
         accuracy = {"before": _accuracy(teacher, context), "swapped": _accuracy(model, context)}
         if self.epochs:
             before = teachers.of_model(teacher, context.data, "the model before")
@@ -95,15 +96,6 @@ class Swap(Stage, TrainingSettings, Teaching):
         kinds = get_args(Activation) if self.activations == "all" else self.activations
         net, more = swapping.activations(net, kinds, self.by)
         return net, swaps | more
-
-    def _settled(self, swapped: Network, teacher: Any, context: Context) -> tuple[Any, str]:
-        """The swapped model, its batch norms measured anew where it answers more like the teacher then; and which."""
-        from compress.training import network, norms
-
-        samples = self._samples(context)
-        models = [network.build(each) for each in (swapped, norms.remeasured(swapped, samples))]
-        as_it_was, anew = (norms.distance(model, teacher, samples) for model in models)
-        return (models[1], "measured anew") if anew < as_it_was else (models[0], "as they were")
 
     def _samples(self, context: Context) -> NDArray[np.float32]:
         inputs = context.data.inputs("train")

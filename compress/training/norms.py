@@ -16,6 +16,13 @@ CHANCE = {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "AlphaDropout", "Ga
 """Layers that change numbers in training only."""
 
 
+def settled(network: Network, before: Any, samples: NDArray[np.float32]) -> Network:
+    """The network with its batch norms measured anew, if it answers more like the model before then; else as it is."""
+    anew = remeasured(network, samples)
+    nearer = anew is not network and distance(build(anew), before, samples) < distance(build(network), before, samples)
+    return anew if nearer else network
+
+
 def remeasured(network: Network, samples: NDArray[np.float32]) -> Network:
     """The network with the mean and variance of every batch norm as they are on samples, those in front of it too.
 
