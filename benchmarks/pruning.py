@@ -55,7 +55,6 @@ RESULTS = Path(__file__).parent / "results" / "pruning.json"
 EDGETPU = load("edgetpu")
 HOST = "usb3"
 KEEP = 0.5
-LEARNING_RATE = 0.002
 
 
 def large(library: Any, shape: tuple[int, int, int], classes: int) -> Any:
@@ -78,8 +77,8 @@ SUBJECTS: dict[str, Any] = {
 
 
 def again(name: str) -> int:
-    """Passes after pruning: half of what the original was trained for."""
-    return int(max(SUBJECTS[name].settings.epochs // 2, 1))
+    """Passes after pruning: as many as the original was trained for."""
+    return int(SUBJECTS[name].settings.epochs)
 
 
 def settings(name: str) -> Prune:
@@ -88,9 +87,8 @@ def settings(name: str) -> Prune:
     return Prune(
         **given,
         epochs=again(name),
-        learning_rate=LEARNING_RATE,
         augment=SUBJECTS[name].settings.augment,
-        distill=Teaching(weight=0.7),
+        distill=Teaching(),
     )
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MODEL, STEPS = "pruned-{}.keras", "steps.json"
 """What interrupted work leaves: the model after so many steps, and what is known of them."""
-TRIED: tuple[Allocation, ...] = ("balanced", "measured", "uniform")
+TRIED: tuple[Allocation, ...] = ("balanced", "uniform")
 
 
 class Prune(Stage, TrainingSettings):
@@ -55,7 +55,7 @@ class Prune(Stage, TrainingSettings):
     allocation: Literal["tried", "balanced", "measured", "global", "uniform"] = "tried"
     """How much goes where: balanced keeps as much importance as it can of every layer, so that none gets too narrow;
     measured takes each layer's channels away by turns and looks at the answers; global adds up the importance; uniform
-    keeps the same share everywhere. tried trains balanced, measured and uniform for one pass, and keeps the best."""
+    keeps the same share everywhere. tried trains balanced and uniform for one pass each, and keeps the better one."""
     samples: Annotated[int, Field(ge=1, le=1_000_000)] = 512
     """Training samples that importance and answers are measured with."""
     steps: Annotated[int, Field(ge=1, le=100)] = 1
@@ -64,7 +64,7 @@ class Prune(Stage, TrainingSettings):
     """Passes over the training split after the last step; 0: none."""
     epochs_between: Annotated[int, Field(ge=0, le=10_000)] = 1
     """Passes after each of the steps before."""
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.004
     """Adam's learning rate at the start; it falls to 0 along a cosine."""
     distill: Teaching | None = None
     """In training, the original as a teacher beside the labels; by default there is none."""
@@ -138,7 +138,7 @@ class Prune(Stage, TrainingSettings):
         from compress.training import fit
         from compress.training.importance import Samples
 
-        if self.importance != "taylor" and self.allocation not in ("measured", "tried"):
+        if self.importance != "taylor" and self.allocation != "measured":
             return None
         inputs, labels = context.data.inputs("train"), context.data.labels("train")
         order = np.sort(np.random.default_rng(context.seed).permutation(len(inputs))[: self.samples])

@@ -75,12 +75,11 @@ def test_the_model_is_smaller_and_still_right(keras: Any, given: Artifact, work:
     assert facts["objective"]["name"] == "macs"
     assert step["cost"]["after"] <= 0.5 * step["cost"]["before"]
     assert set(step["layers"]) <= {"first", "second"}
-    assert set(step["tried"]) == {"balanced", "measured", "uniform"}
+    assert set(step["tried"]) == {"balanced", "uniform"}
     assert step["tried"][step["allocation"]] == max(step["tried"].values())
     assert {"macs", "parameters", "size_bytes", "compute_ms", "latency_ms", "streamed_bytes"} == set(
         step["figures"]["after"]
     )
-    assert [curve["layers"] for curve in step["sensitivity"]] == [["first"], ["second"]]
     smaller = made(keras, work)
     for name, sizes in step["layers"].items():
         assert smaller.get_layer(name).filters == sizes["after"] < sizes["before"]
@@ -99,7 +98,8 @@ def test_every_way_to_choose_reaches_the_limit(
     (step,) = facts["steps"]
     assert 0.3 < step["cost"]["after"] / step["cost"]["before"] <= 0.6
     assert step["allocation"] == allocation
-    assert ("sensitivity" in step) == (allocation == "measured")
+    found = [curve["layers"] for curve in step.get("sensitivity", [])]
+    assert found == ([["first"], ["second"]] if allocation == "measured" else [])
 
 
 def test_steps_go_down_evenly_with_training_after_each(keras: Any, given: Artifact, work: Context) -> None:
