@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -123,7 +123,7 @@ class Session:
                     found = None if title in self.forced else self.store.find(key)
                     if title in self.forced:
                         self.store.forget(key)
-                    artifact = found or self._make(work, given, kind, key, progress)
+                    artifact = found or self._make(work, given, kind, key, self._context(title, key, progress))
         self._tell(title, work, "kept" if found else "made", time.monotonic() - started)
         return artifact, bool(found)
 
@@ -154,30 +154,32 @@ class Session:
             self.monitor.done(title, status, seconds)
 
     def _make(
-        self, work: Stage | Probe, given: Mapping[str, Artifact], kind: Kind, key: str, progress: Progress
+        self, work: Stage | Probe, given: Mapping[str, Artifact], kind: Kind, key: str, context: Context
     ) -> Artifact:
         """Does the work in a scratch folder and publishes what it leaves there."""
         started = time.monotonic()
         with self.store.scratch() as folder:
-            context = self._context(folder, self.store.unfinished(key), progress)
+            context = replace(context, folder=folder)
             if isinstance(work, Stage):
                 facts = work.run(given.get("given", NOTHING), context)
             else:
                 facts = work.run(given, context)
             return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
 
-    def _context(self, folder: Path, unfinished: Path, progress: Progress) -> Context:
+    def _context(self, title: str, key: str, progress: Progress) -> Context:
+        """What a piece of work is given; its folder is not there yet."""
         pipeline = self.pipeline
         return Context(
             pipeline.head.name,
-            folder,
+            Path(),
             pipeline.data,
             self.artifacts[self.original] if self.original else NOTHING,
             pipeline.target,
             pipeline.head.seed,
             pipeline.model.trust,
             progress,
-            unfinished,
+            self.store.unfinished(key),
+            self.folder / "tensorboard" / title,
         )
 
 

@@ -129,6 +129,7 @@ class Context:
         trust: whether the user vouched for code that comes with the model.
         progress: where to say how far the work is.
         unfinished: a folder whose files the next try finds if this one is interrupted; None: there is none.
+        logs: a folder for TensorBoard's files; None: there is none.
     """
 
     name: str
@@ -140,6 +141,7 @@ class Context:
     trust: bool
     progress: Progress
     unfinished: Path | None = None
+    logs: Path | None = None
 
 
 class Settings(BaseModel):

@@ -83,6 +83,8 @@ class Quantize(Stage, TrainingSettings):
             raise ValueError("engine: tfmot trains, and goes with `method: qat`; this is `method: ptq`")
         if self.qat.distill is not None:
             self.qat.distill.goes_with(self)
+        if self.precision != "float32":
+            raise ValueError(f"precision: {self.precision} would round otherwise than the 8-bit file; leave it out")
         ours = (TrainingSettings.model_fields.keys() - Passes.model_fields.keys()) & self.model_fields_set
         if self.engine == "tfmot" and ours:
             raise ValueError(f"{', '.join(sorted(ours))}: with `engine: coralline` only; this is `engine: tfmot`")

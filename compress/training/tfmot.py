@@ -15,7 +15,7 @@ from typing import Any
 
 from compress.errors import StageError
 from compress.stage import Context, Facts
-from compress.training import fit, legacy_keras, redundancy
+from compress.training import fit, legacy_keras, monitoring, redundancy
 from compress.training.legacy_keras import Legacy
 from compress.training.network import Layer, Network, build
 
@@ -147,7 +147,7 @@ def train(model: Any, network: Network, settings: fit.Passes, context: Context, 
         jit_compile=False,
     )
     validation = (context.data.inputs("validation"), context.data.labels("validation"))
-    reporting = fit.reporting(tf_keras, context.progress, len(batches), settings.epochs)
+    reporting = monitoring.reporting(tf_keras, context.progress, len(batches), settings.epochs)
     history = model.fit(
         batches,
         epochs=settings.epochs,

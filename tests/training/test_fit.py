@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from blobs import Blobs, context
 
 from compress.errors import ModelError, StageError
 from compress.stage import Split
-from compress.training import fit
+from compress.training import checkpoint, fit, precision
 from compress.training.fit import Augment, Batch, Head, Loss, TrainingSettings
 
 pytestmark = pytest.mark.tensorflow
@@ -168,3 +169,100 @@ def test_what_a_loss_brings_along_reaches_it_beside_its_samples(keras: Any, tmp_
     shifted = {split: np.roll(values, 1, axis=0) for split, values in taught.items()}
     rows = fit.fit(network(keras), Loss(loss, shifted), settings, context(data, tmp_path))["history"]
     assert min(rows[0]["loss"], rows[0]["val_loss"]) > 1e-4
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_trains_the_same_model(keras: Any, tmp_path: Path, policy: Any) -> None:
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    inner = keras.Sequential([keras.Input((8, 8, 4)), layers.Conv2D(4, 3), layers.BatchNormalization()], name="inner")
+    image = keras.Input((8, 8, 1))
+    x = inner(layers.Conv2D(4, 3, padding="same")(image))
+    x = keras.ops.relu(x * 2.0)
+    model = keras.Model(image, layers.Dense(2, "softmax")(layers.Flatten()(x)))
+    twin = precision.lowered(model, policy)
+    computed = [layer.compute_dtype for layer in twin.layers if layer.weights]
+    assert computed[-1] == "float32"
+    assert computed[0] == policy.removeprefix("mixed_")
+    settings = TrainingSettings(epochs=8, batch_size=16, learning_rate=0.02, precision=policy)
+    facts = fit.fit(model, fit.label_loss(Head(softmax=True)), settings, context(Blobs(), tmp_path))
+    assert facts["history"][-1]["val_accuracy"] == 1.0
+    assert {str(weight.dtype) for weight in model.weights} == {"float32"}
+    assert model.output.dtype == "float32"
+    answers = np.asarray(model(Blobs().inputs("validation"))).argmax(axis=1)  # the weights came back
+    assert (answers == Blobs().labels("validation")).all()
+
+
+def test_tensorboard_is_given_every_figure(keras: Any, tmp_path: Path) -> None:
+    import tensorflow
+
+    given = replace(context(Blobs(), tmp_path), logs=tmp_path / "logs" / "train")
+    settings = TrainingSettings(epochs=3, batch_size=16, tensorboard=True)
+    facts = fit.fit(network(keras), fit.label_loss(Head(softmax=True)), settings, given)
+    (path,) = (tmp_path / "logs" / "train").glob("events.out.tfevents.*")
+    found: dict[tuple[str, int], float] = {}
+    for record in tensorflow.data.TFRecordDataset(str(path)).as_numpy_iterator():
+        event = tensorflow.compat.v1.Event.FromString(record)
+        for value in event.summary.value:
+            assert value.metadata.plugin_data.plugin_name == "scalars"
+            found[value.tag, event.step] = float(tensorflow.make_ndarray(value.tensor))
+    assert found.keys() == {
+        (name, epoch) for name in ("loss", "accuracy", "val_loss", "val_accuracy") for epoch in (1, 2, 3)
+    }
+    assert found["val_loss", 2] == pytest.approx(facts["history"][1]["val_loss"], abs=1e-5)
+
+
+class Stopped(Exception):  # noqa: N818 - no error
+    """Stands for Ctrl-C."""
+
+
+def stopping_after(epoch: int) -> Any:
+    import keras as library
+
+    class Stop(library.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, now: int, logs: Any = None) -> None:
+            if now == epoch + 1:
+                raise Stopped
+
+    return Stop()
+
+
+@pytest.mark.parametrize("more", [{}, {"ema": 0.9}, {"early_stopping": 2}, {"gradient_accumulation": 2}])
+def test_an_interrupted_training_goes_on(
+    keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    from compress.training.tensorflow import keras as seeded
+
+    monkeypatch.setattr(checkpoint, "EVERY_S", 0.0)
+    notes: list[str] = []
+    given = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
+    monkeypatch.setattr(given.progress, "note", notes.append)
+    settings = TrainingSettings(epochs=6, batch_size=96, learning_rate=0.02, **more)  # one batch: no order to differ
+
+    def trained(*callbacks: Any, folder: Path | None) -> tuple[Any, Any]:
+        seeded(0)
+        model = network(keras)
+        loss = fit.label_loss(Head(softmax=True))
+        return model, fit.fit(model, loss, settings, replace(given, unfinished=folder), callbacks)
+
+    expected, whole = trained(folder=None)
+    with pytest.raises(Stopped):
+        trained(stopping_after(2), folder=given.unfinished)
+    model, facts = trained(folder=given.unfinished)
+    (note,) = notes
+    assert note in ("goes on after epoch 2 of 6", "goes on after epoch 3 of 6")
+    assert len(facts["history"]) == len(whole["history"])
+    assert facts.get("best_epoch") == whole.get("best_epoch")
+    for mine, other in zip(facts["history"], whole["history"], strict=True):
+        assert mine == pytest.approx(other, rel=1e-3, abs=1e-4)
+    for mine, other in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"not a zip"])
+def test_a_damaged_checkpoint_is_no_checkpoint(keras: Any, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / checkpoint.FILE).write_bytes(content)
+    given = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
+    facts = fit.fit(network(keras), fit.label_loss(Head(softmax=True)), TrainingSettings(epochs=2), given)
+    assert len(facts["history"]) == 2
