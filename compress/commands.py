@@ -85,7 +85,24 @@ def _estimate(options: argparse.Namespace) -> tuple[str, int]:
     return describe(found, edgetpu.tables["latency"]["hosts"][options.host]["summary"]), 0
 
 
+def _sensitivity_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pipeline", type=Path, help="a pipeline file: its steps before `prune` are run")
+    parser.add_argument("--samples", type=int, default=512, metavar="N", help="training samples to measure with (512)")
+    parser.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR", help="where results go (runs)")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _sensitivity(options: argparse.Namespace) -> tuple[str, int]:
+    from compress import sensitivity
+
+    found, report = sensitivity.measure(options.pipeline, options.samples, options.out)
+    return json.dumps(found, indent=1) if options.json else sensitivity.describe(found, report), 0
+
+
 COMMANDS = {
+    "sensitivity": Command(
+        "What removing channels would do to a model, layer by layer.", _sensitivity_arguments, _sensitivity
+    ),
     "estimate": Command("How long a model will take on the Edge TPU, without one.", _estimate_arguments, _estimate),
     "doctor": Command("What is wrong with a host, and the command that mends it.", _doctor_arguments, _doctor),
     "frigate": Command("Files for Frigate's edgetpu detector.", _frigate_arguments, _frigate),

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -45,11 +46,20 @@ class LatencySettings(Settings):
     """Threads of the runtime."""
 
 
+class SensitivitySettings(Settings):
+    """How it is measured what removing channels would do."""
+
+    samples: Annotated[int, Field(ge=1, le=1_000_000)] = 512
+    """Training samples that importance and answers are measured with."""
+
+
 class Measure(Settings):
     """What is measured, and how."""
 
     latency: LatencySettings = LatencySettings()
     """Latency on this host."""
+    sensitivity: SensitivitySettings | None = None
+    """What removing channels would do to the model before it is pruned, layer by layer; by default not measured."""
 
 
 class Budget(Settings):
@@ -128,6 +138,12 @@ class Pipeline:
     data: Dataset
     steps: tuple[Step, ...]
     settings: Mapping[str, Any]
+
+    @property
+    def unpruned(self) -> tuple[Step, ...]:
+        """The steps before the first that removes channels, or leaves something else than layers."""
+        layered = (Kind.UNTRAINED, Kind.KERAS)
+        return tuple(takewhile(lambda step: step.stage.name != "prune" and step.makes in layered, self.steps))
 
 
 def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:

@@ -68,7 +68,7 @@ def build(
     Args:
         pipeline: what was run.
         rows: the row of each step.
-        findings: facts of the probes: `data`, `test`, `latency`, and the `steps` that were compared.
+        findings: facts of the probes: `data`, `test`, `latency`, `sensitivity`, and the `steps` that were compared.
         outputs: the files that were left for the user.
         error: what failed, if anything did.
         seconds: how long the run took.
@@ -98,6 +98,7 @@ def build(
         "comparison": comparison,
         "latency": _latency(findings),
         "placement": _placement(rows),
+        "sensitivity": findings.get("sensitivity"),
         "budget": budget,
         "outputs": {
             name: {"sha256": file_digest(path), "size_bytes": path.stat().st_size} for name, path in outputs.items()

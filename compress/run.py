@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 from compress import devices, record
 from compress.errors import EXIT_INTERRUPTED, CorallineError, StageError, StoreError
 from compress.pipeline import Pipeline, Step
-from compress.probes import Accuracy, DataSummary, Latency, Size
+from compress.probes import Accuracy, DataSummary, Latency, Sensitivity, Size
 from compress.report import render
 from compress.stage import (
     BUNDLE_FILE,
@@ -257,6 +257,7 @@ def _probes(session: Session, findings: dict[str, Any]) -> None:
         size, _ = session.obtain(f"size of {name}", Size(), subject, Kind.FINDINGS)
         accuracy, _ = session.obtain(f"accuracy of {name}", Accuracy(split="validation"), subject, Kind.FINDINGS)
         session.rows[name]["measurements"] = {"accuracy": accuracy.facts["model"]["accuracy"], **size.facts["model"]}
+    _sensitivity(session, findings)
     if session.original not in models:
         return
     result = list(models)[-1]
@@ -265,6 +266,19 @@ def _probes(session: Session, findings: dict[str, Any]) -> None:
     test, _ = session.obtain("accuracy on test", Accuracy(split="test"), pair, Kind.FINDINGS)
     latency, _ = session.obtain("latency", Latency(runs=settings.runs, threads=settings.threads), pair, Kind.FINDINGS)
     findings.update(steps={"original": session.original, "result": result}, test=test.facts, latency=latency.facts)
+
+
+def _sensitivity(session: Session, findings: dict[str, Any]) -> None:
+    """What removing channels would do to the last Keras model before anything is removed, if that is asked for."""
+    settings = session.pipeline.head.measure.sensitivity
+    if settings is None:
+        return
+    unpruned = [session.artifacts.get(step.id) for step in session.pipeline.unpruned]
+    models = [each for each in unpruned if each and each.kind is Kind.KERAS]
+    if not models:
+        raise StageError("there is no Keras model whose channels could be removed", where="measure.sensitivity")
+    probe, subject = Sensitivity(samples=settings.samples), {"model": models[-1]}
+    findings["sensitivity"] = session.obtain("sensitivity", probe, subject, Kind.FINDINGS)[0].facts
 
 
 def _publish(

@@ -1,8 +1,9 @@
-"""Probes: artifacts in, measurements out. None of them needs TensorFlow."""
+"""Probes: artifacts in, measurements out. Only Sensitivity needs TensorFlow, and imports it late."""
 
 from compress.probes.accuracy import Accuracy
 from compress.probes.latency import Latency
+from compress.probes.sensitivity import Sensitivity
 from compress.probes.size import Size
 from compress.probes.summary import DataSummary
 
-__all__ = ["Accuracy", "DataSummary", "Latency", "Size"]
+__all__ = ["Accuracy", "DataSummary", "Latency", "Sensitivity", "Size"]

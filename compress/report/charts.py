@@ -12,12 +12,11 @@ import itertools
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
-from html import escape
 from typing import NamedTuple
 
-from compress.report import MINUS, clean, number, shorten
+from compress.report import MINUS, clean, draw, number, shorten
+from compress.report.draw import WIDTH
 
-WIDTH = 480
 _Box = tuple[float, float, float, float]
 
 
@@ -60,89 +59,6 @@ class Operator(NamedTuple):
     macs: int
 
 
-class _Axis(NamedTuple):
-    """Values from `low` to `high` on pixels from `start` to `end`."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-    log: bool = False
-
-    def at(self, value: float) -> float:
-        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        place = (math.log(value) if self.log else value) - low
-        return self.start + (self.end - self.start) * place / (high - low)
-
-    def ticks(self, count: int, base: float = 1.0) -> list[float]:
-        """Round numbers of `base` along the axis, about `count` of them."""
-        low, high = self.low / base, self.high / base
-        if self.log:
-            tens = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            places = [factor * 10.0**ten for ten in tens for factor in (1, 2, 5)]
-        else:
-            ten = 10.0 ** math.floor(math.log10((high - low) / count))
-            step = next(ten * factor for factor in (1, 2, 5, 10) if ten * factor * count >= (high - low) * 0.999)
-            first = math.ceil(low / step - 1e-9)
-            places = [step * (first + i) for i in range(count + 2)]
-        return [place * base for place in places if low * 0.999999 <= place <= high * 1.000001]
-
-
-def _n(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
-
-
-def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start", room: float = WIDTH) -> str:
-    content = escape(_fit(text, room))
-    return f'<text x="{_n(x)}" y="{_n(y)}" class="{kind}" text-anchor="{anchor}">{content}</text>'
-
-
-def _wide(text: str, size: float = 13) -> float:
-    """About how wide a text will be; letters outside of Latin are taken as full squares."""
-    narrow = sum(c in " .,:;'|()[]ijlrtf" for c in text)
-    broad = sum(ord(c) >= 0x250 or c in "mwMW@%" for c in text)
-    return size * (0.63 * len(text) - 0.25 * narrow + 0.37 * broad + 0.08 * sum(map(str.isupper, text)))
-
-
-def _fit(text: str, room: float) -> str:
-    """A text on one line; of what is wider than `room` pixels, about, the beginning and the end."""
-    whole = text = shorten(clean(text), 80)
-    keep = len(whole)
-    while _wide(text) > room and keep > 1:
-        keep -= 1
-        text = whole[: keep - keep // 3] + "…" + whole[len(whole) - keep // 3 :]
-    return text
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}" class="{kind}"/>'
-
-
-def _level(y: float, left: float, right: float, text: str) -> str:
-    """A line across at height y, with its number on the left."""
-    return _line(left, y, right, y, "grid") + _text(left - 6, y + 4, text, "tick", "end")
-
-
-def _tick(x: float, y: float, text: str) -> str:
-    """A tick of a horizontal axis at height y, with its number below and without idle noughts."""
-    digits, space, unit = text.partition(" ")
-    digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
-    return _line(x, y, x, y + 4, "axis") + _text(x, y + 17, digits + space + unit, "tick", "middle")
-
-
-def _tip(text: str) -> str:
-    return f"<title>{escape(shorten(clean(text), 200))}</title>"
-
-
-def _svg(ident: str, size: tuple[float, float], title: str, desc: str, parts: Sequence[str]) -> str:
-    width, height = (_n(side) for side in size)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-labelledby="{ident}-title {ident}-desc"><title id="{ident}-title">{escape(title)}</title>'
-        f'<desc id="{ident}-desc">{escape(clean(desc))}</desc>\n' + "\n".join(parts) + "\n</svg>"
-    )
-
-
 def trade_off(points: Sequence[Point], *, cost: str, unit: str) -> str:
     """Accuracy against cost after each stage, in the order of the stages.
 
@@ -153,14 +69,14 @@ def trade_off(points: Sequence[Point], *, cost: str, unit: str) -> str:
     """
     points = list(_merged(points))
     x, y = _cost_axis([point.cost for point in points]), _accuracy_axis(points)
-    parts = [_text(10, 14, "Accuracy, validation", "name")]
-    parts += [_level(y.at(tick), 58, 468, f"{tick:.3g}") for tick in y.ticks(5)]
+    parts = [draw.text(10, 14, "Accuracy, validation", "name")]
+    parts += [draw.level(y.at(tick), 58, 468, f"{tick:.3g}") for tick in y.ticks(5)]
     base = 2.0 ** (10 * min(3, math.floor(math.log2(max(x.high, 1)) / 10))) if unit == "bytes" else 1.0
-    parts += [_tick(x.at(tick), 290, number(tick, unit) if tick else "0") for tick in x.ticks(5, base)]
+    parts += [draw.tick(x.at(tick), 290, number(tick, unit) if tick else "0") for tick in x.ticks(5, base)]
     name = f"← less {cost}" + (", logarithmic" if x.log else "")
-    parts += [_line(58, 290, 468, 290, "axis"), _text(468, 326, name, "name", "end")]
+    parts += [draw.line(58, 290, 468, 290, "axis"), draw.text(468, 326, name, "name", "end")]
     places = _dodged([(x.at(point.cost), y.at(point.accuracy)) for point in points])
-    way = " ".join(f"{_n(a)},{_n(b)}" for a, b in places)
+    way = " ".join(f"{draw.n(a)},{draw.n(b)}" for a, b in places)
     parts.append(f'<polyline points="{way}" class="way"/>')
     bars: list[_Box] = []
     for point, (a, b) in zip(points, places, strict=True):
@@ -168,11 +84,11 @@ def trade_off(points: Sequence[Point], *, cost: str, unit: str) -> str:
         if point.low is not None and point.high is not None:
             bars.append((a - 4, y.at(point.high), a + 4, y.at(point.low)))
             parts.append(_whisker(bars[-1], f"whisker{sure}"))
-        tip = _tip(f"{point.label}: accuracy {number(point.accuracy, 'fraction')}, {number(point.cost, unit)}")
-        parts.append(f'<circle cx="{_n(a)}" cy="{_n(b)}" r="5" class="dot{sure}">{tip}</circle>')
+        tip = draw.tip(f"{point.label}: accuracy {number(point.accuracy, 'fraction')}, {number(point.cost, unit)}")
+        parts.append(f'<circle cx="{draw.n(a)}" cy="{draw.n(b)}" r="5" class="dot{sure}">{tip}</circle>')
     parts += _labels([point.label for point in points], places, bars)
     told = "; ".join(f"{p.label}: {number(p.accuracy, 'fraction')} at {number(p.cost, unit)}" for p in points)
-    return _svg(f"trade-off-{unit}", (WIDTH, 332), f"Accuracy against {cost} after each stage", told, parts)
+    return draw.svg(f"trade-off-{unit}", (WIDTH, 332), f"Accuracy against {cost} after each stage", told, parts)
 
 
 def _merged(points: Sequence[Point]) -> Iterator[Point]:
@@ -181,23 +97,23 @@ def _merged(points: Sequence[Point]) -> Iterator[Point]:
         yield same[0]._replace(label=", ".join(point.label for point in same))
 
 
-def _cost_axis(costs: Sequence[float]) -> _Axis:
+def _cost_axis(costs: Sequence[float]) -> draw.Axis:
     low, high = min(costs), max(costs)
     if 0 < low * 12 < high:
-        return _Axis(low / 1.6, high * 1.3, 58, 468, log=True)
-    return _Axis(0, high * 1.12 or 1, 58, 468)
+        return draw.Axis(low / 1.6, high * 1.3, 58, 468, log=True)
+    return draw.Axis(0, high * 1.12 or 1, 58, 468)
 
 
-def _accuracy_axis(points: Sequence[Point]) -> _Axis:
+def _accuracy_axis(points: Sequence[Point]) -> draw.Axis:
     values = [value for p in points for value in (p.accuracy, p.low, p.high) if value is not None]
     room = max(0.12 * (max(values) - min(values)), 0.004)
-    return _Axis(max(0.0, min(values) - room), min(1.0, max(values) + room), 284, 30)
+    return draw.Axis(max(0.0, min(values) - room), min(1.0, max(values) + room), 284, 30)
 
 
 def _whisker(box: _Box, kind: str) -> str:
     left, top, right, bottom = box
-    ends = f"M{_n(left)} {_n(top)}H{_n(right)}M{_n(left)} {_n(bottom)}H{_n(right)}"
-    return f'<path d="{ends}M{_n((left + right) / 2)} {_n(top)}V{_n(bottom)}" class="{kind}"/>'
+    ends = f"M{draw.n(left)} {draw.n(top)}H{draw.n(right)}M{draw.n(left)} {draw.n(bottom)}H{draw.n(right)}"
+    return f'<path d="{ends}M{draw.n((left + right) / 2)} {draw.n(top)}V{draw.n(bottom)}" class="{kind}"/>'
 
 
 def _dodged(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -219,7 +135,7 @@ def _labels(labels: Sequence[str], places: Sequence[tuple[float, float]], bars: 
     parts = []
     for label, (x, y) in zip(labels, places, strict=True):
         lines = textwrap.wrap(shorten(clean(label), 60), 16, max_lines=3, placeholder="…") or ["?"]
-        long, rise = max(_wide(line) for line in lines), 14 * (len(lines) - 1)
+        long, rise = max(draw.wide(line) for line in lines), 14 * (len(lines) - 1)
         ways = [(10, 4 - rise / 2, "start"), (-10, 4 - rise / 2, "end"), (0, -11 - rise, "middle"), (0, 20, "middle")]
         ways += [(a * 9, b, side) for b in (-8 - rise, 16) for a, side in ((1, "start"), (-1, "end"))]
         tried = []
@@ -230,7 +146,7 @@ def _labels(labels: Sequence[str], places: Sequence[tuple[float, float]], bars: 
             tried.append((outside * 40 + sum(_overlap(box, other) for other in full), dx, dy, anchor, box))
         _, dx, dy, anchor, box = min(tried, key=lambda way: way[0])
         full.append(box)
-        parts += [_text(x + dx, y + dy + 14 * i, line, "label", anchor) for i, line in enumerate(lines)]
+        parts += [draw.text(x + dx, y + dy + 14 * i, line, "label", anchor) for i, line in enumerate(lines)]
     return parts
 
 
@@ -242,33 +158,33 @@ def _overlap(one: _Box, two: _Box) -> float:
 def class_changes(rows: Sequence[ClassChange]) -> str:
     """A line per class from its accuracy before (ring) to its accuracy after (dot), in the order given."""
     values = [value for row in rows for value in (row.before, row.after)]
-    x = _Axis(max(0.0, math.floor(min(values) * 10 - 0.5) / 10), 1, 164, 394)
+    x = draw.Axis(max(0.0, math.floor(min(values) * 10 - 0.5) / 10), 1, 164, 394)
     height = 44 + 17 * len(rows)
-    parts = [_text(146, 14, "class", "tick", "end"), _text(474, 14, "change", "tick", "end")]
+    parts = [draw.text(146, 14, "class", "tick", "end"), draw.text(474, 14, "change", "tick", "end")]
     for tick in x.ticks(5):
         at = x.at(tick)
-        parts += [_line(at, 20, at, height - 20, "grid"), _text(at, 14, f"{tick:.3g}", "tick", "middle")]
+        parts += [draw.line(at, 20, at, height - 20, "grid"), draw.text(at, 14, f"{tick:.3g}", "tick", "middle")]
     for i, row in enumerate(rows):
         parts += _class_row(row, x, 32 + 17 * i)
-    parts.append(_text(279, height - 4, "Accuracy of the class", "name", "middle"))
+    parts.append(draw.text(279, height - 4, "Accuracy of the class", "name", "middle"))
     told = [f"{row.name}: {row.before:.3f} to {row.after:.3f}" for row in rows]
-    return _svg("classes", (WIDTH, height), "Accuracy of each class before and after", "; ".join(told), parts)
+    return draw.svg("classes", (WIDTH, height), "Accuracy of each class before and after", "; ".join(told), parts)
 
 
-def _class_row(row: ClassChange, x: _Axis, y: float) -> list[str]:
+def _class_row(row: ClassChange, x: draw.Axis, y: float) -> list[str]:
     change = row.after - row.before
     kind, sign = ("loss", "▼") if change < -5e-4 else ("gain", "▲") if change > 5e-4 else ("same", "=")
     told = "= 0" if kind == "same" else f"{sign} {change:+.3f}".replace("-", MINUS)
     one, two = x.at(row.before), x.at(row.after)
-    tip = _tip(f"{row.name}: {row.before:.3f} before, {row.after:.3f} after, {row.samples} samples")
-    parts = [f"<g>{tip}", _text(146, y + 4, row.name, "label", "end", 144)]
+    tip = draw.tip(f"{row.name}: {row.before:.3f} before, {row.after:.3f} after, {row.samples} samples")
+    parts = [f"<g>{tip}", draw.text(146, y + 4, row.name, "label", "end", 144)]
     if row.low is not None and row.high is not None:
-        parts.append(_line(x.at(max(row.low, x.low)), y, x.at(row.high), y, "reach"))
+        parts.append(draw.line(x.at(max(row.low, x.low)), y, x.at(row.high), y, "reach"))
     parts += [
-        _line(one, y, two, y, kind),
-        f'<circle cx="{_n(one)}" cy="{_n(y)}" r="4.5" class="original ring"/>',
-        f'<circle cx="{_n(two)}" cy="{_n(y)}" r="3.2" class="result"/>',
-        _text(474, y + 4, told, f"label {kind}", "end"),
+        draw.line(one, y, two, y, kind),
+        f'<circle cx="{draw.n(one)}" cy="{draw.n(y)}" r="4.5" class="original ring"/>',
+        f'<circle cx="{draw.n(two)}" cy="{draw.n(y)}" r="3.2" class="result"/>',
+        draw.text(474, y + 4, told, f"label {kind}", "end"),
         "</g>",
     ]
     return parts
@@ -278,22 +194,21 @@ def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
     """Counts by true class (rows) and answer (columns); shaded by the share of the row."""
     cell = 32 if len(counts) <= 12 else 23
     labels = [classes[i] if i < len(classes) else str(i) for i in range(len(counts))]
-    long = min(110, max(_wide(name[:20]) for name in labels) + 4)
+    long = min(110, max(draw.wide(name[:20]) for name in labels) + 4)
     upright = long <= cell
     left, top = 26 + long, 26 + (12 if upright else long)
     size = (left + cell * len(counts) + 4, top + cell * len(counts) + 4)
-    parts = [_text(left, 14, "answer of the model →", "tick")]
+    parts = [draw.text(left, 14, "answer of the model →", "tick")]
     middle = top + cell * len(counts) / 2
-    parts.append(
-        f'<g transform="translate(13 {_n(middle)}) rotate(-90)">{_text(0, 0, "← true class", "tick", "middle")}</g>'
-    )
+    turned = draw.text(0, 0, "← true class", "tick", "middle")
+    parts.append(f'<g transform="translate(13 {draw.n(middle)}) rotate(-90)">{turned}</g>')
     for at, name in ((cell * (i + 0.5), name) for i, name in enumerate(labels)):
-        parts.append(_text(left - 5, top + at + 4, name, "label", "end", long))
+        parts.append(draw.text(left - 5, top + at + 4, name, "label", "end", long))
         if upright:
-            parts.append(_text(left + at, top - 5, name, "label", "middle"))
+            parts.append(draw.text(left + at, top - 5, name, "label", "middle"))
         else:
-            turned = _text(0, 4, name, "label", "start", long)
-            parts.append(f'<g transform="translate({_n(left + at)} {_n(top - 5)}) rotate(-90)">{turned}</g>')
+            turned = draw.text(0, 4, name, "label", "start", long)
+            parts.append(f'<g transform="translate({draw.n(left + at)} {draw.n(top - 5)}) rotate(-90)">{turned}</g>')
     for i, row in enumerate(counts):
         for j, count in enumerate(row):
             tip = f"{labels[i]} taken for {labels[j]}: {count}" if i != j else f"{labels[i]} recognised: {count}"
@@ -302,7 +217,7 @@ def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
     wrong = sorted((-n, i, j) for i, row in enumerate(counts) for j, n in enumerate(row) if n and i != j)
     told = [f"{labels[i]} taken for {labels[j]}: {-n}" for n, i, j in wrong[:10]]
     desc = "Most frequent confusions: " + "; ".join(told) if told else "No confusions"
-    return _svg("confusion", size, "Confusion matrix of the result", desc, parts)
+    return draw.svg("confusion", size, "Confusion matrix of the result", desc, parts)
 
 
 def _matrix_cell(place: tuple[float, float, float], count: int, total: int, right: bool, tip: str) -> str:
@@ -311,10 +226,10 @@ def _matrix_cell(place: tuple[float, float, float], count: int, total: int, righ
     opacity = 0 if not count else 0.12 + 0.88 * (share if right else math.sqrt(share))
     shade = "empty" if not count else "inverse" if opacity > 0.72 else "label"
     number_ = str(count) if count < 10_000 else f"{count / 1000:.0f}k"
-    box = f'x="{_n(x + 0.5)}" y="{_n(y + 0.5)}" width="{_n(cell - 1)}" height="{_n(cell - 1)}"'
+    box = f'x="{draw.n(x + 0.5)}" y="{draw.n(y + 0.5)}" width="{draw.n(cell - 1)}" height="{draw.n(cell - 1)}"'
     return (
-        f'<g>{_tip(tip)}<rect {box} class="{kind}" fill-opacity="{opacity:.2f}"/>'
-        + _text(x + cell / 2, y + cell / 2 + 4, number_ if count else "·", shade, "middle")
+        f'<g>{draw.tip(tip)}<rect {box} class="{kind}" fill-opacity="{opacity:.2f}"/>'
+        + draw.text(x + cell / 2, y + cell / 2 + 4, number_ if count else "·", shade, "middle")
         + "</g>"
     )
 
@@ -322,45 +237,47 @@ def _matrix_cell(place: tuple[float, float, float], count: int, total: int, righ
 def latency_curves(curves: Sequence[Curve]) -> str:
     """The share of runs that took at most so long, for each model; every curve has at least one value."""
     top = max(max([*sorted(c.values)[: _rank(c.values, 0.99) + 1], *(ms for *_, ms in c.marks)]) for c in curves)
-    x, y = _Axis(0, top * 1.1 or 1, 44, 468), _Axis(0, 1, 250, 34)
-    parts = [_text(10, 14, "Share of runs", "name")]
-    parts += [_level(y.at(share), 44, 468, f"{share}" if share < 1 else "") for share in (0, 0.5, 0.9, 0.99, 1)]
-    parts += [_tick(x.at(tick), 250, f"{tick:.3g}") for tick in x.ticks(6)]
-    parts += [_line(44, 250, 468, 250, "axis"), _text(468, 286, "Latency of one inference, ms", "name", "end")]
+    x, y = draw.Axis(0, top * 1.1 or 1, 44, 468), draw.Axis(0, 1, 250, 34)
+    parts = [draw.text(10, 14, "Share of runs", "name")]
+    parts += [draw.level(y.at(share), 44, 468, f"{share}" if share < 1 else "") for share in (0, 0.5, 0.9, 0.99, 1)]
+    parts += [draw.tick(x.at(tick), 250, f"{tick:.3g}") for tick in x.ticks(6)]
+    parts += [draw.line(44, 250, 468, 250, "axis"), draw.text(468, 286, "Latency of one inference, ms", "name", "end")]
     told = []
     for curve in curves:
         kind, values = "original" if curve.is_original else "result", sorted(curve.values)
         parts.append(f'<path d="{_steps(values, x, y)}" class="curve {kind}"/>')
         share = 0.35 if kind == "result" else 0.65
         near = min(x.at(values[_rank(values, share)]), x.end)
-        room = near + 8 + _wide(curve.name) < x.end
-        parts.append(_text(near + (8 if room else -8), y.at(share), curve.name, "label", "start" if room else "end"))
+        room = near + 8 + draw.wide(curve.name) < x.end
+        parts.append(
+            draw.text(near + (8 if room else -8), y.at(share), curve.name, "label", "start" if room else "end")
+        )
         for name, share, ms in curve.marks:
-            tip = _tip(f"{curve.name}, {name}: {number(ms, 'ms')}")
+            tip = draw.tip(f"{curve.name}, {name}: {number(ms, 'ms')}")
             parts.append(_mark(min(x.at(ms), x.end), y.at(share), kind, tip))
         told.append(f"{curve.name}: " + ", ".join(f"{name} {number(ms, 'ms')}" for name, _, ms in curve.marks))
-    return _svg("latency", (WIDTH, 292), "Distribution of the latency", "; ".join(told), parts)
+    return draw.svg("latency", (WIDTH, 292), "Distribution of the latency", "; ".join(told), parts)
 
 
 def _rank(values: Sequence[float], share: float) -> int:
     return max(0, math.ceil(share * len(values)) - 1)
 
 
-def _steps(values: Sequence[float], x: _Axis, y: _Axis) -> str:
+def _steps(values: Sequence[float], x: draw.Axis, y: draw.Axis) -> str:
     """An empirical distribution as a path; of more than 400 values every so manieth is drawn."""
     drawn = values[:: max(1, len(values) // 400)]
     end = min(x.at(values[0]), x.end)
-    path = [f"M{_n(end)} {_n(y.start)}"]
+    path = [f"M{draw.n(end)} {draw.n(y.start)}"]
     for value in itertools.takewhile(lambda value: value <= x.high, drawn):
         end = x.at(value)
-        path.append(f"H{_n(end)}V{_n(y.at(bisect.bisect_right(values, value) / len(values)))}")
-    return " ".join(path) + (f" H{_n(x.end)}" if end < x.end else "")
+        path.append(f"H{draw.n(end)}V{draw.n(y.at(bisect.bisect_right(values, value) / len(values)))}")
+    return " ".join(path) + (f" H{draw.n(x.end)}" if end < x.end else "")
 
 
 def _mark(x: float, y: float, kind: str, tip: str) -> str:
     if kind == "original":
-        return f'<circle cx="{_n(x)}" cy="{_n(y)}" r="4.5" class="original ring">{tip}</circle>'
-    return f'<path d="M{_n(x)} {_n(y - 5.5)}l5.5 5.5l-5.5 5.5l-5.5 -5.5z" class="result">{tip}</path>'
+        return f'<circle cx="{draw.n(x)}" cy="{draw.n(y)}" r="4.5" class="original ring">{tip}</circle>'
+    return f'<path d="M{draw.n(x)} {draw.n(y - 5.5)}l5.5 5.5l-5.5 5.5l-5.5 -5.5z" class="result">{tip}</path>'
 
 
 def operator_strip(operators: Sequence[Operator]) -> str:
@@ -374,11 +291,11 @@ def operator_strip(operators: Sequence[Operator]) -> str:
     if total:
         rows.append(("The same by MACs", [op.macs / total for op in operators], 84.0))
     for name, weights, y in rows:
-        parts.append(_text(0, y - 6, name, "tick"))
+        parts.append(draw.text(0, y - 6, name, "tick"))
         parts += _segments(operators, weights, y)
     on_tpu = sum(op.on_tpu for op in operators)
     desc = f"{on_tpu} operators on the Edge TPU, {len(operators) - on_tpu} on the CPU"
-    return _svg("strip", (WIDTH, 124 if total else 60), "Where operators run", desc, parts)
+    return draw.svg("strip", (WIDTH, 124 if total else 60), "Where operators run", desc, parts)
 
 
 def _segments(operators: Sequence[Operator], weights: Sequence[float], y: float) -> list[str]:
@@ -393,8 +310,8 @@ def _segments(operators: Sequence[Operator], weights: Sequence[float], y: float)
         what = operators[i].name if end == i + 1 else f"operators {i} to {end - 1}"
         kind = 'class="tpu"' if operators[i].on_tpu else 'fill="url(#hatch)"'
         gap = 0.5 if wide > 2 else 0
-        box = f'x="{start:.2f}" y="{_n(y)}" width="{max(wide - gap, 0):.2f}" height="36"'
+        box = f'x="{start:.2f}" y="{draw.n(y)}" width="{max(wide - gap, 0):.2f}" height="36"'
         if wide > 0:
-            parts.append(f"<rect {box} {kind}>{_tip(f'{i}: {what}, {place}')}</rect>")
+            parts.append(f"<rect {box} {kind}>{draw.tip(f'{i}: {what}, {place}')}</rect>")
         start, i = start + wide, end
     return parts

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compress import report as words
-from compress.report import Plain, charts, devices, quantization, swapping
+from compress.report import Plain, charts, devices, pruning, quantization, swapping
 
 if TYPE_CHECKING:
     import jinja2
@@ -71,6 +71,7 @@ def page(record: Plain) -> str:
         latency=_latency(record),
         devices=_devices(record),
         quantization=quantization.section(record),
+        pruning=pruning.section(record),
         swaps=swapping.section(record),
         placement=_placement(record),
         data=_data(record),

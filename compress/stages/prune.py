@@ -64,8 +64,6 @@ class Prune(Stage, TrainingSettings):
     """Passes over the training split after the last step; 0: none."""
     epochs_between: Annotated[int, Field(ge=0, le=10_000)] = 1
     """Passes after each of the steps before."""
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.004
-    """Adam's learning rate at the start; it falls to 0 along a cosine."""
     distill: Teaching | None = None
     """In training, the original as a teacher beside the labels; by default there is none."""
 
@@ -184,8 +182,10 @@ class Prune(Stage, TrainingSettings):
         if self.distill is not None:
             original = teachers.of_model(working_model.read(context.original, context), context.data, "original")
             loss = distillation.loss_of(head, [original], self.distill, self, context)
-        folder = context.unfinished / f"step-{step}" if context.unfinished and step is not None else None
-        return fit.fit(model, loss, self.model_copy(update={"epochs": epochs}), replace(context, unfinished=folder))
+        name = None if step is None else f"step-{step + 1}"  # None: to try it out, of which nothing is kept
+        unfinished, logs = (path / name if path and name else None for path in (context.unfinished, context.logs))
+        own = replace(context, unfinished=unfinished, logs=logs)
+        return fit.fit(model, loss, self.model_copy(update={"epochs": epochs}), own)
 
     def _keep(self, model: Any, steps: list[Facts], context: Context) -> None:
         """Leaves what the next try goes on with, if this one is interrupted."""

@@ -298,7 +298,7 @@ class Costs:
             return plain
         return {
             **plain,
-            "compute_ms": round(self.compute_ms(counts, clock), 4),
-            "latency_ms": round(self.latency_ms(counts, host, clock), 4),
+            "compute_ms": float(f"{self.compute_ms(counts, clock):.4g}"),
+            "latency_ms": float(f"{self.latency_ms(counts, host, clock):.4g}"),
             "streamed_bytes": self.streamed_bytes(counts),
         }

@@ -7,7 +7,7 @@ import pytest
 from test_report import RECORDS, Record, crowded, every_measurement, full, hostile, html_of, m, markdown_of
 
 from compress import report
-from compress.report import charts, markdown
+from compress.report import charts, draw, markdown
 from compress.report.charts import ClassChange, Curve, Operator, Point
 
 NAMES = ["plain", "", "x" * 300, "<script>&\"'", "line\nbreak", "\x00\x1b\u202e\ud800\uffff", "日本語" * 30, "1"]
@@ -87,7 +87,7 @@ def test_labels_of_neighbours_do_not_cover_each_other() -> None:
     labels = [e for e in root.iter(f"{SVG}text") if e.get("class") == "label"]
     boxes = []
     for element in labels:
-        wide, x = charts._wide(element.text or ""), float(element.attrib["x"])
+        wide, x = draw.wide(element.text or ""), float(element.attrib["x"])
         left = x - {"start": 0, "middle": wide / 2, "end": wide}[element.attrib["text-anchor"]]
         boxes.append((left, float(element.attrib["y"]) - 10, left + wide, float(element.attrib["y"])))
     assert not [1 for i, one in enumerate(boxes) for two in boxes[:i] if charts._overlap(one, two) > 20]

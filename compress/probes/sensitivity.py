@@ -1,0 +1,42 @@
+"""What a model loses when channels of one set are removed: a curve for each set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from compress.stage import Artifact, Context, Facts, Need, Probe
+
+
+class Sensitivity(Probe):
+    """Takes the least important channels of each layer away by turns, and looks at the answers; nothing is trained."""
+
+    name: ClassVar[str] = "sensitivity"
+    needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+
+    samples: Annotated[int, Field(ge=1, le=1_000_000)] = 512
+    """Training samples that importance and answers are measured with."""
+
+    def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
+        """`curves` of the subject `model`, a Keras model: see `training.sensitivity.Curve`.
+
+        Raises:
+            StageError: no channel of the model can be removed.
+            ModelError: it is no classifier of the data.
+        """
+        from compress.training import fit, network, pruning, sensitivity, working_model
+        from compress.training.importance import Samples
+        from compress.training.tensorflow import keras
+
+        keras(context.seed)
+        model = working_model.read(subjects["model"], context)
+        inputs, labels = context.data.inputs("train"), context.data.labels("train")
+        order = np.sort(np.random.default_rng(context.seed).permutation(len(inputs))[: self.samples])
+        samples = Samples(inputs[order], labels[order], fit.head_of(model, context.data))
+        cut = pruning.prepare(network.read(model), context.target, "taylor", samples)
+        found = sensitivity.curves(cut.network, cut.channels, cut.sets, samples, context.progress.update)
+        return {"samples": len(order), "curves": [curve.to_json() for curve in found]}
