@@ -299,6 +299,14 @@ def commit() -> str:
     ).stdout.strip()
 
 
+def timed_again(subject: subjects.Subject) -> dict[str, float]:
+    """Conversion alone."""
+    with quiet():
+        found = tools.conversion_ratio(given_in_each_case(subject)[AS_IT_IS](), REPEATS)
+    print(f"{subject.name} {subject.seed}: {found['ratio']:.2f} of the fast path", file=sys.stderr, flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} only")
@@ -306,6 +314,9 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(subjects.SUBJECTS), help="some of them, with commas")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cache", type=Path, default=Path("runs") / "benchmark_networks")
+    parser.add_argument(
+        "--conversion", action="store_true", help="only time conversions anew, in what was measured before"
+    )
     parser.add_argument("--show", action="store_true", help="only print what was measured before")
     options = parser.parse_args()
     if not options.show and not subjects.SHARED.exists():
@@ -318,6 +329,11 @@ def main() -> None:
     for name in names:
         seeds = range(options.seeds if name in subjects.TRAINED else 1)
         started = time.perf_counter()
+        if options.conversion:
+            timed = [timed_again(subjects.SUBJECTS[name](options.cache, seed)) for seed in seeds]
+            models[name] |= {"conversion": timed, "conversion_commit": commit()}
+            RESULTS.write_text(json.dumps({"models": models}, indent=1) + "\n")
+            continue
         runs = []
         for seed in seeds:
             subject = subjects.SUBJECTS[name](options.cache, seed)
