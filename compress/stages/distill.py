@@ -35,7 +35,7 @@ class Distill(Stage, TrainingSettings, Teaching):
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
     """Passes over the training split."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
-    """Adam's learning rate at the start; it falls to 0 along a cosine."""
+    """Adam's learning rate at the start."""
     teachers: tuple[Path, ...] = ()
     """Files of models (.keras, .h5, .tflite, quantized too), or the word original, which it is by default."""
     teacher_weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = ()

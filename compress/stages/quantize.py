@@ -73,7 +73,7 @@ class Quantize(Stage, TrainingSettings):
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
     """Passes over the training split (qat)."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
-    """Adam's learning rate at the start (qat); it falls to 0 along a cosine."""
+    """Adam's learning rate at the start (qat)."""
     qat: RoundedTraining = RoundedTraining()
     """How ranges and batch norm behave in training, and who teaches."""
 

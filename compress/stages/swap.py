@@ -48,7 +48,7 @@ class Swap(Stage, TrainingSettings, Teaching):
     epochs: Annotated[int, Field(ge=0, le=10_000)] = 6
     """Passes over the training split afterwards, with the model before the swap as teacher; 0: none."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
-    """Adam's learning rate at the start; it falls to 0 along a cosine."""
+    """Adam's learning rate at the start."""
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:

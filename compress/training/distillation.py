@@ -6,6 +6,7 @@ as the logarithm of that: float32 [n, classes], the same for one teacher and for
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from compress.errors import StageError
 from compress.stage import Context, Split
+from compress.store import write_atomically
 from compress.training.features import Hints
 from compress.training.fit import Augment, Batch, Head, Loss, TrainingSettings, label_loss
 from compress.training.teachers import Teacher
@@ -22,6 +24,7 @@ from compress.training.tensorflow import keras
 
 ONCE = "once, before the training"
 IN_EVERY_STEP = "in every step, because augment changes the samples"
+TAUGHT = "taught.npz"
 BATCH = 256
 """Samples that teachers are asked about at once, before the training."""
 
@@ -79,8 +82,15 @@ def loss_of(
 
 
 def once(teachers: Sequence[Teacher], temperature: float, context: Context) -> dict[Split, NDArray[np.float32]]:
-    """What teachers say of every sample of train and validation: logarithms of probabilities, [n, classes] each."""
+    """What teachers say of every sample of train and validation: logarithms of probabilities, [n, classes] each.
+
+    It is kept for the next try, if this one is interrupted.
+    """
     splits: tuple[Split, ...] = ("train", "validation")
+    path = context.unfinished / TAUGHT if context.unfinished else None
+    if path is not None and path.exists():
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as kept:
+            return {split: kept[split] for split in splits}
     inputs = {split: context.data.inputs(split) for split in splits}
     done, total = 0, sum(len(each) for each in inputs.values())
     found: dict[Split, NDArray[np.float32]] = {}
@@ -92,6 +102,11 @@ def once(teachers: Sequence[Teacher], temperature: float, context: Context) -> d
             done += len(part)
             context.progress.update(done, total)
         found[split] = np.concatenate(rows)
+    if path is not None:
+        content = io.BytesIO()
+        np.savez(content, **{str(split): rows for split, rows in found.items()})  # type: ignore[arg-type]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content.getvalue())
     return found
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from compress.errors import ModelError
 from compress.stage import Context, Data, Facts, Settings, Split
-from compress.training import monitoring, precision
+from compress.training import monitoring, precision, schedules
 from compress.training.checkpoint import Checkpoint
 from compress.training.tensorflow import keras
 
@@ -67,7 +67,7 @@ class Passes(Settings):
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Samples in one step."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.003
-    """Adam's learning rate at the start; it falls to 0 along a cosine."""
+    """Adam's learning rate at the start."""
     augment: Augment = Augment()
     """Random changes of the training images."""
 
@@ -75,6 +75,9 @@ class Passes(Settings):
 class TrainingSettings(Passes):
     """What stages that train with Keras 3 can be told."""
 
+    schedule: schedules.Name = "cosine"
+    """How the learning rate falls to 0: along a cosine, or linear; steps: to a tenth after half and again after three
+    quarters of the training; constant: not at all."""
     warmup: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Share of the steps in which the learning rate first rises from 0."""
     gradient_accumulation: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -211,15 +214,9 @@ def _kept(trainer: Any, optimizer: Any, stopping: Any, context: Context) -> Chec
 
 
 def _optimizer(library: Any, settings: TrainingSettings, batches: int) -> Any:
-    """Adam, with a learning rate that may rise from 0 and then falls to 0 along a cosine."""
+    """Adam, with a learning rate that may rise from 0 and then falls as it is told."""
     steps = max(batches * settings.epochs // settings.gradient_accumulation, 1)
-    rising = int(steps * settings.warmup)
-    schedule = library.optimizers.schedules.CosineDecay(
-        0.0 if rising else settings.learning_rate,
-        steps - rising,
-        warmup_target=settings.learning_rate if rising else None,
-        warmup_steps=rising,
-    )
+    schedule = schedules.schedule(settings.schedule, settings.learning_rate, steps, int(steps * settings.warmup))
     averaged = {} if settings.ema is None else {"use_ema": True, "ema_momentum": settings.ema}
     several = settings.gradient_accumulation if settings.gradient_accumulation > 1 else None
     adam = library.optimizers.Adam(schedule, gradient_accumulation_steps=several, **averaged)

@@ -437,3 +437,20 @@ def test_features_that_say_nothing_are_refused(keras: Any) -> None:
         watched(keras, flat, network(keras), Features())
     with pytest.raises(ModelError, match="teacher x: is run as it is, without layers of Keras"):
         features.watch(flat, Teacher("x", lambda inputs: (inputs, ())), Features(), Blobs())
+
+
+def test_answers_are_kept_for_the_next_try(keras: Any, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def answers(inputs: Any) -> Any:
+        asked.append(len(inputs))
+        return np.stack([np.arange(len(inputs)), np.ones(len(inputs))], axis=1).astype(np.float32), ()
+
+    given = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
+    teacher = Teacher("t", answers)
+    first = distillation.once([teacher], 2.0, given)
+    assert sum(asked) == 96 + 32
+    again = distillation.once([teacher], 2.0, given)
+    assert sum(asked) == 96 + 32
+    for split, values in first.items():
+        np.testing.assert_array_equal(values, again[split])

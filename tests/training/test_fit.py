@@ -10,7 +10,7 @@ from blobs import Blobs, context
 
 from compress.errors import ModelError, StageError
 from compress.stage import Split
-from compress.training import checkpoint, fit, precision
+from compress.training import checkpoint, fit, precision, schedules
 from compress.training.fit import Augment, Batch, Head, Loss, TrainingSettings
 
 pytestmark = pytest.mark.tensorflow
@@ -266,3 +266,35 @@ def test_a_damaged_checkpoint_is_no_checkpoint(keras: Any, tmp_path: Path, conte
     given = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
     facts = fit.fit(network(keras), fit.label_loss(Head(softmax=True)), TrainingSettings(epochs=2), given)
     assert len(facts["history"]) == 2
+
+
+@pytest.mark.parametrize("rising", [0, 10])
+def test_schedules_rise_and_fall(keras: Any, rising: int) -> None:
+    library = keras.optimizers.schedules
+    cosine = library.CosineDecay(
+        0.0 if rising else 0.5, 100 - rising, warmup_target=0.5 if rising else None, warmup_steps=rising
+    )
+    linear = library.PolynomialDecay(0.5, 100 - rising, end_learning_rate=0.0)
+    names: tuple[schedules.Name, ...] = ("cosine", "linear", "steps", "constant")
+    found = {name: schedules.schedule(name, 0.5, 100, rising) for name in names}
+    for step in (0, 1, 5, 10, 37, 55, 80, 99, 100):
+        rate = {name: float(each(step)) for name, each in found.items()}
+        assert rate["cosine"] == pytest.approx(float(cosine(step)), abs=1e-6)
+        share = min(step / rising, 1.0) if rising else 1.0
+        assert rate["linear"] == pytest.approx(share * float(linear(max(step - rising, 0))), abs=1e-6)
+        done = (step - rising) / (100 - rising)
+        assert rate["steps"] == pytest.approx(share * 0.5 * (0.01 if done >= 0.75 else 0.1 if done >= 0.5 else 1.0))
+        assert rate["constant"] == pytest.approx(share * 0.5)
+
+
+def test_the_schedule_that_is_asked_for_is_used(keras: Any, tmp_path: Path) -> None:
+    weights = []
+    for name in ("constant", "steps"):
+        from compress.training.tensorflow import keras as seeded
+
+        seeded(0)
+        model = network(keras)
+        settings = TrainingSettings(epochs=4, batch_size=16, schedule=name)
+        fit.fit(model, fit.label_loss(Head(softmax=True)), settings, context(Blobs(), tmp_path))
+        weights.append(model.get_weights()[0])
+    assert not np.allclose(*weights, atol=1e-5)
