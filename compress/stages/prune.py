@@ -90,9 +90,10 @@ class Prune(Stage, TrainingSettings):
         model = working_model.read(given, context) if model is None else model
         while len(steps) < self.steps:
             smaller, facts = self._smaller(model, steps, context)
-            model = network.build(smaller)
-            last = len(steps) + 1 == self.steps
-            facts |= self._trained(model, self.epochs if last else self.epochs_between, context, len(steps))
+            epochs = self.epochs if len(steps) + 1 == self.steps else self.epochs_between
+            if facts["layers"]:  # otherwise there is nothing to heal
+                model = network.build(smaller)
+                facts |= self._trained(model, epochs, context, len(steps))
             steps.append(facts)
             self._keep(model, steps, context)
         working_model.write(model, context.folder)

@@ -139,10 +139,19 @@ def test_an_interrupted_run_goes_on_with_the_next_step(
     assert made(keras, work).count_params() == facts["steps"][2]["figures"]["after"]["parameters"]
 
 
+def test_a_target_without_an_accelerator_has_no_times(given: Artifact, work: Context) -> None:
+    cpu = replace(work, target=load("cpu"))
+    (step,) = Prune(epochs=0, allocation="balanced").run(given, cpu)["steps"]
+    assert set(step["figures"]["after"]) == {"macs", "parameters", "size_bytes"}
+    with pytest.raises(StageError, match="latency is predicted for the Edge TPU, and the target is cpu"):
+        Prune(objective="latency", keep=0.9).run(given, cpu)
+
+
 def test_nothing_to_do_is_told(keras: Any, given: Artifact, work: Context) -> None:
-    facts = Prune(objective="cache", epochs=0).run(given, work)
+    facts = Prune(objective="cache", epochs=2).run(given, work)
     (step,) = facts["steps"]
     assert step["layers"] == {}
+    assert "history" not in step
     assert made(keras, work).count_params() == step["figures"]["before"]["parameters"]
     assert work.progress.notes == [  # type: ignore[attr-defined]
         "cache is 37,888 bytes already, and may be 7,340,032 bytes: nothing to remove"
