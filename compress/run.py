@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from compress import devices, record
-from compress.errors import EXIT_INTERRUPTED, CorallineError, StageError, StoreError
+from compress.errors import EXIT_INTERRUPTED, CorallineError, ModelError, StageError, StoreError
 from compress.pipeline import Pipeline, Step
 from compress.probes import Accuracy, DataSummary, Latency, Sensitivity, Size
 from compress.report import render
@@ -122,7 +122,7 @@ class Session:
                 with self.store.lock(key, lambda: progress.note(waiting)):
                     found = None if title in self.forced else self.store.find(key)
                     if title in self.forced:
-                        self.store.forget(key)
+                        self.store.renew(key)
                     artifact = found or self._make(work, given, kind, key, self._context(title, key, progress))
         self._tell(title, work, "kept" if found else "made", time.monotonic() - started)
         return artifact, bool(found)
@@ -276,9 +276,13 @@ def _sensitivity(session: Session, findings: dict[str, Any]) -> None:
     unpruned = [session.artifacts.get(step.id) for step in session.pipeline.unpruned]
     models = [each for each in unpruned if each and each.kind is Kind.KERAS]
     if not models:
-        raise StageError("there is no Keras model whose channels could be removed", where="measure.sensitivity")
+        findings["sensitivity"] = {"missing": "there is no model with layers before `prune`"}
+        return
     probe, subject = Sensitivity(samples=settings.samples), {"model": models[-1]}
-    findings["sensitivity"] = session.obtain("sensitivity", probe, subject, Kind.FINDINGS)[0].facts
+    try:
+        findings["sensitivity"] = session.obtain("sensitivity", probe, subject, Kind.FINDINGS)[0].facts
+    except (StageError, ModelError) as error:  # the run is no worse for it
+        findings["sensitivity"] = {"missing": str(error)}
 
 
 def _publish(

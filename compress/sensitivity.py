@@ -8,7 +8,7 @@ from typing import Any
 
 from compress import run
 from compress.console import Console
-from compress.errors import PipelineError
+from compress.errors import PipelineError, StageError
 from compress.pipeline import SensitivitySettings, load
 
 SCHEMA_VERSION = 1
@@ -39,6 +39,8 @@ def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
     with Console(out / name / "run.log") as console:
         console.line(f"coralline: sensitivity of {path} -> {out / name}")
         record = run.run(replace(whole, head=head, steps=whole.unpruned), out, console)
+    if "missing" in record["sensitivity"]:
+        raise StageError(record["sensitivity"]["missing"])
     return {"schema_version": SCHEMA_VERSION, **record["sensitivity"]}, out / name / "report.html"
 
 

@@ -146,7 +146,7 @@ class Store:
                 for left in (self.folder / "scratch").iterdir():
                     shutil.rmtree(left)
                 for left in (self.folder / "unfinished").iterdir():
-                    if time.time() - left.stat().st_mtime > FORGOTTEN_DAYS * 86_400:
+                    if left.is_dir() and time.time() - left.stat().st_mtime > FORGOTTEN_DAYS * 86_400:
                         shutil.rmtree(left)
             fcntl.flock(presence, fcntl.LOCK_SH)
         except OSError as error:
@@ -195,6 +195,18 @@ class Store:
     def forget(self, key: str) -> None:
         """Removes what interrupted work has left."""
         shutil.rmtree(self.folder / "unfinished" / key, ignore_errors=True)
+
+    def renew(self, key: str) -> None:
+        """Removes what interrupted work has left, unless that was begun anew itself and only goes on.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        mark = self.folder / "unfinished" / key / "begun-anew"
+        if not mark.exists():
+            self.forget(key)
+            self.unfinished(key)
+            mark.touch()
 
     def publish(self, key: str, kind: Kind, folder: Path, facts: Facts, seconds: float) -> Artifact:
         """Makes a scratch folder an artifact, and the answer to a key.

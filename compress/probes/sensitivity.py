@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-import numpy as np
 from pydantic import Field
 
 from compress.stage import Artifact, Context, Facts, Need, Probe
@@ -34,9 +33,8 @@ class Sensitivity(Probe):
 
         keras(context.seed)
         model = working_model.read(subjects["model"], context)
-        inputs, labels = context.data.inputs("train"), context.data.labels("train")
-        order = np.sort(np.random.default_rng(context.seed).permutation(len(inputs))[: self.samples])
-        samples = Samples(inputs[order], labels[order], fit.head_of(model, context.data))
+        inputs, labels = fit.chosen_inputs(context.data, self.samples, context.seed)
+        samples = Samples(inputs, labels, fit.head_of(model, context.data))
         cut = pruning.prepare(network.read(model), context.target, "taylor", samples)
-        found = sensitivity.curves(cut.network, cut.channels, cut.sets, samples, context.progress.update)
-        return {"samples": len(order), "curves": [curve.to_json() for curve in found]}
+        found = sensitivity.curves(cut, samples, context.progress.update)
+        return {"samples": len(inputs), "curves": [curve.to_json() for curve in found]}

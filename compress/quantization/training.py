@@ -136,11 +136,16 @@ def _settling(library: Any, model: Any, share: float) -> Any:
     moving = [layer for layer in model.layers if hasattr(layer, "moves")]
 
     class Settling(library.callbacks.Callback):  # type: ignore[misc]
-        done = 0
+        done, settled = 0, False
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            del logs
+            self.done = epoch * self.params["steps"]  # the first epoch is not 0 where an interrupted training goes on
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             del batch, logs
-            if self.done == ceil(self.params["steps"] * self.params["epochs"] * (1 - share)):
+            if not self.settled and self.done >= ceil(self.params["steps"] * self.params["epochs"] * (1 - share)):
+                self.settled = True
                 for layer in moving:
                     layer.moves.assign(0.0)
             self.done += 1

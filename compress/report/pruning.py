@@ -28,12 +28,15 @@ def section(record: Plain) -> dict[str, Any] | None:
         for number, step in enumerate((stage.get("facts") or {}).get("steps") or [], 1)
     ]
     curves = _curves(record, stages)
-    return {"steps": rows, "svg": sensitivity(curves) if curves else ""} if rows or curves else None
+    missing = words.shorten(str((record.get("sensitivity") or {}).get("missing") or ""), 300)
+    if not (rows or curves or missing):
+        return None
+    return {"steps": rows, "svg": sensitivity(curves) if curves else "", "missing": missing}
 
 
 def _curves(record: Plain, stages: list[Plain]) -> list[Plain]:
     """What was measured before anything was removed; else before the first step that measured it."""
-    if record.get("sensitivity"):
+    if (record.get("sensitivity") or {}).get("curves"):
         return list(record["sensitivity"]["curves"])
     steps = [step for stage in stages for step in (stage.get("facts") or {}).get("steps") or []]
     return next((list(step["sensitivity"]) for step in steps if step.get("sensitivity")), [])

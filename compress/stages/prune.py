@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
+from compress.errors import ModelError
 from compress.stage import MODEL_KERAS, Artifact, Context, Facts, Kind, Need, Stage
 from compress.store import write_atomically
-from compress.training.fit import TrainingSettings
+from compress.training.fit import TrainingSettings, chosen_inputs
 from compress.training.teaching import Teaching
 
 if TYPE_CHECKING:
-    from compress.training.cost import Counts
+    from compress.training.fit import Loss
     from compress.training.importance import Samples
-    from compress.training.network import Network
     from compress.training.objective import Objective
-    from compress.training.pruning import Allocation, Cut, Lost, PruningPlan
+    from compress.training.pruning import Allocation, Cut, Lost
 
-MODEL, STEPS = "pruned-{}.keras", "steps.json"
-"""What interrupted work leaves: the model after so many steps, and what is known of them."""
+STATE = "state.json"
 TRIED: tuple[Allocation, ...] = ("balanced", "uniform")
+
+
+@dataclass(frozen=True)
+class State:
+    """How far the work is.
+
+    Attributes:
+        steps: facts of the finished ones.
+        cut: facts of the next one, if its channels are removed and it is not trained yet.
+    """
+
+    steps: list[Facts]
+    cut: Facts | None
 
 
 class Prune(Stage, TrainingSettings):
     """Removes the channels that matter least, where most is saved for them; then trains what is left."""
 
     name: ClassVar[str] = "prune"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original", "target"})
@@ -55,7 +66,8 @@ class Prune(Stage, TrainingSettings):
     allocation: Literal["tried", "balanced", "measured", "global", "uniform"] = "tried"
     """How much goes where: balanced keeps as much importance as it can of every layer, so that none gets too narrow;
     measured takes each layer's channels away by turns and looks at the answers; global adds up the importance; uniform
-    keeps the same share everywhere. tried trains balanced and uniform for one pass each, and keeps the better one."""
+    keeps about the same share everywhere, and then what is free. tried trains balanced and uniform for one pass each,
+    and keeps what is better on validation; without training it is balanced."""
     samples: Annotated[int, Field(ge=1, le=1_000_000)] = 512
     """Training samples that importance and answers are measured with."""
     steps: Annotated[int, Field(ge=1, le=100)] = 1
@@ -82,20 +94,24 @@ class Prune(Stage, TrainingSettings):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The smaller model, what was removed and where, and the history of each step."""
-        from compress.training import network, working_model
+        from compress.training import working_model
         from compress.training.tensorflow import keras
 
         keras(context.seed)
-        steps, model = self._resumed(context)
+        state, model = self._resumed(context)
         model = working_model.read(given, context) if model is None else model
-        while len(steps) < self.steps:
-            smaller, facts = self._smaller(model, steps, context)
-            epochs = self.epochs if len(steps) + 1 == self.steps else self.epochs_between
+        loss = self._loss(model, context)
+        steps = state.steps
+        while not (steps and steps[-1]["done"]):
+            facts = state.cut
+            if facts is None:
+                model, facts = self._smaller(model, steps, loss, context)
+                self._keep(model, State(steps, facts), context)
             if facts["layers"]:  # otherwise there is nothing to heal
-                model = network.build(smaller)
-                facts |= self._trained(model, epochs, context, len(steps))
+                facts |= self._trained(model, loss, context, len(steps) + 1, last=facts["done"])
             steps.append(facts)
-            self._keep(model, steps, context)
+            state = State(steps, None)
+            self._keep(model, state, context)
         working_model.write(model, context.folder)
         return {"objective": self._goal().to_json(), "steps": steps}
 
@@ -107,30 +123,41 @@ class Prune(Stage, TrainingSettings):
             keep = 0.5
         return Objective(self.objective, keep, self.at_most, self.host, self.clock)
 
-    def _smaller(self, model: Any, earlier: list[Facts], context: Context) -> tuple[Network, Facts]:
-        """The network after one step more, not yet trained, and what was decided."""
-        from compress.training import network, pruning
+    def _loss(self, model: Any, context: Context) -> Loss | None:
+        """What is trained on: the labels and, as far as asked, the original's scores; None without training."""
+        from compress.training import distillation, fit, teachers, working_model
+
+        if not self.epochs and not (self.steps > 1 and self.epochs_between):
+            return None
+        head = fit.head_of(model, context.data)
+        if self.distill is None:
+            return fit.label_loss(head)
+        original = teachers.of_model(working_model.read(context.original, context), context.data, "original")
+        return distillation.loss_of(head, [original], self.distill, self, context)
+
+    def _smaller(self, model: Any, earlier: list[Facts], loss: Loss | None, context: Context) -> tuple[Any, Facts]:
+        """The model after one step more, not yet trained, and what was decided."""
+        from compress.training import network, norms, pruning
 
         samples = self._samples(model, context)
         cut = pruning.prepare(network.read(model), context.target, self.importance, samples)
         losses, facts = self._losses(cut, samples, context)
         goal, whole = self._goal(), earlier[0]["cost"]["before"] if earlier else None
-        left = self.steps - len(earlier)
-        if told := goal.reached(cut.costs, whole):
+        if told := goal.reached(cut, whole):
             context.progress.note(told)
-        plans = {way: pruning.plan(cut, goal.chosen(cut.costs, each, whole, left)) for way, each in losses.items()}
-        made = {way: self._settled(cut, plan, model, context) for way, plan in plans.items()}
-        way = self._best(made, {way: plan.counts for way, plan in plans.items()}, facts, context)
-        facts |= {"allocation": way, **goal.compared(cut.costs, plans[way].counts), **plans[way].to_json()}
-        return made[way], facts
-
-    def _settled(self, cut: Cut, plan: PruningPlan, model: Any, context: Context) -> Network:
-        """The network with fewer channels, its batch norms measured anew where it answers more like before then."""
-        from compress.training import norms, pruning
-
-        inputs = context.data.inputs("train")
-        order = np.sort(np.random.default_rng(context.seed).permutation(len(inputs))[: self.samples])
-        return norms.settled(pruning.without(cut, plan), model, inputs[order])
+        left = self.steps - len(earlier)
+        plans = {way: pruning.plan(cut, goal.chosen(cut, each, whole, left)) for way, each in losses.items()}
+        inputs = chosen_inputs(context.data, self.samples, context.seed)[0]
+        made = {
+            way: network.build(norms.settled(pruning.without(cut, plan), model, inputs)) for way, plan in plans.items()
+        }
+        way = next(iter(made))
+        if len({plan.counts for plan in plans.values()}) > 1:
+            facts["tried"] = {each: self._tried(made[each], loss, context) for each in made}
+            way = max(facts["tried"], key=lambda each: facts["tried"][each])
+            made[way] = network.build(norms.settled(pruning.without(cut, plans[way]), model, inputs))
+        facts |= {"importance": cut.importance, "allocation": way}
+        return made[way], {**facts, **goal.compared(cut, plans[way].counts, whole), **plans[way].to_json()}
 
     def _samples(self, model: Any, context: Context) -> Samples | None:
         """Training samples, chosen at random, if anything is to be measured."""
@@ -139,71 +166,65 @@ class Prune(Stage, TrainingSettings):
 
         if self.importance != "taylor" and self.allocation != "measured":
             return None
-        inputs, labels = context.data.inputs("train"), context.data.labels("train")
-        order = np.sort(np.random.default_rng(context.seed).permutation(len(inputs))[: self.samples])
-        return Samples(inputs[order], labels[order], fit.head_of(model, context.data))
+        inputs, labels = chosen_inputs(context.data, self.samples, context.seed)
+        return Samples(inputs, labels, fit.head_of(model, context.data))
 
     def _losses(self, cut: Cut, samples: Samples | None, context: Context) -> tuple[dict[str, Lost | None], Facts]:
         """What is lost of each set, by the ways to allocate that are asked for."""
         from compress.training import pruning, sensitivity
 
-        ways = TRIED if self.allocation == "tried" else (self.allocation,)
-        if samples is None or "measured" not in ways:
-            return {way: pruning.losses(cut, way) for way in ways}, {}
-        curves = sensitivity.curves(cut.network, cut.channels, cut.sets, samples, context.progress.update)
-        measured = [curve.lost() for curve in curves]
-        facts = {"sensitivity": [curve.to_json() for curve in curves]}
-        return {way: measured if way == "measured" else pruning.losses(cut, way) for way in ways}, facts
+        if self.allocation == "measured":
+            assert samples is not None
+            curves = sensitivity.curves(cut, samples, context.progress.update)
+            told = [curve.to_json() for curve in curves]
+            return {"measured": [curve.lost() for curve in curves]}, {"sensitivity": told}
+        if self.allocation != "tried":
+            return {self.allocation: pruning.losses(cut, self.allocation)}, {}
+        return {way: pruning.losses(cut, way) for way in (TRIED if self.epochs else TRIED[:1])}, {}
 
-    def _best(self, made: dict[str, Network], counts: dict[str, Counts], facts: Facts, context: Context) -> str:
-        """Which of several networks is the most accurate on validation after one pass of training."""
-        from compress.training import network
+    def _tried(self, model: Any, loss: Loss | None, context: Context) -> float:
+        """Validation accuracy after one pass of training, of which nothing is kept."""
+        from compress.training import fit
 
-        if len(set(counts.values())) == 1:
-            return next(iter(made))
-        accuracy = dict[str, float]()
-        for way, each in made.items():
-            same = next((other for other in accuracy if counts[other] == counts[way]), None)
-            if same is None:
-                history = self._trained(network.build(each), 1, context)["history"]
-                accuracy[way] = history[-1]["val_accuracy"] or 0.0
-            else:
-                accuracy[way] = accuracy[same]
-        facts["tried"] = accuracy
-        return max(accuracy, key=lambda way: accuracy[way])
+        assert loss is not None  # nothing is tried without training
+        once = self.model_copy(update={"epochs": 1, "ema": None, "early_stopping": None, "warmup": 0.0})
+        history = fit.fit(model, loss, once, replace(context, unfinished=None, logs=None))["history"]
+        return float(history[-1]["val_accuracy"] or 0.0)
 
-    def _trained(self, model: Any, epochs: int, context: Context, step: int | None = None) -> Facts:
-        """Trains what is left, on the labels and as far as asked on the original's scores."""
-        from compress.training import distillation, fit, teachers, working_model
+    def _trained(self, model: Any, loss: Loss | None, context: Context, step: int, *, last: bool) -> Facts:
+        """Trains what is left after a step."""
+        from compress.training import fit
 
-        if not epochs:
+        epochs = self.epochs if last else self.epochs_between
+        if not epochs or loss is None:
             return {}
-        head = fit.head_of(model, context.data)
-        loss = fit.label_loss(head)
-        if self.distill is not None:
-            original = teachers.of_model(working_model.read(context.original, context), context.data, "original")
-            loss = distillation.loss_of(head, [original], self.distill, self, context)
-        name = None if step is None else f"step-{step + 1}"  # None: to try it out, of which nothing is kept
-        unfinished, logs = (path / name if path and name else None for path in (context.unfinished, context.logs))
+        unfinished, logs = (path / f"step-{step}" if path else None for path in (context.unfinished, context.logs))
         own = replace(context, unfinished=unfinished, logs=logs)
         return fit.fit(model, loss, self.model_copy(update={"epochs": epochs}), own)
 
-    def _keep(self, model: Any, steps: list[Facts], context: Context) -> None:
+    def _keep(self, model: Any, state: State, context: Context) -> None:
         """Leaves what the next try goes on with, if this one is interrupted."""
         from compress.training import working_model
 
-        if context.unfinished is not None and len(steps) < self.steps:
-            name = MODEL.format(len(steps))
+        if context.unfinished is not None:
+            name = f"pruned-{len(state.steps)}-{'cut' if state.cut else 'trained'}.keras"
             working_model.write_keras(model, context.folder)
             write_atomically(context.unfinished / name, (context.folder / MODEL_KERAS).read_bytes())
-            write_atomically(context.unfinished / STEPS, json.dumps(steps).encode())
+            told = {"model": name, "steps": state.steps, "cut": state.cut}
+            write_atomically(context.unfinished / STATE, json.dumps(told).encode())
 
-    def _resumed(self, context: Context) -> tuple[list[Facts], Any]:
-        """The steps that an interrupted try has finished, and the model after them; None if there is none."""
+    def _resumed(self, context: Context) -> tuple[State, Any]:
+        """How far an interrupted try came, and its model; None if there is none, or it cannot be read."""
         from compress.importers import keras_file
 
-        if context.unfinished is None or not (context.unfinished / STEPS).exists():
-            return [], None
-        steps = json.loads((context.unfinished / STEPS).read_bytes())
-        context.progress.note(f"goes on after step {len(steps)} of {self.steps}")
-        return steps, keras_file.load(context.unfinished / MODEL.format(len(steps)), trust=context.trust)
+        if context.unfinished is None or not (context.unfinished / STATE).exists():
+            return State([], None), None
+        try:
+            told = json.loads((context.unfinished / STATE).read_bytes())
+            model = keras_file.load(context.unfinished / told["model"], trust=context.trust)
+            state = State(list(told["steps"]), told["cut"])
+        except (OSError, ValueError, KeyError, TypeError, ModelError) as error:
+            context.progress.note(f"begins anew: what an interrupted try has left cannot be read ({error})")
+            return State([], None), None
+        context.progress.note(f"goes on after step {len(state.steps)} of {self.steps}")
+        return state, model

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
-from compress.training.fit import TrainingSettings
+from compress.training.fit import TrainingSettings, chosen_inputs
 from compress.training.swapping import Activation
 from compress.training.teaching import Teaching
 
@@ -98,9 +98,7 @@ class Swap(Stage, TrainingSettings, Teaching):
         return net, swaps | more
 
     def _samples(self, context: Context) -> NDArray[np.float32]:
-        inputs = context.data.inputs("train")
-        chosen = np.random.default_rng(context.seed).permutation(len(inputs))[: self.samples]
-        return inputs[np.sort(chosen)]
+        return chosen_inputs(context.data, self.samples, context.seed)[0]
 
     def _said(self, swaps: Swaps, context: Context) -> Facts:
         """What was swapped, left and not found, as plain values; shown too."""

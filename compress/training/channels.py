@@ -33,12 +33,30 @@ MAKERS = {
 #: Layers that treat each channel by itself; their weights, if any, run along the channels in the last axis.
 BY_CHANNEL = {
     *("Activation", "ReLU", "LeakyReLU", "ELU", "Identity"),
-    *("Relu", "Relu6", "Sigmoid", "HardSigmoid", "HardSwish", "Silu", "Gelu", "Tanh"),
+    *("Relu", "Relu6", "Sigmoid", "HardSigmoid", "HardSwish", "HardSilu", "Silu", "Gelu", "Tanh"),
     *("Dropout", "SpatialDropout2D", "GaussianNoise", "GaussianDropout"),
     *("MaxPooling2D", "AveragePooling2D", "GlobalAveragePooling2D", "GlobalMaxPooling2D"),
     *("MaxPooling1D", "AveragePooling1D", "GlobalAveragePooling1D", "GlobalMaxPooling1D"),
     *("ZeroPadding1D", "ZeroPadding2D", "Cropping2D", "UpSampling2D", "Rescaling", "Resizing"),
     "BatchNormalization",
+}
+#: Functions that make each number of one number alone; softmax and its like look across channels.
+ELEMENTWISE = {
+    *(
+        "linear",
+        "relu",
+        "relu6",
+        "leaky_relu",
+        "elu",
+        "selu",
+        "celu",
+        "gelu",
+        "silu",
+        "swish",
+        "sigmoid",
+        "log_sigmoid",
+    ),
+    *("hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh", "tanh", "softplus", "softsign", "exponential", "mish"),
 }
 TIED = {"Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum"}
 
@@ -150,19 +168,18 @@ def layout(
     layouts: Mapping[Tensor, Layout],
 ) -> Layout | None:
     """The layout that a call makes; None where it is not understood."""
-    if layer.config.get("data_format") == "channels_first":
+    if layer.config.get("data_format") == "channels_first" or _by_position(layer):
         return None
     if layer.kind in (*MAKERS, "SeparableConv2D", "SeparableConv1D"):
         return _made_by_maker(layer, call, given[0], numbers, layouts)
+    if not _elementwise(layer):
+        return None
     if layer.kind == "DepthwiseConv2D":
         if call:  # a second call with other channels would need the same weights for them
             numbers.tie(layouts[layer.given(0)[0]], given[0])
         return np.repeat(given[0], layer.config["depth_multiplier"])
-    if layer.kind == "PReLU" or (layer.kind == "BatchNormalization" and _axis(layer) != -1):
-        rank = len(network.shapes[layer.given(call)[0]])
-        shared = layer.kind == "PReLU" and list(layer.config.get("shared_axes") or []) == list(range(1, rank))
-        if not shared and not (layer.kind == "BatchNormalization" and _axis(layer) == rank):
-            return None
+    if layer.kind == "BatchNormalization" and _axis(layer) not in (-1, len(network.shapes[layer.given(call)[0]])):
+        return None
     if layer.kind in (*BY_CHANNEL, "PReLU"):
         if call and layer.weights:
             numbers.tie(layouts[layer.given(0)[0]], given[0])
@@ -175,8 +192,24 @@ def layout(
         rank = len(network.shapes[layer.given(call)[0]])
         return np.concatenate(given) if layer.config.get("axis", -1) in (-1, rank) else _stacked(given, numbers)
     if layer.kind in ("Flatten", "Reshape"):
-        return _reshaped(given[0], network.shapes[layer.given(call)[0]], network.shapes[Tensor(layer.name, call)])
+        made = _reshaped(given[0], network.shapes[layer.given(call)[0]], network.shapes[Tensor(layer.name, call)])
+        if call and made is not None and layer.kind == "Reshape":  # which has one target for all its calls
+            numbers.tie(layouts[Tensor(layer.name, 0)], made)
+        return made
     return None
+
+
+def _elementwise(layer: Layer) -> bool:
+    """Whether the activation inside a layer, if there is one, treats each channel by itself."""
+    activation = layer.config.get("activation") or "linear"
+    return isinstance(activation, str) and activation in ELEMENTWISE
+
+
+def _by_position(layer: Layer) -> bool:
+    """Whether a setting of a layer that goes by channel holds a number for each of them."""
+    noise = layer.config.get("noise_shape")
+    scales = (layer.config.get(name) for name in ("scale", "offset")) if layer.kind == "Rescaling" else ()
+    return bool(noise and noise[-1] not in (None, 1)) or any(isinstance(each, list | tuple | dict) for each in scales)
 
 
 def _axis(layer: Layer) -> int:
@@ -199,7 +232,7 @@ def _made_by_maker(
         for into, out in zip(np.split(given, groups), np.split(made, groups), strict=True):
             together = np.concatenate([into, out])
             numbers.tie(np.full_like(together, out[0]), together)
-    if layer.config.get("activation") == "softmax":
+    if not _elementwise(layer):
         numbers.pin(made)
     return made
 
@@ -227,7 +260,7 @@ def _stacked(given: list[Layout], numbers: Numbering) -> Layout:
 def _constants(call: Any) -> bool:
     """Whether a call is given an array: one number for each channel, which cannot be cut; a single number can stay."""
     if isinstance(call, dict):
-        return call.get("class_name") == "__numpy__" or any(map(_constants, call.values()))
+        return call.get("class_name") in ("__numpy__", "__tensor__") or any(map(_constants, call.values()))
     return isinstance(call, list | tuple) and any(map(_constants, call))
 
 
@@ -261,6 +294,8 @@ def _cut(layer: Layer, keep: Callable[[Tensor], Mask], network: Network) -> Laye
     if not layer.calls:
         return layer
     before, after = keep(layer.given()[0]), keep(Tensor(layer.name))
+    if before.all() and after.all():  # what is not understood may have its channels elsewhere
+        return layer
     if layer.kind in MAKERS:
         into, out = MAKERS[layer.kind]
         kernel, key = layer.weights[0], "filters" if "filters" in layer.config else "units"
@@ -281,7 +316,8 @@ def _cut(layer: Layer, keep: Callable[[Tensor], Mask], network: Network) -> Laye
         kernel = np.compress(before, layer.weights[0], axis=2)
         return replace(layer, weights=(kernel, *(w[after] for w in layer.weights[1:])))
     if layer.kind in (*BY_CHANNEL, "PReLU"):
-        return replace(layer, weights=tuple(w[..., after] if w.shape else w for w in layer.weights))
+        each = (w[..., after] if w.shape and w.shape[-1] == len(after) else w for w in layer.weights)
+        return replace(layer, weights=tuple(each))
     if layer.kind == "Reshape":
         shape = network.shapes[Tensor(layer.name)]
         return layer.configured(target_shape=[*shape[:-1], int(after.sum())])

@@ -6,6 +6,7 @@ import io
 import json
 import time
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from compress.training.tensorflow import keras
 
 FILE = "training.npz"
 EVERY_S = 20.0
-"""An interruption costs at most so much of a training, or one epoch."""
+"""An interruption costs at most so much of a training, and one epoch."""
 
 
 @dataclass
@@ -46,14 +47,15 @@ class Checkpoint:
                 arrays = [found[f"v{index}"] for index in range(len(self.variables))]
                 best = [found[name] for name in sorted(found.files) if name.startswith("best")]
                 told = json.loads(str(found["told"]))
-        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
-            return 0
+                rows, stopping = list(told["rows"]), dict(told["stopping"])
+        except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error):
+            return 0  # zipfile raises RuntimeError and its child NotImplementedError for damaged members
         if any(array.shape != tuple(each.shape) for array, each in zip(arrays, self.variables, strict=True)):
             return 0
         for array, each in zip(arrays, self.variables, strict=True):
             each.assign(array)
-        self.rows = told["rows"]
-        self.told = {**told["stopping"], "best_weights": best or None} if told["stopping"] else {}
+        self.rows = rows
+        self.told = {**stopping, "best_weights": best or None} if stopping else {}
         return len(self.rows)
 
     def write(self) -> None:

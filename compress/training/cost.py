@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.edgetpu import latency
+from compress.edgetpu import latency, memory
 from compress.target import Target
 from compress.training.channels import MAKERS, TIED, Channels, Layout
 from compress.training.network import Layer, Network, Tensor, tensors_in
@@ -31,8 +31,15 @@ _NOTHING = {
 }
 """Layers of which nothing is left in the .tflite file, or nothing that takes time."""
 _FUSED = {"linear", "relu", "relu6"}
-_OPERATORS = {"silu": 2, "swish": 2, "hard_silu": 3, "hard_swish": 3}
-"""What an activation becomes that is not fused; others are one operator."""
+_OPERATORS = {
+    "silu": 2,
+    "swish": 2,
+    "hard_silu": 3,
+    "hard_swish": 3,
+    "gelu": 6,
+    **dict.fromkeys(("elu", "selu", "celu", "softplus", "mish"), 10),
+}
+"""What an activation becomes that is not fused, once it is legalized; others are one operator."""
 _CHANNEL_BYTES, _OPERATOR_BYTES = 28, 550
 """In an 8-bit file, beside weights: of a convolution's channel (a bias; scale and zero point of it and of the kernel),
 and of an operator with its tensors and their names, about."""
@@ -49,6 +56,7 @@ class Piece:
         made: layout of its output.
         macs: multiply-accumulates for each channel made, and each channel read if `mixes`.
         mixes: whether every channel made is computed from all channels read.
+        constant: whether it has a number for each channel made, which is sent at every inference.
     """
 
     layer: latency.Layer
@@ -56,6 +64,7 @@ class Piece:
     made: Layout
     macs: int = 0
     mixes: bool = False
+    constant: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,8 @@ def pieces(network: Network, channels: Channels) -> list[Piece]:
             count = _count(layer, source, network, alone=len(consumers.get(source, [])) == 1)
         kind, window = _window(layer, network.shapes[source], network.shapes[made])
         form = latency.Layer(kind, _map(network.shapes[made]), _map(network.shapes[source]), window, name=layer.name)
-        found += [Piece(form, channels.layouts[source], channels.layouts[made])] * count
+        constant = layer.kind in ("BatchNormalization", "PReLU")
+        found += [Piece(form, channels.layouts[source], channels.layouts[made], constant=constant)] * count
     return found
 
 
@@ -142,10 +152,12 @@ def _kernels(
     if layer.kind == "Conv2DTranspose":
         form = latency.Layer("tconv", after, before, taps, name=name)
         return [Piece(form, source, result, before[0] * before[1] * area, mixes=True)]
-    if (groups := layer.config.get("groups", 1)) > 1:
+    if (groups := layer.config.get("groups", 1)) > 1:  # the compiler is given a split, one for each, and their union
         each = len(source) // groups
         form = latency.Layer("conv", after, (*before[:2], each), taps, name=name)
-        return [Piece(form, _NO_CHANNELS, result, places * area * each)]
+        parts = [Piece(form, _NO_CHANNELS, part, places * area * each) for part in np.split(result, groups)]
+        split, union = (latency.Layer("elt", one, one, name=name) for one in (before, after))
+        return [Piece(split, source, source), *parts, Piece(union, result, result)]
     return [Piece(latency.Layer("conv", after, before, taps, name=name), source, result, places * area, mixes=True)]
 
 
@@ -163,6 +175,9 @@ def weights(network: Network, channels: Channels) -> list[Weights]:
             continue
         given, made = channels.layouts[layer.given()[0]], channels.layouts[Tensor(layer.name)]
         arrays = list(layer.weights)
+        if layer.config.get("data_format") == "channels_first":
+            found += [Weights(array.size, ()) for array in arrays]
+            continue
         if layer.kind in (*_SEPARABLE, "DepthwiseConv2D"):
             found.append(Weights(arrays.pop(0).size // len(given), (given,), kernel=True))
         if layer.kind in (*_SEPARABLE, *MAKERS):
@@ -248,6 +263,7 @@ class Costs:
         return [
             self._narrowed(place, wide[given] if len(each.given) else 0, wide[made])
             for place, (each, given, made) in enumerate(self._pieces)
+            if wide[made]  # a group of a convolution may be gone
         ]
 
     def _narrowed(self, place: int, given: int, made: int) -> latency.Layer:
@@ -256,7 +272,9 @@ class Costs:
             cut = replace(
                 layer, made=(*layer.made[:2], made), given=(*layer.given[:2], given or layer.given[2]), index=place
             )
-            self._cut[place, given, made] = replace(cut, parameters=latency.parameters(cut, self.target))
+            constant = self._pieces[place][0].constant
+            held = memory.constant(made) if constant else latency.parameters(cut, self.target)
+            self._cut[place, given, made] = replace(cut, parameters=held)
         return self._cut[place, given, made]
 
     def compute_ms(self, counts: Counts, clock: str = "max") -> float:
@@ -286,6 +304,11 @@ class Costs:
     def never_cached(self, counts: Counts) -> frozenset[int]:
         """The pieces whose parameters are streamed however empty the memory is."""
         return frozenset(layer.index for layer in self.layers(counts) if layer.parameters.always_streamed)
+
+    def streamed_always(self, counts: Counts) -> list[int]:
+        """What the parameters of these pieces take, in bytes."""
+        held = (layer.parameters for layer in self.layers(counts))
+        return [each.size_bytes for each in held if each.always_streamed]
 
     def to_json(self, counts: Counts, host: str, clock: str = "max") -> dict[str, Any]:
         """All of them, as a plain map; time and memory only where the target has an accelerator."""

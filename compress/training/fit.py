@@ -136,6 +136,13 @@ def head_of(model: Any, data: Data) -> Head:
     return Head(softmax=activation == "softmax" or type(last).__name__ == "Softmax")
 
 
+def chosen_inputs(data: Data, count: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """So many samples of the training split, chosen at random, with their labels; in the order that they have there."""
+    inputs, labels = data.inputs("train"), data.labels("train")
+    order = np.sort(np.random.default_rng(seed).permutation(len(inputs))[:count])
+    return inputs[order], labels[order]
+
+
 def label_loss(head: Head) -> Loss:
     """Cross entropy with the labels."""
     library = keras()
@@ -179,7 +186,7 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
         library.callbacks.SwapEMAWeights(swap_on_epoch=True) if settings.ema is not None else None,
         stopping,
         *callbacks,
-        monitoring.tensorboard(context.logs) if settings.tensorboard and context.logs else None,
+        monitoring.tensorboard(context.logs, first) if settings.tensorboard and context.logs else None,
         kept.callback() if kept else None,
     ]
     history = trainer.fit(

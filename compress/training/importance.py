@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from compress.training.channels import MAKERS, Channels
 from compress.training.fit import Batch, Head, label_loss
-from compress.training.network import Layer, Network, Tensor, build
+from compress.training.network import Layer, Network, Tensor, build, map_tensors
 from compress.training.tensorflow import keras
 
 Scores = NDArray[np.float64]
@@ -143,7 +143,7 @@ def gated(network: Network, channels: Channels) -> Any:
             name = f"{layer.name}_gate_{call}"
             added[name] = _gate_layer(name, source, groups)
             shapes[Tensor(name)] = network.shapes[source]
-            calls.append({**arguments, "args": [Tensor(name), *arguments["args"][1:]]})
+            calls.append(map_tensors(arguments, {source: Tensor(name)}.get))
         added[layer.name] = replace(layer, calls=tuple(calls))
     layers = {**network.layers, **added}
     entrances = network.inputs if isinstance(network.inputs, list) else [network.inputs]

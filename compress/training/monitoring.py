@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,10 @@ def reporting(library: Any, progress: Progress, steps: int, epochs: int, first: 
     return Report()
 
 
-def tensorboard(folder: Path) -> Any:
+def tensorboard(folder: Path, first: int) -> Any:
     """A callback that writes the figures of every epoch as TensorBoard's scalars; TensorBoard itself is not needed.
+
+    A training that begins at epoch 0 removes the curves of an earlier one.
 
     Source: the scalar plugin's data format, tensorboard/plugins/scalar/metadata.py: version 0, an empty mode.
     """
@@ -58,6 +61,8 @@ def tensorboard(folder: Path) -> Any:
 
     class Curves(keras().callbacks.Callback):  # type: ignore[misc]
         def on_train_begin(self, logs: Any = None) -> None:
+            if not first:
+                shutil.rmtree(folder, ignore_errors=True)
             self.writer = tensorflow.summary.create_file_writer(str(folder))
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -321,7 +321,8 @@ def _in_order(network: Network) -> list[Layer]:
 
 def _entry(layer: Layer) -> dict[str, Any]:
     calls = [_without_tensors(call) for call in layer.calls]
-    return {**layer.entry, "name": layer.name, "inbound_nodes": calls}
+    # A copy: Keras takes some settings out of what it is given.
+    return {**copy.deepcopy(dict(layer.entry)), "name": layer.name, "inbound_nodes": calls}
 
 
 def _without_tensors(value: Any) -> Any:

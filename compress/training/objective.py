@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from math import ceil, floor, log10
 from typing import Any, Literal
 
 from compress.errors import StageError
 from compress.training import pruning
-from compress.training.cost import Costs, Counts
-from compress.training.pruning import Lost
+from compress.training.cost import Counts
+from compress.training.pruning import Cut, Lost
 
 Name = Literal["macs", "parameters", "size", "compute", "latency", "cache"]
 _UNITS = {"macs": "MACs", "parameters": "parameters", "compute": "ms", "latency": "ms"}
@@ -34,17 +35,18 @@ class Objective:
     host: str = "usb3"
     clock: str = "max"
 
-    def cost(self, costs: Costs) -> Callable[[Counts], float]:
+    def cost(self, cut: Cut) -> Callable[[Counts], float]:
         """The cost of how many groups of each set stay.
 
         Raises:
             StageError: it is one of the accelerator's, and the target has none.
         """
+        costs = cut.costs
         if self.name in ("compute", "latency", "cache") and not costs.target.accelerated:
             name = costs.target.name
             raise StageError(f"{self.name} is predicted for the Edge TPU, and the target is {name}", todo="use macs")
         if self.name == "cache":
-            return self._cache(costs)
+            return self._cache(cut)
         return {
             "macs": costs.macs,
             "parameters": costs.parameters,
@@ -53,10 +55,10 @@ class Objective:
             "latency": lambda counts: costs.latency_ms(counts, self.host, self.clock),
         }[self.name]
 
-    def _cache(self, costs: Costs) -> Callable[[Counts], float]:
+    def _cache(self, cut: Cut) -> Callable[[Counts], float]:
         """Memory for all parameters. A layer that is too large to be cached counts as all of the memory more; one
         that stays too large however much is removed does not count: it is streamed in any case."""
-        hopeless = costs.never_cached(pruning.least(costs.sets))
+        costs, hopeless = cut.costs, cut.costs.never_cached(cut.least)
         memory = float(costs.target.tables["memory"]["plan_bytes"])
 
         def cost(counts: Counts) -> float:
@@ -64,50 +66,54 @@ class Objective:
 
         return cost
 
-    def chosen(self, costs: Costs, losses: Lost | None, whole: float | None, steps: int) -> Counts:
+    def limit(self, cut: Cut, whole: float) -> float:
+        """The most that the cost may be in the end; `whole` is what it was before the first step."""
+        if self.name != "cache":
+            return self.at_most if self.at_most is not None else (self.keep or 1.0) * whole
+        memory = cut.costs.target.tables["memory"]
+        large = any(size > memory["largest_cached_bytes"] for size in cut.costs.streamed_always(cut.least))
+        limits = ("plan_bytes", "cache_bytes_beside_streaming") if large else ("plan_bytes",)
+        return float(min(memory[name] for name in limits))
+
+    def chosen(self, cut: Cut, losses: Lost | None, whole: float | None, steps: int) -> Counts:
         """How many groups of each set stay.
 
         Args:
-            costs: of the network as it is now.
-            losses: by set what is lost with fewer; None: the same share of every set stays.
+            cut: the network as it is now.
+            losses: by set what is lost with fewer; None: about the same share of every set stays.
             whole: the cost before the first step, None in the first.
             steps: in how many equal steps the limit is to be reached; one of them is made.
 
         Raises:
             StageError: the limit is out of reach; the nearest that is possible is named.
         """
-        cost = self.cost(costs)
-        now = cost(costs.everything)
+        cost, sizes = self.cost(cut), cut.costs.everything
+        now, nearest = cost(sizes), cost(cut.least)
         whole = now if whole is None else whole
-        limit = self.limit(costs, whole)
+        limit = self.limit(cut, whole)
         if now <= limit:
-            return costs.everything
-        try:
-            return pruning.chosen(costs.sets, losses, cost, now * (limit / now) ** (1 / steps))
-        except pruning.OutOfReachError as error:
-            raise self.out_of_reach(error.nearest, whole) from error
+            return sizes
+        if nearest > limit:
+            raise self._out_of_reach(cut, nearest, whole)
+        part = limit if steps == 1 else max(now * (limit / now) ** (1 / steps), nearest)
+        return pruning.chosen(sizes, cut.least, losses, cost, part)
 
-    def reached(self, costs: Costs, whole: float | None) -> str:
+    def reached(self, cut: Cut, whole: float | None) -> str:
         """What to say where there is nothing to remove; "" where there is."""
-        now = self.cost(costs)(costs.everything)
-        limit = self.limit(costs, now if whole is None else whole)
-        return f"{self.name} is {self.told(now)} already, and may be {self.told(limit)}: nothing to remove" * (
-            now <= limit
-        )
+        now = self.cost(cut)(cut.costs.everything)
+        limit = self.limit(cut, now if whole is None else whole)
+        if now > limit:
+            return ""
+        return f"{self.name} is {self.told(now)} already, and may be {self.told(limit)}: nothing to remove"
 
-    def limit(self, costs: Costs, whole: float) -> float:
-        """The most that the cost may be in the end; `whole` is what it was before."""
-        if self.name == "cache":
-            return float(costs.target.tables["memory"]["plan_bytes"])
-        return self.at_most or (self.keep or 1.0) * whole
-
-    def compared(self, costs: Costs, counts: Counts) -> dict[str, Any]:
-        """The cost before and after, and all other figures, as a plain map."""
-        cost = self.cost(costs)
-        both = {"before": costs.everything, "after": counts}
+    def compared(self, cut: Cut, counts: Counts, whole: float | None) -> dict[str, Any]:
+        """The cost before and after, and all other figures, as a plain map; `done`: whether the limit is reached."""
+        cost, both = self.cost(cut), {"before": cut.costs.everything, "after": counts}
+        found = {name: cost(each) for name, each in both.items()}
         return {
-            "cost": {name: cost(each) for name, each in both.items()},
-            "figures": {name: costs.to_json(each, self.host, self.clock) for name, each in both.items()},
+            "cost": found,
+            "figures": {name: cut.costs.to_json(each, self.host, self.clock) for name, each in both.items()},
+            "done": found["after"] <= self.limit(cut, found["before"] if whole is None else whole),
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -119,24 +125,22 @@ class Objective:
         unit = _UNITS.get(self.name, "bytes")
         return f"{value:,.4g} ms" if unit == "ms" else f"{value:,.0f} {unit}"
 
-    def out_of_reach(self, nearest: float, whole: float) -> StageError:
-        """What to say when no choice of channels is small enough.
-
-        Args:
-            nearest: the least that is possible.
-            whole: the cost of the network as it is.
-        """
+    def _out_of_reach(self, cut: Cut, nearest: float, whole: float) -> StageError:
+        """What to say when no choice of channels costs as little; `nearest` is the least that is possible."""
+        if nearest >= self.cost(cut)(cut.costs.everything):
+            few = f"no layer has more than {pruning.MIN_KEPT} channels that could go"
+            return StageError(f"{self.name}: nothing can be removed: {few}", todo="remove `prune`")
         if self.name == "cache":
             limit, todo = "cache", "use a smaller model: what remains is streamed at every inference"
         elif self.at_most is not None:
-            limit, todo = f"at_most {self.at_most:g}", f"choose at_most >= {_rounded_up(nearest):g}"
+            limit, todo = f"at_most {self.at_most:g}", f"choose at_most >= {_rounded_up(nearest)}"
         else:
-            limit, todo = f"keep {self.keep:g}", f"choose keep >= {_rounded_up(nearest / whole):g}"
+            limit, todo = f"keep {self.keep:g}", f"choose keep >= {_rounded_up(nearest / whole)}"
         least = f"with at least {pruning.MIN_KEPT} channels in every layer, {self.told(nearest)} remain"
-        return StageError(f"{self.name}: {limit} is out of reach: {least}, of {self.told(whole)} now", todo=todo)
+        return StageError(f"{self.name}: {limit} is out of reach: {least}, of {self.told(whole)} at first", todo=todo)
 
 
-def _rounded_up(value: float) -> float:
+def _rounded_up(value: float) -> str:
     """Three digits that are not less."""
-    digits = f"{value * 1.0005:.3g}"
-    return max(float(digits), value) if float(digits) < value else float(digits)
+    unit = 10.0 ** (floor(log10(value)) - 2)
+    return f"{ceil(value / unit * (1 - 1e-12)) * unit:.6g}"

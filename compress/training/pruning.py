@@ -28,6 +28,7 @@ from compress.training.network import Network, Tensor
 STEP = INPUT_BLOCK
 """Channels are kept in multiples of this: the Edge TPU computes 4 input channels at once."""
 MIN_KEPT = 4
+"""So many groups of channels stay in every layer, if it has as many."""
 LEVELS = 32
 """A set has about so many sizes to choose from, if it is large."""
 Cost = Callable[[Counts], float]
@@ -71,14 +72,18 @@ class Cut:
         network: as it is.
         channels: of the network.
         sets: which groups are chosen among each other, the most important first.
+        least: how many groups of each set stay at any rate.
         score: importance by channel number.
+        importance: how it was found.
         costs: by how many groups of each set stay.
     """
 
     network: Network
     channels: Channels
     sets: Sets
+    least: Counts
     score: Scores
+    importance: Method
     costs: Costs
 
 
@@ -92,95 +97,88 @@ def prepare(network: Network, target: Target, method: Method, samples: Samples |
         samples: what it is measured on, where it is.
 
     Raises:
-        StageError: nothing can be removed.
+        StageError: nothing can be removed, or importance is no number.
     """
     channels = structure.follow(network)
     score = importance.scores(network, channels, method, samples)
-    found = sets(network, channels, score)
-    return Cut(network, channels, found, score, Costs(network, channels, found, target))
+    if method == "taylor" and not score.any():  # a network that is sure of every sample has no slope
+        method = "batch_norm"
+        score = importance.scores(network, channels, method, samples)
+    if not np.isfinite(score).all():
+        raise StageError("importance is not a number", todo="look at the model's weights and at data.preprocess")
+    found, least = sets(network, channels, score)
+    return Cut(network, channels, found, least, score, method, Costs(network, channels, found, target))
 
 
-def sets(network: Network, channels: Channels, score: Scores) -> list[NDArray[np.int64]]:
-    """Groups that are chosen among each other, the most important first: what one layer makes, tied layers together.
+def sets(network: Network, channels: Channels, score: Scores) -> tuple[Sets, Counts]:
+    """Groups that are chosen among each other: what one layer makes, tied layers together; and the least of each.
+
+    The most important come first, but before all others the most important few of every layer that makes channels of
+    the set: they are the fewest that may stay, so that no layer is left without channels.
 
     Raises:
         StageError: nothing can be removed.
     """
-    merged: list[set[int]] = []
+    merged: list[list[NDArray[np.int64]]] = []
     for layer in network.layers.values():
         if layer.calls and made_by(layer) is not None:
             row = np.unique(channels.group[channels.layouts[Tensor(layer.name)]])
-            current = set(row[~channels.pinned[row]].tolist())
-            apart = [other for other in merged if not other & current]
-            for other in merged:
-                if other & current:
-                    current |= other
-            merged = [*apart, current] if current else apart
+            row = row[~channels.pinned[row]]
+            tied = [rows for rows in merged if any(np.isin(row, other).any() for other in rows)]
+            apart = [rows for rows in merged if not any(rows is other for other in tied)]
+            merged = [*apart, [row, *(each for rows in tied for each in rows)]] if len(row) else merged
     if not merged:
         held = f"{', '.join(channels.held[:5])} cannot be followed" if channels.held else "every one reaches an output"
         raise StageError(f"no channel of this model can be removed: {held}", todo="remove `prune`")
-    ordered = (np.array(sorted(members), np.int64) for members in merged)
-    return [members[np.argsort(-score[members], kind="stable")] for members in ordered]
 
+    def ordered(members: NDArray[np.int64]) -> NDArray[np.int64]:
+        return members[np.argsort(-score[members], kind="stable")]
 
-def least(found: Sets) -> Counts:
-    """How many groups of each set stay at any rate."""
-    return tuple(min(MIN_KEPT, len(members)) for members in found)
+    found, least = [], []
+    for rows in merged:
+        first = np.unique(np.concatenate([ordered(row)[:MIN_KEPT] for row in rows]))
+        others = np.setdiff1d(np.concatenate(rows), first)
+        found.append(np.concatenate([ordered(first), ordered(others)]))
+        least.append(len(first))
+    return found, tuple(least)
 
 
 def losses(cut: Cut, allocation: Allocation) -> Lost | None:
-    """By set what is lost, judged by importance; None for the same share everywhere."""
+    """By set what is lost, judged by importance; None for about the same share everywhere."""
     if allocation == "uniform":
         return None
     kept = [np.concatenate([[0.0], np.cumsum(cut.score[members])]) for members in cut.sets]
     if allocation == "global":
         return [each[-1] - each for each in kept]
-    return [max(each[-1], _TINY) / np.maximum(each, each[-1] * _TINY + _TINY) - 1 for each in kept]
+    shares = [each / each[-1] if each[-1] > 0 else np.linspace(0, 1, len(each)) for each in kept]
+    return [1 / np.maximum(each, _TINY) - 1 for each in shares]
 
 
-def chosen(found: Sets, losses: Lost | None, cost: Cost, limit: float) -> Counts:
+def chosen(sizes: Counts, least: Counts, losses: Lost | None, cost: Cost, limit: float) -> Counts:
     """How many groups of each set stay.
 
     Args:
-        found: the sets.
-        losses: by set what is lost; None: the same share of every set stays.
+        sizes: of the sets.
+        least: how many groups of each stay at any rate; they must not cost more than the limit.
+        losses: by set what is lost; None: about the same share of every set stays.
         cost: what a choice costs.
         limit: the most that it may.
-
-    Raises:
-        OutOfReachError: even the smallest network costs more.
     """
-    smallest = least(found)
-    if cost(smallest) > limit:
-        raise OutOfReachError(cost(smallest))
     if losses is None:
-        counts = _uniform(found, smallest, cost, limit)
-        return _grown(counts, [np.linspace(1.0, 0.0, len(each) + 1) for each in found], cost, limit)
-    return _grown(_cheapest(losses, cost, limit), losses, cost, limit)
+        counts = _uniform(sizes, least, cost, limit)
+        return _grown(counts, [np.linspace(1.0, 0.0, size + 1) for size in sizes], cost, limit)
+    return _grown(_cheapest(losses, least, cost, limit), losses, cost, limit)
 
 
-class OutOfReachError(StageError):
-    """No choice costs as little as was asked.
-
-    Attributes:
-        nearest: the least that is possible.
-    """
-
-    def __init__(self, nearest: float) -> None:
-        super().__init__(f"out of reach with at least {MIN_KEPT} channels in every layer")
-        self.nearest = nearest
-
-
-def levels(size: int) -> list[int]:
+def levels(size: int, smallest: int) -> list[int]:
     """The sizes that a set of so many groups may have, from the largest."""
-    smallest = min(MIN_KEPT, size)
     step = STEP
     while size / step > LEVELS and step < ROW_BLOCK:
         step *= 2
     return sorted({size, smallest, *range(step, size, step)} - set(range(smallest)), reverse=True)
 
 
-def _cheapest(losses: Lost, cost: Cost, limit: float) -> Counts:
+def _cheapest(losses: Lost, least: Counts, cost: Cost, limit: float) -> Counts:
     """Greedy: again and again the removal that loses the least for what it saves.
 
     A removal may go several levels down at once, since one level alone often saves nothing. Removals wait in order
@@ -189,7 +187,7 @@ def _cheapest(losses: Lost, cost: Cost, limit: float) -> Counts:
     Source: Shen et al., Structural Pruning via Latency-Saliency Knapsack, NeurIPS 2022 (importance against latency
     in the hardware's steps); Minoux, 1978 (the lazy order).
     """
-    sizes = [levels(len(each) - 1) for each in losses]
+    sizes = [levels(len(each) - 1, fewest) for each, fewest in zip(losses, least, strict=True)]
     at = [0] * len(losses)
 
     def counts_with(index: int, level: int) -> Counts:
@@ -223,7 +221,7 @@ def _cheapest(losses: Lost, cost: Cost, limit: float) -> Counts:
             waiting += [(0.0, i) for i in (*idle, index)]
             heapq.heapify(waiting)
             idle = []
-    return counts_with(-1, 0) if now <= limit else tuple(each[-1] for each in sizes)
+    return counts_with(-1, 0) if now <= limit else least
 
 
 def _near(sizes: list[int], here: int, level: int) -> bool:
@@ -231,15 +229,12 @@ def _near(sizes: list[int], here: int, level: int) -> bool:
     return level == here + 1 or sizes[here] - sizes[level] <= 2 * ROW_BLOCK
 
 
-def _uniform(found: Sets, smallest: Counts, cost: Cost, limit: float) -> Counts:
+def _uniform(sizes: Counts, least: Counts, cost: Cost, limit: float) -> Counts:
     """The largest share, the same for all sets and rounded down to STEP, that costs at most `limit`."""
-    low, high, best = 0.0, 1.0, smallest
+    low, high, best = 0.0, 1.0, least
     for _ in range(20):
         share = (low + high) / 2
-        counts = tuple(
-            max(int(share * len(members)) // STEP * STEP, least_kept)
-            for members, least_kept in zip(found, smallest, strict=True)
-        )
+        counts = tuple(max(int(share * size) // STEP * STEP, fewest) for size, fewest in zip(sizes, least, strict=True))
         if cost(counts) <= limit:
             low, best = share, counts
         else:

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.training.channels import Channels
-from compress.training.cost import Sets
 from compress.training.fit import Head
 from compress.training.importance import Samples, gated, made_by
 from compress.training.network import Network, Tensor
-from compress.training.pruning import MIN_KEPT, STEP
+from compress.training.pruning import STEP, Cut
 
 SHARES = (0.875, 0.75, 0.5, 0.25, 0.0)
 """Shares of a set at which it is measured; the last one stands for the fewest groups that may stay."""
@@ -53,24 +52,17 @@ class Curve:
         }
 
 
-def curves(
-    network: Network,
-    channels: Channels,
-    sets: Sets,
-    samples: Samples,
-    tell: Callable[[int, int], None],
-) -> list[Curve]:
+def curves(cut: Cut, samples: Samples, tell: Callable[[int, int], None]) -> list[Curve]:
     """The curve of every set.
 
     Args:
-        network: a classifier.
-        channels: of the network.
-        sets: its groups, the most important of each set first.
+        cut: a classifier.
         samples: what is measured on.
         tell: told how many points of how many were measured.
     """
     import tensorflow
 
+    network, channels, sets = cut.network, cut.channels, cut.sets
     inputs, labels, head = samples.inputs, samples.labels, samples.head
     model = tensorflow.function(gated(network, channels), reduce_retracing=True)
 
@@ -81,7 +73,7 @@ def curves(
         return np.concatenate(made)
 
     whole = answers(np.ones(len(channels.group), bool))
-    points = [_points(len(members)) for members in sets]
+    points = [_points(len(members), least) for members, least in zip(sets, cut.least, strict=True)]
     total, done, found = sum(map(len, points)), 0, []
     for members, kept in zip(sets, points, strict=True):
         divergence, accuracy = [0.0], [float((whole.argmax(axis=1) == labels).mean())]
@@ -105,9 +97,8 @@ def _scores(model: Any, head: Head, part: NDArray[np.float32], row: NDArray[np.f
     return made
 
 
-def _points(size: int) -> list[int]:
+def _points(size: int, least: int) -> list[int]:
     """How many groups to keep: fewer and fewer, in steps of the hardware."""
-    least = min(MIN_KEPT, size)
     wanted = [max(round(share * size) // STEP * STEP, least) for share in SHARES]
     return sorted({count for count in wanted if count < size}, reverse=True)
 

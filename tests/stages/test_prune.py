@@ -112,35 +112,63 @@ def test_steps_go_down_evenly_with_training_after_each(keras: Any, given: Artifa
     assert [len(step["history"]) for step in facts["steps"]] == [1, 1, 2]
 
 
-def test_an_interrupted_run_goes_on_with_the_next_step(
-    keras: Any, given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stop", [2, 3, 5])
+def test_an_interrupted_run_goes_on(
+    keras: Any, given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:
-    stage = Prune(keep=0.3, steps=3, epochs=1, allocation="balanced", importance="l2")
-    calls: list[int] = []
-    train = Prune._trained
+    """Stopped before a training: nothing that was decided is decided again, and nothing trained twice."""
+    stage = Prune(keep=0.3, steps=3, epochs=1, importance="l2")
+    calls: list[str] = []
+    train, tried = Prune._trained, Prune._tried
 
-    def stopped(self: Prune, model: Any, epochs: int, given: Context, step: int | None = None) -> Any:
-        calls.append(step or 0)
-        if len(calls) == 2:
+    def counted(self: Prune, *arguments: Any, **named: Any) -> Any:
+        calls.append(f"train {arguments[3]}")
+        if len(calls) == stop:
             raise KeyboardInterrupt
-        return train(self, model, epochs, given, step)
+        return train(self, *arguments, **named)
 
-    monkeypatch.setattr(Prune, "_trained", stopped)
+    def counted_try(self: Prune, *arguments: Any) -> Any:
+        calls.append("try")
+        if len(calls) == stop:
+            raise KeyboardInterrupt
+        return tried(self, *arguments)
+
+    monkeypatch.setattr(Prune, "_trained", counted)
+    monkeypatch.setattr(Prune, "_tried", counted_try)
     with pytest.raises(KeyboardInterrupt):
         stage.run(given, work)
-    assert (work.unfinished / prune.STEPS).exists()  # type: ignore[operator]
+    before = list(calls)
     for path in work.folder.iterdir():  # the next try is given an empty folder
         path.unlink()
     facts = stage.run(given, work)
-    assert work.progress.notes == ["goes on after step 1 of 3"]  # type: ignore[attr-defined]
-    assert calls == [0, 1, 1, 2]
+    again = calls[len(before) :]
+    if before[-1].startswith("train"):  # what was tried is known
+        assert again[0] == before[-1]
+    assert [call for call in (*before[:-1], *again) if call != "try"] == ["train 1", "train 2", "train 3"]
     assert len(facts["steps"]) == 3
     assert facts["steps"][2]["cost"]["after"] <= 0.3 * facts["steps"][0]["cost"]["before"]
     assert made(keras, work).count_params() == facts["steps"][2]["figures"]["after"]["parameters"]
 
 
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"model": "gone.keras", "steps": [], "cut": null}'])
+def test_damaged_state_is_no_state(given: Artifact, work: Context, content: bytes) -> None:
+    assert work.unfinished is not None
+    (work.unfinished / prune.STATE).write_bytes(content)
+    facts = Prune(epochs=0).run(given, work)
+    assert len(facts["steps"]) == 1
+    (note,) = work.progress.notes  # type: ignore[attr-defined]
+    assert note.startswith("begins anew: what an interrupted try has left cannot be read")
+
+
+def test_without_training_nothing_is_trained(given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "fit", lambda *arguments: pytest.fail("trained"))
+    (step,) = Prune(epochs=0).run(given, work)["steps"]
+    assert step["allocation"] == "balanced"
+    assert "tried" not in step
+
+
 def test_a_target_without_an_accelerator_has_no_times(given: Artifact, work: Context) -> None:
-    cpu = replace(work, target=load("cpu"))
+    cpu = replace(work, target=load("cpu"), unfinished=None)
     (step,) = Prune(epochs=0, allocation="balanced").run(given, cpu)["steps"]
     assert set(step["figures"]["after"]) == {"macs", "parameters", "size_bytes"}
     with pytest.raises(StageError, match="latency is predicted for the Edge TPU, and the target is cpu"):
@@ -160,7 +188,8 @@ def test_nothing_to_do_is_told(keras: Any, given: Artifact, work: Context) -> No
 
 def test_out_of_reach_is_refused_before_training(given: Artifact, work: Context) -> None:
     with pytest.raises(StageError, match=r"latency: at_most 0\.01 is out of reach"):
-        Prune(objective="latency", at_most=0.01, host="pcie").run(given, work)
+        Prune(objective="latency", at_most=0.01, host="pcie", steps=5).run(given, work)
+    assert not work.progress.seen  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_curves_say_what_removing_does(keras: Any) -> None:
     given = Samples(data.inputs("train"), data.labels("train"), head)
     cut = pruning.prepare(network.read(model), load("edgetpu"), "taylor", given)
     told: list[tuple[int, int]] = []
-    curves = sensitivity.curves(cut.network, cut.channels, cut.sets, given, lambda done, of: told.append((done, of)))
+    curves = sensitivity.curves(cut, given, lambda done, of: told.append((done, of)))
     assert [curve.layers for curve in curves] == [("first",), ("second",)]
     assert curves[0].kept == (12, 8, 4)  # steps of four, at least four
     assert told == [(done, 3) for done in (1, 2, 3)]

@@ -25,10 +25,20 @@ def prepared(model: Any) -> Cut:
 
 
 def chosen(cut: Cut, goal: Objective, allocation: Allocation = "balanced") -> Counts:
-    return goal.chosen(cut.costs, pruning.losses(cut, allocation), None, 1)
+    return goal.chosen(cut, pruning.losses(cut, allocation), None, 1)
 
 
-@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+def grouped(keras: Any) -> Any:
+    """A grouped convolution, GELU, hard-swish, a batch norm of its own, and slopes."""
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    x = layers.Conv2D(32, 3, padding="same", activation="gelu")(image)
+    x = layers.Conv2D(32, 3, padding="same", groups=8, activation="hard_silu")(x)
+    x = layers.PReLU(shared_axes=[1, 2])(layers.BatchNormalization()(layers.MaxPooling2D()(x)))
+    return keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(layers.Conv2D(24, 1)(x))), name="grouped")
+
+
+@pytest.mark.parametrize("builder", [*networks.ALL, grouped], ids=lambda b: b.__name__)
 def test_costs_are_those_of_the_network_that_is_made(keras: Any, builder: networks.Builder) -> None:
     from compress.quantization import conversion
     from compress.tflite import arithmetic, graph
@@ -41,9 +51,10 @@ def test_costs_are_those_of_the_network_that_is_made(keras: Any, builder: networ
         assert cut.costs.macs(counts) == arithmetic.total_macs(graph.parse(conversion.convert_float(model)))
 
 
-@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+@pytest.mark.parametrize("builder", [*networks.ALL, grouped], ids=lambda b: b.__name__)
 def test_predictions_are_those_of_the_file_that_is_made(keras: Any, builder: networks.Builder) -> None:
     from compress.edgetpu.estimate import estimate
+    from compress.edgetpu.legalize import legalize
     from compress.quantization import conversion
     from compress.tflite import graph
 
@@ -51,11 +62,12 @@ def test_predictions_are_those_of_the_file_that_is_made(keras: Any, builder: net
     counts = chosen(cut, Objective("macs", 0.6))
     model = network.build(pruning.without(cut, pruning.plan(cut, counts)))
     samples = np.random.default_rng(0).random((4, 12, 12, 3), np.float32)
-    content = conversion.convert_calibrated(model, samples, "int8")
-    found = estimate(graph.parse(content), EDGETPU, "usb3")
+    parsed = graph.parse(conversion.convert_calibrated(model, samples, "int8"))
+    legal = legalize(parsed, EDGETPU, [[samples[:1]]], io="INT8").graph
+    content, found = graph.serialize(legal), estimate(legal, EDGETPU, "usb3")
     assert cut.costs.latency_ms(counts, "usb3") == pytest.approx(found.latency.total, rel=0.05)
     assert cut.costs.compute_ms(counts) == pytest.approx(found.latency.parts["compute_ms"], rel=0.15)
-    assert cut.costs.size_bytes(counts) == pytest.approx(len(content), rel=0.25)  # small files are mostly names
+    assert cut.costs.size_bytes(counts) == pytest.approx(len(content), rel=0.3)  # small files are mostly names
 
 
 @pytest.mark.parametrize("allocation", SEARCHES)
@@ -71,9 +83,9 @@ def test_the_limit_is_kept_and_nearly_used(keras: Any, keep: float, allocation: 
 def test_every_objective_comes_down_to_its_limit(keras: Any, name: Any) -> None:
     cut = prepared(wide(keras))
     goal = Objective(name, 0.8 if name == "latency" else 0.5)
-    cost_of = goal.cost(cut.costs)
+    cost_of = goal.cost(cut)
     whole, now = cost_of(cut.costs.everything), cost_of(chosen(cut, goal))
-    assert 0.7 * goal.limit(cut.costs, whole) < now <= goal.limit(cut.costs, whole)
+    assert 0.7 * goal.limit(cut, whole) < now <= goal.limit(cut, whole)
 
 
 def wide(keras: Any) -> Any:
@@ -118,7 +130,7 @@ def test_streamed_parameters_are_cached_by_removing_channels(keras: Any) -> None
     counts = chosen(cut, goal)
     assert cut.costs.streamed_bytes(cut.costs.everything) > 2e6
     assert cut.costs.streamed_bytes(counts) == 0
-    assert cut.costs.cached_bytes(counts) > 0.9 * goal.limit(cut.costs, 0)
+    assert cut.costs.cached_bytes(counts) > 0.9 * goal.limit(cut, 0)
     assert chosen(prepared(networks.plain(keras)), goal) == prepared(networks.plain(keras)).costs.everything
 
 
@@ -157,15 +169,18 @@ def test_out_of_reach_says_what_is_possible(keras: Any) -> None:
         chosen(cpu, Objective("compute", 0.5))
 
 
-def test_the_nearest_that_is_named_is_possible(keras: Any) -> None:
-    cut = prepared(networks.plain(keras))
-    with pytest.raises(StageError) as refused:
-        chosen(cut, Objective("parameters", 0.01))
-    assert refused.value.todo is not None
-    nearest = float(refused.value.todo.split(">= ")[1])
-    assert cut.costs.parameters(chosen(cut, Objective("parameters", nearest))) < 0.3 * cut.costs.parameters(
-        cut.costs.everything
-    )
+@pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
+def test_the_nearest_that_is_named_is_possible(keras: Any, builder: networks.Builder) -> None:
+    cut = prepared(builder(keras))
+    for name in ("macs", "parameters", "size", "compute", "latency"):
+        for limit in ({"keep": 0.001}, {"at_most": 1e-5}):
+            with pytest.raises(StageError) as refused:
+                chosen(cut, Objective(name, **limit))  # type: ignore[arg-type]
+            assert refused.value.todo is not None
+            nearest = {key: float(refused.value.todo.split(">= ")[1]) for key in limit}
+            goal = Objective(name, **nearest)  # type: ignore[arg-type]
+            cost_of = goal.cost(cut)
+            assert cost_of(cut.least) <= cost_of(chosen(cut, goal)) <= goal.limit(cut, cost_of(cut.costs.everything))
 
 
 def test_a_model_without_hidden_channels_cannot_be_pruned(keras: Any) -> None:
@@ -185,7 +200,7 @@ def test_a_model_that_cannot_be_followed_is_told_why(keras: Any) -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 17, 64, 100, 512, 2048])
 def test_levels_fall_from_all_to_the_fewest(size: int) -> None:
-    found = pruning.levels(size)
+    found = pruning.levels(size, min(size, pruning.MIN_KEPT))
     assert found[0] == size
     assert found[-1] == min(size, pruning.MIN_KEPT)
     assert found == sorted(set(found), reverse=True)
@@ -203,7 +218,7 @@ def test_the_search_is_not_far_from_the_best_choice(keras: Any) -> None:
         for counts in np.ndindex(*(len(each) for each in losses))
         if all(count >= pruning.MIN_KEPT for count in counts) and cut.costs.macs(counts) <= limit
     )
-    counts = pruning.chosen(cut.sets, losses, cut.costs.macs, limit)
+    counts = pruning.chosen(cut.costs.everything, cut.least, losses, cut.costs.macs, limit)
     total = sum(float(each[0]) for each in losses)
     assert sum(float(each[count]) for each, count in zip(losses, counts, strict=True)) <= best + 0.1 * total
 
@@ -212,10 +227,7 @@ def test_a_choice_of_groups_that_stand_several_times_in_a_tensor_is_counted_righ
     cut = prepared(networks.branches(keras))
     random = np.random.default_rng(0)
     for _ in range(5):
-        counts = tuple(
-            int(random.integers(low, len(each) + 1))
-            for low, each in zip(pruning.least(cut.sets), cut.sets, strict=True)
-        )
+        counts = tuple(int(random.integers(low, len(each) + 1)) for low, each in zip(cut.least, cut.sets, strict=True))
         smaller = structure.remove(cut.network, cut.channels, pruning.plan(cut, counts).kept)
         assert cut.costs.parameters(counts) == network.build(smaller).count_params()
 
@@ -229,3 +241,34 @@ def test_costs_of_a_dense_layer_on_a_map(keras: Any) -> None:
     found = cost.Costs(net, channels, [], EDGETPU)
     assert found.macs(()) == 36 * (3 * 8 + 8 * 4)
     assert [layer.kind for layer in found.layers(())] == ["conv", "elt", "elt", "conv"]  # silu: a sigmoid, a product
+
+
+def test_no_layer_is_left_without_channels(keras: Any) -> None:
+    """Two layers that are one set with a third: the least important half of it is all that one of them makes."""
+    layers = keras.layers
+    image = keras.Input((8, 8, 3))
+    both = layers.Concatenate()([layers.Conv2D(16, 1, name="a")(image), layers.Conv2D(16, 1, name="b")(image)])
+    x = layers.Add()([both, layers.Conv2D(32, 1, name="c")(image)])
+    model = networks.randomized(keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(x))))
+    model.get_layer("b").set_weights([weight * 1e-3 for weight in model.get_layer("b").get_weights()])
+    cut = pruning.prepare(network.read(model), EDGETPU, "l2", None)
+    cut.score[cut.channels.group[cut.channels.layouts[network.Tensor("b")]]] *= 1e-3
+    (members,), (least,) = pruning.sets(cut.network, cut.channels, cut.score)
+    assert least == 8
+    for count in range(least, len(members) + 1):
+        smaller = pruning.without(cut, pruning.plan(cut, (count,)))
+        assert min(smaller.layers[name].config["filters"] for name in "abc") >= 4
+
+
+def test_scores_that_vanish_or_are_no_numbers(keras: Any) -> None:
+    """The size of scores means nothing; where there are none, norms stand in; what is no number is refused."""
+    cut = prepared(networks.randomized(networks.plain(keras)))
+    goal = Objective("macs", 0.5)
+    small = pruning.Cut(cut.network, cut.channels, cut.sets, cut.least, cut.score * 1e-30, cut.importance, cut.costs)
+    assert chosen(small, goal) == chosen(cut, goal)
+    none = pruning.Cut(cut.network, cut.channels, cut.sets, cut.least, cut.score * 0, cut.importance, cut.costs)
+    assert cut.costs.macs(chosen(none, goal)) <= 0.5 * cut.costs.macs(cut.costs.everything)
+    model = networks.plain(keras)
+    model.set_weights([np.full_like(weight, np.nan) for weight in model.get_weights()])
+    with pytest.raises(StageError, match="importance is not a number"):
+        prepared(model)
