@@ -10,8 +10,9 @@ import networks
 import numpy as np
 import pytest
 
+from compress.target import load
 from compress.training import channels as structure
-from compress.training import network
+from compress.training import cost, network
 from compress.training.channels import Channels, Mask
 from compress.training.importance import gated, made_by
 from compress.training.network import Layer, Network, Tensor
@@ -193,3 +194,81 @@ def test_a_constant_operand_holds_the_channels_that_it_is_added_to(keras: Any) -
     channels = structure.follow(network.read(model))
     assert channels.pinned[channels.layouts[Tensor("conv")]].all()
     assert not channels.pinned[channels.layouts[Tensor("next")]].any()
+
+
+def whole(net: Network, channels: Channels) -> Network:
+    """The network with all its channels, rebuilt."""
+    return structure.remove(net, channels, np.ones(len(channels.group), bool))
+
+
+def test_functions_across_channels_hold_them(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((8, 8, 3))
+    inside = layers.Conv2D(8, 1, activation="softmax", name="inside")(image)
+    x = layers.Conv2D(8, 1, name="before")(inside)
+    x = layers.Activation("log_softmax", name="activation")(x)
+    x = layers.DepthwiseConv2D(3, activation="softmax", name="depthwise")(layers.Conv2D(8, 1, name="deep")(x))
+    x = layers.Conv2D(8, 1, name="free")(x)
+    model = keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
+    channels = structure.follow(network.read(model))
+    pinned = {name: channels.pinned[channels.layouts[Tensor(name)]].all() for name in ("inside", "before", "deep")}
+    assert pinned == {"inside": True, "before": True, "deep": True}
+    assert channels.held == ("activation", "depthwise")
+    assert not channels.pinned[channels.layouts[Tensor("free")]].any()
+
+
+def test_settings_and_constants_with_a_number_for_each_channel_hold_them(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((8, 8, 3))
+    x = layers.Rescaling([1.0, 2.0, 3.0, 4.0], name="scaled")(layers.Conv2D(4, 1)(image))
+    x = layers.Dropout(0.5, noise_shape=(None, 1, 1, 4), name="dropped")(layers.Conv2D(4, 1)(x))
+    x = keras.ops.multiply(layers.Conv2D(4, 1)(x), keras.ops.convert_to_tensor([1.0, 2.0, 3.0, 4.0]))
+    model = keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
+    channels = structure.follow(network.read(model))
+    assert {"scaled", "dropped"} < set(channels.held)
+    assert len(channels.held) == 3
+    assert channels.pinned.all()
+
+
+def test_what_is_not_understood_is_rebuilt_as_it_is(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((8, 8, 3))
+    x = layers.Permute((3, 1, 2))(layers.Conv2D(6, 1)(image))
+    x = layers.Conv2D(5, 3, data_format="channels_first", name="first")(x)
+    x = layers.BatchNormalization(axis=1, name="norm")(x)
+    x = layers.TimeDistributed(layers.Dense(4))(x)
+    model = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
+    net = network.read(model)
+    channels = structure.follow(net)
+    for _ in range(2):  # Keras takes settings out of what it is given
+        assert network.build(whole(net, channels)).count_params() == model.count_params()
+    costs = cost.Costs(net, channels, [], load("edgetpu"))
+    assert costs.parameters(()) == model.count_params()
+
+
+def test_a_reshape_that_is_called_twice_ties_its_inputs(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((4, 4, 3))
+    flat = layers.Reshape((16, -1))
+    a, b = flat(layers.Conv2D(8, 1, name="a")(image)), flat(layers.Conv2D(8, 1, name="b")(image))
+    x = layers.GlobalAveragePooling1D()(layers.Concatenate()([a, b]))
+    net = network.read(keras.Model(image, layers.Dense(2)(x)))
+    channels = structure.follow(net)
+    kept = channels.layouts[Tensor("a")], channels.layouts[Tensor("b")]
+    assert (channels.group[kept[0]] == channels.group[kept[1]]).all()
+    assert network.build(structure.remove(net, channels, chosen(net, channels, 0.5))).output_shape == (None, 2)
+
+
+def test_gates_reach_inputs_that_have_a_name(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((6, 6, 2))
+    x = layers.Conv2D(8, 3, name="a")(inputs=image)
+    x = layers.Conv2D(8, 3, name="b")(inputs=x)
+    model = networks.randomized(keras.Model(image, layers.Dense(2)(layers.Flatten()(x))))
+    net = network.read(model)
+    channels = structure.follow(net)
+    kept = chosen(net, channels, 0.5)
+    given = np.random.default_rng(0).random((3, 6, 6, 2), np.float32)
+    off = np.repeat(kept[np.newaxis].astype(np.float32), 3, axis=0)
+    smaller = network.build(structure.remove(net, channels, kept))
+    assert_same(outputs(gated(net, channels), [given, off]), outputs(smaller, given))
