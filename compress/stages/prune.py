@@ -76,6 +76,8 @@ class Prune(Stage, TrainingSettings):
     """Passes over the training split after the last step; 0: none."""
     epochs_between: Annotated[int, Field(ge=0, le=10_000)] = 1
     """Passes after each of the steps before."""
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
+    """Adam's learning rate at the start: what is left knows most already."""
     distill: Teaching | None = None
     """In training, the original as a teacher beside the labels; by default there is none."""
 
