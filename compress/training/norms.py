@@ -19,8 +19,10 @@ CHANCE = {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "AlphaDropout", "Ga
 def settled(network: Network, before: Any, samples: NDArray[np.float32]) -> Network:
     """The network with its batch norms measured anew, if it answers more like the model before then; else as it is."""
     anew = remeasured(network, samples)
-    nearer = anew is not network and distance(build(anew), before, samples) < distance(build(network), before, samples)
-    return anew if nearer else network
+    if anew is network:
+        return network
+    as_it_was, then = (distance(build(each), before, samples) for each in (network, anew))
+    return anew if then < as_it_was else network
 
 
 def remeasured(network: Network, samples: NDArray[np.float32]) -> Network:
