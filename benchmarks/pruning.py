@@ -117,7 +117,9 @@ def baseline(
     counts = filled(counts_of(cut, cost, limit), cut, cost, limit)
     inputs = fit.chosen_inputs(subject.data, asked.samples, context.seed)[0]
     model = network.build(norms.settled(pruning.without(cut, pruning.plan(cut, counts)), subject.model, inputs))
-    fit.fit(model, asked._loss(model, context), asked, context)  # type: ignore[arg-type]
+    loss = asked.loss(model, context)
+    assert loss is not None  # which it is without training only
+    fit.fit(model, loss, asked, context)
     working_model.write(model, context.folder)
     return {}
 

@@ -102,7 +102,7 @@ class Prune(Stage, TrainingSettings):
         keras(context.seed)
         state, model = self._resumed(context)
         model = working_model.read(given, context) if model is None else model
-        loss = self._loss(model, context)
+        loss = self.loss(model, context)
         steps = state.steps
         while not (steps and steps[-1]["done"]):
             facts = state.cut
@@ -125,7 +125,7 @@ class Prune(Stage, TrainingSettings):
             keep = 0.5
         return Objective(self.objective, keep, self.at_most, self.host, self.clock)
 
-    def _loss(self, model: Any, context: Context) -> Loss | None:
+    def loss(self, model: Any, context: Context) -> Loss | None:
         """What is trained on: the labels and, as far as asked, the original's scores; None without training."""
         from compress.training import distillation, fit, teachers, working_model
 
