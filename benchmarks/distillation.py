@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import statistics
 import sys
@@ -185,16 +184,10 @@ def _means(row: Mapping[str, list[float]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default=",".join(CASES), help="some of the data sets, with commas")
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, help="other than usual, to try it out: results are only printed")
-    parser.add_argument("--cache", type=Path, default=Path("runs") / "benchmark_networks")
-    parser.add_argument("--show", action="store_true", help="only print what was measured before")
-    options = parser.parse_args()
-    if not options.show and not subjects.SHARED.exists():
-        print(f"skipped: {subjects.SHARED} is not there; CORALLINE_SHARED names the folder of shared files")
+    options = subjects.asked(parser)
+    if options is None:
         return
-    for library in ("tensorflow", "absl"):
-        logging.getLogger(library).setLevel(logging.ERROR)
     state = commit()
     before = json.loads(RESULTS.read_text())["cases"] if RESULTS.exists() and not options.epochs else {}
     for name in [] if options.show else options.data.split(","):

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import statistics
 import sys
@@ -298,15 +297,9 @@ def _both(row: Mapping[str, Any], key: str, unit: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", default=",".join(SUBJECTS), help="some of them, with commas")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--cache", type=Path, default=Path("runs") / "benchmark_networks")
-    parser.add_argument("--show", action="store_true", help="only print what was measured before")
-    options = parser.parse_args()
-    if not options.show and not subjects.SHARED.exists():
-        print(f"skipped: {subjects.SHARED} is not there; CORALLINE_SHARED names the folder of shared files")
+    options = subjects.asked(parser)
+    if options is None:
         return
-    for library in ("tensorflow", "absl"):
-        logging.getLogger(library).setLevel(logging.ERROR)
     cases = json.loads(RESULTS.read_text())["cases"] if RESULTS.exists() else {}
     for name in [] if options.show else options.networks.split(","):
         runs = {

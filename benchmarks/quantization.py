@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import io
 import json
-import logging
 import os
 import statistics
 import subprocess
@@ -312,18 +311,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} only")
     parser.add_argument("--qat", action="store_true", help="what trains too: both engines, and learnt rounding")
     parser.add_argument("--models", default=",".join(subjects.SUBJECTS), help="some of them, with commas")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--cache", type=Path, default=Path("runs") / "benchmark_networks")
     parser.add_argument(
         "--conversion", action="store_true", help="only time conversions anew, in what was measured before"
     )
-    parser.add_argument("--show", action="store_true", help="only print what was measured before")
-    options = parser.parse_args()
-    if not options.show and not subjects.SHARED.exists():
-        print(f"skipped: {subjects.SHARED} is not there; CORALLINE_SHARED names the folder of shared files")
+    options = subjects.asked(parser)
+    if options is None:
         return
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)
-    logging.getLogger("absl").setLevel(logging.ERROR)
     models = json.loads(RESULTS.read_text())["models"] if RESULTS.exists() else {}
     names = [] if options.show else QUICK if options.quick else options.models.split(",")
     for name in names:

@@ -7,8 +7,10 @@ and what is measured is how often the int8 model answers as the float model does
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
+import logging
 import os
 import sys
 import tarfile
@@ -103,6 +105,20 @@ class Subject:
     model: Any
     data: Arrays
     labelled: bool
+
+
+def asked(parser: argparse.ArgumentParser) -> argparse.Namespace | None:
+    """What is asked of a benchmark on these data: all take seeds, cache and show. None, told why, without data."""
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--cache", type=Path, default=Path("runs") / "benchmark_networks")
+    parser.add_argument("--show", action="store_true", help="only print what was measured before")
+    options = parser.parse_args()
+    if not options.show and not SHARED.exists():
+        print(f"skipped: {SHARED} is not there; CORALLINE_SHARED names the folder of shared files")
+        return None
+    for library in ("tensorflow", "absl"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    return options
 
 
 @cache
