@@ -36,7 +36,8 @@ from compress.stage import MODEL_KERAS, Artifact, Context, Kind, Stage
 from compress.stages.distill import Distill
 from compress.stages.train import Train
 from compress.training import working_model
-from compress.training.fit import Augment, TrainingSettings
+from compress.training.batches import Augment
+from compress.training.fit import TrainingSettings
 from compress.training.teaching import Decoupled, Features
 from compress.training.tensorflow import keras
 

@@ -32,7 +32,8 @@ from compress.importers import keras_file
 from compress.stage import Artifact, Context, Kind, Split
 from compress.target import load
 from compress.training import working_model
-from compress.training.fit import Augment, TrainingSettings, fit, head_of, label_loss
+from compress.training.batches import Augment
+from compress.training.fit import TrainingSettings, fit, head_of, label_loss
 from compress.training.tensorflow import keras
 
 SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).resolve().parents[2] / "shared"))

@@ -19,7 +19,7 @@ from compress.quantization import points as rounding
 from compress.quantization.plan import QuantizationPlan, nudged
 from compress.stage import Context, Facts
 from compress.training import folding, legacy_keras, redundancy, tfmot
-from compress.training.fit import Passes
+from compress.training.batches import Passes
 from compress.training.network import Layer, Network, Tensor
 
 CHANNELWISE = {"DepthwiseConv2D", "Conv2DTranspose"}

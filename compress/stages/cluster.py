@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from compress.stage import Artifact, Context, Facts, Kind, Need, Stage
-from compress.training.fit import Passes
+from compress.training.batches import Passes
 
 
 class Cluster(Stage, Passes):
@@ -15,6 +15,7 @@ class Cluster(Stage, Passes):
     Later stages that train, other than quantize, undo it."""
 
     name: ClassVar[str] = "cluster"
+    version: ClassVar[int] = 2
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})

@@ -26,7 +26,7 @@ class Distill(Stage, TrainingSettings, Teaching):
     """Trains the model, or a student of its own, on the scores of the original or other teachers, and on the labels."""
 
     name: ClassVar[str] = "distill"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original"})

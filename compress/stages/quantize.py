@@ -15,7 +15,8 @@ from compress.errors import StageError
 from compress.quantization.settings import RoundedTraining
 from compress.stage import MODEL_TFLITE, PLAN_FILE, Artifact, Context, Facts, Kind, Need, Stage
 from compress.store import file_digest
-from compress.training.fit import Passes, TrainingSettings
+from compress.training.batches import Passes
+from compress.training.fit import TrainingSettings
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.quantization.plan import QuantizationPlan
@@ -41,7 +42,7 @@ class Quantize(Stage, TrainingSettings):
     """Makes all weights and activations 8-bit integers, inputs and outputs included."""
 
     name: ClassVar[str] = "quantize"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS, Kind.FLOAT_TFLITE})
     produces: ClassVar[Kind] = Kind.TFLITE
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})

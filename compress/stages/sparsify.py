@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from compress.stage import Artifact, Context, Facts, Kind, Need, Stage
-from compress.training.fit import Passes
+from compress.training.batches import Passes
 
 
 class Sparsify(Stage, Passes):
@@ -15,6 +15,7 @@ class Sparsify(Stage, Passes):
     Later stages that train, other than cluster and quantize, undo it."""
 
     name: ClassVar[str] = "sparsify"
+    version: ClassVar[int] = 2
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})

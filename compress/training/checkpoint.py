@@ -18,9 +18,8 @@ from compress.store import write_atomically
 from compress.training.tensorflow import keras
 
 FILE = "training.npz"
-EVERY_S = 120.0
-"""An interruption costs at most so much of a training, and one epoch. Shorter ones begin anew and come out the same to
-the byte; those that go on see samples in another order than without the interruption."""
+EVERY_S = 20.0
+"""An interruption costs at most so much of a training, and one epoch."""
 
 
 @dataclass

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from compress.errors import StageError
 from compress.stage import Context, Split
 from compress.store import write_atomically
+from compress.training.batches import Augment
 from compress.training.features import Hints
-from compress.training.fit import Augment, Batch, Head, Loss, TrainingSettings, label_loss
+from compress.training.fit import Batch, Head, Loss, TrainingSettings, label_loss
 from compress.training.teachers import Teacher
 from compress.training.teaching import Decoupled, Teaching
 from compress.training.tensorflow import keras

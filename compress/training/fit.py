@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.errors import ModelError
-from compress.stage import Context, Data, Facts, Settings, Split
+from compress.stage import Context, Data, Facts, Split
 from compress.training import monitoring, precision, schedules
+from compress.training.batches import Passes, batches
 from compress.training.checkpoint import Checkpoint
 from compress.training.tensorflow import keras
 
@@ -44,32 +45,6 @@ class Loss:
 
     of: Callable[[Batch, Any], Any]
     taught: Mapping[Split, NDArray[np.float32]] = field(default_factory=dict)
-
-
-class Augment(Settings):
-    """Random changes of the training images. Fractions are of the image's side."""
-
-    shift: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Largest shift along each side, as a fraction of it."""
-    rotate: Annotated[float, Field(ge=0, le=180)] = 0.0
-    """Largest rotation, in degrees."""
-    zoom: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Largest change of size, as a fraction."""
-    flip: bool = False
-    """Whether images may be mirrored left to right."""
-
-
-class Passes(Settings):
-    """What every stage that trains can be told."""
-
-    epochs: Annotated[int, Field(ge=1, le=10_000)]
-    """Passes over the training split."""
-    batch_size: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Samples in one step."""
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.003
-    """Adam's learning rate at the start."""
-    augment: Augment = Augment()
-    """Random changes of the training images."""
 
 
 class TrainingSettings(Passes):
@@ -173,7 +148,8 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
     library = keras(context.seed)
     worker = precision.lowered(model, settings.precision)
     trainer = _trainer(library, worker, _weighted(loss, settings, context.data))
-    steps = -(-len(context.data.labels("train")) // settings.batch_size)
+    targets = {split: _targets(context.data, loss, split) for split in ("train", "validation")}
+    steps = settings.batches_per_epoch(len(targets["train"]["labels"]))
     optimizer = _optimizer(library, settings, steps)
     trainer.compile(optimizer, metrics=["accuracy"], jit_compile=False)
     stopping = _stopping(library, settings)
@@ -190,10 +166,11 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
         kept.callback() if kept else None,
     ]
     history = trainer.fit(
-        batches_of(replace(context, seed=context.seed + first), settings, _targets(context.data, loss, "train")),
+        batches(context.data.inputs("train"), targets["train"], settings, context.seed, first),
         epochs=settings.epochs,
         initial_epoch=first,
-        validation_data=(context.data.inputs("validation"), _targets(context.data, loss, "validation")),
+        steps_per_epoch=steps,
+        validation_data=(context.data.inputs("validation"), targets["validation"]),
         shuffle=False,
         verbose=0,
         callbacks=[each for each in asked if each is not None],
@@ -288,38 +265,3 @@ def _trainer(library: Any, model: Any, loss: Loss) -> Any:
             return super().compute_metrics(x, y["labels"], scores, sample_weight)
 
     return Trainer()
-
-
-def batches_of(context: Context, settings: Passes, targets: Any) -> Any:
-    """The training split with what belongs to each sample, shuffled anew in every epoch, augmented and batched."""
-    import tensorflow
-
-    x = context.data.inputs("train")
-    batches = tensorflow.data.Dataset.from_tensor_slices((x, targets))
-    batches = batches.shuffle(len(x), seed=context.seed).batch(settings.batch_size)
-    change = _augmentation(settings.augment, context.seed)
-    if change is not None:
-        batches = batches.map(lambda images, targets: (change(images), targets))
-    return batches.prefetch(tensorflow.data.AUTOTUNE)
-
-
-def _augmentation(augment: Augment, seed: int) -> Callable[[Any], Any] | None:
-    layers = keras().layers
-    made = []
-    if augment.flip:
-        made.append(layers.RandomFlip("horizontal", seed=seed))
-    if augment.shift:
-        made.append(layers.RandomTranslation(augment.shift, augment.shift, fill_mode="nearest", seed=seed))
-    if augment.rotate:
-        made.append(layers.RandomRotation(augment.rotate / 360, fill_mode="nearest", seed=seed))
-    if augment.zoom:
-        made.append(layers.RandomZoom((-augment.zoom, augment.zoom), fill_mode="nearest", seed=seed))
-    if not made:
-        return None
-
-    def change(images: Any) -> Any:
-        for layer in made:
-            images = layer(images, training=True)
-        return images
-
-    return change

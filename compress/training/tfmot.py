@@ -10,12 +10,12 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import ceil
 from typing import Any
 
 from compress.errors import StageError
 from compress.stage import Context, Facts
 from compress.training import fit, legacy_keras, monitoring, redundancy
+from compress.training.batches import Passes, batches
 from compress.training.legacy_keras import Legacy
 from compress.training.network import Layer, Network, build
 
@@ -51,7 +51,7 @@ def rounding_layer(name: str) -> Any:
     return QuantizeLayer(quantizer, name=name)
 
 
-def sparsify(network: Network, sparsity: float | None, settings: fit.Passes, context: Context) -> tuple[Network, Facts]:
+def sparsify(network: Network, sparsity: float | None, settings: Passes, context: Context) -> tuple[Network, Facts]:
     """Trains while weights become zero, the smallest ones first.
 
     Args:
@@ -84,7 +84,7 @@ def sparsify(network: Network, sparsity: float | None, settings: fit.Passes, con
     return taken_back(network, made.weights()), {**history, "left": left}
 
 
-def cluster(network: Network, clusters: int, settings: fit.Passes, context: Context) -> tuple[Network, Facts]:
+def cluster(network: Network, clusters: int, settings: Passes, context: Context) -> tuple[Network, Facts]:
     """Trains while the weights of each kernel share a few values; zeros of sparse kernels stay.
 
     Args:
@@ -120,7 +120,7 @@ def cluster(network: Network, clusters: int, settings: fit.Passes, context: Cont
     return taken_back(network, weights), {**history, "left": left}
 
 
-def train(model: Any, network: Network, settings: fit.Passes, context: Context, callbacks: Sequence[Any] = ()) -> Facts:
+def train(model: Any, network: Network, settings: Passes, context: Context, callbacks: Sequence[Any] = ()) -> Facts:
     """Trains a tf-keras model in place, on the labels: the same data, loss and schedule as in `fit.fit`.
 
     Args:
@@ -138,8 +138,9 @@ def train(model: Any, network: Network, settings: fit.Passes, context: Context, 
     """
     tf_keras = legacy_keras.library(context.seed)
     loss = fit.label_loss(fit.head_of(build(network), context.data))
-    batches = fit.batches_of(context, settings, context.data.labels("train"))
-    schedule = tf_keras.optimizers.schedules.CosineDecay(settings.learning_rate, len(batches) * settings.epochs)
+    inputs, labels = context.data.inputs("train"), context.data.labels("train")
+    steps = settings.batches_per_epoch(len(labels))
+    schedule = tf_keras.optimizers.schedules.CosineDecay(settings.learning_rate, steps * settings.epochs)
     model.compile(
         tf_keras.optimizers.Adam(schedule),
         loss=lambda labels, outputs: loss.of(fit.Batch(None, labels), outputs),
@@ -147,10 +148,11 @@ def train(model: Any, network: Network, settings: fit.Passes, context: Context, 
         jit_compile=False,
     )
     validation = (context.data.inputs("validation"), context.data.labels("validation"))
-    reporting = monitoring.reporting(tf_keras, context.progress, len(batches), settings.epochs)
+    reporting = monitoring.reporting(tf_keras, context.progress, steps, settings.epochs)
     history = model.fit(
-        batches,
+        batches(inputs, labels, settings, context.seed),
         epochs=settings.epochs,
+        steps_per_epoch=steps,
         validation_data=validation,
         shuffle=False,
         verbose=0,
@@ -175,9 +177,9 @@ def _rebuilt(network: Network, change: Callable[[Layer, Any], Any], context: Con
     return legacy_keras.legacy(network, change)
 
 
-def _schedule(tool: Any, sparsity: float, settings: fit.Passes, context: Context) -> Any:
+def _schedule(tool: Any, sparsity: float, settings: Passes, context: Context) -> Any:
     """More and more zeros, fast at first (Zhu and Gupta, To prune, or not to prune, 2017)."""
-    steps = ceil(len(context.data.labels("train")) / settings.batch_size) * settings.epochs
+    steps = settings.batches_per_epoch(len(context.data.labels("train"))) * settings.epochs
     frequency = max(1, steps // TURNS)
     end = max(1, int(steps * RAMP) // frequency) * frequency
     return tool.sparsity.keras.PolynomialDecay(0.0, sparsity, 0, end, frequency=frequency)

@@ -14,7 +14,8 @@ from blobs import Blobs, context
 from compress.errors import ModelError, StageError, UntrustedError
 from compress.stage import Split
 from compress.training import distillation, features, fit, teachers
-from compress.training.fit import Augment, Batch, Head, TrainingSettings
+from compress.training.batches import Augment
+from compress.training.fit import Batch, Head, TrainingSettings
 from compress.training.teachers import Teacher
 from compress.training.teaching import Decoupled, Features, Pair, Teaching
 

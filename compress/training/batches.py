@@ -1,0 +1,120 @@
+"""The training split in batches. Which sample comes when, and how it is changed, follows from seed and epoch alone, so
+that a training that goes on after an interruption sees what it would have seen without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from compress.stage import Settings
+from compress.training.tensorflow import keras
+
+
+class Augment(Settings):
+    """Random changes of the training images. Fractions are of the image's side."""
+
+    shift: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Largest shift along each side, as a fraction of it."""
+    rotate: Annotated[float, Field(ge=0, le=180)] = 0.0
+    """Largest rotation, in degrees."""
+    zoom: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Largest change of size, as a fraction."""
+    flip: bool = False
+    """Whether images may be mirrored left to right."""
+
+
+class Passes(Settings):
+    """What every stage that trains can be told."""
+
+    epochs: Annotated[int, Field(ge=1, le=10_000)]
+    """Passes over the training split."""
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """Samples in one step."""
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.003
+    """Adam's learning rate at the start."""
+    augment: Augment = Augment()
+    """Random changes of the training images."""
+
+    def batches_per_epoch(self, samples: int) -> int:
+        """Batches in one epoch; the last one may be smaller."""
+        return -(-samples // self.batch_size)
+
+
+def batches(inputs: NDArray[np.float32], targets: Any, settings: Passes, seed: int, first: int = 0) -> Any:
+    """All batches of a training from epoch `first` on, as a tf.data set of `batches_per_epoch` batches for each epoch.
+
+    Args:
+        inputs: all training samples: [n, ...].
+        targets: what belongs to each sample: an array [n, ...], or a map of them.
+        settings: how many epochs, how large the batches, what is changed.
+        seed: the run's.
+        first: epochs that are over already.
+    """
+    import tensorflow as tf
+
+    stored = tf.nest.map_structure(tf.constant, (inputs, targets))
+    change = _augmentation(settings.augment)
+
+    def drawn(indices: Any, seeds: Any) -> Any:
+        images, beside = tf.nest.map_structure(lambda each: tf.gather(each, indices), stored)
+        return change(images, seeds), beside
+
+    made = tf.data.Dataset.from_generator(
+        lambda: _orders(len(inputs), settings, seed, first),
+        output_signature=(tf.TensorSpec([None], tf.int64), tf.TensorSpec([2], tf.int32)),
+    )
+    made = made.map(drawn, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    count = (settings.epochs - first) * settings.batches_per_epoch(len(inputs))
+    return made.apply(tf.data.experimental.assert_cardinality(count))
+
+
+def _orders(
+    samples: int, settings: Passes, seed: int, first: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32]]]:
+    """Of each batch the indices of its samples, and the seeds of its changes."""
+    for epoch in range(first, settings.epochs):
+        random = np.random.default_rng([seed, epoch])
+        order = random.permutation(samples)
+        for at in range(0, samples, settings.batch_size):
+            yield order[at : at + settings.batch_size], random.integers(2**31, size=2, dtype=np.int32)
+
+
+def _augmentation(augment: Augment) -> Callable[[Any, Any], Any]:
+    """(images, two seeds) -> images with Keras' random changes."""
+    layers = keras().layers
+    made = []
+    if augment.flip:
+        made.append(layers.RandomFlip("horizontal"))
+    if augment.shift:
+        made.append(layers.RandomTranslation(augment.shift, augment.shift, fill_mode="nearest"))
+    if augment.rotate:
+        made.append(layers.RandomRotation(augment.rotate / 360, fill_mode="nearest"))
+    if augment.zoom:
+        made.append(layers.RandomZoom((-augment.zoom, augment.zoom), fill_mode="nearest"))
+
+    def change(images: Any, seeds: Any) -> Any:
+        generator = _given(seeds)
+        for layer in made:
+            images = layer.transform_images(images, layer.get_random_transformation(images, seed=generator))
+        return images
+
+    return change
+
+
+def _given(seeds: Any) -> Any:
+    """A generator of seeds as Keras takes them which starts from given ones, and leaves nothing behind."""
+    import tensorflow as tf
+
+    class Given(keras().random.SeedGenerator):  # type: ignore[misc]
+        def __init__(self) -> None:  # not the parent's, which makes a variable to count in
+            self.count = 0
+
+        def next(self, ordered: bool = True) -> Any:
+            self.count += 1
+            return tf.random.experimental.stateless_fold_in(seeds, self.count)
+
+    return Given()
