@@ -169,6 +169,7 @@ class Session:
     def _context(self, title: str, key: str, progress: Progress) -> Context:
         """What a piece of work is given; its folder is not there yet."""
         pipeline = self.pipeline
+        pipeline.data.work_in(self.store, progress)
         return Context(
             pipeline.head.name,
             Path(),

@@ -96,13 +96,16 @@ class Data(Protocol):
         """Shape of one preprocessed sample, without the batch."""
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
-        """All samples of a split, preprocessed: [n, *input_shape]."""
+        """All samples of a split, preprocessed: [n, *input_shape]. Large ones are a memory map: take slices."""
 
     def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Some samples of a split as they came, before preprocessing."""
 
     def labels(self, split: Split) -> NDArray[np.int64]:
         """The label of every sample of a split: [n]."""
+
+    def summary(self) -> Facts:
+        """Counts, shapes, ranges, and what was left out, as plain values."""
 
 
 class Progress(Protocol):

@@ -6,6 +6,7 @@
     keys/<key>            one line: the digest of the artifact that answers this key
     locks/<key>           held (flock) by the process that is making it
     unfinished/<key>/     what a process that was interrupted left for the next one that makes it
+    kept/<key>/           decoded samples, whole files, used again by any run; removed when they are not for long
     scratch/<random>/     work in progress; what killed processes left is cleared by the
                           next process that finds itself alone
     lock                  held, shared, by every process that works here
@@ -36,7 +37,7 @@ from compress.stage import Artifact, Facts, Kind
 
 MANIFEST = "artifact.json"
 FORGOTTEN_DAYS = 14
-"""What was left unfinished for so long is removed."""
+"""What was left unfinished, or kept and not used, for so long is removed."""
 
 
 def digest_of(value: Any) -> str:
@@ -138,14 +139,14 @@ class Store:
             StoreError: the folder cannot be written.
         """
         try:
-            for name in ("artifacts", "keys", "locks", "scratch", "unfinished"):
+            for name in ("artifacts", "keys", "locks", "scratch", "unfinished", "kept"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
             presence = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
             weakref.finalize(self, os.close, presence)
             if _try_lock(presence):
                 for left in (self.folder / "scratch").iterdir():
                     shutil.rmtree(left)
-                for left in (self.folder / "unfinished").iterdir():
+                for left in (*(self.folder / "unfinished").iterdir(), *(self.folder / "kept").iterdir()):
                     if left.is_dir() and time.time() - left.stat().st_mtime > FORGOTTEN_DAYS * 86_400:
                         shutil.rmtree(left)
             fcntl.flock(presence, fcntl.LOCK_SH)
@@ -188,6 +189,20 @@ class Store:
         folder = self.folder / "unfinished" / key
         try:
             folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise explain(error, "the store cannot be written", self.folder) from error
+        return folder
+
+    def kept(self, key: str) -> Path:
+        """A folder for decoded samples, in use from now on. Files in it are whole: they come there by renaming.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        folder = self.folder / "kept" / key
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            os.utime(folder)
         except OSError as error:
             raise explain(error, "the store cannot be written", self.folder) from error
         return folder

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+import os
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compress.data.source import Samples, Source
-from compress.data.sources import Digits, Folder, Npz
+from compress.data import summary as summaries
+from compress.data.decoding import Rows, corrupt, decode
+from compress.data.division import spread, stratified
+from compress.data.source import CorruptError, Samples, Source
+from compress.data.sources import SOURCES
 from compress.errors import DataError
-from compress.stage import SPLITS, Settings, Split
-from compress.store import digest_of
+from compress.stage import SPLITS, Facts, Progress, Settings, Split
+from compress.store import Store, digest_of, explain, write_atomically
 from deploy.preprocessing import Preprocessing, PreprocessingError
 
-SOURCES: dict[str, type[Source]] = {source.name: source for source in (Digits, Npz, Folder)}
+__all__ = ["SOURCES", "Dataset", "Splitting", "spread", "stratified"]
+
+LARGE_BYTES = 256 << 20
+"""A split that is larger when preprocessed is kept in a file of the store and mapped, not held in memory."""
+VERSION = 1
+"""Raised when the same files would be decoded to other numbers than before."""
+TOOLS = ("numpy", "pillow", "scipy")
 
 
 class Splitting(Settings):
@@ -40,27 +53,59 @@ class Dataset:
     """
 
     def __init__(self, source: Source, preprocessing: Preprocessing, splitting: Splitting | None) -> None:
-        self._source = source
+        self.source = source
         self._preprocessing = preprocessing
         self._splitting = splitting
         self._inputs: dict[Split, NDArray[np.float32]] = {}
+        self._store: Store | None = None
+        self._progress: Progress | None = None
+        self._dropped: list[str] = []
+
+    def work_in(self, store: Store, progress: Progress) -> None:
+        """From now on large splits are kept in a store, and it is told how far decoding is."""
+        self._store, self._progress = store, progress
 
     @cached_property
     def digest(self) -> str:
         """Changes with anything that changes a sample, a label or a split; loads nothing."""
         return digest_of(
             {
-                "source": {self._source.name: self._source.fingerprint()},
+                "source": {self.source.name: self.source.fingerprint()},
                 "preprocessing": self._preprocessing.digest,
                 "split": self._splitting.model_dump() if self._splitting else None,
             }
         )
 
     @cached_property
+    def _kept(self) -> str:
+        """The name under which decoded samples are kept: it changes with the tools that decode, too."""
+        tools = {tool: importlib.metadata.version(tool) for tool in TOOLS}
+        return digest_of({"data": self.digest, "tools": tools, "version": VERSION})
+
+    @cached_property
     def _samples(self) -> Samples:
-        samples = self._source.load()
-        _check(samples, self._source.name)
+        if getattr(self.source, "manifest", None) is not None:
+            _ = self.digest  # verifies the files
+        samples = self.source.load()
+        if samples.skip and len(samples.labels):
+            samples = self._sound(samples)
+        _check(samples, self.source.name)
         return samples
+
+    def _sound(self, samples: Samples) -> Samples:
+        """The samples that can be read; what is wrong with the others is kept, so that it is looked for once."""
+        found: dict[str, str] | None = None
+        path = self._store.kept(self._kept) / "corrupt.json" if self._store else None
+        if path is not None and path.exists():
+            found = json.loads(path.read_bytes())
+        if found is None:
+            problems = corrupt(lambda index: self._read(samples, index), len(samples.labels), progress=self._progress)
+            found = {str(index): str(error) for index, error in problems}
+            if path is not None:
+                write_atomically(path, json.dumps(found).encode())
+        self._dropped = list(found.values())
+        rest = np.setdiff1d(np.arange(len(samples.labels)), np.array([int(index) for index in found], np.int64))
+        return samples.part(rest)
 
     @cached_property
     def _indices(self) -> dict[Split, NDArray[np.int64]]:
@@ -69,23 +114,23 @@ class Dataset:
         if given and "train" not in given:
             raise DataError(
                 f"there is no train split, but {' and '.join(given)}",
-                where=f"data.source.{self._source.name}",
+                where=f"data.source.{self.source.name}",
                 todo="add one, or have the samples divided anew with data.split",
             )
         splitting = splitting or Splitting()
         everything = np.arange(len(samples.labels))
         if "test" not in given:
             rest = given.get("train", everything)
-            given["train"], given["test"] = stratified(samples.labels, rest, splitting.test, splitting.seed)
+            given["train"], given["test"] = samples.divide(samples.labels, rest, splitting.test, splitting.seed)
         if "validation" not in given:
-            given["train"], given["validation"] = stratified(
+            given["train"], given["validation"] = samples.divide(
                 samples.labels, given["train"], splitting.validation, splitting.seed + 1
             )
         for split in SPLITS:
             if len(given[split]) == 0:
                 raise DataError(
                     f"the {split} split is empty: {len(everything)} samples are too few",
-                    where=f"data.source.{self._source.name}",
+                    where=f"data.source.{self.source.name}",
                     todo="add samples, or change data.split",
                 )
         return given
@@ -109,64 +154,122 @@ class Dataset:
         """The label of every sample of a split: [n]."""
         return self._samples.labels[self._indices[split]]
 
+    @property
+    def corrupt(self) -> list[str]:
+        """What was left out because it cannot be read, where that was asked for."""
+        return [*self._samples.corrupt, *self._dropped]
+
+    @property
+    def notes(self) -> list[str]:
+        """What else whoever looks at the data should know."""
+        return list(self._samples.notes)
+
+    def summary(self) -> Facts:
+        """What the data set is: counts, shapes, ranges, what was left out (`compress.data.summary`)."""
+        return summaries.summary(self)
+
     def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Some samples of a split as they came, before preprocessing."""
-        return [self._samples.read(int(index)) for index in self._indices[split][indices]]
+        found: list[NDArray[Any]] = []
+        chosen = self._indices[split][indices]
+        decode(lambda index: self._read(self._samples, int(chosen[index])), len(chosen), lambda _, x: found.append(x))
+        return found
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
-        """All samples of a split, preprocessed: [n, height, width, channels].
+        """All samples of a split, preprocessed: [n, height, width, channels]; a memory map of a file if it is large.
 
         Raises:
-            DataError: a sample has a wrong shape, NaN or infinity.
+            DataError: a sample cannot be read, has a wrong shape, NaN or infinity.
+            StoreError: the disk is full, or the store cannot be written.
         """
         if split not in self._inputs:
-            self._inputs[split] = np.stack(self._preprocessed(split))
+            self._inputs[split] = self._obtained(split)
         return self._inputs[split]
 
-    def _preprocessed(self, split: Split) -> list[NDArray[np.float32]]:
-        result: list[NDArray[np.float32]] = []
-        for index in self._indices[split]:
-            where = f"data.source.{self._source.name}: {self._samples.describe(int(index))}"
-            try:
-                sample = self._samples.read(int(index))
-                with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is told of below
-                    image = self._preprocessing(sample)
-            except PreprocessingError as error:
-                raise DataError(str(error), where=where) from error
-            if not np.isfinite(image).all():
-                raise DataError("has values that are NaN or infinite", where=where, todo="remove or repair it")
-            if result and image.shape != result[0].shape:
+    def _obtained(self, split: Split) -> NDArray[np.float32]:
+        """A split from the store, if it is there; decoded otherwise, and put there if it is large."""
+        count = len(self._indices[split])
+        if self._store is None:
+            array = self._decoded(split, Rows(count, LARGE_BYTES, None))
+            assert array is not None  # without a path rows stay in memory
+            return array
+        name = f"{self._kept}-{split}"
+        try:
+            path = self._store.kept(self._kept) / f"{split}.npy"
+            if (found := _mapped(path, count)) is not None:
+                return found
+            with self._store.lock(name, lambda: self._note(f"the {split} split is being decoded by another run")):
+                if (found := _mapped(path, count)) is not None:
+                    return found
+                with self._store.scratch() as folder:
+                    rows = Rows(count, LARGE_BYTES, folder / path.name)
+                    array = self._decoded(split, rows)
+                    if array is not None:
+                        return array
+                    os.replace(folder / path.name, path)
+        except OSError as error:
+            raise explain(error, "decoded samples cannot be kept", self._store.folder) from error
+        found = _mapped(path, count)
+        assert found is not None  # it was written a moment ago
+        return found
+
+    def _note(self, text: str) -> None:
+        if self._progress:
+            self._progress.note(text)
+
+    def _decoded(self, split: Split, rows: Rows) -> NDArray[np.float32] | None:
+        """Decodes and preprocesses a split."""
+        indices = self._indices[split]
+
+        def put(place: int, image: NDArray[np.float32]) -> None:
+            if rows.shape is not None and image.shape != rows.shape:
                 raise DataError(
-                    f"has shape {list(image.shape)} after preprocessing, others have {list(result[0].shape)}",
-                    where=where,
+                    f"has shape {list(image.shape)} after preprocessing, others have {list(rows.shape)}",
+                    where=self._where(self._samples, int(indices[place])),
                     todo="put a resize step into data.preprocess",
                 )
-            result.append(image)
-        return result
+            rows.put(place, image)
+
+        decode(lambda place: self._preprocessed(int(indices[place])), len(indices), put, self._progress)
+        return rows.close()
+
+    def _where(self, samples: Samples, index: int) -> str:
+        return f"data.source.{self.source.name}: {samples.describe(index)}"
+
+    def _read(self, samples: Samples, index: int) -> NDArray[Any]:
+        """A sample as it came, known to be finite."""
+        where = self._where(samples, index)
+        try:
+            sample = samples.read(index)
+        except DataError as error:
+            told = where if error.where in where or not error.where else f"{where}: {error.where}"
+            raise CorruptError(error.what, where=told, allowed=error.allowed, todo=error.todo) from error
+        if sample.dtype.kind == "f" and not np.isfinite(sample).all():
+            raise CorruptError("has values that are NaN or infinite", where=where, todo="remove or repair it")
+        return sample
+
+    def _preprocessed(self, index: int) -> NDArray[np.float32]:
+        sample = self._read(self._samples, index)
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is told of below
+                image: NDArray[np.float32] = self._preprocessing(sample)
+        except PreprocessingError as error:
+            raise DataError(str(error), where=self._where(self._samples, index)) from error
+        if not np.isfinite(image).all():
+            reason = "has values that are NaN or infinite after preprocessing"
+            raise CorruptError(reason, where=self._where(self._samples, index), todo="check data.preprocess")
+        return image
 
 
-def stratified(
-    labels: NDArray[np.int64], indices: NDArray[np.int64], share: float, seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Divides indices class by class: (the rest, `share` of each class, at least one where there are two)."""
-    random = np.random.RandomState(seed)
-    rest, taken = [], []
-    for label in np.unique(labels[indices]):
-        members = random.permutation(indices[labels[indices] == label])
-        count = min(max(round(share * len(members)), 1), len(members) - 1)
-        taken.append(members[:count])
-        rest.append(members[count:])
-    return np.sort(np.concatenate(rest)), np.sort(np.concatenate(taken))
-
-
-def spread(labels: NDArray[np.int64], seed: int = 0) -> NDArray[np.int64]:
-    """All indices, in an order of which every beginning has the classes in their proportions."""
-    random = np.random.RandomState(seed)
-    rank = np.zeros(len(labels))
-    for label in np.unique(labels):
-        members = random.permutation(np.flatnonzero(labels == label))
-        rank[members] = (np.arange(len(members)) + 0.5) / len(members)
-    return np.lexsort((labels, rank)).astype(np.int64)
+def _mapped(path: Path, count: int) -> NDArray[np.float32] | None:
+    """A kept split, if it is there and whole."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        return None
+    except ValueError:  # cut short by whatever happened to the disk: decoded again
+        return None
+    return found if found.dtype == np.float32 and len(found) == count else None
 
 
 def _check(samples: Samples, name: str) -> None:

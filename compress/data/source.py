@@ -1,8 +1,8 @@
-"""What a source of samples is."""
+"""What a source of data is: settings that open samples, and files that are digested and checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -10,7 +10,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data import files, manifest
+from compress.data.division import Divide, stratified
+from compress.errors import DataError
 from compress.stage import Settings, Split
+from compress.store import digest_of
 
 
 @dataclass(frozen=True)
@@ -20,9 +24,14 @@ class Samples:
     Attributes:
         labels: int64 [n], indices into `class_names`.
         class_names: the classes.
-        read: the decoded sample at an index: [height, width] or [height, width, channels].
+        read: the decoded sample at an index: [height, width] or [height, width, channels]; [time, channels] of a
+            series, [samples] of a signal. Several threads call it at once.
         splits: the division that comes with the data, if one does: indices of each split.
         describe: what to call the sample at an index in a message.
+        divide: how to divide the samples where they come without splits.
+        skip: whether samples that cannot be read are left out, and told of, instead of being an error.
+        corrupt: what could not be read and was left out already, each with its reason.
+        notes: what else whoever looks at the data should know.
     """
 
     labels: NDArray[np.int64]
@@ -30,6 +39,35 @@ class Samples:
     read: Callable[[int], NDArray[Any]]
     splits: Mapping[Split, NDArray[np.int64]] = field(default_factory=dict)
     describe: Callable[[int], str] = "sample {}".format
+    divide: Divide = stratified
+    skip: bool = False
+    corrupt: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def part(self, indices: NDArray[np.int64]) -> Samples:
+        """Some of the samples alone; indices in ascending order."""
+        place = np.full(len(self.labels), -1, np.int64)
+        place[indices] = np.arange(len(indices))
+        kept = {split: place[of][place[of] >= 0] for split, of in self.splits.items()}
+        everything = self.labels
+
+        def divide(
+            labels: NDArray[np.int64], chosen: NDArray[np.int64], share: float, seed: int
+        ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+            rest, taken = self.divide(everything, indices[chosen], share, seed)
+            return place[rest], place[taken]
+
+        return Samples(
+            self.labels[indices],
+            self.class_names,
+            lambda index: self.read(int(indices[index])),
+            kept,
+            lambda index: self.describe(int(indices[index])),
+            divide,
+            self.skip,
+            self.corrupt,
+            self.notes,
+        )
 
 
 class Source(Settings):
@@ -42,11 +80,19 @@ class Source(Settings):
         del folder
         return self
 
+    def files(self) -> dict[str, Path]:
+        """The files that samples come from, by a name that does not change when they are moved together.
+
+        Raises:
+            DataError: the data is not there.
+        """
+        return {}
+
     def fingerprint(self) -> dict[str, Any]:
         """What changes whenever a sample does, found without decoding any.
 
         Raises:
-            DataError: the data is not there.
+            DataError: the data is not there, or not what its manifest says.
         """
         raise NotImplementedError
 
@@ -57,3 +103,41 @@ class Source(Settings):
             DataError: it is missing, empty, or not what it should be.
         """
         raise NotImplementedError
+
+
+class Stored(Source):
+    """A source whose samples are in files."""
+
+    paths: ClassVar[tuple[str, ...]] = ("manifest",)
+    """The settings that are paths."""
+
+    manifest: str | None = None
+    """A file with the SHA-256 of every file, which are then verified; `data --write-manifest` makes one."""
+
+    def beside(self, folder: Path) -> Self:
+        """The same source with its paths taken from `folder`."""
+        given = {name: getattr(self, name) for name in self.paths if getattr(self, name) is not None}
+        return self.model_copy(update={name: str(folder / path) for name, path in given.items()})
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The settings, and the digests of all files, verified where there is a manifest."""
+        paths = self.files()
+        found = files.digests(paths)
+        if self.manifest is not None:
+            manifest.verify(Path(self.manifest), {paths[name]: digest for name, digest in found.items()})
+        return {**self.model_dump(mode="json", exclude=set(self.paths)), "sha256": digest_of(found)}
+
+
+class CorruptError(DataError):
+    """One sample cannot be read; others may well be."""
+
+
+def several(problems: Sequence[DataError]) -> DataError:
+    """Many errors as one that names up to ten of them."""
+    if len(problems) == 1:
+        return problems[0]
+    told = [f"{each.where}: {each.what}{f', allowed: {each.allowed}' * bool(each.allowed)}" for each in problems[:10]]
+    shown = "; ".join(told)
+    more = f"; and {len(problems) - 10} more" if len(problems) > 10 else ""
+    todo = "remove or repair them, or leave them out with `corrupt: skip`"
+    return DataError(f"{len(problems)} samples cannot be used: {shown}{more}", todo=todo)

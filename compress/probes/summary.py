@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from compress.stage import SPLITS, Artifact, Context, Facts, Need, Probe
+from compress.stage import Artifact, Context, Facts, Need, Probe
 
 
 class DataSummary(Probe):
     """Describes the data set."""
 
     name: ClassVar[str] = "data"
+    version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
 
     def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
-        """`classes`, `samples` of each split, `input_shape` and `preprocess`."""
+        """`classes`, `input_shape`, `preprocess`, and the data's summary (`compress.data.summary`)."""
         data = context.data
         return {
             "classes": list(data.class_names),
-            "samples": {split: len(data.labels(split)) for split in SPLITS},
             "input_shape": list(data.input_shape),
             "preprocess": data.preprocessing,
+            **data.summary(),
         }

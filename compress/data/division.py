@@ -1,0 +1,88 @@
+"""How samples are divided into splits: class by class, and so that what belongs together stays together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+Divide = Callable[[Indices, Indices, float, int], tuple[Indices, Indices]]
+"""(labels of all samples, the indices to divide, a share, a seed) -> (the rest, about that share)."""
+
+
+def stratified(labels: Indices, indices: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
+    """Divides indices class by class: (the rest, `share` of each class, at least one where there are two)."""
+    random = np.random.RandomState(seed)
+    rest, taken = [], []
+    for label in np.unique(labels[indices]):
+        members = random.permutation(indices[labels[indices] == label])
+        count = min(max(round(share * len(members)), 1), len(members) - 1)
+        taken.append(members[:count])
+        rest.append(members[count:])
+    return np.sort(np.concatenate(rest)), np.sort(np.concatenate(taken))
+
+
+def by_group(groups: Indices) -> Divide:
+    """Divides whole groups (files, speakers, devices), stratified by the most frequent class of each.
+
+    Args:
+        groups: the group of every sample.
+    """
+
+    def divide(labels: Indices, indices: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
+        own, members = np.unique(groups[indices], return_inverse=True)
+        votes = np.zeros((len(own), int(labels.max(initial=0)) + 1), np.int64)
+        np.add.at(votes, (members, labels[indices]), 1)
+        _, taken = stratified(votes.argmax(axis=1), np.arange(len(own)), share, seed)
+        chosen = np.isin(members, taken)
+        return indices[~chosen], indices[chosen]
+
+    return divide
+
+
+def by_time(series: Indices, starts: Indices, length: int) -> Divide:
+    """Takes the last of every class; what is left has no window that overlaps one that was taken.
+
+    Args:
+        series: the recording that each window is a part of; recordings follow each other in time.
+        starts: the first row of each window.
+        length: rows of a window.
+    """
+
+    def divide(labels: Indices, indices: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
+        del seed  # nothing is random
+        order = indices[np.lexsort((starts[indices], series[indices]))]
+        taken = []
+        for label in np.unique(labels[order]):
+            members = order[labels[order] == label]
+            count = min(max(round(share * len(members)), 1), len(members) - 1)
+            taken.append(members[len(members) - count :])
+        chosen = np.concatenate(taken)
+        rest = np.setdiff1d(indices, chosen)
+        return rest[~overlapping(series, starts, length, rest, chosen)], np.sort(chosen)
+
+    return divide
+
+
+def overlapping(series: Indices, starts: Indices, length: int, windows: Indices, others: Indices) -> NDArray[np.bool_]:
+    """Which of some windows share a row with one of the others."""
+    found = np.zeros(len(windows), bool)
+    for each in np.unique(series[others]):
+        mine = np.flatnonzero(series[windows] == each)
+        theirs = np.sort(starts[others[series[others] == each]])
+        after = np.searchsorted(theirs, starts[windows[mine]] - length, side="right")  # the first that ends later
+        near = theirs[np.minimum(after, len(theirs) - 1)]
+        found[mine] = (after < len(theirs)) & (near < starts[windows[mine]] + length)
+    return found
+
+
+def spread(labels: Indices, seed: int = 0) -> Indices:
+    """All indices, in an order of which every beginning has the classes in their proportions."""
+    random = np.random.RandomState(seed)
+    rank = np.zeros(len(labels))
+    for label in np.unique(labels):
+        members = random.permutation(np.flatnonzero(labels == label))
+        rank[members] = (np.arange(len(members)) + 0.5) / len(members)
+    return np.lexsort((labels, rank)).astype(np.int64)

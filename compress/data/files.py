@@ -1,0 +1,138 @@
+"""Files of a data set: opened with care, digested, and told about in words when they cannot be read."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import lzma
+import os
+import stat
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from compress.errors import DataError
+
+ROOM, TIMES = 256 << 20, 100
+"""What is compressed may unpack to so many bytes, or to so many times its size: data does, bombs do not."""
+MAX_UNPACKED = 64 << 30
+_XZ_MEMORY = 256 << 20
+_BLOCK = 1 << 20
+_KINDS = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a named pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
+
+
+def opened(path: Path) -> BufferedReader:
+    """A file for reading; never waits, as opening a named pipe would.
+
+    Raises:
+        DataError: it is not there, no plain file, or may not be read.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise unreadable(error, path) from error
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        kind = next((name for test, name in _KINDS.items() if test(mode)), "no plain file")
+        raise DataError(f"cannot be read: it is {kind}", where=str(path), allowed="a file", todo="check data.source")
+    return os.fdopen(handle, "rb")
+
+
+def unreadable(error: Exception, path: Path | str) -> DataError:
+    """An error of the operating system in words."""
+    reason = getattr(error, "strerror", None) or error
+    where = str(getattr(error, "filename", None) or path)
+    return DataError(f"cannot be read: {reason}", where=where, todo="check data.source")
+
+
+def size_of(stream: IO[bytes]) -> int:
+    """Bytes of an open file."""
+    place = stream.tell()
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(place)
+    return size
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    with opened(path) as stream:
+        try:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:
+            raise unreadable(error, path) from error
+
+
+def digests(paths: Mapping[str, Path]) -> dict[str, str]:
+    """SHA-256 of many files, by name.
+
+    Raises:
+        DataError: one of them cannot be read.
+    """
+    with ThreadPoolExecutor() as pool:  # hashing and reading leave the interpreter to others
+        return dict(zip(paths, pool.map(digest, paths.values()), strict=True))
+
+
+def plain(stream: BinaryIO, where: str) -> BinaryIO:
+    """A file as it is, or where it is compressed (gzip, bzip2, xz), what it unpacks to, in a file that has no name.
+
+    Raises:
+        DataError: it is damaged, or unpacks to more than a data set would.
+    """
+    magic = stream.read(6)
+    stream.seek(0)
+    if magic.startswith(b"\x28\xb5\x2f\xfd"):
+        raise DataError("is compressed with zstd", where=where, allowed="no compression, gzip, bzip2 or xz")
+    if not magic.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")):
+        return stream
+    limit = most(size_of(stream))
+    written, result = 0, tempfile.TemporaryFile(prefix="coralline-")  # noqa: SIM115 - it is what is given back
+    try:
+        for part in _unpacked(stream, magic):
+            written += len(part)
+            if written > limit:
+                raise DataError(f"unpacks to more than {limit:,} bytes", where=where, todo="give the unpacked file")
+            result.write(part)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
+        raise DataError(f"cannot be unpacked: {error}", where=where, todo="get it again") from error
+    result.seek(0)
+    return result
+
+
+def most(size: int) -> int:
+    """What a compressed file of a size may unpack to."""
+    return min(MAX_UNPACKED, max(ROOM, TIMES * size))
+
+
+def _unpacked(stream: BinaryIO, magic: bytes) -> Iterator[bytes]:
+    if magic.startswith(b"\x1f\x8b"):
+        with gzip.GzipFile(fileobj=stream) as packed:
+            while part := packed.read(_BLOCK):
+                yield part
+        return
+    left = b""
+    while given := left or stream.read(_BLOCK):  # several streams may follow each other
+        worker = bz2.BZ2Decompressor() if magic.startswith(b"BZh") else lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
+        while True:
+            yield worker.decompress(given, _BLOCK)
+            if worker.eof:
+                left = worker.unused_data
+                break
+            given = stream.read(_BLOCK) if worker.needs_input else b""
+            if worker.needs_input and not given:
+                raise EOFError("it is cut short")

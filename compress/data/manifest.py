@@ -1,0 +1,79 @@
+"""Checksum manifests: the SHA-256 of every file of a data set, by its path from the manifest's folder.
+
+A TOML file with one table::
+
+    [sha256]
+    "photos/cat/1.jpg" = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from compress.data import files
+from compress.errors import DataError
+from compress.store import explain, write_atomically
+
+MAX_BYTES = 256 << 20
+
+
+def verify(path: Path, found: Mapping[Path, str]) -> None:
+    """Compares files with a manifest.
+
+    Args:
+        path: the manifest.
+        found: SHA-256 of every file that is used.
+
+    Raises:
+        DataError: a file is another one, is not listed, or a listed one is not used.
+    """
+    wanted, given = _read(path), {_relative(file, path): digest for file, digest in found.items()}
+    changed = sorted(name for name in given if name in wanted and given[name] != wanted[name])
+    added, gone = sorted(given.keys() - wanted.keys()), sorted(wanted.keys() - given.keys())
+    problems = [
+        f"{len(names)} {what}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
+        for what, names in (("changed", changed), ("not listed", added), ("listed, but not there", gone))
+        if names
+    ]
+    if problems:
+        raise DataError(
+            f"files are not what the manifest says: {'; '.join(problems)}",
+            where=str(path),
+            todo="get the data again, or write the manifest anew with `data --write-manifest`",
+        )
+
+
+def write(path: Path, found: Mapping[Path, str]) -> None:
+    """Writes a manifest.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    names = sorted((_relative(file, path), digest) for file, digest in found.items())
+    lines = ["[sha256]", *(f'{json.dumps(name, ensure_ascii=False)} = "{digest}"' for name, digest in names)]
+    try:
+        write_atomically(path, ("\n".join(lines) + "\n").encode())
+    except OSError as error:
+        raise explain(error, "the manifest cannot be written", path.parent) from error
+
+
+def _relative(file: Path, manifest: Path) -> str:
+    return Path(os.path.relpath(file, manifest.parent)).as_posix()
+
+
+def _read(path: Path) -> dict[str, str]:
+    with files.opened(path) as stream:
+        content = stream.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise DataError("is too large for a manifest", where=str(path), allowed=f"{MAX_BYTES:,} bytes")
+    try:
+        table = tomllib.loads(content.decode())["sha256"]
+    except (ValueError, KeyError, RecursionError) as error:
+        raise DataError(f"is not a manifest: {error}", where=str(path), allowed="a table [sha256]") from error
+    if not isinstance(table, dict) or not all(isinstance(digest, str) for digest in table.values()):
+        raise DataError("is not a manifest", where=str(path), allowed="digests by file in [sha256]")
+    return table

@@ -1,0 +1,16 @@
+"""The sources of data, one file for each kind of thing that samples lie in."""
+
+from compress.data.source import Source
+from compress.data.sources.arrays import Npy, Npz
+from compress.data.sources.digits import Digits
+from compress.data.sources.functions import Function
+from compress.data.sources.images import Folder
+from compress.data.sources.records import TfRecord
+from compress.data.sources.series import Csv
+from compress.data.sources.sound import Wav
+
+SOURCES: dict[str, type[Source]] = {
+    source.name: source for source in (Digits, Npz, Npy, Folder, Csv, Wav, TfRecord, Function)
+}
+
+__all__ = ["SOURCES", "Csv", "Digits", "Folder", "Function", "Npy", "Npz", "TfRecord", "Wav"]

@@ -1,0 +1,178 @@
+"""Arrays in files of numpy: .npz, and pairs of .npy that are mapped, not read."""
+
+from __future__ import annotations
+
+import math
+import tokenize
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data import files, labels
+from compress.data.source import Samples, Stored
+from compress.errors import DataError
+
+_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    tokenize.TokenError,
+)
+"""What zipfile and numpy raise for damaged files; numpy evaluates the header of an array."""
+SHAPES = "numbers [n, samples], [n, height, width] or [n, height, width, channels]"
+MAX_LABELS_BYTES = 4 << 30
+
+
+class Npz(Stored):
+    """A .npz file with samples [n, height, width] or [n, height, width, channels], and labels [n].
+
+    Signals are [n, samples], series [n, time, channels]. A division that comes with the data is a third array:
+    [n] of "train", "validation", "test".
+    """
+
+    name: ClassVar[str] = "npz"
+    paths: ClassVar[tuple[str, ...]] = ("file", "manifest")
+
+    file: str
+    """Path of the file, from the pipeline file's folder."""
+    x: str = "x"
+    """Name of the array of samples."""
+    y: str = "y"
+    """Name of the array of labels: whole numbers from 0, or names."""
+    split: str | None = None
+    """Name of the array that says which split a sample belongs to."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes; by default the labels themselves."""
+
+    def files(self) -> dict[str, Path]:
+        """The one file."""
+        return {"file": Path(self.file)}
+
+    def load(self) -> Samples:
+        """The arrays of the file, checked against each other."""
+        arrays = self._arrays()
+        split = (self.split, arrays[self.split]) if self.split else None
+        return _samples(self.file, (self.x, arrays[self.x]), (self.y, arrays[self.y]), split, self.classes)
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        wanted = [name for name in (self.x, self.y, self.split) if name]
+        with files.opened(Path(self.file)) as stream:
+            limit = files.most(files.size_of(stream))
+            try:
+                with zipfile.ZipFile(stream) as archive:
+                    size = sum(info.file_size for info in archive.infolist())
+                if size > limit:
+                    raise DataError(f"unpacks to {size:,} bytes", where=self.file, allowed=f"{limit:,} bytes")
+                stream.seek(0)
+                with np.load(stream, allow_pickle=False) as file:
+                    absent = [name for name in wanted if name not in file.files]
+                    if absent:
+                        raise DataError(
+                            f"has no array {absent[0]!r}",
+                            where=self.file,
+                            allowed=", ".join(file.files) or "none: it is empty",
+                            todo="name the arrays with data.source.npz.x and y",
+                        )
+                    arrays = {name: file[name] for name in wanted}
+            except OSError as error:
+                raise files.unreadable(error, self.file) from error
+            except _ERRORS as error:
+                raise DataError(f"is not a usable .npz file: {error}", where=self.file) from error
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):  # numpy gives the bytes of a member that is no .npy
+                raise DataError(f"{name!r} is no array", where=self.file, todo="write the file with numpy.savez")
+        return arrays
+
+
+class Npy(Stored):
+    """Two .npy files: samples as in `npz`, and labels [n]. Samples are read when they are needed, not all at once."""
+
+    name: ClassVar[str] = "npy"
+    paths: ClassVar[tuple[str, ...]] = ("x", "y", "split", "manifest")
+
+    x: str
+    """Path of the samples, from the pipeline file's folder."""
+    y: str
+    """Path of the labels: whole numbers from 0, or names."""
+    split: str | None = None
+    """Path of an array that says which split a sample belongs to: [n] of "train", "validation", "test"."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes; by default the labels themselves."""
+
+    def files(self) -> dict[str, Path]:
+        """Two files or three."""
+        return {name: Path(path) for name, path in (("x", self.x), ("y", self.y), ("split", self.split)) if path}
+
+    def load(self) -> Samples:
+        """The arrays, checked against each other; that of samples stays in its file."""
+        split = ("split", _whole(self.split)) if self.split else None
+        return _samples(self.x, ("x", _mapped(Path(self.x))), ("y", _whole(self.y)), split, self.classes)
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    """The array of a .npy file as a memory map."""
+    with files.opened(path) as stream:
+        try:
+            version = np.lib.format.read_magic(stream)
+            if version not in ((1, 0), (2, 0)):
+                raise ValueError(f"version {version}")
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = read(stream)
+            if dtype.hasobject:
+                raise ValueError("it holds Python objects (a pickle), which could run code")
+            wanted, found = math.prod(shape) * dtype.itemsize, files.size_of(stream) - stream.tell()
+            if any(side < 0 for side in shape) or wanted != found or not dtype.itemsize:
+                raise ValueError(f"{dtype} {list(shape)} needs {wanted:,} bytes of data, there are {found:,}")
+            if not wanted:
+                return np.zeros(shape, dtype)
+            order = "F" if fortran else "C"
+            return np.memmap(stream, dtype, "r", stream.tell(), shape, order)  # type: ignore[call-overload, no-any-return]
+        except OSError as error:
+            raise files.unreadable(error, path) from error
+        except (*_ERRORS, OverflowError, RecursionError) as error:
+            raise DataError(f"is not a usable .npy file: {error}", where=str(path), todo="write it anew") from error
+
+
+def _whole(path: str) -> NDArray[Any]:
+    array = _mapped(Path(path))
+    if array.nbytes > MAX_LABELS_BYTES:
+        raise DataError(f"has {array.nbytes:,} bytes", where=path, allowed=f"{MAX_LABELS_BYTES:,} bytes of labels")
+    return np.array(array)
+
+
+def _samples(
+    where: str,
+    samples: tuple[str, NDArray[Any]],
+    targets: tuple[str, NDArray[Any]],
+    split: tuple[str, NDArray[Any]] | None,
+    classes: tuple[str, ...] | None,
+) -> Samples:
+    """Arrays with their names, checked against each other."""
+    (x_name, x), (y_name, y) = samples, targets
+    if x.ndim not in (2, 3, 4) or x.dtype.kind not in "uifb":
+        raise DataError(f"array {x_name!r} is {x.dtype} {list(x.shape)}", where=where, allowed=SHAPES)
+    if y.shape != (len(x),) or y.dtype.kind not in "uiU":
+        allowed = f"one whole number or name for each of the {len(x)} samples"
+        raise DataError(f"array {y_name!r} is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
+    names = y.dtype.kind == "U"
+    found = labels.named(y.tolist(), classes, where) if names else labels.numbered(y, classes, where)
+    splits = _splits(where, *split, len(x)) if split else {}
+    return Samples(*found, lambda index: np.asarray(x[index]), splits)
+
+
+def _splits(where: str, name: str, words: NDArray[Any], count: int) -> Any:
+    if words.shape != (count,) or words.dtype.kind != "U":
+        allowed = f"the name of a split for each of the {count} samples"
+        raise DataError(f"array {name!r} is {words.dtype} {list(words.shape)}", where=where, allowed=allowed)
+    meant = {word: labels.split_named(word, where) for word in sorted(set(words.tolist()))}
+    return labels.splits(meant[word] for word in words.tolist())

@@ -1,0 +1,64 @@
+"""The handwritten digits that scikit-learn carries."""
+
+from __future__ import annotations
+
+import importlib.util
+import tomllib
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data import files
+from compress.data.division import stratified
+from compress.data.source import Samples, Source
+from compress.errors import DataError
+from compress.shipped import shipped
+
+
+class Digits(Source):
+    """scikit-learn's 1,797 handwritten digits, 8x8 values from 0 to 16; part of the library, no download.
+
+    The split is fixed and stratified: 629 test, 169 validation, 999 training samples.
+    """
+
+    name: ClassVar[str] = "digits"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The digest of the library's file, checked against calibration_data/digits."""
+        found = importlib.util.find_spec("sklearn")
+        if found is None or found.origin is None:
+            raise DataError("scikit-learn is not installed", where="data.source.digits", todo="pip install coralline")
+        digest = files.digest(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz")
+        expected = self._manifest()["sha256"]
+        if digest != expected:
+            raise DataError(
+                f"scikit-learn's digits.csv.gz has SHA-256 {digest}",
+                where="data.source.digits",
+                allowed=expected,
+                todo="reinstall scikit-learn",
+            )
+        return {"sha256": digest, "split": self._manifest()["split"]}
+
+    @staticmethod
+    def _manifest() -> dict[str, Any]:
+        return tomllib.loads((shipped("calibration_data") / "digits" / "manifest.toml").read_text())
+
+    def load(self) -> Samples:
+        """The digits with their fixed split."""
+        from sklearn.datasets import load_digits
+
+        self.fingerprint()
+        bunch = load_digits()
+        labels = np.asarray(bunch.target, np.int64)
+        split = self._manifest()["split"]
+        rest, test = stratified(labels, np.arange(len(labels)), split["test"], split["seed"])
+        train, validation = stratified(labels, rest, split["validation"], split["seed"])
+        images: NDArray[np.float32] = bunch.images.astype(np.float32)
+        return Samples(
+            labels,
+            tuple(str(name) for name in bunch.target_names),
+            lambda index: images[index],
+            {"train": train, "validation": validation, "test": test},
+        )

@@ -1,0 +1,135 @@
+"""Samples that a Python function of one's own gives."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data import labels
+from compress.data.source import Samples, Stored
+from compress.errors import DataError
+
+FUNCTION = "load"
+KEYS = ("x", "y", "split", "classes")
+GIVES = "a map with x and y (split, classes), a pair (x, y), or pairs (sample, label), or triples with a split"
+
+
+class Function(Stored):
+    """A Python function of your own, which is run: it takes nothing, and gives samples and labels.
+
+    Either a map with `x`, `y` and perhaps `split` and `classes`, or a pair `(x, y)`, or an iterable of pairs
+    `(sample, label)` or triples `(sample, label, split)`. `x` is an array, or anything with a length and indices,
+    which is then asked for one sample at a time, by several threads; labels are whole numbers from 0, or names.
+    """
+
+    name: ClassVar[str] = "function"
+    paths: ClassVar[tuple[str, ...]] = ("file", "reads", "manifest")
+
+    file: str
+    """The file, or file.py:function; without a name the function is `load`."""
+    trust: bool = False
+    """Whether the file may be run; otherwise it is refused."""
+    reads: tuple[str, ...] = ()
+    """Files that the function reads: when they change, what was made of them is made anew."""
+
+    def beside(self, folder: Path) -> Self:
+        """The same source with its paths taken from `folder`."""
+        given = self.model_copy(update={"reads": tuple(str(folder / path) for path in self.reads)})
+        places = {name: str(folder / path) for name in ("file", "manifest") if (path := getattr(self, name))}
+        return given.model_copy(update=places)
+
+    def _place(self) -> tuple[Path, str]:
+        file, colon, function = self.file.rpartition(".py:")
+        path = Path(f"{file}.py" if colon else self.file)
+        if not self.trust:
+            raise DataError(
+                f"{path} is a program that would be run, its function {function if colon else FUNCTION!r}",
+                where="data.source.function",
+                todo="set `trust: true` under function, if you know what it does",
+            )
+        return path, function if colon and function else FUNCTION
+
+    def files(self) -> dict[str, Path]:
+        """The program, and what it is said to read."""
+        path, _ = self._place()
+        return {"file": path, **{f"reads {index}": Path(read) for index, read in enumerate(self.reads)}}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The digests of program and files, and the name of the function."""
+        return {**super().fingerprint(), "function": self._place()[1]}
+
+    def load(self) -> Samples:
+        """Runs the function and checks what it gives."""
+        path, function = self._place()
+        where = f"{path}:{function}"
+        given = _called(path, function)
+        if isinstance(given, Mapping):
+            return _mapped(given, where)
+        if isinstance(given, tuple) and len(given) == 2:
+            return _mapped(dict(zip(KEYS, given, strict=False)), where)
+        if not isinstance(given, Iterable) or isinstance(given, str | bytes):
+            raise DataError(f"gave {type(given).__name__}", where=where, allowed=GIVES)
+        return _mapped(_gathered(given, where), where)
+
+
+def _called(path: Path, function: str) -> Any:
+    """What the function gives; an iterable is gone through here, so that its errors are told alike."""
+    spec = importlib.util.spec_from_file_location(f"coralline_data_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise DataError("is no Python file", where=str(path), allowed="file.py, or file.py:function")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        if not callable(getattr(module, function, None)):
+            raise DataError(f"there is no function {function!r}", where=str(path))
+        given = getattr(module, function)()
+        indexed = isinstance(given, Mapping | tuple | list)
+        return list(given) if isinstance(given, Iterable) and not indexed and not isinstance(given, str) else given
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"failed: {type(error).__name__}: {error}", where=f"{path}:{function}") from error
+
+
+def _gathered(rows: Iterable[Any], where: str) -> dict[str, Any]:
+    """Pairs or triples as columns."""
+    found = list(rows)
+    for place, row in enumerate(found):
+        if not isinstance(row, tuple) or len(row) not in (2, 3) or len(row) != len(found[0]):
+            raise DataError(f"item {place} is {type(row).__name__}", where=where, allowed=GIVES)
+    if not found:
+        raise DataError("gave nothing", where=where, allowed=GIVES)
+    return dict(zip(KEYS, (list(column) for column in zip(*found, strict=True)), strict=False))
+
+
+def _mapped(given: Mapping[str, Any], where: str) -> Samples:
+    """What was given, checked."""
+    if not {"x", "y"} <= given.keys() <= set(KEYS):
+        raise DataError(f"gave the keys {', '.join(map(str, given))}", where=where, allowed=GIVES)
+    x, y, classes = given["x"], np.asarray(given["y"]), given.get("classes")
+    if not isinstance(x, Sequence | np.ndarray) and not (hasattr(x, "__len__") and hasattr(x, "__getitem__")):
+        raise DataError(f"x is {type(x).__name__}", where=where, allowed="something with a length and indices")
+    if y.shape != (len(x),) or y.dtype.kind not in "uiU":
+        allowed = f"a whole number or a name for each of the {len(x)} samples"
+        raise DataError(f"y is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
+    names = None if classes is None else tuple(str(name) for name in classes)
+    values = y.tolist()
+    found = labels.named(values, names, where) if y.dtype.kind == "U" else labels.numbered(y, names, where)
+    words = given.get("split")
+    if words is not None and len(words) != len(x):
+        raise DataError(f"split has {len(words)} words", where=where, allowed=f"one for each of the {len(x)} samples")
+    splits = labels.splits(labels.split_named(str(word), where) for word in words) if words is not None else {}
+
+    def read(index: int) -> NDArray[Any]:
+        try:
+            return np.asarray(x[index])
+        except Exception as error:
+            reason = f"x[{index}] failed: {type(error).__name__}: {error}"
+            raise DataError(reason, where=where) from error
+
+    return Samples(*found, read, splits)

@@ -1,0 +1,80 @@
+"""Folders of images."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data.listing import Labelled
+from compress.data.source import Samples
+from compress.errors import DataError
+
+MAX_PIXELS = 64_000_000
+MAX_IMAGE_BYTES = 256 << 20
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
+
+_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    MemoryError,
+    OverflowError,
+    LookupError,
+    TypeError,
+    struct.error,
+    zlib.error,
+)
+"""What Pillow raises for damaged files."""
+
+
+class Folder(Labelled):
+    """A folder of images: one folder for each class, inside train/, val/ and test/ or without these; or a table."""
+
+    name: ClassVar[str] = "folder"
+    suffixes: ClassVar[tuple[str, ...]] = tuple(FORMATS)
+
+    channels: Literal[1, 3] = 3
+    """3: decoded as RGB; 1: as grey levels."""
+
+    def load(self) -> Samples:
+        """Labels from folders or table; images are decoded when they are read."""
+        found = self.found()
+
+        def read(index: int) -> NDArray[Any]:
+            name = found.listed[index].file
+            return decoded(found.tree.read(name, MAX_IMAGE_BYTES), self.channels, found.tree.describe(name))
+
+        return Samples(
+            found.label,
+            found.class_names,
+            read,
+            describe=lambda index: found.tree.describe(found.listed[index].file),
+            skip=self.corrupt == "skip",
+            **found.division(),
+        )
+
+
+def decoded(content: bytes, channels: int, where: str) -> NDArray[np.uint8]:
+    """An image file: [height, width, channels].
+
+    Raises:
+        DataError: it is none, damaged, or too large.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(content), formats=tuple(set(FORMATS.values()))) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise DataError(f"has {image.width}x{image.height} pixels", where=where, allowed=str(MAX_PIXELS))
+            pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
+    except (*_ERRORS, Image.DecompressionBombError) as error:
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = f"it is no {', '.join(sorted(set(FORMATS.values())))}, or damaged" if unknown else str(error)
+        raise DataError(f"is not a readable image: {reason}", where=where, todo="remove or repair it") from error
+    return pixels if channels == 3 else pixels[..., np.newaxis]

@@ -1,0 +1,104 @@
+"""What a data set is, for people who look at it before they trust it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data.division import spread
+from compress.stage import SPLITS, Facts, Split
+
+LOOKED_AT = 256
+"""Samples of each split that shapes and ranges are told of; others are counted."""
+MOST_CORRUPT = 100
+
+
+class Described(Protocol):
+    """What is summarized (`compress.data.Dataset`)."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes."""
+
+    @property
+    def corrupt(self) -> list[str]:
+        """What was left out, and why."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What else there is to know."""
+
+    def labels(self, split: Split) -> NDArray[np.int64]:
+        """The label of every sample of a split."""
+
+    def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """Some samples as they came."""
+
+
+def summary(data: Described) -> Facts:
+    """Plain values for JSON.
+
+    Returns:
+        `samples` by split; `counts`: by split, of each class; `imbalance`: how many samples the most frequent class
+        of the training split has for one of the rarest, None where a class has none; `missing`: the classes that it
+        has no sample of; `shapes`: smallest and largest sample, `range`: smallest and largest value, `dtypes`, of
+        `looked_at` samples as they came; `corrupt`: how many were left out, and the first of them; `notes`.
+    """
+    names = data.class_names
+    counts = {split: np.bincount(data.labels(split), minlength=len(names)) for split in SPLITS}
+    train = counts["train"]
+    looked = [
+        sample
+        for split in SPLITS
+        for sample in data.raw(split, spread(data.labels(split))[:LOOKED_AT])  # of every class
+    ]
+    corrupt = data.corrupt
+    return {
+        "samples": {split: int(found.sum()) for split, found in counts.items()},
+        "counts": {split: found.tolist() for split, found in counts.items()},
+        "imbalance": round(float(train.max() / train.min()), 2) if train.min() else None,
+        "missing": [names[index] for index in np.flatnonzero(train == 0)],
+        **_seen(looked),
+        "corrupt": {"count": len(corrupt), "first": corrupt[:MOST_CORRUPT]},
+        "notes": data.notes,
+    }
+
+
+def _seen(samples: list[NDArray[Any]]) -> Facts:
+    ranks = {sample.ndim for sample in samples}
+    same = len(ranks) == 1
+    sides = np.array([sample.shape for sample in samples]) if same else np.zeros((0, 0), int)
+    return {
+        "shapes": [sides.min(axis=0).tolist(), sides.max(axis=0).tolist()] if same else [],
+        "range": [float(min(sample.min() for sample in samples)), float(max(sample.max() for sample in samples))],
+        "dtypes": sorted({str(sample.dtype) for sample in samples}),
+        "looked_at": len(samples),
+    }
+
+
+def describe(found: Facts) -> str:
+    """The summary as a table and lines for people."""
+    names, counts = found["classes"], found["counts"]
+    width = max(len("class"), *(min(len(name), 40) for name in names))
+    lines = [f"{'class':<{width}} {'train':>10} {'validation':>10} {'test':>10}"]
+    rows = [(name[:40], [counts[split][index] for split in SPLITS]) for index, name in enumerate(names)]
+    for name, numbers in [*rows, ("all", list(found["samples"].values()))]:
+        lines.append(f"{name:<{width}} " + " ".join(f"{number:>10,}" for number in numbers))
+    if found["missing"]:
+        lines.append(f"no training sample: {', '.join(found['missing'])}")
+    elif found["imbalance"] is not None:
+        lines.append(f"the most frequent class has {found['imbalance']:g} training samples for one of the rarest")
+    shapes = " to ".join(" x ".join(map(str, shape)) for shape in sorted(map(tuple, found["shapes"])))
+    low, high = found["range"]
+    lines.append(
+        f"{found['looked_at']:,} samples looked at: {shapes or 'of different ranks'}, {', '.join(found['dtypes'])}, "
+        f"{low:g} to {high:g}"
+    )
+    lines += found["notes"]
+    corrupt = found["corrupt"]
+    if corrupt["count"]:
+        lines.append(f"{corrupt['count']:,} samples cannot be read and were left out:")
+        lines += [f"  {each}" for each in corrupt["first"]]
+    return "\n".join(lines)

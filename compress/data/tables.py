@@ -1,0 +1,93 @@
+"""CSV tables, read line by line: what no table has is refused before it fills the memory."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+from compress.errors import DataError
+
+MAX_LINE = 1 << 20
+MAX_COLUMNS = 4096
+MAX_NAMES = 1_000_000
+
+
+def rows(stream: IO[bytes], where: str, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV file with their line numbers; empty lines are left out.
+
+    Raises:
+        DataError: it is no CSV file in UTF-8, or has lines or rows that are too long.
+    """
+    reader = csv.reader(_lines(stream, where), delimiter=delimiter, strict=True)
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise DataError(f"is not a readable CSV file: {error}", where=f"{where}, line {reader.line_num}") from error
+        if row is None:
+            return
+        if len(row) > MAX_COLUMNS:
+            place = f"{where}, line {reader.line_num}"
+            raise DataError(f"has {len(row):,} columns", where=place, allowed=f"{MAX_COLUMNS:,} columns")
+        if row:
+            yield reader.line_num, row
+
+
+def _lines(stream: IO[bytes], where: str) -> Iterator[str]:
+    number = 0
+    while True:
+        try:
+            line = stream.readline(MAX_LINE + 1)
+        except OSError as error:
+            raise DataError(f"cannot be read: {error.strerror or error}", where=where) from error
+        if not line:
+            return
+        number += 1
+        place = f"{where}, line {number}"
+        if len(line) > MAX_LINE:
+            raise DataError("is too long for a line of a CSV file", where=place, allowed=f"{MAX_LINE:,} bytes")
+        if b"\0" in line:
+            raise DataError("has a NUL byte: this is no CSV file", where=place, allowed="text in UTF-8")
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            reason = f"is not UTF-8: byte {error.object[error.start]:#04x}"
+            raise DataError(reason, where=place, todo="write the file in UTF-8") from error
+
+
+def table(
+    stream: IO[bytes], where: str, columns: Sequence[str], delimiter: str = ","
+) -> Iterator[tuple[int, list[str]]]:
+    """Some columns of a CSV file with a header, in the order asked for, with line numbers.
+
+    Raises:
+        DataError: there is no such column, or a row has more or fewer columns than the header.
+    """
+    found = rows(stream, where, delimiter)
+    _, header = next(found, (0, []))
+    places = places_of(columns, header, where)
+    for number, row in found:
+        if len(row) != len(header):
+            place = f"{where}, line {number}"
+            raise DataError(f"has {len(row)} columns", where=place, allowed=f"{len(header)}, as the header has")
+        yield number, [row[place] for place in places]
+
+
+def header(stream: IO[bytes], where: str, delimiter: str = ",") -> list[str]:
+    """The names of a table's columns."""
+    return next(rows(stream, where, delimiter), (0, []))[1]
+
+
+def places_of(columns: Sequence[str], header: Sequence[str], where: str) -> list[int]:
+    """Where columns stand.
+
+    Raises:
+        DataError: a column is not there, or twice.
+    """
+    for column in columns:
+        if header.count(column) != 1:
+            reason = f"has no column {column!r}" if column not in header else f"has two columns {column!r}"
+            shown = ", ".join(header[:20]) + (", ..." if len(header) > 20 else "")
+            raise DataError(reason, where=where, allowed=shown or "none: it is empty", todo="check data.source")
+    return [header.index(column) for column in columns]

@@ -1,0 +1,268 @@
+"""A tree of files: a folder, or a tar archive that is read where it lies."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from compress.data import files
+from compress.errors import DataError
+
+MAX_FILES = 5_000_000
+MAX_DEPTH = 32
+_MAX_HEADER = 1 << 20
+_TAR_ERRORS = (tarfile.TarError, OSError, ValueError, EOFError, OverflowError, MemoryError, RecursionError)
+"""What tarfile raises for damaged files."""
+
+
+class Tree:
+    """Files with names, wherever they are.
+
+    Attributes:
+        where: its path.
+        names: the files, relative, with `/`, sorted; hidden ones are left out.
+        folders: the folders, likewise.
+    """
+
+    def __init__(self, where: str, names: set[str], folders: set[str]) -> None:
+        self.where = where
+        self.names = _sorted(names)
+        self.folders = _sorted(folders)
+
+    def open(self, name: str) -> BinaryIO:
+        """One file for reading, by its name.
+
+        Raises:
+            DataError: there is no such file, or it cannot be read.
+        """
+        raise NotImplementedError
+
+    def files(self, names: tuple[str, ...]) -> dict[str, Path]:
+        """What some of the files are stored in, for digests."""
+        raise NotImplementedError
+
+    def describe(self, name: str) -> str:
+        """What to call a file in messages."""
+        return str(Path(self.where) / name)
+
+    def read(self, name: str, most: int) -> bytes:
+        """All of a file that is not larger than `most` bytes.
+
+        Raises:
+            DataError: it is larger, or cannot be read.
+        """
+        with self.open(name) as stream:
+            try:
+                content = stream.read(most + 1)
+            except OSError as error:
+                raise files.unreadable(error, self.describe(name)) from error
+        if len(content) > most:
+            raise DataError("is too large", where=self.describe(name), allowed=f"{most:,} bytes")
+        return content
+
+
+class _Folder(Tree):
+    def __init__(self, path: Path) -> None:
+        names: set[str] = set()
+        folders: set[str] = set()
+        try:
+            _walk(path, "", (), names, folders)
+        except (OSError, ValueError) as error:
+            raise files.unreadable(error, path) from error
+        super().__init__(str(path), names, folders)
+
+    def open(self, name: str) -> BinaryIO:
+        return files.opened(Path(self.where) / inside(name, self.where))
+
+    def files(self, names: tuple[str, ...]) -> dict[str, Path]:
+        return {name: Path(self.where) / name for name in names}
+
+
+def _walk(path: Path, under: str, above: tuple[tuple[int, int], ...], names: set[str], folders: set[str]) -> None:
+    """Adds everything below a folder; links to folders are followed, but not in circles."""
+    found = path.stat()
+    itself = (found.st_dev, found.st_ino)
+    if itself in above:
+        return
+    if len(above) == MAX_DEPTH or len(names) > MAX_FILES:
+        raise DataError("holds too much", where=str(path), allowed=f"{MAX_FILES:,} files, {MAX_DEPTH} folders deep")
+    with os.scandir(path) as entries:
+        for entry in entries:
+            name = under + entry.name
+            if entry.is_dir():
+                folders.add(name)
+                if not entry.name.startswith("."):
+                    _walk(path / entry.name, f"{name}/", (*above, itself), names, folders)
+            elif entry.is_file():
+                names.add(name)
+
+
+class _SingleFile(Tree):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        super().__init__(str(path.parent), {path.name}, set())
+        self.names = (path.name,)  # hidden or not
+
+    def open(self, name: str) -> BinaryIO:
+        return files.opened(Path(self.where) / inside(name, self.where))
+
+    def files(self, names: tuple[str, ...]) -> dict[str, Path]:
+        return {"path" if name == self._path.name else name: Path(self.where) / name for name in names}
+
+
+class _Archive(Tree):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stream = files.plain(files.opened(path), str(path))
+        self._places, folders = _members(self._stream, str(path))
+        names = set(self._places)
+        for name in names:
+            folders.update(str(parent) for parent in PurePosixPath(name).parents if str(parent) != ".")
+        if clash := names & folders:
+            raise DataError(f"has {min(clash)!r} as a file and as a folder", where=str(path))
+        super().__init__(str(path), names, folders)
+
+    def open(self, name: str) -> BinaryIO:
+        place = self._places.get(inside(name, self.where))
+        if place is None:
+            raise DataError(f"there is no file {name!r} in it", where=self.where, todo="check data.source")
+        return io.BufferedReader(_Part(self._stream, *place))
+
+    def files(self, names: tuple[str, ...]) -> dict[str, Path]:
+        return {"path": self._path}
+
+
+class _Part(io.RawIOBase):
+    """A part of a file that others read too: every read says where."""
+
+    def __init__(self, stream: BinaryIO, start: int, size: int) -> None:
+        self._stream, self._start, self._size, self._place = stream, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._place = max(offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence], 0)
+        return self._place
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        wanted = max(min(len(buffer), self._size - self._place), 0)
+        content = os.pread(self._stream.fileno(), wanted, self._start + self._place)
+        buffer[: len(content)] = content
+        self._place += len(content)
+        return len(content)
+
+
+class _Headers(io.RawIOBase):
+    """An archive as tarfile reads it: a header that asks for megabytes is refused before they are read."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= _MAX_HEADER:
+            raise ValueError(f"a header of {size} bytes")
+        return self._stream.read(size)
+
+
+def tree(path: Path, *, single: bool = False) -> Tree:
+    """The files of a folder, of a tar archive, or, where that may be, a single file.
+
+    Raises:
+        DataError: it is not there, damaged, or an archive with members that no data set has.
+    """
+    try:
+        folder = path.is_dir()
+    except OSError as error:
+        raise files.unreadable(error, path) from error
+    if folder:
+        return _Folder(path)
+    if is_archive(path):
+        return _Archive(path)
+    if not single:
+        allowed = "a folder, or a tar archive of one"
+        raise DataError("is not a folder", where=str(path), allowed=allowed, todo="check data.source")
+    files.opened(path).close()
+    return _SingleFile(path)
+
+
+def is_archive(path: Path | str) -> bool:
+    """Whether a path is called what tar archives are called."""
+    suffixes = [suffix.lower() for suffix in Path(path).suffixes[-2:]]
+    return suffixes[-1:] in ([".tar"], [".tgz"], [".tbz2"], [".txz"], [".tzst"]) or suffixes[:1] == [".tar"]
+
+
+def inside(name: str, where: str) -> str:
+    """A name that stays where it should.
+
+    Raises:
+        DataError: it is absolute, or leads out of the folder.
+    """
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
+        raise DataError(f"names the file {name!r}", where=where, allowed="files inside, by relative paths")
+    return str(path)
+
+
+def _members(stream: BinaryIO, where: str) -> tuple[dict[str, tuple[int, int]], set[str]]:
+    """Place and size of every file in an archive, and its folders."""
+    places: dict[str, tuple[int, int]] = {}
+    folders: set[str] = set()
+    size = files.size_of(stream)
+    try:
+        with tarfile.open(fileobj=_Headers(stream), mode="r:", errorlevel=0) as archive:
+            end = 0
+            while (member := archive.next()) is not None:
+                archive.members = []  # type: ignore[attr-defined] # it would keep them all
+                if member.offset < end or member.size < 0 or len(places) >= MAX_FILES:
+                    raise DataError("is damaged, or holds too many files", where=where, allowed=f"{MAX_FILES:,} files")
+                end = member.offset_data
+                _add(member, size, places, folders, where)
+            stream.seek(archive.offset)
+            if any(block := stream.read(512)) or not block:
+                raise DataError(f"is damaged or cut short at byte {archive.offset}", where=where, todo="get it again")
+    except _TAR_ERRORS as error:
+        raise DataError(f"is not a readable tar archive: {error}", where=where, todo="get it again") from error
+    return places, folders
+
+
+def _add(member: tarfile.TarInfo, size: int, places: dict[str, tuple[int, int]], folders: set[str], where: str) -> None:
+    kinds: Mapping[str, bool] = {
+        "a link": member.issym() or member.islnk(),
+        "a device": member.isdev(),
+        "a sparse file": member.issparse(),
+        "of no known kind": not (member.isdir() or member.isreg()),
+    }
+    found = next((kind for kind, so in kinds.items() if so), None)
+    if found:
+        raise DataError(f"its member {member.name!r} is {found}", where=where, allowed="files and folders")
+    if member.isdir() and str(PurePosixPath(member.name)) == ".":
+        return
+    name = inside(member.name, where)
+    if member.isdir():
+        folders.add(name)
+        return
+    if member.offset_data + member.size > size:
+        raise DataError(f"its member {member.name!r} of {member.size:,} bytes is cut short", where=where)
+    if name in places:
+        raise DataError(f"has two members {name!r}", where=where)
+    places[name] = (member.offset_data, member.size)
+
+
+def _sorted(names: set[str]) -> tuple[str, ...]:
+    """Names in the order of their parts, without hidden ones."""
+    parted = sorted(name.split("/") for name in names)
+    return tuple("/".join(parts) for parts in parted if not any(part.startswith(".") for part in parts))
