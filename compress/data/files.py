@@ -91,12 +91,15 @@ def digests(paths: Mapping[str, Path]) -> dict[str, str]:
 def plain(stream: BinaryIO, where: str) -> BinaryIO:
     """A file as it is, or where it is compressed (gzip, bzip2, xz), what it unpacks to, in a file that has no name.
 
+    The given one is closed unless it is given back.
+
     Raises:
         DataError: it is damaged, or unpacks to more than a data set would.
     """
     magic = stream.read(6)
     stream.seek(0)
     if magic.startswith(b"\x28\xb5\x2f\xfd"):
+        stream.close()
         raise DataError("is compressed with zstd", where=where, allowed="no compression, gzip, bzip2 or xz")
     if not magic.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")):
         return stream
@@ -108,8 +111,14 @@ def plain(stream: BinaryIO, where: str) -> BinaryIO:
             if written > limit:
                 raise DataError(f"unpacks to more than {limit:,} bytes", where=where, todo="give the unpacked file")
             result.write(part)
+    except DataError:
+        result.close()
+        raise
     except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
+        result.close()
         raise DataError(f"cannot be unpacked: {error}", where=where, todo="get it again") from error
+    finally:
+        stream.close()
     result.seek(0)
     return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import weakref
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -118,6 +119,7 @@ class _Archive(Tree):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stream = files.plain(files.opened(path), str(path))
+        weakref.finalize(self, self._stream.close)
         self._places, folders = _members(self._stream, str(path))
         names = set(self._places)
         for name in names:

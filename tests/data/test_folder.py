@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pictures import divided, flat, image
 from PIL import Image
 from pydantic import ValidationError
 
@@ -29,26 +30,6 @@ def dataset(source: Folder, *steps: Any) -> Dataset:
 
 def everything(data: Dataset) -> list[np.ndarray]:
     return [data.inputs(split) for split in ("train", "validation", "test")]
-
-
-def image(path: Path, size: tuple[int, int] = (6, 4), value: int = 100, mode: str = "RGB") -> Path:
-    """An image of width and height `size` in one colour."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, value if mode != "RGB" else (value, value // 2, 0)).save(path)
-    return path
-
-
-def flat(root: Path, each: int = 10) -> Path:
-    for number, kind in enumerate(("cat", "dog")):
-        for index in range(each):
-            image(root / kind / f"{index}.png", value=100 * number + index)
-    return root
-
-
-def divided(root: Path, names: tuple[str, ...] = ("train", "val", "test")) -> Path:
-    for split in names:
-        flat(root / split, 4)
-    return root
 
 
 def test_flat_folder(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.data import labels, tables
-from compress.data.division import Divide, by_group, by_time
+from compress.data.division import Divide, Indices, by_group, by_time
 from compress.data.listing import Labelled, Listed, class_names_of
 from compress.data.source import Samples, several
 from compress.data.tree import Tree
@@ -94,7 +94,8 @@ class Csv(Labelled):
         if self.divide == "time":
             return by_time(series, starts, self.window)
         grouped = self.labels is not None and self.labels.group is not None
-        return by_group(np.unique(groups, return_inverse=True)[1] if grouped else series)
+        own = np.unique(groups, return_inverse=True)[1] if grouped else series
+        return by_group(own) if len(np.unique(own)) > 1 else _undivided
 
     def _series(self, tree: Tree, listed: list[Listed]) -> tuple[list[Series], list[str]]:
         """What is in the files, and which of them cannot be read and may be left out."""
@@ -164,6 +165,12 @@ class Window:
     start: int
     length: int
     label: str
+
+
+def _undivided(labels: Indices, indices: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
+    raise DataError(
+        "one file (or group) cannot be divided by files", where="data.source.csv", todo="set `divide: time`"
+    )
 
 
 def _most(words: NDArray[np.str_]) -> str:

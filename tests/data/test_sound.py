@@ -1,0 +1,196 @@
+"""WAV files: every kind, cut, padded, mixed and resampled; and what is refused."""
+
+from __future__ import annotations
+
+import os
+import struct
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compress.data.listing import Labels
+from compress.data.sources import Wav
+from compress.errors import DataError
+
+ROOT = Path(__file__).resolve().parents[2]
+WAVEFORM = np.sin(np.arange(800) / 9) * 0.75
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return name + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
+
+
+def riff(*chunks: bytes) -> bytes:
+    body = b"WAVE" + b"".join(chunks)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def form(tag: int = 1, bits: int = 16, channels: int = 1, rate: int = 8000, block: int | None = None) -> bytes:
+    block = channels * bits // 8 if block is None else block
+    return chunk(b"fmt ", struct.pack("<HHIIHH", tag, channels, rate, rate * block, block, bits))
+
+
+def pcm(values: np.ndarray, bits: int) -> bytes:
+    """Values from -1 to 1 as PCM."""
+    if bits == 8:
+        return np.round(values * 127 + 128).astype(np.uint8).tobytes()
+    whole = np.round(values * (2 ** (bits - 1) - 1)).astype("<i4")
+    return whole.view(np.uint8).reshape(-1, 4)[:, : bits // 8].tobytes()
+
+
+def source(folder: Path, content: bytes, **settings: Any) -> Wav:
+    (folder / "one").mkdir(parents=True, exist_ok=True)
+    (folder / "one" / "a.wav").write_bytes(content)
+    return Wav(path=str(folder), **{"rate": 8000, "seconds": 0.1} | settings)
+
+
+def read(folder: Path, content: bytes, **settings: Any) -> np.ndarray:
+    return source(folder, content, **settings).load().read(0)
+
+
+@pytest.mark.parametrize("bits", [8, 16, 24, 32])
+@pytest.mark.parametrize("extensible", [False, True])
+def test_pcm(tmp_path: Path, bits: int, extensible: bool) -> None:
+    head = form(bits=bits)
+    if extensible:
+        guid = struct.pack("<H", 1) + bytes.fromhex("000000001000800000aa00389b71")
+        more = struct.pack("<HHI", 22, bits, 0) + guid
+        head = chunk(b"fmt ", struct.pack("<HHIIHH", 0xFFFE, 1, 8000, 1000 * bits, bits // 8, bits) + more)
+    found = read(tmp_path, riff(head, chunk(b"data", pcm(WAVEFORM, bits))))
+    assert found.dtype == np.float32
+    assert found.shape == (800,)
+    np.testing.assert_allclose(found, WAVEFORM, atol=1.3 / 2 ** (bits - 1) + 1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f8"])
+def test_float(tmp_path: Path, dtype: str) -> None:
+    content = riff(form(3, np.dtype(dtype).itemsize * 8), chunk(b"data", WAVEFORM.astype(dtype).tobytes()))
+    np.testing.assert_array_equal(read(tmp_path, content), WAVEFORM.astype(np.float32))
+
+
+def test_full_scale(tmp_path: Path) -> None:
+    values = np.array([-32768, 0, 32767], "<i2")
+    found = read(tmp_path, riff(form(), chunk(b"data", values.tobytes())), seconds=3 / 8000)
+    np.testing.assert_array_equal(found, np.float32([-1, 0, 32767 / 32768]))
+
+
+def test_channels(tmp_path: Path) -> None:
+    both = np.stack([WAVEFORM, -WAVEFORM / 2], axis=1)
+    content = riff(form(channels=2), chunk(b"data", pcm(both, 16)))
+    np.testing.assert_allclose(read(tmp_path, content), WAVEFORM / 4, atol=1e-4)
+    np.testing.assert_allclose(read(tmp_path, content, channels="first"), WAVEFORM, atol=1e-4)
+
+
+def test_cut_and_filled_up(tmp_path: Path) -> None:
+    content = riff(form(), chunk(b"data", pcm(WAVEFORM, 16)))
+    whole = read(tmp_path, content)
+    np.testing.assert_array_equal(read(tmp_path, content, seconds=0.05), whole[:400])
+    longer = read(tmp_path, content, seconds=0.2)
+    np.testing.assert_array_equal(longer[:800], whole)
+    np.testing.assert_array_equal(longer[800:], np.zeros(800))
+
+
+def test_other_chunks_are_passed_over(tmp_path: Path) -> None:
+    data = chunk(b"data", pcm(WAVEFORM, 16))
+    plain = read(tmp_path, riff(form(), data))
+    odd = riff(chunk(b"LIST", b"abc"), form(), chunk(b"fact", bytes(4)), data, chunk(b"LIST", b"end"))
+    np.testing.assert_array_equal(read(tmp_path, odd), plain)
+
+
+def test_as_written_by_python(tmp_path: Path) -> None:
+    with wave.open(str(tmp_path / "b.wav"), "wb") as stream:
+        stream.setnchannels(1)
+        stream.setsampwidth(2)
+        stream.setframerate(8000)
+        stream.writeframes(pcm(WAVEFORM, 16))
+    np.testing.assert_allclose(read(tmp_path, (tmp_path / "b.wav").read_bytes()), WAVEFORM, atol=1e-4)
+
+
+def test_other_rates(tmp_path: Path) -> None:
+    tone = np.sin(np.arange(4410) / 44_100 * 2 * np.pi * 500) * 0.5
+    content = riff(form(rate=44_100), chunk(b"data", pcm(tone, 16)))
+    with pytest.raises(DataError, match=r"a\.wav: has 44100 samples per second; allowed: 8000; set resample: true"):
+        read(tmp_path, content)
+    found = read(tmp_path, content, resample=True)
+    expected = np.sin(np.arange(800) / 8000 * 2 * np.pi * 500) * 0.5
+    np.testing.assert_allclose(found[50:-50], expected[50:-50], atol=0.01)
+
+
+DATA = chunk(b"data", pcm(WAVEFORM, 16))
+BAD: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "does not begin with RIFF and WAVE"),
+    "text": (b"this is no recording at all", "does not begin with RIFF"),
+    "AIFF": (b"FORM" + riff(form(), DATA)[4:], "does not begin with RIFF"),
+    "no format": (riff(DATA), "its values come before its format"),
+    "no values": (riff(form()), "it has no values"),
+    "header alone": (riff(form(), DATA)[:12], "it has no values"),
+    "short format": (riff(chunk(b"fmt ", b"abc"), DATA), "its format is cut short"),
+    "cut short": (riff(form(), DATA)[:-10], "it is cut short: 1,600 bytes of values, 1,590 are there"),
+    "endless": (riff(form(), b"data\xff\xff\xff\xff"), "it is cut short: 4,294,967,295 bytes"),
+    "compressed": (riff(form(tag=85), DATA), "is of format 85 with 16 bits; allowed: PCM of"),
+    "12 bits": (riff(form(bits=12), DATA), "is of format 1 with 12 bits"),
+    "no channels": (riff(form(channels=0), DATA), "0 channels"),
+    "many channels": (riff(form(channels=65_000, block=64_464), DATA), "65000 channels"),
+    "no rate": (riff(form(rate=0), DATA), "0 frames per second"),
+    "wrong block": (riff(form(block=3), DATA), "3 bytes each"),
+    "huge chunk": (riff(b"LIST\xff\xff\xff\xff", form(), DATA), "it has no values"),
+    "many chunks": (riff(chunk(b"junk", b"") * 20_000), "it has no values"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD.values(), ids=BAD)
+def test_bad_files(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, content, resample=True)
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    content = riff(form(), DATA)
+    random = np.random.default_rng(0)
+    refused = 0
+    for _ in range(500):
+        changed = bytearray(content)
+        for place in random.integers(0, 44, 2):
+            changed[place] = random.integers(256)
+        try:
+            assert read(tmp_path, bytes(changed), resample=True).shape == (800,)
+        except DataError:
+            refused += 1
+    assert 300 < refused < 500
+
+
+def test_labels_in_folders_and_in_a_table(tmp_path: Path) -> None:
+    content = riff(form(), DATA)
+    found = source(tmp_path, content)
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "b.WAV").write_bytes(content)
+    assert found.load().class_names == ("one", "two")
+    (tmp_path / "labels.csv").write_text("file,label\none/a.wav,x\ntwo/b.WAV,y\n")
+    tabled = Wav(path=str(tmp_path), rate=8000, seconds=0.1, labels=Labels(table="labels.csv")).load()
+    assert tabled.class_names == ("x", "y")
+    np.testing.assert_array_equal(tabled.read(0), tabled.read(1))
+
+
+def test_spoken_digits(tmp_path: Path) -> None:
+    """Recordings of people, written as files: what is read is what was recorded."""
+    path = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared")) / "data" / "fsdd_8k.npz"
+    if not path.exists():
+        pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")
+    with np.load(path) as arrays:
+        audio, offsets, labels = arrays["audio"], arrays["offsets"], arrays["y"]
+    chosen = np.arange(0, 3000, 60)
+    for index in chosen:
+        folder = tmp_path / str(labels[index])
+        folder.mkdir(exist_ok=True)
+        values = audio[offsets[index] : offsets[index + 1]].astype("<i2")
+        (folder / f"{index:04d}.wav").write_bytes(riff(form(), chunk(b"data", values.tobytes())))
+    samples = Wav(path=str(tmp_path), rate=8000, seconds=0.5).load()
+    assert len(samples.labels) == 50
+    for place in range(50):
+        index = int(Path(samples.describe(place)).stem)
+        assert samples.class_names[samples.labels[place]] == str(labels[index])
+        spoken = audio[offsets[index] : offsets[index + 1]][:4000]
+        np.testing.assert_array_equal(samples.read(place)[: len(spoken)] * 32768, spoken)
