@@ -230,8 +230,9 @@ class Dataset:
                 )
             rows.put(place, image)
 
-        decode(lambda place: self._preprocessed(int(indices[place])), len(indices), put, self._progress)
-        return rows.close()
+        with rows:
+            decode(lambda place: self._preprocessed(int(indices[place])), len(indices), put, self._progress)
+            return rows.taken()
 
     def _where(self, samples: Samples, index: int) -> str:
         return f"data.source.{self.source.name}: {samples.describe(index)}"

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,10 +112,16 @@ class Rows:
         elif self._array is not None:
             self._array[index] = sample
 
-    def close(self) -> NDArray[np.float32] | None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def taken(self) -> NDArray[np.float32] | None:
         """What is in memory; None where everything is in the file, and on the disk."""
         if self._stream is not None:
-            with self._stream as stream:
-                stream.flush()
-                os.fsync(stream.fileno())
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
         return self._array

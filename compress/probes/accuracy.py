@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.gathering import blocks
 from compress.errors import ModelError
 from compress.measurement import drop, proportion
 from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Need, Probe
@@ -31,7 +32,7 @@ class Accuracy(Probe):
         for done, (name, artifact) in enumerate(subjects.items()):
             context.progress.update(done, len(subjects))
             model = Model(artifact.file(MODEL_TFLITE), reproducible=True)
-            scores = model.scores(samples)
+            scores = np.concatenate([model.scores(part) for part in blocks(samples)])
             if scores.shape[1] != len(context.data.class_names):
                 raise ModelError(
                     f"gives {scores.shape[1]} scores, but the data has {len(context.data.class_names)} classes",

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from compress.data.gathering import blocks, rows
 from compress.errors import StageError
 from compress.quantization.settings import RoundedTraining
 from compress.stage import MODEL_TFLITE, PLAN_FILE, Artifact, Context, Facts, Kind, Need, Stage
@@ -244,11 +245,17 @@ class Quantize(Stage, TrainingSettings):
             trained, plan, found = training.train(ptq.network, ptq.plan, self, context, self.qat, folding.norms(given))
         qat = Candidate("qat", conversion.convert(trained, plan, self.io), trained, plan)
         inputs, labels = context.data.inputs("validation"), context.data.labels("validation")
-        answers = {each.method: self._outputs(context)(each.content, inputs).argmax(axis=1) for each in (ptq, qat)}
+        answers = {each.method: self._answers(each.content, inputs, context) for each in (ptq, qat)}
         scores = {method: float((answer == labels).mean()) for method, answer in answers.items()}
-        computed = training.simulated(trained, plan).predict(inputs, verbose=0).argmax(axis=1)
+        model = training.simulated(trained, plan)
+        computed = np.concatenate([model.predict(part, verbose=0).argmax(axis=1) for part in blocks(inputs)])
         facts.update(found, validation_accuracy=scores, training_agrees=float((answers["qat"] == computed).mean()))
         return qat if scores["qat"] > scores["ptq"] else ptq
+
+    def _answers(self, content: bytes, inputs: NDArray[np.float32], context: Context) -> NDArray[np.int64]:
+        """The class that a file gives for each sample."""
+        outputs = self._outputs(context)
+        return np.concatenate([outputs(content, part).argmax(axis=1) for part in blocks(inputs)])
 
     def _samples(self, context: Context) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Samples of the training split for calibration, and others held back; classes take turns."""
@@ -262,7 +269,7 @@ class Quantize(Stage, TrainingSettings):
         ends = min(self.calibration_samples, max(len(order) * 2 // 3, 1)), len(order)
         held_back = order[ends[0] : ends[0] + self.held_back_samples]
         # Not sorted: the search looks at the first of the held-back ones first, and classes take turns among them.
-        return inputs[np.sort(order[: ends[0]])], inputs[held_back if len(held_back) else order[: ends[0]]]
+        return rows(inputs, np.sort(order[: ends[0]])), rows(inputs, held_back if len(held_back) else order[: ends[0]])
 
 
 def _warner(facts: Facts, context: Context) -> Callable[[list[str]], None]:

@@ -1,4 +1,4 @@
-"""The training split in batches. Which sample comes when, and how it is changed, follows from seed and epoch alone, so
+"""The training split in batches, from memory or from a file that is larger, read ahead. Which sample comes when, and how it is changed, follows from seed and epoch alone, so
 that a training that goes on after an interruption sees what it would have seen without."""
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from compress.data import gathering
 from compress.stage import Settings
 from compress.training.tensorflow import keras
+
+VALIDATION_BATCH = 32
+"""What Keras takes of arrays."""
 
 
 class Augment(Settings):
@@ -48,7 +52,7 @@ def batches(inputs: NDArray[np.float32], targets: Any, settings: Passes, seed: i
     """All batches of a training from epoch `first` on, as a tf.data set of `batches_per_epoch` batches for each epoch.
 
     Args:
-        inputs: all training samples: [n, ...].
+        inputs: all training samples: [n, ...]; of a memory map no more is read than batches need.
         targets: what belongs to each sample: an array [n, ...], or a map of them.
         settings: how many epochs, how large the batches, what is changed.
         seed: the run's.
@@ -56,11 +60,11 @@ def batches(inputs: NDArray[np.float32], targets: Any, settings: Passes, seed: i
     """
     import tensorflow as tf
 
-    stored = tf.nest.map_structure(tf.constant, (inputs, targets))
+    drawn_of = _read(inputs, targets) if gathering.mapped(inputs) else _held(inputs, targets)
     change = _augmentation(settings.augment)
 
     def drawn(indices: Any, seeds: Any) -> Any:
-        images, beside = tf.nest.map_structure(lambda each: tf.gather(each, indices), stored)
+        images, beside = drawn_of(indices)
         return change(images, seeds), beside
 
     made = tf.data.Dataset.from_generator(
@@ -70,6 +74,42 @@ def batches(inputs: NDArray[np.float32], targets: Any, settings: Passes, seed: i
     made = made.map(drawn, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
     count = (settings.epochs - first) * settings.batches_per_epoch(len(inputs))
     return made.apply(tf.data.experimental.assert_cardinality(count))
+
+
+def held_out(inputs: NDArray[np.float32], targets: Any) -> Any:
+    """Samples as `fit` takes them for validation: arrays as they are, a memory map in batches as Keras would make."""
+    if not gathering.mapped(inputs):
+        return inputs, targets
+    import tensorflow as tf
+
+    made = tf.data.Dataset.range(len(inputs)).batch(VALIDATION_BATCH)
+    return made.map(_read(inputs, targets), num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+
+def _held(inputs: NDArray[np.float32], targets: Any) -> Callable[[Any], Any]:
+    """Indices -> samples and what belongs to them, out of tensors."""
+    import tensorflow as tf
+
+    stored = tf.nest.map_structure(tf.constant, (inputs, targets))
+    return lambda indices: tf.nest.map_structure(lambda each: tf.gather(each, indices), stored)
+
+
+def _read(inputs: NDArray[np.float32], targets: Any) -> Callable[[Any], Any]:
+    """The same out of a file."""
+    import tensorflow as tf
+
+    arrays = [inputs, *map(np.asarray, tf.nest.flatten(targets))]
+    kinds = [tf.as_dtype(array.dtype) for array in arrays]
+
+    def drawn(indices: Any) -> Any:
+        found = tf.numpy_function(
+            lambda places: [gathering.rows(array, places) for array in arrays], [indices], kinds, stateful=False
+        )
+        for tensor, array in zip(found, arrays, strict=True):
+            tensor.set_shape((None, *array.shape[1:]))
+        return found[0], tf.nest.pack_sequence_as(targets, found[1:])
+
+    return drawn
 
 
 def _orders(

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from compress.data.gathering import rows as rows_of
 from compress.errors import ModelError
 from compress.stage import Context, Data, Facts, Split
 from compress.training import monitoring, precision, schedules
-from compress.training.batches import Passes, batches
+from compress.training.batches import Passes, batches, held_out
 from compress.training.checkpoint import Checkpoint
 from compress.training.tensorflow import keras
 
@@ -115,7 +116,7 @@ def chosen_inputs(data: Data, count: int, seed: int) -> tuple[NDArray[np.float32
     """So many samples of the training split, chosen at random, with their labels; in the order that they have there."""
     inputs, labels = data.inputs("train"), data.labels("train")
     order = np.sort(np.random.default_rng(seed).permutation(len(inputs))[:count])
-    return inputs[order], labels[order]
+    return rows_of(inputs, order), labels[order]
 
 
 def label_loss(head: Head) -> Loss:
@@ -170,7 +171,7 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
         epochs=settings.epochs,
         initial_epoch=first,
         steps_per_epoch=steps,
-        validation_data=(context.data.inputs("validation"), targets["validation"]),
+        validation_data=held_out(context.data.inputs("validation"), targets["validation"]),
         shuffle=False,
         verbose=0,
         callbacks=[each for each in asked if each is not None],

@@ -15,7 +15,7 @@ from typing import Any
 from compress.errors import StageError
 from compress.stage import Context, Facts
 from compress.training import fit, legacy_keras, monitoring, redundancy
-from compress.training.batches import Passes, batches
+from compress.training.batches import Passes, batches, held_out
 from compress.training.legacy_keras import Legacy
 from compress.training.network import Layer, Network, build
 
@@ -147,7 +147,7 @@ def train(model: Any, network: Network, settings: Passes, context: Context, call
         metrics=["accuracy"],
         jit_compile=False,
     )
-    validation = (context.data.inputs("validation"), context.data.labels("validation"))
+    validation = held_out(context.data.inputs("validation"), context.data.labels("validation"))
     reporting = monitoring.reporting(tf_keras, context.progress, steps, settings.epochs)
     history = model.fit(
         batches(inputs, labels, settings, context.seed),

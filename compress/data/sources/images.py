@@ -72,6 +72,9 @@ def decoded(content: bytes, channels: int, where: str) -> NDArray[np.uint8]:
         with Image.open(io.BytesIO(content), formats=tuple(set(FORMATS.values()))) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(f"has {image.width}x{image.height} pixels", where=where, allowed=str(MAX_PIXELS))
+            if image.format == "PNG":  # of what is cut short, Pillow would give the beginning
+                with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
+                    again.verify()
             pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
     except (*_ERRORS, Image.DecompressionBombError) as error:
         unknown = isinstance(error, UnidentifiedImageError)

@@ -1,0 +1,102 @@
+"""Batches from memory and from files: the same, in the same order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from blobs import Blobs, context
+
+from compress.data import gathering
+from compress.stage import Split
+from compress.training import batches, fit
+from compress.training.batches import Augment, Passes
+from compress.training.fit import Head, TrainingSettings
+
+X = np.random.default_rng(0).random((50, 3, 2)).astype(np.float32)
+
+
+def in_a_file(folder: Path, array: np.ndarray) -> Any:
+    np.save(folder / "x.npy", array)
+    return np.load(folder / "x.npy", mmap_mode="r")
+
+
+def test_rows(tmp_path: Path) -> None:
+    places = np.array([49, 0, 7, 7])
+    found = gathering.rows(in_a_file(tmp_path, X), places)
+    assert type(found) is np.ndarray
+    np.testing.assert_array_equal(found, X[places])
+    np.testing.assert_array_equal(gathering.rows(X, places), X[places])
+
+
+def test_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "BLOCK", 32)
+    parts = list(gathering.blocks(in_a_file(tmp_path, X)))
+    assert [len(part) for part in parts] == [32, 18]
+    np.testing.assert_array_equal(np.concatenate(parts), X)
+    (whole,) = gathering.blocks(X)
+    assert whole is X
+
+
+def test_a_file_that_has_become_shorter(tmp_path: Path) -> None:
+    array = in_a_file(tmp_path, X)
+    with (tmp_path / "x.npy").open("r+b") as stream:
+        stream.truncate(600)
+    with pytest.raises(OSError, match="has become shorter"):
+        gathering.rows(array, np.arange(50))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_order_does_not_depend_on_where_samples_are(keras: Any, tmp_path: Path, nested: bool) -> None:
+    labels = np.arange(50)
+    targets: Any = {"labels": labels, "taught": X[:, 0]} if nested else labels
+    seen = []
+    for inputs in (X, in_a_file(tmp_path, X)):
+        keras.utils.set_random_seed(3)
+        made = batches.batches(inputs, targets, Passes(epochs=2, batch_size=16), 5)
+        assert len(made) == 8
+        seen.append(list(made.as_numpy_iterator()))
+    for one, other in zip(*seen, strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        for name in ("labels", "taught") if nested else ():
+            np.testing.assert_array_equal(one[1][name], other[1][name])
+        own = one[1]["labels"] if nested else one[1]
+        np.testing.assert_array_equal(one[0], X[own])
+    assert not np.array_equal(seen[0][0][0], seen[0][4][0])  # another epoch, another order
+
+
+@dataclass
+class Filed(Blobs):
+    """The same data, from files."""
+
+    folder: Path = Path()
+
+    def inputs(self, split: Split) -> np.ndarray:
+        path = self.folder / f"{split}.npy"
+        if not path.exists():
+            np.save(path, super().inputs(split))
+        return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
+
+
+@pytest.mark.tensorflow
+def test_training_from_files_gives_the_same_weights(keras: Any, tmp_path: Path) -> None:
+    from compress.training.tensorflow import keras as seeded
+
+    weights, histories = [], []
+    for data in (Blobs(), Filed(folder=tmp_path)):
+        seeded(1)
+        layers = keras.layers
+        model = keras.Sequential(
+            [keras.Input((8, 8, 1)), layers.Conv2D(4, 3, activation="relu"), layers.Flatten(), layers.Dense(2)]
+        )
+        settings = TrainingSettings(epochs=2, batch_size=16, augment=Augment(shift=0.1, flip=True))
+        facts = fit.fit(model, fit.label_loss(Head(softmax=False)), settings, context(data, tmp_path, 1))
+        weights.append(model.get_weights())
+        histories.append(facts["history"])
+    assert histories[0] == histories[1]
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
