@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compress.errors import ModelError
+from compress.errors import ModelError, StageError
 from compress.stage import Context, Data, Facts, Settings, Split
 from compress.training import monitoring, precision, schedules
 from compress.training.checkpoint import Checkpoint
@@ -291,13 +291,23 @@ def _trainer(library: Any, model: Any, loss: Loss) -> Any:
 
 
 def batches_of(context: Context, settings: Passes, targets: Any) -> Any:
-    """The training split with what belongs to each sample, shuffled anew in every epoch, augmented and batched."""
+    """The training split with what belongs to each sample, shuffled anew in every epoch, augmented and batched.
+
+    Raises:
+        StageError: images are to be augmented, and these are none.
+    """
     import tensorflow
 
     x = context.data.inputs("train")
     batches = tensorflow.data.Dataset.from_tensor_slices((x, targets))
     batches = batches.shuffle(len(x), seed=context.seed).batch(settings.batch_size)
     change = _augmentation(settings.augment, context.seed)
+    if change is not None and x.ndim != 4:
+        raise StageError(
+            f"augment changes images, and the samples are {list(x.shape[1:])}",
+            allowed="[height, width, channels]",
+            todo="leave out augment",
+        )
     if change is not None:
         batches = batches.map(lambda images, targets: (change(images), targets))
     return batches.prefetch(tensorflow.data.AUTOTUNE)
