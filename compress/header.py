@@ -1,7 +1,7 @@
 """A bundle's model as a C++ header for coralmicro (Dev Board Micro): bytes, quantization, labels, preprocessing.
 
 Not tested on hardware: it compiles, and its numbers are those of the bundle. C++17, nothing but <cmath> and
-<cstdint>. The arithmetic is that of `deploy.preprocessing` after the resize, which the camera driver does.
+<cstdint>. The arithmetic is that of `deploy.preprocessing` after the resize and the crop, which the camera driver does.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def text(opened: bundle.Bundle, role: str, where: str = "") -> str:
     """The header.
 
     Raises:
-        ModelError: the model is not 8 bits wide at both ends, or its input is no image.
+        ModelError: the model is not 8 bits wide at both ends, its input is no image, or its preprocessing has
+            other steps than resize, crop, scale and normalize.
     """
     entry = opened.manifest["models"][role]
     content = opened.members[entry["file"]]
@@ -129,7 +130,7 @@ def text(opened: bundle.Bundle, role: str, where: str = "") -> str:
         raise ModelError(f"its input {given['shape']} is no image [1, height, width, channels]", where=where)
     limits = np.iinfo(given["dtype"])
     _, height, width, channels = given["shape"]
-    factor, offset = _line(opened.manifest["preprocessing"]["steps"], channels)
+    factor, offset = _line(opened.manifest["preprocessing"]["steps"], channels, where)
     space = re.sub(r"[^a-z0-9]+", "_", opened.manifest["name"].lower()).strip("_") or "model"
     space = f"m_{space}" if space[0].isdigit() else space
     labels = list(opened.labels)
@@ -159,8 +160,12 @@ def text(opened: bundle.Bundle, role: str, where: str = "") -> str:
     )
 
 
-def _line(steps: Sequence[dict[str, Any]], channels: int) -> tuple[list[float], list[float]]:
-    """What `scale` and `normalize` do to a value, taken together: factor and offset of each channel."""
+def _line(steps: Sequence[dict[str, Any]], channels: int, where: str) -> tuple[list[float], list[float]]:
+    """What `scale` and `normalize` do to a value, taken together: factor and offset of each channel.
+
+    Raises:
+        ModelError: there is a step that this header has no arithmetic for.
+    """
     factor, offset = np.ones(channels), np.zeros(channels)
     for step in steps:
         ((name, settings),) = step.items()
@@ -171,6 +176,12 @@ def _line(steps: Sequence[dict[str, Any]], channels: int) -> tuple[list[float], 
         elif name == "normalize":
             mean, deviation = np.asarray(settings["mean"], float), np.asarray(settings["std"], float)
             factor, offset = factor / deviation, (offset - mean) / deviation
+        elif name not in ("resize", "crop"):
+            raise ModelError(
+                f"its preprocessing has the step {name}, which the header has no arithmetic for",
+                where=where,
+                allowed="resize, crop, scale, normalize",
+            )
     return factor.tolist(), offset.tolist()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import itertools
 import json
@@ -27,18 +26,21 @@ def describe_settings() -> None:
     kinds = [Settings]
     for kind in kinds:
         kinds += [each for each in kind.__subclasses__() if each not in kinds]
-        texts: dict[str, str] = {}
-        for each in reversed(kind.__mro__):
-            if issubclass(each, Settings):
-                texts.update(_texts(each))
+        texts = _inherited(kind)
         for name, field in kind.model_fields.items():
             field.description = texts.get(name)
     for kind in kinds * 2:  # again, for those that hold others
         kind.model_rebuild(force=True)
 
 
+def _inherited(kind: type[Any]) -> dict[str, str]:
+    """The strings below the fields of a class of the project, and below those that it has from others."""
+    ours = [each for each in reversed(kind.__mro__) if each.__module__.partition(".")[0] in ("compress", "deploy")]
+    return {name: text for each in ours for name, text in _texts(each).items()}
+
+
 @cache
-def _texts(kind: type[Settings]) -> dict[str, str]:
+def _texts(kind: type[Any]) -> dict[str, str]:
     """The strings below the fields of one class."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
@@ -168,18 +170,15 @@ def _named(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _step(step: Any) -> dict[str, Any]:
-    """A preprocessing step: numbers, lists of numbers, and words."""
-    fields = preprocessing.fields(step)
-    value = {"Tuple[float, ...]": "array", "Tuple[int, int]": "array", "Range": "array", "str": "string"}
+    """A preprocessing step."""
+    fields, texts = preprocessing.fields(step), _inherited(step)
     return {
         "type": "object",
         "description": _summary(step),
         "additionalProperties": False,
-        "required": [name for name, field in fields.items() if field.default is dataclasses.MISSING],
+        "required": preprocessing.needed(step),
         "properties": {
-            name: {"type": value[str(field.type)]}
-            | ({"items": {"type": "number"}} if value[str(field.type)] == "array" else {})
-            for name, field in fields.items()
+            name: field.metadata["kind"].schema() | {"description": texts[field.name]} for name, field in fields.items()
         },
     }
 

@@ -57,7 +57,7 @@ def _device_options(parser: argparse.ArgumentParser) -> None:
 def _run_options(parser: argparse.ArgumentParser) -> None:
     _model_options(parser)
     parser.add_argument(
-        "images", nargs="*", metavar="IMAGE", help=".npy arrays, or image files; the golden inputs if none"
+        "images", nargs="*", metavar="IMAGE", help=".npy arrays, images or .wav files; the golden inputs if none"
     )
     parser.add_argument("--top", type=int, default=3, help="how many classes to tell")
 
@@ -68,7 +68,7 @@ def _run(arguments: Arguments) -> Tuple[Result, str]:
     if arguments.top < 1:
         raise ArgumentError("--top %d tells nothing" % arguments.top, "use --top 1 or more")
     with _model(arguments) as model:
-        named = [(path, _image(path)) for path in arguments.images]
+        named = [(path, _sample(path, model.bundle.preprocessing.rate)) for path in arguments.images]
         if not named:
             named = [(name, model.bundle.array(name)) for name in model.bundle.manifest["golden"]["inputs"]]
         rows = []
@@ -174,8 +174,8 @@ def _identity(opened: Any) -> Result:
     }
 
 
-def _image(path: str) -> Any:
-    """A decoded image: a .npy array, or an image file where Pillow or OpenCV is there to decode it.
+def _sample(path: str, rate: Any) -> Any:
+    """A decoded sample: a .npy array, a .wav file, or an image file where Pillow or OpenCV is there to decode it.
 
     Raises:
         ImageError: it cannot be decoded.
@@ -188,6 +188,11 @@ def _image(path: str) -> Any:
             return np.load(path, allow_pickle=False)
         except (ValueError, EOFError) as error:
             raise ImageError("%s is not an array: %s" % (path, error), "write it with numpy.save")
+    if path.lower().endswith(".wav"):
+        from deploy import recording
+
+        with open(path, "rb") as stream:
+            return recording.sound(stream.read(), rate)
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:

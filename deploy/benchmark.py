@@ -195,7 +195,7 @@ def _preprocessing(model: Model, image: Array, runs: int = 20) -> Measured:
         model.prepare(image)
         times.append(time.perf_counter() - before)
     return measured(
-        float(np.median(times)) * 1000, "ms", "one decoded image %r, median of %d" % (list(image.shape), runs)
+        float(np.median(times)) * 1000, "ms", "one decoded sample %r, median of %d" % (list(image.shape), runs)
     )
 
 

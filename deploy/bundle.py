@@ -206,9 +206,11 @@ class Bundle:
         try:
             self.preprocessing = Preprocessing(self.manifest["preprocessing"]["steps"])
         except PreprocessingError as error:
-            raise BundleError("the bundle's preprocessing cannot be used: %s" % error)
+            what = "the bundle's preprocessing cannot be used: %s; Coralline %s packed it: is this runner older?"
+            raise BundleError(what % (error, self.manifest["coralline"]))
         if self.preprocessing.digest != self.manifest["preprocessing"]["digest"]:
-            raise BundleError("the bundle's preprocessing is not what this version of Coralline computes")
+            what = "the bundle's preprocessing is not what this version of Coralline computes: use the runner of %s"
+            raise BundleError(what % self.manifest["coralline"])
 
     @property
     def labels(self) -> Any:
@@ -233,7 +235,7 @@ class Bundle:
         if entry is None:
             return [], np.zeros(0, np.int64)
         stacks, labels = [self.array(name) for name in entry["inputs"]], self.array(entry["labels"])
-        samples = [sample for stack in stacks if stack.ndim in (3, 4) for sample in stack]
+        samples = [sample for stack in stacks if stack.ndim in (2, 3, 4) for sample in stack]
         good = labels.shape == (len(samples),) and labels.dtype == np.int64 and all(len(stack) for stack in stacks)
         if not good or ((labels < 0) | (labels >= len(self.labels))).any():
             raise BundleError("the evaluation sample is not %d samples with a label each" % len(samples))

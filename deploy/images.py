@@ -1,4 +1,4 @@
-"""The body of a request as a decoded image: .npy, raw numbers, JPEG, PNG. All of it is hostile.
+"""The body of a request as a decoded sample: .npy, raw numbers, JPEG, PNG, WAV. All of it is hostile.
 
 numpy's own reader of .npy evaluates the header and is not used; what an image would unpack to is read
 from its first bytes before anything unpacks it.
@@ -10,11 +10,11 @@ from __future__ import annotations
 import io
 import re
 import struct
-from typing import Any, Tuple, Union
+from typing import Any, Optional, Tuple, Union
 
 import numpy as np
 
-from deploy import bundle
+from deploy import bundle, recording
 from deploy.errors import ImageError
 from deploy.preprocessing import Array
 
@@ -22,18 +22,19 @@ MAX_PIXELS = 1 << 25
 """Of an image: 33 million, 100 MB of colours."""
 DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "float32", "float64")
 Bytes = Union[bytes, bytearray]
-_SHAPE = re.compile(r"[0-9]{1,6}(,[0-9]{1,6}){1,3}\Z")
+_SHAPE = re.compile(r"[0-9]{1,9}(,[0-9]{1,9}){0,3}\Z")
 _PNG, _JPEG, _NPY = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\x93NUMPY"
-FORMS = "send a .npy array, raw numbers with X-Shape and X-Dtype, JPEG or PNG"
+FORMS = "send a .npy array, raw numbers with X-Shape and X-Dtype, JPEG, PNG or WAV"
 
 
-def decoded(body: Bytes, shape: str = "", dtype: str = "") -> Array:
-    """The image in a body.
+def decoded(body: Bytes, shape: str = "", dtype: str = "", rate: Optional[int] = None) -> Array:
+    """The sample in a body.
 
     Args:
-        body: .npy, JPEG, PNG; with a shape: raw numbers, little-endian.
-        shape: `height,width,channels` of raw numbers; empty: the body says itself what it is.
+        body: .npy, JPEG, PNG, WAV; with a shape: raw numbers, little-endian.
+        shape: `height,width,channels` or `samples` of raw numbers; empty: the body says itself what it is.
         dtype: of raw numbers, one of DTYPES; empty: uint8.
+        rate: samples in a second that a WAV file must have, where that is known.
 
     Raises:
         ImageError: it is none of these, or not what it says.
@@ -47,10 +48,12 @@ def decoded(body: Bytes, shape: str = "", dtype: str = "") -> Array:
             raise ImageError("the body is not a .npy array of numbers: %s" % error, "write it with numpy.save")
     elif body.startswith((_PNG, _JPEG)):
         array = _picture(body)
+    elif recording.recognized(body):
+        array = recording.sound(body, rate)
     else:
         raise ImageError("the body is nothing that is known here", FORMS)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ImageError("the image has numbers that are infinite or none", "send finite numbers")
+        raise ImageError("the sample has numbers that are infinite or none", "send finite numbers")
     return array
 
 

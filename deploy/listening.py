@@ -139,6 +139,7 @@ def _facts(model: Any) -> Dict[str, Any]:
         "signed_by": None if signer is None else signature.key_name(signer),
         "labels": list(manifest["labels"]),
         "preprocessing": manifest["preprocessing"],
+        "sample_rate": model.bundle.preprocessing.rate,
         "input": entry["input"],
         "output": entry["output"],
     }

@@ -1,4 +1,4 @@
-"""A bundle as a function from images to answers, for applications::
+"""A bundle as a function from images or sounds to answers, for applications::
 
     from deploy import Model
 
@@ -125,7 +125,7 @@ class Model:
 
         Args:
             image: numbers [height, width, channels], or [height, width] for one channel, as the bundle's
-                preprocessing takes them.
+                preprocessing takes them; or a sound [samples], float32 from -1 to 1 or int16.
 
         Raises:
             ImageError: it does not fit.
@@ -149,12 +149,14 @@ class Model:
         try:
             values = self.bundle.preprocessing(np.asarray(image))
         except PreprocessingError as error:
-            what = "the image cannot be preprocessed: %s" % error
-            raise ImageError(what, "give a decoded image [height, width, channels]")
+            what = "the sample cannot be preprocessed: %s" % error
+            raise ImageError(
+                what, "give what the bundle's preprocessing takes: an image [height, width, channels], or a sound"
+            )
         if (1,) + values.shape != self._shape:
             sizes = (list(values.shape), list(self._shape[1:]))
-            what = "the image has %r after preprocessing, and the model takes %r" % sizes
-            raise ImageError(what, "give images of that size, or package the model with a resize step")
+            what = "the sample has %r after preprocessing, and the model takes %r" % sizes
+            raise ImageError(what, "give samples of that size, or package the model with a resize or length step")
         values = values[np.newaxis]
         if self._input_scale is None:
             return values.astype(self._dtype)

@@ -2,7 +2,7 @@
 
 ::
 
-    POST /v1/predict?top=3   a .npy array, raw numbers (X-Shape, X-Dtype), JPEG or PNG; labels and scores
+    POST /v1/predict?top=3   a .npy array, raw numbers (X-Shape, X-Dtype), JPEG, PNG, WAV; labels and scores
     GET  /v1/model           which bundle and model this is
     GET  /metrics            for Prometheus
     GET  /healthz            200 while the process can work: otherwise restart it
@@ -107,7 +107,7 @@ class Server:
         for each in sockets:
             each.setblocking(False)
             self._selector.register(each, selectors.EVENT_READ)
-        self.worker = Worker(model, settings.queue, self._finished)
+        self.worker = Worker(model, settings.queue, self._finished, facts.get("sample_rate"))
 
     def run(self) -> None:
         """Serves until `stop`; then finishes what waits, at most `GRACE_S` long."""

@@ -128,6 +128,9 @@ def test_what_is_refused(tmp_path: Path, path: Path) -> None:
     opened: Any = bundle.Bundle(packed(samples=0))
     with pytest.raises(ModelError, match="input is float32"):
         header.text(opened, "original")
+    opened.manifest["preprocessing"]["steps"].append({"colour": {"to": "bgr"}})
+    with pytest.raises(ModelError, match="has the step colour, which the header has no arithmetic for"):
+        header.text(opened, "int8")
     assert not (tmp_path / "m.h").exists()
 
 

@@ -1,6 +1,8 @@
-"""Calibration: the float model's activations on real samples make a plan."""
+"""Calibration: which samples, and the float model's activations on them make a plan."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +10,46 @@ from numpy.typing import NDArray
 from compress.quantization.plan import QuantizationPlan
 from compress.quantization.ranges import select
 from compress.quantization.statistics import Statistics, collect
+from compress.stage import Data
+from compress.training import choosing, subset
+from compress.training.fit import head_of
 from compress.training.network import Network
+from compress.training.subset import Indices
+
+
+def divided(select: str, count: int, model: Any, data: Data, seed: int) -> tuple[Indices, Indices]:
+    """Samples of the training split to calibrate with, and the others, among which classes take turns.
+
+    Args:
+        select: one of the ways of `settings.Calibration`.
+        count: how many; never more than two thirds.
+        model: the float Keras model, for `hardness` and `coverage`; None for the others.
+        data: the data set.
+        seed: of what is random.
+    """
+    labels = data.labels("train")
+    order = np.random.default_rng(seed).permutation(len(labels))
+    turns = np.zeros(len(order), int)
+    for label in np.unique(labels):
+        own = labels[order] == label
+        turns[own] = np.arange(own.sum())
+    order = order[np.argsort(turns, kind="stable")]
+    count = min(count, max(len(order) * 2 // 3, 1))
+    if select == "balanced":
+        return np.sort(order[:count]), order[count:]
+    chosen = _chosen(select, count, model, data, seed)
+    return chosen, order[~np.isin(order, chosen)]
+
+
+def _chosen(select: str, count: int, model: Any, data: Data, seed: int) -> Indices:
+    labels = data.labels("train")
+    if select in ("random", "stratified"):
+        way = subset.at_random if select == "random" else subset.stratified
+        return way(count, labels, seed)
+    inputs = data.inputs("train")
+    if select == "hardness":
+        return subset.by_error(count, labels, choosing.errors(model, head_of(model, data), inputs, labels))
+    return subset.covering(count, labels, choosing.features(model, inputs))
 
 
 def calibrate(network: Network, samples: NDArray[np.float32], method: str = "minmax") -> QuantizationPlan:

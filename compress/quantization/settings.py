@@ -10,6 +10,14 @@ from compress.stage import Settings
 from compress.training.teaching import Teaching
 
 
+class Calibration(Settings):
+    """Which samples ranges are taken from."""
+
+    select: Literal["balanced", "random", "stratified", "hardness", "coverage"] = "balanced"
+    """balanced: as many of each class as there are; random; stratified: the classes in their proportions; hardness:
+    what the float model is most wrong about; coverage: what is far from each other, in what its last layer is given."""
+
+
 class RoundedTraining(Settings):
     """How a network is trained that rounds as its 8-bit file will."""
 

@@ -189,7 +189,7 @@ class Prune(Stage, TrainingSettings):
         from compress.training import fit
 
         assert loss is not None  # nothing is tried without training
-        once = self.model_copy(update={"epochs": 1, "ema": None, "early_stopping": None, "warmup": 0.0})
+        once = self.model_copy(update={"epochs": 1, "ema": None, "subset": None, "early_stopping": None, "warmup": 0.0})
         history = fit.fit(model, loss, once, replace(context, unfinished=None, logs=None))["history"]
         return float(history[-1]["val_accuracy"] or 0.0)
 

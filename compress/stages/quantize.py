@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic import Field, model_validator
 
 from compress.data.gathering import blocks, rows
 from compress.errors import StageError
-from compress.quantization.settings import RoundedTraining
+from compress.quantization.settings import Calibration, RoundedTraining
 from compress.stage import MODEL_TFLITE, PLAN_FILE, Artifact, Context, Facts, Kind, Need, Stage
 from compress.store import file_digest
 from compress.training.batches import Passes
@@ -27,6 +28,8 @@ if TYPE_CHECKING:  # a dry run reads settings only
 Samples = NDArray[np.float32]
 DEBUGGED = 32
 """Held-back samples that the errors of layers are measured on."""
+BY_MODEL = ("hardness", "coverage")
+"""Ways to choose that ask the float model."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,9 @@ class Quantize(Stage, TrainingSettings):
     engine: Literal["coralline", "tfmot"] = "coralline"
     """What trains (qat): our own layers, or those of tensorflow-model-optimization, which takes fewer layers."""
     calibration_samples: Annotated[int, Field(ge=1, le=100_000)] = 200
-    """Training samples that ranges are taken from, as many of each class as there are."""
+    """Training samples that ranges are taken from."""
+    calibration: Calibration = Calibration()
+    """Which ones."""
     held_back_samples: Annotated[int, Field(ge=1, le=100_000)] = 512
     """Further training samples that what is tried is compared with the float model on; all where few do not decide."""
     ranges: Literal["auto", "minmax", "sample_percentile", "percentile", "mse", "entropy"] = "auto"
@@ -87,14 +92,16 @@ class Quantize(Stage, TrainingSettings):
             self.qat.distill.goes_with(self)
         if self.precision != "float32":
             raise ValueError(f"precision: {self.precision} would round otherwise than the 8-bit file; leave it out")
+        if self.subset is not None and self.subset.by in BY_MODEL and self.subset.of == "proxy":
+            raise ValueError(f"subset: {{by: {self.subset.by}}}: the model is trained already; say `of: model`")
         ours = (TrainingSettings.model_fields.keys() - Passes.model_fields.keys()) & self.model_fields_set
         if self.engine == "tfmot" and ours:
             raise ValueError(f"{', '.join(sorted(ours))}: with `engine: coralline` only; this is `engine: tfmot`")
         return self
 
     def takes(self) -> frozenset[Kind]:
-        """Training needs layers, and so does a plan."""
-        layers = self.method == "qat" or self.plan is not None
+        """Training needs layers, and so do a plan and choosing samples by what the model makes of them."""
+        layers = self.method == "qat" or self.plan is not None or self.calibration.select in BY_MODEL
         return self.consumes - {Kind.FLOAT_TFLITE} if layers else self.consumes
 
     def run(self, given: Artifact, context: Context) -> Facts:
@@ -104,8 +111,8 @@ class Quantize(Stage, TrainingSettings):
         from compress.training.tensorflow import keras
 
         keras(context.seed)
-        samples, held_back = self._samples(context)
-        facts: Facts = {"calibration_samples": len(samples), "warnings": []}
+        facts: Facts = {"warnings": []}
+        samples, held_back = self._samples(given, context, facts)
         warn = _warner(facts, context)
         if given.kind is Kind.FLOAT_TFLITE:
             warn(warning.about_samples(samples))
@@ -257,19 +264,23 @@ class Quantize(Stage, TrainingSettings):
         outputs = self._outputs(context)
         return np.concatenate([outputs(content, part).argmax(axis=1) for part in blocks(inputs)])
 
-    def _samples(self, context: Context) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Samples of the training split for calibration, and others held back; classes take turns."""
-        inputs, labels = context.data.inputs("train"), context.data.labels("train")
-        order = np.random.default_rng(context.seed).permutation(len(inputs))
-        turns = np.zeros(len(order), int)
-        for label in np.unique(labels):
-            own = labels[order] == label
-            turns[own] = np.arange(own.sum())
-        order = order[np.argsort(turns, kind="stable")]
-        ends = min(self.calibration_samples, max(len(order) * 2 // 3, 1)), len(order)
-        held_back = order[ends[0] : ends[0] + self.held_back_samples]
-        # Not sorted: the search looks at the first of the held-back ones first, and classes take turns among them.
-        return rows(inputs, np.sort(order[: ends[0]])), rows(inputs, held_back if len(held_back) else order[: ends[0]])
+    def _samples(self, given: Artifact, context: Context, facts: Facts) -> tuple[Samples, Samples]:
+        """Samples of the training split for calibration, and others held back; classes take turns among these."""
+        from compress.quantization import calibration
+        from compress.training import choosing, working_model
+
+        began, select = time.monotonic(), self.calibration.select
+        model = working_model.read(given, context) if select in BY_MODEL else None
+        chosen, rest = calibration.divided(select, self.calibration_samples, model, context.data, context.seed)
+        inputs = context.data.inputs("train")
+        facts["calibration_samples"] = len(chosen)
+        if select != "balanced":
+            took = round(time.monotonic() - began, 1)
+            facts["calibration"] = {"by": select, "samples": len(chosen), "of": len(inputs), "seconds": took}
+            context.progress.note(f"quantize: {choosing.told(facts['calibration'], 'calibration')}")
+        # Not sorted: the search looks at the first of the held-back ones first.
+        held_back = rest[: self.held_back_samples]
+        return rows(inputs, chosen), rows(inputs, held_back if len(held_back) else chosen)
 
 
 def _warner(facts: Facts, context: Context) -> Callable[[list[str]], None]:

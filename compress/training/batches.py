@@ -1,5 +1,6 @@
-"""The training split in batches, from memory or from a file that is larger, read ahead. Which sample comes when, and how it is changed, follows from seed and epoch alone, so
-that a training that goes on after an interruption sees what it would have seen without."""
+"""The training split in batches, from memory, or from a file that is larger. Which sample comes when, and how it is
+changed, follows from seed and epoch alone, so that a training that goes on after an interruption sees what it would
+have seen without."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.data import gathering
+from compress.errors import StageError
 from compress.stage import Settings
 from compress.training.tensorflow import keras
 
@@ -57,11 +59,14 @@ def batches(inputs: NDArray[np.float32], targets: Any, settings: Passes, seed: i
         settings: how many epochs, how large the batches, what is changed.
         seed: the run's.
         first: epochs that are over already.
+
+    Raises:
+        StageError: images are to be changed, and the samples are none.
     """
     import tensorflow as tf
 
     drawn_of = _read(inputs, targets) if gathering.mapped(inputs) else _held(inputs, targets)
-    change = _augmentation(settings.augment)
+    change = _augmentation(settings.augment, inputs.shape[1:])
 
     def drawn(indices: Any, seeds: Any) -> Any:
         images, beside = drawn_of(indices)
@@ -123,7 +128,7 @@ def _orders(
             yield order[at : at + settings.batch_size], random.integers(2**31, size=2, dtype=np.int32)
 
 
-def _augmentation(augment: Augment) -> Callable[[Any, Any], Any]:
+def _augmentation(augment: Augment, shape: tuple[int, ...]) -> Callable[[Any, Any], Any]:
     """(images, two seeds) -> images with Keras' random changes."""
     layers = keras().layers
     made = []
@@ -135,6 +140,13 @@ def _augmentation(augment: Augment) -> Callable[[Any, Any], Any]:
         made.append(layers.RandomRotation(augment.rotate / 360, fill_mode="nearest"))
     if augment.zoom:
         made.append(layers.RandomZoom((-augment.zoom, augment.zoom), fill_mode="nearest"))
+
+    if made and len(shape) != 3:
+        raise StageError(
+            f"augment changes images, and the samples are {list(shape)}",
+            allowed="[height, width, channels]",
+            todo="leave out augment",
+        )
 
     def change(images: Any, seeds: Any) -> Any:
         generator = _given(seeds)

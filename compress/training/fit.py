@@ -13,9 +13,10 @@ from pydantic import Field
 from compress.data.gathering import rows as rows_of
 from compress.errors import ModelError
 from compress.stage import Context, Data, Facts, Split
-from compress.training import monitoring, precision, schedules
+from compress.training import choosing, monitoring, precision, schedules
 from compress.training.batches import Passes, batches, held_out
 from compress.training.checkpoint import Checkpoint
+from compress.training.subset import Part, Subset
 from compress.training.tensorflow import keras
 
 
@@ -67,6 +68,8 @@ class TrainingSettings(Passes):
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     """mixed_…: computes in 16 bits where that does no harm, which is faster on processors made for it; weights, and
     the model that comes out, are float32."""
+    subset: Subset | None = None
+    """Trains on a part of the training split; by default on all of it."""
     tensorboard: bool = False
     """Writes losses and accuracies for TensorBoard into runs/<name>/tensorboard."""
 
@@ -141,11 +144,12 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
 
     Returns:
         `history`: one map for each epoch with loss, accuracy and their validation values; `best_epoch`, from 1, where
-        early stopping chose it.
+        early stopping chose it; `subset`, where a part is trained on: how many samples, and what choosing them took.
 
     Raises:
         StageError: the loss is no longer a number.
     """
+    loss, context, told = _narrowed(model, loss, settings, context)
     library = keras(context.seed)
     worker = precision.lowered(model, settings.precision)
     trainer = _trainer(library, worker, _weighted(loss, settings, context.data))
@@ -179,7 +183,30 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
     if worker is not model:
         model.set_weights(worker.get_weights())
     best = {} if stopping is None else {"best_epoch": stopping.best_epoch + 1}
-    return {"history": [*map(_plain_row, kept.rows[:first] if kept else []), *rows(history)], **best}
+    return {"history": [*map(_plain_row, kept.rows[:first] if kept else []), *rows(history)], **best, **told}
+
+
+def _narrowed(model: Any, loss: Loss, settings: TrainingSettings, context: Context) -> tuple[Loss, Context, Facts]:
+    """Loss and context with the part of the training split that is trained on, and what is to be said of it."""
+    if settings.subset is None:
+        return loss, context, {}
+    head = head_of(keras().Model(model.inputs[0], model.outputs[0]), context.data)
+    apart, part = replace(context, unfinished=None, logs=None), settings.subset
+    brief = TrainingSettings(
+        epochs=part.epochs,
+        batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        augment=settings.augment,
+    )
+
+    def trained(number: int) -> Any:
+        proxy = choosing.fresh(model, context.seed + 1 + number)
+        fit(proxy, label_loss(head), brief, replace(apart, seed=context.seed + 1 + number))
+        return proxy
+
+    indices, told = choosing.chosen(part, head, model, trained, context)
+    taught = {split: values[indices] if split == "train" else values for split, values in loss.taught.items()}
+    return replace(loss, taught=taught), replace(context, data=Part(context.data, indices)), told
 
 
 def _stopping(library: Any, settings: TrainingSettings) -> Any:

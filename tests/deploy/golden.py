@@ -18,10 +18,28 @@ STEPS = [
     {"normalize": {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.25, 1.5]}},
     {"resize": {"size": [4, 3], "filter": "nearest"}},
 ]
+PICTURE = [
+    {"crop": {"share": 0.9}},
+    {"resize": {"size": [8, 9], "filter": "bicubic", "antialias": True}},
+    {"colour": {"from": "rgb", "to": "bgr"}},
+    {"resize": {"size": [6, 4], "filter": "area", "fit": "pad", "fill": [1, 2, 3]}},
+    {"resize": {"size": [3, 8], "antialias": True, "levels": True, "fit": "crop"}},
+    {"colour": {"from": "bgr", "to": "grey"}},
+    {"pad": {"size": [10, 10], "fill": 7}},
+    {"clip": {"to": [0, 200]}},
+    {"reshape": {"shape": [-1]}},
+]
+SOUND = [
+    {"length": {"samples": 2000, "keep": "centre"}},
+    {"mfcc": {"rate": 8000, "frame": 200, "step": 80, "bins": 20, "range": [100, 3800], "offset": 0.001}},
+    {"squeeze": {}},
+]
 EXPECTED = {
     "digest": "fa9b581a0a8900076222e8477cf8e0078c322a5a8cb439b196172d8cc8f8d223",
     "output": "6dc6d4ec57976ee7d657b852f6c4dc052be1cb9d280ee745c9225f60895af8b3",
     "quantized": "a350027b90835891ff2a6404d5c23012bbb331ceafc21fcf153fa16ceb31a4ec",
+    "picture": "97add43fae209e1f6da0513a74d6bdd38ba2a1a8fe978c1cf9a8264a3f91b886",
+    "sound": "0d11615273956803c00170a21501b541b33a7e626bc8321b37fe3e5dd2e5c241",
     "bundle": "12001ea906bc6c296bc6f53be45e612111c1af087d5faf0a8a59f25ef940f89c",
     "accepted": 0,
     "signed": "8ae84d75c21f1893176ea37c6fc06455aab632620d90b01779ca94c1b2e5921a",
@@ -32,6 +50,13 @@ EXPECTED = {
 def sample():
     """A uint8 image [9, 11, 3] without a random generator."""
     return ((np.arange(9 * 11 * 3) * 37) % 256).astype(np.uint8).reshape(9, 11, 3)
+
+
+def sound():
+    """Four tones and some noise, int16 [1500], without a random generator and without a sine."""
+    place = np.arange(1500)
+    waves = sum(np.abs(place % period - period // 2) * (period % 3 - 1.2) for period in (7, 19, 32, 61))
+    return np.rint(waves * 200 + place * 7919 % 101).astype(np.int16)
 
 
 def tensor(name, shape, dtype, scale, zero_point):
@@ -91,6 +116,8 @@ def found():
         "digest": opened.preprocessing.digest,
         "output": sha(output.tobytes()),
         "quantized": sha(stored.tobytes() + dequantize(stored, 0.05, -3).tobytes()),
+        "picture": sha(Preprocessing(PICTURE)(sample()).tobytes()),
+        "sound": sha(quantize(Preprocessing(SOUND)(sound()), 0.25, 3, np.int8).tobytes()),
         "bundle": sha(packed()),
         "accepted": accepted(packed()),
         "signed": sha(signed),

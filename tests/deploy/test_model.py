@@ -107,7 +107,8 @@ def test_input_memory_must_not_be_kept(model: Model) -> None:
 @pytest.mark.parametrize(
     ("image", "says"),
     [
-        (np.zeros(3), "cannot be preprocessed: a sample must be numbers"),
+        (np.zeros(3), "cannot be preprocessed: resize takes an image"),
+        (np.zeros((1, 4, 4, 1)), "cannot be preprocessed: a sample must be numbers"),
         (np.zeros((4, 4, 3)), r"has \[4, 4, 3\] after preprocessing, and the model takes \[4, 4, 1\]"),
         ("text", "cannot be preprocessed"),
     ],

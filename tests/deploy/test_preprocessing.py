@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from deploy.preprocessing import STEPS, Preprocessing, PreprocessingError, dequantize, fields, quantize
+from deploy.preprocessing import STEPS, Preprocessing, PreprocessingError, dequantize, fields, needed, quantize
 
 RANDOM = np.random.default_rng(0)
 
@@ -173,11 +173,93 @@ def test_specification_survives_json(steps: list[Any]) -> None:
 
 
 def test_fields_are_the_keys_of_a_specification() -> None:
-    assert {name: list(fields(step)) for name, step in STEPS.items()} == {
-        "resize": ["size", "filter"],
+    found = {name: list(fields(STEPS[name])) for name in ("resize", "scale", "normalize", "colour")}
+    assert found == {
+        "resize": ["size", "filter", "antialias", "levels", "fit", "fill"],
         "scale": ["from", "to"],
         "normalize": ["mean", "std"],
+        "colour": ["to", "from"],
     }
+    assert {name: needed(step) for name, step in STEPS.items()} == {
+        "resize": ["size"],
+        "crop": [],
+        "pad": ["size"],
+        "colour": ["to"],
+        "scale": ["from"],
+        "normalize": ["mean", "std"],
+        "clip": ["to"],
+        "length": ["samples"],
+        "spectrogram": ["frame", "step"],
+        "log_mel": ["frame", "step", "rate", "bins"],
+        "mfcc": ["frame", "step", "rate", "bins"],
+        "reshape": ["shape"],
+        "squeeze": [],
+    }
+
+
+STANDING = [
+    *("1788f993b4772e35", "0b50abf4bffd5b66", "0ae2f05b0a4ce0cb", "3cc432c58cbc105f", "a98b07568d3e0ea8"),
+    *("3776d59a91358fc4", "421d8fb631c53835", "ed603ef9a7d76864", "b5da4621d46e7ee1", "91247029894422c5"),
+    *("4d3d82e713fdc459", "4da3a7417631037b", "459040c3f1977790"),
+]
+"""How the digests of DIFFERENT began before resize had more than a size and a filter: bundles of then are read."""
+
+
+def test_specifications_of_the_first_bundles_keep_their_digest() -> None:
+    assert [Preprocessing(steps).digest[:16] for steps in DIFFERENT] == STANDING
+
+
+CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"resize": {"size": [8, 8]}}, {"filter": "area", "antialias": True, "levels": True, "fit": "pad", "fill": 3}),
+    ({"crop": {"share": 0.5}}, {"share": 0.6}),
+    ({"pad": {"size": [8, 8]}}, {"size": [8, 9], "fill": 1}),
+    ({"colour": {"to": "grey"}}, {"to": "bgr", "from": "bgr"}),
+    ({"clip": {"to": [0, 1]}}, {"to": [0, 2]}),
+    ({"length": {"samples": 8}}, {"samples": 9, "keep": "end", "fill": 1}),
+    ({"reshape": {"shape": [8, 8]}}, {"shape": [4, 16]}),
+    ({"squeeze": {}}, {"axis": 0}),
+]
+SOUND = {"frame": 64, "step": 32, "rate": 8000, "bins": 4}
+OTHER_SOUND = {
+    "frame": 65,
+    "step": 33,
+    "rate": 8001,
+    "bins": 5,
+    "fft": 128,
+    "window": "povey",
+    "periodic": False,
+    "centre": True,
+    "fill": "reflect",
+    "remove_mean": True,
+    "preemphasis": 0.9,
+    "power": 2,
+    "range": [20, 3000],
+    "mel": "slaney",
+    "triangles": "hertz",
+    "norm": "slaney",
+    "log": "db",
+    "offset": 1e-3,
+    "floor": 1e-3,
+    "relative": True,
+    "depth": 80,
+}
+CHANGES += [({"log_mel": SOUND}, OTHER_SOUND), ({"mfcc": SOUND}, {**OTHER_SOUND, "coefficients": 2, "dct": "htk"})]
+
+
+def test_every_key_is_in_the_digest() -> None:
+    digests, count, steps = set[str](), 0, {"scale", "normalize"}
+    for step, changes in CHANGES:
+        ((name, settings),) = step.items()
+        base: dict[str, Any] = {"bins": 5, "coefficients": 3} if name == "mfcc" else {}
+        bases = {"antialias": {"filter": "bicubic"}}
+        assert changes.keys() >= fields(STEPS[name]).keys() - {"size"}
+        for key, value in changes.items():
+            changed = {name: {**settings, **base, **bases.get(key, {}), key: value}}
+            digests.add(Preprocessing([changed]).digest)
+            count += 1
+        steps.add(name)
+    assert len(digests) == count
+    assert steps == STEPS.keys() - {"spectrogram"}
 
 
 # --- what is refused --------------------------------------------------------------------
@@ -193,16 +275,30 @@ BAD_STEPS: list[tuple[Any, str]] = [
     ([], "map with one key"),
     ({}, "map with one key"),
     ({"resize": {"size": [1, 1]}, "scale": {"from": [0, 1]}}, "map with one key"),
-    ({"rezise": {"size": [1, 1]}}, "no step 'rezise'; allowed: resize, scale, normalize"),
+    ({"rezise": {"size": [1, 1]}}, "no step 'rezise'; allowed: resize, crop, pad, colour, scale, normalize"),
     ({1: {}}, "no step 1"),
     ({("resize",): {}}, "no step"),
-    ({"resize": {"size": [1, 1], "filtre": "nearest"}}, "unknown key 'filtre' in resize; allowed: size, filter"),
+    (
+        {"resize": {"size": [1, 1], "filtre": "nearest"}},
+        "unknown key 'filtre' in resize; allowed: size, filter, antialias",
+    ),
     ({"scale": {"from_": [0, 1]}}, "unknown key 'from_'"),
     ({"resize": {}}, "resize needs the key 'size'"),
     ({"resize": None}, "resize needs the key 'size'"),
     ({"scale": {"to": [0, 1]}}, "scale needs the key 'from'"),
     ({"normalize": {"mean": [0]}}, "normalize needs the key 'std'"),
     ({"resize": [8, 8]}, "resize must be a map"),
+    ({"resize": {"size": [8, 8], "antialias": 1}}, "antialias must be true or false"),
+    ({"resize": {"size": [8, 8], "filter": "area", "antialias": True}}, "antialias is for the filters bilinear"),
+    ({"resize": {"size": [8, 8], "fit": "pad", "fill": []}}, "fill must be a list of numbers"),
+    ({"crop": {}}, "one of the keys 'size' and 'share'"),
+    ({"crop": {"size": [1, 1], "share": 0.5}}, "one of the keys 'size' and 'share'"),
+    *(({"crop": {"share": share}}, "share must be a number") for share in (0, 1.1, math.nan, "1", True)),
+    ({"pad": {"size": [8, 1e9]}}, "pad: size must be two whole numbers"),
+    ({"colour": {"to": "hsv"}}, "to must be 'rgb', 'bgr' or 'grey'"),
+    ({"clip": {"to": [1, 1]}}, "two numbers that rise"),
+    *(({"reshape": {"shape": shape}}, "shape must") for shape in ([], [0], [-1, -1], [2.5], [1] * 7, [1 << 40])),
+    *(({"squeeze": {"axis": axis}}, "axis must be a") for axis in (6, 0.5, None, [1])),
     *(
         ({"resize": {"size": size}}, "resize: size must be")
         for size in ("8x8", 8, None, [8], [8, 8, 8], [0, 8], [8, -1], [8.5, 8], [8193, 8], {"h": 8}, {8, 9})
@@ -212,8 +308,8 @@ BAD_STEPS: list[tuple[Any, str]] = [
         for side in (True, "8", None, math.nan, math.inf, -math.inf, 10**400, [8], object())
     ),
     *(
-        ({"resize": {"size": [8, 8], "filter": method}}, "filter must be 'bilinear' or 'nearest'")
-        for method in ("bicubic", "Nearest", None, 3, ["nearest"], math.nan)
+        ({"resize": {"size": [8, 8], "filter": method}}, "filter must be 'bilinear', 'nearest', 'area' or 'bicubic'")
+        for method in ("lanczos", "Nearest", None, 3, ["nearest"], math.nan)
     ),
     *(
         ({"scale": {"from": values}}, "scale: from must be")
@@ -259,7 +355,6 @@ def test_channels_that_do_not_fit() -> None:
         np.zeros((4, 4, 0)),
         np.zeros((1, 1, 4, 4, 3)),
         np.zeros((1, 4, 4, 3)),
-        np.zeros(4),
         np.zeros(()),
         np.zeros((4, 4), object),
         np.zeros((4, 4), complex),

@@ -7,6 +7,7 @@ import json
 import platform
 import subprocess
 import sys
+import wave
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 import compress
 from compress import runner
 from compress.data import Dataset
+from compress.data.source import Samples, Source
 from compress.data.sources import Npz
 from compress.edgetpu.placement import newer_than_boards
 from compress.errors import ModelError
@@ -91,6 +93,55 @@ def context(tmp_path: Path, artifact: Any) -> Callable[..., Context]:
         return Context("tiny", tmp_path / name, data, first, load("edgetpu"), 0, False, tiny.Notes())
 
     return make
+
+
+class Sounds(Source):
+    """Sounds of two lengths, int16, of three classes."""
+
+    name = "sounds"
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
+
+    def load(self) -> Samples:
+        random = np.random.default_rng(2)
+        sounds = [(random.normal(size=150 + 20 * (index % 2)) * 3000).astype(np.int16) for index in range(90)]
+        return Samples(np.arange(90) % 3, ("a", "b", "c"), sounds.__getitem__)
+
+
+def test_sounds_come_raw_and_give_the_same_on_the_device(artifact: Any, context: Any, tmp_path: Path) -> None:
+    steps = [
+        {"length": {"samples": 160}},
+        {"log_mel": {"rate": 8000, "frame": 64, "step": 32, "bins": 4, "log": "log10", "offset": 0.01}},
+        {"scale": {"from": [-2, 1]}},
+    ]
+    data = Dataset(Sounds(), Preprocessing(steps), None)
+    around = replace(context(), data=data)
+    Package(evaluation=12).run(artifact(model=tiny.classifier()), around)
+    path = around.folder / BUNDLE_FILE
+    read = bundle.read(str(path))
+    assert read.preprocessing.rate == 8000
+    assert read.array("golden-input-0.npy").dtype == np.int16
+    assert {read.array(name).shape for name in read.manifest["golden"]["inputs"]} <= {(150,), (170,)}
+    samples, labels = read.evaluation()
+    assert (len(samples), len(labels), {sample.ndim for sample in samples}) == (12, 12, {1})
+    with (around.folder / "x.wav").open("wb") as stream, wave.open(stream) as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(samples[0].tobytes())
+    np.save(around.folder / "x.npy", samples[0])
+    ran = [sys.executable, around.folder / RUNNER_FILE]
+    done = [
+        subprocess.run([*ran, *more, "--json"], capture_output=True, text=True, check=False, cwd=tmp_path)
+        for more in (["verify", path], ["run", path, around.folder / "x.wav", around.folder / "x.npy"], ["bench", path])
+    ]
+    assert [each.returncode for each in done] == [0, 0, 0], [each.stderr for each in done]
+    assert {each["verdict"] for each in json.loads(done[0].stdout)["golden"].values()} == {"equal"}
+    first, second = (answer["top"] for answer in json.loads(done[1].stdout)["answers"])
+    assert first == second
+    accuracy = json.loads(done[2].stdout)["accuracy"]
+    assert accuracy["models"]["int8"]["accuracy"] == read.manifest["evaluation"]["metrics"]["accuracy_int8"] | {
+        "note": accuracy["models"]["int8"]["accuracy"]["note"]
+    }
 
 
 def test_the_bundle(artifact: Any, context: Any) -> None:

@@ -1,0 +1,89 @@
+"""WAV files as anyone may send them."""
+
+from __future__ import annotations
+
+import io
+import struct
+import wave
+
+import numpy as np
+import pytest
+
+from deploy.errors import ImageError
+from deploy.images import decoded
+from deploy.recording import sound
+
+
+def wav(values: np.ndarray, width: int = 2, rate: int = 8000) -> bytes:
+    """A file of values [samples, channels] that fit into `width` bytes."""
+    stream = io.BytesIO()
+    with wave.open(stream, "wb") as file:
+        file.setnchannels(values.shape[1])
+        file.setsampwidth(width)
+        file.setframerate(rate)
+        stored = (values + 128 * (width == 1)).astype("<i4")
+        file.writeframes(stored.view(np.uint8).reshape(-1, 4)[:, :width].tobytes())
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_all_widths(width: int) -> None:
+    full = 1 << (8 * width - 1)
+    values = np.array([[-full], [-full // 2], [-1], [0], [1], [full // 2], [full - 1]], np.int64)
+    found = sound(wav(values, width), 8000)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, (values[:, 0] / full).astype(np.float32))
+
+
+def test_channels_are_averaged() -> None:
+    np.testing.assert_array_equal(sound(wav(np.array([[0, 16384], [-32768, 0]]))), [0.25, -0.5])
+
+
+def test_a_wav_file_is_recognized_in_a_body() -> None:
+    content = wav(np.array([[1], [2], [3]]))
+    np.testing.assert_array_equal(decoded(content), np.array([1, 2, 3]) / np.float32(32768))
+    np.testing.assert_array_equal(decoded(np.arange(3, dtype="<i2").tobytes(), "3", "int16"), [0, 1, 2])
+    assert decoded(b"\0" * 1_000_000, "1000000").shape == (1_000_000,)
+
+
+def test_another_rate_is_refused() -> None:
+    with pytest.raises(ImageError, match="has 44100 samples in a second, and the model takes 16000"):
+        sound(wav(np.zeros((9, 1)), rate=44100), 16000)
+
+
+GOOD = wav(np.arange(20).reshape(10, 2))
+
+
+def changed(place: int, form: str, value: int) -> bytes:
+    content = bytearray(GOOD)
+    struct.pack_into(form, content, place, value)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(GOOD[:end] for end in range(len(GOOD) - 40)),
+        changed(20, "<H", 3),  # float
+        changed(20, "<H", 0xFFFE),
+        changed(22, "<H", 0),  # channels
+        changed(34, "<H", 0),  # bits
+        changed(34, "<H", 64),
+        changed(34, "<H", 65535),
+        wav(np.zeros((0, 1))),
+    ],
+)
+def test_damaged_ones_are_refused(content: bytes) -> None:
+    with pytest.raises(ImageError):
+        sound(content)
+
+
+@pytest.mark.parametrize("place", range(len(GOOD) - 40))
+def test_any_changed_byte_is_refused_or_read(place: int) -> None:
+    for value in (0, 1, 0x7F, 0xFF):
+        try:
+            found = sound(GOOD[:place] + bytes([value]) + GOOD[place + 1 :])
+        except ImageError:
+            continue
+        assert found.ndim == 1
+        assert np.isfinite(found).all()

@@ -1,0 +1,203 @@
+"""Choosing less data: which samples, that nothing else is looked at, and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from blobs import Blobs, context
+from pydantic import ValidationError
+
+from compress.errors import StageError
+from compress.stage import Split
+from compress.training import choosing, fit, subset
+from compress.training.fit import Head, TrainingSettings
+from compress.training.subset import Part, Subset
+
+LABELS = np.array([0] * 60 + [1] * 30 + [2] * 10)
+RANDOM = np.random.default_rng(0)
+
+
+@dataclass
+class Notes:
+    notes: list[str] = field(default_factory=list)
+
+    def update(self, done: int, total: int, **metrics: float) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class Hidden(Blobs):
+    """Data whose test split nobody may look at."""
+
+    def labels(self, split: Split) -> np.ndarray:
+        assert split != "test"
+        return super().labels(split)
+
+    def inputs(self, split: Split) -> np.ndarray:
+        assert split != "test"
+        return super().inputs(split)
+
+
+def network(keras: Any, softmax: bool = True) -> Any:
+    layers = keras.layers
+    last = [layers.Dense(2, "softmax")] if softmax else [layers.Dense(2), layers.Activation("linear")]
+    return keras.Sequential([keras.Input((8, 8, 1)), layers.Conv2D(4, 3, activation="relu"), layers.Flatten(), *last])
+
+
+# --- the choice, from plain values ------------------------------------------------------
+
+
+def test_classes_keep_their_proportions() -> None:
+    errors, features = RANDOM.random(100), RANDOM.random((100, 5), np.float32)
+    for found in (
+        subset.stratified(20, LABELS, 3),
+        subset.by_error(20, LABELS, errors),
+        subset.by_error(20, LABELS, errors, "middle"),
+        subset.covering(20, LABELS, features),
+    ):
+        assert len(set(found.tolist())) == 20
+        np.testing.assert_array_equal(np.bincount(LABELS[found]), [12, 6, 2])
+        assert (np.diff(found) > 0).all()
+
+
+def test_random_is_of_all_and_by_its_seed() -> None:
+    first, same, other = (subset.at_random(20, LABELS, seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, same)
+    assert set(first) != set(other)
+
+
+def test_by_error() -> None:
+    labels, errors = np.array([0, 0, 0, 0, 1, 1, 1, 1]), np.array([0.1, 0.4, 0.2, 0.3, 5, 8, 6, 7])
+    np.testing.assert_array_equal(subset.by_error(4, labels, errors), [1, 3, 5, 7])
+    np.testing.assert_array_equal(subset.by_error(4, labels, errors, "middle"), [2, 3, 6, 7])
+
+
+def test_covering_reaches_every_cluster() -> None:
+    centres = np.array([[0, 0], [10, 0], [0, 10], [10, 10]], np.float32)
+    points = np.repeat(centres, 25, axis=0) + RANDOM.random((100, 2), np.float32)
+    found = subset.covering(5, np.zeros(100, int), points)
+    assert set(found // 25) == {0, 1, 2, 3}
+    same = subset.covering(9, np.zeros(10, int), np.ones((10, 2), np.float32))
+    assert len(set(same.tolist())) == 9
+
+
+def test_error_is_the_distance_to_the_label() -> None:
+    found = choosing.error_of(np.array([[1, 0, 0], [0, 1, 0], [0.5, 0.25, 0.25]]), np.array([0, 0, 0]))
+    np.testing.assert_allclose(found, [0, np.sqrt(2), np.sqrt(0.375)])
+
+
+def test_a_part_is_the_training_split_alone() -> None:
+    whole = Blobs()
+    part = Part(whole, np.array([3, 5, 8]))
+    np.testing.assert_array_equal(part.labels("train"), [1, 1, 0])
+    np.testing.assert_array_equal(part.inputs("train"), whole.inputs("train")[[3, 5, 8]])
+    np.testing.assert_array_equal(part.raw("train", np.array([1]))[0], whole.inputs("train")[5])
+    for split in ("validation", "test"):
+        np.testing.assert_array_equal(part.labels(split), whole.labels(split))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(part.inputs(split), whole.inputs(split))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"by": "hardness"}, {"by": "luck", "share": 0.5}, {"by": "random", "share": 1}, {"by": "random", "share": 0}],
+)
+def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Subset(**settings)
+
+
+# --- by what models say -----------------------------------------------------------------
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("softmax", [True, False])
+def test_features_are_what_the_last_layer_is_given(keras: Any, softmax: bool) -> None:
+    model, inputs = network(keras, softmax), Blobs().inputs("train")
+    found = choosing.features(model, inputs)
+    assert found.shape == (96, 144)
+    dense = next(layer for layer in model.layers if type(layer).__name__ == "Dense")
+    kernel, bias = dense.get_weights()
+    logits = found @ kernel + bias
+    head = Head(softmax)
+    wanted = np.asarray(head.logits(model.predict(inputs, verbose=0)))
+    np.testing.assert_allclose(
+        logits - logits.mean(1, keepdims=True), wanted - wanted.mean(1, keepdims=True), atol=1e-4
+    )
+    wide = RANDOM.random((20, 3000), np.float32)
+    near = choosing._projected(wide)
+    assert near.shape == (20, 256)
+    ratio = np.linalg.norm(near[1:] - near[0], axis=1) / np.linalg.norm(wide[1:] - wide[0], axis=1)
+    assert (abs(ratio - 1) < 0.3).all()
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("settings", [{"by": "random"}, {"by": "stratified"}, {"by": "hardness"}, {"by": "coverage"}])
+@pytest.mark.parametrize("of", ["proxy", "model"])
+def test_training_on_a_part(keras: Any, tmp_path: Path, settings: dict[str, Any], of: str) -> None:
+    data, notes = Hidden(), Notes()
+    given = replace(context(data, tmp_path), progress=notes, unfinished=tmp_path / "left")
+    part = Subset(share=0.25, of=of, epochs=1, **settings)  # type: ignore[arg-type]
+    training = TrainingSettings(epochs=20, batch_size=8, learning_rate=0.02, subset=part)
+    model = network(keras)
+    facts = fit.fit(model, fit.label_loss(Head(softmax=True)), training, given)
+    assert len(facts["history"]) == 20
+    assert facts["history"][-1]["val_accuracy"] == 1.0
+    told = facts["subset"]
+    assert (told["samples"], told["of"]) == (24, 96)
+    assert told["seconds"] >= 0
+    assert "24 of 96 samples for training" in notes.notes[0]
+    assert "75% saved" in notes.notes[0]
+    kept = np.load(tmp_path / "left" / choosing.FILE)
+    np.testing.assert_array_equal(np.bincount(data.labels("train")[kept]).sum(), 24)
+
+
+@pytest.mark.tensorflow
+def test_an_interrupted_choice_is_found_again(keras: Any, tmp_path: Path) -> None:
+    given = replace(context(Blobs(), tmp_path), progress=Notes(), unfinished=tmp_path)
+    part = Subset(by="hardness", share=0.25, epochs=1)
+    never = replace(given, progress=Notes())
+    np.save(tmp_path / choosing.FILE, np.arange(24))
+
+    def trained(number: int) -> Any:
+        raise AssertionError(number)
+
+    found, _ = choosing.chosen(part, Head(softmax=True), None, trained, never)
+    np.testing.assert_array_equal(found, np.arange(24))
+    for damaged in (b"", b"garbage", (tmp_path / choosing.FILE).read_bytes()[:-9]):
+        (tmp_path / choosing.FILE).write_bytes(damaged)
+        with pytest.raises(AssertionError):
+            choosing.chosen(part, Head(softmax=True), None, trained, never)
+
+
+@pytest.mark.tensorflow
+def test_hard_samples_are_those_near_the_border(keras: Any, tmp_path: Path) -> None:
+    """Of samples whose class is told by one number, those with the smallest distance to the border are hardest."""
+
+    class Line(Blobs):
+        def inputs(self, split: Split) -> np.ndarray:
+            labels = self.labels(split)
+            distance = np.linspace(0.05, 1, len(labels), dtype=np.float32) * (labels * 2 - 1)
+            return np.broadcast_to(distance[:, None, None, None], (len(labels), 8, 8, 1)).astype(np.float32)
+
+    data = Line()
+    given = replace(context(data, tmp_path), progress=Notes())
+    model = network(keras)
+    training = TrainingSettings(epochs=5, batch_size=8, learning_rate=0.02)
+    fit.fit(model, fit.label_loss(Head(softmax=True)), training, given)
+    found, _ = choosing.chosen(
+        Subset(by="hardness", share=0.25, of="model"), Head(softmax=True), model, lambda number: None, given
+    )
+    assert found.max() < 30
+
+
+@pytest.mark.tensorflow
+def test_too_small_a_share(keras: Any, tmp_path: Path) -> None:
+    training = TrainingSettings(epochs=1, subset=Subset(by="stratified", share=0.01))
+    with pytest.raises(StageError, match="leaves 1 samples of 96 for 2 classes"):
+        fit.fit(network(keras), fit.label_loss(Head(softmax=True)), training, context(Blobs(), tmp_path))
