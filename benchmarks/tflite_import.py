@@ -114,7 +114,7 @@ def main() -> None:
                 if file.imported is None:
                     continue
                 if file.problems:
-                    row = f"{len(file.problems)} without layers: {'; '.join(file.problems[:3])}"
+                    row = f"{len(file.problems)} without layers: {'; '.join(map(str, file.problems[:3]))}"
                     print(f"| {name} | {len(file.graph.operators)} | none | {row} |", flush=True)
                     continue
                 model, apart = tflite_file.load(file)

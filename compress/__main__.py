@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from compress.errors import EXIT_INTERRUPTED, EXIT_PARTLY, EXIT_REFUSED, BudgetE
 
 EPILOG = """
 other commands:
+  python -m compress import MODEL -o OUT.keras  reads a model; how exactly it was rebuilt, or what is refused
   python -m compress check MODEL.tflite       what the Edge TPU compiler will do, without it
   python -m compress estimate MODEL.tflite --host usb3  how long it will take there; --compiled FILE: with real bytes
   python -m compress sensitivity pipeline.yaml  what removing channels would do, layer by layer, in a report of its own
@@ -316,7 +317,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "debug": _debug,
     "keygen": _keygen,
     "sign": _sign,
-    **{name: _handed(name) for name in ("estimate", "sensitivity", "doctor", "frigate", "header")},
+    **{name: _handed(name) for name in ("import", "estimate", "sensitivity", "doctor", "frigate", "header")},
     "deploy": partial(_on_devices, "deploy"),
     "rollback": partial(_on_devices, "rollback"),
     "results": partial(_on_devices, "results"),
@@ -342,7 +343,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CorallineError as error:
         if _signals:  # imports of C extensions turn an interruption into an error of their own
             return _fail(INTERRUPTED, EXIT_INTERRUPTED, as_json=as_json)
-        return _fail(str(error), error.exit_code, as_json=as_json and not isinstance(error, BudgetError))
+        as_json = as_json and not isinstance(error, BudgetError)
+        return _fail(str(error), error.exit_code, as_json=as_json, facts=error.facts)
     except KeyboardInterrupt:
         return _fail(INTERRUPTED, EXIT_INTERRUPTED, as_json=as_json)
 
@@ -378,13 +380,13 @@ def _print(text: str) -> None:
             raise explain(error, "the results cannot be written to stdout") from error
 
 
-def _fail(message: str, exit_code: int, *, as_json: bool) -> int:
+def _fail(message: str, exit_code: int, *, as_json: bool, facts: Mapping[str, Any] | None = None) -> int:
     with suppress(OSError):
         print(f"coralline: {message}", file=sys.stderr)
     if as_json:
         error = {"message": message, "exit_code": exit_code}
         with suppress(CorallineError):
-            _print(json.dumps({"schema_version": 1, "status": "failed", "error": error}, indent=1))
+            _print(json.dumps({"schema_version": 1, "status": "failed", "error": error, **(facts or {})}, indent=1))
     return exit_code
 
 

@@ -85,6 +85,26 @@ def _estimate(options: argparse.Namespace) -> tuple[str, int]:
     return describe(found, edgetpu.tables["latency"]["hosts"][options.host]["summary"]), 0
 
 
+def _import_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a model file, or the folder of a SavedModel")
+    parser.add_argument("-o", "--out", type=Path, metavar="OUT.keras", help="where the Keras model goes (nowhere)")
+    parser.add_argument("--trust", action="store_true", help="run the code that comes with the model, if there is any")
+    parser.add_argument("--signature", metavar="NAME", help="which function of a SavedModel, where it offers several")
+    parser.add_argument(
+        "--inputs", type=Path, metavar="FILE.npy", help="real samples to compare on, beside random ones"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _import(options: argparse.Namespace) -> tuple[str, int]:
+    from compress import importing
+
+    found = importing.run(
+        options.model, options.out, trust=options.trust, signature=options.signature, inputs=options.inputs
+    )
+    return json.dumps(found, indent=1) if options.json else importing.describe(found), 0
+
+
 def _sensitivity_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pipeline", type=Path, help="a pipeline file: its steps before `prune` are run")
     parser.add_argument("--samples", type=int, default=512, metavar="N", help="training samples to measure with (512)")
@@ -100,6 +120,7 @@ def _sensitivity(options: argparse.Namespace) -> tuple[str, int]:
 
 
 COMMANDS = {
+    "import": Command("One model file as a Keras model, compared with where it came from.", _import_arguments, _import),
     "sensitivity": Command(
         "What removing channels would do to a model, layer by layer.", _sensitivity_arguments, _sensitivity
     ),

@@ -20,6 +20,8 @@ on a device and 14 that `doctor` found errors (`deploy.errors`), 130 an interrup
 
 from __future__ import annotations
 
+from typing import Any
+
 EXIT_PARTLY = 9
 EXIT_REFUSED = 10
 EXIT_INTERRUPTED = 130
@@ -33,6 +35,9 @@ class CorallineError(Exception):
         where: file, line and key, or the stage, that it was found in.
         allowed: what would have been accepted.
         todo: the next thing to do.
+
+    Attributes:
+        facts: what a program would want to know beside the message; part of what --json prints.
     """
 
     exit_code = 1
@@ -40,6 +45,7 @@ class CorallineError(Exception):
     def __init__(self, what: str, *, where: str = "", allowed: str = "", todo: str = "") -> None:
         super().__init__(what)
         self.what, self.where, self.allowed, self.todo = what, where, allowed, todo
+        self.facts: dict[str, Any] = {}
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what

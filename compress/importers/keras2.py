@@ -12,11 +12,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterable, Iterator
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compress.errors import ModelError
+from compress.importers import differences, keras2_functions
+from compress.importers.differences import Parity
+from compress.importers.keras2_answers import answers
+from compress.importers.keras2_operations import NotRebuiltError, Step
+from compress.importers.keras_config import OPERATIONS
+from compress.importers.refused import Refused, carrying
 from compress.training import tensorflow
 
 if TYPE_CHECKING:
@@ -27,44 +34,11 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-5
 INPUT = "give it an Input layer with a shape before saving it"
 REPLACE = "replace them in the original code and save the model again"
+#: A sample of no tensor has more numbers.
+MOST_ELEMENTS = 2**28
 
 #: What Keras 3 has under another name.
 _RENAMED = {"SyncBatchNormalization": "BatchNormalization", "ThresholdedReLU": "ReLU"}
-#: What only Keras 2 has.
-_ONLY = """AbstractRNNCell AddLoss AddMetric ClassMethod CuDNNGRU CuDNNLSTM DenseFeatures DeviceWrapper DropoutWrapper
-InstanceMethod InstanceProperty LinearModel LocallyConnected1D LocallyConnected2D RadialConstraint RandomHeight
-RandomWidth ResidualWrapper SequenceFeatures SlicingOpLambda SyncBatchNormalization TFOpLambda TensorFlowOpLayer
-ThresholdedReLU WideDeepModel"""
-#: ... and nothing can stand for. Never given to tf_keras: the op layers would run any TensorFlow function.
-REFUSED = set(_ONLY.split()) - set(_RENAMED)
-_ND = """AdaptiveAveragePooling AdaptiveMaxPooling AveragePooling AvgPool Conv ConvLSTM Convolution Cropping
-DepthwiseConv GlobalAveragePooling GlobalAvgPool GlobalMaxPool GlobalMaxPooling MaxPool MaxPooling SeparableConv
-SeparableConvolution SpatialDropout UpSampling ZeroPadding"""
-_CLASSES = """Activation ActivityRegularization Add AdditiveAttention AlphaDropout Attention AugMix AutoContrast
-Average BatchNormalization BatchNormalizationV1 BatchNormalizationV2 Bidirectional CategoryEncoding CenterCrop
-Concatenate Constant Constraint ContrastLimitedAdaptiveHistogramEqualization Conv1DTranspose Conv2DTranspose
-Conv3DTranspose Convolution1DTranspose Convolution2DTranspose Convolution3DTranspose CutMix DTypePolicy DTypePolicyMap
-Dense Discretization Dot Dropout ELU EinsumDense Embedding Equalization Flatten FloatDTypePolicy Functional GRU
-GRUCell GRUCellV1 GRUCellV2 GRUV1 GRUV2 GaussianDropout GaussianNoise GlorotNormal GlorotUniform GroupNormalization
-GroupQueryAttention GroupedQueryAttention HashedCrossing Hashing HeNormal HeUniform Identity IdentityInitializer
-Initializer InputLayer InputSpec IntegerLookup L1 L1L2 L2 LSTM LSTMCell LSTMCellV1 LSTMCellV2 LSTMV1 LSTMV2 Layer
-LayerNormalization LayerScale LeakyReLU LecunNormal LecunUniform Masking MaxNorm MaxNumBoundingBoxes Maximum
-MelSpectrogram MinMaxNorm Minimum MixUp Model MultiHeadAttention Multiply NonNeg Normalization Ones Orthogonal
-OrthogonalInitializer OrthogonalRegularizer PReLU Permute Pipeline Policy PolicyV1 QuantizedDTypePolicy
-QuantizedFloat8DTypePolicy RMSNormalization RNN RandAugment RandomBrightness RandomColorDegeneration RandomColorJitter
-RandomContrast RandomCrop RandomElasticTransform RandomErasing RandomFlip RandomGaussianBlur RandomGrayscale RandomHue
-RandomInvert RandomNormal RandomPerspective RandomPosterization RandomRotation RandomSaturation RandomSharpness
-RandomShear RandomTranslation RandomUniform RandomZoom ReLU Regularizer RepeatVector Rescaling Reshape Resizing
-ReversibleEmbedding STFT STFTInitializer STFTSpectrogram Sequential SimpleRNN SimpleRNNCell Softmax Solarization
-SpectralNormalization StackedRNNCells StochasticDepth StringLookup Subtract SyncBatchNormalization TextVectorization
-ThresholdedReLU TimeDistributed TruncatedNormal UnitNorm UnitNormalization VarianceScaling Wrapper Zeros
-__tensor__ __numpy__ __bytes__ __ellipsis__ __slice__ __keras_tensor__ __tuple__ TensorShape"""
-#: Every class of Keras 2 and 3 that only computes, and every activation.
-KNOWN = {f"{name}{rank}D" for name in _ND.split() for rank in (1, 2, 3)} | set(f"{_CLASSES} {_ONLY}".split())
-_ACTIVATIONS = """celu elu exponential gelu glu hard_shrink hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu
-linear log_sigmoid log_softmax mish relu relu6 selu sigmoid silu soft_shrink softmax softplus softsign sparse_plus
-sparse_sigmoid sparsemax squareplus swish tanh tanh_shrink threshold"""
-ACTIVATIONS = set(_ACTIVATIONS.split())
 _OPTIONS = {
     "LeakyReLU": {"alpha": "negative_slope"},
     "ThresholdedReLU": {"theta": "threshold"},
@@ -78,17 +52,20 @@ _WITHOUT_EFFECT = {
 _INHERITED = {"kernel_constraint", "kernel_initializer", "kernel_regularizer"}
 
 
-def missing(names: Iterable[str], where: str) -> ModelError:
+def missing(refused: Iterable[Refused], where: str) -> ModelError:
     """The error that lists everything Keras 3 has no counterpart for."""
-    return ModelError(f"Keras 3 has no counterpart for: {'; '.join(names)}", where=where, todo=REPLACE)
+    found = list(dict.fromkeys(refused))
+    what = f"Keras 3 has no counterpart for: {'; '.join(map(str, found))}"
+    return carrying(ModelError(what, where=where, todo=REPLACE), found)
 
 
-def rebuild(old: tf_keras.Model, where: str) -> keras.Model:
-    """The same model in Keras 3: same layer names, weights and outputs.
+def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras.Model, Parity]:
+    """The same model in Keras 3: same layer names, weights and outputs; and how far apart the outputs are.
 
     Args:
         old: the model, with defined inputs. Mixed precision layers in it are set to float32.
         where: the file, for messages.
+        samples: real samples [n, ...] of a model with one input, to compare on beside random ones.
 
     Raises:
         ModelError: it has no defined inputs, something in it has no counterpart (all such
@@ -102,10 +79,13 @@ def rebuild(old: tf_keras.Model, where: str) -> keras.Model:
     rebuilding = _Rebuilding()
     rebuilding.survey(old)
     if rebuilding.problems:
-        raise missing(dict.fromkeys(rebuilding.problems), where)
+        raise missing(rebuilding.problems, where)
     new = rebuilding.model(old)
+    if rebuilding.problems:
+        raise missing(rebuilding.problems, where)
     rebuilding.copy_weights()
-    found = difference(old, new)
+    pairs, count = answers(old, new, samples)
+    found = _relative(pairs)
     if not found <= TOLERANCE:
         how = f"by {found:.2g} of the largest output" if np.isfinite(found) else "in shape, or not with finite numbers"
         raise ModelError(
@@ -114,49 +94,18 @@ def rebuild(old: tf_keras.Model, where: str) -> keras.Model:
             allowed=f"{TOLERANCE:g}",
             todo="find the layer that changed between Keras 2 and 3, and replace it in the original code",
         )
-    return new
+    import tf_keras
+
+    return new, differences.compared(pairs, f"tf-keras {tf_keras.__version__}", count)
 
 
 def difference(old: tf_keras.Model, new: keras.Model) -> float:
     """Largest difference of the outputs for random inputs, relative to max(1, largest output)."""
-    import tensorflow as tf
-
-    for size in (32, 96, 224):  # of every side that the model leaves open
-        inputs = _random_inputs(old, size)
-        try:
-            expected = tf.nest.flatten(old(inputs, training=False))
-            break
-        except (ValueError, tf.errors.InvalidArgumentError):
-            if size == 224 or all(None not in tensor.shape[1:] for tensor in old.inputs):
-                raise
-    actual = tensorflow.keras().tree.flatten(new(inputs, training=False))
-    largest = 0.0
-    for wanted, given in zip(map(np.asarray, expected), map(np.asarray, actual), strict=True):
-        if wanted.shape != given.shape:
-            return float("inf")
-        same = (wanted == given) | (np.isnan(wanted) & np.isnan(given))
-        finite = np.abs(wanted[np.isfinite(wanted)])
-        scale = max(1.0, float(finite.max(initial=0)))
-        apart = np.where(same, 0.0, np.abs(np.subtract(wanted, given, dtype=np.float64)) / scale)
-        largest = max(largest, float(np.nan_to_num(apart, nan=np.inf).max(initial=0)))
-    return largest
+    return _relative(answers(old, new, None)[0])
 
 
-def _random_inputs(old: tf_keras.Model, size: int) -> Any:
-    """Standard normal values; whole numbers where the model looks them up or asks for them."""
-    import tensorflow as tf
-
-    random = np.random.default_rng(0)
-    limits = [getattr(layer, "input_dim", getattr(layer, "num_tokens", None)) for layer in old._flatten_layers()]
-    bound = min((limit for limit in limits if limit), default=0)
-    values = []
-    for tensor in old.inputs:
-        batch, *sides = tensor.shape
-        shape = [2 if batch is None else batch, *(size if side is None else side for side in sides)]
-        whole = bound or not tensor.dtype.is_floating
-        value = random.integers(0, bound or 2, shape) if whole else random.standard_normal(shape)
-        values.append(tf.constant(value.astype(tensor.dtype.as_numpy_dtype)))
-    return tf.nest.pack_sequence_as(old._nested_inputs, values)
+def _relative(pairs: list[tuple[Any, Any]]) -> float:
+    return max((differences.difference(*pair) / max(1.0, differences.scale(pair[0])) for pair in pairs), default=0.0)
 
 
 def _layers(model: tf_keras.Model) -> Iterator[Any]:
@@ -177,29 +126,38 @@ class _Rebuilding:
 
     def __init__(self) -> None:
         self.keras = tensorflow.keras()
-        self.problems: list[str] = []
+        self.problems: list[Refused] = []
         self._recipes: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._made: dict[int, tuple[Any, Any]] = {}
         self._names: dict[str, int] = {}
+        self._hard: set[int] = set()
+        self._unknown: dict[int, Any] = {}
 
     def survey(self, old: tf_keras.Model) -> None:
         """Decides what every layer becomes; what cannot be expressed goes into `problems`."""
         import tf_keras
 
         for layer in _layers(old):
+            if type(layer).__name__ in OPERATIONS:
+                continue
             self._names.setdefault(layer.name, id(layer))
             if isinstance(layer, tf_keras.Model):
                 if not layer._is_graph_network:
-                    self.problems.append(f"model {layer.name!r} (no defined inputs, or not made of layers)")
+                    self._problem(layer, "has no defined inputs, or is not made of layers")
                 continue
             if isinstance(layer, tf_keras.layers.InputLayer):
                 if type(layer.output).__name__ != "KerasTensor" or layer.output.dtype.name == "string":
-                    self.problems.append(f"input {layer.name!r} (sparse, ragged or text)")
+                    self._problem(layer, "is sparse, ragged or text")
                 continue
             if any(node.call_kwargs.get("training") is True for node in layer.inbound_nodes):
-                self.problems.append(f"{_title(layer)} called with training=True")
+                self._problem(layer, "is called with training=True")
             if id(layer) not in self._recipes:
                 self._recipes[id(layer)] = self._recipe(layer)
+
+    def _problem(self, old: Any, reason: str, kind: str = "") -> None:
+        """Notes what stands in the way; `kind`: of a part of the layer."""
+        of_part = f"its {kind} {reason}" if kind and kind != type(old).__name__ else reason
+        self.problems.append(Refused(old.name, type(old).__name__, of_part))
 
     def _recipe(self, old: Any) -> tuple[Any, dict[str, Any]]:
         """The Keras 3 class of a layer, and its configuration."""
@@ -212,16 +170,19 @@ class _Rebuilding:
             name = tf_keras.saving.get_registered_name(type(old))
             new = self.keras.saving.get_registered_object(name)
         if not isinstance(new, type):
-            self.problems.append(_title(old))
+            self._problem(old, "Keras 3 has no such layer")
             return None, {}
         if issubclass(new, self.keras.layers.Lambda):
             return new, {"function": old.function, "arguments": old.arguments, "name": old.name}
         config = old.get_config()
+        if config.get("activation") == "hard_sigmoid" and not hasattr(old, "cell"):
+            self._hard.add(id(old))
+            config["activation"] = "linear"
         if issubclass(new, self.keras.layers.TimeDistributed):
             del config["layer"]
-        return new, self._cleaned(kind, new, config, _title(old))
+        return new, self._cleaned(old, kind, new, config)
 
-    def _cleaned(self, kind: str, new: Any, config: dict[str, Any], title: str) -> dict[str, Any]:
+    def _cleaned(self, old: Any, kind: str, new: Any, config: dict[str, Any]) -> dict[str, Any]:
         """A layer's configuration without what only Keras 2 knows."""
         accepted, cleaned = _parameters(new), {}
         for key, value in config.items():
@@ -231,32 +192,32 @@ class _Rebuilding:
                 value = "float32" if value is not None and value.startswith("mixed_") else value
             elif name == "axis" and new is self.keras.layers.BatchNormalization and isinstance(value, list | tuple):
                 if len(value) > 1:
-                    self.problems.append(f"{title} over several axes")
+                    self._problem(old, "works over several axes")
                 value = value[0]
-            elif name.endswith("activation") and value == "hard_sigmoid":  # 0.2 x + 0.5 then, x / 6 + 0.5 now
-                self.problems.append(f"{title} with the activation hard_sigmoid, which Keras 3 defines differently")
+            elif name.endswith("activation") and value == "hard_sigmoid":  # of a recurrent layer, inside of its loop
+                self._problem(old, "uses hard_sigmoid, which Keras 3 defines differently", kind)
             if name in accepted:
-                cleaned[name] = self._converted(value, title)
+                cleaned[name] = self._converted(value, old)
             elif not (name in _WITHOUT_EFFECT | _INHERITED or value in (None, False) or (name, value) == ("groups", 1)):
-                self.problems.append(f"{title} with {name}={value!r}")
+                self._problem(old, f"has {name}={value!r:.60}", kind)
         return cleaned
 
-    def _converted(self, value: Any, title: str) -> Any:
+    def _converted(self, value: Any, old: Any) -> Any:
         """A value of a configuration: plain numbers, and layers inside layers cleaned too."""
         if isinstance(value, np.ndarray | np.generic):
             return value.tolist()
         if isinstance(value, list | tuple):
-            items = [self._converted(item, title) for item in value]
+            items = [self._converted(item, old) for item in value]
             return tuple(items) if isinstance(value, tuple) else items
         if not isinstance(value, dict):
             return value
         kind, config = value.get("class_name"), value.get("config")
         if not isinstance(kind, str) or not isinstance(config, dict):
-            return {key: self._converted(item, title) for key, item in value.items()}
+            return {key: self._converted(item, old) for key, item in value.items()}
         new = getattr(self.keras.layers, _RENAMED.get(kind, kind), None)
         if not (isinstance(new, type) and issubclass(new, self.keras.layers.Layer)):
             return value
-        inner = self._cleaned(kind, new, config, f"{kind} in {title}")
+        inner = self._cleaned(old, kind, new, config)
         return {"module": "keras.layers", "class_name": new.__name__, "config": inner, "registered_name": None}
 
     def _layer(self, old: Any) -> Any:
@@ -285,6 +246,15 @@ class _Rebuilding:
             name, number = f"{stem}_{number}", number + 1
         return str(name)
 
+    def _fresh(self, stem: str) -> str:
+        """A name that no layer has, for one that is made beside the old ones."""
+        name = stem = stem.replace("/", "_")
+        number = 1
+        while name in self._names:
+            name, number = f"{stem}_{number}", number + 1
+        self._names[name] = 0
+        return name
+
     def model(self, old: tf_keras.Model) -> keras.Model:
         """The counterpart of a model: its calls repeated, from the inputs on."""
         import tensorflow as tf
@@ -303,29 +273,63 @@ class _Rebuilding:
             inputs, outputs = tf.nest.map_structure(
                 lambda tensor: tensors[id(tensor)], (old._nested_inputs, old._nested_outputs)
             )
+            if self.problems:  # nothing leads from the inputs to the outputs
+                inputs = outputs = self.keras.Input((1,))
             self._made[id(old)] = old, self.keras.Model(inputs, outputs, name=self._name(old))
         return self._made[id(old)][1]
 
     def _call(self, node: Any, tensors: dict[int, Any]) -> None:
         """Repeats one call of a layer, and notes the tensors that come out."""
         import tensorflow as tf
-        import tf_keras
 
-        layer = self._layer(node.layer)
         args, kwargs = tf.nest.map_structure(
             lambda leaf: tensors.get(id(leaf), leaf), (tuple(node.call_args), dict(node.call_kwargs))
         )
         kwargs = {key: value for key, value in kwargs.items() if value is not None}
-        if isinstance(node.layer, tf_keras.Model):
-            flat = node.layer._flatten_to_reference_inputs(args[0])
-            args = (tf.nest.pack_sequence_as(node.layer._nested_inputs, flat), *args[1:])
+        wanted = tf.nest.flatten(node.outputs)
+        if type(node.layer).__name__ in OPERATIONS:
+            made = self._function(node, args, kwargs)
+            outputs = list(made) if isinstance(made, list) else [made]
+        else:
+            outputs = self.keras.tree.flatten(self._repeated(node.layer, args, kwargs))
+        for old, new in zip(wanted, outputs, strict=True):
+            if max(_elements(old), _elements(new)) > MOST_ELEMENTS:
+                raise ModelError(
+                    f"layer {node.layer.name!r} makes {list(old.shape)}", allowed=f"{MOST_ELEMENTS:,} numbers"
+                )
+            tensors[id(old)] = new
+
+    def _repeated(self, old: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the counterpart of a layer makes of the arguments of one call."""
+        import tensorflow as tf
+        import tf_keras
+
+        if isinstance(old, tf_keras.Model):
+            flat = old._flatten_to_reference_inputs(args[0])
+            args = (tf.nest.pack_sequence_as(old._nested_inputs, flat), *args[1:])
         recurrent = tf_keras.layers.RNN | tf_keras.layers.Bidirectional
-        if isinstance(node.layer, recurrent) and isinstance(args[0], list | tuple):
+        if isinstance(old, recurrent) and isinstance(args[0], list | tuple):
             kwargs["initial_state"] = list(args[0][1:])  # tf_keras puts it behind the sequence
             args = (args[0][0], *args[1:])
-        outputs = self.keras.tree.flatten(layer(*args, **kwargs))
-        for old, new in zip(tf.nest.flatten(node.outputs), outputs, strict=True):
-            tensors[id(old)] = new
+        made = self._layer(old)(*args, **kwargs)
+        if id(old) in self._hard:  # 0.2 x + 0.5 then, x / 6 + 0.5 now
+            made = self.keras.layers.Rescaling(0.2, 0.5, name=self._fresh(f"{old.name}_scaled"))(made)
+            made = self.keras.layers.ReLU(max_value=1.0, name=self._fresh(f"{old.name}_clipped"))(made)
+        return made
+
+    def _function(self, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a function of TensorFlow makes of its arguments; something of the same shape if it cannot be said."""
+        try:
+            step = Step(self.keras, lambda: self._fresh(node.layer.name))
+            return keras2_functions.call(node.layer, step, args, kwargs)
+        except NotRebuiltError as error:
+            if not any(id(leaf) in self._unknown for leaf in self.keras.tree.flatten([args, kwargs])):
+                self._problem(node.layer, str(error))
+        import tensorflow as tf
+
+        made = [self.keras.KerasTensor(tuple(each.shape), each.dtype.name) for each in tf.nest.flatten(node.outputs)]
+        self._unknown.update({id(each): each for each in made})
+        return made if len(made) > 1 else made[0]
 
     def copy_weights(self) -> None:
         """Copies the weights of every layer that was made."""
@@ -343,8 +347,9 @@ class _Rebuilding:
                 new.finalize_state()
 
 
-def _title(layer: Any) -> str:
-    return f"{type(layer).__name__} {layer.name!r}"
+def _elements(tensor: Any) -> int:
+    """The numbers in one sample of a tensor; sides that are open count as 1."""
+    return prod(side or 1 for side in (getattr(tensor, "shape", None) or ())[1:])
 
 
 @functools.cache

@@ -9,49 +9,34 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
 import re
 import shutil
 import stat
 import tempfile
-import warnings
 import zipfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from compress.errors import ModelError, UntrustedError
-from compress.importers import keras2
+from compress.importers import keras2, keras_config, keras_weights, library
+from compress.importers.differences import Parity
+from compress.importers.keras_config import MAX_DEPTH, loadable, shown
+from compress.importers.keras_weights import MAX_WEIGHTS_BYTES
+from compress.importers.library import READ_ERRORS
+from compress.importers.refused import Refused, carrying
 from compress.training import tensorflow
 
 if TYPE_CHECKING:
     import keras
 
 MAX_CONFIG_BYTES = 64 * 2**20
-MAX_WEIGHTS_BYTES = 4 * 2**30
-MAX_DEPTH = 250
 ALLOWED = "a .keras, .h5 or .hdf5 file with architecture and weights"
 RESAVE = "save it again with Keras: model.save('model.keras')"
 CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
-READ_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError)
-
-#: Objects of Keras itself that run what the file, or a file beside it, says.
-RUNS = {
-    "Lambda": "runs Python code that it carries or names",
-    "TFSMLayer": "runs a SavedModel from another path",
-    "TorchModuleWrapper": "unpickles a PyTorch module",
-    "JaxLayer": "runs Python code that it carries or names",
-    "FlaxLayer": "runs Python code that it carries or names",
-    "__lambda__": "is Python code in serialized form",
-}
-_OURS = re.compile(r"(keras|tf_keras|keras_core|tensorflow\.keras|builtins)(\.|$)|tensorflow\.python\.ops\.init_ops")
-_OPERATIONS = re.compile(r"keras\.(src\.)?(ops|quantizers)(\.|$)")
-#: Where modules of older releases are found today.
-_MOVED = (("tensorflow.keras", "keras"), ("keras_core", "keras"), ("keras.engine.", "keras.src.engine."))
 
 
 @dataclass(frozen=True)
@@ -62,15 +47,15 @@ class Scan:
         format: the container, whatever the file is called.
         keras_version: the version that wrote it; empty where it does not say.
         config: the stored model configuration, for "keras" without compile_config (never loaded).
-        untrusted: what loading would execute, import or read from elsewhere, in words.
+        untrusted: what loading would execute, import or read from elsewhere.
         unsupported: layers of Keras 2 that no layer of Keras 3 can stand for.
     """
 
     format: Literal["keras", "h5"]
     keras_version: str
     config: dict[str, Any]
-    untrusted: tuple[str, ...]
-    unsupported: tuple[str, ...]
+    untrusted: tuple[Refused, ...]
+    unsupported: tuple[Refused, ...]
 
     @property
     def from_keras2(self) -> bool:
@@ -93,15 +78,17 @@ def scan(path: Path) -> Scan:
             raise _refusal(path, "is a zip archive and an HDF5 file at once: which one is loaded would be chance")
         if is_zip:
             version, config = _read_keras(path)
-            return _judged(path, "keras", version, config)
+            return _scanned(path, "keras", version, config)
         if is_hdf5:
             version, config = _read_h5(path)
-            return _judged(path, "h5", version, config)
+            return _scanned(path, "h5", version, config)
         raise _refusal(path, _strange(path))
     except RecursionError as error:
         raise _refusal(path, f"its configuration is nested deeper than {MAX_DEPTH} levels") from error
     except READ_ERRORS as error:
-        raise _refusal(path, f"cannot be read: {_first_line(error)}", "check that it was copied completely") from error
+        raise _refusal(
+            path, f"cannot be read: {library.first_line(error)}", "check that it was copied completely"
+        ) from error
 
 
 def load(path: Path, *, trust: bool = False) -> keras.Model:
@@ -117,44 +104,63 @@ def load(path: Path, *, trust: bool = False) -> keras.Model:
         UntrustedError: it would run code, and `trust` is not given.
         ModelError: it is damaged, or Keras 3 cannot express it.
     """
-    found = scan(path)
+    return compared(path, scan(path), trust=trust)[0]
+
+
+def compared(path: Path, found: Scan, *, trust: bool, samples: Any = None) -> tuple[keras.Model, Parity | None]:
+    """The same of a file that was scanned, with the parity of a model that was rebuilt.
+
+    Args:
+        path: the file.
+        found: its scan.
+        trust: whether code that came with it may run.
+        samples: real samples [n, ...] that a rebuilt model is compared on, beside random ones.
+
+    Raises:
+        UntrustedError: it would run code, and `trust` is not given.
+        ModelError: it is damaged, or Keras 3 cannot express it.
+    """
     if found.untrusted and not trust:
-        what = f"loading would run or import what the file says: {'; '.join(found.untrusted)}"
-        todo = "if you know where the file comes from, set `trust: true` under `model:`"
-        raise UntrustedError(what, where=str(path), todo=todo)
+        raise untrusted(path, found.untrusted)
     if found.unsupported:
         raise keras2.missing(found.unsupported, str(path))
-    with _quiet(), _explained(path, found), tempfile.TemporaryDirectory() as folder:
+    with library.quiet(), _explained(path, found), tempfile.TemporaryDirectory() as folder:
         if (backend := tensorflow.keras().config.backend()) != "tensorflow":
             raise ModelError(f"Keras runs on {backend}", where="KERAS_BACKEND", allowed="tensorflow", todo="unset it")
         place = _prepared(path, found, Path(folder))
         if found.from_keras2:
-            import tf_keras
-
-            old = tf_keras.saving.load_model(place, compile=False, safe_mode=not trust)
-            return keras2.rebuild(old, str(path))
-        model = tensorflow.keras().saving.load_model(place, compile=False, safe_mode=not trust)
+            return _from_keras2(place, str(path), trust, samples)
+        with library.bounded():
+            model = tensorflow.keras().saving.load_model(place, compile=False, safe_mode=not trust)
     if not getattr(model, "inputs", None):
         raise ModelError("the model has no defined inputs", where=str(path), todo=keras2.INPUT)
-    return model
+    return model, None
+
+
+def untrusted(path: Path, found: Sequence[Refused]) -> UntrustedError:
+    """The error that says what loading would run."""
+    what = f"loading would run or import what the file says: {'; '.join(map(str, found))}"
+    todo = "if you know where the file comes from, set `trust: true` under `model:`, or give --trust to `import`"
+    return carrying(UntrustedError(what, where=str(path), todo=todo), found)
+
+
+def _from_keras2(place: str, path: str, trust: bool, samples: Any) -> tuple[keras.Model, Parity]:
+    import tf_keras
+
+    with library.bounded():
+        old = tf_keras.saving.load_model(place, compile=False, safe_mode=not trust)
+    return keras2.rebuild(old, path, samples)
+
+
+def _explained(path: Path, found: Scan) -> AbstractContextManager[None]:
+    """What the libraries raise, with the version that wrote the file."""
+    version = f"Keras {found.keras_version}" if found.keras_version else "an unknown version of Keras"
+    custom = "custom classes are not in the file: register them first, or " if found.untrusted else ""
+    return library.explained(path, f"cannot be loaded (written by {version})", custom + RESAVE)
 
 
 def _refusal(path: Path, what: str, todo: str = RESAVE) -> ModelError:
     return ModelError(what, where=str(path), allowed=ALLOWED, todo=todo)
-
-
-def _first_line(error: BaseException) -> str:
-    """What an exception says: its first line, or the first that has a cause in it."""
-    text = re.sub(r"\x1b\[\d+m", "", str(error)).rsplit("Exception encountered: ", 1)[-1]
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
-    line = next((line for line in lines if not line.startswith("Exception encountered when")), lines[0])
-    return line if len(line) <= 300 else f"{line[:300]}..."
-
-
-def _shown(value: object) -> str:
-    """A name from the file, safe to print: short, quoted, no control characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _strange(path: Path) -> str:
@@ -192,7 +198,7 @@ def _read_keras(path: Path) -> tuple[str, dict[str, Any]]:
             _check_weights(path, file)
     version = metadata.get("keras_version")
     version = version if isinstance(version, str) else ""
-    return version, _loadable(config)
+    return version, loadable(config)
 
 
 def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
@@ -204,17 +210,17 @@ def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
         parts = re.split(r"[/\\]", name)
         total += size
         if not parts[0] or ".." in parts or ":" in parts[0] or stat.S_ISLNK(info.external_attr >> 16):
-            raise _refusal(path, f"has a member that leads out of the archive: {_shown(name)}")
+            raise _refusal(path, f"has a member that leads out of the archive: {shown(name)}")
         if name in seen:
-            raise _refusal(path, f"has two members called {_shown(name)}")
+            raise _refusal(path, f"has two members called {shown(name)}")
         if info.flag_bits & 1:
-            raise _refusal(path, f"is encrypted ({_shown(name)})")
+            raise _refusal(path, f"is encrypted ({shown(name)})")
         if name.lower().endswith((".pkl", ".pickle", ".joblib")) and CONFIG in archive.namelist():
-            raise _refusal(path, f"has a Python pickle in it ({_shown(name)}), which can run code when it is opened")
+            raise _refusal(path, f"has a Python pickle in it ({shown(name)}), which can run code when it is opened")
         if name in (CONFIG, METADATA) and (size > MAX_CONFIG_BYTES or size > max(2**20, 200 * packed)):
             raise _refusal(path, f"its {name} would unpack from {packed:,} to {size:,} bytes")
         if total > MAX_WEIGHTS_BYTES or size > max(2**28, 100 * packed):
-            raise _refusal(path, f"its {_shown(name)} would unpack from {packed:,} to {size:,} bytes")
+            raise _refusal(path, f"its {shown(name)} would unpack from {packed:,} to {size:,} bytes")
         seen.add(name)
 
 
@@ -241,27 +247,8 @@ def _read_h5(path: Path) -> tuple[str, dict[str, Any]]:
 
 def _check_weights(path: Path, file: Any) -> None:
     """Refuses links and data that lie outside the file, and sizes that nobody stored."""
-    import h5py
-
-    total = 0
-
-    def link(name: str, found: object) -> str | None:
-        return None if isinstance(found, h5py.HardLink) else f"has a link in place of weights: {_shown(name)}"
-
-    def item(name: str, found: Any) -> str | None:
-        nonlocal total
-        if not isinstance(found, h5py.Dataset):
-            return None
-        if found.external or found.is_virtual:
-            return f"has weights that are in another file: {_shown(name)}"
-        size, stored = found.nbytes or 0, found.id.get_storage_size()
-        total += size
-        if total > MAX_WEIGHTS_BYTES or size > max(2**28, 100 * stored):
-            return f"its weights {_shown(name)} would unpack from {stored:,} to {size:,} bytes"
-        return None
-
-    if problem := file.visititems_links(link) or file.visititems(item):
-        raise _refusal(path, problem)
+    if found := keras_weights.problem(file):
+        raise _refusal(path, found)
 
 
 def _parsed(path: Path, name: str, text: str | bytes) -> dict[str, Any]:
@@ -270,84 +257,17 @@ def _parsed(path: Path, name: str, text: str | bytes) -> dict[str, Any]:
     try:
         value = json.loads(text if isinstance(text, str) else text.decode())
     except ValueError as error:
-        raise _refusal(path, f"its {name} is not JSON: {_first_line(error)}") from error
+        raise _refusal(path, f"its {name} is not JSON: {library.first_line(error)}") from error
     if not isinstance(value, dict):
         raise _refusal(path, f"its {name} is not a JSON object")
     return value
 
 
-def _loadable(value: Any) -> Any:
-    """A configuration without what compiled it, and with the module names of today."""
-    if isinstance(value, list):
-        return [_loadable(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    kept = {key: _loadable(item) for key, item in value.items() if key != "compile_config"}
-    if "class_name" in kept and isinstance(module := kept.get("module"), str):
-        for old, new in _MOVED:
-            if module == old or module.startswith(old.rstrip(".") + "."):
-                kept["module"] = module = new + module[len(old) :]
-    return kept
-
-
-def _judged(path: Path, container: Literal["keras", "h5"], version: str, config: dict[str, Any]) -> Scan:
-    """Walks the whole configuration; a loop, so that no depth can exhaust the stack."""
-    if not isinstance(config.get("class_name"), str) or "config" not in config:
-        raise _refusal(path, "its configuration does not describe a model (no class_name and config)")
-    untrusted: list[str] = []
-    unsupported: list[str] = []
-    stack: list[tuple[Any, str, str, int]] = [(config, "", "", 0)]
-    while stack:
-        value, key, owner, depth = stack.pop()
-        if depth > MAX_DEPTH:
-            raise _refusal(path, f"its configuration is nested deeper than {MAX_DEPTH} levels")
-        if isinstance(value, str):
-            untrusted += _judge_text(key, value, owner)
-        elif isinstance(value, list):
-            stack += [(item, "", owner, depth + 1) for item in reversed(value)]
-        elif isinstance(value, dict):
-            inner = value.get("config")
-            name = inner.get("name") if isinstance(inner, dict) else None
-            owner = f" {_shown(name)}" if isinstance(name, str) else owner
-            if "class_name" in value:
-                untrusted += _judge(value, owner)
-                if str(value["class_name"]) in keras2.REFUSED:
-                    unsupported.append(f"{value['class_name']}{owner}")
-            stack += [(item, name, owner, depth + 1) for name, item in reversed(value.items())]
-    return Scan(container, version, config, tuple(dict.fromkeys(untrusted)), tuple(dict.fromkeys(unsupported)))
-
-
-def _judge(entry: dict[str, Any], owner: str) -> list[str]:
-    """What one serialized object would run: nothing if it is a known one of Keras."""
-    name, module, registered = entry["class_name"], entry.get("module"), entry.get("registered_name")
-    ours = module is None or (isinstance(module, str) and _OURS.match(module) is not None)
-    if not isinstance(name, str):
-        return [f"an object of class {_shown(name)}"]
-    if name in RUNS:
-        return [f"{name}{owner} {RUNS[name]}"]
-    if name == "function":
-        name, known = entry.get("config"), keras2.ACTIVATIONS
-        if isinstance(name, str) and name in known and ours and registered in (None, name, "function"):
-            return []
-        return [f"function {_shown(name)} of module {_shown(module)} in{owner or ' the model'}"]
-    operation = isinstance(module, str) and _OPERATIONS.match(module)
-    if ours and registered in (None, name) and (name in keras2.KNOWN or operation):
-        return []
-    shown = registered if isinstance(registered, str) else name
-    return [f"custom object{owner} of class {_shown(shown)}" + (f" from {_shown(module)}" if module else "")]
-
-
-def _judge_text(key: str, value: str, owner: str) -> list[str]:
-    """What a plain string would run or read, where Keras takes it for a name."""
-    if key == "activation" or key.endswith("_activation"):
-        return (
-            []
-            if value in keras2.ACTIVATIONS | keras2.KNOWN
-            else [f"function {_shown(value)} in{owner or ' the model'}"]
-        )
-    if key.endswith(("_initializer", "_regularizer", "_constraint")) and ">" in value:
-        return [f"custom object {_shown(value)} in{owner or ' the model'}"]
-    return [f"layer{owner} reads the file {_shown(value)}"] if key == "vocabulary" else []
+def _scanned(path: Path, container: Literal["keras", "h5"], version: str, config: dict[str, Any]) -> Scan:
+    found = keras_config.judged(config)
+    if found.problem:
+        raise _refusal(path, found.problem)
+    return Scan(container, version, config, found.untrusted, found.unsupported)
 
 
 def _prepared(path: Path, found: Scan, folder: Path) -> str:
@@ -365,35 +285,3 @@ def _prepared(path: Path, found: Scan, folder: Path) -> str:
                 with source.open(name) as given, target.open(name, "w", force_zip64=True) as copy:
                     shutil.copyfileobj(given, copy)
     return str(folder / "model.keras")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps what the libraries log and warn to themselves, and nothing of it afterwards."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tensorflow.keras()  # first: absl must make its own logger
-        loggers = [logging.getLogger(name) for name in ("absl", "tensorflow")]
-        levels = [logger.level for logger in loggers]
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.ERROR)
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-
-
-@contextmanager
-def _explained(path: Path, found: Scan) -> Iterator[None]:
-    """Turns whatever the libraries raise about a file into one message."""
-    import tensorflow as tf
-
-    own = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, NameError)
-    try:
-        yield
-    except (*own, *READ_ERRORS, tf.errors.OpError) as error:
-        version = f"Keras {found.keras_version}" if found.keras_version else "an unknown version of Keras"
-        what = f"cannot be loaded (written by {version}): {type(error).__name__}: {_first_line(error)}"
-        custom = "custom classes are not in the file: register them first, or " if found.untrusted else ""
-        raise ModelError(what, where=str(path), todo=custom + RESAVE) from error

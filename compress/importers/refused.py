@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from compress.errors import ModelError
+
+Error = TypeVar("Error", bound=ModelError)
 
 
 @dataclass(frozen=True)
@@ -20,4 +26,11 @@ class Refused:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.operator} {self.node!r}: {self.reason}"
+        node = self.node if len(self.node) <= 80 else f"{self.node[:77]}..."
+        return f"{self.operator} {node!r}: {self.reason}"
+
+
+def carrying(error: Error, refused: Sequence[Refused]) -> Error:
+    """The error with all that was refused as facts for a program."""
+    error.facts["refused"] = [asdict(each) for each in refused]
+    return error

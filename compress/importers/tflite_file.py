@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
+from compress.importers.refused import Refused, carrying
 from compress.importers.tflite_network import Imported, imported
 from compress.importers.tflite_rules import RULES
 from compress.tflite import floats, graph, proof
@@ -48,7 +49,7 @@ class File:
     imported: Imported | None
 
     @property
-    def problems(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[Refused, ...]:
         """The operators of a float file that have no counterpart in Keras."""
         return self.imported.problems if self.imported else ()
 
@@ -91,8 +92,8 @@ def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.
     """
     assert file.imported is not None  # the caller has looked
     if file.problems:
-        what = f"{len(file.problems)} operators cannot become layers of Keras: {'; '.join(file.problems)}"
-        raise ModelError(what, where=str(file.path))
+        what = f"{len(file.problems)} operators cannot become layers of Keras: {'; '.join(map(str, file.problems))}"
+        raise carrying(ModelError(what, where=str(file.path)), file.problems)
     found = file.imported
     needed = networks.observed(found.network, list(tensors_in(found.network.outputs)))
     network = replace(needed, name="model", outputs=found.network.outputs)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.tflite import floats
+from compress.importers.refused import Refused
 from compress.tflite.floats import Plain
 from compress.tflite.graph import NONE, Operator
 from compress.tflite.graph import Tensor as Stored
@@ -88,7 +88,7 @@ class Imported:
     plain: Plain
     network: Network
     values: Mapping[int, Value]
-    problems: tuple[str, ...]
+    problems: tuple[Refused, ...]
 
 
 @dataclass
@@ -307,14 +307,16 @@ def imported(plain: Plain, rules: Mapping[str, Callable[[Call], Value | list[Val
         ModelError: its inputs or outputs make no sense.
     """
     graph = plain.graph
-    draft, problems = Draft(plain, _batch(plain)), []
+    draft = Draft(plain, _batch(plain))
+    problems: list[Refused] = []
     inputs = [draft.input(index) for index in graph.inputs]
     draft.values = dict(zip(graph.inputs, inputs, strict=True))
     for operator, number in zip(graph.operators, plain.numbers, strict=True):
         try:
             made = _made(Call(draft, operator), rules)
         except NOT_MADE as error:
-            problems.append(f"{floats.title(operator, number, graph)}: {error}")
+            made_name = graph.made(operator)[0].name[:80] if operator.outputs else ""
+            problems.append(Refused(f"operator {number}, {made_name}", operator.name, str(error)))
             made = _unknown(draft, operator)
         draft.values.update(zip(operator.outputs, made, strict=False))
     if not graph.outputs:

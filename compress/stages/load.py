@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -10,12 +11,12 @@ from pydantic import model_validator
 
 from compress.errors import ModelError
 from compress.importers import builder as builders
-from compress.importers import tflite_file
+from compress.importers import model_file, saved_model, saved_model_conversion, tflite_file
+from compress.importers.model_file import KERAS_SUFFIXES
 from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Settings, Stage
 from compress.store import file_digest
 
-KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
-SUFFIXES = (*KERAS_SUFFIXES, ".tflite")
+SUFFIXES = model_file.SUFFIXES
 SAMPLES = 8
 """Real ones that a rebuilt model is compared on."""
 
@@ -32,7 +33,7 @@ class _Load(Stage):
     def identity(self) -> dict[str, Any]:
         """The file's content instead of its path."""
         try:
-            digest = file_digest(self.path)
+            digest = saved_model.digest(self.path) if self.path.is_dir() else file_digest(self.path)
         except OSError as error:
             raise ModelError(f"cannot be read: {error.strerror}", where=str(self.path), todo="check model") from error
         return {
@@ -69,7 +70,7 @@ class Build(_Load):
 
 
 class LoadKeras(_Load):
-    """Loads a Keras file."""
+    """Loads a Keras file, or the Keras model of a SavedModel folder."""
 
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
@@ -77,14 +78,15 @@ class LoadKeras(_Load):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """Loads, checks that model and data fit together, and writes the working model."""
-        from compress.importers import keras_file
         from compress.training import working_model
         from compress.training.fit import head_of
 
-        model = keras_file.load(self.path, trust=context.trust)
-        head_of(model, context.data)
-        working_model.write(model, context.folder)
-        return {"file": self.path.name, "parameters": model.count_params()}
+        samples = context.data.inputs("train")[:SAMPLES]
+        imported = model_file.load(model_file.read(self.path), trust=context.trust, samples=samples)
+        head_of(imported.model, context.data)
+        working_model.write(imported.model, context.folder)
+        facts: Facts = {"file": self.path.name, "parameters": imported.model.count_params()}
+        return facts | ({"parity": asdict(imported.parity)} if imported.parity else {})
 
 
 class ImportTflite(_Load):
@@ -134,6 +136,31 @@ class LoadFloatTflite(_Load):
         return {"file": self.path.name, "not_imported": list(self.problems)}
 
 
+class ConvertSavedModel(LoadFloatTflite):
+    """Converts a SavedModel folder without a Keras model to a float .tflite file, which only `quantize` can work on."""
+
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow",)
+
+    signature: str
+    """The one of its signatures that is taken."""
+
+    def because(self) -> str:
+        """Why there is nothing to train."""
+        return (
+            f"{self.path.name} holds no Keras model, only a graph, so it can only be quantized as it is; "
+            f"`python -m compress import {self.path.name} -o model.keras` tells whether layers can be made of it"
+        )
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        """Converts, and says what it is."""
+        from compress.importers import saved_model_conversion
+
+        context.progress.note(self.because())
+        made = saved_model_conversion.convert(saved_model.read(self.path), self.signature)
+        (context.folder / MODEL_TFLITE).write_bytes(made.tflite)
+        return {"file": self.path.name, "signature": self.signature, "converted_by": made.runtime}
+
+
 class LoadTflite(_Load):
     """Takes a quantized .tflite file as it is."""
 
@@ -149,22 +176,26 @@ class LoadTflite(_Load):
         return {"file": self.path.name}
 
 
-def stage_for(file: Path) -> Stage:
-    """The stage that loads a model file, by its suffix, and by what a .tflite file holds.
+def stage_for(file: Path, signature: str | None = None) -> Stage:
+    """The stage that loads a model file or folder, by what it is.
 
     Raises:
-        ModelError: no such file, a format that is not read, or a damaged .tflite file.
+        ModelError: no such file, a format that is not read, or a damaged file.
     """
-    if not file.is_file():
-        raise ModelError(f"there is no file {file}", todo="check the path")
-    if file.suffix.lower() == ".tflite":
-        found = tflite_file.read(file)
-        if found.imported is None:
-            return LoadTflite(path=file)
-        return LoadFloatTflite(path=file, problems=found.problems) if found.problems else ImportTflite(path=file)
-    if file.suffix.lower() in KERAS_SUFFIXES:
-        return LoadKeras(path=file)
-    raise ModelError(f"{file.name} is of no format that is read", allowed=", ".join(SUFFIXES))
+    if file.suffix.lower() in KERAS_SUFFIXES and file.is_file():
+        return LoadKeras(path=file)  # it is read when it is loaded: h5py takes its time to import
+    found = model_file.read(file, signature)
+    if found.becomes == "tflite":
+        return LoadTflite(path=file)
+    if isinstance(found.content, saved_model.Content):
+        if found.becomes == "keras":
+            return LoadKeras(path=file)
+        if found.refused:
+            raise saved_model_conversion.refused(found.content)
+        return ConvertSavedModel(path=file, signature=found.signature or "")
+    if found.becomes == "keras":
+        return ImportTflite(path=file)
+    return LoadFloatTflite(path=file, problems=tuple(map(str, found.refused)))
 
 
 class Origin(Settings):
@@ -173,12 +204,16 @@ class Origin(Settings):
     builder: str | None = None
     """A builder from models/, or one of your own, file.py:function, with trust."""
     file: str | None = None
-    """A .keras, .h5 or .tflite file (float or quantized), from the pipeline file's folder."""
+    """A .keras, .h5, .hdf5 or .tflite file, or a SavedModel folder, from the pipeline file's folder."""
+    signature: str | None = None
+    """Which function of a SavedModel folder is taken, where it offers several."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
         if (self.builder is None) == (self.file is None):
             raise ValueError("needs either the key 'builder' or the key 'file'")
+        if self.signature is not None and self.file is None:
+            raise ValueError("'signature' belongs to 'file'")
         return self
 
     def beside(self, folder: Path) -> Self:
@@ -200,6 +235,6 @@ class Origin(Settings):
             ModelError: there is no such file or builder.
         """
         if self.file is not None:
-            return stage_for(folder / self.file)
+            return stage_for(folder / self.file, self.signature)
         path, function = builders.find(self.builder or "", folder, trust=trust)
         return Build(path=path, function=function)

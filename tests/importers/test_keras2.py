@@ -268,26 +268,18 @@ def test_shared_layers_stay_shared(tf_keras: Any, saved: Save) -> None:
 
 
 PROBLEMS: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
-    "changed activation": (
-        chain(lambda k: k.Dense(3, activation="hard_sigmoid"), lambda k: k.Activation("hard_sigmoid", name="second")),
-        ["with the activation hard_sigmoid", "Activation 'second' with"],
-    ),
     "in a cell": (
         chain(lambda k: k.RNN(k.LSTMCell(3, recurrent_activation="hard_sigmoid"), name="rnn"), **SEQUENCE),
-        ["LSTMCell in RNN 'rnn' with the activation hard_sigmoid"],
+        ["RNN 'rnn': its LSTMCell uses hard_sigmoid"],
     ),
     "always training": (
         lambda keras: (lambda given: keras.Model(given, keras.layers.Dropout(0.5)(given, training=True)))(
             keras.Input((3,))
         ),
-        ["called with training=True"],
+        ["is called with training=True"],
     ),
-    "several axes": (chain(lambda k: k.BatchNormalization(axis=[1, 2])), ["over several axes"]),
-    "sparse input": (chain(lambda k: k.Dense(2), shape=(3,), sparse=True), ["(sparse, ragged or text)"]),
-    "op layers": (
-        lambda keras: (lambda given: keras.Model(given, given[:, 1:] * 2.0))(keras.Input((3,))),
-        ["SlicingOpLambda 'tf.__operators__.getitem", "TFOpLambda 'tf.math.multiply"],
-    ),
+    "several axes": (chain(lambda k: k.BatchNormalization(axis=[1, 2])), ["works over several axes"]),
+    "sparse input": (chain(lambda k: k.Dense(2), shape=(3,), sparse=True), ["is sparse, ragged or text"]),
 }
 
 

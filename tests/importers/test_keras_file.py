@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from compress.errors import ModelError, UntrustedError
-from compress.importers import keras_file
+from compress.importers import keras_config, keras_file
 from compress.importers.keras_file import load, scan
 from compress.training import tensorflow
 
@@ -126,33 +126,42 @@ def test_scan_imports_no_tensorflow(tmp_path: Path) -> None:
 
 FUNCTION = {"class_name": "function", "config": "relu", "module": "builtins", "registered_name": "relu"}
 UNTRUSTED = {
-    "lambda layer": (layer("Lambda", function=["4wEA", None, None]), "Lambda 'lambda' runs Python code"),
+    "lambda layer": (
+        layer("Lambda", function=["4wEA", None, None]),
+        "Lambda 'lambda': runs Python code: 3 bytes of bytecode, whose source is not in the file",
+    ),
     "serialized lambda": (
         layer("Dense", activation={"class_name": "__lambda__", "config": {"value": "4wEA"}}),
-        "__lambda__ 'dense' is Python code",
+        "__lambda__ 'dense': is Python code",
     ),
     "registered": (
         {**layer("Swish"), "module": "nets.blocks", "registered_name": "nets>Swish"},
-        "custom object 'swish' of class 'nets>Swish' from 'nets.blocks'",
+        "nets>Swish 'swish': is of the custom class 'nets>Swish' from module 'nets.blocks'",
     ),
     "registered as a known one": ({**layer("Dense"), "registered_name": "nets>Dense"}, "class 'nets>Dense'"),
-    "other module": ({**layer("Dense"), "module": "os"}, "of class 'Dense' from 'os'"),
-    "module that begins alike": ({**layer("Dense"), "module": "keras_hub.layers"}, "from 'keras_hub.layers'"),
-    "unknown class": ({"class_name": "MyLayer", "config": {"name": "mine"}}, "custom object 'mine' of class 'MyLayer'"),
+    "other module": ({**layer("Dense"), "module": "os"}, "class 'Dense' from module 'os'"),
+    "module that begins alike": ({**layer("Dense"), "module": "keras_hub.layers"}, "from module 'keras_hub.layers'"),
+    "unknown class": (
+        {"class_name": "MyLayer", "config": {"name": "mine"}},
+        "MyLayer 'mine': is of the custom class 'MyLayer'",
+    ),
     "class from main": ({**layer("Dense2"), "module": None}, "class 'Dense2'"),
-    "no class": ({"class_name": ["Dense"], "config": {}}, "an object of class ['Dense']"),
+    "no class": ({"class_name": ["Dense"], "config": {}}, "is of a class that has no name"),
     "function": (layer("Dense", activation={**FUNCTION, "module": "nets"}), "function 'relu' of module 'nets'"),
     "python builtin": (layer("Dense", activation={**FUNCTION, "config": "exec"}), "function 'exec' of module"),
-    "named activation": (layer("Dense", activation="nets>swish"), "function 'nets>swish' in 'dense'"),
-    "named initializer": (layer("Dense", kernel_initializer="nets>Ones"), "custom object 'nets>Ones'"),
+    "named activation": (layer("Dense", activation="nets>swish"), "function 'dense': calls the function 'nets>swish'"),
+    "named initializer": (
+        layer("Dense", kernel_initializer="nets>Ones"),
+        "'dense': is of the custom class 'nets>Ones'",
+    ),
     "initializer": (
         layer("Dense", kernel_initializer={"class_name": "nets>Ones", "config": {}}),
-        "custom object 'dense' of class 'nets>Ones'",
+        "nets>Ones 'dense': is of the custom class",
     ),
     "wrapped": (layer("TimeDistributed", layer=layer("Lambda")), "Lambda 'lambda'"),
     "nested model": (sequential(sequential(layer("Lambda"))), "Lambda 'lambda'"),
     "type": (layer("Dense", x={"class_name": "__typespec__", "spec_name": "x", "module": "os"}), "__typespec__"),
-    "saved model": (layer("TFSMLayer", filepath="/tmp/x"), "TFSMLayer 'tfsmlayer' runs a SavedModel"),
+    "saved model": (layer("TFSMLayer", filepath="/tmp/x"), "TFSMLayer 'tfsmlayer': runs a SavedModel"),
     "file": (layer("StringLookup", vocabulary="/etc/passwd"), "reads the file '/etc/passwd'"),
 }
 
@@ -163,7 +172,7 @@ UNTRUSTED = {
 def test_untrusted_objects_are_named_and_refused(tmp_path: Path, case: str, container: str) -> None:
     entry, expected = UNTRUSTED[case]
     path = (archive if container == "m.keras" else hdf5)(tmp_path / container, sequential(entry))
-    assert any(expected in text for text in scan(path).untrusted), scan(path).untrusted
+    assert any(expected in str(each) for each in scan(path).untrusted), scan(path).untrusted
     with pytest.raises(UntrustedError) as caught:
         load(path)
     assert expected in str(caught.value)
@@ -225,8 +234,8 @@ def test_every_layer_without_counterpart_is_listed_before_anything_is_loaded(tmp
 
 def test_names_from_the_file_cannot_write_to_the_terminal(tmp_path: Path) -> None:
     found = scan(archive(tmp_path / "m.keras", sequential(layer("Lambda", name="\x1b[2J" + "a" * 500))))
-    assert "\x1b" not in found.untrusted[0]
-    assert len(found.untrusted[0]) < 200
+    assert "\x1b" not in str(found.untrusted[0])
+    assert len(str(found.untrusted[0])) < 200
 
 
 def patched(path: Path, offset: int, layout: str, value: int) -> Path:
@@ -379,12 +388,12 @@ def test_no_module_is_imported_without_trust(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.tensorflow
 def test_every_public_class_is_known(keras: Any, tf_keras: Any) -> None:
-    known = keras_file.keras2.KNOWN | set(keras_file.RUNS)
+    known = keras_config.KNOWN | set(keras_config.RUNS)
     for library in (keras, tf_keras):
         for kind in ("layers", "initializers", "regularizers", "constraints", "models"):
             things = [value for value in vars(getattr(library, kind)).values() if isinstance(value, type)]
             assert {thing.__name__ for thing in things} - known == set(), f"{library.__name__}.{kind}"
-    for name in keras_file.keras2.ACTIVATIONS - {"relu6"}:
+    for name in keras_config.ACTIVATIONS - {"relu6"}:
         assert hasattr(keras.activations, name)
 
 
@@ -461,7 +470,7 @@ def test_code_in_a_file_runs_only_with_trust(
     path = saved(model, name)
     expected = answers(model)[0]
     witness.unlink()
-    with pytest.raises(UntrustedError, match="Lambda 'code' runs Python code"):
+    with pytest.raises(UntrustedError, match="Lambda 'code': runs Python code: [0-9]+ bytes of bytecode"):
         load(path)
     assert not witness.exists()
     np.testing.assert_allclose(answers(load(path, trust=True))[0], expected)
@@ -479,7 +488,7 @@ def test_custom_layers_need_trust_and_registration(keras: Any, saved: Save, name
     try:
         model = keras.Sequential([keras.Input((4,)), registered(name="twice")])
         path = saved(model, name)
-        with pytest.raises(UntrustedError, match=r"custom object 'twice' of class '(nets>)?Twice'"):
+        with pytest.raises(UntrustedError, match=r"Twice 'twice': is of the custom class '(nets>)?Twice'"):
             load(path)
         np.testing.assert_allclose(answers(load(path, trust=True))[0], answers(model)[0])
     finally:

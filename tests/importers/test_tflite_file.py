@@ -17,6 +17,7 @@ from one_op import Op, Tensor, content, integers
 
 from compress.errors import CorallineError, ModelError
 from compress.importers import tflite_file, tflite_rules
+from compress.importers.refused import Refused
 from compress.quantization import conversion
 from compress.tflite import graph
 
@@ -132,8 +133,8 @@ def test_everything_without_a_counterpart_is_listed_at_once(written: Written) ->
     ops = [Op("ATAN2", ["in", "in"], ["a"]), Op("RELU", ["a"], ["b"]), Op("own", ["b"], ["out"], custom=True)]
     file = tflite_file.read(written(content(floats, ops, ["in"], ["out"])))
     assert file.problems == (
-        "ATAN2 (operator 0, 'a'): Keras has no layer for it",
-        "own (operator 2, 'out'): it is a custom operator",
+        Refused("operator 0, a", "ATAN2", "Keras has no layer for it"),
+        Refused("operator 2, out", "own", "it is a custom operator"),
     )
 
 
@@ -171,11 +172,10 @@ def test_nonsense_is_refused_in_words(
     made = {name: Tensor(shape, "FLOAT32") for name, shape in tensors.items()}
     path = written(content(made, [Op(*op) for op in ops], ends, ["out"]))
     if message is None:
-        assert tflite_file.read(path).problems == (
-            "RELU (operator 0, 'out'): nothing before it makes its input 0, 'a'",
-        )
+        (problem,) = tflite_file.read(path).problems
+        assert problem == Refused("operator 0, out", "RELU", "nothing before it makes its input 0, 'a'")
     elif "makes what" in message:
-        assert "nothing before it makes its input" in tflite_file.read(path).problems[0]
+        assert "nothing before it makes its input" in str(tflite_file.read(path).problems[0])
     else:
         with pytest.raises(ModelError, match=message):
             tflite_file.read(path)

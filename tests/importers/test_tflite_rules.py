@@ -304,6 +304,6 @@ def test_what_has_no_counterpart_says_why(
     given = [key for key, tensor in tensors.items() if key.startswith("in") and tensor.data is None]
     path.write_bytes(graph.serialize(read(tensors, ops, given, ["out"])))
     (problem,) = tflite_file.read(path).problems
-    assert problem.startswith(f"{name} (operator 0, 'out'): {why}")
+    assert str(problem).startswith(f"{name} 'operator 0, out': {why}")
     with pytest.raises(ModelError, match="1 operators cannot become layers"):
         tflite_file.load(tflite_file.read(path))
