@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compress import report as words
-from compress.report import Plain, charts, devices, pruning, quantization, swapping
+from compress.report import Plain, charts, devices, pruning, quantization, selection, swapping
 
 if TYPE_CHECKING:
     import jinja2
@@ -227,7 +227,7 @@ def _stages(record: Plain) -> dict[str, Any]:
             }
         )
     labels = ["Accuracy, validation" if name == "accuracy" else words.label(name) for name in columns]
-    return {"rows": rows, "columns": labels, "notes": notes.texts}
+    return {"rows": rows, "columns": labels, "notes": notes.texts, "chosen": selection.lines(record)}
 
 
 def _classes(record: Plain) -> dict[str, Any] | None:

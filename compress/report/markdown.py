@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from compress import report as words
-from compress.report import Plain, devices, quantization, swapping
+from compress.report import Plain, devices, quantization, selection, swapping
 
 MAX_CELL = 120
 MAX_CLASSES = 5
@@ -125,7 +125,10 @@ def _stages(record: Plain) -> list[str]:
         cells = [_cell(taken.get(name), name, f"not measured, stage {status}") for name in columns]
         rows.append((quote(words.scalar(stage.get("id"))), outcome, words.seconds(stage.get("seconds")), *cells))
     labels = ["Accuracy, validation" if name == "accuracy" else quote(words.label(name)) for name in columns]
-    return [_table(("Stage", "Outcome", "Time, measured", *labels), rows)] if rows else [_absent(record)]
+    if not rows:
+        return [_absent(record)]
+    chosen = "\n".join(f"- {quote(line, 200)}" for line in selection.lines(record))
+    return [_table(("Stage", "Outcome", "Time, measured", *labels), rows), *([chosen] if chosen else [])]
 
 
 def _classes(record: Plain) -> list[str]:

@@ -1,0 +1,216 @@
+"""Less data, chosen in several ways: `python benchmarks/subset.py [--seeds N] [--cache FOLDER] [--show]`.
+
+Training: a small network learns from 10, 30 and 50% of spoken and of written digits, chosen as `train: {subset: …}`
+does it with its defaults, for as many epochs as from all, and from all. (Proxies, which several ways and shares have in
+common, are trained once; each way is charged with what it needs of them.) Accuracy is on test samples, which no choice
+has seen; seconds are on whatever else the machine does. Calibration: ranges (least and greatest value) of the network
+that learned from all are taken from 16 and 64 samples, chosen as `quantize: {calibration: {select: …}}` does it;
+agreement is how often the int8 file gives the float model's class on test samples. Needs the shared files
+(CORALLINE_SHARED, or ../shared beside the project). Prints Markdown tables, and writes benchmarks/results/subset.json.
+What each seed gave is kept in the folder --cache, where the next run goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import quantization_networks as networks
+import quantization_subjects as subjects
+from quantization import commit, kept, quiet
+
+from compress.data import Dataset
+from compress.data.sources import Digits
+from compress.quantization import calibration, conversion
+from compress.stage import SPLITS
+from compress.tflite.runtime import Model
+from compress.training import choosing, fit, folding, network, subset
+from compress.training.fit import TrainingSettings
+from compress.training.subset import Part, Subset
+from compress.training.tensorflow import keras
+from deploy.preprocessing import Preprocessing
+
+RESULTS = Path(__file__).parent / "results" / "subset.json"
+SHARES = (0.1, 0.3, 0.5)
+SAMPLES = (16, 64)
+EPOCHS = {"spoken digits": 12, "written digits": 20}
+BATCH = 32
+ALL = "all"
+WAYS = ("random", "stratified", "hardness, hardest", "hardness, middle", "coverage")
+SELECTS = ("balanced", "random", "stratified", "hardness", "coverage")
+
+
+def written() -> subjects.Arrays:
+    """scikit-learn's digits at 16x16, with the split of calibration_data/digits."""
+    steps = [{"resize": {"size": [16, 16]}}, {"scale": {"from": [0, 16]}}]
+    data = Dataset(Digits(), Preprocessing(steps), None)
+    return subjects.Arrays({split: (data.inputs(split), data.labels(split)) for split in SPLITS}, 10)
+
+
+DATA = {"spoken digits": lambda: subjects.Arrays(subjects.spoken(), 10), "written digits": written}
+
+
+def trained(data: Any, seed: int, epochs: int) -> tuple[Any, float]:
+    """A network, and the seconds that it learned."""
+    model = networks.small(keras(seed), data.input_shape, len(data.class_names))
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        began = time.monotonic()
+        settings = TrainingSettings(epochs=epochs, batch_size=BATCH)
+        fit.fit(model, fit.label_loss(fit.head_of(model, data)), settings, subjects.context(data, Path(folder), seed))
+        return model, time.monotonic() - began
+
+
+def accuracy(model: Any, data: Any) -> float:
+    """On test samples."""
+    answers = model.predict(data.inputs("test"), verbose=0).argmax(axis=1)
+    return float((answers == data.labels("test")).mean())
+
+
+def proxies(data: subjects.Arrays, seed: int) -> dict[str, Any]:
+    """What proxies of the default settings say, and the seconds that each way to choose needs for them."""
+    part, inputs, labels = Subset(by="hardness", share=0.5), data.inputs("train"), data.labels("train")
+    found: dict[str, Any] = {}
+    errors, times = [], []
+    for number in range(part.seeds):
+        model, took = trained(data, seed + 1 + number, part.epochs)
+        began = time.monotonic()
+        if not number:
+            found["features"] = choosing.features(model, inputs)
+            found["coverage"] = took + time.monotonic() - began
+            began = time.monotonic()
+        errors.append(choosing.errors(model, fit.head_of(model, data), inputs, labels))
+        times.append(took + time.monotonic() - began)
+    return {**found, "errors": np.mean(errors, axis=0), "hardness": sum(times)}
+
+
+def choices(data: subjects.Arrays, seed: int, share: float, said: Mapping[str, Any]) -> dict[str, tuple[Any, float]]:
+    """Which samples each way takes, and the seconds that choosing costs."""
+    labels, made = data.labels("train"), {}
+    count = round(share * len(labels))
+    ways: dict[str, Callable[[], Any]] = {
+        "random": lambda: subset.at_random(count, labels, seed),
+        "stratified": lambda: subset.stratified(count, labels, seed),
+        "hardness, hardest": lambda: subset.by_error(count, labels, said["errors"]),
+        "hardness, middle": lambda: subset.by_error(count, labels, said["errors"], "middle"),
+        "coverage": lambda: subset.covering(count, labels, said["features"]),
+    }
+    for way in WAYS:
+        began = time.monotonic()
+        indices = ways[way]()
+        made[way] = indices, time.monotonic() - began + said.get(way.partition(",")[0], 0.0)
+    return made
+
+
+def calibrated(model: Any, data: subjects.Arrays, seed: int) -> dict[str, float]:
+    """How often int8 files agree with their float model, by way and samples."""
+    wanted = model.predict(data.inputs("test"), verbose=0).argmax(axis=1)
+    canonical, found = folding.canonical(network.read(model)), {}
+    for select in SELECTS:
+        for count in SAMPLES:
+            chosen, _ = calibration.divided(select, count, model, data, seed)
+            plan = calibration.calibrate(canonical, data.inputs("train")[chosen])
+            with tempfile.TemporaryDirectory() as folder, quiet():
+                path = Path(folder) / "model.tflite"
+                path.write_bytes(conversion.convert(canonical, plan, "int8"))
+                answers = Model(path, reproducible=True).scores(data.inputs("test")).argmax(axis=1)
+            found[f"{select}, {count}"] = float((answers == wanted).mean())
+    return found
+
+
+def one_seed(name: str, seed: int) -> dict[str, Any]:
+    """What was run, and what it gave."""
+    data = DATA[name]()
+    model, took = trained(data, seed, EPOCHS[name])
+    whole = {"accuracy": accuracy(model, data), "samples": len(data.labels("train")), "training_s": took}
+    found: dict[str, Any] = {ALL: {**whole, "choosing_s": 0.0, "agreement": calibrated(model, data, seed)}}
+    said = proxies(data, seed)
+    for share in SHARES:
+        for way, (indices, choosing_s) in choices(data, seed, share, said).items():
+            part = Part(data, indices)
+            model, took = trained(part, seed, EPOCHS[name])
+            row = {"accuracy": accuracy(model, part), "samples": len(indices)}
+            found[f"{way}, {share:.0%}"] = {**row, "training_s": took, "choosing_s": choosing_s}
+            print(f"{name} {seed} {way} {share}: {row['accuracy']:.3f}", file=sys.stderr, flush=True)
+    return found
+
+
+def runs(seeds: int, cache: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Every run: data, what was run, and what it gave."""
+    for seed in range(seeds):
+        for name in DATA:
+            path = cache / f"subset-{name.replace(' ', '-')}-{seed}.json"
+            for way, row in kept(path, lambda name=name, seed=seed: one_seed(name, seed)).items():
+                yield name, way, row
+
+
+def summary(found: list[tuple[str, str, dict[str, Any]]]) -> dict[str, Any]:
+    """Means and spans over seeds, as plain values."""
+    made: dict[str, Any] = {}
+    for name in DATA:
+        training, agreement = {}, {}
+        for way in dict.fromkeys(way for data, way, _ in found if data == name):
+            rows = [row for data, each, row in found if (data, each) == (name, way)]
+            values = [row["accuracy"] for row in rows]
+            spans = {"accuracy": statistics.mean(values), "lowest": min(values), "highest": max(values)}
+            keys = ("samples", "choosing_s", "training_s")
+            training[way] = spans | {key: round(statistics.mean(row[key] for row in rows), 2) for key in keys}
+            for key in rows[0].get("agreement", {}):
+                each = [row["agreement"][key] for row in rows]
+                agreement[key] = {"agreement": statistics.mean(each), "lowest": min(each), "highest": max(each)}
+        seeds = sum((data, way) == (name, ALL) for data, way, _ in found)
+        made[name] = {"training": training, "calibration": agreement, "seeds": seeds}
+    return made
+
+
+def tables(made: Mapping[str, Any]) -> str:
+    """For people."""
+    lines = []
+    for name, found in made.items():
+        lines += [f"{name}: accuracy (lowest to highest of {found['seeds']} seeds); seconds to choose + to train", ""]
+        lines += ["| chosen by | 10% | 30% | 50% |", "|---|---|---|---|"]
+        for way in WAYS:
+            cells = [_told(found["training"][f"{way}, {share:.0%}"]) for share in SHARES]
+            lines.append(f"| {way} | {' | '.join(cells)} |")
+        lines += ["", f"All of them: {_told(found['training'][ALL])}", ""]
+        lines += ["| calibrated with, agreement | 16 samples | 64 samples |", "|---|---|---|"]
+        for select in SELECTS:
+            rows = [found["calibration"][f"{select}, {count}"] for count in SAMPLES]
+            told = [f"{row['agreement']:.4f} ({row['lowest']:.4f} to {row['highest']:.4f})" for row in rows]
+            lines.append(f"| {select} | {' | '.join(told)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _told(row: Mapping[str, float]) -> str:
+    span = f"{row['lowest']:.3f} to {row['highest']:.3f}"
+    return f"{row['accuracy']:.3f} ({span}); {row['choosing_s']:.0f} + {row['training_s']:.0f} s"
+
+
+def main() -> None:
+    """Measures, or shows what was measured."""
+    options = subjects.asked(argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else ""))
+    if options is None:
+        return
+    if options.show:
+        made = json.loads(RESULTS.read_text())["data"]
+    else:
+        options.cache.mkdir(parents=True, exist_ok=True)
+        made = summary(list(runs(options.seeds, options.cache)))
+        told = {"commit": commit(), "epochs": EPOCHS, "batch_size": BATCH, "data": made}
+        RESULTS.write_text(json.dumps(told, indent=1) + "\n")
+    print(tables(made))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The report's lines on less data: how many samples were trained on or calibrated with, and what choosing them took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compress import report as words
+from compress.report import Plain
+
+MAX_LINES = 20
+WHAT = {"subset": "training", "calibration": "calibration"}
+
+
+def lines(record: Plain) -> list[str]:
+    """One line for each choice, of whatever stage; none where all samples were taken."""
+    found = []
+    for stage in record.get("stages") or []:
+        facts = stage.get("facts") or {}
+        steps = [step for step in facts.get("steps") or [] if isinstance(step, dict)]
+        for part in (facts, *steps):
+            found += [_line(str(stage.get("id")), key, part[key]) for key in WHAT if isinstance(part.get(key), dict)]
+    return found[:MAX_LINES]
+
+
+def _line(stage: str, key: str, chosen: dict[str, Any]) -> str:
+    samples, whole, seconds = (float(chosen.get(name) or 0) for name in ("samples", "of", "seconds"))
+    saved = f"{1 - samples / whole:.0%}" if whole else "unknown"
+    by = words.shorten(words.scalar(chosen.get("by")), 40)
+    return (
+        f"{words.shorten(stage, 60)}: {samples:,.0f} of {whole:,.0f} samples for {WHAT[key]}, by {by}: "
+        f"{saved} saved, choosing took {seconds:.1f} s"
+    )
