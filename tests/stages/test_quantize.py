@@ -13,17 +13,20 @@ import pytest
 import tiny
 from blobs import Blobs, context
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from compress.errors import ModelError, StageError
-from compress.quantization.calibration import calibrate
+from compress.quantization.calibration import calibrate, divided
 from compress.quantization.conversion import refuse_mismatch
 from compress.quantization.plan import read
+from compress.quantization.settings import Calibration
 from compress.stage import MODEL_KERAS, MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind, Split
 from compress.stages.quantize import Quantize
 from compress.training import working_model
 from compress.training.folding import canonical
 from compress.training.network import Network
 from compress.training.network import read as read_network
+from compress.training.subset import Subset
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -225,3 +228,61 @@ def test_the_stage_refuses_a_plan_of_another_model(keras: Any, tmp_path: Path) -
     stage = given(plan_of(network(keras), tmp_path), tmp_path)
     with pytest.raises(StageError, match="the plan is for another model: it has no range for other, a range for relu"):
         quantized(network(keras, relu="other"), Blobs(), tmp_path, stage)
+
+
+# --- which samples ----------------------------------------------------------------------
+
+
+class Looked(Blobs):
+    """Data of which nobody may look at more than the training split."""
+
+    def inputs(self, split: Split) -> Images:
+        assert split == "train"
+        return super().inputs(split)
+
+    def labels(self, split: Split) -> NDArray[np.int64]:
+        assert split == "train"
+        return super().labels(split)
+
+
+@pytest.mark.parametrize("select", ["balanced", "random", "stratified", "hardness", "coverage"])
+def test_calibration_samples_are_chosen_as_asked(keras: Any, tmp_path: Path, select: str) -> None:
+    model = network(keras)
+    stage = PLAIN.model_copy(update={"calibration": Calibration(select=select), "calibration_samples": 16})  # type: ignore[arg-type]
+    facts = quantized(model, Blobs(), tmp_path, stage)
+    assert facts["calibration_samples"] == 16
+    assert ("calibration" in facts) == (select != "balanced")
+    if select != "balanced":
+        told = facts["calibration"]
+        assert (told["by"], told["samples"], told["of"]) == (select, 16, 96)
+    chosen, rest = divided(select, 16, model, Looked(), 0)
+    assert sorted([*chosen, *rest]) == list(range(96))
+    assert len(chosen) == 16
+    if select != "random":
+        assert np.bincount(Blobs().labels("train")[chosen]).tolist() == [8, 8]
+    turns = Blobs().labels("train")[rest]
+    assert abs(int(turns[:20].sum()) - 10) <= 3  # classes still take turns
+
+
+def test_never_more_than_two_thirds_are_calibrated_with() -> None:
+    chosen, rest = divided("stratified", 1000, None, Looked(), 0)
+    assert (len(chosen), len(rest)) == (64, 32)
+
+
+def test_hardness_and_coverage_need_layers() -> None:
+    for select in ("hardness", "coverage"):
+        assert Kind.FLOAT_TFLITE not in Quantize(calibration=Calibration(select=select)).takes()  # type: ignore[arg-type]
+    assert Kind.FLOAT_TFLITE in Quantize(calibration=Calibration(select="stratified")).takes()
+
+
+def test_a_trained_model_needs_no_proxy() -> None:
+    with pytest.raises(ValidationError, match="the model is trained already; say `of: model`"):
+        Quantize(method="qat", subset=Subset(by="hardness", share=0.5))
+    Quantize(method="qat", subset=Subset(by="hardness", share=0.5, of="model"))
+
+
+def test_qat_on_a_part(keras: Any, tmp_path: Path) -> None:
+    part = Subset(by="hardness", share=0.5, of="model")
+    stage = PLAIN.model_copy(update={"method": "qat", "epochs": 1, "batch_size": 16, "subset": part})
+    facts = quantized(network(keras), Blobs(), tmp_path, stage)
+    assert (facts["subset"]["samples"], facts["subset"]["of"]) == (48, 96)
