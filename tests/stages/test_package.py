@@ -300,7 +300,7 @@ def test_samples_of_several_shapes_are_stacked_by_shape(artifact: Any, context: 
         def raw(self, split: Any, indices: Any) -> list[np.ndarray]:
             return [np.full(shapes[index % 4], index, "<u2") for index in indices]
 
-    data = Uneven(around.data._source, around.data._preprocessing, None)
+    data = Uneven(around.data.source, around.data._preprocessing, None)
     read = evaluated(replace(around, data=data), artifact, evaluation=12)
     samples, labels = read.evaluation()
     stacks = [read.array(name) for name in read.manifest["evaluation"]["inputs"]]
