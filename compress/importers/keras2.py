@@ -99,6 +99,20 @@ def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras
     return new, differences.compared(pairs, f"tf-keras {tf_keras.__version__}", count)
 
 
+def turn_kernels(old: tf_keras.Model) -> None:
+    """Turns the kernels of convolutions by half a turn: Theano, unlike TensorFlow, convolves as mathematics does.
+
+    Source: keras 2.2, utils/conv_utils.py, convert_kernel, and engine/saving.py, which layers it is for.
+    """
+    for layer in old._flatten_layers():
+        if type(layer).__name__ in ("Conv1D", "Conv2D", "Conv3D", "Conv2DTranspose", "ConvLSTM2D"):
+            weights = layer.get_weights()
+            for at, weight in enumerate(weights):
+                if weight.ndim > 2:
+                    weights[at] = np.flip(weight, tuple(range(weight.ndim - 2)))
+            layer.set_weights(weights)
+
+
 def difference(old: tf_keras.Model, new: keras.Model) -> float:
     """Largest difference of the outputs for random inputs, relative to max(1, largest output)."""
     return _relative(answers(old, new, None)[0])
