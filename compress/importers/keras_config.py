@@ -226,6 +226,8 @@ def _code(entry: dict[str, Any]) -> str:
     config = entry.get("config")
     config = config if isinstance(config, dict) else {}
     function, module = config.get("function", config), config.get("module", entry.get("module"))
+    if isinstance(function, dict) and isinstance(function.get("items"), list):  # a tuple, in a SavedModel
+        function = function["items"]
     if isinstance(function, dict) and isinstance(function.get("config"), dict):
         function = function["config"]
     if isinstance(function, dict):
