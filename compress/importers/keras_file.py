@@ -134,6 +134,7 @@ def compared(path: Path, found: Scan, *, trust: bool, samples: Any = None) -> tu
             return keras2.rebuild(_from_keras2(place, found, trust), str(path), samples)
         with library.bounded():
             model = tensorflow.keras().saving.load_model(place, compile=False, safe_mode=not trust)
+        library.check_tensors(model)
     if not getattr(model, "inputs", None):
         raise ModelError("the model has no defined inputs", where=str(path), todo=keras2.INPUT)
     return model, None
