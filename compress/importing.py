@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import DataError, ModelError, PipelineError
-from compress.importers import keras_file, model_file, tflite_file
+from compress.importers import keras_file, library, model_file, tflite_file
 from compress.importers.model_file import Found, Imported
 from compress.stage import MODEL_KERAS
 from compress.store import explain, write_atomically
@@ -45,7 +45,7 @@ def run(path: Path, out: Path | None, *, trust: bool, signature: str | None, inp
             return report | _quantized(found.content)
         imported = model_file.load(found, trust=trust, samples=samples)
         report |= {"status": "imported", "refused": [], **_model(imported.model, report["notes"])}
-        return report | _written(imported, out, trust=trust)
+        return report | _written(path, imported, out, trust=trust)
     except ModelError as error:
         error.facts = {**report, "status": "failed", **error.facts}
         raise
@@ -121,7 +121,7 @@ def _model(model: Any, notes: list[str]) -> Report:
     }
 
 
-def _written(imported: Imported, out: Path | None, *, trust: bool) -> Report:
+def _written(path: Path, imported: Imported, out: Path | None, *, trust: bool) -> Report:
     """Writes the model, reads it again, and says how far its answers are from the original's."""
     from compress.training import working_model
 
@@ -129,7 +129,8 @@ def _written(imported: Imported, out: Path | None, *, trust: bool) -> Report:
         working_model.write_keras(imported.model, Path(folder))
         again = keras_file.load(Path(folder) / MODEL_KERAS, trust=trust)
         content = (Path(folder) / MODEL_KERAS).read_bytes()
-    reread = model_file.compared(imported.model, again)
+        with library.explained(path, "cannot be run", "check that there is memory for it"):
+            reread = model_file.compared(imported.model, again)
     parity = imported.parity or reread
     if not reread.max_rel <= tflite_file.TOLERANCE:
         raise ModelError(f"as it is written it answers differently, by {reread.max_rel:.2g} of the largest output")

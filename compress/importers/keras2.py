@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterable, Iterator
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from compress.importers.differences import Parity
 from compress.importers.keras2_answers import answers
 from compress.importers.keras2_operations import NotRebuiltError, Step
 from compress.importers.keras_config import OPERATIONS
+from compress.importers.library import MOST_ELEMENTS, elements
 from compress.importers.refused import Refused, carrying
 from compress.training import tensorflow
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-5
 INPUT = "give it an Input layer with a shape before saving it"
 REPLACE = "replace them in the original code and save the model again"
-#: A sample of no tensor has more numbers.
-MOST_ELEMENTS = 2**28
 
 #: What Keras 3 has under another name.
 _RENAMED = {"SyncBatchNormalization": "BatchNormalization", "ThresholdedReLU": "ReLU"}
@@ -97,6 +95,20 @@ def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras
     import tf_keras
 
     return new, differences.compared(pairs, f"tf-keras {tf_keras.__version__}", count)
+
+
+def turn_kernels(old: tf_keras.Model) -> None:
+    """Turns the kernels of convolutions by half a turn: Theano, unlike TensorFlow, convolves as mathematics does.
+
+    Source: keras 2.2, utils/conv_utils.py, convert_kernel, and engine/saving.py, which layers it is for.
+    """
+    for layer in old._flatten_layers():
+        if type(layer).__name__ in ("Conv1D", "Conv2D", "Conv3D", "Conv2DTranspose", "ConvLSTM2D"):
+            weights = layer.get_weights()
+            for at, weight in enumerate(weights):
+                if weight.ndim > 2:
+                    weights[at] = np.flip(weight, tuple(range(weight.ndim - 2)))
+            layer.set_weights(weights)
 
 
 def difference(old: tf_keras.Model, new: keras.Model) -> float:
@@ -293,7 +305,7 @@ class _Rebuilding:
         else:
             outputs = self.keras.tree.flatten(self._repeated(node.layer, args, kwargs))
         for old, new in zip(wanted, outputs, strict=True):
-            if max(_elements(old), _elements(new)) > MOST_ELEMENTS:
+            if max(elements(old), elements(new)) > MOST_ELEMENTS:
                 raise ModelError(
                     f"layer {node.layer.name!r} makes {list(old.shape)}", allowed=f"{MOST_ELEMENTS:,} numbers"
                 )
@@ -345,11 +357,6 @@ class _Rebuilding:
             new.set_weights(old.get_weights())
             if isinstance(new, self.keras.layers.Normalization):
                 new.finalize_state()
-
-
-def _elements(tensor: Any) -> int:
-    """The numbers in one sample of a tensor; sides that are open count as 1."""
-    return prod(side or 1 for side in (getattr(tensor, "shape", None) or ())[1:])
 
 
 @functools.cache

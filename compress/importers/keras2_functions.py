@@ -147,14 +147,15 @@ def call(layer: Any, step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 def _node_call(layer: Any, step: Step, given: Any) -> Any:
     """A node: constants stand among its inputs by their places, and settings are attributes."""
-    operator, data_format = layer.node_def.op, layer.node_def.attr["data_format"].s
+    operator, attributes = layer.node_def.op, dict(layer.node_def.attr)  # a copy: asking it for one would add it
+    data_format = attributes["data_format"].s if "data_format" in attributes else b""
     found = node(operator)
     if found is None or data_format not in (b"", b"NHWC", b"N"):
         raise NotRebuiltError(f"the node {operator} {data_format.decode(errors='replace')} has no counterpart")
     inputs = list(given) if isinstance(given, list | tuple) else [given]
     for index, constant in sorted(layer.constants.items()):
         inputs.insert(index, constant)
-    settings = {_ATTRIBUTES[name]: _attribute(value) for name, value in layer.node_def.attr.items() if _used(name)}
+    settings = {_ATTRIBUTES[name]: _attribute(value) for name, value in attributes.items() if name in _ATTRIBUTES}
     if operator in _LISTS:
         inputs = [inputs[:-1], inputs[-1]] if operator == "ConcatV2" else [inputs]
     elif operator == "Split":
@@ -164,10 +165,6 @@ def _node_call(layer: Any, step: Step, given: Any) -> Any:
     elif operator == "PadV2":
         inputs, settings = inputs[:2], {**settings, "constant_values": inputs[2]}
     return found.call(step, inputs, settings)
-
-
-def _used(name: str) -> bool:
-    return name in _ATTRIBUTES
 
 
 def _attribute(value: Any) -> Any:

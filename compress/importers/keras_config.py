@@ -17,6 +17,8 @@ from compress.importers.refused import Refused
 MAX_DEPTH = 250
 MOST_CALLS = 10_000
 """Calls of layers in one model, those in nested models counted each time the model is called."""
+LISTS = {"ListWrapper", "_ListWrapper"}
+"""What TensorFlow wraps the lists of a model in."""
 MOST_PER_SIDE = 2**31
 MOST_REPEATED = 2**12
 #: What only Keras 2 has.
@@ -118,6 +120,23 @@ def loadable(value: Any) -> Any:
     return kept
 
 
+def settled(value: Any) -> Any:
+    """A configuration without the forms that single releases of Keras 2 had for numbers and lists.
+
+    Source: arrays as {"type": "ndarray", "value": …} in Keras 2.0 to 2.2, lists as {"class_name": "ListWrapper",
+    "items": …} in TensorFlow 1.14 to 2.3.
+    """
+    if isinstance(value, list):
+        return [settled(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") == "ndarray" and set(value) == {"type", "value"}:
+        return settled(value["value"])
+    if value.get("class_name") in LISTS and isinstance(value.get("items"), list):
+        return settled(value["items"])
+    return {key: settled(item) for key, item in value.items()}
+
+
 @dataclass(frozen=True)
 class _Place:
     """Where a value stands: under which key, in which layer, how deep, and how often it is called."""
@@ -149,7 +168,7 @@ def judged(config: dict[str, Any]) -> Judged:
             stack += [(item, inside) for item in reversed(value)]
         elif isinstance(value, dict):
             place = _entered(value, place)
-            calls += place.calls if place.key == "layers[]" else 0
+            calls += place.calls if place.key in ("layers[]", "config[]") else 0
             if calls > MOST_CALLS:
                 return Judged(problem=f"its layers are called more than {MOST_CALLS:,} times")
             if "class_name" in value:
@@ -185,6 +204,8 @@ def _judge(entry: dict[str, Any], owner: str) -> list[Refused]:
     ours = module is None or (isinstance(module, str) and _OURS.match(module) is not None)
     if not isinstance(name, str):
         return [Refused(owner, shown(name), "is of a class that has no name")]
+    if name in LISTS and set(entry) == {"class_name", "items"}:
+        return []
     if name in RUNS:
         return [Refused(owner, name, f"{RUNS[name]}{_code(entry)}")]
     if name == "function":
@@ -205,6 +226,8 @@ def _code(entry: dict[str, Any]) -> str:
     config = entry.get("config")
     config = config if isinstance(config, dict) else {}
     function, module = config.get("function", config), config.get("module", entry.get("module"))
+    if isinstance(function, dict) and isinstance(function.get("items"), list):  # a tuple, in a SavedModel
+        function = function["items"]
     if isinstance(function, dict) and isinstance(function.get("config"), dict):
         function = function["config"]
     if isinstance(function, dict):

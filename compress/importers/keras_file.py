@@ -17,7 +17,7 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,6 +49,7 @@ class Scan:
         config: the stored model configuration, for "keras" without compile_config (never loaded).
         untrusted: what loading would execute, import or read from elsewhere.
         unsupported: layers of Keras 2 that no layer of Keras 3 can stand for.
+        backend: what Keras computed with, where an HDF5 file says so: tensorflow, theano, cntk.
     """
 
     format: Literal["keras", "h5"]
@@ -56,6 +57,7 @@ class Scan:
     config: dict[str, Any]
     untrusted: tuple[Refused, ...]
     unsupported: tuple[Refused, ...]
+    backend: str = ""
 
     @property
     def from_keras2(self) -> bool:
@@ -80,8 +82,8 @@ def scan(path: Path) -> Scan:
             version, config = _read_keras(path)
             return _scanned(path, "keras", version, config)
         if is_hdf5:
-            version, config = _read_h5(path)
-            return _scanned(path, "h5", version, config)
+            version, backend, config = _read_h5(path)
+            return replace(_scanned(path, "h5", version, config), backend=backend)
         raise _refusal(path, _strange(path))
     except RecursionError as error:
         raise _refusal(path, f"its configuration is nested deeper than {MAX_DEPTH} levels") from error
@@ -129,9 +131,10 @@ def compared(path: Path, found: Scan, *, trust: bool, samples: Any = None) -> tu
             raise ModelError(f"Keras runs on {backend}", where="KERAS_BACKEND", allowed="tensorflow", todo="unset it")
         place = _prepared(path, found, Path(folder))
         if found.from_keras2:
-            return _from_keras2(place, str(path), trust, samples)
+            return keras2.rebuild(_from_keras2(place, found, trust), str(path), samples)
         with library.bounded():
             model = tensorflow.keras().saving.load_model(place, compile=False, safe_mode=not trust)
+        library.check_tensors(model)
     if not getattr(model, "inputs", None):
         raise ModelError("the model has no defined inputs", where=str(path), todo=keras2.INPUT)
     return model, None
@@ -144,12 +147,20 @@ def untrusted(path: Path, found: Sequence[Refused]) -> UntrustedError:
     return carrying(UntrustedError(what, where=str(path), todo=todo), found)
 
 
-def _from_keras2(place: str, path: str, trust: bool, samples: Any) -> tuple[keras.Model, Parity]:
+def _from_keras2(place: str, found: Scan, trust: bool) -> Any:
+    """The model as tf-keras loads it; from the configuration where that has forms which tf-keras knows no more."""
     import tf_keras
 
+    config = keras_config.settled(found.config)
     with library.bounded():
-        old = tf_keras.saving.load_model(place, compile=False, safe_mode=not trust)
-    return keras2.rebuild(old, path, samples)
+        if found.format == "keras" or config == found.config:
+            model = tf_keras.saving.load_model(place, compile=False, safe_mode=not trust)
+        else:
+            model = tf_keras.models.model_from_json(json.dumps(config))
+            model.load_weights(place)
+    if found.backend == "theano":
+        keras2.turn_kernels(model)
+    return model
 
 
 def _explained(path: Path, found: Scan) -> AbstractContextManager[None]:
@@ -224,8 +235,8 @@ def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
         seen.add(name)
 
 
-def _read_h5(path: Path) -> tuple[str, dict[str, Any]]:
-    """Version and configuration of a whole-model HDF5 file."""
+def _read_h5(path: Path) -> tuple[str, str, dict[str, Any]]:
+    """Version, backend and configuration of a whole-model HDF5 file."""
     import h5py
 
     with h5py.File(path, "r") as file:
@@ -238,11 +249,15 @@ def _read_h5(path: Path) -> tuple[str, dict[str, Any]]:
             )
         _check_weights(path, file)
         text = file.attrs["model_config"]
-        version = file.attrs.get("keras_version", "")
+        version, backend = (_word(file.attrs.get(name, "")) for name in ("keras_version", "backend"))
     if not isinstance(text, str | bytes):
         raise _refusal(path, "its model_config is not text")
-    version = version.decode() if isinstance(version, bytes) else version
-    return version if isinstance(version, str) else "", _parsed(path, "model_config", text)
+    return version, backend, _parsed(path, "model_config", text)
+
+
+def _word(value: object) -> str:
+    value = value.decode() if isinstance(value, bytes) else value
+    return value if isinstance(value, str) else ""
 
 
 def _check_weights(path: Path, file: Any) -> None:

@@ -18,6 +18,8 @@ from compress.training import tensorflow
 
 MOST_WEIGHTS = 2**29
 """Numbers in all weights of a model: a file of 2 GiB, as large as a .tflite file can be."""
+MOST_ELEMENTS = 2**26
+"""Numbers in one sample of any tensor: an image of 1,024 x 1,024 with 64 channels."""
 READ_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError)
 
 
@@ -98,3 +100,25 @@ def _shape(value: Any, scratch: Any) -> Any:
             return tf.TensorShape(each.shape)
     with scratch.as_default():
         return tf.TensorShape(value().shape)
+
+
+def elements(tensor: Any) -> int:
+    """The numbers in one sample of a tensor; sides that are open count as 1."""
+    return prod(side or 1 for side in (getattr(tensor, "shape", None) or ())[1:])
+
+
+def check_tensors(model: Any) -> None:
+    """Nothing, if no tensor in a model of Keras 3 is larger than any model would have.
+
+    Raises:
+        ValueError: one is; the layer is named.
+    """
+    functional = getattr(model, "_functional", None) or model
+    for nodes in getattr(functional, "_nodes_by_depth", {}).values():
+        for node in nodes:
+            largest = max(map(elements, node.output_tensors), default=0)
+            if largest > MOST_ELEMENTS:
+                what = f"layer {node.operation.name!r} makes {largest:,} numbers of one sample"
+                raise ValueError(f"{what}, more than {MOST_ELEMENTS:,}")
+            if isinstance(node.operation, tensorflow.keras().Model):
+                check_tensors(node.operation)

@@ -71,11 +71,6 @@ class Content:
     refused: tuple[Refused, ...]
 
 
-def is_folder(path: Path) -> bool:
-    """Whether a path looks like a SavedModel."""
-    return path.is_dir() and (path / GRAPH).exists()
-
-
 def files(path: Path) -> dict[str, Path]:
     """Every file of the folder, by its name in it.
 
@@ -112,9 +107,9 @@ def read(path: Path) -> Content:
     Raises:
         ModelError: it is no SavedModel, is damaged, or is made to do harm.
     """
-    known = files(path)
-    if GRAPH not in known:
+    if not (path / GRAPH).is_file():
         raise refusal(path, f"has no {GRAPH}" if path.is_dir() else "is no folder")
+    known = files(path)
     try:
         data = _bytes(path, known[GRAPH])
         graphs = list(wire.messages(data, 2))

@@ -62,7 +62,7 @@ def chosen(content: Content, name: str | None) -> Signature:
     if name is None and DEFAULT in names and len(alike) == 1:
         name = DEFAULT  # Keras 3 gives the same function two names
     if name is None and len(names) > 1:
-        what = f"has several signatures: {listing(sorted(names))}"
+        what = f"has several signatures: {', '.join(sorted(names))}"
         raise ModelError(what, where=where, todo="set `signature:` under `model:`, or give --signature to `import`")
     wanted = name or names[0]
     if wanted not in names:

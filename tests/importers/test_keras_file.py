@@ -470,7 +470,7 @@ def test_code_in_a_file_runs_only_with_trust(
     path = saved(model, name)
     expected = answers(model)[0]
     witness.unlink()
-    with pytest.raises(UntrustedError, match=r"Lambda 'code': runs Python code: [0-9]+ bytes of bytecode"):
+    with pytest.raises(UntrustedError, match=r"Lambda 'code': runs Python code: \d+ bytes of bytecode"):
         load(path)
     assert not witness.exists()
     np.testing.assert_allclose(answers(load(path, trust=True))[0], expected)
