@@ -24,7 +24,7 @@ def real_model() -> Callable[[str], Path]:
 
     def find(name: str) -> Path:
         folder = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared"))
-        path = folder / "models" / "keras" / name
+        path = folder / "models" / (name if "/" in name else f"keras/{name}")
         if not path.exists():
             pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")
         return path
@@ -62,5 +62,17 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
             warnings.simplefilter("ignore")
             model.save(tmp_path / name)
         return tmp_path / name
+
+    return save
+
+
+@pytest.fixture
+def saved_onnx(tmp_path: Path) -> Callable[[Any], Path]:
+    """Writes an ONNX model of `one_node`."""
+
+    def save(model: Any) -> Path:
+        path = tmp_path / "model.onnx"
+        path.write_bytes(model.proto().SerializeToString())
+        return path
 
     return save
