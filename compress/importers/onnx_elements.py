@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.importers.keras_entries import CORE, MATH, NN, NUMPY, NotImportedError
+from compress.importers.keras_entries import CORE, NUMPY, NotImportedError
 from compress.importers.onnx_draft import FLOAT, UNKNOWN, Call, Rule
 from compress.importers.onnx_layout import Order, Value, in_shape, laid, natural, sides_of
 from compress.training.network import Layer
@@ -26,7 +26,6 @@ NUMBERS = ("FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", BOOL)
 OUT_AXIS = {"Conv1D": -1, "Conv2D": -1, "Dense": -1, "Conv1DTranspose": -2, "Conv2DTranspose": -2}
 """Layers with weights, and the axis of the kernel that goes over the channels that they make."""
 BY_CHANNEL = {**OUT_AXIS, "DepthwiseConv1D": None, "DepthwiseConv2D": None}
-SQRT_HALF = 0.5**0.5
 
 
 def small(numbers: NDArray[Any], like: Value) -> Any:
@@ -163,9 +162,7 @@ def times(factor: float) -> Rule:
 
     def rule(call: Call) -> Value:
         given = call.value(0)
-        merged = (
-            _merged(call, "Multiply", [given, np.array([factor], np.float32)]) if given.shape == call.made() else None
-        )
+        merged = _merged(call, "Multiply", [given, np.array([factor], np.float32)])
         return merged or call.operation(NUMPY, "Multiply", {}, [given, factor], given)
 
     return rule
@@ -175,115 +172,6 @@ def reciprocal(call: Call) -> Value:
     """Reciprocal."""
     given = call.value(0)
     return call.operation(NUMPY, "Divide", {}, [1.0, given], given)
-
-
-def activation(name: str) -> Rule:
-    """An activation by Keras' name."""
-
-    def rule(call: Call) -> Value:
-        given = call.value(0)
-        return call.layer("Activation", {"activation": name}, [given], given)
-
-    return rule
-
-
-def clip(call: Call) -> Value:
-    """Clip; between 0 and 6 and above 0 by their names, where only one limit is told a maximum or minimum."""
-    given = call.value(0)
-    low, high = call.number("min", 1, -np.inf), call.number("max", 2, np.inf)
-    low, high = (limit if abs(limit) < 3e38 else np.copysign(np.inf, limit) for limit in (low, high))
-    if low == 0 and high in (6, np.inf):
-        return call.layer("Activation", {"activation": "relu6" if high == 6 else "relu"}, [given], given)
-    if low == -np.inf and high == np.inf:
-        return given
-    if np.inf in (-low, high):
-        kind, limit = ("Maximum", low) if high == np.inf else ("Minimum", high)
-        return call.operation(NUMPY, kind, {}, [given, float(limit)], given)
-    if low > high:
-        raise NotImportedError(f"its limits are {low} and {high}")
-    return call.operation(NUMPY, "Clip", {"x_min": float(low), "x_max": float(high)}, [given], given)
-
-
-def leaky_relu(call: Call) -> Value:
-    """LeakyRelu."""
-    given = call.value(0)
-    return call.layer("LeakyReLU", {"negative_slope": call.number("alpha", None, 0.01)}, [given], given)
-
-
-def prelu(call: Call) -> Value:
-    """PRelu: a slope for each channel, or for each number."""
-    given = call.plain(call.value(0)).value
-    slopes = np.asarray(small(call.weights(1), given), np.float32)
-    sides = slopes.shape[1:] if slopes.ndim else (1,) * len(given.sides)
-    shared = [axis + 1 for axis, side in enumerate(sides) if side == 1 and given.sides[axis] != 1]
-    if slopes.size == 1:  # a slope for each channel can be followed when channels are removed
-        sides, shared = (*(1,) * (len(sides) - 1), given.sides[-1]), list(range(1, len(sides)))
-        slopes = np.full(sides, slopes)
-    return call.layer("PReLU", {"shared_axes": shared or None}, [given], given, [slopes.reshape(sides)])
-
-
-def elu(call: Call) -> Value:
-    """Elu."""
-    given = call.value(0)
-    return call.layer("ELU", {"alpha": call.number("alpha", None, 1.0)}, [given], given)
-
-
-def celu(call: Call) -> Value:
-    """Celu."""
-    given = call.value(0)
-    return call.operation(NN, "Celu", {"alpha": call.number("alpha", None, 1.0)}, [given], given)
-
-
-def selu(call: Call) -> Value:
-    """Selu, with the numbers that it was defined with."""
-    given = call.value(0)
-    alpha, gamma = call.number("alpha", None, 1.6732632), call.number("gamma", None, 1.0507010)
-    if not np.allclose((alpha, gamma), (1.6732632, 1.0507010), rtol=1e-5):
-        raise NotImportedError(f"its alpha and gamma are {alpha} and {gamma}")
-    return call.layer("Activation", {"activation": "selu"}, [given], given)
-
-
-def hard_sigmoid(call: Call) -> Value:
-    """HardSigmoid; that of Keras where it is the same one."""
-    given = call.value(0)
-    slope, shift = call.number("alpha", None, 0.2), call.number("beta", None, 0.5)
-    if abs(slope - 1 / 6) < 1e-6 and shift == 0.5:
-        return call.layer("Activation", {"activation": "hard_sigmoid"}, [given], given)
-    made = call.operation(NUMPY, "Multiply", {}, [given, slope], given)
-    made = call.operation(NUMPY, "Add", {}, [made, shift], given)
-    return call.operation(NUMPY, "Clip", {"x_min": 0.0, "x_max": 1.0}, [made], given)
-
-
-def gelu(call: Call) -> Value:
-    """Gelu."""
-    given = call.value(0)
-    return call.operation(NN, "Gelu", {"approximate": call.setting("approximate", "none") == "tanh"}, [given], given)
-
-
-def swish(call: Call) -> Value:
-    """Swish of opset 24 and of exporters' functions."""
-    given = call.value(0)
-    if call.number("alpha", None, 1.0) != 1:
-        raise NotImportedError(f"its alpha is {call.setting('alpha')}")
-    return call.layer("Activation", {"activation": "silu"}, [given], given)
-
-
-_product = arithmetic("Multiply")
-
-
-def multiplication(call: Call) -> Value | list[Value]:
-    """Mul; that of a tensor with its own sigmoid or hard sigmoid is SiLU or hard SiLU."""
-    given = operands(call)
-    if len(given) == 2 and all(isinstance(each, Value) for each in given):
-        for one, other in (given, given[::-1]):
-            gate = call.draft.alone(other)
-            name = gate.config.get("activation") if gate is not None and gate.kind == "Activation" else None
-            if gate is None or name not in ("sigmoid", "hard_sigmoid") or gate.given() != [one.tensor]:
-                continue
-            if replace(other, tensor=one.tensor) == one:
-                call.draft.rewrite(other, gate.configured(activation=name.replace("sigmoid", "silu")))
-                return replace(one, tensor=other.tensor)
-    return _product(call)
 
 
 def same(call: Call) -> Value:
@@ -311,6 +199,12 @@ def comparison(kind: str) -> Rule:
     return rule
 
 
+def negation(call: Call) -> Value:
+    """Not."""
+    given = call.value(0, BOOL)
+    return call.operation(NUMPY, "LogicalNot", {}, [given], given)
+
+
 def where(call: Call) -> Value:
     """Where: a condition, and what to take."""
     if call.is_constant(0):
@@ -328,36 +222,18 @@ def order_of(value: Value) -> Order:
 RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {
     "Add": arithmetic("Add"),
     "Sub": arithmetic("Subtract"),
-    "Mul": multiplication,
     "Div": arithmetic("Divide", layer=False),
     "Max": arithmetic("Maximum"),
     "Min": arithmetic("Minimum"),
     "Sum": arithmetic("Add"),
     "Mean": mean,
     "Pow": power,
-    "Relu": activation("relu"),
-    "Sigmoid": activation("sigmoid"),
-    "Tanh": activation("tanh"),
-    "Softplus": activation("softplus"),
-    "Softsign": activation("softsign"),
-    "Mish": activation("mish"),
-    "HardSwish": activation("hard_silu"),
-    "HardSigmoid": hard_sigmoid,
-    "Clip": clip,
-    "LeakyRelu": leaky_relu,
-    "PRelu": prelu,
-    "Elu": elu,
-    "Celu": celu,
-    "Selu": selu,
-    "Gelu": gelu,
-    "Swish": swish,
     "Abs": unary(NUMPY, "Absolute"),
     "Neg": times(-1.0),
     "Reciprocal": reciprocal,
     "Sqrt": unary(NUMPY, "Sqrt"),
     "Exp": unary(NUMPY, "Exp"),
     "Log": unary(NUMPY, "Log"),
-    "Erf": unary(MATH, "Erf"),
     "Floor": unary(NUMPY, "Floor"),
     "Ceil": unary(NUMPY, "Ceil"),
     "Round": unary(NUMPY, "Round"),
@@ -374,6 +250,6 @@ RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {
     "LessOrEqual": comparison("LessEqual"),
     "And": comparison("LogicalAnd"),
     "Or": comparison("LogicalOr"),
-    "Not": unary(NUMPY, "LogicalNot"),
+    "Not": negation,
     "Where": where,
 }

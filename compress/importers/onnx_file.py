@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.importers import onnx_answers, onnx_graph, parity
+from compress.importers import onnx_apart, onnx_graph, parity
 from compress.importers.onnx_draft import FLOAT
 from compress.importers.onnx_graph import Graph
 from compress.importers.onnx_layout import Value
@@ -76,8 +76,9 @@ def read(path: Path) -> File:
     Raises:
         ModelError: it is no ONNX model, is damaged, or makes no sense.
     """
+    onnx_apart.try_reading(path)
     graph = onnx_graph.read(path)
-    if graph.refused:
+    if not graph.nodes:
         return File(path, graph, None)
     try:
         return File(path, graph, imported(graph, RULES))
@@ -144,8 +145,8 @@ def _wanted(graph: Graph, found: Imported, feeds: Sequence[Arrays], outputs: Seq
         for feed in feeds
     ]
     try:
-        return onnx_answers.answers(graph.model, given, outputs)
-    except onnx_answers.NoAnswerError as error:
+        return onnx_apart.answers(graph.model, given, outputs)
+    except onnx_apart.NoAnswerError as error:
         raise ModelError(str(error), todo="run the file in onnxruntime, and export it again") from error
 
 

@@ -322,7 +322,7 @@ def _count_in(walk: _Walk, name: str, shape: Sequence[int] | None) -> None:
 
 def _infer(walk: _Walk, proto: Any) -> str:
     """Finds the types of what an operator makes; why it makes no sense, or empty."""
-    from onnx import defs, numpy_helper, shape_inference
+    from onnx import checker, defs, numpy_helper, shape_inference
 
     taken = [name for name in proto.input if name]
     if any(name not in walk.types for name in taken):
@@ -338,7 +338,7 @@ def _infer(walk: _Walk, proto: Any) -> str:
         types = shape_inference.infer_node_outputs(
             schema, proto, {name: walk.types[name] for name in taken}, data, opset_imports=list(walk.model.opset_import)
         )
-    except (shape_inference.InferenceError, *FAILURES, ValueError, TypeError) as error:
+    except (shape_inference.InferenceError, checker.ValidationError, *FAILURES, ValueError, TypeError) as error:
         return f"it makes no sense: {_first_line(error)}"
     walk.types.update(types)
     return ""

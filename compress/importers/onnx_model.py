@@ -62,6 +62,7 @@ def _read(path: Path) -> tuple[Any, tuple[str, ...]]:
     _check_opset(model)
     if not model.graph.node:
         raise ModelError("it is no ONNX model: it has no operators", todo="check the file")
+    _check_names(model)
     count = _count(model)
     if count > MOST_NODES:
         raise ModelError(f"it has {count:,} operators", allowed=f"{MOST_NODES:,}")
@@ -137,6 +138,24 @@ def _tensors(model: Any) -> Iterator[Any]:
                 if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
                     raise ModelError(f"operator {node.name[:80]!r} holds a sparse tensor", todo="export it dense")
                 yield from [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
+
+
+def _check_names(model: Any) -> None:
+    """Looks for names that are no text, which protobuf gives as bytes.
+
+    Raises:
+        ModelError: there is such a name.
+    """
+    for graph in graphs_in(model):
+        names = [
+            name for node in graph.node for name in (node.op_type, node.domain, node.name, *node.input, *node.output)
+        ]
+        names += [attribute.name for node in graph.node for attribute in node.attribute]
+        for value in [*getattr(graph, "initializer", ()), *graph.input, *graph.output]:
+            names.append(getattr(value, "name", value))
+            names += [dim.dim_param for dim in value.type.tensor_type.shape.dim] if hasattr(value, "type") else []
+        if any(not isinstance(name, str) for name in names):
+            raise ModelError("it is damaged: one of its names is no text", todo="check the file")
 
 
 def _count(model: Any) -> int:

@@ -89,21 +89,22 @@ def _cost(found: Imported) -> tuple[int, int, int, int]:
 
 
 def _drafted(graph: Graph, rules: Mapping[str, Rule], orders: Mapping[str, Order]) -> Imported:
-    draft, problems = Draft(graph), [*graph.refused]
+    draft, problems = Draft(graph), list(graph.refused)
     used = {name: draft.input(name, orders[name]) for name in graph.inputs if draft.takers[name]}
     for name, value in used.items():
         draft.keep(name, value)
     for node in graph.nodes:
+        if any(name and name not in draft.values and name not in graph.constants for name in node.inputs):
+            continue  # what stands before it is refused, and its result is not known
         try:
             made = _made(Call(draft, node), rules)
         except NOT_MADE as error:
             problems.append(Refused(node.name, node.operator, str(error) or type(error).__name__))
-            made = [
-                laid(UNKNOWN, graph.shapes.get(name, ()), tuple(range(len(graph.shapes.get(name, ())))))
-                for name in node.outputs
-            ]
+            made = _unknown(graph, node)
         for name, value in zip(node.outputs, made, strict=False):
             draft.keep(name, value)
+    places = {node.name: node.number for node in graph.nodes}
+    problems.sort(key=lambda problem: places.get(problem.node, 0))
     outputs, notes = _outputs(draft) if not problems else ([], [])
     notes += [f"its input {name!r} is not used, and is gone" for name in graph.inputs if name not in used]
     notes += [_turned("input", name, value) for name, value in used.items() if value.sides != value.shape[1:]]
@@ -112,6 +113,13 @@ def _drafted(graph: Graph, rules: Mapping[str, Rule], orders: Mapping[str, Order
     network = Network("model", draft.layers, _alone(given), _alone(shown), draft.shapes)
     values = {name: value for name, value in draft.values.items() if name not in draft.changed}
     return Imported(graph, network, used, outputs, values, tuple(problems), (*graph.notes, *notes))
+
+
+def _unknown(graph: Graph, node: Node) -> list[Value]:
+    """What stands for the results of an operator without a counterpart, so that those behind it are looked at too."""
+    shapes = [graph.shapes[name] for name in node.outputs if name in graph.shapes]
+    made = [laid(UNKNOWN, shape, tuple(range(len(shape)))) for shape in shapes]
+    return made if len(made) == len(node.outputs) else []
 
 
 def _alone(tensors: list[Tensor]) -> list[Tensor] | Tensor:

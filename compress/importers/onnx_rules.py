@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.importers import onnx_elements, onnx_resizing, onnx_shapes, onnx_windows
+from compress.importers import onnx_activations, onnx_elements, onnx_resizing, onnx_shapes, onnx_windows
 from compress.importers.keras_entries import MOST_IN_CONFIG, NN, NUMPY, NotImportedError
 from compress.importers.onnx_draft import UNKNOWN, Call, Placed, Rule
 from compress.importers.onnx_elements import order_of
@@ -106,13 +106,11 @@ def batch_normalization(call: Call) -> Value:
 
 
 def group_normalization(call: Call) -> Value:
-    """InstanceNormalization and GroupNormalization; before opset 21 that has a factor for each group."""
+    """InstanceNormalization, and GroupNormalization of opset 21."""
     given = image(call)
     channels = given.shape[1]
     groups = int(call.setting("num_groups", channels))
     gamma, beta = (call.weights(place).reshape(-1) for place in (1, 2))
-    if not channels % groups and gamma.size == beta.size == groups:
-        gamma, beta = (np.repeat(each, channels // groups) for each in (gamma, beta))
     if channels % groups or not gamma.size == beta.size == channels:
         raise NotImportedError(f"its weights in {groups} groups do not fit {list(given.shape)}")
     config = {"groups": groups, "axis": -1, "epsilon": call.number("epsilon", None, 1e-5)}
@@ -130,8 +128,10 @@ def layer_normalization(call: Call) -> Value:
     gamma = call.weights(1)
     beta = call.weights(2) if call.has(2) else np.zeros((), np.float32)
     weights = [np.broadcast_to(each, shape).transpose([axis - first for axis in axes]) for each in (gamma, beta)]
-    config = {"axis": [placed.axis(axis) for axis in axes], "epsilon": call.number("epsilon", None, 1e-5)}
-    config |= {"center": call.has(2)}
+    places = [placed.axis(axis) for axis in axes]
+    if len(places) > 1:  # of several Keras takes the weights in the order of these numbers
+        places = [place % (len(placed.value.sides) + 1) for place in places]
+    config = {"axis": places, "epsilon": call.number("epsilon", None, 1e-5), "center": call.has(2)}
     return call.layer(
         "LayerNormalization", config, [placed.value], placed.value, weights if call.has(2) else weights[:1]
     )
@@ -187,6 +187,7 @@ RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {
     "LRN": local_response,
     "Softmax": softmax("Softmax"),
     "LogSoftmax": softmax("LogSoftmax"),
+    **onnx_activations.RULES,
     **onnx_elements.RULES,
     **onnx_resizing.RULES,
     **onnx_shapes.RULES,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compress.importers import onnx_apart
 from compress.training import tensorflow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,3 +77,10 @@ def saved_onnx(tmp_path: Path) -> Callable[[Any], Path]:
         return path
 
     return save
+
+
+@pytest.fixture
+def onnx_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For models that crash nothing: no processes of their own, which take a second each."""
+    monkeypatch.setattr(onnx_apart, "try_reading", lambda path: None)
+    monkeypatch.setattr(onnx_apart, "run_apart", onnx_apart.main)
