@@ -103,14 +103,6 @@ def gelu(call: Call) -> Value:
     return call.operation(NN, "Gelu", {"approximate": call.setting("approximate", "none") == "tanh"}, [given], given)
 
 
-def swish(call: Call) -> Value:
-    """Swish of opset 24 and of exporters' functions."""
-    given = call.value(0)
-    if call.number("alpha", None, 1.0) != 1:
-        raise NotImportedError(f"its alpha is {call.setting('alpha')}")
-    return call.layer("Activation", {"activation": "silu"}, [given], given)
-
-
 def multiplication(call: Call) -> Value:
     """Mul; that of a tensor with its own sigmoid is SiLU, with its own hard sigmoid hard SiLU, with 1 + erf GELU."""
     given = operands(call)
@@ -186,7 +178,6 @@ RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {
     "Celu": celu,
     "Selu": selu,
     "Gelu": gelu,
-    "Swish": swish,
     "Mul": multiplication,
     "Erf": unary(MATH, "Erf"),
 }

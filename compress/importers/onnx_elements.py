@@ -94,7 +94,12 @@ def _merged(call: Call, kind: str, given: Sequence[Any]) -> Value | None:
     if swapped and kind in ("Subtract", "Divide"):
         return None
     layer = call.draft.alone(value)
-    if layer is None or layer.kind not in BY_CHANNEL or value.sides != call.draft.shapes[value.tensor]:
+    if (
+        layer is None
+        or layer.kind not in BY_CHANNEL
+        or layer.config.get("activation")
+        or value.sides != call.draft.shapes[value.tensor]
+    ):
         return None
     numbers = np.asarray(small(constant, value), np.float32)
     channels = value.sides[-1]

@@ -157,7 +157,10 @@ def local_response(call: Call) -> Value:
 
 
 def softmax(kind: str) -> Rule:
-    """Softmax and LogSoftmax; before opset 13 over all axes from one on, then over one."""
+    """Softmax and LogSoftmax; before opset 13 over all axes from one on, then over one.
+
+    That of a dense layer becomes a setting of the layer, as models written in Keras have it.
+    """
 
     def rule(call: Call) -> Value:
         given = call.value(0)
@@ -168,7 +171,11 @@ def softmax(kind: str) -> Rule:
             seen, axis = in_shape(given, (prod(given.shape[:axis]), prod(given.shape[axis:]))), 1
         placed: Placed = call.plain(seen, axis)
         config = {"axis": placed.axis(axis)}
-        if kind == "Softmax":
+        maker = call.draft.alone(placed.value)
+        if kind == "Softmax" and maker is not None and maker.kind == "Dense" and config == {"axis": -1}:
+            call.draft.rewrite(placed.value, maker.configured(activation="softmax"))
+            made = placed.value
+        elif kind == "Softmax":
             made = call.layer("Softmax", config, [placed.value], placed.value)
         else:
             made = call.operation(NN, "LogSoftmax", config, [placed.value], placed.value)

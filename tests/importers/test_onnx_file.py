@@ -366,7 +366,7 @@ def test_an_answer_that_hangs_on_the_last_bit_is_no_difference(
         node("Add", ["one", "other"], ["both"]),
         node("Sub", ["all", "both"], ["rest"]),
         node("Mul", ["rest", "rest"], ["square"]),
-        node("Add", ["square", number(1e-12)], ["more"]),
+        node("Add", ["square", number(1e-10)], ["more"]),
         node("Log", ["more"], ["y"]),
     ]
     file = onnx_file.read(saved_onnx(Model(nodes, {"x": IMAGE}, ["y"], 13)))

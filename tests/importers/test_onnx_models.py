@@ -1,17 +1,13 @@
-"""Real ONNX models: imported, or refused for the right reason; one goes through the pipeline."""
+"""Real ONNX models: imported, or refused for the right reason."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import tiny
-from tiny import Coralline
 
 from compress.importers import onnx_file
 from compress.quantization import conversion
@@ -86,28 +82,3 @@ def test_a_mobilenet_is_converted_without_moving_numbers(real_model: Callable[[s
         "FULLY_CONNECTED": 1,
         "SOFTMAX": 1,
     }
-
-
-def test_an_onnx_file_goes_through_the_pipeline(
-    tmp_path: Path, coralline: Coralline, saved_onnx: Callable[[Any], Path]
-) -> None:
-    from one_node import Model, constant, node
-
-    dice = np.random.default_rng(0)
-
-    def floats(*shape: int) -> Any:
-        return constant(dice.normal(0, 0.4, shape).astype(np.float32))
-
-    nodes = [
-        node("Conv", ["x", floats(6, 1, 3, 3), floats(6)], ["c"], pads=[1] * 4),
-        node("Clip", ["c", constant(np.float32(0)), constant(np.float32(6))], ["r"]),
-        node("GlobalAveragePool", ["r"], ["g"]),
-        node("Flatten", ["g"], ["f"]),
-        node("Gemm", ["f", floats(6, 2), floats(2)], ["l"]),
-        node("Softmax", ["l"], ["y"], axis=1),
-    ]
-    path = tiny.project(tmp_path / "project")
-    saved_onnx(Model(nodes, {"x": ("N", 1, 4, 4)}, ["y"]))
-    text = path.read_text()
-    assert "tiny.tflite" in text or "file:" in text, text
-    assert json is not None and coralline is not None
