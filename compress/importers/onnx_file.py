@@ -5,6 +5,7 @@ What a file is, and what is in the way of rebuilding it, can be told without Ten
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.importers import onnx_apart, onnx_graph, parity
+from compress.importers import differences, onnx_apart, onnx_graph, parity
+from compress.importers.differences import Parity
 from compress.importers.onnx_draft import FLOAT
 from compress.importers.onnx_graph import Graph
 from compress.importers.onnx_layout import Value
 from compress.importers.onnx_network import Imported, imported
 from compress.importers.onnx_rules import RULES
 from compress.importers.parity import TOLERANCE
-from compress.importers.refused import Refused
+from compress.importers.refused import Refused, carrying
 from compress.training import network as networks
 from compress.training.network import tensors_in
 
@@ -88,7 +90,13 @@ def read(path: Path) -> File:
 
 
 def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, float]:
-    """The file as a Keras model, and the largest difference of their outputs.
+    """As `compared`, with the largest difference, relative to the largest number of an output."""
+    model, found = compared(file, samples)
+    return model, found.max_rel
+
+
+def compared(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, Parity]:
+    """The file as a Keras model, and how far their outputs are apart.
 
     Args:
         file: one without problems.
@@ -100,7 +108,8 @@ def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.
     if file.problems or file.imported is None:
         listed = "; ".join(map(str, file.problems))
         count = f"{len(file.problems)} operator{'s' if len(file.problems) != 1 else ''}"
-        raise ModelError(f"{count} cannot become layers of Keras: {listed}", where=str(file.path))
+        what = f"{count} cannot become layers of Keras: {listed}"
+        raise carrying(ModelError(what, where=str(file.path)), file.problems)
     found = file.imported
     needed = networks.observed(found.network, list(tensors_in(found.network.outputs)))
     network = replace(needed, name="model", outputs=found.network.outputs)
@@ -108,7 +117,8 @@ def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.
         feeds = [*parity.random([value.sides for value in found.inputs.values()]), *_real(found, samples)]
         wanted = _wanted(found.graph, found, feeds, found.graph.outputs)
         model = parity.built(network)
-        apart = _differences(model, feeds, wanted, found)
+        made = [parity.answers(model, [array[None] for array in feed]) for feed in feeds]
+        apart = _differences(wanted, made, found)
         allowed = _allowed(found, feeds, wanted) if max(apart) > TOLERANCE else [TOLERANCE] * len(feeds)
         far = [feed for feed, one, most in zip(feeds, apart, allowed, strict=True) if one > most]
         if far:
@@ -116,7 +126,17 @@ def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.
     except ModelError as error:
         error.where = str(file.path)
         raise
-    return model, max(apart)
+    against = f"onnxruntime {importlib.metadata.version('onnxruntime')}"
+    return model, Parity(_largest(wanted, made, found), max(apart), against, len(feeds))
+
+
+def _largest(wanted: Sequence[Arrays], made: Sequence[Arrays], found: Imported) -> float:
+    """The largest difference of an output, as it is."""
+    return max(
+        differences.difference(one.reshape(-1)[value.positions], other.reshape(-1))
+        for outputs, answers in zip(wanted, made, strict=True)
+        for value, one, other in zip(found.outputs, outputs, answers, strict=True)
+    )
 
 
 def _allowed(found: Imported, feeds: Sequence[Arrays], wanted: Sequence[Arrays]) -> list[float]:
@@ -161,14 +181,12 @@ def _fed(graph: Graph, name: str, value: Value, array: NDArray[Any]) -> NDArray[
     return turned.reshape(value.shape).astype(_dtype(graph, name))
 
 
-def _differences(model: Any, feeds: Sequence[Arrays], wanted: Sequence[Arrays], found: Imported) -> list[float]:
+def _differences(wanted: Sequence[Arrays], made: Sequence[Arrays], found: Imported) -> list[float]:
     """For each run the largest difference of an output."""
-    apart = []
-    for feed, outputs in zip(feeds, wanted, strict=True):
-        made = parity.answers(model, [array[None] for array in feed])
-        each = zip(found.outputs, outputs, made, strict=True)
-        apart.append(max(_apart(found, value, one, other) for value, one, other in each))
-    return apart
+    return [
+        max(_apart(found, value, *pair) for value, *pair in zip(found.outputs, outputs, answers, strict=True))
+        for outputs, answers in zip(wanted, made, strict=True)
+    ]
 
 
 def _apart(found: Imported, value: Value, wanted: NDArray[Any], made: NDArray[Any]) -> float:

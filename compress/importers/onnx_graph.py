@@ -86,6 +86,7 @@ class Graph:
         model: the whole model, as onnxruntime is given it.
         notes: what is not as it was, in words.
         opset: the version of ONNX' own operators.
+        producer: the program that wrote the file and its version, where it says so.
     """
 
     nodes: tuple[Node, ...]
@@ -98,6 +99,7 @@ class Graph:
     model: bytes
     notes: tuple[str, ...]
     opset: int = 0
+    producer: str = ""
 
 
 @dataclass
@@ -122,7 +124,7 @@ def read(path: Path) -> Graph:
     try:
         given = _given(model)
         if refused := tuple(_refused(model)):
-            return Graph((), {}, {}, {}, (), (), refused, b"", notes)
+            return Graph((), {}, {}, {}, (), (), refused, b"", notes, _opset(model), _producer(model))
         notes = (*notes, *_fix_batch(model, given))
         fixed = _several(given)
         graph = _walked(_copy_of_one(model, given)) if fixed else _walked(model)
@@ -346,6 +348,10 @@ def _infer(walk: _Walk, proto: Any) -> str:
 
 def _opset(model: Any) -> int:
     return int(max(each.version for each in model.opset_import if each.domain in OWN_DOMAINS))
+
+
+def _producer(model: Any) -> str:
+    return f"{model.producer_name} {model.producer_version}".strip()[:80]
 
 
 def _computed(walk: _Walk, proto: Any, node: Node) -> list[NDArray[Any]] | None:

@@ -129,13 +129,13 @@ class ImportOnnx(_Load):
         from compress.training.fit import head_of
 
         file = onnx_file.read(self.path)
-        model, apart = onnx_file.load(file, context.data.inputs("train")[:SAMPLES])
+        model, parity = onnx_file.compared(file, context.data.inputs("train")[:SAMPLES])
         head_of(model, context.data)
         working_model.write(model, context.folder)
         for note in file.notes:
             context.progress.note(f"{self.path.name}: {note}")
         facts: Facts = {"file": self.path.name, "parameters": model.count_params(), "notes": list(file.notes)}
-        return facts | {"operators": len(file.graph.nodes), "largest_difference": apart}
+        return facts | {"operators": len(file.graph.nodes), "parity": asdict(parity)}
 
 
 class LoadFloatTflite(_Load):

@@ -57,7 +57,7 @@ def test_a_file_is_imported_quantized_and_measured(
     assert [row["kind"] for row in record["stages"]] == [Kind.KERAS, Kind.TFLITE]
     facts = record["stages"][0]["facts"]
     assert (facts["operators"], facts["parameters"]) == (6, 107)
-    assert facts["largest_difference"] < 1e-5
+    assert facts["parity"]["max_rel"] < 1e-5
     assert any("its input 'x', [1, 1, 4, 4], is channel-last now: [1, 4, 4, 1]" in note for note in notes.noted)
     made = (tmp_path / "out" / "tiny" / "model.tflite").read_bytes()
     assert not conversion.float_operators(made)
