@@ -11,6 +11,7 @@ from typing import Any
 from compress.errors import DataError, ModelError, PipelineError
 from compress.importers import keras_file, library, model_file, tflite_file
 from compress.importers.model_file import Found, Imported
+from compress.importers.parity import TOLERANCE
 from compress.stage import MODEL_KERAS
 from compress.store import explain, write_atomically
 
@@ -132,7 +133,7 @@ def _written(path: Path, imported: Imported, out: Path | None, *, trust: bool) -
         with library.explained(path, "cannot be run", "check that there is memory for it"):
             reread = model_file.compared(imported.model, again)
     parity = imported.parity or reread
-    if not reread.max_rel <= tflite_file.TOLERANCE:
+    if not reread.max_rel <= TOLERANCE:
         raise ModelError(f"as it is written it answers differently, by {reread.max_rel:.2g} of the largest output")
     there = out is not None and out.exists()
     if out is not None:

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.importers import differences, keras_file, saved_model, tflite_file
+from compress.importers import differences, keras_file, onnx_file, saved_model, tflite_file
 from compress.importers import saved_model_conversion as conversion
 from compress.importers import saved_model_keras as saved_keras
 from compress.importers.differences import Parity
+from compress.importers.parity import TOLERANCE
 from compress.importers.refused import Refused, carrying
 from compress.tflite import proof
 from compress.training import tensorflow
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import keras
 
 KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
-SUFFIXES = (*KERAS_SUFFIXES, ".tflite")
+SUFFIXES = (*KERAS_SUFFIXES, ".onnx", ".tflite")
 FORMATS = f"{', '.join(SUFFIXES)}, or a SavedModel folder"
 Becomes = Literal["keras", "float tflite", "tflite"]
 Samples = NDArray[np.float32] | None
@@ -116,6 +117,10 @@ def load(found: Found, *, trust: bool = False, samples: Samples = None) -> Impor
         return Imported(*keras_file.compared(found.path, content, trust=trust, samples=samples))
     if isinstance(content, tflite_file.File):
         return _from_tflite(found, content, samples)
+    if isinstance(content, onnx_file.File):
+        if content.problems:
+            raise without_layers(found)
+        return Imported(*onnx_file.compared(content, samples))
     if content.config is not None:
         return Imported(*saved_keras.load(content, trust=trust, samples=samples))
     made = conversion.convert(content, found.signature)
@@ -137,6 +142,12 @@ def _tflite(path: Path) -> Found:
     return Found(path, "TFLite file, float", "", becomes, file, file.problems, (), file.notes)
 
 
+def _onnx(path: Path) -> Found:
+    file = onnx_file.read(path)
+    kind = f"ONNX file, opset {file.graph.opset}" if file.graph.opset else "ONNX file"
+    return Found(path, kind, file.graph.producer, "keras", file, file.problems, (), file.notes)
+
+
 def _saved_model(path: Path, signature: str | None) -> Found:
     content = saved_model.read(path)
     producer = f"TensorFlow {content.version}" if content.version else ""
@@ -155,7 +166,11 @@ def _saved_model(path: Path, signature: str | None) -> Found:
     return Found(path, kind, producer, "float tflite", content, content.refused, (), (note,), chosen)
 
 
-READERS: Mapping[str, Callable[[Path], Found]] = {**dict.fromkeys(KERAS_SUFFIXES, _keras), ".tflite": _tflite}
+READERS: Mapping[str, Callable[[Path], Found]] = {
+    **dict.fromkeys(KERAS_SUFFIXES, _keras),
+    ".onnx": _onnx,
+    ".tflite": _tflite,
+}
 """By suffix who reads a file."""
 
 
@@ -197,9 +212,9 @@ def _from_graph(found: Found, made: conversion.Converted) -> Imported:
         for wanted, given in zip(outputs, _answers(imported.model, feed), strict=True)
     ]
     parity = differences.compared(pairs, made.runtime, len(made.inputs))
-    if not parity.max_rel <= tflite_file.TOLERANCE:
+    if not parity.max_rel <= TOLERANCE:
         what = f"rebuilt in Keras it answers differently, by {parity.max_rel:.2g} of the largest output"
-        raise ModelError(what, where=str(found.path), allowed=f"{tflite_file.TOLERANCE:g}")
+        raise ModelError(what, where=str(found.path), allowed=f"{TOLERANCE:g}")
     return Imported(imported.model, parity)
 
 

@@ -6,7 +6,7 @@ answer as the file does in the TFLite runtime. What a file is can be told withou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,23 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
+from compress.importers import parity
+from compress.importers.parity import TOLERANCE, Feeds, answers, built, relative
 from compress.importers.refused import Refused, carrying
 from compress.importers.tflite_network import Imported, imported
 from compress.importers.tflite_rules import RULES
 from compress.tflite import floats, graph, proof
 from compress.tflite.graph import Graph
 from compress.training import network as networks
-from compress.training import tensorflow
-from compress.training.network import Network, Tensor, tensors_in
+from compress.training.network import Tensor, tensors_in
 
 if TYPE_CHECKING:
     import keras
-
-TOLERANCE = 1e-4
-"""Largest difference of a tensor, relative to the largest number in it."""
-RANDOM_SAMPLES = 2
-Feeds = Sequence[Sequence[NDArray[np.float32]]]
-"""For each run one array for each input."""
 
 
 @dataclass(frozen=True)
@@ -97,56 +92,22 @@ def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.
     found = file.imported
     needed = networks.observed(found.network, list(tensors_in(found.network.outputs)))
     network = replace(needed, name="model", outputs=found.network.outputs)
-    feeds = [*_random(found), *_real(found, samples)]
+    shapes = [found.plain.graph.tensors[index].shape for index in found.plain.graph.inputs]
+    feeds = [*parity.random(shapes), *_real(shapes, samples)]
     try:
-        model = _built(network)
+        model = built(network)
         apart = _difference(model, found, feeds)
     except ModelError as error:
         error.where = str(file.path)
         raise
     if apart > TOLERANCE:
         where = _first_difference(found, feeds)
-        raise ModelError(
-            f"rebuilt in Keras it answers differently, by {apart:.2g} of the largest output; first at {where}",
-            where=str(file.path),
-            allowed=f"{TOLERANCE:g}",
-            todo="please report it, with the file",
-        )
+        raise parity.too_far(apart, str(file.path), where)
     return model, apart
 
 
-def _built(network: Network) -> keras.Model:
-    """The network as a Keras model.
-
-    Raises:
-        ModelError: Keras does not take it, or makes tensors of other shapes than the file says.
-    """
-    import tensorflow as tf
-
-    own = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NotImplementedError, RuntimeError)
-    try:
-        model = networks.build(network)
-        shapes = networks.read(model).shapes
-    except (*own, ValueError, TypeError, tf.errors.OpError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"Keras does not take it: {first[:300]}") from error
-    for tensor, shape in network.shapes.items():
-        if shapes.get(tensor, shape) != shape:
-            raise ModelError(f"layer {tensor.layer!r} makes {list(shapes[tensor])} in Keras, and {list(shape)} here")
-    return model
-
-
-def _random(found: Imported) -> list[list[NDArray[np.float32]]]:
-    """Samples between 0 and 1, and normal ones."""
-    generator = np.random.default_rng(0)
-    shapes = [found.plain.graph.tensors[index].shape for index in found.plain.graph.inputs]
-    draws = (generator.random, generator.standard_normal)
-    return [[np.asarray(draw(shape), np.float32) for shape in shapes] for draw in draws for _ in range(RANDOM_SAMPLES)]
-
-
-def _real(found: Imported, samples: NDArray[np.float32] | None) -> list[list[NDArray[np.float32]]]:
+def _real(shapes: list[tuple[int, ...]], samples: NDArray[np.float32] | None) -> list[list[NDArray[np.float32]]]:
     """Samples in batches as the file has them."""
-    shapes = [found.plain.graph.tensors[index].shape for index in found.plain.graph.inputs]
     if samples is None or len(shapes) != 1 or samples.shape[1:] != shapes[0][1:]:
         return []
     batch = shapes[0][0]
@@ -158,31 +119,9 @@ def _difference(model: Any, found: Imported, feeds: Feeds) -> float:
     runner = proof.Runner(found.plain.graph)
     apart = 0.0
     for feed in feeds:
-        for wanted, made in zip(runner.run(feed), _answers(model, feed), strict=True):
+        for wanted, made in zip(runner.run(feed), answers(model, feed), strict=True):
             apart = max(apart, relative(wanted, made))
     return apart
-
-
-def _answers(model: Any, feed: Sequence[NDArray[np.float32]]) -> list[NDArray[Any]]:
-    import tensorflow as tf
-
-    try:
-        made = model(list(feed) if len(feed) > 1 else feed[0], training=False)
-    except (tf.errors.OpError, ValueError, MemoryError) as error:
-        raise ModelError(f"Keras cannot run it: {str(error).strip().splitlines()[0][:300]}") from error
-    return [np.asarray(value) for value in tensorflow.keras().tree.flatten(made)]
-
-
-def relative(wanted: NDArray[Any], made: NDArray[Any]) -> float:
-    """The largest difference, relative to the largest finite number that is wanted."""
-    if wanted.size != made.size:
-        return float("inf")
-    wanted, made = wanted.reshape(-1).astype(np.float64), made.reshape(-1).astype(np.float64)
-    same = (wanted == made) | (np.isnan(wanted) & np.isnan(made))
-    with np.errstate(invalid="ignore"):
-        apart = np.where(same, 0.0, np.abs(wanted - made))
-    scale = float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
-    return float(np.nan_to_num(apart, nan=np.inf).max(initial=0.0)) / max(scale, 1e-6)
 
 
 def _first_difference(found: Imported, feeds: Feeds) -> str:
@@ -192,7 +131,7 @@ def _first_difference(found: Imported, feeds: Feeds) -> str:
     runner = proof.Runner(found.plain.graph, keep=True)
     apart = dict.fromkeys(places, 0.0)
     for feed in feeds:
-        for index, wanted, made in zip(places, runner.run(feed, list(places)), _answers(model, feed), strict=True):
+        for index, wanted, made in zip(places, runner.run(feed, list(places)), answers(model, feed), strict=True):
             apart[index] = max(apart[index], relative(wanted, made))
     parsed = found.plain.graph
     producers = zip(parsed.operators, found.plain.numbers, strict=True)

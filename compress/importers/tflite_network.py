@@ -11,7 +11,6 @@ own batch before all of its sides.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -21,30 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
+from compress.importers import keras_entries
+from compress.importers.keras_entries import LAYERS, NOT_MADE, NUMPY, NotImportedError, entry, free_name
 from compress.importers.refused import Refused
 from compress.tflite.floats import Plain
 from compress.tflite.graph import NONE, Operator
 from compress.tflite.graph import Tensor as Stored
 from compress.training.network import Layer, Network, Tensor
 
-LAYERS, NUMPY, NN, MATH, IMAGE = (
-    "keras.layers",
-    *(f"keras.src.ops.{module}" for module in ("numpy", "nn", "math", "image")),
-)
-"""Where Keras says its layers and operations come from, in the files that it writes."""
-LONGEST_NAME = 60
-MOST_IN_CONFIG = 200_000
-"""Numbers of a constant that is no weight of a layer: Keras stores it as text."""
 ACTIVATIONS = {1: "relu", 2: "relu_n1_to_1", 3: "relu6", 4: "tanh"}
 """Those that an operator may apply to what it makes. Source: schema.fbs, ActivationFunctionType."""
-
-
-class NotImportedError(Exception):
-    """An operator has no counterpart; the message says why, in a few words."""
-
-
-NOT_MADE = (NotImportedError, ArithmeticError, LookupError, TypeError, ValueError)
-"""What a rule ends with: files come from anywhere, and their numbers may be such as no rule expects."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +99,7 @@ class Draft:
         parts = [part for part in wanted.split(";", 1)[0].split("/") if part]
         while len(parts) > 1 and parts[-1][0].isupper():  # what TensorFlow calls its operations
             parts.pop()
-        stem = re.sub(r"[^A-Za-z0-9]+", "_", "_".join(parts[1:][-2:] or parts))[-LONGEST_NAME:].strip("_") or "layer"
-        name, count = stem, 1
-        while name in self.layers:
-            name, count = f"{stem}_{count}", count + 1
-        return name
+        return free_name("_".join(parts[1:][-2:] or parts), self.layers)
 
     def add(self, layer: Layer, shape: tuple[int, ...], *, whole: bool = False) -> Value:
         """Puts a layer in; what it makes has this shape in the graph."""
@@ -132,12 +113,7 @@ class Draft:
         stored = self.plain.graph.tensors[index]
         name = self.name(stored.name)
         config = {"name": name, "batch_shape": [None, *stored.shape[1:]], "dtype": "float32"}
-        return self.add(Layer(name, "InputLayer", _entry(LAYERS, "InputLayer", config), (), ()), stored.shape)
-
-
-def _entry(module: str, kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    registered = None if module == LAYERS else kind
-    return {"module": module, "class_name": kind, "config": dict(config), "registered_name": registered}
+        return self.add(Layer(name, "InputLayer", entry(LAYERS, "InputLayer", config), (), ()), stored.shape)
 
 
 @dataclass(frozen=True)
@@ -235,16 +211,14 @@ class Call:
     ) -> Value:
         """A layer of Keras; `given` are its arguments, `like` has the shape of what it makes."""
         name = self.draft.name(self.made.name or self.operator.name.lower())
-        call = {"args": [_argument(each) for each in given], "kwargs": {}}
-        entry = _entry(LAYERS, kind, {"name": name, **config})
-        return self.draft.add(Layer(name, kind, entry, (call,), tuple(weights)), like.shape, whole=like.whole)
+        layer = keras_entries.made(LAYERS, kind, {"name": name, **config}, given, weights)
+        return self.draft.add(layer, like.shape, whole=like.whole)
 
     def operation(self, module: str, kind: str, config: Mapping[str, Any], given: Sequence[Any], like: Value) -> Value:
         """One of Keras' operations, for what no layer does; the same otherwise."""
         name = self.draft.name(self.made.name or self.operator.name.lower())
-        call = {"args": [_argument(each) for each in given], "kwargs": {}}
-        entry = _entry(module, kind, {"name": name, **config})
-        return self.draft.add(Layer(name, kind, entry, (call,), ()), like.shape, whole=like.whole)
+        layer = keras_entries.made(module, kind, {"name": name, **config}, given)
+        return self.draft.add(layer, like.shape, whole=like.whole)
 
     def activated(self, value: Value) -> Value:
         """What the operator makes of its result at the end, if anything."""
@@ -260,24 +234,6 @@ class Call:
         if name == "relu_n1_to_1":
             return self.operation(NUMPY, "Clip", {"x_min": -1.0, "x_max": 1.0}, [value], value)
         return self.layer("Activation", {"activation": name}, [value], value)
-
-
-def _argument(given: Any) -> Any:
-    """An argument of a call as Keras writes it: tensors, lists, numbers, arrays, slices."""
-    if isinstance(given, Value):
-        return given.tensor
-    if isinstance(given, list):
-        return [_argument(each) for each in given]
-    if isinstance(given, slice):
-        parts = {"start": given.start, "stop": given.stop, "step": given.step}
-        return {"class_name": "__slice__", "config": parts}
-    if isinstance(given, np.ndarray):
-        if given.size == 1 and given.ndim == 0:
-            return given.item()
-        if given.size > MOST_IN_CONFIG:
-            raise NotImportedError(f"its constant has {given.size:,} numbers, more than {MOST_IN_CONFIG:,}")
-        return {"class_name": "__numpy__", "config": {"value": given.tolist(), "dtype": str(given.dtype)}}
-    return given
 
 
 def reshaped(call: Call, value: Value, shape: Sequence[int], *, whole: bool | None = None) -> Value:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from compress.importers import tflite_shapes
-from compress.importers.tflite_network import MATH, NN, NUMPY, Call, NotImportedError, Value, reshaped
+from compress.importers.keras_entries import MATH, NN, NUMPY, NotImportedError
+from compress.importers.tflite_network import Call, Value, reshaped
 
 PADDINGS = ("same", "valid")
 LARGEST_STRIDE = 1024

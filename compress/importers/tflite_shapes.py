@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.importers.tflite_network import IMAGE, NN, NUMPY, Call, NotImportedError, Value, reshaped
+from compress.importers.keras_entries import IMAGE, NN, NUMPY, NotImportedError
+from compress.importers.tflite_network import Call, Value, reshaped
 
 
 def reshape(call: Call) -> Value:

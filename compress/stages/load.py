@@ -115,6 +115,29 @@ class ImportTflite(_Load):
         return facts | {"operators": len(file.graph.operators), "largest_difference": apart}
 
 
+class ImportOnnx(_Load):
+    """Rebuilds an .onnx file with Keras layers, so that every stage can work on it."""
+
+    produces: ClassVar[Kind] = Kind.KERAS
+    needs: ClassVar[frozenset[Need]] = frozenset({"data"})
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "onnx", "onnxruntime", "ai-edge-litert")
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        """Rebuilds it, and compares it with onnxruntime on random and on real samples."""
+        from compress.importers import onnx_file
+        from compress.training import working_model
+        from compress.training.fit import head_of
+
+        file = onnx_file.read(self.path)
+        model, parity = onnx_file.compared(file, context.data.inputs("train")[:SAMPLES])
+        head_of(model, context.data)
+        working_model.write(model, context.folder)
+        for note in file.notes:
+            context.progress.note(f"{self.path.name}: {note}")
+        facts: Facts = {"file": self.path.name, "parameters": model.count_params(), "notes": list(file.notes)}
+        return facts | {"operators": len(file.graph.nodes), "parity": asdict(parity)}
+
+
 class LoadFloatTflite(_Load):
     """Takes a float .tflite file that Keras has no layers for, as it is: only `quantize` can work on it."""
 
@@ -184,6 +207,8 @@ def stage_for(file: Path, signature: str | None = None) -> Stage:
     """
     if file.suffix.lower() in KERAS_SUFFIXES and file.is_file():
         return LoadKeras(path=file)  # it is read when it is loaded: h5py takes its time to import
+    if file.suffix.lower() == ".onnx" and file.is_file():
+        return ImportOnnx(path=file)  # likewise
     found = model_file.read(file, signature)
     if found.becomes == "tflite":
         return LoadTflite(path=file)
@@ -204,7 +229,7 @@ class Origin(Settings):
     builder: str | None = None
     """A builder from models/, or one of your own, file.py:function, with trust."""
     file: str | None = None
-    """A .keras, .h5, .hdf5 or .tflite file, or a SavedModel folder, from the pipeline file's folder."""
+    """A .keras, .h5, .hdf5, .onnx or .tflite file, or a SavedModel folder, from the pipeline file's folder."""
     signature: str | None = None
     """Which function of a SavedModel folder is taken, where it offers several."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compress.importers import onnx_apart
 from compress.training import tensorflow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +25,7 @@ def real_model() -> Callable[[str], Path]:
 
     def find(name: str) -> Path:
         folder = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared"))
-        path = folder / "models" / "keras" / name
+        path = folder / "models" / (name if "/" in name else f"keras/{name}")
         if not path.exists():
             pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")
         return path
@@ -64,3 +65,22 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / name
 
     return save
+
+
+@pytest.fixture
+def saved_onnx(tmp_path: Path) -> Callable[[Any], Path]:
+    """Writes an ONNX model of `one_node`."""
+
+    def save(model: Any) -> Path:
+        path = tmp_path / "model.onnx"
+        path.write_bytes(model.proto().SerializeToString())
+        return path
+
+    return save
+
+
+@pytest.fixture
+def onnx_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For models that crash nothing: no processes of their own, which take a second each."""
+    monkeypatch.setattr(onnx_apart, "try_reading", lambda path: None)
+    monkeypatch.setattr(onnx_apart, "run_apart", onnx_apart.main)

@@ -1,0 +1,71 @@
+"""ONNX files in a pipeline."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "importers"))
+from one_node import Model, constant, node
+
+from compress import run as runs
+from compress.errors import ModelError
+from compress.pipeline import load
+from compress.quantization import conversion
+from compress.stage import Kind
+from compress.tflite import graph
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
+]
+
+
+def project(folder: Path, nodes: list[Any], *stages: object) -> Path:
+    folder.mkdir()
+    (folder / "model.onnx").write_bytes(Model(nodes, {"x": ("N", 1, 4, 4)}, ["y"]).proto().SerializeToString())
+    tiny.data(folder / "data.npz")
+    (folder / "model.tflite").touch()  # so that no other model and data are made
+    return tiny.project(folder, stages, model={"file": "model.onnx"})
+
+
+def test_a_file_is_imported_quantized_and_measured(
+    keras: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    draw = np.random.default_rng(0)
+
+    def floats(*shape: int) -> Any:
+        return constant(draw.normal(0, 0.5, shape).astype(np.float32))
+
+    nodes = [
+        node("Conv", ["x", floats(8, 1, 3, 3), floats(8)], ["c"], pads=[1] * 4),
+        node("Clip", ["c", constant(np.float32(0)), constant(np.float32(6))], ["r"]),
+        node("GlobalAveragePool", ["r"], ["g"]),
+        node("Flatten", ["g"], ["f"]),
+        node("Gemm", ["f", floats(8, 3), floats(3)], ["l"]),
+        node("Softmax", ["l"], ["y"], axis=1),
+    ]
+    notes = tiny.Notes()
+    path = project(tmp_path / "project", nodes, {"quantize": {"ranges": "minmax"}})
+    record = runs.run(load(path), tmp_path / "out", notes)
+    assert [row["kind"] for row in record["stages"]] == [Kind.KERAS, Kind.TFLITE]
+    facts = record["stages"][0]["facts"]
+    assert (facts["operators"], facts["parameters"]) == (6, 107)
+    assert facts["parity"]["max_rel"] < 1e-5
+    assert any("its input 'x', [1, 1, 4, 4], is channel-last now: [1, 4, 4, 1]" in note for note in notes.noted)
+    made = (tmp_path / "out" / "tiny" / "model.tflite").read_bytes()
+    assert not conversion.float_operators(made)
+    assert {"TRANSPOSE", "RESHAPE"}.isdisjoint(operator.name for operator in graph.parse(made).operators)
+
+
+def test_what_cannot_be_imported_ends_the_run_with_all_reasons(keras: object, tmp_path: Path) -> None:
+    nodes = [node("Einsum", ["x"], ["a"], equation="ijkl->ijkl"), node("Hardmax", ["a"], ["y"])]
+    path = project(tmp_path / "project", nodes, "quantize")
+    with pytest.raises(ModelError, match=r"2 operators cannot become layers of Keras: Einsum 'a': .*; Hardmax 'y': "):
+        runs.run(load(path), tmp_path / "out", tiny.Notes())
