@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,10 +99,12 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _import(options: argparse.Namespace) -> tuple[str, int]:
     from compress import importing
+    from compress.console import quiet
 
-    found = importing.run(
-        options.model, options.out, trust=options.trust, signature=options.signature, inputs=options.inputs
-    )
+    with open(os.devnull, "wb") as nowhere, quiet(nowhere.fileno()):  # what TensorFlow says of missing GPUs
+        found = importing.run(
+            options.model, options.out, trust=options.trust, signature=options.signature, inputs=options.inputs
+        )
     return json.dumps(found, indent=1) if options.json else importing.describe(found), 0
 
 

@@ -64,28 +64,29 @@ class Console:
     @contextmanager
     def working(self, title: str) -> Iterator[Progress]:
         """Shows progress; what anything else prints meanwhile goes to the log."""
-        with self._quiet(), _bar(self, title) if self._terminal else _lines(self, title) as progress:
+        with quiet(self._log.fileno()), _bar(self, title) if self._terminal else _lines(self, title) as progress:
             yield progress
-
-    @contextmanager
-    def _quiet(self) -> Iterator[None]:
-        """File descriptors 1 and 2 into the log: C++ libraries write there without asking Python."""
-        saved = os.dup(1), os.dup(2)
-        _flush()
-        try:
-            os.dup2(self._log.fileno(), 1)
-            os.dup2(self._log.fileno(), 2)
-            yield
-        finally:
-            _flush()
-            for number, handle in enumerate(saved, 1):
-                os.dup2(handle, number)
-                os.close(handle)
 
     @property
     def stream(self) -> IO[str]:
         """The terminal, also while everything else is sent to the log."""
         return self._err
+
+
+@contextmanager
+def quiet(log: int) -> Iterator[None]:
+    """File descriptors 1 and 2 into an open file: C++ libraries write there without asking Python."""
+    saved = os.dup(1), os.dup(2)
+    _flush()
+    try:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        yield
+    finally:
+        _flush()
+        for number, handle in enumerate(saved, 1):
+            os.dup2(handle, number)
+            os.close(handle)
 
 
 def to_nowhere(stream: IO[str]) -> None:

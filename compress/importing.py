@@ -109,7 +109,14 @@ def _model(model: Any, notes: list[str]) -> Report:
         kinds = Counter(type(layer).__name__ for layer in model.layers)
         notes = [*notes, error.what]
     ports = [
-        [{"name": tensor.name, "dtype": str(tensor.dtype), "shape": list(tensor.shape)} for tensor in tensors]
+        [
+            {
+                "name": tensor._keras_history.operation.name,
+                "dtype": str(tensor.dtype),
+                "shape": list(tensor.shape),
+            }
+            for tensor in tensors
+        ]
         for tensors in (model.inputs, model.outputs)
     ]
     return {
