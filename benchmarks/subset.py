@@ -1,4 +1,4 @@
-"""Less data, chosen in several ways: `python benchmarks/subset.py [--seeds N] [--cache FOLDER] [--show]`.
+"""Less data, chosen in several ways: `python benchmarks/subset.py [--data NAME] [--seeds N] [--cache FOLDER] [--show]`.
 
 Training: a small network learns from 10, 30 and 50% of spoken and of written digits, chosen as `train: {subset: …}`
 does it with its defaults, for as many epochs as from all, and from all. (Proxies, which several ways and shares have in
@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,7 @@ from deploy.preprocessing import Preprocessing
 RESULTS = Path(__file__).parent / "results" / "subset.json"
 SHARES = (0.1, 0.3, 0.5)
 SAMPLES = (16, 64)
-EPOCHS = {"spoken digits": 12, "written digits": 20}
-BATCH = 32
+EPOCHS, BATCH = 20, 32
 ALL = "all"
 WAYS = ("random", "stratified", "hardness, hardest", "hardness, middle", "coverage")
 SELECTS = ("balanced", "random", "stratified", "hardness", "coverage")
@@ -131,24 +130,24 @@ def calibrated(model: Any, data: subjects.Arrays, seed: int) -> dict[str, float]
 def one_seed(name: str, seed: int) -> dict[str, Any]:
     """What was run, and what it gave."""
     data = DATA[name]()
-    model, took = trained(data, seed, EPOCHS[name])
+    model, took = trained(data, seed, EPOCHS)
     whole = {"accuracy": accuracy(model, data), "samples": len(data.labels("train")), "training_s": took}
     found: dict[str, Any] = {ALL: {**whole, "choosing_s": 0.0, "agreement": calibrated(model, data, seed)}}
     said = proxies(data, seed)
     for share in SHARES:
         for way, (indices, choosing_s) in choices(data, seed, share, said).items():
             part = Part(data, indices)
-            model, took = trained(part, seed, EPOCHS[name])
+            model, took = trained(part, seed, EPOCHS)
             row = {"accuracy": accuracy(model, part), "samples": len(indices)}
             found[f"{way}, {share:.0%}"] = {**row, "training_s": took, "choosing_s": choosing_s}
             print(f"{name} {seed} {way} {share}: {row['accuracy']:.3f}", file=sys.stderr, flush=True)
     return found
 
 
-def runs(seeds: int, cache: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def runs(names: Sequence[str], seeds: int, cache: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Every run: data, what was run, and what it gave."""
     for seed in range(seeds):
-        for name in DATA:
+        for name in names:
             path = cache / f"subset-{name.replace(' ', '-')}-{seed}.json"
             for way, row in kept(path, lambda name=name, seed=seed: one_seed(name, seed)).items():
                 yield name, way, row
@@ -157,7 +156,7 @@ def runs(seeds: int, cache: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
 def summary(found: list[tuple[str, str, dict[str, Any]]]) -> dict[str, Any]:
     """Means and spans over seeds, as plain values."""
     made: dict[str, Any] = {}
-    for name in DATA:
+    for name in dict.fromkeys(data for data, _, _ in found):
         training, agreement = {}, {}
         for way in dict.fromkeys(way for data, way, _ in found if data == name):
             rows = [row for data, each, row in found if (data, each) == (name, way)]
@@ -199,14 +198,16 @@ def _told(row: Mapping[str, float]) -> str:
 
 def main() -> None:
     """Measures, or shows what was measured."""
-    options = subjects.asked(argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else ""))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--data", choices=[*DATA], help="these alone; what was measured of the others stays")
+    options = subjects.asked(parser)
     if options is None:
         return
-    if options.show:
-        made = json.loads(RESULTS.read_text())["data"]
-    else:
+    made = json.loads(RESULTS.read_text())["data"] if RESULTS.exists() else {}
+    if not options.show:
         options.cache.mkdir(parents=True, exist_ok=True)
-        made = summary(list(runs(options.seeds, options.cache)))
+        names = [options.data] if options.data else [*DATA]
+        made |= summary(list(runs(names, options.seeds, options.cache)))
         told = {"commit": commit(), "epochs": EPOCHS, "batch_size": BATCH, "data": made}
         RESULTS.write_text(json.dumps(told, indent=1) + "\n")
     print(tables(made))
