@@ -28,6 +28,8 @@ READ_ERRORS = (
 
 def first_line(error: BaseException) -> str:
     """What an exception says: its first line, or the first that has a cause in it."""
+    if isinstance(error, SystemError):
+        return "its structure is damaged"
     text = re.sub(r"\x1b\[\d+m", "", str(error)).rsplit("Exception encountered: ", 1)[-1]
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     line = next((line for line in lines if not line.startswith("Exception encountered when")), lines[0])
