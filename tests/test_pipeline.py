@@ -209,7 +209,7 @@ def test_a_misspelt_key_is_told_with_its_line_and_the_nearest(refused: Callable[
         ("schema_version: 1\n", 1, "schema_version: the key 'schema_version' is missing"),
         ("name: digits\n", 1, "name: the key 'name' is missing"),
         ("model:\n  builder: digits_cnn\n", 1, "the key 'model' is missing"),
-        ("  builder: digits_cnn\n", 5, "model: must be a map, not null; allowed: builder, file, trust"),
+        ("  builder: digits_cnn\n", 5, "model: must be a map, not null; allowed: builder, file, signature, trust"),
         ("  source:\n    digits: {}\n", 7, "data: the key 'source' is missing; allowed: digits, npz, folder"),
         ("        size: [32, 32]\n", 13, "data.preprocess[0]: resize needs the key 'size'"),
     ],
@@ -238,7 +238,7 @@ def test_an_unknown_key_is_told_before_the_one_it_should_have_been(refused: Call
 @pytest.mark.parametrize("key", ["a]", "", "0", "__class__", "model_config", "x" * 500])
 def test_strange_keys(refused: Callable[..., str], key: str) -> None:
     text = COMPLETE.replace("  builder:", f'  "{key}": 1\n  builder:')
-    assert f"unknown key {key!r}; allowed: builder, file, trust" in refused(text, line_of("builder:"))
+    assert f"unknown key {key!r}; allowed: builder, file, signature, trust" in refused(text, line_of("builder:"))
 
 
 # --- values -----------------------------------------------------------------------------

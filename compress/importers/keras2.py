@@ -306,9 +306,8 @@ class _Rebuilding:
             outputs = self.keras.tree.flatten(self._repeated(node.layer, args, kwargs))
         for old, new in zip(wanted, outputs, strict=True):
             if max(elements(old), elements(new)) > MOST_ELEMENTS:
-                raise ModelError(
-                    f"layer {node.layer.name!r} makes {list(old.shape)}", allowed=f"{MOST_ELEMENTS:,} numbers"
-                )
+                what = f"layer {node.layer.name!r} makes {list(old.shape)}"
+                raise ValueError(f"{what}, more than {MOST_ELEMENTS:,} numbers of one sample")
             tensors[id(old)] = new
 
     def _repeated(self, old: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -20,11 +20,16 @@ MOST_WEIGHTS = 2**29
 """Numbers in all weights of a model: a file of 2 GiB, as large as a .tflite file can be."""
 MOST_ELEMENTS = 2**26
 """Numbers in one sample of any tensor: an image of 1,024 x 1,024 with 64 channels."""
-READ_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError)
+READ_ERRORS = (
+    *(zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError),
+    SystemError,  # of h5py, for some damaged files
+)
 
 
 def first_line(error: BaseException) -> str:
     """What an exception says: its first line, or the first that has a cause in it."""
+    if isinstance(error, SystemError):
+        return "its structure is damaged"
     text = re.sub(r"\x1b\[\d+m", "", str(error)).rsplit("Exception encountered: ", 1)[-1]
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     line = next((line for line in lines if not line.startswith("Exception encountered when")), lines[0])

@@ -112,7 +112,6 @@ def load(found: Found, *, trust: bool = False, samples: Samples = None) -> Impor
         ModelError: it is quantized, something in it has no counterpart, or it answers differently.
     """
     content = found.content
-    tensorflow.keras()  # before TensorFlow itself is imported: it reads settings then
     if isinstance(content, keras_file.Scan):
         return Imported(*keras_file.compared(found.path, content, trust=trust, samples=samples))
     if isinstance(content, tflite_file.File):
@@ -182,6 +181,7 @@ def _from_tflite(found: Found, file: tflite_file.File, samples: Samples) -> Impo
         raise ModelError("is quantized already: it becomes no Keras model", where=str(found.path), todo=todo)
     if file.problems:
         raise without_layers(found)
+    tensorflow.keras()  # before TensorFlow itself is imported: it reads settings then
     model, _ = tflite_file.load(file, samples)
     runner, graph = proof.Runner(file.imported.plain.graph), file.imported.plain.graph
     shapes = [graph.tensors[index].shape for index in graph.inputs]

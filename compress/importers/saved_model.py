@@ -114,7 +114,7 @@ def read(path: Path) -> Content:
         data = _bytes(path, known[GRAPH])
         graphs = list(wire.messages(data, 2))
         if len(graphs) != 1:
-            raise refusal(path, f"has {len(graphs)} graphs in it, for other uses each")
+            raise refusal(path, f"has {len(graphs)} graphs in it, not one")
         root = _described(path, known, graphs[0])
         version, config, found = _configuration(path, root)
         info = next(wire.messages(graphs[0], 1), memoryview(b""))
