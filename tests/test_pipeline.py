@@ -542,7 +542,7 @@ def test_a_model_file_is_found_beside_the_pipeline(
         ("dangling.tflite", "model: there is no file {folder}/dangling.tflite; check the path"),
         ("file.yaml/m.tflite", "model: there is no file {folder}/file.yaml/m.tflite; check the path"),
         ("model.pth", "model: model.pth is of no format that is read; allowed: .keras, .h5, .hdf5, .onnx, .tflite"),
-        ("noformat", "model: noformat is of no format that is read; allowed: .keras, .h5, .hdf5, .tflite"),
+        ("noformat", "model: noformat is of no format that is read; allowed: .keras, .h5, .hdf5, .onnx, .tflite"),
         ("/dev/zero", "model: there is no file /dev/zero; check the path"),
         ("''", "model: there is no file {folder}; check the path"),
         ("x" * 5000, "model: cannot be read: File name too long; check model"),
