@@ -541,8 +541,8 @@ def test_a_model_file_is_found_beside_the_pipeline(
         ("folder.tflite", "model: there is no file {folder}/folder.tflite; check the path"),
         ("dangling.tflite", "model: there is no file {folder}/dangling.tflite; check the path"),
         ("file.yaml/m.tflite", "model: there is no file {folder}/file.yaml/m.tflite; check the path"),
-        ("model.onnx", "model: model.onnx is of no format that is read; allowed: .keras, .h5, .hdf5, .tflite"),
-        ("noformat", "model: noformat is of no format that is read; allowed: .keras, .h5, .hdf5, .tflite"),
+        ("model.pth", "model: model.pth is of no format that is read; allowed: .keras, .h5, .hdf5, .onnx, .tflite"),
+        ("noformat", "model: noformat is of no format that is read; allowed: .keras, .h5, .hdf5, .onnx, .tflite"),
         ("/dev/zero", "model: there is no file /dev/zero; check the path"),
         ("''", "model: there is no file {folder}; check the path"),
         ("x" * 5000, "model: cannot be read: File name too long; check model"),
@@ -551,7 +551,7 @@ def test_a_model_file_is_found_beside_the_pipeline(
 def test_a_model_file_that_cannot_be(refused: Callable[..., str], tmp_path: Path, file: str, message: str) -> None:
     (tmp_path / "folder.tflite").mkdir()
     (tmp_path / "dangling.tflite").symlink_to(tmp_path / "gone")
-    (tmp_path / "model.onnx").touch()
+    (tmp_path / "model.pth").touch()
     (tmp_path / "noformat").touch()
     found = refused(COMPLETE.replace("builder: digits_cnn", f"file: {file}"), 5, ModelError)
     assert found.startswith(message.format(folder=tmp_path))

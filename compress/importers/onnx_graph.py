@@ -255,9 +255,9 @@ def _walked(model: Any) -> Graph:
     names = tuple(value.name for value in given)
     refused = tuple(walk.refused)
     model_bytes = b"" if refused else _serialized(model)
-    return Graph(
-        tuple(walk.nodes), walk.constants, shapes, types, names, outputs, refused, model_bytes, (), _opset(model)
-    )
+    told = (_opset(model), _producer(model))
+    nodes = tuple(walk.nodes)
+    return Graph(nodes, walk.constants, shapes, types, names, outputs, refused, model_bytes, (), *told)
 
 
 def _serialized(model: Any) -> bytes:

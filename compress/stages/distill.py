@@ -37,7 +37,7 @@ class Distill(Stage, TrainingSettings, Teaching):
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
     """Adam's learning rate at the start."""
     teachers: tuple[Path, ...] = ()
-    """Files of models (.keras, .h5, .tflite, quantized too), or the word original, which it is by default."""
+    """Files of models (.keras, .h5, .onnx, .tflite, quantized too), or the word original, which it is by default."""
     teacher_weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = ()
     """Weights of the teachers, in their order, when their probabilities are averaged; by default all the same."""
     features: Features | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from compress.errors import ModelError
-from compress.importers import keras_file, tflite_file
+from compress.importers import keras_file, onnx_file, tflite_file
 from compress.stage import Context, Data
 from compress.tflite.graph import Graph
 from compress.tflite.runtime import Model
@@ -65,13 +65,16 @@ def of_model(model: Any, data: Data, name: str) -> Teacher:
 def read(path: Path, context: Context) -> Teacher:
     """A teacher from a file.
 
-    A .keras, .h5 or float .tflite file becomes a Keras model. A .tflite file that is quantized, or that Keras has
-    no layers for, is run as it is by the TFLite runtime: it can answer before the training alone.
+    A .keras, .h5, .onnx or float .tflite file becomes a Keras model. A .tflite file that is quantized, or that Keras
+    has no layers for, is run as it is by the TFLite runtime: it can answer before the training alone.
 
     Raises:
         UntrustedError: loading would run code that came with the file.
         ModelError: it cannot be read, or its input or its classes are not those of the data.
     """
+    if path.suffix.lower() == ".onnx":
+        rebuilt, _ = onnx_file.load(onnx_file.read(path), context.data.inputs("train")[:SAMPLES])
+        return of_model(rebuilt, context.data, path.name)
     if path.suffix.lower() != ".tflite":
         return of_model(keras_file.load(path, trust=context.trust), context.data, path.name)
     file = tflite_file.read(path)
