@@ -47,9 +47,11 @@ ROUND = 20
 class Quiet:
     """A `compress.stage.Progress` that says nothing."""
 
-    def update(self, done: int, total: int, **metrics: float) -> None: ...
+    def update(self, done: int, total: int, **metrics: float) -> None:
+        """Nothing."""
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        """Nothing."""
 
 
 def make(folder: Path, count: int) -> int:
@@ -149,6 +151,7 @@ def training(data: Any, epochs: int, batch: int) -> dict[str, Any]:
                 alone.append(time.perf_counter() - began)
     rest = slice(ROUND, None)  # without the beginning, where the pipeline is filled
     total = sum(waits[rest]) + sum(loaded[rest])
+    whole = median(a + b for a, b in zip(waits[rest], loaded[rest], strict=True))
     return {
         "split_bytes": inputs.nbytes,
         "mapped": gathering.mapped(inputs),
@@ -192,7 +195,8 @@ def main() -> None:
     print("| images | decoded | first pass | memory there | waiting | loader | memory of training |")
     print("|---|---|---|---|---|---|---|")
     print(
-        f"| {options.images:,} | {first['decoded_bytes'] / 2**20:,.0f} MiB | {first['s']} s, {first['images_per_s']:,}/s "
+        f"| {options.images:,} | {first['decoded_bytes'] / 2**20:,.0f} MiB "
+        f"| {first['s']} s, {first['images_per_s']:,}/s "
         f"| {first['peak_bytes_beyond'] / 2**20:,.0f} MiB | {then['waiting_share']:.1%} | {then['loader_share']:.1%} "
         f"| {then['peak_bytes_beyond'] / 2**20:,.0f} MiB of {then['split_bytes'] / 2**20:,.0f} |"
     )
