@@ -158,9 +158,7 @@ def training(data: Any, epochs: int, batch: int) -> dict[str, Any]:
         "batch": batch,
         "steps": len(waits),
         "waiting_share": round(sum(waits[rest]) / total, 4),
-        "loader_share": round(
-            1 - median(alone) / median(a + b for a, b in zip(waits[rest], loaded[rest], strict=True)), 4
-        ),
+        "loader_share": round(1 - median(alone) / whole, 4),
         "step_ms": round(median(loaded[rest]) * 1e3, 2),
         "step_alone_ms": round(median(alone) * 1e3, 2),
         "peak_bytes_beyond": memory()["peak"] - before,
