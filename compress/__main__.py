@@ -25,6 +25,7 @@ other commands:
   python -m compress import MODEL -o OUT.keras  reads a model; how exactly it was rebuilt, or what is refused
   python -m compress check MODEL.tflite       what the Edge TPU compiler will do, without it
   python -m compress estimate MODEL.tflite --host usb3  how long it will take there; --compiled FILE: with real bytes
+  python -m compress data pipeline.yaml       what the data is: counts, shapes, ranges, files that cannot be read
   python -m compress sensitivity pipeline.yaml  what removing channels would do, layer by layer, in a report of its own
   python -m compress legalize IN.tflite OUT.tflite  the same function in operators that the compiler maps
   python -m compress inspect COMPILED.tflite  what a compiled model really holds; --against MODEL.tflite compares
@@ -317,7 +318,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "debug": _debug,
     "keygen": _keygen,
     "sign": _sign,
-    **{name: _handed(name) for name in ("import", "estimate", "sensitivity", "doctor", "frigate", "header")},
+    **{name: _handed(name) for name in ("import", "data", "estimate", "sensitivity", "doctor", "frigate", "header")},
     "deploy": partial(_on_devices, "deploy"),
     "rollback": partial(_on_devices, "rollback"),
     "results": partial(_on_devices, "results"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,8 +124,50 @@ def _sensitivity(options: argparse.Namespace) -> tuple[str, int]:
     return json.dumps(found, indent=1) if options.json else sensitivity.describe(found, report), 0
 
 
+def _data_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pipeline", type=Path, help="a pipeline file: its data set is read, and nothing is run")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument(
+        "--write-manifest", type=Path, metavar="FILE", help="writes the checksums of all files, for `manifest: FILE`"
+    )
+
+
+class _Told:
+    """Progress as a line on stderr now and then."""
+
+    def __init__(self) -> None:
+        self.told = time.monotonic()
+
+    def update(self, done: int, total: int, **metrics: float) -> None:
+        del metrics
+        if time.monotonic() - self.told >= 5:
+            self.told = time.monotonic()
+            self.note(f"{done:,} of {total:,} samples are read")
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr)
+
+
+def _data(options: argparse.Namespace) -> tuple[str, int]:
+    from compress.data import examination
+    from compress.data.summary import describe
+    from compress.errors import DataError
+    from compress.pipeline import load
+
+    data, lines = load(options.pipeline).data, []
+    if options.write_manifest:
+        count = examination.write_manifest(data, options.write_manifest)
+        lines = [] if options.json else [f"{options.write_manifest}: checksums of {count:,} files"]
+    found, refused = examination.examine(data, _Told())
+    text = json.dumps(found, indent=1) if options.json else "\n".join([*lines, describe(found)])
+    return text, DataError.exit_code if refused else 0
+
+
 COMMANDS = {
     "import": Command("One model file as a Keras model, compared with where it came from.", _import_arguments, _import),
+    "data": Command(
+        "What a pipeline's data is: counts, shapes, ranges, files that cannot be read.", _data_arguments, _data
+    ),
     "sensitivity": Command(
         "What removing channels would do to a model, layer by layer.", _sensitivity_arguments, _sensitivity
     ),

@@ -61,9 +61,15 @@ class Dataset:
         self._progress: Progress | None = None
         self._dropped: list[str] = []
 
-    def work_in(self, store: Store, progress: Progress) -> None:
+    def work_in(self, store: Store | None, progress: Progress) -> None:
         """From now on large splits are kept in a store, and it is told how far decoding is."""
         self._store, self._progress = store, progress
+
+    def tolerant(self) -> Dataset:
+        """The same data without what cannot be read, and without a manifest."""
+        known = type(self.source).model_fields.keys()
+        changes = {name: value for name, value in (("corrupt", "skip"), ("manifest", None)) if name in known}
+        return Dataset(self.source.model_copy(update=changes), self._preprocessing, self._splitting)
 
     @cached_property
     def digest(self) -> str:

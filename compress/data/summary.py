@@ -90,7 +90,7 @@ def describe(found: Facts) -> str:
         lines.append(f"no training sample: {', '.join(found['missing'])}")
     elif found["imbalance"] is not None:
         lines.append(f"the most frequent class has {found['imbalance']:g} training samples for one of the rarest")
-    shapes = " to ".join(" x ".join(map(str, shape)) for shape in sorted(map(tuple, found["shapes"])))
+    shapes = " to ".join(" x ".join(map(str, shape)) for shape in sorted(set(map(tuple, found["shapes"]))))
     low, high = found["range"]
     lines.append(
         f"{found['looked_at']:,} samples looked at: {shapes or 'of different ranks'}, {', '.join(found['dtypes'])}, "
@@ -99,6 +99,6 @@ def describe(found: Facts) -> str:
     lines += found["notes"]
     corrupt = found["corrupt"]
     if corrupt["count"]:
-        lines.append(f"{corrupt['count']:,} samples cannot be read and were left out:")
+        lines.append(f"{corrupt['count']:,} samples cannot be read, and are not counted:")
         lines += [f"  {each}" for each in corrupt["first"]]
     return "\n".join(lines)

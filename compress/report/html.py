@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compress import report as words
 from compress.report import Plain, charts, devices, pruning, quantization, selection, swapping
+from compress.report.samples import seen
 
 if TYPE_CHECKING:
     import jinja2
@@ -379,6 +380,7 @@ def _data(record: Plain) -> dict[str, Any] | None:
         "shape": f" {words.TIMES} ".join(words.scalar(side) for side in data.get("input_shape") or [])
         or "not recorded",
         "preprocess": words.outline(data.get("preprocess") or []),
+        "seen": seen(data),
     }
 
 

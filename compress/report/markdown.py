@@ -215,6 +215,8 @@ def _rest(record: Plain) -> list[str]:
     conditions = [f"{key} {words.scalar(value)}" for key, value in (latency.get("conditions") or {}).items()]
     samples = [f"{words.scalar(count)} {split}" for split, count in (data.get("samples") or {}).items()]
     source = f"{words.scalar(data.get('source'))}: {', '.join(samples)}; {len(data.get('classes') or [])} classes"
+    if count := (data.get("corrupt") or {}).get("count"):
+        source += f"; {count:,} cannot be read and were left out"
     environment = record.get("environment") or {}
     host = ", ".join(str(environment.get(key) or f"{key} not recorded") for key in ("cpu", "system", "python"))
     lines = [

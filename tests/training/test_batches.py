@@ -41,14 +41,6 @@ def test_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert whole is X
 
 
-def test_a_file_that_has_become_shorter(tmp_path: Path) -> None:
-    array = in_a_file(tmp_path, X)
-    with (tmp_path / "x.npy").open("r+b") as stream:
-        stream.truncate(600)
-    with pytest.raises(OSError, match="has become shorter"):
-        gathering.rows(array, np.arange(50))
-
-
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_order_does_not_depend_on_where_samples_are(keras: Any, tmp_path: Path, nested: bool) -> None:

@@ -1,0 +1,25 @@
+"""What the samples of a data set are like, in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compress import report as words
+
+
+def seen(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the samples are like; nothing where an older run did not record it."""
+    if "looked_at" not in data:
+        return []
+    low, high = data["range"]
+    rows = [("values", f"{low:g} to {high:g}, {', '.join(data['dtypes'])}, in {data['looked_at']:,} samples looked at")]
+    if data["missing"]:
+        rows.append(("no training sample", words.shorten(", ".join(data["missing"]), 300)))
+    elif data["imbalance"]:
+        rows.append(("imbalance", f"the most frequent class has {data['imbalance']:g} samples for one of the rarest"))
+    corrupt = data["corrupt"]
+    if corrupt["count"]:
+        first = words.shorten("; ".join(corrupt["first"][:10]), 2000)
+        rows.append((f"left out, {corrupt['count']:,} that cannot be read", first))
+    return rows + [("note", note) for note in data["notes"]]
