@@ -413,7 +413,7 @@ def without_layers() -> bytes:
 
 
 EITHER = "a float tflite model or a keras model"
-FLOAT = "m.tflite can only be quantized as it is, since 1 operator cannot become layers of Keras: own (operator 0, "
+FLOAT = "m.tflite can only be quantized as it is, since 1 operator cannot become layers of Keras: own 'operator 0, "
 
 
 @pytest.mark.parametrize(
@@ -538,13 +538,16 @@ def test_a_model_file_is_found_beside_the_pipeline(
     ("file", "message"),
     [
         ("nothing.tflite", "model: there is no file {folder}/nothing.tflite; check the path"),
-        ("folder.tflite", "model: there is no file {folder}/folder.tflite; check the path"),
+        (
+            "folder.tflite",
+            "model: {folder}/folder.tflite: has no saved_model.pb; allowed: a folder with saved_model.pb",
+        ),
         ("dangling.tflite", "model: there is no file {folder}/dangling.tflite; check the path"),
         ("file.yaml/m.tflite", "model: there is no file {folder}/file.yaml/m.tflite; check the path"),
         ("model.pth", "model: model.pth is of no format that is read; allowed: .keras, .h5, .hdf5, .onnx, .tflite"),
         ("noformat", "model: noformat is of no format that is read; allowed: .keras, .h5, .hdf5, .onnx, .tflite"),
         ("/dev/zero", "model: there is no file /dev/zero; check the path"),
-        ("''", "model: there is no file {folder}; check the path"),
+        ("''", "model: {folder}: has no saved_model.pb; allowed: a folder with saved_model.pb"),
         ("x" * 5000, "model: cannot be read: File name too long; check model"),
     ],
 )
