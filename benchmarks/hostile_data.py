@@ -3,8 +3,9 @@
 A small sound data set of every kind is damaged: bits and bytes changed, cut, lengthened, parts repeated or moved,
 numbers in it made as large as can be. Each is opened, and all of its samples read. Beside these, files are made to do
 harm: bombs, names that lead out, pickles, headers that promise too much. All must end with samples or with an error in
-words. Another exception, more than SECONDS (and one for each PER_SECOND bytes of the file), more memory than ROOM beyond
-the process (and 10 times the file), or a file written elsewhere is a failure. Writes benchmarks/results/hostile_data.json.
+words. Another exception, more than SECONDS (and one for each PER_SECOND bytes of the file), more memory than ROOM
+beyond the process (and 10 times the file), or a file written elsewhere is a failure. Writes
+benchmarks/results/hostile_data.json.
 """
 
 from __future__ import annotations

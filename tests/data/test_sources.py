@@ -146,7 +146,7 @@ BAD_NPZ: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("no split", {"split": "of"}, {}, "has no array 'of'; allowed: x, y"),
     ("text samples", {}, {"x": np.full((30, 4, 5), "a")}, "array 'x' is <U1"),
     ("complex samples", {}, {"x": X * 1j}, "array 'x' is complex128"),
-    ("flat samples", {}, {"x": X.reshape(30, 20)}, "a sample must be numbers"),
+    ("flat samples", {}, {"x": X.reshape(30, 20)}, "sample 0: resize takes an image"),
     ("5-D samples", {}, {"x": X[..., None, None]}, r"array 'x' is uint8 \[30, 4, 5, 1, 1\]"),
     ("scalar samples", {}, {"x": np.float32(1)}, "array 'x' is float32"),
     ("structured samples", {}, {"x": np.zeros((30, 4, 5), [("a", "f4")])}, "array 'x' is"),
