@@ -210,7 +210,11 @@ def test_a_misspelt_key_is_told_with_its_line_and_the_nearest(refused: Callable[
         ("name: digits\n", 1, "name: the key 'name' is missing"),
         ("model:\n  builder: digits_cnn\n", 1, "the key 'model' is missing"),
         ("  builder: digits_cnn\n", 5, "model: must be a map, not null; allowed: builder, file, signature, trust"),
-        ("  source:\n    digits: {}\n", 7, "data: the key 'source' is missing; allowed: digits, npz, folder"),
+        (
+            "  source:\n    digits: {}\n",
+            7,
+            "data: the key 'source' is missing; allowed: digits, npz, npy, folder, csv, wav, tfrecord, function",
+        ),
         ("        size: [32, 32]\n", 13, "data.preprocess[0]: resize needs the key 'size'"),
     ],
 )
@@ -232,7 +236,9 @@ def test_a_source_without_its_file(refused: Callable[..., str]) -> None:
 
 def test_an_unknown_key_is_told_before_the_one_it_should_have_been(refused: Callable[..., str]) -> None:
     message = refused(COMPLETE.replace("digits: {}", "npz: {fil: x.npz}"), line_of("digits: {}"))
-    assert message.startswith("data.source.npz.fil: unknown key 'fil'; allowed: file, x, y, split, classes; did you")
+    assert message.startswith(
+        "data.source.npz.fil: unknown key 'fil'; allowed: manifest, file, x, y, split, classes; did you"
+    )
 
 
 @pytest.mark.parametrize("key", ["a]", "", "0", "__class__", "model_config", "x" * 500])
