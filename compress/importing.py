@@ -165,11 +165,13 @@ def describe(report: Report) -> str:
         ]
         return "\n".join(lines)
     kinds = ", ".join(f"{count} {kind}" for kind, count in report["kinds"].items())
+    own = report["parity_own"]
     lines += [
         f"{'layers':<11} {report['layers']}: {kinds}",
         f"{'parameters':<11} {report['parameters']:,}",
         f"{'parity':<11} {report['parity_max_abs']:.2g} at most, {report['parity_max_rel']:.2g} of the largest output, "
-        f"on {report['parity_samples']} samples, against {report['parity_against']}",
+        f"on {report['parity_samples']} samples, against {report['parity_against']}"
+        + (f", whose own answers move by {own:.2g} with the last bits of its inputs" if own else ""),
         *(f"{'note':<11} {note}" for note in report["notes"]),
     ]
     if report["out"]:

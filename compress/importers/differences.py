@@ -22,12 +22,15 @@ class Parity:
         max_rel: of each output relative to the largest number in it.
         against: the runtime that gave the answers to compare with, and its version.
         samples: how many samples both were run on.
+        own: where the differences are larger than they should be: how far the original's own answers move, relative
+            as in `max_rel`, when its inputs change in their last bits.
     """
 
     max_abs: float
     max_rel: float
     against: str
     samples: int
+    own: float | None = None
 
 
 def compared(pairs: Iterable[tuple[Any, Any]], against: str, samples: int) -> Parity:

@@ -119,15 +119,16 @@ def compared(file: File, samples: NDArray[np.float32] | None = None) -> tuple[ke
         model = parity.built(network)
         made = [parity.answers(model, [array[None] for array in feed]) for feed in feeds]
         apart = _differences(wanted, made, found)
-        allowed = _allowed(found, feeds, wanted) if max(apart) > TOLERANCE else [TOLERANCE] * len(feeds)
-        far = [feed for feed, one, most in zip(feeds, apart, allowed, strict=True) if one > most]
+        own = _own(found, feeds, wanted) if max(apart) > TOLERANCE else None
+        limits = [max(TOLERANCE, min(LAST_BITS * change, MOST_ALLOWED)) for change in own or [0.0] * len(feeds)]
+        far = [feed for feed, one, most in zip(feeds, apart, limits, strict=True) if one > most]
         if far:
             raise parity.too_far(max(apart), str(file.path), _first_difference(found, far))
     except ModelError as error:
         error.where = str(file.path)
         raise
     against = f"onnxruntime {importlib.metadata.version('onnxruntime')}"
-    return model, Parity(_largest(wanted, made, found), max(apart), against, len(feeds))
+    return model, Parity(_largest(wanted, made, found), max(apart), against, len(feeds), max(own) if own else None)
 
 
 def _largest(wanted: Sequence[Arrays], made: Sequence[Arrays], found: Imported) -> float:
@@ -139,14 +140,14 @@ def _largest(wanted: Sequence[Arrays], made: Sequence[Arrays], found: Imported) 
     )
 
 
-def _allowed(found: Imported, feeds: Sequence[Arrays], wanted: Sequence[Arrays]) -> list[float]:
-    """The tolerance for each run: more where the file's own answer hangs on the last bit of what it is given.
+def _own(found: Imported, feeds: Sequence[Arrays], wanted: Sequence[Arrays]) -> list[float]:
+    """How far the file's own answers move in each run when the last bits of its inputs change.
 
-    A logarithm of what two large numbers leave over is such a case. There the answers of two
-    sound runtimes differ as much as those of one for two inputs that are as good as the same.
+    They move much in a logarithm of what two large numbers leave over. There the answers of two sound
+    runtimes differ as much as those of one for two inputs that are as good as the same.
     """
     again = _wanted(found.graph, found, parity.nudged(feeds), found.graph.outputs)
-    return [max(TOLERANCE, min(LAST_BITS * own, MOST_ALLOWED)) for own in parity.change(wanted, again)]
+    return parity.change(wanted, again)
 
 
 def _real(found: Imported, samples: NDArray[np.float32] | None) -> list[Arrays]:
