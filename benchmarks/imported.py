@@ -1,0 +1,128 @@
+"""Models of others through the whole pipeline: `python benchmarks/imported.py [--models A,B] [--show]`.
+
+Each file is imported, pruned to 70% of its multiplications, taught by what it was, quantized and checked. There are no
+labelled data for these models here: the classes are what the float model itself says of photographs (grocery96), so
+that "accuracy" is how often the smaller model agrees with it. Needs the shared files (CORALLINE_SHARED, or ../shared
+beside the project). Prints a table, and writes benchmarks/results/imported.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import quantization_subjects as subjects
+
+RESULTS = Path(__file__).parent / "results" / "imported.json"
+MODELS: dict[str, tuple[str, int, bool, tuple[int, int], int]] = {
+    "vww_96": ("keras/vww_96.h5", 96, True, (0, 1), 2),
+    "mini_xception": ("keras/fer2013_mini_XCEPTION.102-0.66.hdf5", 64, False, (-1, 1), 7),
+    "mobilenet_v2_0.35": ("onnx/stm_mobilenet_v2_0.35_128_tfs_channel_first.onnx", 128, True, (-1, 1), 5),
+}
+"""File, side of its images, whether they are in colour, the range of their values, classes."""
+PIPELINE = """
+schema_version: 1
+name: imported
+model: {{file: {file}}}
+data:
+  source: {{npz: {{file: photos.npz, split: split, classes: [{classes}]}}}}
+  preprocess: [{{scale: {{from: [0, 255], to: [{low}, {high}]}}}}]
+stages: [prune: {{keep_macs: 0.7, epochs: 2}}, distill: {{epochs: 4}}, quantize: {{}}, compile: {{}}]
+"""
+
+
+def photographs(folder: Path, side: int, colour: bool, classes: list[int] | None = None) -> None:
+    """The photographs as they are for this model, with the classes that it gives them, once these are known."""
+    images, labels, splits = [], [], []
+    for split, (found, _) in subjects.photos(side, colour=colour).items():
+        images.append(np.rint(found * 255).astype(np.uint8))
+        splits += [split] * len(found)
+    x = np.concatenate(images)
+    labels = classes or [0] * len(x)
+    np.savez(folder / "photos.npz", x=x, y=np.array(labels, np.int64), split=np.array(splits))
+
+
+def said(folder: Path, file: Path, limits: tuple[int, int]) -> list[int]:
+    """The class that the imported model gives to each photograph."""
+    from compress.importers import model_file
+
+    model = model_file.load(model_file.read(file)).model
+    with np.load(folder / "photos.npz") as arrays:
+        x = arrays["x"].astype(np.float32) / 255 * (limits[1] - limits[0]) + limits[0]
+    return [int(each) for each in model.predict(x, verbose=0).argmax(axis=1)]
+
+
+def one(name: str) -> dict[str, Any]:
+    """One model: what the report says of it."""
+    file, side, colour, limits, classes = MODELS[name]
+    path = subjects.SHARED / "models" / file
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        photographs(folder, side, colour)
+        photographs(folder, side, colour, said(folder, path, limits))
+        names = ", ".join(f"c{index}" for index in range(classes))
+        values = {"file": json.dumps(str(path)), "classes": names, "low": limits[0], "high": limits[1]}
+        (folder / "imported.yaml").write_text(PIPELINE.format(**values))
+        command = [sys.executable, "-m", "compress", "imported.yaml", "--json"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return {"exit": done.returncode, "error": done.stderr[-2000:]}
+        record = json.loads(done.stdout)
+    figures = {side: record["models"][side]["measurements"] for side in ("original", "result")}
+    return {
+        "exit": 0,
+        "stages": [stage["stage"] for stage in record["stages"]],
+        "macs_on_cpu": record["placement"]["macs"]["cpu"],
+        **{
+            name: {side: values[name]["value"] for side, values in figures.items()}
+            for name in ("accuracy", "macs", "size_bytes")
+        },
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """A row for each model."""
+    lines = [
+        "| model | stages | agrees with what it was | MACs | bytes | MACs on the CPU |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in results.items():
+        if row["exit"]:
+            lines.append(f"| {name} | failed with exit code {row['exit']} | | | | |")
+            continue
+        pairs = {key: row[key] for key in ("accuracy", "macs", "size_bytes")}
+        shown = [
+            f"{pair['original']:{form}} -> {pair['result']:{form}}"
+            for pair, form in zip(pairs.values(), (".3f", ",", ","), strict=True)
+        ]
+        lines.append(f"| {name} | {', '.join(row['stages'])} | {' | '.join(shown)} | {row['macs_on_cpu']:,} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Runs what is asked for, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split(":", 1)[0])
+    parser.add_argument("--models", default=",".join(MODELS), help="some of " + ", ".join(MODELS))
+    options = subjects.asked(parser)
+    if options is None:
+        return 0
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in () if options.show else options.models.split(","):
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        results[name] = one(name)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
