@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from compress.importers import keras_file
-from compress.stage import Artifact, Context, Kind, Split
+from compress.stage import Artifact, Context, Kind, Objects, Split, Task
 from compress.target import load
 from compress.training import working_model
 from compress.training.batches import Augment
@@ -48,6 +48,7 @@ class Arrays:
     splits: dict[str, tuple[Floats, Labels]]
     classes: int
     preprocessing: list[dict[str, Any]] = field(default_factory=list)
+    task: Task = "classification"
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -66,6 +67,10 @@ class Arrays:
     def labels(self, split: Split) -> Labels:
         """The labels of a split."""
         return self.splits[split][1]
+
+    def objects(self, split: Split) -> list[Objects]:
+        """None: these data have classes."""
+        raise AssertionError(split)
 
     def raw(self, split: Split, indices: Labels) -> list[NDArray[Any]]:
         """Some samples."""

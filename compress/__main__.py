@@ -123,13 +123,13 @@ def _print_results(record: dict[str, Any], folder: Path, *, as_json: bool) -> No
     if as_json:
         _print(json.dumps(record, indent=1))
         return
-    rows = ("accuracy", "macs", "parameters", "size_bytes", "compressed_bytes", "latency_ms")
+    rows = ("accuracy", "ap", "ap50", "macs", "parameters", "size_bytes", "compressed_bytes", "latency_ms")
     models = record["models"]
     if models["original"] and models["result"]:
         _print(f"{'':<16} {'original':>12} {'result':>12}")
-        for name in rows:
+        for name in [name for name in rows if name in models["original"]["measurements"]]:
             values = [models[side]["measurements"][name]["value"] for side in ("original", "result")]
-            shown = [f"{value:.4f}" if isinstance(value, float) else f"{value:,}" for value in values]
+            shown = ["-" if v is None else f"{v:.4f}" if isinstance(v, float) else f"{v:,}" for v in values]
             _print(f"{name:<16} {shown[0]:>12} {shown[1]:>12}")
     if record["placement"]:
         _print(record["placement"]["reason"] or "compiled for the Edge TPU")

@@ -118,9 +118,10 @@ def _row(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
     for key, shown in (("first_inference", "first_inference_ms"), ("memory", "memory_bytes")):
         if _is_measurement(result.get(key)):
             taken[shown] = result[key]
-    accuracy = _inner(found, "accuracy", "models", model.get("role"), "accuracy")
-    if _is_measurement(accuracy):
-        taken["accuracy"] = accuracy
+    for name in ("accuracy", "ap", "ap50"):
+        quality = _inner(found, "accuracy", "models", model.get("role"), name)
+        if _is_measurement(quality):
+            taken[name] = quality
     golden = {role: _inner(found, "golden", role, "verdict") for role in found["bundle"]["models"]}
     doubts = [each.get("what") for each in result["doubts"] if isinstance(each, Mapping)]
     return {

@@ -101,6 +101,8 @@ def export(path: Path, out: Path, role: str | None = None) -> str:
         raise ModelError(f"cannot be read: {error.strerror}", where=str(path)) from error
     except bundle.BundleError as error:
         raise ModelError(str(error), where=str(path)) from error
+    if opened.detector is not None:
+        raise ModelError("it finds objects", where=str(path), allowed="classifiers: a header has one output")
     models = opened.manifest["models"]
     wanted = role or ("compiled" if "compiled" in models else "int8")
     if wanted not in models:

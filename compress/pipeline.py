@@ -18,9 +18,10 @@ from pydantic import Field, ValidationError, field_validator
 
 from compress import target as targets
 from compress.data import SOURCES, Dataset, Splitting
+from compress.data.tasks import unfit_settings
 from compress.document import Document, Location, listing, nearest, read, shown
 from compress.errors import ModelError, PipelineError
-from compress.stage import Kind, Settings, Stage
+from compress.stage import Kind, Settings, Stage, Unfit
 from compress.stages import STAGES
 from compress.stages.load import Origin
 from compress.target import Target
@@ -67,6 +68,8 @@ class Budget(Settings):
 
     accuracy_drop: Annotated[float, Field(ge=-1, le=1)] | None = None
     """Largest loss of test accuracy against the original, as a fraction."""
+    ap_drop: Annotated[float, Field(ge=-1, le=1)] | None = None
+    """The same of a detector's mean average precision."""
     latency_ms: Annotated[float, Field(gt=0)] | None = None
     """Longest median latency of the result on this host."""
     size_bytes: Annotated[int, Field(gt=0)] | None = None
@@ -183,7 +186,25 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
         raise ModelError(f"cannot be read: {error.strerror}", where=where, todo="check model") from error
     data = _dataset(value["data"], document, path.parent)
     steps = _steps(first, value["stages"], document, target, stages, path.parent)
-    return Pipeline(head, model, target, data, steps, value)
+    pipeline = Pipeline(head, model, target, data, steps, value)
+    _refuse_unfit(pipeline, document)
+    return pipeline
+
+
+def _refuse_unfit(pipeline: Pipeline, document: Document) -> None:
+    """Nothing, if stages and settings go with what the data is for: classification or detection.
+
+    Raises:
+        PipelineError: one does not.
+    """
+    task, found = pipeline.data.task, list[tuple[Location, Unfit]]()
+    for index, step in enumerate(pipeline.steps[1:]):
+        if step.skip is None and (told := step.stage.unfit(task)):
+            found.append((("stages", index), told._replace(what=f"stage {index + 1} ({step.stage.name}): {told.what}")))
+    found += unfit_settings(task, pipeline.settings)
+    for location, unfit in found:
+        what = f"{unfit.what} (the data is for {task})"
+        raise PipelineError(what, where=document.where(location), allowed=unfit.allowed, todo=unfit.todo)
 
 
 def _dataset(value: Any, document: Document, folder: Path) -> Dataset:

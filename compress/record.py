@@ -14,8 +14,8 @@ import compress
 from compress.errors import ModelError
 from compress.measurement import Measurement, missing
 from compress.pipeline import Pipeline, Step
-from compress.probes.accuracy import compare
-from compress.stage import host
+from compress.probes import accuracy, precision
+from compress.stage import Task, host
 from compress.store import file_digest
 from compress.tflite.runtime import version
 
@@ -26,7 +26,7 @@ TOOLS = (
 )
 
 
-def stage_row(step: Step) -> dict[str, Any]:
+def stage_row(step: Step, task: Task) -> dict[str, Any]:
     """A step before it has run."""
     return {
         "id": step.id,
@@ -37,12 +37,13 @@ def stage_row(step: Step) -> dict[str, Any]:
         "kind": step.makes,
         "settings": step.stage.model_dump(mode="json", exclude={"id"}),
         "facts": {},
-        "measurements": unmeasured(f"skipped: {step.skip}" if step.skip else "the run did not get so far"),
+        "measurements": unmeasured(f"skipped: {step.skip}" if step.skip else "the run did not get so far", task),
     }
 
 
+QUALITY: dict[Task, tuple[str, ...]] = {"classification": ("accuracy",), "detection": ("ap", "ap50")}
+"""What tells how good a model is: fractions."""
 UNITS = {
-    "accuracy": "fraction",
     "parameters": "parameters",
     "macs": "MACs",
     "size_bytes": "bytes",
@@ -50,9 +51,15 @@ UNITS = {
 }
 
 
-def unmeasured(reason: str) -> dict[str, Any]:
+def unmeasured(reason: str, task: Task) -> dict[str, Any]:
     """The measurements of a stage that has none, and why."""
-    return {name: missing(unit, reason).to_json() for name, unit in UNITS.items()}
+    units = {**dict.fromkeys(QUALITY[task], "fraction"), **UNITS}
+    return {name: missing(unit, reason).to_json() for name, unit in units.items()}
+
+
+def quality(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """How good a model is, of what a probe found: accuracy, or average precision."""
+    return {name: facts[name] for names in QUALITY.values() for name in names if name in facts}
 
 
 def build(
@@ -118,7 +125,7 @@ def _models(rows: Mapping[str, dict[str, Any]], findings: Mapping[str, Any]) -> 
     models: dict[str, Any] = {}
     for name, step in findings["steps"].items():
         timed = {key: value for key, value in findings["latency"][name].items() if key != "times_ms"}
-        measurements = {**rows[step]["measurements"], "accuracy": findings["test"][name]["accuracy"], **timed}
+        measurements = {**rows[step]["measurements"], **quality(findings["test"][name]), **timed}
         models[name] = {"stage": step, "measurements": measurements}
     return models
 
@@ -126,6 +133,7 @@ def _models(rows: Mapping[str, dict[str, Any]], findings: Mapping[str, Any]) -> 
 def _comparison(models: dict[str, Any], findings: Mapping[str, Any]) -> dict[str, Any] | None:
     if "steps" not in findings:
         return None
+    compare = accuracy.compare if "accuracy" in findings["test"]["result"] else precision.compare
     comparison = compare(findings["test"], findings["data"]["classes"], "original", "result")
     for name, ratio in (("macs", "macs_ratio"), ("size_bytes", "size_ratio"), ("latency_ms", "latency_ratio")):
         comparison["measurements"][ratio] = _ratio(models, name).to_json()
@@ -164,12 +172,12 @@ def _placement(rows: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
 def _budget(pipeline: Pipeline, models: dict[str, Any], comparison: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Each limit that was set, with what was measured."""
     limits = pipeline.head.budget.model_dump(exclude_none=True)
-    units = {"accuracy_drop": "fraction", "latency_ms": "ms", "size_bytes": "bytes"}
+    units = {"accuracy_drop": "fraction", "ap_drop": "fraction", "latency_ms": "ms", "size_bytes": "bytes"}
     rows = []
     for name, limit in limits.items():
         if comparison is None:
             measured = missing(units[name], "the run did not get so far").to_json()
-        elif name == "accuracy_drop":
+        elif name in ("accuracy_drop", "ap_drop"):
             measured = comparison["measurements"][name]
         else:
             measured = models["result"]["measurements"][name]

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 from compress import devices, record
 from compress.errors import EXIT_INTERRUPTED, CorallineError, ModelError, StageError, StoreError
 from compress.pipeline import Pipeline, Step
-from compress.probes import Accuracy, DataSummary, Latency, Sensitivity, Size
+from compress.probes import Accuracy, DataSummary, Latency, Precision, Sensitivity, Size
 from compress.report import render
 from compress.stage import (
     BUNDLE_FILE,
@@ -159,9 +159,11 @@ class Session:
         """Does the work in a scratch folder and publishes what it leaves there."""
         started = time.monotonic()
         with self.store.scratch() as folder:
-            context = replace(context, folder=folder)
-            if isinstance(work, Stage):
-                facts = work.run(given.get("given", NOTHING), context)
+            subject = given.get("given", NOTHING)
+            detector = subject.facts.get("detector")
+            context = replace(context, folder=folder, detector=detector)
+            if isinstance(work, Stage):  # how a detector is read belongs to the model, and goes on with it
+                facts = ({"detector": detector} if detector else {}) | work.run(subject, context)
             else:
                 facts = work.run(given, context)
             return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
@@ -219,7 +221,7 @@ def _stages(session: Session) -> None:
     """Every step in its order; fills rows, artifacts and the original."""
     steps = session.pipeline.steps
     for step in steps:
-        session.rows[step.id] = record.stage_row(step)
+        session.rows[step.id] = record.stage_row(step, session.pipeline.data.task)
     current: Artifact | None = None
     for step in steps:
         row = session.rows[step.id]
@@ -249,22 +251,25 @@ def _last(session: Session) -> str:
 def _probes(session: Session, findings: dict[str, Any]) -> None:
     """Measures every model on validation and in size; original and result on test and in time."""
     findings["data"] = session.obtain("data", DataSummary(), {}, Kind.FINDINGS)[0].facts
+    judge = Precision if session.pipeline.data.task == "detection" else Accuracy
     models = {name: artifact for name, artifact in session.artifacts.items() if artifact.kind in MEASURED}
     for name, artifact in session.artifacts.items():
         if artifact.kind not in MEASURED:
-            session.rows[name]["measurements"] = record.unmeasured(f"a {artifact.kind} is not measured")
+            session.rows[name]["measurements"] = record.unmeasured(
+                f"a {artifact.kind} is not measured", session.pipeline.data.task
+            )
             continue
         subject = {"model": artifact}
         size, _ = session.obtain(f"size of {name}", Size(), subject, Kind.FINDINGS)
-        accuracy, _ = session.obtain(f"accuracy of {name}", Accuracy(split="validation"), subject, Kind.FINDINGS)
-        session.rows[name]["measurements"] = {"accuracy": accuracy.facts["model"]["accuracy"], **size.facts["model"]}
+        quality, _ = session.obtain(f"accuracy of {name}", judge(split="validation"), subject, Kind.FINDINGS)
+        session.rows[name]["measurements"] = {**record.quality(quality.facts["model"]), **size.facts["model"]}
     _sensitivity(session, findings)
     if session.original not in models:
         return
     result = list(models)[-1]
     pair = {"original": models[session.original], "result": models[result]}
     settings = session.pipeline.head.measure.latency
-    test, _ = session.obtain("accuracy on test", Accuracy(split="test"), pair, Kind.FINDINGS)
+    test, _ = session.obtain("accuracy on test", judge(split="test"), pair, Kind.FINDINGS)
     latency, _ = session.obtain("latency", Latency(runs=settings.runs, threads=settings.threads), pair, Kind.FINDINGS)
     findings.update(steps={"original": session.original, "result": result}, test=test.facts, latency=latency.facts)
 

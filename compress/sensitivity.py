@@ -33,6 +33,9 @@ def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
     if not 1 <= samples <= MOST:
         raise PipelineError(f"--samples {samples}", allowed=f"1 to {MOST:,}")
     whole = load(path)
+    if whole.data.task == "detection":
+        what = "sensitivity asks which channels the classes of samples depend on, and the data is for detection"
+        raise PipelineError(what, where=str(path), allowed="data with one class for each sample")
     measured = whole.head.measure.model_copy(update={"sensitivity": SensitivitySettings(samples=samples)})
     name = whole.head.name[: 64 - len(SUFFIX)] + SUFFIX
     head = whole.head.model_copy(update={"name": name, "measure": measured})

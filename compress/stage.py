@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from compress.target import Target
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+Task = Literal["classification", "detection"]
 Need = Literal["data", "original", "target", "seed", "name"]
 Facts = dict[str, Any]
 
@@ -80,8 +81,38 @@ class Artifact:
         return self.folder / name
 
 
+class Objects(NamedTuple):
+    """What is to be found in one image.
+
+    Attributes:
+        boxes: float32 [k, 4]: ymin, xmin, ymax, xmax, fractions of the image's height and width.
+        classes: int64 [k], indices into the class names.
+    """
+
+    boxes: NDArray[np.float32]
+    classes: NDArray[np.int64]
+
+
+class Unfit(NamedTuple):
+    """Why a stage, or one of its settings, does not go with the data.
+
+    Attributes:
+        what: the reason.
+        allowed: what would go.
+        todo: what to do.
+    """
+
+    what: str
+    allowed: str = ""
+    todo: str = ""
+
+
 class Data(Protocol):
     """What stages and probes see of a data set (`compress.data.Dataset`)."""
+
+    @property
+    def task(self) -> Task:
+        """What the samples are for."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -102,7 +133,10 @@ class Data(Protocol):
         """Some samples of a split as they came, before preprocessing."""
 
     def labels(self, split: Split) -> NDArray[np.int64]:
-        """The label of every sample of a split: [n]."""
+        """The label of every sample of a split: [n]. For detection, what images are divided by."""
+
+    def objects(self, split: Split) -> list[Objects]:
+        """The objects of every sample of a split, for detection."""
 
     def summary(self) -> Facts:
         """Counts, shapes, ranges, and what was left out, as plain values."""
@@ -133,6 +167,7 @@ class Context:
         progress: where to say how far the work is.
         unfinished: a folder whose files the next try finds if this one is interrupted; None: there is none.
         logs: a folder for TensorBoard's files; None: there is none.
+        detector: how the outputs of a model that finds objects are read (`deploy.detection`); None for others.
     """
 
     name: str
@@ -145,6 +180,7 @@ class Context:
     progress: Progress
     unfinished: Path | None = None
     logs: Path | None = None
+    detector: Mapping[str, Any] | None = None
 
 
 class Settings(BaseModel):
@@ -204,6 +240,11 @@ class Stage(Work):
     def because(self) -> str:
         """Why what it makes is of its kind and no other, where that is not plain: for whoever is refused it."""
         return ""
+
+    def unfit(self, task: Task) -> Unfit | None:
+        """Why it does not go with data for `task`, or None."""
+        del task
+        return None
 
     def skip(self, given: Kind, *, from_file: bool, target: Target) -> str | None:
         """Why there is nothing to do, or None. `from_file`: the model came trained, from a file."""

@@ -59,12 +59,10 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "images", nargs="*", metavar="IMAGE", help=".npy arrays, images or .wav files; the golden inputs if none"
     )
-    parser.add_argument("--top", type=int, default=3, help="how many classes to tell")
+    parser.add_argument("--top", type=int, default=3, help="how many classes, or objects, to tell")
 
 
 def _run(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy.measurement import finite
-
     if arguments.top < 1:
         raise ArgumentError("--top %d tells nothing" % arguments.top, "use --top 1 or more")
     with _model(arguments) as model:
@@ -73,16 +71,16 @@ def _run(arguments: Arguments) -> Tuple[Result, str]:
             named = [(name, model.bundle.array(name)) for name in model.bundle.manifest["golden"]["inputs"]]
         rows = []
         for name, image in named:
-            top = model(image).top(arguments.top)
-            rows.append({"image": name, "top": [{"label": label, "score": finite(score)} for label, score in top]})
+            rows.append({"image": name, "top": model(image).rows(arguments.top)})
         result = {"bundle": _identity(model.bundle), "model": model.describe(), "answers": rows}
     lines = ["%s: %s" % (row["image"], ", ".join(map(_told, row["top"]))) for row in rows]
     return result, "\n".join(lines)
 
 
 def _told(row: Result) -> str:
-    """One class and its score."""
-    return "%s %s" % (row["label"], "not a number" if row["score"] is None else "%.4g" % row["score"])
+    """One class and its score; of an object its box too."""
+    text = "%s %s" % (row["label"], "not a number" if row["score"] is None else "%.4g" % row["score"])
+    return text + (" at [%.3f, %.3f, %.3f, %.3f]" % tuple(row["box"]) if "box" in row else "")
 
 
 def _bench_options(parser: argparse.ArgumentParser) -> None:

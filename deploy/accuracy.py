@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
-from deploy import machine, probe, runtime
+from deploy import finding, machine, probe, runtime
 from deploy.bundle import Bundle
 from deploy.errors import DeviceError, EdgeTpuError
 from deploy.measurement import finite, missing, paired_drop, proportion, told
@@ -84,12 +84,13 @@ def _verdict(found: Array, wanted: Array, role: str, model: Model) -> Dict[str, 
         what = "gives %s %r, and the golden output is %s %r" % (found.dtype, found.shape, wanted.dtype, wanted.shape)
         return {"verdict": "different", "note": what}
     rows, golden_rows = found.reshape(len(found), -1), wanted.reshape(len(wanted), -1)
+    scores = _scores(model)
     difference = np.abs(rows.astype(np.float64) - golden_rows.astype(np.float64))
     equal = int((rows == golden_rows).all(axis=1).sum())
     result: Dict[str, Any] = {
         "samples": len(rows),
         "equal": equal,
-        "same_class": int((rows.argmax(axis=1) == golden_rows.argmax(axis=1)).sum()),
+        "same_class": int((rows[:, scores].argmax(axis=1) == golden_rows[:, scores].argmax(axis=1)).sum()),
         "kernels": "Edge TPU" if role == "compiled" else model.session.options.kernels,
     }
     if np.issubdtype(found.dtype, np.integer):
@@ -105,6 +106,12 @@ def _verdict(found: Array, wanted: Array, role: str, model: Model) -> Dict[str, 
     near = bool(difference.max() <= limit)  # not for NaN
     note = "other kernels than the golden outputs come from" + ("" if near else "; but that does not explain so much")
     return dict(result, verdict="close" if near else "different", note=note)
+
+
+def _scores(model: Model) -> slice:
+    """Where the scores are in a row of outputs: behind the boxes, if there are any."""
+    detector = model.bundle.detector
+    return slice(0 if detector is None else 4 * len(detector.anchors), None)
 
 
 def _same_kernels(model: Model) -> bool:
@@ -141,7 +148,8 @@ def _beside_default(result: Dict[str, Any], model: Model, tensors: List[Array], 
     found = np.concatenate([session.run(tensor) for tensor in tensors]).reshape(len(wanted), -1)
     rows = wanted.reshape(len(wanted), -1)
     steps = int(np.abs(found.astype(np.int64) - rows.astype(np.int64)).max())
-    same = int((found.argmax(axis=1) == rows.argmax(axis=1)).sum())
+    scores = _scores(model)
+    same = int((found[:, scores].argmax(axis=1) == rows[:, scores].argmax(axis=1)).sum())
     result = dict(result, default_steps=steps, default_same_class=same)
     if steps <= CLOSE_STEPS_OPTIMIZED or same == len(rows):
         return result
@@ -217,6 +225,8 @@ def compare(
         BundleError: the evaluation sample does not fit.
         RuntimeLibraryError: there is no TFLite runtime.
     """
+    if opened.detector is not None:
+        return finding.compare(opened, options, limit, progress)
     samples, labels = opened.evaluation()
     samples, labels = samples[:limit], labels[:limit]
     if not samples:
@@ -267,6 +277,8 @@ def text(result: Dict[str, Any]) -> str:
     """What `compare` found, for people."""
     if "models" not in result:
         return "accuracy: %s" % told(result["accuracy"])
+    if any("ap" in each for each in result["models"].values()):
+        return finding.text(result)
     lines = ["accuracy on %d samples, preprocessing %s" % (result["samples"], result["preprocessing"][:12])]
     lines += ["  %-9s %s" % (role, told(each["accuracy"])) for role, each in result["models"].items()]
     for pair in result["pairs"]:

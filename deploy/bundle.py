@@ -12,7 +12,7 @@ anywhere, also in the archive's own tables, is noticed. The first member is
      "golden": {"inputs": [file, ...], "outputs": {ROLE: file}},
      "evaluation": {"split": "test", "inputs": [file, ...], "labels": file,
                     "outputs": {ROLE: file}, "metrics": {...}},
-     "tools": {name: version},
+     "tools": {name: version}, "detection": SPECIFICATION,
      "members": [{"name": ..., "size": bytes, "sha256": ...}],
      ...}
 
@@ -21,6 +21,10 @@ ROLE is `original` (float), `int8` or `compiled`; TENSOR is {"name", "shape", "d
 evaluation inputs likewise, but each file is a stack [n, ...] of samples of one shape and
 dtype. Labels are int64 [n] over all files; outputs are what the host found, [n, ...] in the
 model's own dtype. `evaluation` may be missing or null, `tools` missing.
+
+A model that finds objects has `detection` (`deploy.detection` says what stands in it), and each model of it beside
+`output`, its scores, another TENSOR `boxes`. Outputs are then both side by side, boxes first: [n, anchors * (4 +
+classes)]. Labels are float32 [objects, 6]: number of the sample, class, ymin, xmin, ymax, xmax.
 
 A signed bundle has a trailer of 144 bytes behind the zip: `TRAILER_MAGIC` (16 bytes), SHA-256
 of the zip (32), public key (32), and the Ed25519 signature (64) of the first 48. It is checked
@@ -42,6 +46,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Tup
 import numpy as np
 
 from deploy import signature
+from deploy.detection import DetectionError, Detector
 from deploy.preprocessing import Array, Preprocessing, PreprocessingError
 
 SCHEMA_VERSION = 1
@@ -190,6 +195,7 @@ class Bundle:
         manifest: the parsed manifest.
         members: content by name.
         preprocessing: what turns a decoded sample into a model's input.
+        detector: what turns the outputs of a model that finds objects into detections; None for classifiers.
         signer: the public key that it was signed with, or None.
 
     Raises:
@@ -211,6 +217,12 @@ class Bundle:
         if self.preprocessing.digest != self.manifest["preprocessing"]["digest"]:
             what = "the bundle's preprocessing is not what this version of Coralline computes: use the runner of %s"
             raise BundleError(what % self.manifest["coralline"])
+        self.detector: Optional[Detector] = None
+        if "detection" in self.manifest:
+            try:
+                self.detector = Detector(self.manifest["detection"])
+            except DetectionError as error:
+                raise BundleError("the bundle's boxes cannot be read: %s" % error)
 
     @property
     def labels(self) -> Any:
@@ -234,12 +246,18 @@ class Bundle:
         entry = self.manifest.get("evaluation")
         if entry is None:
             return [], np.zeros(0, np.int64)
-        stacks, labels = [self.array(name) for name in entry["inputs"]], self.array(entry["labels"])
-        samples = [sample for stack in stacks if stack.ndim in (2, 3, 4) for sample in stack]
-        good = labels.shape == (len(samples),) and labels.dtype == np.int64 and all(len(stack) for stack in stacks)
+        samples, labels = self.samples(entry), self.array(entry["labels"])
+        good = labels.shape == (len(samples),) and labels.dtype == np.int64
         if not good or ((labels < 0) | (labels >= len(self.labels))).any():
             raise BundleError("the evaluation sample is not %d samples with a label each" % len(samples))
         return samples, labels
+
+    def samples(self, entry: Dict[str, Any]) -> List[Array]:
+        """The decoded samples of the evaluation sample, `entry`."""
+        stacks = [self.array(name) for name in entry["inputs"]]
+        if not all(stack.ndim in (2, 3, 4) and len(stack) for stack in stacks):
+            raise BundleError("the evaluation sample is not stacks of samples")
+        return [sample for stack in stacks for sample in stack]
 
 
 def read(path: str, keys: Collection[bytes] = ()) -> Bundle:
@@ -360,7 +378,8 @@ def _check_references(manifest: Dict[str, Any], members: Dict[str, bytes]) -> No
             known = known and all(role in models for role in evaluation["outputs"])
             typed = typed and isinstance(evaluation["inputs"], list) and isinstance(evaluation["metrics"], dict)
         typed = typed and isinstance(manifest.get("tools", {}), dict)
-        tensors = [model[end] for model in models.values() for end in ("input", "output")]
+        ends = ("input", "output") + (("boxes",) if "detection" in manifest else ())
+        tensors = [model[end] for model in models.values() for end in ends]
         typed = typed and all(isinstance(tensor, dict) and set(tensor) >= _TENSOR for tensor in tensors)
     except (KeyError, TypeError, AttributeError) as error:
         raise BundleError("the manifest is incomplete: %r" % error)

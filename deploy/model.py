@@ -6,6 +6,11 @@
     answer = model(image)            # a decoded image: numbers [height, width, channels]
     print(answer.label, answer.score, answer.top(3))
 
+Of a model that finds objects the answer is `detection.Detections`::
+
+    for found in model(image).above(0.5).top():
+        print(found.label, found.score, found.box)
+
 Runs on Python 3.7 with numpy and a TFLite runtime.
 """
 
@@ -18,7 +23,9 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tupl
 import numpy as np
 
 from deploy import bundle, machine, probe, runtime, signature
+from deploy.detection import Detector
 from deploy.errors import ArgumentError, EdgeTpuError, ImageError, ModelError
+from deploy.measurement import finite
 from deploy.preprocessing import Array, PreprocessingError, dequantize, quantize
 from deploy.runtime import Options, Session
 
@@ -55,6 +62,10 @@ class Answer:
         """The names and scores of the best classes, the best first; of equal ones the first one first."""
         order = np.argsort(-self.scores, kind="mergesort")[:count]
         return [(self._name(int(index)), float(self.scores[index])) for index in order]
+
+    def rows(self, count: int = 5) -> List[Dict[str, Any]]:
+        """The same as plain maps of `label` and `score`, which is None where it is no number."""
+        return [{"label": label, "score": finite(score)} for label, score in self.top(count)]
 
     def _name(self, index: int) -> str:
         return self.labels[index] if index < len(self.labels) else str(index)
@@ -112,16 +123,17 @@ class Model:
         self.content = self.bundle.members[entry["file"]]
         self.trial = None if options.device == "cpu" else probe.check(self.content, options)
         self.session = _loaded(self.content, options)
-        _check_tensors(self.session, entry)
+        _check_tensors(self.session, entry, self.bundle.detector)
         self.labels: List[str] = list(self.bundle.labels)
         self._lock = threading.Lock()
         self._input_scale = _scale(self.session.input)
-        self._scores = _scores(self.session.output)
+        self._scores = [_scores(detail) for detail in self.session.outputs]
+        self._outputs = [int(detail["index"]) for detail in self.session.outputs]
         self._shape = tuple(int(side) for side in self.session.input["shape"])
         self._dtype = np.dtype(self.session.input["dtype"])
 
-    def __call__(self, image: Array) -> Answer:
-        """The answer for one decoded image.
+    def __call__(self, image: Array) -> Any:
+        """The answer for one decoded image: an `Answer`, or `Detections` of a model that finds objects.
 
         Args:
             image: numbers [height, width, channels], or [height, width] for one channel, as the bundle's
@@ -132,11 +144,11 @@ class Model:
         """
         return self.answer(self.prepare(image))
 
-    def batch(self, images: Iterable[Array]) -> List[Answer]:
+    def batch(self, images: Iterable[Array]) -> List[Any]:
         """The answers for some images, in their order."""
         return [self(image) for image in images]
 
-    def stream(self, images: Iterable[Array]) -> Iterator[Answer]:
+    def stream(self, images: Iterable[Array]) -> Iterator[Any]:
         """The answers for images that come one by one, each as soon as it is there."""
         return (self(image) for image in images)
 
@@ -162,7 +174,7 @@ class Model:
             return values.astype(self._dtype)
         return quantize(values, *self._input_scale, self._dtype)
 
-    def answer(self, tensor: Array) -> Answer:
+    def answer(self, tensor: Array) -> Any:
         """The answer for an input tensor that `prepare` made.
 
         Raises:
@@ -174,12 +186,12 @@ class Model:
             try:
                 interpreter.set_tensor(session.input_index, tensor)
                 interpreter.invoke()
-                stored = interpreter.get_tensor(session.output_index)
+                stored = self._stored(interpreter)
             except (AttributeError, RuntimeError, ValueError) as error:
                 raise self._refused(error)
-        return Answer(self._scores(stored), self.labels)
+        return self._answered(stored)
 
-    def filled(self, fill: Callable[[Array], None]) -> Answer:
+    def filled(self, fill: Callable[[Array], None]) -> Any:
         """The answer for an input tensor that the caller writes where the runtime reads it, without a copy.
 
         Args:
@@ -198,8 +210,18 @@ class Model:
                 session.interpreter.invoke()
             except RuntimeError as error:
                 raise self._refused(error)
-            stored = session.interpreter.get_tensor(session.output_index)
-        return Answer(self._scores(stored), self.labels)
+            stored = self._stored(session.interpreter)
+        return self._answered(stored)
+
+    def _stored(self, interpreter: Any) -> List[Array]:
+        """Copies of the outputs, in the model's own types."""
+        return [interpreter.get_tensor(index) for index in self._outputs]
+
+    def _answered(self, stored: List[Array]) -> Any:
+        if self.bundle.detector is None:
+            return Answer(self._scores[0](stored[0]), self.labels)
+        parts = [read(each).reshape(each.shape[1:]) for read, each in zip(self._scores, stored)]
+        return self.bundle.detector(parts[0], parts[1], self.labels)
 
     def _refused(self, error: Exception) -> Exception:
         """What it means that the runtime did not take an input or did not run."""
@@ -322,9 +344,17 @@ def _scores(detail: Dict[str, Any]) -> Callable[[Array], Array]:
     return lambda stored: take(stored.ravel())
 
 
-def _check_tensors(session: Session, entry: Dict[str, Any]) -> None:
+def _check_tensors(session: Session, entry: Dict[str, Any], detector: Optional[Detector]) -> None:
     """The model is the one that the manifest describes: shapes, types, scales."""
-    for end, detail in (("input", session.input), ("output", session.output)):
+    ends = [("input", session.input), ("output", session.output)]
+    if len(session.outputs) != (1 if detector is None else 2):
+        raise ModelError("the model has %d outputs" % len(session.outputs), "package the model again")
+    if detector is not None:
+        ends.append(("boxes", session.outputs[0]))
+        anchors, rows = len(detector.anchors), int(session.output["shape"][1])
+        if rows != anchors:
+            raise ModelError("the model has %d anchors, and the manifest %d" % (rows, anchors), "package it again")
+    for end, detail in ends:
         wanted, (scale, zero_point) = entry[end], detail["quantization"]
         found = [[int(side) for side in detail["shape"]], np.dtype(detail["dtype"]).name, float(scale) or None]
         if found != [wanted["shape"], wanted["dtype"], wanted["scale"]] or int(zero_point) != wanted["zero_point"]:

@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
 
 import numpy as np
 
+from deploy.detection import ordered
 from deploy.errors import ArgumentError, DeviceError, EdgeTpuError, ModelError, RuntimeLibraryError
 from deploy.preprocessing import Array
 
@@ -169,8 +170,8 @@ def pycoral() -> str:
 
 
 class Session:
-    """One model in one runtime: a tensor in, a tensor out. Not thread-safe, and it may crash the process
-    where a delegate is involved: `probe.check` goes first.
+    """One model in one runtime: a tensor in, a tensor out, of a detector two. Not thread-safe, and it may crash the
+    process where a delegate is involved: `probe.check` goes first.
 
     Args:
         runtime: from `find`.
@@ -180,11 +181,12 @@ class Session:
 
     Attributes:
         interpreter: the runtime's own.
-        input, output: the details of its one input and its one output.
-        input_index, output_index: their numbers.
+        input, output: the details of its one input and its one output; of a detector's two, the scores.
+        outputs: of all outputs; of a detector the boxes first, wherever the file has them.
+        input_index, output_index: the numbers of `input` and `output`.
 
     Raises:
-        ModelError: the runtime refuses the model, or it has several inputs or outputs.
+        ModelError: the runtime refuses the model, or it has several inputs or outputs and is no detector.
         EdgeTpuError: it is compiled for the Edge TPU and loaded for the CPU, or libedgetpu refuses it.
         RuntimeLibraryError: the runtime itself does not work.
         OSError, ValueError: the delegate cannot be loaded; `probe.check` says why.
@@ -197,19 +199,26 @@ class Session:
         self._delegate = delegate
         self.interpreter = _interpreter(runtime, content, options, self._delegate)
         inputs, outputs = self.interpreter.get_input_details(), self.interpreter.get_output_details()
-        if len(inputs) != 1 or len(outputs) != 1:
+        found = outputs if len(outputs) == 1 else ordered(outputs)
+        if len(inputs) != 1 or found is None:
             raise ModelError("the model has %d inputs and %d outputs, not one of each" % (len(inputs), len(outputs)))
-        self.input, self.output = inputs[0], outputs[0]
+        self.input, self.outputs, self.output = inputs[0], found, found[-1]
         self.input_index, self.output_index = int(self.input["index"]), int(self.output["index"])
         self.view = self.interpreter.tensor(self.input_index)
         """Gives the input tensor's own memory. Whoever still has it while the model runs is refused by the runtime."""
 
     def run(self, tensor: Array) -> Array:
-        """One inference: input tensor in, a copy of the output tensor out, in the model's own types."""
+        """One inference: input tensor in, a copy of the output tensor out, in the model's own types.
+
+        A detector's two outputs side by side: [1, anchors * (4 + classes)].
+        """
         interpreter = self.interpreter
         interpreter.set_tensor(self.input_index, tensor)
         interpreter.invoke()
-        return interpreter.get_tensor(self.output_index)
+        if len(self.outputs) == 1:
+            return interpreter.get_tensor(self.output_index)
+        parts = [interpreter.get_tensor(int(each["index"])).reshape(1, -1) for each in self.outputs]
+        return np.concatenate(parts, axis=1)
 
     def close(self) -> None:
         """Gives the memory and the Edge TPU back."""

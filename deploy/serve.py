@@ -359,12 +359,11 @@ class Server:
                 self._answer(client, 200, protocol.answer(200, body, head.request_id, head.keep))
 
     def _told(self, job: Job, head: Head) -> Dict[str, Any]:
-        top = job.answer.top(_top(head) or 1)
         return {
             "request_id": head.request_id,
             "bundle": self.facts["name"],
             "role": self.facts["role"],
-            "top": [{"label": label, "score": score if score - score == 0 else None} for label, score in top],
+            "top": job.answer.rows(_top(head) or 1),
             "queue_ms": round((job.started - job.entered) * 1000, 3),
             "model_ms": round((job.ended - job.started) * 1000, 3),
         }

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.stage import Artifact, Context, Kind, Split
+from compress.stage import Artifact, Context, Kind, Objects, Split, Task
 from compress.target import load
 
 
@@ -20,6 +20,7 @@ class Blobs:
     preprocessing: list[dict[str, Any]] = field(default_factory=list)
     input_shape: tuple[int, ...] = (8, 8, 1)
     scale: float = 1.0
+    task: Task = "classification"
 
     def labels(self, split: Split) -> np.ndarray:
         return np.arange(96 if split == "train" else 32, dtype=np.int64) % 2
@@ -30,6 +31,9 @@ class Blobs:
         x[labels == 0, :4] += 0.5
         x[labels == 1, 4:] += 0.5
         return x * np.float32(self.scale)
+
+    def objects(self, split: Split) -> list[Objects]:
+        raise AssertionError(split)
 
     def raw(self, split: Split, indices: np.ndarray) -> list[np.ndarray]:
         return list(self.inputs(split)[indices])

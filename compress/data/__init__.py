@@ -19,7 +19,7 @@ from compress.data.division import spread, stratified
 from compress.data.source import CorruptError, Samples, Source
 from compress.data.sources import SOURCES
 from compress.errors import DataError
-from compress.stage import SPLITS, Facts, Progress, Settings, Split
+from compress.stage import SPLITS, Facts, Objects, Progress, Settings, Split, Task
 from compress.store import Store, digest_of, explain, write_atomically
 from deploy.preprocessing import Preprocessing, PreprocessingError
 
@@ -142,6 +142,11 @@ class Dataset:
         return given
 
     @property
+    def task(self) -> Task:
+        """What the samples are for; loads nothing."""
+        return self.source.task
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes; a label is an index into it."""
         return self._samples.class_names
@@ -173,6 +178,12 @@ class Dataset:
     def summary(self) -> Facts:
         """What the data set is: counts, shapes, ranges, what was left out (`compress.data.summary`)."""
         return summaries.summary(self)
+
+    def objects(self, split: Split) -> list[Objects]:
+        """The objects of every sample of a split, for detection. No step of preprocessing moves them: boxes are
+        fractions of the image's sides, and what cuts or pads images is refused beside them."""
+        assert self._samples.objects is not None  # asked for by whoever knows the task
+        return [self._samples.objects[index] for index in self._indices[split]]
 
     def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Some samples of a split as they came, before preprocessing."""
@@ -284,6 +295,9 @@ def _check(samples: Samples, name: str) -> None:
     where = f"data.source.{name}"
     if len(labels) == 0:
         raise DataError("there are no samples", where=where)
+    if samples.objects is not None:
+        _check_objects(samples, where)
+        return
     outside = (labels < 0) | (labels >= len(classes))
     if outside.any():
         index = int(np.argmax(outside))
@@ -291,6 +305,16 @@ def _check(samples: Samples, name: str) -> None:
         raise DataError(f"the label {labels[index]} of sample {index} is out of range", where=where, allowed=allowed)
     if len(classes) < 2:
         raise DataError(f"there are {len(classes)} classes; a classifier needs two or more", where=where)
+    _refuse_twins(classes, where)
+
+
+def _refuse_twins(classes: tuple[str, ...], where: str) -> None:
     if len(set(classes)) < len(classes):
         twice = next(name for name in classes if classes.count(name) > 1)
         raise DataError(f"two classes are called {twice!r}", where=where)
+
+
+def _check_objects(samples: Samples, where: str) -> None:
+    if not samples.class_names or not any(len(each.classes) for each in samples.objects or ()):
+        raise DataError("there are no objects in the images", where=where, todo="check the annotations")
+    _refuse_twins(samples.class_names, where)

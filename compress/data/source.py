@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from compress.data import files, manifest
 from compress.data.division import Divide, stratified
 from compress.errors import DataError
-from compress.stage import Settings, Split
+from compress.stage import Objects, Settings, Split, Task
 from compress.store import digest_of
 
 
@@ -22,7 +22,8 @@ class Samples:
     """Labelled samples; `read` decodes one when it is needed.
 
     Attributes:
-        labels: int64 [n], indices into `class_names`.
+        labels: int64 [n], indices into `class_names`. Where there are objects: what images are divided by, which may
+            be the number of classes, for images without any.
         class_names: the classes.
         read: the decoded sample at an index: [height, width] or [height, width, channels]; [time, channels] of a
             series, [samples] of a signal. Several threads call it at once.
@@ -32,6 +33,7 @@ class Samples:
         skip: whether samples that cannot be read are left out, and told of, instead of being an error.
         corrupt: what could not be read and was left out already, each with its reason.
         notes: what else whoever looks at the data should know.
+        objects: for detection, those of each sample; otherwise None.
     """
 
     labels: NDArray[np.int64]
@@ -43,6 +45,7 @@ class Samples:
     skip: bool = False
     corrupt: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    objects: tuple[Objects, ...] | None = None
 
     def part(self, indices: NDArray[np.int64]) -> Samples:
         """Some of the samples alone; indices in ascending order."""
@@ -67,6 +70,7 @@ class Samples:
             self.skip,
             self.corrupt,
             self.notes,
+            None if self.objects is None else tuple(self.objects[int(index)] for index in indices),
         )
 
 
@@ -74,6 +78,8 @@ class Source(Settings):
     """A place where samples come from; its fields are its settings in pipeline.yaml."""
 
     name: ClassVar[str]
+    task: ClassVar[Task] = "classification"
+    """What the samples are for: one class for each, or objects with boxes."""
 
     def beside(self, folder: Path) -> Self:
         """The same source with relative paths taken from `folder`."""

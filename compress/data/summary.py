@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data.division import spread
-from compress.stage import SPLITS, Facts, Split
+from compress.stage import SPLITS, Facts, Objects, Split, Task
 
 LOOKED_AT = 256
 """Samples of each split that shapes and ranges are told of; others are counted."""
@@ -17,6 +17,10 @@ MOST_CORRUPT = 100
 
 class Described(Protocol):
     """What is summarized (`compress.data.Dataset`)."""
+
+    @property
+    def task(self) -> Task:
+        """What the samples are for."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -33,6 +37,9 @@ class Described(Protocol):
     def labels(self, split: Split) -> NDArray[np.int64]:
         """The label of every sample of a split."""
 
+    def objects(self, split: Split) -> list[Objects]:
+        """The objects of every sample, for detection."""
+
     def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Some samples as they came."""
 
@@ -41,13 +48,13 @@ def summary(data: Described) -> Facts:
     """Plain values for JSON.
 
     Returns:
-        `samples` by split; `counts`: by split, of each class; `imbalance`: how many samples the most frequent class
-        of the training split has for one of the rarest, None where a class has none; `missing`: the classes that it
-        has no sample of; `shapes`: smallest and largest sample, `range`: smallest and largest value, `dtypes`, of
-        `looked_at` samples as they came; `corrupt`: how many were left out, and the first of them; `notes`.
+        `samples` by split; `counts`: by split, of each class, for detection its objects; `imbalance`: how many the most
+        frequent class of the training split has for one of the rarest, None where a class has none; `missing`: the
+        classes that it has none of; `shapes`: smallest and largest sample, `range`: smallest and largest value,
+        `dtypes`, of `looked_at` samples as they came; `corrupt`: how many were left out, and the first; `notes`.
     """
     names = data.class_names
-    counts = {split: np.bincount(data.labels(split), minlength=len(names)) for split in SPLITS}
+    counts = {split: np.bincount(_classes(data, split), minlength=len(names)) for split in SPLITS}
     train = counts["train"]
     looked = [
         sample
@@ -56,14 +63,29 @@ def summary(data: Described) -> Facts:
     ]
     corrupt = data.corrupt
     return {
-        "samples": {split: int(found.sum()) for split, found in counts.items()},
+        "samples": {split: len(data.labels(split)) for split in SPLITS},
         "counts": {split: found.tolist() for split, found in counts.items()},
         "imbalance": round(float(train.max() / train.min()), 2) if train.min() else None,
         "missing": [names[index] for index in np.flatnonzero(train == 0)],
         **_seen(looked),
         "corrupt": {"count": len(corrupt), "first": corrupt[:MOST_CORRUPT]},
-        "notes": data.notes,
+        "notes": data.notes + _about_objects(data),
     }
+
+
+def _classes(data: Described, split: Split) -> NDArray[np.int64]:
+    """The class of each sample, or of each object."""
+    if data.task == "classification":
+        return data.labels(split)
+    return np.concatenate([classes for _, classes in data.objects(split)])
+
+
+def _about_objects(data: Described) -> list[str]:
+    if data.task == "classification":
+        return []
+    found = [each for split in SPLITS for each in data.objects(split)]
+    empty = sum(not len(each.classes) for each in found)
+    return [f"classes are counted by objects; {empty:,} of {len(found):,} images have none"]
 
 
 def _seen(samples: list[NDArray[Any]]) -> Facts:

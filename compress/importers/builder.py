@@ -11,6 +11,8 @@ from compress.errors import ModelError, UntrustedError
 from compress.shipped import shipped
 
 FUNCTION = "build"
+DETECTOR = "detector"
+"""The function that says where the anchors stand, in builders of models that find objects."""
 
 
 def names() -> list[str]:
@@ -57,6 +59,22 @@ def build(path: Path, function: str, input_shape: tuple[int, ...], classes: int)
     from compress.training.tensorflow import keras
 
     library = keras()
+    model = _called(path, function, (input_shape, classes))
+    if not isinstance(model, library.Model):
+        raise ModelError(f"gave a {type(model).__name__}", where=f"{path}:{function}", allowed="a Keras model")
+    return model
+
+
+def detector(path: Path, input_shape: tuple[int, ...]) -> Any:
+    """The specification of a detector's anchors, as its builder has it (`deploy.detection`).
+
+    Raises:
+        ModelError: the file has no function `detector`, or it fails.
+    """
+    return _called(path, DETECTOR, (input_shape,))
+
+
+def _called(path: Path, function: str, arguments: tuple[Any, ...]) -> Any:
     where = f"{path}:{function}"
     spec = importlib.util.spec_from_file_location(f"coralline_builder_{path.stem}", path)
     assert spec is not None  # a path that ends in .py always has a loader
@@ -65,12 +83,10 @@ def build(path: Path, function: str, input_shape: tuple[int, ...], classes: int)
     try:
         spec.loader.exec_module(module)
         if not callable(getattr(module, function, None)):
-            raise ModelError(f"there is no function {function!r}", where=str(path))
-        model = getattr(module, function)(input_shape, classes)
+            todo = "data for detection needs one: see docs/detection.md" if function == DETECTOR else ""
+            raise ModelError(f"there is no function {function!r}", where=str(path), todo=todo)
+        return getattr(module, function)(*arguments)
     except ModelError:
         raise
     except Exception as error:
         raise ModelError(f"the builder failed: {type(error).__name__}: {error}", where=where) from error
-    if not isinstance(model, library.Model):
-        raise ModelError(f"gave a {type(model).__name__}", where=where, allowed="a Keras model")
-    return model

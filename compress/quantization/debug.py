@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from compress.quantization import conversion, fake
 from compress.quantization import points as rounding
+from compress.quantization.judging import snr_db
 from compress.quantization.plan import QuantizationPlan
-from compress.quantization.search import snr_db
 from compress.training.network import Layer, Network, Tensor, build, observed, tensors_in
 from compress.training.tensorflow import keras
 

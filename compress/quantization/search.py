@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from compress.quantization import adaround, conversion, correction, equalization, statistics, warning
 from compress.quantization.calibration import calibrate, planned
+from compress.quantization.judging import ByClass, Judge, side_by_side
 from compress.quantization.plan import QuantizationPlan
 from compress.quantization.points import without_softmax
 from compress.training.network import Network, Tensor, build
@@ -27,8 +28,6 @@ FIRST = 128
 """Held-back samples that every candidate is run on; where these do not decide, it is run on all."""
 SHARES = (0.5, 0.8)
 """Of the imbalance of activations that go into the weights."""
-BEST_DB = 60.0
-"""Signal-to-noise ratios above this are not told apart."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Trial:
         choice: what was tried.
         samples: held-back samples that it was run on.
         snr_db: mean over the samples of the logits' signal-to-noise ratio against the float model.
-        agreement: share of the samples with the same largest output.
+        agreement: share of the samples with the same largest output; of a detector, of the objects that both find.
         kept: whether it is in the plan.
     """
 
@@ -65,6 +64,7 @@ class Search:
         trials: what was tried, in order.
         ordinary: calibration samples without those that reach much farther than the others.
         warnings: what is strange about the activations.
+        judge: compares outputs.
     """
 
     network: Network
@@ -74,12 +74,13 @@ class Search:
     run: Callable[[bytes, NDArray[np.float32]], NDArray[np.float32]]
     trials: list[Trial] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    judge: Judge = field(default_factory=ByClass)
 
     def __post_init__(self) -> None:
         self.ordinary = self.samples
         self._compared = without_softmax(self.network)
         model = build(self._compared)
-        self._wanted = np.asarray(model.predict(self.held_back, verbose=0)).reshape(len(self.held_back), -1)
+        self._wanted = side_by_side(model.predict(self.held_back, verbose=0))
         self._best: _Candidate | None = None
 
     def given(self, plan: QuantizationPlan) -> None:
@@ -193,11 +194,10 @@ class Search:
         if len(self.held_back[part]) == 0:
             return candidate
         wanted, outputs = self._wanted[part], self.run(candidate.content, self.held_back[part])
-        same = wanted.argmax(axis=1) == outputs.argmax(axis=1)
         return replace(
             candidate,
-            snr_db=np.concatenate([candidate.snr_db, snr_db(wanted, outputs)]),
-            same=np.concatenate([candidate.same, same]),
+            snr_db=np.concatenate([candidate.snr_db, self.judge.snr_db(wanted, outputs)]),
+            same=np.concatenate([candidate.same, self.judge.same(wanted, outputs)]),
         )
 
 
@@ -208,7 +208,7 @@ class _Candidate:
     plan: QuantizationPlan
     content: bytes
     snr_db: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    same: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+    same: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     def gain(self, other: _Candidate) -> _Gain:
         """What is gained against another one, on the samples that both were run on."""
@@ -233,12 +233,3 @@ class _Gain:
     def possible(self) -> bool:
         """Whether more samples may show that it is."""
         return self.mean + SURE * self.error > LEAST_GAIN_DB
-
-
-def snr_db(wanted: NDArray[Any], found: NDArray[Any]) -> NDArray[np.float64]:
-    """Signal-to-noise ratio of each row in dB; a constant signal counts as one of its own size."""
-    wanted, found = wanted.astype(np.float64), found.astype(np.float64)
-    signal, noise = (wanted**2).sum(axis=1), ((wanted - found) ** 2).sum(axis=1)
-    signal = np.maximum(signal, 1e-200)  # a row of zeros
-    ratio = signal / np.maximum(noise, 1e-12 * signal)
-    return np.asarray(np.clip(10 * np.log10(ratio), -BEST_DB, BEST_DB))

@@ -22,7 +22,7 @@ from compress.quantization.plan import QuantizationPlan, nudged
 from compress.quantization.settings import RoundedTraining
 from compress.stage import Context, Facts
 from compress.training import distillation, teachers
-from compress.training.fit import Loss, TrainingSettings, fit, head_of, label_loss
+from compress.training.fit import Loss, TrainingSettings, fit, head_of, own_loss
 from compress.training.network import Layer, Network, build
 from compress.training.tensorflow import keras
 
@@ -84,11 +84,10 @@ def simulated(network: Network, plan: QuantizationPlan) -> Any:
 def _loss(network: Network, how: RoundedTraining, settings: TrainingSettings, context: Context) -> Loss:
     """Cross entropy with the labels, or with what the float network says too."""
     model = build(network)
-    head = head_of(model, context.data)
     if how.distill is None:
-        return label_loss(head)
+        return own_loss(model, context)
     teacher = teachers.of_model(model, context.data, "the float model")
-    return distillation.loss_of(head, [teacher], how.distill, settings, context)
+    return distillation.loss_of(head_of(model, context.data), [teacher], how.distill, settings, context)
 
 
 def _prepared(network: Network, kept: Mapping[str, Pattern], moments: Mapping[str, tuple[Any, ...]]) -> Network:

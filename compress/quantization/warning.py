@@ -61,17 +61,17 @@ def about_activations(found: Statistics, outliers: list[int]) -> list[str]:
     return texts
 
 
-def about_answers(wanted: NDArray[np.float32], found: NDArray[np.float32]) -> list[str]:
+def about_answers(wanted: NDArray[np.float32], same: NDArray[np.float64]) -> list[str]:
     """Float answers that are all the same, and a file that answers otherwise than the float model.
 
     Args:
-        wanted: outputs of the float model for the held-back samples [n, classes].
-        found: those of the .tflite file.
+        wanted: outputs of the float model for the held-back samples [n, outputs].
+        same: how far the .tflite file answers each of them the same, from 0 to 1 (`judging`).
     """
     texts = []
     if len(wanted) > 1 and not np.ptp(wanted, axis=0).any():
         texts.append("the float model answers the same for every sample")
-    apart = float((wanted.argmax(axis=1) != found.argmax(axis=1)).mean())
+    apart = 1 - float(same.mean())
     if apart > DISAGREEING:
         texts.append(
             f"{apart:.0%} of {len(wanted)} held-back samples are answered otherwise than by the float model: "

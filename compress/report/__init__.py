@@ -29,6 +29,8 @@ _UNFIT = re.compile(
 
 LABELS = {
     "accuracy": "Accuracy",
+    "ap": "Average precision",
+    "ap50": "Average precision at half overlap",
     "size_bytes": "Size",
     "compressed_bytes": "Size of the download, compressed",
     "macs": "MACs",
@@ -40,6 +42,8 @@ LABELS = {
 }
 #: Which comparison belongs to which measurement of the two models.
 CHANGES = {"accuracy": "accuracy_drop", "size_bytes": "size_ratio", "macs": "macs_ratio", "latency_ms": "latency_ratio"}
+CHANGES |= {"ap": "ap_drop", "ap50": "ap50_drop"}
+QUALITY = ("accuracy", "ap", "ap50")
 #: Units that are part of the name of what is measured, and not said again.
 _SILENT = {"fraction", "ratio", "MACs", "parameters", "samples", ""}
 
@@ -201,6 +205,12 @@ def measurements(record: Plain, which: str) -> Plain | None:
     return None if model is None else model.get("measurements") or {}
 
 
+def quality(record: Plain) -> str:
+    """What tells how good its models are: accuracy, or of detectors ap."""
+    known = names(stage.get("measurements") for stage in record.get("stages") or ())
+    return next((name for name in QUALITY if name in known), "accuracy")
+
+
 def comparisons(record: Plain) -> Plain:
     """The measurements that compare result and original; empty if there are none."""
     return (record.get("comparison") or {}).get("measurements") or {}
@@ -225,7 +235,7 @@ def changes(record: Plain) -> list[Change]:
         one, two = (before or {}).get(name), (after or {}).get(name)
         change_name = CHANGES.get(name, f"{name}_ratio")
         change = compared.get(change_name)
-        if change is None and name != "accuracy":
+        if change is None and name not in QUALITY:
             change = derived(one, two, ratio=True)
         rows.append(Change(name, one, two, change, change_name))
     return rows
@@ -241,11 +251,6 @@ def derived(before: Plain | None, after: Plain | None, *, ratio: bool) -> Plain:
     sure = all((m or {}).get("how") == "measured" for m in (before, after))
     how, note = "measured" if sure else "predicted", "the one number over the other" if ratio else ""
     return {"value": two / one if ratio else two - one, "unit": unit, "how": how, "note": note}
-
-
-def is_compiled(placement: Plain) -> bool:
-    """Whether the placement was read from a compiled file, and so was measured."""
-    return bool(placement.get("compiled")) and placement.get("compiles") is not False
 
 
 def culprit(record: Plain) -> str:
@@ -288,15 +293,16 @@ def _findings(record: Plain) -> str:
             words.append(f"{ratio.text} the {noun}{_doubt(ratio)}")
         elif name in compared:
             words.append(f"{noun} not compared")
-    one, two = (show((measurements(record, which) or {}).get("accuracy")) for which in ("original", "result"))
-    drop = show(compared.get("accuracy_drop"), "accuracy_drop")
+    name = quality(record)
+    one, two = (show((measurements(record, which) or {}).get(name)) for which in ("original", "result"))
+    drop = show(compared.get(f"{name}_drop"), f"{name}_drop")
     if "missing" not in (one.how, two.how):
-        text = f"accuracy {one.text}{_doubt(one)} → {two.text}{_doubt(two)}"
+        text = f"{label(name).lower()} {one.text}{_doubt(one)} → {two.text}{_doubt(two)}"
         if drop.how != "missing":
             text += f" (drop {' '.join(part for part in (drop.text, drop.interval) if part)}{_doubt(drop)})"
         words.append(text)
     elif words:
-        words.append("accuracy not compared")
+        words.append(f"{label(name).lower()} not compared")
     return ", ".join(words)
 
 
@@ -316,23 +322,6 @@ def _budget_kept(record: Plain, quote: Callable[[str], str]) -> str:
             more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
             return f"{what} {', '.join(listed)}{more}"
     return "fits the budget"
-
-
-def still_valid(record: Plain) -> str:
-    """What of the report can be relied on in spite of the error."""
-    if record.get("status") == "over budget":
-        return "The run is complete and everything below is valid; the result only breaks the budget."
-    stages = record.get("stages") or []
-    done = [scalar(stage.get("id")) for stage in stages if stage.get("status") in ("made", "kept", "skipped")]
-    compared = " The comparison of the two models below is complete and valid." if record.get("comparison") else ""
-    if not done:
-        return f"No stage was completed, so there are no numbers below.{compared}"
-    listed = ", ".join(f"“{shorten(each, 40)}”" for each in done[:12]) + (", …" if len(done) > 12 else "")
-    word = "stage that was" if len(done) == 1 else "stages that were"
-    return (
-        f"Still valid: the {len(done)} {word} completed ({listed}), with the numbers given for them below. "
-        f"They are stored; the next run goes on from there.{compared}"
-    )
 
 
 def scalar(value: Any) -> str:

@@ -13,7 +13,7 @@ COLUMNS = {
     "latency_p90_ms": "p90",
     "latency_p99_ms": "p99",
     "first_inference_ms": "First",
-    "accuracy": "Accuracy",
+    "accuracy": "Accuracy, AP",
     "memory_bytes": "Memory",
 }
 MAX_DEVICES = 100
@@ -29,6 +29,7 @@ def rows(record: Plain, cell: Callable[[Plain | None, str], Any]) -> list[dict[s
     found = []
     for device in (record.get("devices") or [])[:MAX_DEVICES]:
         taken, golden = device.get("measurements") or {}, device.get("golden") or {}
+        taken = {"accuracy": taken.get("ap"), **taken}
         found.append(
             {
                 "name": words.shorten(words.scalar(device.get("device")), 100),
@@ -50,3 +51,8 @@ def expected(record: Plain) -> list[tuple[str, str, str, str]]:
         what = words.shorten(words.scalar(told.get("summary") or host), 100)
         found.append((what, time, f"{low} to {high}", alone))
     return found
+
+
+def is_compiled(placement: Plain) -> bool:
+    """Whether the placement was read from a compiled file, and so was measured."""
+    return bool(placement.get("compiled")) and placement.get("compiles") is not False

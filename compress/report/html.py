@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compress import report as words
-from compress.report import Plain, charts, devices, pruning, quantization, selection, swapping
+from compress.report import Plain, charts, devices, pruning, quantization, selection, swapping, validity
 from compress.report.samples import seen
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def page(record: Plain) -> str:
         finished=_moment(record.get("finished")),
         target=words.shorten(str(target.get("name") or "not given"), MAX_NAME),
         target_summary=words.shorten(str(target.get("summary") or ""), MAX_PROSE),
+        quality=words.label(words.quality(record)),
         seconds="The whole run was not timed" if took is None else f"{words.seconds(took)} in all",
         coralline=words.shorten(str(record.get("coralline") or "version not recorded"), MAX_NAME),
         seed=words.scalar(record.get("seed")),
@@ -133,7 +134,7 @@ def _error(record: Plain) -> dict[str, Any] | None:
         "stage": words.shorten(words.culprit(record), MAX_NAME),
         "message": error.get("message") or "(no message)",
         "exit_code": words.scalar(error.get("exit_code")),
-        "still_valid": words.still_valid(record),
+        "still_valid": validity.still_valid(record),
         "mild": record.get("status") == "over budget",
     }
 
@@ -162,15 +163,9 @@ def _changes(record: Plain) -> dict[str, Any]:
     for row in words.changes(record):
         before, after = (notes.cell(model, row.name, absent) for model in (row.before, row.after))
         change = notes.cell(row.change, row.change_name, absent)
-        is_drop = row.name == "accuracy" and change.how != "missing"
-        rows.append(
-            {
-                "name": words.label(row.name),
-                "before": before,
-                "after": after,
-                "change": change._replace(text=f"drop {change.text}") if is_drop else change,
-            }
-        )
+        if row.name in words.QUALITY and change.how != "missing":
+            change = change._replace(text=f"drop {change.text}")
+        rows.append({"name": words.label(row.name), "before": before, "after": after, "change": change})
     alone = [name for name in words.names([words.comparisons(record)]) if name not in words.CHANGES.values()]
     compared = [(words.label(name), notes.cell(words.comparisons(record)[name], name)) for name in alone]
     models = record.get("models") or {}
@@ -190,7 +185,7 @@ def _path(record: Plain) -> list[dict[str, str]]:
         points = []
         for stage in record.get("stages") or []:
             taken = stage.get("measurements") or {}
-            accuracy, price = taken.get("accuracy") or {}, taken.get(name) or {}
+            accuracy, price = taken.get(words.quality(record)) or {}, taken.get(name) or {}
             x, y = _value(price), _value(accuracy)
             if x is not None and y is not None:
                 sure = accuracy.get("how") == price.get("how") == "measured"
@@ -227,7 +222,7 @@ def _stages(record: Plain) -> dict[str, Any]:
                 "facts": words.outline(stage.get("facts") or {}),
             }
         )
-    labels = ["Accuracy, validation" if name == "accuracy" else words.label(name) for name in columns]
+    labels = [words.label(name) + ", validation" * (name in words.QUALITY) for name in columns]
     return {"rows": rows, "columns": labels, "notes": notes.texts, "chosen": selection.lines(record)}
 
 
@@ -340,7 +335,7 @@ def _placement(record: Plain) -> dict[str, Any] | None:
         **{key: placement.get(key) or "" for key in ("reason", "how_to_compile", "failure")},
         "compiled": bool(placement.get("compiled")),
         "compiles": placement.get("compiles"),
-        "how": "measured" if words.is_compiled(placement) else "predicted",
+        "how": "measured" if devices.is_compiled(placement) else "predicted",
         "svg": charts.operator_strip(strip) if strip else "",
         "on_tpu": _count(on_tpu, "operator"),
         "on_cpu": _count(len(ops) - on_tpu, "operator"),

@@ -105,7 +105,7 @@ def _changes(record: Plain) -> list[str]:
     rows = []
     for row in words.changes(record):
         change = _cell(row.change, row.change_name, words.absence(record))
-        drop = "drop " if row.name == "accuracy" and not change.startswith("missing") else ""
+        drop = "drop " if row.name in words.QUALITY and not change.startswith("missing") else ""
         before, after = (_cell(m, row.name, words.absence(record)) for m in (row.before, row.after))
         rows.append((quote(words.label(row.name)), before, after, drop + change))
     for name, measurement in words.comparisons(record).items():
@@ -124,7 +124,7 @@ def _stages(record: Plain) -> list[str]:
         outcome = quote(status) + (f": {quote(str(reason))}" if reason else "")
         cells = [_cell(taken.get(name), name, f"not measured, stage {status}") for name in columns]
         rows.append((quote(words.scalar(stage.get("id"))), outcome, words.seconds(stage.get("seconds")), *cells))
-    labels = ["Accuracy, validation" if name == "accuracy" else quote(words.label(name)) for name in columns]
+    labels = [quote(words.label(name)) + ", validation" * (name in words.QUALITY) for name in columns]
     if not rows:
         return [_absent(record)]
     chosen = "\n".join(f"- {quote(line, 200)}" for line in selection.lines(record))
@@ -152,7 +152,11 @@ def _classes(record: Plain) -> list[str]:
         if value < 0
     ]
     head = ("Class", "Samples", "Original", "Result", "Change")
-    return [_table(head, rows)] if rows else [f"None of {len(known)} classes lost accuracy."]
+    return (
+        [_table(head, rows)]
+        if rows
+        else [f"None of {len(known)} classes lost {words.label(words.quality(record)).lower()}."]
+    )
 
 
 def _swaps(record: Plain) -> list[str]:
@@ -171,7 +175,7 @@ def _placement(record: Plain) -> list[str]:
     placement = record.get("placement")
     if not placement:
         return [_absent(record)]
-    how = "compiled, measured" if words.is_compiled(placement) else "predicted"
+    how = "compiled, measured" if devices.is_compiled(placement) else "predicted"
     parts = [f"{quote(str(placement.get('summary') or 'No summary'), 300)} ({how})."]
     if placement.get("compiles") is False:
         failure = quote(str(placement.get("failure") or "reason not recorded"), 300)

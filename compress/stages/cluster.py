@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from compress.stage import Artifact, Context, Facts, Kind, Need, Stage
+from compress.stage import Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
 from compress.training.batches import Passes
 
 
@@ -27,6 +27,14 @@ class Cluster(Stage, Passes):
     """Passes over the training split."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
     """Adam's learning rate at the start; it falls to 0 along a cosine."""
+
+    def unfit(self, task: Task) -> Unfit | None:
+        """What trains in between is tfmot's, on classes."""
+        if task == "classification":
+            return None
+        return Unfit(
+            "it trains through tfmot, which is set up for classifiers only", "train, swap, quantize, compile, package"
+        )
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The clustered model, the values of every layer, the compressed size before and after, and the history."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from compress.errors import ModelError
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
+from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
 from compress.stages.load import SUFFIXES, Origin
 from compress.store import file_digest
 from compress.training.fit import TrainingSettings
@@ -55,6 +55,13 @@ class Distill(Stage, TrainingSettings, Teaching):
         if self.teacher_weights and len(self.teacher_weights) != count:
             raise ValueError(f"teacher_weights: {len(self.teacher_weights)} weights for {count} teachers")
         return self
+
+    def unfit(self, task: Task) -> Unfit | None:
+        """Scores of teachers are for one class for each sample."""
+        if task == "classification":
+            return None
+        what = "what teachers say is compared class by class, one answer for each sample, and a detector gives many"
+        return Unfit(what, "train, swap, quantize, compile, package", "leave it out, or train for longer")
 
     def takes(self) -> frozenset[Kind]:
         """With a student of its own it can be given files without layers too: they only teach."""

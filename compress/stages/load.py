@@ -15,6 +15,7 @@ from compress.importers import model_file, saved_model, saved_model_conversion, 
 from compress.importers.model_file import KERAS_SUFFIXES
 from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Settings, Stage
 from compress.store import file_digest
+from deploy.detection import Detector
 
 SUFFIXES = model_file.SUFFIXES
 SAMPLES = 8
@@ -29,6 +30,8 @@ class _Load(Stage):
 
     path: Path
     """The file."""
+    detector: dict[str, Any] | None = None
+    """How its outputs are read, if it finds objects; a builder may say it itself."""
 
     def identity(self) -> dict[str, Any]:
         """The file's content instead of its path."""
@@ -37,10 +40,28 @@ class _Load(Stage):
         except OSError as error:
             raise ModelError(f"cannot be read: {error.strerror}", where=str(self.path), todo="check model") from error
         return {
-            **self.model_dump(mode="json", exclude={"id", "path", "problems"}),
+            **self.model_dump(mode="json", exclude={"id", "path", "problems", "detector"}),
+            **({"detector": self.detector} if self.detector else {}),
             "sha256": digest,
             "way": type(self).__name__,
         }
+
+    def fitted(self, model: Any, context: Context) -> Facts:
+        """What is to be said of how model and data fit together: of a detector, how its outputs are read.
+
+        Raises:
+            ModelError: they do not.
+        """
+        from compress.training import detecting, fit
+
+        if context.data.task == "classification":
+            fit.head_of(model, context.data)
+            return {}
+        return {"detector": detecting.head_of(model, context.data, self.detector).detector.specification}
+
+    def told(self) -> Facts:
+        """The same for a file that is taken as it is: what the user says."""
+        return {"detector": Detector(self.detector).specification} if self.detector else {}
 
 
 class Build(_Load):
@@ -57,16 +78,19 @@ class Build(_Load):
         """Runs the builder for the data's shape and classes."""
         from compress.importers import keras_file
         from compress.training import working_model
-        from compress.training.fit import head_of
         from compress.training.tensorflow import keras
 
         keras(context.seed)
-        model = builders.build(self.path, self.function, context.data.input_shape, len(context.data.class_names))
-        head_of(model, context.data)
+        shape = context.data.input_shape
+        model = builders.build(self.path, self.function, shape, len(context.data.class_names))
+        own = self.detector
+        if own is None and context.data.task == "detection":
+            own = builders.detector(self.path, shape)
+        fitted = self.model_copy(update={"detector": own}).fitted(model, context)
         working_model.write_keras(model, context.folder)
         # Every later stage reads the model from its file: what cannot be, is told here.
         keras_file.load(context.folder / MODEL_KERAS, trust=context.trust)
-        return {"file": self.path.name, "parameters": model.count_params()}
+        return {"file": self.path.name, "parameters": model.count_params(), **fitted}
 
 
 class LoadKeras(_Load):
@@ -79,13 +103,12 @@ class LoadKeras(_Load):
     def run(self, given: Artifact, context: Context) -> Facts:
         """Loads, checks that model and data fit together, and writes the working model."""
         from compress.training import working_model
-        from compress.training.fit import head_of
 
         samples = context.data.inputs("train")[:SAMPLES]
         imported = model_file.load(model_file.read(self.path), trust=context.trust, samples=samples)
-        head_of(imported.model, context.data)
+        fitted = self.fitted(imported.model, context)
         working_model.write(imported.model, context.folder)
-        facts: Facts = {"file": self.path.name, "parameters": imported.model.count_params()}
+        facts: Facts = {"file": self.path.name, "parameters": imported.model.count_params(), **fitted}
         return facts | ({"parity": asdict(imported.parity)} if imported.parity else {})
 
 
@@ -99,11 +122,10 @@ class ImportTflite(_Load):
     def run(self, given: Artifact, context: Context) -> Facts:
         """Rebuilds it, compares it with the file on random and on real samples, and keeps the file beside it."""
         from compress.training import working_model
-        from compress.training.fit import head_of
 
         file = tflite_file.read(self.path)
         model, apart = tflite_file.load(file, context.data.inputs("train")[:SAMPLES])
-        head_of(model, context.data)
+        fitted = self.fitted(model, context)
         if file.batch == 1:  # the original that everything is compared with is the file itself
             working_model.write_keras(model, context.folder)
             shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
@@ -111,7 +133,7 @@ class ImportTflite(_Load):
             working_model.write(model, context.folder)
         for note in file.notes:
             context.progress.note(f"{self.path.name}: {note}")
-        facts: Facts = {"file": self.path.name, "parameters": model.count_params(), "notes": list(file.notes)}
+        facts: Facts = {"file": self.path.name, "parameters": model.count_params(), "notes": list(file.notes), **fitted}
         return facts | {"operators": len(file.graph.operators), "largest_difference": apart}
 
 
@@ -156,7 +178,7 @@ class LoadFloatTflite(_Load):
         """Copies the file, and says why it is not more."""
         context.progress.note(self.because())
         shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
-        return {"file": self.path.name, "not_imported": list(self.problems)}
+        return {"file": self.path.name, "not_imported": list(self.problems), **self.told()}
 
 
 class ConvertSavedModel(LoadFloatTflite):
@@ -196,7 +218,7 @@ class LoadTflite(_Load):
     def run(self, given: Artifact, context: Context) -> Facts:
         """Copies the file."""
         shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
-        return {"file": self.path.name}
+        return {"file": self.path.name, **self.told()}
 
 
 def stage_for(file: Path, signature: str | None = None) -> Stage:
@@ -232,6 +254,8 @@ class Origin(Settings):
     """A .keras, .h5, .hdf5, .onnx or .tflite file, or a SavedModel folder, from the pipeline file's folder."""
     signature: str | None = None
     """Which function of a SavedModel folder is taken, where it offers several."""
+    detector: dict[str, Any] | None = None
+    """For data with boxes: where the model's anchors stand (docs/detection.md); a builder may say it itself."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -239,6 +263,8 @@ class Origin(Settings):
             raise ValueError("needs either the key 'builder' or the key 'file'")
         if self.signature is not None and self.file is None:
             raise ValueError("'signature' belongs to 'file'")
+        if self.detector is not None:
+            Detector(self.detector)
         return self
 
     def beside(self, folder: Path) -> Self:
@@ -260,6 +286,6 @@ class Origin(Settings):
             ModelError: there is no such file or builder.
         """
         if self.file is not None:
-            return stage_for(folder / self.file, self.signature)
+            return stage_for(folder / self.file, self.signature).model_copy(update={"detector": self.detector})
         path, function = builders.find(self.builder or "", folder, trust=trust)
-        return Build(path=path, function=function)
+        return Build(path=path, function=function, detector=self.detector)

@@ -18,6 +18,7 @@ from compress.data import spread
 from compress.edgetpu.placement import newer_than_boards
 from compress.errors import ModelError, StageError
 from compress.measurement import drop, proportion
+from compress.probes import precision
 from compress.stage import (
     BUNDLE_FILE,
     MODEL_EDGETPU,
@@ -36,6 +37,7 @@ from compress.target import load
 from compress.tflite import graph
 from compress.tflite.runtime import Model, describe, version
 from deploy import bundle
+from deploy.detection import Detector, agreement
 from deploy.preprocessing import VERSION, Preprocessing
 
 
@@ -72,6 +74,7 @@ class Package(Stage):
         members = {f"{role}.tflite": path.read_bytes() for role, path in paths.items()}
         entries: dict[str, Any] = {
             role: {"file": f"{role}.tflite", "input": describe(model.input), "output": describe(model.output)}
+            | ({"boxes": describe(model.outputs[0])} if context.detector else {})
             for role, model in models.items()
         }
         tools = self._tools()
@@ -95,6 +98,7 @@ class Package(Stage):
             "golden": golden,
             "evaluation": evaluation,
             "tools": tools,
+            **({"detection": context.detector} if context.detector else {}),
         }
         content = bundle.pack(manifest, members | files | more)
         (context.folder / BUNDLE_FILE).write_bytes(content)
@@ -146,26 +150,63 @@ def _evaluation(
         context.progress.note(f"{len(indices)} of {asked} evaluation samples fit into {limit:,} bytes")
     if not indices:
         return None, {}
-    data, labels = context.data, context.data.labels("test")[indices]
+    data = context.data
     members = {f"evaluation-inputs-{index}.npy": bundle.array_bytes(stack) for index, stack in enumerate(stacks)}
     entry: dict[str, Any] = {"split": "test", "inputs": list(members), "labels": "evaluation-labels.npy"}
-    members["evaluation-labels.npy"] = bundle.array_bytes(labels.astype(np.int64))
-    right, predicted, classes = {}, [], len(data.class_names)
-    for role, model in models.items():
-        outputs = _outputs(model, data.inputs("test")[indices])
-        scores = outputs.reshape(len(indices), -1)
+    outputs = {role: _outputs(model, data.inputs("test")[indices]) for role, model in models.items()}
+    members |= {f"evaluation-output-{role}.npy": bundle.array_bytes(each) for role, each in outputs.items()}
+    entry["outputs"] = {role: f"evaluation-output-{role}.npy" for role in models}
+    if context.detector:
+        members["evaluation-labels.npy"] = bundle.array_bytes(_object_rows(data, indices))
+        found = _precision(models, context, indices)
+    else:
+        labels = data.labels("test")[indices]
+        members["evaluation-labels.npy"] = bundle.array_bytes(labels.astype(np.int64))
+        found = _accuracy(outputs, labels, len(data.class_names))
+    return {**entry, "metrics": found}, members
+
+
+def _accuracy(outputs: Mapping[str, NDArray[Any]], labels: NDArray[np.int64], classes: int) -> dict[str, Any]:
+    """How right the classes are that each model gives, and how far the models agree."""
+    right, predicted = {}, []
+    for role, each in outputs.items():
+        scores = each.reshape(len(labels), -1)
         if scores.shape[1] != classes:
             todo = "check data.source and the model's last layer"
             raise ModelError(f"gives {scores.shape[1]} scores, but the data has {classes} classes", todo=todo)
-        members[f"evaluation-output-{role}.npy"] = bundle.array_bytes(outputs)
         predicted.append(scores.argmax(axis=1))
         right[role] = predicted[-1] == labels
-    entry["outputs"] = {role: f"evaluation-output-{role}.npy" for role in models}
-    note = f"evaluation sample, {version()}, reference kernels"
-    found = {f"accuracy_{role}": proportion(int(row.sum()), len(row), note) for role, row in right.items()}
+    found = {f"accuracy_{role}": proportion(int(row.sum()), len(row), _note()) for role, row in right.items()}
     same = proportion(int((predicted[0] == predicted[1]).sum()), len(labels), "same predicted class")
     found |= {"accuracy_drop": drop(right["original"], right["int8"]), "agreement": same}
-    return {**entry, "metrics": {name: value.to_json() for name, value in found.items()}}, members
+    return {name: value.to_json() for name, value in found.items()}
+
+
+def _precision(models: Mapping[str, Model], context: Context, indices: list[int]) -> dict[str, Any]:
+    """How well each model finds the objects, and how far the models agree."""
+    data, detector = context.data, Detector(dict(context.detector or {}))
+    samples, wanted = data.inputs("test")[indices], [data.objects("test")[index] for index in indices]
+    facts: Facts = {}
+    answers = {}
+    for role, model in models.items():
+        answers[role] = [detector(*model.pair(sample)) for sample in samples]
+        facts[role] = precision.found(answers[role], wanted, len(data.class_names), f"COCO, {_note()}")
+    facts["agreement"] = agreement(answers["original"], answers["int8"], precision.SURE)
+    changed: dict[str, Any] = precision.compare(facts, data.class_names, "original", "int8")["measurements"]
+    return {f"{name}_{role}": facts[role][name] for role in models for name in ("ap", "ap50")} | changed
+
+
+def _object_rows(data: Data, indices: list[int]) -> NDArray[np.float32]:
+    """The objects of some test samples: [objects, 6], place of the sample, class, box."""
+    rows = [
+        np.column_stack([np.full(len(classes), place), classes, boxes])
+        for place, (boxes, classes) in enumerate(data.objects("test")[index] for index in indices)
+    ]
+    return np.concatenate(rows).astype(np.float32)
+
+
+def _note() -> str:
+    return f"evaluation sample, {version()}, reference kernels"
 
 
 def _stacked(data: Data, count: int, limit: int) -> tuple[list[int], list[NDArray[Any]]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from compress.errors import ModelError
-from compress.stage import MODEL_KERAS, Artifact, Context, Facts, Kind, Need, Stage
+from compress.stage import MODEL_KERAS, Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
 from compress.store import write_atomically
 from compress.training.fit import TrainingSettings, chosen_inputs
 from compress.training.teaching import Teaching
@@ -93,6 +93,13 @@ class Prune(Stage, TrainingSettings):
         if self.objective == "cache" and given:
             raise ValueError(f"{given[0]} does not go with objective: cache, whose limit is the Edge TPU's memory")
         return self
+
+    def unfit(self, task: Task) -> Unfit | None:
+        """Importance and what is tried are measured on one class for each sample."""
+        if task == "classification":
+            return None
+        what = "which channels matter is measured by the classes of samples, and here they have objects"
+        return Unfit(what, "train, swap, quantize, compile, package", "begin with a narrower model")
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The smaller model, what was removed and where, and the history of each step."""

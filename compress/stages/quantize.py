@@ -14,11 +14,13 @@ from pydantic import Field, model_validator
 
 from compress.data.gathering import blocks, rows
 from compress.errors import StageError
+from compress.probes.precision import by_coco
 from compress.quantization.settings import Calibration, RoundedTraining
-from compress.stage import MODEL_TFLITE, PLAN_FILE, Artifact, Context, Facts, Kind, Need, Stage
+from compress.stage import MODEL_TFLITE, PLAN_FILE, Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
 from compress.store import file_digest
 from compress.training.batches import Passes
 from compress.training.fit import TrainingSettings
+from deploy.detection import Detector
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.quantization.plan import QuantizationPlan
@@ -99,6 +101,21 @@ class Quantize(Stage, TrainingSettings):
             raise ValueError(f"{', '.join(sorted(ours))}: with `engine: coralline` only; this is `engine: tfmot`")
         return self
 
+    def unfit(self, task: Task) -> Unfit | None:
+        """Some settings are for classes alone."""
+        if task == "classification":
+            return None
+        if self.engine == "tfmot":
+            return Unfit("engine: tfmot trains classifiers only", "engine: coralline")
+        if self.qat.distill is not None:
+            return Unfit(
+                "qat.distill: what a teacher says is compared class by class, one for each sample", "no teacher"
+            )
+        if self.calibration.select in BY_MODEL:
+            what = f"calibration: {{select: {self.calibration.select}}}: it looks at the classes of samples"
+            return Unfit(what, "balanced, random, stratified")
+        return self.unfit_for_objects()
+
     def takes(self) -> frozenset[Kind]:
         """Training needs layers, and so do a plan and choosing samples by what the model makes of them."""
         layers = self.method == "qat" or self.plan is not None or self.calibration.select in BY_MODEL
@@ -106,7 +123,7 @@ class Quantize(Stage, TrainingSettings):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The int8 model, the plan it was made by, and what was tried."""
-        from compress.quantization import warning
+        from compress.quantization import judging, warning
         from compress.tflite.runtime import Model
         from compress.training.tensorflow import keras
 
@@ -122,8 +139,9 @@ class Quantize(Stage, TrainingSettings):
         facts["rewritten"] = self._write(content, samples, context)
         wanted = Model(given.file(MODEL_TFLITE), reproducible=True).scores(held_back)
         found = Model(context.folder / MODEL_TFLITE, reproducible=True).scores(held_back)
-        facts["agreement"] = round(float((wanted.argmax(axis=1) == found.argmax(axis=1)).mean()), 4)
-        warn(warning.about_answers(wanted, found))
+        same = judging.judge(context.detector).same(wanted, found)
+        facts["agreement"] = round(float(same.mean()), 4)
+        warn(warning.about_answers(wanted, same))
         return facts
 
     def _by_converter(self, given: Artifact, samples: Samples, context: Context, facts: Facts) -> bytes:
@@ -136,14 +154,15 @@ class Quantize(Stage, TrainingSettings):
 
     def _by_plan(self, given: Artifact, samples: Samples, held_back: Samples, context: Context, facts: Facts) -> bytes:
         """A model with layers, by the best plan."""
-        from compress.quantization import warning
+        from compress.quantization import judging, warning
         from compress.quantization.search import Search
         from compress.training import folding, network, working_model
 
         warn = _warner(facts, context)
         trained = network.read(working_model.read(given, context))
         warn([*warning.about_samples(samples), *warning.about_model(trained, samples)])
-        search = Search(folding.canonical(trained), samples, held_back, self.io, self._outputs(context))
+        judge = judging.judge(context.detector, logits=True)
+        search = Search(folding.canonical(trained), samples, held_back, self.io, self._outputs(context), judge=judge)
         content = self._quantized(search, trained, context, facts)
         warn(search.warnings)
         return content
@@ -242,7 +261,7 @@ class Quantize(Stage, TrainingSettings):
 
     def _trained(self, given: Network, search: Search, ptq: Candidate, context: Context, facts: Facts) -> Candidate:
         """Trains with rounding; gives back whichever is better on validation, PTQ where they are equal."""
-        from compress.quantization import calibration, conversion, tfmot, training
+        from compress.quantization import calibration, conversion, judging, tfmot, training
         from compress.training import folding
 
         if self.engine == "tfmot":
@@ -251,18 +270,20 @@ class Quantize(Stage, TrainingSettings):
         else:
             trained, plan, found = training.train(ptq.network, ptq.plan, self, context, self.qat, folding.norms(given))
         qat = Candidate("qat", conversion.convert(trained, plan, self.io), trained, plan)
-        inputs, labels = context.data.inputs("validation"), context.data.labels("validation")
+        inputs = context.data.inputs("validation")
         answers = {each.method: self._answers(each.content, inputs, context) for each in (ptq, qat)}
-        scores = {method: float((answer == labels).mean()) for method, answer in answers.items()}
+        scores = {method: _quality(answer, context) for method, answer in answers.items()}
         model = training.simulated(trained, plan)
-        computed = np.concatenate([model.predict(part, verbose=0).argmax(axis=1) for part in blocks(inputs)])
-        facts.update(found, validation_accuracy=scores, training_agrees=float((answers["qat"] == computed).mean()))
+        computed = [judging.side_by_side(model.predict(part, verbose=0)) for part in blocks(inputs)]
+        same = judging.judge(context.detector).same(answers["qat"], np.concatenate(computed))
+        name = "validation_accuracy" if context.detector is None else "validation_ap"
+        facts.update(found, **{name: scores}, training_agrees=float(same.mean()))
         return qat if scores["qat"] > scores["ptq"] else ptq
 
-    def _answers(self, content: bytes, inputs: NDArray[np.float32], context: Context) -> NDArray[np.int64]:
-        """The class that a file gives for each sample."""
+    def _answers(self, content: bytes, inputs: NDArray[np.float32], context: Context) -> NDArray[np.float32]:
+        """What a file gives for each sample: [n, outputs]."""
         outputs = self._outputs(context)
-        return np.concatenate([outputs(content, part).argmax(axis=1) for part in blocks(inputs)])
+        return np.concatenate([outputs(content, part) for part in blocks(inputs)])
 
     def _samples(self, given: Artifact, context: Context, facts: Facts) -> tuple[Samples, Samples]:
         """Samples of the training split for calibration, and others held back; classes take turns among these."""
@@ -281,6 +302,17 @@ class Quantize(Stage, TrainingSettings):
         # Not sorted: the search looks at the first of the held-back ones first.
         held_back = rest[: self.held_back_samples]
         return rows(inputs, chosen), rows(inputs, held_back if len(held_back) else chosen)
+
+
+def _quality(answers: NDArray[np.float32], context: Context) -> float:
+    """How good outputs for the validation split are: accuracy, or a detector's average precision."""
+    data = context.data
+    if context.detector is None:
+        return float((answers.argmax(axis=1) == data.labels("validation")).mean())
+    detector, classes = Detector(dict(context.detector)), len(data.class_names)
+    cut = 4 * len(detector.anchors)
+    found = [detector(row[:cut].reshape(-1, 4), row[cut:].reshape(-1, classes)) for row in answers]
+    return by_coco(found, data.objects("validation"), classes)["ap"] or 0.0
 
 
 def _warner(facts: Facts, context: Context) -> Callable[[list[str]], None]:

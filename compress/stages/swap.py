@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
+from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
 from compress.training.fit import TrainingSettings, chosen_inputs
 from compress.training.swapping import Activation
 from compress.training.teaching import Teaching
@@ -55,6 +55,13 @@ class Swap(Stage, TrainingSettings, Teaching):
     def _goes_together(self) -> Self:
         self.goes_with(self)
         return self
+
+    def unfit(self, task: Task) -> Unfit | None:
+        """Healing is distillation."""
+        if task == "classification" or not self.epochs:
+            return None
+        what = "epochs: what heals is what the model before says of one class for each sample"
+        return Unfit(what, "epochs: 0", "set epochs: 0, and put train behind it")
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The swapped and healed model; what was swapped, left and not found; the accuracies on the way."""

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from compress.stage import Artifact, Context, Facts, Kind, Need, Stage
+from compress.stage import Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
 from compress.target import Target
 from compress.training.fit import TrainingSettings
 
@@ -28,6 +28,10 @@ class Train(Stage, TrainingSettings):
         """A model from a file is trained already."""
         return "the model came trained, from a file" if from_file else None
 
+    def unfit(self, task: Task) -> Unfit | None:
+        """Some settings are for classes alone."""
+        return self.unfit_for_objects() if task == "detection" else None
+
     def run(self, given: Artifact, context: Context) -> Facts:
         """The trained model and its history."""
         from compress.training import fit, working_model
@@ -35,6 +39,6 @@ class Train(Stage, TrainingSettings):
 
         keras(context.seed)
         model = working_model.read(given, context)
-        facts = fit.fit(model, fit.label_loss(fit.head_of(model, context.data)), self, context)
+        facts = fit.fit(model, fit.own_loss(model, context), self, context)
         working_model.write(model, context.folder)
         return facts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,11 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
+from deploy.detection import ordered
 from deploy.preprocessing import dequantize, quantize
 
 
 class Model:
-    """A loaded model with one input and one output.
+    """A loaded model with one input and one output, or with a detector's two: boxes and scores.
+
+    Attributes:
+        outputs: the details of the outputs; of a detector the boxes first, wherever the file has them.
+        output: the last of them.
 
     Args:
         path: the .tflite file.
@@ -37,12 +43,15 @@ class Model:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ModelError(f"the TFLite runtime refuses it: {first}", where=str(path)) from error
         inputs, outputs = self.interpreter.get_input_details(), self.interpreter.get_output_details()
-        if len(inputs) != 1 or len(outputs) != 1:
+        found = outputs if len(outputs) == 1 else ordered(outputs)
+        if len(inputs) != 1 or found is None:
             raise ModelError(
-                f"has {len(inputs)} inputs and {len(outputs)} outputs", where=str(path), allowed="one of each, so far"
+                f"has {len(inputs)} inputs and {len(outputs)} outputs",
+                where=str(path),
+                allowed="one of each, or the boxes [1, anchors, 4] and scores [1, anchors, classes] of a detector",
             )
-        self.input, self.output = inputs[0], outputs[0]
-        for end, detail in (("input", self.input), ("output", self.output)):
+        self.input, self.outputs, self.output = inputs[0], found, found[-1]
+        for end, detail in (("input", self.input), *(("output", each) for each in found)):
             if np.issubdtype(detail["dtype"], np.integer) and not detail["quantization"][0]:
                 raise ModelError(
                     f"its {end} is {np.dtype(detail['dtype']).name} without one scale",
@@ -70,19 +79,46 @@ class Model:
         return sample[np.newaxis].astype(dtype)
 
     def raw(self, tensor: NDArray[Any]) -> NDArray[Any]:
-        """One inference: input tensor in, a copy of the output tensor out, in the model's own types."""
+        """One inference: input tensor in, a copy of the output tensor out, in the model's own types.
+
+        A detector's two outputs side by side: [1, anchors * (4 + classes)].
+        """
         self.interpreter.set_tensor(self.input["index"], tensor)
         self.interpreter.invoke()
-        output: NDArray[Any] = self.interpreter.get_tensor(self.output["index"])
-        return output
+        found: list[NDArray[Any]] = [self.interpreter.get_tensor(each["index"]) for each in self.outputs]
+        return found[0] if len(found) == 1 else np.concatenate([each.reshape(1, -1) for each in found], axis=1)
+
+    def pair(self, sample: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """A detector's answer for one preprocessed sample, dequantized: boxes [anchors, 4], scores [anchors, classes].
+
+        Raises:
+            ModelError: it has one output only, or the sample's shape does not fit.
+        """
+        if len(self.outputs) != 2:
+            raise ModelError(
+                "has one output", allowed="the boxes and scores of a detector", todo="choose another model"
+            )
+        shapes = [tuple(int(side) for side in each["shape"][1:]) for each in self.outputs]
+        row = self.raw(self.feed(sample)).reshape(-1)
+        cut = math.prod(shapes[0])
+        boxes, scores = (
+            _dequantized(piece, detail).reshape(shape)
+            for piece, shape, detail in zip((row[:cut], row[cut:]), shapes, self.outputs, strict=True)
+        )
+        return boxes, scores
 
     def scores(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The output for every sample of a batch, dequantized and flattened: [n, outputs]."""
+        """The output for every sample of a batch, dequantized and flattened: [n, outputs]; two of them side by side."""
+        if len(self.outputs) == 2:
+            return np.stack([np.concatenate([part.reshape(-1) for part in self.pair(sample)]) for sample in samples])
         rows = [self.raw(self.feed(sample)).reshape(-1) for sample in samples]
-        stacked = np.stack(rows)
-        if np.issubdtype(stacked.dtype, np.integer):
-            return cast(NDArray[np.float32], dequantize(stacked, *self.output["quantization"]))
-        return stacked.astype(np.float32)
+        return _dequantized(np.stack(rows), self.output)
+
+
+def _dequantized(stored: NDArray[Any], detail: dict[str, Any]) -> NDArray[np.float32]:
+    if np.issubdtype(stored.dtype, np.integer):
+        return cast(NDArray[np.float32], dequantize(stored, *detail["quantization"]))
+    return stored.astype(np.float32)
 
 
 def describe(detail: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from compress.data import gathering
 from compress.errors import StageError
-from compress.stage import Settings
+from compress.stage import Settings, Task
 from compress.training.tensorflow import keras
 
 VALIDATION_BATCH = 32
@@ -53,7 +53,14 @@ class Passes(Settings):
         return -(-samples // self.batch_size)
 
 
-def batches(inputs: NDArray[np.float32], targets: Any, settings: Passes, seed: int, first: int = 0) -> Any:
+def batches(
+    inputs: NDArray[np.float32],
+    targets: Any,
+    settings: Passes,
+    seed: int,
+    first: int = 0,
+    task: Task = "classification",
+) -> Any:
     """All batches of a training from epoch `first` on, as a tf.data set of `batches_per_epoch` batches for each epoch.
 
     Args:
@@ -62,18 +69,23 @@ def batches(inputs: NDArray[np.float32], targets: Any, settings: Passes, seed: i
         settings: how many epochs, how large the batches, what is changed.
         seed: the run's.
         first: epochs that are over already.
+        task: what the samples are for; objects are moved along with their images.
 
     Raises:
         StageError: images are to be changed, and the samples are none.
     """
     import tensorflow as tf
 
+    from compress.training import detecting
+
     drawn_of = _read(inputs, targets) if gathering.mapped(inputs) else _held(inputs, targets)
-    change = _augmentation(settings.augment, inputs.shape[1:])
+    shape = inputs.shape[1:]
+    of_images, of_objects = _augmentation, detecting.augmentation
+    change = of_images(settings.augment, shape) if task == "classification" else of_objects(settings.augment)
 
     def drawn(indices: Any, seeds: Any) -> Any:
         images, beside = drawn_of(indices)
-        return change(images, seeds), beside
+        return change(images, beside, seeds)
 
     each = settings.batches_per_epoch(len(inputs))
 
@@ -139,8 +151,8 @@ def _order(
         yield order[at : at + settings.batch_size], random.integers(2**31, size=2, dtype=np.int32)
 
 
-def _augmentation(augment: Augment, shape: tuple[int, ...]) -> Callable[[Any, Any], Any]:
-    """(images, two seeds) -> images with Keras' random changes."""
+def _augmentation(augment: Augment, shape: tuple[int, ...]) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
+    """(images, what belongs to them, two seeds) -> images with Keras' random changes, the rest as it was."""
     layers = keras().layers
     made = []
     if augment.flip:
@@ -159,11 +171,11 @@ def _augmentation(augment: Augment, shape: tuple[int, ...]) -> Callable[[Any, An
             todo="leave out augment",
         )
 
-    def change(images: Any, seeds: Any) -> Any:
+    def change(images: Any, beside: Any, seeds: Any) -> tuple[Any, Any]:
         generator = _given(seeds)
         for layer in made:
             images = layer.transform_images(images, layer.get_random_transformation(images, seed=generator))
-        return images
+        return images, beside
 
     return change
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from compress.data.gathering import rows as rows_of
 from compress.errors import ModelError
-from compress.stage import Context, Data, Facts, Split
+from compress.stage import Context, Data, Facts, Split, Unfit
 from compress.training import choosing, monitoring, precision, schedules
 from compress.training.batches import Passes, batches, held_out
 from compress.training.checkpoint import Checkpoint
@@ -26,7 +26,7 @@ class Batch:
 
     Attributes:
         inputs: the samples as the model was given them, augmented.
-        labels: int64 [n].
+        labels: int64 [n]; for detection, objects as `detecting.padded` makes them.
         taught: what the loss brought along for each of these samples; None where it brought nothing.
     """
 
@@ -62,7 +62,8 @@ class TrainingSettings(Passes):
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Keeps the moving average of the weights, with this share of the old one in each step (0.99 to 0.9999)."""
     early_stopping: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Ends after so many epochs without a better validation accuracy, and keeps the weights of the best epoch."""
+    """Ends after so many epochs without a better validation accuracy (of detectors: loss), and keeps the weights of
+    the best epoch."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced: rare classes count more in the loss, each class as much as any other."""
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
@@ -72,6 +73,18 @@ class TrainingSettings(Passes):
     """Trains on a part of the training split; by default on all of it."""
     tensorboard: bool = False
     """Writes losses and accuracies for TensorBoard into runs/<name>/tensorboard."""
+
+    def unfit_for_objects(self) -> Unfit | None:
+        """The setting that does not go with data for detection, or None."""
+        if self.class_weights != "none":
+            what = "class_weights: a detector's loss counts each object alone, whatever its class"
+            return Unfit(what, "class_weights: none")
+        if self.subset is not None:
+            return Unfit("subset: samples are chosen by their classes, and here they have objects", "all samples")
+        if self.augment.rotate:
+            what = "augment.rotate: a box around a turned object is not the turned box"
+            return Unfit(what, "augment.shift, zoom and flip, which move boxes along")
+        return None
 
 
 @dataclass(frozen=True)
@@ -89,21 +102,12 @@ class Head:
 
 
 def head_of(model: Any, data: Data) -> Head:
-    """Finds out what a model's output is, and that model and data fit together.
+    """Finds out what a classifier's output is, and that model and data fit together.
 
     Raises:
         ModelError: several inputs or outputs, or shapes that differ from the data's.
     """
-    if len(model.inputs) != 1 or len(model.outputs) != 1:
-        raise ModelError(
-            f"the model has {len(model.inputs)} inputs and {len(model.outputs)} outputs", allowed="one of each, so far"
-        )
-    wanted, given = tuple(model.inputs[0].shape[1:]), data.input_shape
-    if len(wanted) != len(given) or any(w not in (None, g) for w, g in zip(wanted, given, strict=True)):
-        raise ModelError(
-            f"the model takes {list(wanted)}, but data.preprocess gives {list(given)}",
-            todo="add or change a resize step in data.preprocess, or choose another model",
-        )
+    refuse_misfit(model, data, 1)
     shape = tuple(model.outputs[0].shape[1:])
     if shape != (len(data.class_names),):
         raise ModelError(
@@ -115,11 +119,43 @@ def head_of(model: Any, data: Data) -> Head:
     return Head(softmax=activation == "softmax" or type(last).__name__ == "Softmax")
 
 
+def refuse_misfit(model: Any, data: Data, outputs: int) -> None:
+    """Nothing, if a model has one input, of the data's shape, and so many outputs.
+
+    Raises:
+        ModelError: it has not.
+    """
+    if len(model.inputs) != 1 or len(model.outputs) != outputs:
+        raise ModelError(
+            f"the model has {len(model.inputs)} inputs and {len(model.outputs)} outputs",
+            allowed="one of each, so far" if outputs == 1 else "one input, and the outputs boxes and scores",
+        )
+    wanted, given = tuple(model.inputs[0].shape[1:]), data.input_shape
+    if len(wanted) != len(given) or any(w not in (None, g) for w, g in zip(wanted, given, strict=True)):
+        raise ModelError(
+            f"the model takes {list(wanted)}, but data.preprocess gives {list(given)}",
+            todo="add or change a resize step in data.preprocess, or choose another model",
+        )
+
+
 def chosen_inputs(data: Data, count: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """So many samples of the training split, chosen at random, with their labels; in the order that they have there."""
     inputs, labels = data.inputs("train"), data.labels("train")
     order = np.sort(np.random.default_rng(seed).permutation(len(inputs))[:count])
     return rows_of(inputs, order), labels[order]
+
+
+def own_loss(model: Any, context: Context) -> Loss:
+    """What the data alone makes of a model: cross entropy with the labels, or a detector's loss of boxes and scores.
+
+    Raises:
+        ModelError: the model does not fit the data.
+    """
+    if context.data.task == "classification":
+        return label_loss(head_of(model, context.data))
+    from compress.training import detecting
+
+    return detecting.loss(detecting.head_of(model, context.data, context.detector))
 
 
 def label_loss(head: Head) -> Loss:
@@ -136,15 +172,17 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
     """Trains a model in place.
 
     Args:
-        model: a Keras model. Of several outputs the first is the classifier's, the others are for the loss alone.
+        model: a Keras model. Of several outputs the first is the classifier's, the others are for the loss alone;
+            a detector has two.
         loss: what is made small.
         settings: how to train.
         context: data, seed, progress.
         callbacks: Keras callbacks of the caller's.
 
     Returns:
-        `history`: one map for each epoch with loss, accuracy and their validation values; `best_epoch`, from 1, where
-        early stopping chose it; `subset`, where a part is trained on: how many samples, and what choosing them took.
+        `history`: one map for each epoch with loss, accuracy (of classifiers) and their validation values;
+        `best_epoch`, from 1, where early stopping chose it; `subset`, where a part is trained on: how many samples,
+        and what choosing them took.
 
     Raises:
         StageError: the loss is no longer a number.
@@ -156,8 +194,9 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
     targets = {split: _targets(context.data, loss, split) for split in ("train", "validation")}
     steps = settings.batches_per_epoch(len(targets["train"]["labels"]))
     optimizer = _optimizer(library, settings, steps)
-    trainer.compile(optimizer, metrics=["accuracy"], jit_compile=False)
-    stopping = _stopping(library, settings)
+    classifies = context.data.task == "classification"
+    trainer.compile(optimizer, metrics=["accuracy"] if classifies else None, jit_compile=False)
+    stopping = _stopping(library, settings, "val_accuracy" if classifies else "val_loss")
     kept = _kept(trainer, optimizer, stopping, context)
     first = kept.read() if kept else 0
     if first:
@@ -171,7 +210,7 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
         kept.callback() if kept else None,
     ]
     history = trainer.fit(
-        batches(context.data.inputs("train"), targets["train"], settings, context.seed, first),
+        batches(context.data.inputs("train"), targets["train"], settings, context.seed, first, context.data.task),
         epochs=settings.epochs,
         initial_epoch=first,
         steps_per_epoch=steps,
@@ -209,12 +248,14 @@ def _narrowed(model: Any, loss: Loss, settings: TrainingSettings, context: Conte
     return replace(loss, taught=taught), replace(context, data=Part(context.data, indices)), told
 
 
-def _stopping(library: Any, settings: TrainingSettings) -> Any:
+def _stopping(library: Any, settings: TrainingSettings, watched: str) -> Any:
     """The callback of early stopping, or None."""
     if settings.early_stopping is None:
         return None
-    watched = {"monitor": "val_accuracy", "mode": "max", "restore_best_weights": True}
-    return library.callbacks.EarlyStopping(patience=settings.early_stopping, **watched)
+    better = "max" if watched.endswith("accuracy") else "min"
+    return library.callbacks.EarlyStopping(
+        watched, patience=settings.early_stopping, mode=better, restore_best_weights=True
+    )
 
 
 def _kept(trainer: Any, optimizer: Any, stopping: Any, context: Context) -> Checkpoint | None:
@@ -251,6 +292,10 @@ def _weighted(loss: Loss, settings: TrainingSettings, data: Data) -> Loss:
 
 def _targets(data: Data, loss: Loss, split: Split) -> dict[str, NDArray[Any]]:
     """What Keras carries beside the inputs: fields of `Batch`, by name."""
+    if data.task == "detection":
+        from compress.training import detecting
+
+        return {"labels": detecting.padded(data.objects(split))}
     return {"labels": data.labels(split)} | ({"taught": loss.taught[split]} if loss.taught else {})
 
 

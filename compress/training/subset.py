@@ -15,7 +15,7 @@ from pydantic import Field
 
 from compress.data import spread
 from compress.data.gathering import rows
-from compress.stage import Data, Facts, Settings, Split
+from compress.stage import Data, Facts, Objects, Settings, Split, Task
 
 Way = Literal["random", "stratified", "hardness", "coverage"]
 Indices = NDArray[np.int64]
@@ -53,6 +53,11 @@ class Part:
     indices: Indices
 
     @property
+    def task(self) -> Task:
+        """What the samples are for."""
+        return self.whole.task
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes."""
         return self.whole.class_names
@@ -84,6 +89,11 @@ class Part:
         """The label of every sample of a split."""
         found = self.whole.labels(split)
         return found[self.indices] if split == "train" else found
+
+    def objects(self, split: Split) -> list[Objects]:
+        """The objects of every sample of a split."""
+        found = self.whole.objects(split)
+        return [found[int(index)] for index in self.indices] if split == "train" else found
 
 
 def at_random(count: int, labels: Indices, seed: int) -> Indices:

@@ -27,7 +27,8 @@ def dataset(source: Any, *steps: Any) -> Dataset:
 
 
 def test_the_sources_there_are() -> None:
-    assert list(SOURCES) == ["digits", "npz", "npy", "folder", "csv", "wav", "tfrecord", "function"]
+    known = ["digits", "npz", "npy", "folder", "csv", "wav", "tfrecord", "function", "voc", "coco"]
+    assert list(SOURCES) == known
 
 
 # --- digits -----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import tiny
 
 from compress.errors import StageError
 from compress.quantization import conversion, flatbuffer
-from compress.quantization.search import snr_db
+from compress.quantization.judging import snr_db
 from compress.tflite import graph
 from compress.tflite.runtime import Model
 

@@ -15,8 +15,8 @@ from blobs import Blobs, context
 from compress.edgetpu.legalize import legalize
 from compress.edgetpu.placement import place
 from compress.quantization import calibration, conversion, points, training
+from compress.quantization.judging import snr_db
 from compress.quantization.plan import QuantizationPlan, nudged
-from compress.quantization.search import snr_db
 from compress.target import load
 from compress.tflite import graph
 from compress.tflite.runtime import Model

@@ -24,9 +24,10 @@ from compress.quantization import (
     statistics,
 )
 from compress.quantization import search as search_module
+from compress.quantization.judging import snr_db
 from compress.quantization.plan import QuantizationPlan, nudged, packed, unpacked
 from compress.quantization.points import without_softmax
-from compress.quantization.search import Search, snr_db
+from compress.quantization.search import Search
 from compress.quantization.statistics import Statistics
 from compress.stages.quantize import Quantize
 from compress.tflite import graph

@@ -2,15 +2,17 @@
 
 from compress.data.source import Source
 from compress.data.sources.arrays import Npy, Npz
+from compress.data.sources.coco import Coco
 from compress.data.sources.digits import Digits
 from compress.data.sources.functions import Function
 from compress.data.sources.images import Folder
 from compress.data.sources.records import TfRecord
 from compress.data.sources.series import Csv
 from compress.data.sources.sound import Wav
+from compress.data.sources.voc import Voc
 
 SOURCES: dict[str, type[Source]] = {
-    source.name: source for source in (Digits, Npz, Npy, Folder, Csv, Wav, TfRecord, Function)
+    source.name: source for source in (Digits, Npz, Npy, Folder, Csv, Wav, TfRecord, Function, Voc, Coco)
 }
 
-__all__ = ["SOURCES", "Csv", "Digits", "Folder", "Function", "Npy", "Npz", "TfRecord", "Wav"]
+__all__ = ["SOURCES", "Coco", "Csv", "Digits", "Folder", "Function", "Npy", "Npz", "TfRecord", "Voc", "Wav"]

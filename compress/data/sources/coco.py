@@ -1,0 +1,202 @@
+"""Images with boxes in the manner of COCO: one JSON file for each split.
+
+Source of the format: cocodataset.org, "data format", object detection.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from compress.data import files
+from compress.data.source import Samples, Stored
+from compress.data.sources import objects
+from compress.data.sources.objects import Labelled, number
+from compress.errors import DataError
+from compress.stage import SPLITS, Split, Task
+
+MAX_JSON_BYTES = 1 << 29
+Plain = dict[str, Any]
+
+
+class Coco(Stored):
+    """COCO's JSON files, one for all images or one for each split, with the images beside them or in a folder.
+
+    Regions that are marked as crowds are left out. Classes are the categories in the order of their ids, which may
+    have gaps.
+    """
+
+    name: ClassVar[str] = "coco"
+    task: ClassVar[Task] = "detection"
+    paths: ClassVar[tuple[str, ...]] = ("file", "train", "validation", "test", "images", "manifest")
+
+    file: str | None = None
+    """Path of the one file for all images, from the pipeline file's folder; `data.split` divides them."""
+    train: str | None = None
+    """Path of the file for training, where there is one for each split."""
+    validation: str | None = None
+    """Path of the file for validation; by default a part of `train` is taken."""
+    test: str | None = None
+    """Path of the file for the test; likewise."""
+    images: str | None = None
+    """Folder that the names of images are relative to; by default that of the file that has them."""
+    channels: Literal[1, 3] = 3
+    """3: decoded as RGB; 1: as grey levels."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.file is None) == (self.train is None):
+            raise ValueError("needs either the key 'file' or the key 'train'")
+        if self.file is not None and (self.validation or self.test):
+            raise ValueError("validation and test go with `train`; `file` is for all images")
+        return self
+
+    def files(self) -> dict[str, Path]:
+        """The files of annotations by their split, and their images.
+
+        Raises:
+            DataError: one is not there, or annotations cannot be read.
+        """
+        images = self._read()[1]
+        objects.refuse_missing(images)
+        annotations = {f"annotations of {split or 'all'}": path for split, path in self._files()}
+        return annotations | {f"{image.split or 'all'}: {image.name}": image.path for image in images}
+
+    def load(self) -> Samples:
+        """The annotations; images are decoded when they are read."""
+        classes, images = self._read()
+        return objects.samples(images, classes, self.channels)
+
+    def _files(self) -> Iterator[tuple[Split | None, Path]]:
+        if self.file is not None:
+            yield None, Path(self.file)
+        for split in SPLITS:
+            if getattr(self, split) is not None:
+                yield split, Path(getattr(self, split))
+
+    def _read(self) -> tuple[list[str], list[Labelled]]:
+        """The names of the classes, and every image, file by file in the order of their ids."""
+        known: dict[int, str] | None = None
+        images: list[Labelled] = []
+        for split, path in self._files():
+            content = _content(path)
+            categories = _categories(content, path)
+            if known is not None and categories != known:
+                raise DataError("has other categories than the file before", where=str(path), allowed=str(known)[:200])
+            known = categories
+            images += _images(content, path, Path(self.images) if self.images else path.parent, categories, split)
+        if not images or not known:
+            raise DataError("there are no images", where="data.source.coco", todo="check the file")
+        return [known[key] for key in sorted(known)], images
+
+
+def _content(path: Path) -> Plain:
+    with files.opened(path) as stream:
+        if files.size_of(stream) > MAX_JSON_BYTES:
+            raise DataError(f"has {files.size_of(stream)} bytes", where=str(path), allowed=f"{MAX_JSON_BYTES} bytes")
+        text = stream.read()
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is not JSON: {error}", where=str(path), todo="repair it") from error
+    if not isinstance(content, dict):
+        raise DataError("is not an object", where=str(path), allowed="COCO's images, annotations and categories")
+    return content
+
+
+def _rows(content: Plain, key: str, path: Path) -> Iterator[tuple[Plain, str]]:
+    """The entries of a list, each with its place."""
+    rows = content.get(key)
+    if not isinstance(rows, list):
+        raise DataError(f"has no list {key!r}", where=str(path), allowed="COCO's images, annotations and categories")
+    for index, row in enumerate(rows):
+        where = f"{path}: {key}[{index}]"
+        if not isinstance(row, dict):
+            raise DataError("is not an object", where=where)
+        yield row, where
+
+
+def _id(row: Plain, key: str, where: str) -> int:
+    value = row.get(key)
+    if type(value) is not int:
+        raise DataError(f"{key} is {str(value)[:60]!r}", where=where, allowed="a whole number")
+    return value
+
+
+def _name(row: Plain, key: str, where: str) -> str:
+    value = row.get(key)
+    if not isinstance(value, str) or not value:
+        raise DataError(f"{key} is {str(value)[:60]!r}", where=where, allowed="a text")
+    return value
+
+
+def _categories(content: Plain, path: Path) -> dict[int, str]:
+    """Names by id, in the order of the ids."""
+    found: dict[int, str] = {}
+    for row, where in _rows(content, "categories", path):
+        key, name = _id(row, "id", where), _name(row, "name", where)
+        if key in found or name in found.values():
+            raise DataError(f"there is a category {key} or {name!r} already", where=where, todo="remove one")
+        found[key] = name
+    return dict(sorted(found.items()))
+
+
+def _images(
+    content: Plain, path: Path, folder: Path, categories: dict[int, str], split: Split | None
+) -> list[Labelled]:
+    """Every image of a file with its boxes, in the order of the ids."""
+    rows: dict[int, tuple[Plain, str]] = {}
+    for row, where in _rows(content, "images", path):
+        key = _id(row, "id", where)
+        if key in rows:
+            raise DataError(f"there is an image {key} already", where=where, todo="give each image an id of its own")
+        rows[key] = row, where
+    boxes: dict[int, list[Any]] = {key: [] for key in rows}
+    names: dict[int, list[str]] = {key: [] for key in rows}
+    for row, where in _rows(content, "annotations", path):
+        key, category = _id(row, "image_id", where), _id(row, "category_id", where)
+        if key not in rows:
+            raise DataError(f"there is no image {key}", where=where, todo="add it, or remove the annotation")
+        if category not in categories:
+            raise DataError(f"there is no category {category}", where=where, allowed=", ".join(map(str, categories)))
+        if row.get("iscrowd") in (1, True):
+            continue
+        boxes[key].append((_corners(row.get("bbox"), where), where))
+        names[key].append(categories[category])
+    return [
+        Labelled(
+            _inside(folder, _name(row, "file_name", where), where),
+            _size(row, where),
+            tuple(boxes[key]),
+            tuple(names[key]),
+            split,
+            where,
+            _name(row, "file_name", where),
+        )
+        for key, (row, where) in sorted(rows.items())
+    ]
+
+
+def _corners(value: Any, where: str) -> tuple[float, float, float, float]:
+    if not isinstance(value, list) or len(value) != 4:
+        raise DataError(f"bbox is {str(value)[:60]!r}", where=where, allowed="[x, y, width, height] in pixels")
+    left, top, width, height = (number(each, f"{where}.bbox") for each in value)
+    return left, top, left + width, top + height
+
+
+def _size(row: Plain, where: str) -> tuple[int, int] | None:
+    if "width" not in row or "height" not in row:
+        return None
+    return int(number(row["width"], where)), int(number(row["height"], where))
+
+
+def _inside(folder: Path, name: str, where: str) -> Path:
+    """A file in a folder, and nowhere else."""
+    path = folder / name
+    if "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise DataError(f"the file name {name[:60]!r} leads out of the folder", where=where, allowed="a name inside it")
+    return path

@@ -1,0 +1,237 @@
+"""Images with boxes in the manner of Pascal VOC: an XML file beside each image, or in a folder of its own.
+
+Source of the format: M. Everingham, J. Winn, The PASCAL VOC 2012 Development Kit, section 4.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+from xml.parsers import expat
+
+from compress.data import files
+from compress.data.labels import SPLIT_WORDS
+from compress.data.source import Samples, Stored
+from compress.data.sources import objects
+from compress.data.sources.objects import Labelled, number
+from compress.errors import DataError
+from compress.stage import Split, Task
+
+MAX_XML_BYTES = 4 << 20
+MAX_DEPTH = 32
+IMAGE_FOLDERS = ("JPEGImages", "images", ".")
+
+
+@dataclass
+class Element:
+    """An element of an XML file.
+
+    Attributes:
+        name: its tag.
+        line: where it begins.
+        text: the text in it.
+        children: the elements in it.
+    """
+
+    name: str
+    line: int
+    text: str = ""
+    children: list[Element] = field(default_factory=list)
+
+    def all(self, name: str) -> Iterator[Element]:
+        """The children of a name."""
+        return (child for child in self.children if child.name == name)
+
+    def first(self, name: str) -> Element | None:
+        """The first child of a name."""
+        return next(self.all(name), None)
+
+
+def parse(path: Path) -> Element:
+    """The root of an XML file.
+
+    Document types are refused, and with them entities: what would be unfolded without end or fetched from elsewhere.
+
+    Raises:
+        DataError: no XML, too large or too deep, or with a document type.
+    """
+    with files.opened(path) as stream:
+        if files.size_of(stream) > MAX_XML_BYTES:
+            raise DataError(f"has {files.size_of(stream)} bytes", where=str(path), allowed=f"{MAX_XML_BYTES} bytes")
+        content = stream.read()
+    top = Element("", 0)
+    stack, parser = [top], expat.ParserCreate()
+
+    def begin(name: str, attributes: Any) -> None:
+        del attributes
+        if len(stack) > MAX_DEPTH:
+            raise DataError(f"has more than {MAX_DEPTH} elements inside of each other", where=_at(path, parser))
+        stack[-1].children.append(Element(name, parser.CurrentLineNumber))
+        stack.append(stack[-1].children[-1])
+
+    def text(part: str) -> None:
+        stack[-1].text += part
+
+    def refuse(*_: object) -> None:
+        todo = "remove the line with <!DOCTYPE"
+        raise DataError("declares a document type, and annotations need none", where=_at(path, parser), todo=todo)
+
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.EndElementHandler = begin, lambda name: stack.pop()
+    parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = text, refuse
+    try:
+        parser.Parse(content, True)
+    except (expat.ExpatError, ValueError, LookupError) as error:
+        raise DataError(f"is not XML: {error}", where=str(path), todo="repair or remove it") from error
+    return top.children[0]
+
+
+def _at(path: Path, parser: Any) -> str:
+    return f"{path}, line {parser.CurrentLineNumber}"
+
+
+class Voc(Stored):
+    """A folder of images with Pascal VOC's XML files: Annotations/ and JPEGImages/, or images and XML side by side.
+
+    Which image belongs to which split is said by ImageSets/Main/train.txt, val.txt and test.txt, or by folders train/,
+    val/ and test/ that files lie in; without these the images are divided by `data.split`.
+    """
+
+    name: ClassVar[str] = "voc"
+    task: ClassVar[Task] = "detection"
+    paths: ClassVar[tuple[str, ...]] = ("path", "manifest")
+
+    path: str
+    """Path of the folder, from the pipeline file's folder."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes, in the order of the model's scores; by default those that occur, by the alphabet."""
+    difficult: bool = False
+    """Whether objects that are marked as difficult count; otherwise it is as if they were not there."""
+    channels: Literal[1, 3] = 3
+    """3: decoded as RGB; 1: as grey levels."""
+
+    def files(self) -> dict[str, Path]:
+        """The annotations, their images, and the lists of the splits.
+
+        Raises:
+            DataError: the folder or an image is not there, or an annotation cannot be read.
+        """
+        root, images = Path(self.path), self._images()
+        objects.refuse_missing(images)
+        found = [*(Path(image.where) for image in images), *(image.path for image in images), *_lists(root)]
+        return {os.path.relpath(path, root): path for path in sorted(set(found))}
+
+    def load(self) -> Samples:
+        """The annotations; images are decoded when they are read."""
+        images = self._images()
+        return objects.samples(images, self._names(images), self.channels)
+
+    def _names(self, images: list[Labelled]) -> tuple[str, ...]:
+        if self.classes is None:
+            return tuple(sorted({name for image in images for name in image.names}))
+        for image in images:
+            for name, (_, where) in zip(image.names, image.boxes, strict=True):
+                if name not in self.classes:
+                    raise DataError(f"unknown class {name!r}", where=where, allowed=", ".join(self.classes))
+        return self.classes
+
+    def _images(self) -> list[Labelled]:
+        """Every annotated image, in a fixed order."""
+        root = Path(self.path)
+        if not root.is_dir():
+            raise DataError("is not a folder", where=self.path, todo="check data.source")
+        files = sorted(path for path in root.rglob("*.xml") if not _hidden(path.relative_to(root)))
+        files = [path for path in files if path.is_file()]
+        if not files:
+            raise DataError(
+                "holds no .xml files", where=self.path, allowed="Pascal VOC's annotations, one for each image"
+            )
+        listed = self._listed(root)
+        images = [self._image(path, listed) for path in files]
+        if listed:
+            images = [image for image in images if image.split]
+            self._refuse_missing(listed, {path.stem for path in files})
+        return images
+
+    def _listed(self, root: Path) -> dict[str, Split]:
+        """The split of each image's name, where ImageSets/Main has lists of them."""
+        found: dict[str, Split] = {}
+        for path in _lists(root):
+            split = SPLIT_WORDS[path.stem]
+            for line, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+                stem = text.split()[0] if text.split() else ""
+                if found.get(stem, split) != split:
+                    where = f"{path}, line {line}"
+                    raise DataError(f"{stem!r} is in the split {found[stem]} too", where=where, todo="leave it in one")
+                found.update({stem: split} if stem else {})
+        return found
+
+    def _refuse_missing(self, listed: dict[str, Split], known: set[str]) -> None:
+        missing = sorted(listed.keys() - known)
+        if missing:
+            where = str(Path(self.path) / "ImageSets" / "Main")
+            raise DataError(f"names {missing[0]!r}, which has no .xml file ({len(missing)} in all)", where=where)
+
+    def _image(self, path: Path, listed: dict[str, Split]) -> Labelled:
+        annotation = parse(path)
+        if annotation.name != "annotation":
+            raise DataError(f"begins with <{annotation.name}>", where=str(path), allowed="<annotation>")
+        boxes, names = [], []
+        for each in annotation.all("object"):
+            if not self.difficult and _text(each.first("difficult")) == "1":
+                continue
+            where = f"{path}, line {each.line}"
+            name, box = _text(each.first("name")), each.first("bndbox")
+            if not name or box is None:
+                raise DataError("an <object> has no <name> or no <bndbox>", where=where, todo="repair or remove it")
+            left, top, right, bottom = (
+                number(_text(box.first(side)), f"{path}, line {box.line}: <{side}>")
+                for side in ("xmin", "ymin", "xmax", "ymax")
+            )
+            boxes.append(((left, top, right, bottom), where))
+            names.append(name)
+        folders = [part.lower() for part in path.relative_to(self.path).parts[:-1]]
+        split = next((SPLIT_WORDS[part] for part in folders if part in SPLIT_WORDS), None)
+        image = self._beside(path, _text(annotation.first("filename")))
+        split = listed.get(path.stem) if listed else split
+        return Labelled(image, _size(annotation, path), tuple(boxes), tuple(names), split, str(path), image.name)
+
+    def _beside(self, path: Path, name: str) -> Path:
+        """The image that an XML file speaks of: of its own name, in its folder or in that for images.
+
+        The file name is what stands behind the last slash: programs write whole paths of other machines into it.
+        """
+        name = name.replace("\\", "/").rpartition("/")[2] or f"{path.stem}.jpg"
+        holders = [path.parent, *(path.parent.parent / folder for folder in IMAGE_FOLDERS)]
+        options = [holder / name for holder in holders]
+        options += [
+            holder / f"{path.stem}{suffix}" for holder in holders for suffix in (".jpg", ".jpeg", ".png", ".bmp")
+        ]
+        return next((option for option in options if option.is_file()), options[0])
+
+
+def _lists(root: Path) -> list[Path]:
+    """The lists of the images of each split, those that are there."""
+    paths = [root / "ImageSets" / "Main" / f"{name}.txt" for name in SPLIT_WORDS]
+    return [path for path in paths if path.is_file()]
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _text(element: Element | None) -> str:
+    return element.text.strip() if element is not None else ""
+
+
+def _size(annotation: Element, path: Path) -> tuple[int, int] | None:
+    """Width and height, if they stand there; some programs write 0 for what they do not know."""
+    size = annotation.first("size")
+    if size is None:
+        return None
+    where = f"{path}, line {size.line}"
+    width, height = (int(number(_text(size.first(side)) or "0", where)) for side in ("width", "height"))
+    return (width, height) if width > 0 and height > 0 else None

@@ -1,0 +1,136 @@
+"""COCO's JSON files: what is read, and what is said of files that are not what they should be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scenes
+from PIL import Image
+from pydantic import ValidationError
+
+from compress.data import Dataset
+from compress.data.sources.coco import Coco
+from compress.errors import DataError
+from deploy.preprocessing import Preprocessing
+
+BOX: scenes.Box = (10, 5, 30, 20)
+
+
+def one(folder: Path, change: Callable[[Any], Any] = lambda content: None) -> Coco:
+    """A file about one picture of 64 x 64 with one ring."""
+    Image.new("RGB", (64, 64)).save(folder / "a.png")
+    content = scenes.coco([("a.png", [("ring", BOX)])])
+    change(content)
+    (folder / "all.json").write_text(json.dumps(content))
+    return Coco(file=str(folder / "all.json"))
+
+
+def test_a_file_for_each_split(tmp_path: Path) -> None:
+    folder = scenes.as_coco(tmp_path)
+    source = Coco(train="train.json", test="test.json").beside(folder)
+    data = Dataset(source, Preprocessing([]), None)
+    made = scenes.scenes(12)
+    assert data.class_names == ("block", "ring")  # by the ids 3 and 17
+    assert [len(data.objects(split)) for split in ("train", "validation", "test")] == [
+        6,
+        2,
+        4,
+    ]  # one of each class for validation
+    for (boxes, classes), (_, objects) in zip(data.objects("test"), made[8:], strict=True):
+        wanted = [np.array([box[1], box[0], box[3], box[2]]) / 64 for _, box in objects]
+        np.testing.assert_allclose(boxes, wanted, atol=1e-6)
+        assert [data.class_names[label] for label in classes] == [name for name, _ in objects]
+    np.testing.assert_array_equal(data.raw("test", np.array([1]))[0], made[9][0])
+
+
+def test_images_may_be_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    one(tmp_path)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "a.png").rename(tmp_path / "photos" / "a.png")
+    source = Coco(file="all.json", images="photos").beside(tmp_path)
+    assert source.load().read(0).shape == (64, 64, 3)
+    assert set(source.files()) == {"annotations of all", "all: a.png"}
+    assert set(source.fingerprint()) == {"channels", "sha256"}
+
+
+def test_crowds_are_left_out_and_images_without_objects_kept(tmp_path: Path) -> None:
+    samples = one(tmp_path, lambda content: content["annotations"][0].update(iscrowd=1)).load()
+    assert samples.objects is not None
+    assert len(samples.objects[0].classes) == 0
+    assert samples.labels.tolist() == [2]
+
+
+def drop(key: str) -> Callable[[Any], Any]:
+    return lambda content: content.pop(key)
+
+
+def edit(key: str, **changes: Any) -> Callable[[Any], Any]:
+    return lambda content: content[key][0].update(changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (drop("annotations"), "all.json: has no list 'annotations'"),
+        (lambda content: content["images"].append(3), r"images\[1\]: is not an object"),
+        (lambda content: content["images"].append(content["images"][0]), r"images\[1\]: there is an image 7 already"),
+        (edit("images", id="7"), r"images\[0\]: id is '7'; allowed: a whole number"),
+        (edit("images", id=True), r"images\[0\]: id is 'True'"),
+        (edit("images", file_name="../a.png"), r"images\[0\]: the file name '../a.png' leads out of the folder"),
+        (edit("images", file_name="/etc/passwd"), "leads out of the folder"),
+        (edit("images", file_name="a\0.png"), "leads out of the folder"),
+        (edit("images", file_name="b.png"), r"images\[0\]: there is no image .*b.png"),
+        (edit("images", width=32), "annotated as 32x64, and a.png is 64x64"),
+        (edit("categories", name="ring"), r"categories\[1\]: there is a category 17 or 'ring' already"),
+        (edit("categories", name=None), r"categories\[0\]: name is 'None'"),
+        (edit("annotations", image_id=8), r"annotations\[0\]: there is no image 8"),
+        (edit("annotations", category_id=4), r"annotations\[0\]: there is no category 4; allowed: 3, 17"),
+        (edit("annotations", bbox=[1, 2, 3]), r"annotations\[0\]: bbox is '\[1, 2, 3\]'; allowed: \[x, y, width"),
+        (edit("annotations", bbox=[1, 2, 3, "4"]), None),
+        (edit("annotations", bbox=[1, 2, 3, None]), r"annotations\[0\].bbox: 'None' is no number"),
+        (edit("annotations", bbox=[1, 2, 3, float("nan")]), r"bbox: 'nan' is no number"),
+        (edit("annotations", bbox=[1, 2, -3, 4]), r"annotations\[0\]: the box from .* is empty or inverted"),
+        (edit("annotations", bbox=[1, 2, 0, 4]), "empty or inverted"),
+        (edit("annotations", bbox=[50, 50, 30, 4]), "outside of the image; allowed: 0 to 64 across"),
+    ],
+)
+def test_what_is_not_what_it_should_be_is_refused_with_its_place(
+    tmp_path: Path, change: Callable[[Any], Any], told: str | None
+) -> None:
+    source = one(tmp_path, change)
+    if told is None:  # a number in quotes is one
+        assert source.load().objects is not None
+        return
+    with pytest.raises(DataError, match=told):
+        source.load()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [("[1", "is not JSON"), ("[1]", "is not an object"), ("[" * 100_000, "is not JSON")]
+)
+def test_other_files_are_refused(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "all.json").write_text(text)
+    with pytest.raises(DataError, match=told):
+        Coco(file=str(tmp_path / "all.json")).load()
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        Coco(file=str(tmp_path / "none.json")).fingerprint()
+
+
+def test_files_with_other_categories_are_refused(tmp_path: Path) -> None:
+    folder = scenes.as_coco(tmp_path)
+    content = json.loads((folder / "test.json").read_text())
+    content["categories"][0]["name"] = "brick"
+    (folder / "test.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"test.json: has other categories than the file before"):
+        Coco(train=str(folder / "train.json"), test=str(folder / "test.json")).load()
+
+
+@pytest.mark.parametrize("keys", [{}, {"file": "a", "train": "b"}, {"file": "a", "test": "b"}])
+def test_one_file_for_all_or_one_for_each_split(keys: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        Coco(**keys)  # type: ignore[arg-type]

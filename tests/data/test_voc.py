@@ -1,0 +1,225 @@
+"""Pascal VOC's folders: what is read, and what is said of annotations that are not what they should be."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scenes
+from PIL import Image
+
+from compress.data import Dataset
+from compress.data.sources.voc import MAX_XML_BYTES, Voc
+from compress.errors import DataError
+from compress.store import file_digest
+from deploy.preprocessing import Preprocessing
+
+
+def one(folder: Path, text: str | None = None, objects: list[tuple[str, scenes.Box]] | None = None) -> Voc:
+    """A folder with one picture of 40 x 20 and its annotation beside it."""
+    folder.mkdir(exist_ok=True)
+    Image.new("RGB", (40, 20)).save(folder / "a.png")
+    text = text or scenes.annotation("a.png", objects or [("cat", (10, 5, 30, 20))], (40, 20))
+    (folder / "a.xml").write_text(text)
+    return Voc(path=str(folder))
+
+
+def test_the_standard_folders_with_their_lists_of_splits(tmp_path: Path) -> None:
+    folder = scenes.as_voc(tmp_path / "voc")
+    data = Dataset(Voc(path=str(folder)), Preprocessing([{"resize": {"size": [32, 32]}}]), None)
+    made = scenes.scenes(12)
+    assert data.task == "detection"
+    assert data.class_names == ("block", "ring")
+    assert data.inputs("test").shape == (3, 32, 32, 3)
+    assert [len(data.objects(split)) for split in ("train", "validation", "test")] == [7, 2, 3]
+    for index, (boxes, classes) in zip((0, 4, 8), data.objects("test"), strict=True):
+        wanted = [np.array([box[1], box[0], box[3], box[2]]) / 64 for _, box in made[index][1]]
+        np.testing.assert_allclose(boxes, wanted, atol=1e-6)
+        assert [data.class_names[label] for label in classes] == [name for name, _ in made[index][1]]
+        assert boxes.dtype == np.float32
+        assert classes.dtype == np.int64
+
+
+def test_images_and_annotations_side_by_side_in_folders_of_splits(tmp_path: Path) -> None:
+    for split in ("train", "val", "test"):
+        one(tmp_path / split)
+    samples = Voc(path=str(tmp_path)).load()
+    assert {split: len(indices) for split, indices in samples.splits.items()} == dict.fromkeys(
+        ("train", "validation", "test"), 1
+    )
+    assert samples.objects is not None
+    np.testing.assert_allclose(samples.objects[0].boxes, [[0.25, 0.25, 1.0, 0.75]])
+    assert samples.read(0).shape == (20, 40, 3)
+    assert Voc(path=str(tmp_path), channels=1).load().read(0).shape == (20, 40, 1)
+
+
+def test_a_difficult_object_is_there_when_it_is_asked_for(tmp_path: Path) -> None:
+    text = scenes.annotation("a.png", [("cat", (10, 5, 30, 20)), ("dog", (0, 0, 9, 9))], (40, 20))
+    text = text.replace("<name>dog</name>", "<name>dog</name><difficult>1</difficult>")
+    assert one(tmp_path, text).load().class_names == ("cat",)
+    both = Voc(path=str(tmp_path), difficult=True).load()
+    assert both.class_names == ("cat", "dog")
+    assert both.objects is not None
+    assert both.objects[0].classes.tolist() == [0, 1]
+
+
+def test_an_image_without_objects_is_kept(tmp_path: Path) -> None:
+    scenes.as_voc(tmp_path / "voc")
+    (tmp_path / "voc" / "Annotations" / "0000.xml").write_text(scenes.annotation("0000.png", []))
+    data = Dataset(Voc(path=str(tmp_path / "voc")), Preprocessing([]), None)
+    assert len(data.objects("test")[0].classes) == 0
+    assert data.objects("test")[0].boxes.shape == (0, 4)
+
+
+def test_boxes_up_to_a_pixel_outside_are_cut_off(tmp_path: Path) -> None:
+    samples = one(tmp_path, objects=[("cat", (-1, 0, 41, 20))]).load()
+    assert samples.objects is not None
+    np.testing.assert_array_equal(samples.objects[0].boxes, [[0, 0, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("box", "told"),
+    [
+        ((30, 5, 10, 20), "empty or inverted"),
+        ((10, 5, 10, 20), "empty or inverted"),
+        ((10, 5, 60, 20), "outside of the image; allowed: 0 to 40 across and 0 to 20 down"),
+        ((-9, 5, 10, 20), "outside of the image"),
+        ((41, 5, 41.5, 20), "outside of the image"),
+    ],
+)
+def test_boxes_that_cannot_be_are_refused_with_their_line(tmp_path: Path, box: scenes.Box, told: str) -> None:
+    with pytest.raises(DataError, match=rf"a.xml, line 4: .*{told}"):
+        one(tmp_path, objects=[("cat", box)]).load()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("<annotation><object></annotation>", "a.xml: is not XML: mismatched tag: line 1"),
+        ("", "a.xml: is not XML: no element found"),
+        ("<html></html>", "begins with <html>; allowed: <annotation>"),
+        (
+            "<annotation><object><name>cat</name></object></annotation>",
+            "line 1: an <object> has no <name> or no <bndbox>",
+        ),
+        ("<a>" * 40 + "</a>" * 40, "has more than 32 elements inside of each other"),
+        (scenes.annotation("a.png", [("cat", (1, 1, 2, 2))]), "annotated as 64x64, and a.png is 40x20"),
+        (scenes.annotation("b.jpg", [("cat", (1, 1, 2, 2))]).replace("b.jpg", "../../b.jpg"), None),
+    ],
+)
+def test_annotations_that_cannot_be_read_are_refused(tmp_path: Path, text: str, told: str | None) -> None:
+    source = one(tmp_path, text or " ")
+    if told is None:  # another machine's path: the image of the annotation's own name is taken
+        with pytest.raises(DataError, match=r"a.png is 40x20"):
+            source.load()
+        return
+    with pytest.raises(DataError, match=told):
+        source.load()
+
+
+def test_a_number_that_is_none_is_refused_with_its_line(tmp_path: Path) -> None:
+    for number in ("", "ten", "nan", "1e999"):
+        text = scenes.annotation("a.png", [("cat", (1, 1, 2, 2))], (40, 20))
+        with pytest.raises(DataError, match=r"line 4: <xmin>: '.*' is no number"):
+            one(tmp_path, text.replace("<xmin>1<", f"<xmin>{number}<")).load()
+
+
+BOMB = """<?xml version="1.0"?>
+<!DOCTYPE lolz [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>
+<annotation>&b;</annotation>"""
+OUTSIDE = """<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation><filename>&x;</filename></annotation>"""
+
+
+@pytest.mark.parametrize("text", [BOMB, OUTSIDE, '<!DOCTYPE annotation SYSTEM "http://x.invalid/a.dtd"><annotation/>'])
+def test_document_types_are_refused_before_anything_is_unfolded_or_fetched(tmp_path: Path, text: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(DataError, match=r"line [12]: declares a document type"):
+        one(tmp_path, text).load()
+    assert time.monotonic() - started < 5
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="allowed: 4194304 bytes"):
+        one(tmp_path, " " * (MAX_XML_BYTES + 1)).load()
+
+
+def test_a_missing_image_a_missing_annotation_and_an_unknown_class(tmp_path: Path) -> None:
+    folder = scenes.as_voc(tmp_path / "voc")
+    with pytest.raises(DataError, match="xml, line 4: unknown class 'ring'; allowed: block") as told:
+        Voc(path=str(folder), classes=("block",)).load()
+    assert "Annotations" in str(told.value)
+    (folder / "JPEGImages" / "0003.png").unlink()
+    for work in (Voc(path=str(folder)).load, Voc(path=str(folder)).fingerprint):
+        with pytest.raises(DataError, match=r"0003.xml: there is no image .*0003.png"):
+            work()
+    (folder / "Annotations" / "0003.xml").unlink()
+    with pytest.raises(DataError, match=r"names '0003', which has no .xml file"):
+        Voc(path=str(folder)).load()
+
+
+def test_an_image_in_two_splits_is_refused(tmp_path: Path) -> None:
+    folder = scenes.as_voc(tmp_path / "voc")
+    with (folder / "ImageSets" / "Main" / "test.txt").open("a") as stream:
+        stream.write("0002\n")
+    with pytest.raises(DataError, match=r"test.txt, line 4: '0002' is in the split train too"):
+        Voc(path=str(folder)).load()
+
+
+def test_no_folder_no_annotations_no_objects(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a folder"):
+        Voc(path=str(tmp_path / "nowhere")).load()
+    with pytest.raises(DataError, match=r"holds no .xml files"):
+        Voc(path=str(tmp_path)).load()
+    one(tmp_path, scenes.annotation("a.png", [], (40, 20)))
+    data = Dataset(Voc(path=str(tmp_path)), Preprocessing([]), None)
+    with pytest.raises(DataError, match="there are no objects in the images"):
+        data.objects("train")
+
+
+def test_the_fingerprint_changes_with_a_box_and_with_an_image_and_not_with_the_place(tmp_path: Path) -> None:
+    first, second = one(tmp_path / "one"), one(tmp_path / "two")
+    assert first.fingerprint() == second.fingerprint()
+    one(tmp_path / "two", objects=[("cat", (10, 5, 31, 20))])
+    assert first.fingerprint() != second.fingerprint()
+    one(tmp_path / "two")
+    Image.new("RGB", (40, 20), "red").save(tmp_path / "two" / "a.png")
+    assert first.fingerprint() != second.fingerprint()
+
+
+def test_a_manifest_holds_annotations_images_and_lists(tmp_path: Path) -> None:
+    from compress.data import manifest
+
+    source = Voc(path=str(scenes.as_voc(tmp_path / "voc")))
+    found = source.files()
+    assert {name.partition("/")[0] for name in found} == {"Annotations", "JPEGImages", "ImageSets"}
+    assert len(found) == 12 + 12 + 3
+    manifest.write(tmp_path / "sums.toml", {path: file_digest(path) for path in found.values()})
+    checked = Voc(path=source.path, manifest=str(tmp_path / "sums.toml"))
+    assert checked.fingerprint() == source.fingerprint()
+    Image.new("RGB", (64, 64)).save(tmp_path / "voc" / "JPEGImages" / "0001.png")
+    with pytest.raises(DataError, match=r"1 changed: voc/JPEGImages/0001.png"):
+        checked.fingerprint()
+
+
+def test_the_summary_counts_objects(tmp_path: Path) -> None:
+    folder = scenes.as_voc(tmp_path / "voc")
+    (folder / "Annotations" / "0000.xml").write_text(scenes.annotation("0000.png", []))
+    found = Dataset(Voc(path=str(folder)), Preprocessing([]), None).summary()
+    objects = [name for _, rows in scenes.scenes(12)[1:] for name, _ in rows]
+    assert found["samples"] == {"train": 7, "validation": 2, "test": 3}
+    counted = np.sum([found["counts"][split] for split in found["samples"]], axis=0)
+    assert counted.tolist() == [objects.count("block"), objects.count("ring")]
+    assert found["notes"] == ["classes are counted by objects; 1 of 12 images have none"]
+
+
+def test_images_are_divided_so_that_rare_classes_are_in_every_split(tmp_path: Path) -> None:
+    for index in range(30):
+        name = f"{index:02}"
+        Image.new("RGB", (40, 20)).save(tmp_path / f"{name}.png")
+        objects = [("cat", (1, 1, 9, 9))] + ([("dog", (20, 1, 30, 9))] if index % 5 == 0 else [])
+        (tmp_path / f"{name}.xml").write_text(scenes.annotation(f"{name}.png", objects, (40, 20)))
+    data = Dataset(Voc(path=str(tmp_path)), Preprocessing([]), None)
+    for split in ("train", "validation", "test"):
+        assert any(1 in each.classes for each in data.objects(split))  # type: ignore[arg-type]

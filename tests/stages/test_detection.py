@@ -1,0 +1,231 @@
+"""A detector from end to end: trained, quantized, packed, reported, and run as a device runs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scenes
+import tiny
+
+from compress import header
+from compress.errors import ModelError as HostError
+from compress.pipeline import load
+from compress.run import run
+from compress.stage import MODEL_TFLITE
+from compress.tflite.runtime import Model as HostModel
+from deploy import accuracy, finding
+from deploy.__main__ import main as runner
+from deploy.bundle import Bundle, BundleError, pack, read
+from deploy.detection import Detections
+from deploy.errors import ModelError
+from deploy.model import Model
+from deploy.runtime import Options
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
+]
+
+BUILDER = """
+import keras
+
+def detector(input_shape):
+    sizes = [[0.35, 0.35], [0.5, 0.5]]
+    return {"maps": [{"cells": [8, 8], "boxes": sizes}], "scores": "logits", "least_score": 0.02}
+
+def build(input_shape, classes):
+    layers = keras.layers
+    image = keras.Input(input_shape, name="image")
+    x = image
+    for block, filters in enumerate([8, 16, 24]):
+        x = layers.Conv2D(filters, 3, 2, padding="same", use_bias=False, name=f"conv{block}")(x)
+        x = layers.BatchNormalization(momentum=0.9, name=f"norm{block}")(x)
+        x = layers.ReLU(name=f"relu{block}")(x)
+    x = layers.Conv2D(32, 3, padding="same", activation="relu", name="wide")(x)
+    rare = keras.initializers.Constant(-2.0)
+    boxes = layers.Reshape((-1, 4), name="boxes")(layers.Conv2D(8, 1, name="box")(x))
+    scores = layers.Conv2D(2 * classes, 1, bias_initializer=rare, name="score")(x)
+    return keras.Model(image, [boxes, layers.Reshape((-1, classes), name="scores")(scores)], name="finder")
+"""
+EPOCHS = 8
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The folder of outputs of one run, and its record."""
+    folder = tmp_path_factory.mktemp("found")
+    scenes.as_coco(folder / "data", (160, 24))
+    (folder / "finder.py").write_text(BUILDER)
+    content = {
+        "schema_version": 1,
+        "name": "found",
+        "model": {"builder": "finder.py", "trust": True},
+        "data": {
+            "source": {"coco": {"train": "data/train.json", "test": "data/test.json"}},
+            "preprocess": [{"resize": {"size": [64, 64]}}, {"scale": {"from": [0, 255]}}],
+        },
+        "stages": [
+            {"train": {"epochs": EPOCHS, "batch_size": 16, "learning_rate": 0.01, "augment": {"flip": True}}},
+            {"quantize": {"ranges": "minmax", "equalize": "off", "held_back_samples": 40}},
+            "compile",
+            {"package": {"evaluation": 12}},
+        ],
+        "measure": {"latency": {"runs": 3}},
+        "budget": {"ap_drop": 0.1},
+    }
+    (folder / "pipeline.yaml").write_text(json.dumps(content))
+    record = run(load(folder / "pipeline.yaml"), folder / "runs", tiny.Notes())
+    yield folder / "runs" / "found", record
+    shutil.rmtree(folder)
+
+
+def value(record: dict[str, Any], side: str, name: str) -> float:
+    return float(record["models"][side]["measurements"][name]["value"])
+
+
+def test_objects_are_found_and_int8_finds_them_too(made: tuple[Path, dict[str, Any]]) -> None:
+    _, record = made
+    assert value(record, "original", "ap50") > 0.3
+    assert abs(value(record, "original", "ap") - value(record, "result", "ap")) < 0.06
+    assert record["status"] == "ok"
+    assert [row["name"] for row in record["budget"]] == ["ap_drop"]
+    compared = record["comparison"]["measurements"]
+    drop = value(record, "original", "ap") - value(record, "result", "ap")
+    assert compared["ap_drop"]["value"] == pytest.approx(drop)
+    assert compared["agreement"]["value"] > 0.7
+    assert [row["name"] for row in record["comparison"]["per_class"]] == ["block", "ring"]
+    assert "accuracy" not in record["models"]["result"]["measurements"]
+
+
+def test_the_plan_is_judged_by_objects_and_the_specification_goes_on(made: tuple[Path, dict[str, Any]]) -> None:
+    _, record = made
+    facts = {row["stage"]: row["facts"] for row in record["stages"]}
+    assert facts["quantize"]["agreement"] > 0.7
+    assert {trial["step"] for trial in facts["quantize"]["tried"]} == {"ranges", "bias"}
+    assert [facts[stage]["detector"]["least_score"] for stage in ("load", "train", "quantize", "compile")] == [0.02] * 4
+    assert facts["load"]["detector"]["overlap"] == 0.5  # defaults are written out
+    history = facts["train"]["history"]
+    assert len(history) == EPOCHS
+    assert history[-1]["val_loss"] < history[0]["val_loss"] / 2
+
+
+def test_boxes_and_scores_have_scales_of_their_own(made: tuple[Path, dict[str, Any]]) -> None:
+    model = HostModel(made[0] / MODEL_TFLITE, reproducible=True)
+    assert [list(each["shape"]) for each in model.outputs] == [[1, 128, 4], [1, 128, 2]]
+    scales = [float(each["quantization"][0]) for each in model.outputs]
+    assert all(scales)
+    assert scales[0] != scales[1]
+
+
+def test_every_operator_is_one_of_the_edge_tpu(made: tuple[Path, dict[str, Any]]) -> None:
+    assert made[1]["placement"]["summary"].startswith("all ")
+
+
+def test_the_report_speaks_of_average_precision(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = made
+    text, page = ((folder / f"report.{kind}").read_text() for kind in ("md", "html"))
+    assert "average precision 0." in text.splitlines()[2]
+    assert "Average precision on validation against size" in page
+    assert "What a detector takes objects for is not counted" in page
+    assert "ccuracy" not in text
+    assert "onfusion" not in text
+
+
+def test_the_bundle_answers_as_the_host_does(made: tuple[Path, dict[str, Any]]) -> None:
+    opened = read(str(made[0] / "found.coralline"))
+    assert opened.manifest["models"]["int8"]["boxes"]["shape"] == [1, 128, 4]
+    assert opened.manifest["models"]["int8"]["output"]["shape"] == [1, 128, 2]
+    found = accuracy.verify(opened, Options("cpu"))
+    assert found["ok"]
+    assert {role: each["verdict"] for role, each in found["golden"].items()} == {"original": "equal", "int8": "equal"}
+    assert found["golden"]["int8"]["same_class"] == 4
+
+
+def test_the_average_precision_of_the_device_is_that_of_the_host(made: tuple[Path, dict[str, Any]]) -> None:
+    opened = read(str(made[0] / "found.coralline"))
+    result = accuracy.compare(opened, Options("cpu"))
+    metrics = opened.manifest["evaluation"]["metrics"]
+    for role in ("original", "int8"):
+        for name in ("ap", "ap50"):
+            assert result["models"][role][name]["value"] == pytest.approx(metrics[f"{name}_{role}"]["value"], abs=1e-9)
+    assert result["pairs"][0]["ap_drop"]["value"] == pytest.approx(metrics["ap_drop"]["value"], abs=1e-9)
+    assert result["pairs"][0]["agreement"]["value"] == pytest.approx(metrics["agreement"]["value"])
+    assert "AP 0." in accuracy.text(result)
+    assert accuracy.compare(opened, Options("cpu"), 5)["samples"] == 5
+
+
+def test_a_header_of_it_is_refused(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="it finds objects; allowed: classifiers"):
+        header.export(made[0] / "found.coralline", tmp_path / "model.h")
+
+
+def test_the_service_and_the_command_tell_boxes(
+    made: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert runner(["run", str(made[0] / "found.coralline"), "--role", "int8", "--top", "2", "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)["answers"]
+    assert len(answers) == 4
+    assert all(
+        set(row) == {"label", "score", "box"} and len(row["box"]) == 4 for each in answers for row in each["top"]
+    )
+    assert runner(["run", str(made[0] / "found.coralline"), "--role", "int8", "--top", "1"]) == 0
+    assert " at [0." in capsys.readouterr().out
+
+
+def test_an_application_is_given_labels_scores_and_boxes(made: tuple[Path, dict[str, Any]]) -> None:
+    opened = read(str(made[0] / "found.coralline"))
+    samples, wanted = finding.objects(opened)
+    near = 0
+    with Model(opened, device="cpu") as model:
+        for image, (boxes, _) in zip(samples, wanted, strict=True):
+            answer = model(image)
+            assert isinstance(answer, Detections)
+            best = answer.top(1)[0]
+            centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+            middle = np.array([(best.box[0] + best.box[2]) / 2, (best.box[1] + best.box[3]) / 2])
+            near += bool((np.abs(centres - middle).max(axis=1) < 0.15).any())
+            assert best.label in ("block", "ring")
+            assert set(answer.rows(1)[0]) == {"label", "score", "box"}
+            assert all(each.score >= 0.5 for each in answer.above(0.5).top())
+    assert near >= 9
+
+
+def changed(path: Path, change: Any) -> bytes:
+    """The bundle with another manifest."""
+    opened = read(str(path))
+    manifest = {key: each for key, each in opened.manifest.items() if key not in ("members", "schema_version")}
+    members = dict(opened.members)
+    change(manifest, members)
+    return pack(manifest, members)
+
+
+def test_bundles_whose_boxes_cannot_be_read_are_refused(made: tuple[Path, dict[str, Any]]) -> None:
+    path = made[0] / "found.coralline"
+    with pytest.raises(BundleError, match="boxes cannot be read: least_score must be below 1"):
+        changed(path, lambda manifest, _: manifest["detection"].update(least_score=2))
+    with pytest.raises(BundleError, match="boxes cannot be read: maps give"):
+        changed(path, lambda manifest, _: manifest["detection"]["maps"][0].update(cells=[4096, 4096]))
+    with pytest.raises(BundleError, match="incomplete: KeyError"):
+        changed(path, lambda manifest, _: manifest["models"]["int8"].pop("boxes"))
+    other = Bundle(changed(path, lambda manifest, _: manifest["models"]["int8"]["boxes"].update(scale=0.5)))
+    with pytest.raises(ModelError, match="the model's boxes is not what the manifest says"):
+        Model(other, device="cpu")
+
+    def wrong(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+        members["evaluation-labels.npy"] = members["evaluation-labels.npy"].replace(b"<f4", b"<i4")
+
+    with pytest.raises(BundleError, match="is not 12 samples with their objects"):
+        finding.objects(Bundle(changed(path, wrong)))
+
+
+def test_a_detector_with_anchors_of_another_model_is_refused(made: tuple[Path, dict[str, Any]]) -> None:
+    path = made[0] / "found.coralline"
+    other = Bundle(changed(path, lambda manifest, _: manifest["detection"]["maps"][0].update(cells=[4, 4])))
+    with pytest.raises(ModelError, match="anchors"):
+        Model(other, device="cpu")
