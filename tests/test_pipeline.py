@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress import shipped
+from compress.data import SOURCES
 from compress.document import read
 from compress.errors import CorallineError, ModelError, PipelineError, UntrustedError
 from compress.pipeline import Pipeline, load
@@ -209,12 +210,12 @@ def test_a_misspelt_key_is_told_with_its_line_and_the_nearest(refused: Callable[
         ("schema_version: 1\n", 1, "schema_version: the key 'schema_version' is missing"),
         ("name: digits\n", 1, "name: the key 'name' is missing"),
         ("model:\n  builder: digits_cnn\n", 1, "the key 'model' is missing"),
-        ("  builder: digits_cnn\n", 5, "model: must be a map, not null; allowed: builder, file, signature, trust"),
         (
-            "  source:\n    digits: {}\n",
-            7,
-            "data: the key 'source' is missing; allowed: digits, npz, npy, folder, csv, wav, tfrecord, function",
+            "  builder: digits_cnn\n",
+            5,
+            "model: must be a map, not null; allowed: builder, file, signature, detector, trust",
         ),
+        ("  source:\n    digits: {}\n", 7, "data: the key 'source' is missing; allowed: " + ", ".join(SOURCES)),
         ("        size: [32, 32]\n", 13, "data.preprocess[0]: resize needs the key 'size'"),
     ],
 )
@@ -244,7 +245,9 @@ def test_an_unknown_key_is_told_before_the_one_it_should_have_been(refused: Call
 @pytest.mark.parametrize("key", ["a]", "", "0", "__class__", "model_config", "x" * 500])
 def test_strange_keys(refused: Callable[..., str], key: str) -> None:
     text = COMPLETE.replace("  builder:", f'  "{key}": 1\n  builder:')
-    assert f"unknown key {key!r}; allowed: builder, file, signature, trust" in refused(text, line_of("builder:"))
+    assert f"unknown key {key!r}; allowed: builder, file, signature, detector, trust" in refused(
+        text, line_of("builder:")
+    )
 
 
 # --- values -----------------------------------------------------------------------------
@@ -603,7 +606,7 @@ def test_code_of_ones_own_needs_trust(
 @pytest.mark.parametrize(
     ("builder", "message"),
     [
-        ("digit_cnn", "model: there is no builder 'digit_cnn'; allowed: digits_cnn, or a path to a Python file; did "),
+        ("digit_cnn", "model: there is no builder 'digit_cnn'; allowed: digits_cnn, ssd_small, or a path to a Python file"),
         ("''", "model: there is no builder ''; allowed: digits_cnn"),
         ("digits_cnn:other", "model: there is no builder 'digits_cnn:other'; allowed: digits_cnn"),
         ("../models/digits_cnn", "model: there is no builder '../models/digits_cnn'; allowed: digits_cnn"),
