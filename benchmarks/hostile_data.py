@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "data"), str(ROOT / "tests")]
 
 from test_records import example, record  # noqa: E402 - from tests/
-from test_sound import form, riff  # noqa: E402
+from test_wav import form, riff  # noqa: E402
 
 from compress.data import Dataset  # noqa: E402
 from compress.data.source import Source  # noqa: E402

@@ -118,10 +118,10 @@ def _row(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
     for key, shown in (("first_inference", "first_inference_ms"), ("memory", "memory_bytes")):
         if _is_measurement(result.get(key)):
             taken[shown] = result[key]
-    for name in ("accuracy", "ap", "ap50"):
-        quality = _inner(found, "accuracy", "models", model.get("role"), name)
+    for key in ("accuracy", "ap", "ap50"):
+        quality = _inner(found, "accuracy", "models", model.get("role"), key)
         if _is_measurement(quality):
-            taken[name] = quality
+            taken[key] = quality
     golden = {role: _inner(found, "golden", role, "verdict") for role in found["bundle"]["models"]}
     doubts = [each.get("what") for each in result["doubts"] if isinstance(each, Mapping)]
     return {

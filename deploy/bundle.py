@@ -256,7 +256,7 @@ class Bundle:
         """The decoded samples of the evaluation sample, `entry`."""
         stacks = [self.array(name) for name in entry["inputs"]]
         if not all(stack.ndim in (2, 3, 4) and len(stack) for stack in stacks):
-            raise BundleError("the evaluation sample is not stacks of samples")
+            raise BundleError("the evaluation sample is not stacks of two to four axes, with a sample in each")
         return [sample for stack in stacks for sample in stack]
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compress.data import labels, tables
 from compress.data.division import Divide, by_group, stratified
 from compress.data.labels import SPLIT_WORDS
-from compress.data.source import Stored
+from compress.data.source import Samples, Stored
 from compress.data.tree import Tree, inside, tree
 from compress.errors import DataError
 from compress.stage import Settings, Split
@@ -72,12 +73,20 @@ class Opened:
     class_names: tuple[str, ...]
     grouped: bool
 
-    def division(self) -> dict[str, Any]:
-        """The fields of `Samples` that say how the samples are divided."""
+    def samples(self, read: Callable[[int], NDArray[Any]], *, skip: bool) -> Samples:
+        """The samples, each decoded by `read` when it is asked for; `skip`: damaged ones are left out."""
         divide: Divide = stratified
         if self.grouped:
             divide = by_group(np.unique([each.group for each in self.listed], return_inverse=True)[1])
-        return {"splits": labels.splits(each.split for each in self.listed), "divide": divide}
+        return Samples(
+            self.label,
+            self.class_names,
+            read,
+            splits=labels.splits(each.split for each in self.listed),
+            divide=divide,
+            describe=lambda index: self.tree.describe(self.listed[index].file),
+            skip=skip,
+        )
 
 
 class InFiles(Stored):

@@ -17,8 +17,9 @@ EXAMPLES = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_are_read(tmp_path: Path, example: str) -> None:
     path = tmp_path / "pipeline.yaml"
-    head = "schema_version: 1\nname: example\nmodel: {builder: digits_cnn}\nstages: [{train: {epochs: 1}}, quantize]\n"
-    path.write_text(head + example)
+    builder = "ssd_small" if re.search(r"\b(voc|coco):", example) else "digits_cnn"
+    head = f"schema_version: 1\nname: example\nmodel: {{builder: {builder}}}\n"
+    path.write_text(head + "stages: [{train: {epochs: 1}}, quantize]\n" + example)
     assert load(path).data.source.name in example
 
 

@@ -453,14 +453,20 @@ def test_an_evaluation_of_a_model_that_is_not_there() -> None:
         (INPUTS, [0.0, 1.0]),
         (INPUTS, [[0], [1]]),
         (INPUTS, 1),
-        (INPUTS[0, 0], [0, 1, 1]),
-        (INPUTS[:0], []),
-        (INPUTS[:, None, None], [0, 1]),
     ],
 )
 def test_an_evaluation_sample_whose_labels_do_not_fit(inputs: Any, labels: Any) -> None:
     opened = Bundle(evaluated(EVALUATION, inputs, labels))
     with pytest.raises(BundleError, match="with a label each"):
+        opened.evaluation()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels"), [(INPUTS[0, 0], [0, 1, 1]), (INPUTS[:0], []), (INPUTS[:, None, None], [0, 1])]
+)
+def test_an_evaluation_sample_of_another_shape(inputs: Any, labels: Any) -> None:
+    opened = Bundle(evaluated(EVALUATION, inputs, labels))
+    with pytest.raises(BundleError, match="stacks of two to four axes"):
         opened.evaluation()
 
 

@@ -24,6 +24,19 @@ def constant(numbers: Any) -> Constant:
     return Constant(np.asarray(numbers))
 
 
+def floats(*shape: int, low: float = -1.0) -> Constant:
+    """Always the same ones, up to 1."""
+    return constant(np.random.default_rng(sum(shape)).uniform(low, 1.0, shape).astype(np.float32))
+
+
+def whole(*numbers: int) -> Constant:
+    return constant(np.array(numbers, np.int64))
+
+
+def number(value: float) -> Constant:
+    return constant(np.array(value, np.float32))
+
+
 def node(kind: str, inputs: Sequence[Any], outputs: Sequence[str], **settings: Any) -> tuple[Any, list[Any]]:
     """An operator, and the stored tensors that it takes; its name is that of what it makes."""
     stored, names = [], []

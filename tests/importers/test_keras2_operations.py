@@ -94,7 +94,7 @@ def test_functions_become_layers_where_there_are_some(tf_keras: Any, saved: Save
     new = load(saved(model, "m.h5"))
     kinds = {type(layer).__name__ for layer in new.layers}
     assert kinds == {"InputLayer", "Add", "Activation", "Concatenate", "ZeroPadding2D", "GlobalAveragePooling2D"}
-    assert "tf.nn.relu6" in [layer.name for layer in new.layers]
+    assert any(layer.name.startswith("tf.nn.relu6") for layer in new.layers)
 
 
 def test_a_model_with_functions_inside_is_called_twice(tf_keras: Any, saved: Save) -> None:

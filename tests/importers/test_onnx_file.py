@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from one_node import Model, constant, node
+from one_node import Model, constant, floats, node, number, whole
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.errors import ModelError
@@ -27,18 +27,6 @@ pytestmark = [
 EXACT = 2e-5
 Saved = Callable[[Model], Path]
 IMAGE = ("N", 4, 8, 8)
-
-
-def floats(*shape: int, low: float = -1.0) -> Any:
-    return constant(np.random.default_rng(sum(shape)).uniform(low, 1.0, shape).astype(np.float32))
-
-
-def whole(*numbers: int) -> Any:
-    return constant(np.array(numbers, np.int64))
-
-
-def number(value: float) -> Any:
-    return constant(np.array(value, np.float32))
 
 
 def imported(path: Path) -> tuple[onnx_file.File, Any, list[str]]:
@@ -493,12 +481,12 @@ def test_tensors_in_a_file_beside_the_model(tmp_path: Path) -> None:
 def test_damaged_files_give_an_error_or_an_answer(tmp_path: Path) -> None:
     sound = damaged(lambda proto: None)
     path, outcomes = tmp_path / "model.onnx", Counter[str]()
-    for number in range(300):
-        dice = random.Random(f"onnx:{number}")
+    for turn in range(300):
+        dice = random.Random(f"onnx:{turn}")
         data = bytearray(sound)
         for _ in range(dice.randint(1, 4)):
             data[dice.randrange(len(data))] = dice.randrange(256)
-        path.write_bytes(bytes(data[: dice.randrange(len(data))] if number % 5 == 0 else data))
+        path.write_bytes(bytes(data[: dice.randrange(len(data))] if turn % 5 == 0 else data))
         try:
             outcomes["problems" if onnx_file.read(path).problems else "imported"] += 1
         except ModelError:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from one_node import Model, constant, node
+from one_node import Model, constant, floats, node, number, whole
 
 from compress.importers import onnx_file
 from compress.importers.onnx_rules import RULES
@@ -33,19 +33,8 @@ def one(kind: str, *more: Any, **settings: Any) -> list[Any]:
     return [node(kind, ["x", *more], ["y"], **settings)]
 
 
-def floats(*shape: int, low: float = -1.0) -> Any:
-    return constant(np.random.default_rng(sum(shape)).uniform(low, 1.0, shape).astype(np.float32))
-
-
-def whole(*numbers: int) -> Any:
-    return constant(np.array(numbers, np.int64))
-
-
-def number(value: float) -> Any:
-    return constant(np.array(value, np.float32))
-
-
 KERNEL, BIAS = floats(6, 4, 3, 3), floats(6)
+REDUCTIONS = [f"Reduce{how}" for how in ("Mean", "Max", "Min", "Sum", "Prod", "L1", "L2", "SumSquare")]
 CASES: list[Case] = [
     ("conv", 7, IMAGE, one("Conv", KERNEL, BIAS), ["Conv2D"]),
     ("conv same", 11, IMAGE, one("Conv", KERNEL, pads=[1, 1, 1, 1]), ["Conv2D"]),
@@ -334,30 +323,9 @@ CASES: list[Case] = [
     *(
         (f"{kind} {opset}", opset, IMAGE, one(kind, axes=[1], keepdims=0), None)
         for opset in (7, 11)
-        for kind in (
-            "ReduceMean",
-            "ReduceMax",
-            "ReduceMin",
-            "ReduceSum",
-            "ReduceProd",
-            "ReduceL1",
-            "ReduceL2",
-            "ReduceSumSquare",
-        )
+        for kind in REDUCTIONS
     ),
-    *(
-        (f"{kind} 18", 18, IMAGE, one(kind, whole(-2)), None)
-        for kind in (
-            "ReduceMean",
-            "ReduceMax",
-            "ReduceMin",
-            "ReduceSum",
-            "ReduceProd",
-            "ReduceL1",
-            "ReduceL2",
-            "ReduceSumSquare",
-        )
-    ),
+    *((f"{kind} 18", 18, IMAGE, one(kind, whole(-2)), None) for kind in REDUCTIONS),
     ("reduce all", 13, IMAGE, one("ReduceMean"), None),
     ("reduce image", 13, IMAGE, one("ReduceMean", axes=[2, 3]), ["GlobalAveragePooling2D"]),
     ("reduce image away", 13, IMAGE, one("ReduceMax", axes=[-1, -2], keepdims=0), ["GlobalMaxPooling2D"]),

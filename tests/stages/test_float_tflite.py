@@ -92,5 +92,5 @@ def test_the_original_is_the_file_itself(keras: object, tmp_path: Path, monkeypa
 @pytest.mark.parametrize("resize", [False, True])
 def test_several_outputs_are_refused_clearly(keras: object, tmp_path: Path, resize: bool) -> None:
     path = project(tmp_path / "project", classifier(resize, outputs=2), "quantize")
-    with pytest.raises(ModelError, match="has 1 inputs and 2 outputs; allowed: one of each, so far"):
+    with pytest.raises(ModelError, match="has 1 inputs and 2 outputs; allowed: one of each"):
         runs.run(load(path), tmp_path / "out", tiny.Notes())

@@ -50,14 +50,7 @@ class Folder(Labelled):
             name = found.listed[index].file
             return decoded(found.tree.read(name, MAX_IMAGE_BYTES), self.channels, found.tree.describe(name))
 
-        return Samples(
-            found.label,
-            found.class_names,
-            read,
-            describe=lambda index: found.tree.describe(found.listed[index].file),
-            skip=self.corrupt == "skip",
-            **found.division(),
-        )
+        return found.samples(read, skip=self.corrupt == "skip")
 
 
 def decoded(content: bytes, channels: int, where: str) -> NDArray[np.uint8]:

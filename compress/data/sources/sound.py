@@ -55,14 +55,7 @@ class Wav(Labelled):
             with found.tree.open(name) as stream:
                 return self._decoded(stream, found.tree.describe(name))
 
-        return Samples(
-            found.label,
-            found.class_names,
-            read,
-            describe=lambda index: found.tree.describe(found.listed[index].file),
-            skip=self.corrupt == "skip",
-            **found.division(),
-        )
+        return found.samples(read, skip=self.corrupt == "skip")
 
     def _decoded(self, stream: BinaryIO, where: str) -> NDArray[np.float32]:
         sound = opened(stream, where)
