@@ -292,10 +292,14 @@ def _trainings(models: Mapping[str, Any]) -> str:
 
 
 def commit() -> str:
-    """Which state of the project was measured."""
-    return subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
-    ).stdout.strip()
+    """Which state of the project was measured; what the benchmarks themselves write does not count as a change."""
+
+    def git(*words: str) -> str:
+        command = ["git", *words]
+        return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!results")
+    return git("describe", "--always") + ("-dirty" if changed else "")
 
 
 def timed_again(subject: subjects.Subject) -> dict[str, float]:
