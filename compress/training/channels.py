@@ -69,7 +69,7 @@ class Channels:
         layouts: the channel at each place of the last axis, by tensor.
         group: for each channel number the number of its group (the smallest in it).
         pinned: for each channel number whether it must stay.
-        held: layers that pin channels because it is not known here what they do with them.
+        held: layers inside the network that pin channels because it is not known here what they do with them.
     """
 
     layouts: Mapping[Tensor, Layout]
@@ -133,15 +133,16 @@ def numbered(network: Network, rule: LayoutRule) -> Channels:
     numbers = Numbering()
     layouts: dict[Tensor, Layout] = {}
     held: dict[str, None] = {}
+    ends = set(tensors_in(network.outputs))
     for layer, call in network.in_order():
         given = [layouts[tensor] for tensor in layer.given(call)] if layer.calls else []
         outputs = sorted(t for t in network.shapes if t.layer == layer.name and t.call == call)
         made = rule(layer, call, given, network, numbers, layouts)
-        if made is None and any(numbers.free(each) for each in given):
+        if made is None and any(numbers.free(each) for each in given) and not ends.issuperset(outputs):
             held[layer.name] = None
         for tensor in outputs:
             layouts[tensor] = made if made is not None else _opaque(given, network.shapes[tensor], numbers)
-    for tensor in tensors_in(network.outputs):
+    for tensor in ends:
         numbers.pin(layouts[tensor])
     group = np.array([numbers.root(number) for number in range(len(numbers.parent))], np.int64)
     pinned = np.zeros(len(group), bool)

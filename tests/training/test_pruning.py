@@ -183,9 +183,11 @@ def test_the_nearest_that_is_named_is_possible(keras: Any, builder: networks.Bui
             assert cost_of(cut.least) <= cost_of(chosen(cut, goal)) <= goal.limit(cut, cost_of(cut.costs.everything))
 
 
-def test_a_model_without_hidden_channels_cannot_be_pruned(keras: Any) -> None:
+@pytest.mark.parametrize("last", ["Identity", "Softmax"])
+def test_a_model_without_hidden_channels_cannot_be_pruned(keras: Any, last: str) -> None:
     image = keras.Input((4, 4, 1))
-    model = keras.Model(image, keras.layers.Dense(3)(keras.layers.Flatten()(image)))
+    scores = keras.layers.Dense(3)(keras.layers.Flatten()(image))
+    model = keras.Model(image, getattr(keras.layers, last)()(scores))
     with pytest.raises(StageError, match="no channel of this model can be removed: every one reaches an output"):
         prepared(model)
 
