@@ -2,12 +2,13 @@
 
 Both are C++, and a file that comes from anywhere may crash them (onnx' shape inference has done
 so: github.com/onnx/onnx/issues/6180), or keep them busy for ever: then it is that process that
-ends.
+ends. So it does where it asks for more memory than a model needs.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -21,13 +22,15 @@ from numpy.typing import NDArray
 from compress.errors import ModelError
 
 LONGEST_S = 600
-
+MEMORY_BYTES = 6 * 2**30
+"""For each of these processes: three times the largest .onnx file without tensors beside it."""
 
 READ = """
 import sys
 from pathlib import Path
 from compress.errors import CorallineError
-from compress.importers import onnx_graph
+from compress.importers import onnx_apart, onnx_graph
+onnx_apart.bound()
 try:
     onnx_graph.read(Path(sys.argv[1]))
 except CorallineError:
@@ -37,6 +40,7 @@ RUN = """
 import sys
 from pathlib import Path
 from compress.importers import onnx_apart
+onnx_apart.bound()
 sys.exit(onnx_apart.main(Path(sys.argv[1]), int(sys.argv[2])))
 """
 LONGEST_READ_S = 120
@@ -87,6 +91,12 @@ def try_reading(path: Path) -> None:
         last = (done.stderr.strip().splitlines() or [""])[-1][:200]
         how = last if done.returncode > 0 else f"signal {-done.returncode}"
         raise ModelError(f"onnx crashes when it reads it ({how})", where=str(path), todo="check the file")
+
+
+def bound() -> None:
+    """Lets this process fail, and not the machine, where a file asks for absurd amounts of memory."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _run(arguments: Sequence[str], longest_s: float) -> subprocess.CompletedProcess[str]:
