@@ -53,6 +53,20 @@ def test_a_model_is_imported_and_imported_again(tmp_path: Path, capsys: pytest.C
     assert out.read_bytes() == content
 
 
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_that_remembers_earlier_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import tf_keras
+
+    layers = tf_keras.layers
+    given = tf_keras.Input(batch_shape=(1, 5, 3))
+    model = tf_keras.Model(given, layers.Dense(2)(layers.LSTM(4, stateful=True)(given)))
+    with pytest.warns(UserWarning, match="HDF5"):
+        model.save(tmp_path / "lstm.h5")
+    code, found = ran(capsys, tmp_path / "lstm.h5", "-o", tmp_path / "out.keras")
+    assert (code, found["parity_max_abs"] < 1e-6) == (0, True)
+
+
 def test_a_quantized_file_says_what_it_can_be_used_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.tflite"
     path.write_bytes(tiny.classifier(int8=True))

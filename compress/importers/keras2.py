@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compress.errors import ModelError
-from compress.importers import differences, keras2_functions
+from compress.importers import differences, keras2_functions, keras2_weights
 from compress.importers.differences import Parity
 from compress.importers.keras2_answers import answers
 from compress.importers.keras2_operations import NotRebuiltError, Step
@@ -95,20 +95,6 @@ def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras
     import tf_keras
 
     return new, differences.compared(pairs, f"tf-keras {tf_keras.__version__}", count)
-
-
-def turn_kernels(old: tf_keras.Model) -> None:
-    """Turns the kernels of convolutions by half a turn: Theano, unlike TensorFlow, convolves as mathematics does.
-
-    Source: keras 2.2, utils/conv_utils.py, convert_kernel, and engine/saving.py, which layers it is for.
-    """
-    for layer in old._flatten_layers():
-        if type(layer).__name__ in ("Conv1D", "Conv2D", "Conv3D", "Conv2DTranspose", "ConvLSTM2D"):
-            weights = layer.get_weights()
-            for at, weight in enumerate(weights):
-                if weight.ndim > 2:
-                    weights[at] = np.flip(weight, tuple(range(weight.ndim - 2)))
-            layer.set_weights(weights)
 
 
 def difference(old: tf_keras.Model, new: keras.Model) -> float:
@@ -206,7 +192,7 @@ class _Rebuilding:
                 if len(value) > 1:
                     self._problem(old, "works over several axes")
                 value = value[0]
-            elif name.endswith("activation") and value == "hard_sigmoid":  # of a recurrent layer, inside of its loop
+            elif name.endswith("activation") and value == "hard_sigmoid" and not _steeper(kind, name):
                 self._problem(old, "uses hard_sigmoid, which Keras 3 defines differently", kind)
             if name in accepted:
                 cleaned[name] = self._converted(value, old)
@@ -350,12 +336,17 @@ class _Rebuilding:
             if isinstance(old, tf_keras.Model | tf_keras.layers.TimeDistributed):
                 continue  # what is inside was made too
             if isinstance(old, tf_keras.layers.Bidirectional):
-                new.forward_layer.set_weights(old.forward_layer.get_weights())
-                new.backward_layer.set_weights(old.backward_layer.get_weights())
+                for side in ("forward_layer", "backward_layer"):
+                    getattr(new, side).set_weights(keras2_weights.copied(getattr(old, side)))
                 continue
-            new.set_weights(old.get_weights())
+            new.set_weights(keras2_weights.copied(old))
             if isinstance(new, self.keras.layers.Normalization):
                 new.finalize_state()
+
+
+def _steeper(kind: str, name: str) -> bool:
+    """Whether weights make up for the other `hard_sigmoid` of Keras 3: in gates they can, at the end of a layer not."""
+    return name == "recurrent_activation" and keras2_weights.scaled(kind)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from compress.errors import ModelError, UntrustedError
-from compress.importers import keras2, keras_config, keras_weights, library
+from compress.importers import keras2, keras2_weights, keras_config, keras_weights, library
 from compress.importers.differences import Parity
 from compress.importers.keras_config import MAX_DEPTH, loadable, shown
 from compress.importers.keras_weights import MAX_WEIGHTS_BYTES
@@ -159,7 +159,7 @@ def _from_keras2(place: str, found: Scan, trust: bool) -> Any:
             model = tf_keras.models.model_from_json(json.dumps(config))
             model.load_weights(place)
     if found.backend == "theano":
-        keras2.turn_kernels(model)
+        keras2_weights.turn_kernels(model)
     return model
 
 

@@ -161,8 +161,10 @@ def _saved_model(path: Path, signature: str | None) -> Found:
         ".tflite file, which is quantized without training"
     )
     chosen = None if content.refused else conversion.chosen(content, signature).name
+    others = sorted({each.name for each in content.signatures} - {chosen, signature})
+    told = (f"its signature {chosen} is taken, and not {', '.join(others)}",) if others and not signature else ()
     kind = "SavedModel with a graph"
-    return Found(path, kind, producer, "float tflite", content, content.refused, (), (note,), chosen)
+    return Found(path, kind, producer, "float tflite", content, content.refused, (), (note, *told), chosen)
 
 
 READERS: Mapping[str, Callable[[Path], Found]] = {
@@ -239,7 +241,10 @@ def _feeds(shapes: list[tuple[int, ...]], model: Any = None) -> list[list[NDArra
 
 
 def _answers(model: Any, feed: list[NDArray[Any]]) -> list[Any]:
-    """Each output of a Keras model."""
+    """Each output of a Keras model, which remembers nothing of earlier runs."""
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False):
+            layer.reset_state()
     made = model(feed if len(feed) > 1 else feed[0], training=False)
     return [np.asarray(each) for each in tensorflow.keras().tree.flatten(made)]
 

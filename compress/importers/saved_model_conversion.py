@@ -49,18 +49,17 @@ class Converted:
 
 
 def chosen(content: Content, name: str | None) -> Signature:
-    """The signature to convert: the one named, or the only one.
+    """The signature to convert: the one named, TensorFlow's default, or the only one.
 
     Raises:
-        ModelError: there are none, there are several and none is named, or its inputs are not for a network.
+        ModelError: there are none, several of which none is the default or named, or its inputs are not for a network.
     """
     names = [each.name for each in content.signatures]
     where = str(content.path)
     if not names:
         raise ModelError("has no signature", where=where, todo="save it with model.export(), or signatures=…")
-    alike = {(each.inputs, each.outputs) for each in content.signatures}
-    if name is None and DEFAULT in names and len(alike) == 1:
-        name = DEFAULT  # Keras 3 gives the same function two names
+    if name is None and DEFAULT in names:
+        name = DEFAULT
     if name is None and len(names) > 1:
         what = f"has several signatures: {', '.join(sorted(names))}"
         raise ModelError(what, where=where, todo="set `signature:` under `model:`, or give --signature to `import`")

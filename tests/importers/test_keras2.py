@@ -203,6 +203,15 @@ MODELS: dict[str, Callable[[Any], Any]] = {
         **SEQUENCE,
     ),
     "recurrent convolution": chain(lambda k: k.ConvLSTM2D(3, 3, recurrent_activation="sigmoid"), shape=(4, 9, 9, 2)),
+    "hard gates": chain(
+        lambda k: k.LSTM(4, recurrent_activation="hard_sigmoid", return_sequences=True),
+        lambda k: k.Bidirectional(k.GRU(3, recurrent_activation="hard_sigmoid", return_sequences=True)),
+        lambda k: k.GRU(3, recurrent_activation="hard_sigmoid", reset_after=False, use_bias=False),
+        **SEQUENCE,
+    ),
+    "hard gates of a convolution": chain(
+        lambda k: k.ConvLSTM2D(3, 3, recurrent_activation="hard_sigmoid"), shape=(4, 9, 9, 2)
+    ),
     "stateful": chain(lambda k: k.LSTM(3, stateful=True), shape=(9, 3), batch_size=2),
     "states": states,
     "embedding": chain(lambda k: k.Embedding(10, 4, input_length=7, mask_zero=True), lambda k: k.LSTM(3), shape=(7,)),
@@ -271,6 +280,10 @@ PROBLEMS: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
     "in a cell": (
         chain(lambda k: k.RNN(k.LSTMCell(3, recurrent_activation="hard_sigmoid"), name="rnn"), **SEQUENCE),
         ["RNN 'rnn': its LSTMCell uses hard_sigmoid"],
+    ),
+    "at the end of a recurrent layer": (
+        chain(lambda k: k.LSTM(3, activation="hard_sigmoid", name="lstm"), **SEQUENCE),
+        ["LSTM 'lstm': uses hard_sigmoid"],
     ),
     "always training": (
         lambda keras: (lambda given: keras.Model(given, keras.layers.Dropout(0.5)(given, training=True)))(

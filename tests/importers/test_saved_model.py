@@ -136,6 +136,15 @@ def test_one_of_several_signatures_is_asked_for(written: Make) -> None:
     assert model_file.read(path, "second").signature == "second"
 
 
+def test_of_several_signatures_the_default_is_taken_with_a_note(written: Make) -> None:
+    path = written(serving_default=dense, other=lambda module, x: x * module.weight[0, 0])
+    found = model_file.read(path)
+    assert found.signature == "serving_default"
+    assert "its signature serving_default is taken, and not other" in found.notes
+    named = model_file.read(path, "other")
+    assert (named.signature, len(named.notes)) == ("other", len(found.notes) - 1)
+
+
 def reading(module: Any, x: Any) -> Any:
     import tensorflow as tf
 
