@@ -176,7 +176,7 @@ READERS: Mapping[str, Callable[[Path], Found]] = {
 
 
 def _from_tflite(found: Found, file: tflite_file.File, samples: Samples) -> Imported:
-    if file.imported is None:
+    if file.plain is None:
         todo = (
             "take a float model to train or prune; this one can be checked, legalized, compiled, packaged and measured"
         )
@@ -185,7 +185,7 @@ def _from_tflite(found: Found, file: tflite_file.File, samples: Samples) -> Impo
         raise without_layers(found)
     tensorflow.keras()  # before TensorFlow itself is imported: it reads settings then
     model, _ = tflite_file.load(file, samples)
-    runner, graph = proof.Runner(file.imported.plain.graph), file.imported.plain.graph
+    runner, graph = proof.Runner(file.plain.graph), file.plain.graph
     shapes = [graph.tensors[index].shape for index in graph.inputs]
     feeds = _feeds(shapes)
     if samples is not None and len(shapes) == 1 and shapes[0] == (1, *samples.shape[1:]):

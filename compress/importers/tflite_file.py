@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.edgetpu.rewrites import shapes
 from compress.errors import ModelError
 from compress.importers import parity
+from compress.importers.keras_entries import NOT_MADE
 from compress.importers.parity import TOLERANCE, Feeds, answers, built, relative
 from compress.importers.refused import Refused, carrying
 from compress.importers.tflite_network import Imported, imported
 from compress.importers.tflite_rules import RULES
 from compress.tflite import floats, graph, proof
+from compress.tflite.floats import Plain
 from compress.tflite.graph import Graph
 from compress.training import network as networks
 from compress.training.network import Tensor, tensors_in
@@ -36,12 +39,15 @@ class File:
     Attributes:
         path: the file.
         graph: as it was read.
-        imported: the network it became; None for a file that is quantized, or holds no floats.
+        plain: a float one in its plain form, which the rebuilt model must answer as; None for a file that is quantized,
+            or holds no floats.
+        imported: the network it became, likewise.
     """
 
     path: Path
     graph: Graph
-    imported: Imported | None
+    plain: Plain | None = None
+    imported: Imported | None = None
 
     @property
     def problems(self) -> tuple[Refused, ...]:
@@ -67,12 +73,39 @@ def read(path: Path) -> File:
     """
     parsed = graph.read(path)
     if not floats.is_float(parsed):
-        return File(path, parsed, None)
+        return File(path, parsed)
     try:
-        return File(path, parsed, imported(floats.plain(parsed), RULES))
+        plain = floats.plain(parsed)
+        return File(path, parsed, plain, imported(_joined(plain), RULES))
     except ModelError as error:
         error.where = str(path)
         raise
+
+
+def _joined(plain: Plain) -> Plain:
+    """The same with dilated convolutions as one operator: of batches of any size the converter makes three or five."""
+    numbers = {op.outputs[:1]: number for op, number in zip(plain.graph.operators, plain.numbers, strict=True)}
+    edited = plain.graph
+    while (changed := _with_a_dilation(edited)) is not None:
+        edited = changed
+    following, found = 0, list[int]()
+    for operator in reversed(edited.operators):  # what was put in has the number of what it was put in for
+        following = numbers.get(operator.outputs[:1], following)
+        found.append(following)
+    return Plain(edited, tuple(reversed(found)), plain.notes)
+
+
+def _with_a_dilation(found: Graph) -> Graph | None:
+    """One more of them joined, if there is one."""
+    for operator in found.operators:
+        if operator.name == "SPACE_TO_BATCH_ND":
+            for rewrite in (shapes.dilated_convolution, shapes.dilated_row):
+                try:
+                    for edit in rewrite(operator, found):
+                        return edit.graph()
+                except (ModelError, *NOT_MADE):
+                    continue  # it makes no sense, and is refused as an operator
+    return None
 
 
 def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, float]:
@@ -85,18 +118,19 @@ def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.
     Raises:
         ModelError: an operator has no counterpart, or the model answers differently.
     """
-    assert file.imported is not None  # the caller has looked
+    assert file.plain is not None  # the caller has looked
+    assert file.imported is not None
     if file.problems:
         what = f"{len(file.problems)} operators cannot become layers of Keras: {'; '.join(map(str, file.problems))}"
         raise carrying(ModelError(what, where=str(file.path)), file.problems)
     found = file.imported
     needed = networks.observed(found.network, list(tensors_in(found.network.outputs)))
     network = replace(needed, name="model", outputs=found.network.outputs)
-    shapes = [found.plain.graph.tensors[index].shape for index in found.plain.graph.inputs]
-    feeds = [*parity.random(shapes), *_real(shapes, samples)]
+    sides = [found.plain.graph.tensors[index].shape for index in found.plain.graph.inputs]
+    feeds = [*parity.random(sides), *_real(sides, samples)]
     try:
         model = built(network)
-        apart = _difference(model, found, feeds)
+        apart = _difference(model, file.plain.graph, feeds)
     except ModelError as error:
         error.where = str(file.path)
         raise
@@ -114,9 +148,9 @@ def _real(shapes: list[tuple[int, ...]], samples: NDArray[np.float32] | None) ->
     return [[np.asarray(samples[at : at + batch])] for at in range(0, len(samples) - batch + 1, batch)]
 
 
-def _difference(model: Any, found: Imported, feeds: Feeds) -> float:
+def _difference(model: Any, original: Graph, feeds: Feeds) -> float:
     """The largest difference of the outputs."""
-    runner = proof.Runner(found.plain.graph)
+    runner = proof.Runner(original)
     apart = 0.0
     for feed in feeds:
         for wanted, made in zip(runner.run(feed), answers(model, feed), strict=True):

@@ -86,6 +86,35 @@ def test_a_batch_of_any_size(keras: Any, written: Written, batch: int | None) ->
     assert made.input_shape == (None, 8, 8, 3)
 
 
+def atrous(keras: Any) -> Any:
+    """Dilated convolutions as DeepLab has them."""
+    layers, image = keras.layers, keras.Input((16, 15, 3))
+    x = layers.Conv2D(4, 3, dilation_rate=2, padding="same", activation="relu")(image)
+    x = layers.Add()([x, layers.DepthwiseConv2D(3, dilation_rate=(3, 3), padding="same")(x)])
+    return keras.Model(image, layers.Conv2D(2, (3, 2), dilation_rate=(1, 2))(x))
+
+
+def causal(keras: Any) -> Any:
+    """Dilated convolutions over time."""
+    layers, sound = keras.layers, keras.Input((40, 3))
+    x = layers.Conv1D(4, 3, dilation_rate=4, padding="causal", activation="relu")(sound)
+    return keras.Model(sound, layers.Conv1D(4, 3, dilation_rate=2, padding="same")(x))
+
+
+@pytest.mark.parametrize("build", [atrous, causal])
+def test_dilated_convolutions_stay_one_layer_each(keras: Any, written: Written, build: Callable[[Any], Any]) -> None:
+    model = networks.randomized(build(keras))
+    file = tflite_file.read(written(converted(model)))
+    assert "SPACE_TO_BATCH_ND" in [operator.name for operator in file.graph.operators]
+    assert file.problems == ()
+    made, apart = tflite_file.load(file)
+    assert apart < EXACT
+    kinds = [type(layer).__name__ for layer in made.layers]
+    assert kinds.count("Conv2D") == 2
+    samples = np.random.default_rng(1).random((3, *model.input_shape[1:]), np.float32)
+    assert tflite_file.relative(np.asarray(model(samples)), np.asarray(made(samples))) < EXACT
+
+
 @pytest.mark.parametrize(("types", "dtype"), [(["float16"], "FLOAT16"), ([], "INT8")])
 def test_weights_stored_in_fewer_bits_are_taken_as_floats(
     keras: Any, written: Written, types: list[str], dtype: str

@@ -177,7 +177,8 @@ def dilated_row(operator: Operator, graph: Graph) -> Iterator[Edit]:
     if not all(each.is_constant for each in (block, pads, crops)) or block.elements != 1 or len(x.shape) != 3:
         return
     kernel, amounts = graph.tensors[convolution.inputs[1]].shape, pads.array() - crops.array()
-    wide = graph.made(widened)[0].shape == (block.array().item(), 1, *graph.made(operator)[0].shape[1:])
+    batch, *sides = graph.made(operator)[0].shape  # files of any batch size do not say that it is the block's
+    wide = graph.made(widened)[0].shape == (batch, 1, *sides)
     strides = convolution.option("strideH", 1), convolution.option("strideW", 1)
     if not wide or kernel[1] != 1 or strides != (1, 1) or convolution.option("padding", SAME) != VALID:
         return
