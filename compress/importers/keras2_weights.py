@@ -30,7 +30,7 @@ def copied(old: tf_keras.layers.Layer) -> list[Any]:
         return weights
     parts, gates = _GATES[type(old).__name__]
     factors = [_STEEPER if part in gates else 1.0 for part in range(parts)]
-    return [weight * np.repeat(np.float32(factors), weight.shape[-1] // parts) for weight in weights]
+    return [weight * np.repeat(np.array(factors, np.float32), weight.shape[-1] // parts) for weight in weights]
 
 
 def turn_kernels(old: tf_keras.Model) -> None:
