@@ -181,37 +181,19 @@ def _sample(path: str, rate: Any) -> Any:
     """
     import numpy as np
 
+    from deploy import images
+
     if path.endswith(".npy"):
         try:
             return np.load(path, allow_pickle=False)
         except (ValueError, EOFError) as error:
             raise ImageError("%s is not an array: %s" % (path, error), "write it with numpy.save")
-    if path.lower().endswith(".wav"):
-        from deploy import recording
-
-        with open(path, "rb") as stream:
-            return recording.sound(stream.read(), rate)
+    with open(path, "rb") as stream:
+        content = stream.read()
     try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        return _with_opencv(path)
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB") if image.mode not in ("L", "RGB") else image)
-    except (UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
-        raise ImageError("%s is not an image: %s" % (path, error), "use .npy, or another image")
-
-
-def _with_opencv(path: str) -> Any:
-    try:
-        import cv2
-    except ImportError:
-        raise ImageError("there is neither Pillow nor OpenCV to decode %s" % path, "python3 -m pip install pillow")
-    with open(path, "rb"):  # says why it cannot be read, which OpenCV does not
-        image = cv2.imread(path, cv2.IMREAD_ANYCOLOR)
-    if image is None:
-        raise ImageError("%s is not an image" % path, "use .npy, or another image")
-    return image if image.ndim == 2 else image[..., ::-1]  # OpenCV's colours are in the order BGR
+        return images.of_file(content, rate)
+    except ImageError as error:
+        raise ImageError("%s: %s" % (path, error.what), error.todo)
 
 
 def _opened(arguments: Arguments) -> Any:

@@ -7,14 +7,13 @@ Runs on Python 3.7 with numpy; JPEG and PNG where Pillow or OpenCV is there.
 
 from __future__ import annotations
 
-import io
 import re
 import struct
-from typing import Any, Optional, Tuple, Union
+from typing import Optional, Tuple, Union
 
 import numpy as np
 
-from deploy import bundle, recording
+from deploy import bundle, pictures, recording
 from deploy.errors import ImageError
 from deploy.preprocessing import Array
 
@@ -57,6 +56,15 @@ def decoded(body: Bytes, shape: str = "", dtype: str = "", rate: Optional[int] =
     return array
 
 
+def of_file(content: Bytes, rate: Optional[int] = None) -> Array:
+    """The sample in a file of one's own: WAV, or an image of any kind that the decoder here knows.
+
+    Raises:
+        ImageError: it is neither, or damaged.
+    """
+    return recording.sound(content, rate) if recording.recognized(content) else pictures.decoded(content)
+
+
 def _raw(body: Bytes, shape: str, dtype: str) -> Array:
     if not _SHAPE.match(shape):
         raise ImageError("X-Shape: %s is no shape" % shape[:40], "send for example X-Shape: 224,224,3")
@@ -76,31 +84,7 @@ def _picture(body: Bytes) -> Array:
     width, height = _png_size(body) if body.startswith(_PNG) else _jpeg_size(body)
     if not 0 < width * height <= MAX_PIXELS:
         raise ImageError("the image has %d x %d pixels; at most %d" % (width, height, MAX_PIXELS), "send a smaller one")
-    try:
-        from PIL import Image
-    except ImportError:
-        return _with_opencv(body)
-    try:
-        with Image.open(io.BytesIO(body)) as image:
-            if image.size[0] * image.size[1] > MAX_PIXELS:
-                raise ValueError("it is larger than it said")
-            return np.asarray(image.convert("RGB") if image.mode not in ("L", "RGB") else image)
-    except Exception as error:  # noqa: BLE001 - decoders raise everything for spoilt images
-        raise ImageError("the image cannot be decoded: %s" % error, "send another image")
-
-
-def _with_opencv(body: Bytes) -> Array:
-    try:
-        import cv2
-    except ImportError:
-        raise ImageError("there is neither Pillow nor OpenCV here to decode images", "send a .npy array")
-    try:
-        image: Any = cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_ANYCOLOR)
-    except cv2.error as error:
-        raise ImageError("the image cannot be decoded: %s" % error, "send another image")
-    if image is None:
-        raise ImageError("the image cannot be decoded", "send another image")
-    return image if image.ndim == 2 else image[..., ::-1]  # OpenCV's colours are in the order BGR
+    return pictures.decoded(body, MAX_PIXELS)
 
 
 def _png_size(body: Bytes) -> Tuple[int, int]:

@@ -65,6 +65,38 @@ def test_crowds_are_left_out_and_images_without_objects_kept(tmp_path: Path) -> 
     assert samples.labels.tolist() == [2]
 
 
+def without_size(content: Any) -> None:
+    del content["images"][0]["width"], content["images"][0]["height"]
+
+
+@pytest.mark.parametrize(
+    ("orientation", "annotated", "size", "doubtful"),
+    [(1, True, (64, 48), False), (6, True, (64, 48), False), (6, True, (64, 64), True), (6, False, (64, 48), True),
+     (3, True, (64, 48), True), (99, True, (64, 48), False)],
+)  # fmt: skip
+def test_a_photo_that_viewers_turn_is_noted_where_its_boxes_may_be_meant_otherwise(
+    tmp_path: Path, orientation: int, annotated: bool, size: tuple[int, int], doubtful: bool
+) -> None:
+    source = one(tmp_path, edit("images", width=size[0], height=size[1]) if annotated else without_size)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", size).save(tmp_path / "a.png", exif=exif)
+    samples = source.load()
+    what = f"1 images have an EXIF orientation, by which viewers turn them (the first is {tmp_path / 'a.png'})"
+    note = f"{what}: boxes are taken to be meant for the pixels as they are stored"
+    assert samples.notes == ((note,) if doubtful else ())
+    assert samples.read(0).shape == (size[1], size[0], 3)
+
+
+def test_a_photo_that_was_annotated_as_viewers_turn_it_is_refused(tmp_path: Path) -> None:
+    source = one(tmp_path, edit("images", width=48, height=64))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (64, 48)).save(tmp_path / "a.png", exif=exif)
+    with pytest.raises(DataError, match=r"annotated as 48x64, and a\.png is 64x48 \(viewers turn it, by its EXIF .* 6"):
+        source.load()
+
+
 def drop(key: str) -> Callable[[Any], Any]:
     return lambda content: content.pop(key)
 

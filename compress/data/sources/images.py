@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from compress.data.listing import Labelled
 from compress.data.source import Samples
 from compress.errors import DataError
+from deploy.pictures import pixels
 
 MAX_PIXELS = 64_000_000
 MAX_IMAGE_BYTES = 256 << 20
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
 
-_ERRORS = (
+ERRORS = (
     OSError,
     SyntaxError,
     ValueError,
@@ -54,7 +55,7 @@ class Folder(Labelled):
 
 
 def decoded(content: bytes, channels: int, where: str) -> NDArray[np.uint8]:
-    """An image file: [height, width, channels].
+    """An image file: uint8 [height, width, channels], as the device decodes it too (`deploy.pictures`).
 
     Raises:
         DataError: it is none, damaged, or too large.
@@ -68,9 +69,9 @@ def decoded(content: bytes, channels: int, where: str) -> NDArray[np.uint8]:
             if image.format == "PNG":  # of what is cut short, Pillow would give the beginning
                 with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
                     again.verify()
-            pixels = np.asarray(image.convert("RGB" if channels == 3 else "L"))
-    except (*_ERRORS, Image.DecompressionBombError) as error:
+            found: NDArray[np.uint8] = pixels(image.convert("RGB" if channels == 3 else "L"))
+    except (*ERRORS, Image.DecompressionBombError) as error:
         unknown = isinstance(error, UnidentifiedImageError)
         reason = f"it is no {', '.join(sorted(set(FORMATS.values())))}, or damaged" if unknown else str(error)
         raise DataError(f"is not a readable image: {reason}", where=where, todo="remove or repair it") from error
-    return pixels if channels == 3 else pixels[..., np.newaxis]
+    return found

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from compress.data import files
 from compress.data.source import Samples
-from compress.data.sources.images import FORMATS, MAX_IMAGE_BYTES, MAX_PIXELS, decoded
+from compress.data.sources.images import ERRORS, FORMATS, MAX_IMAGE_BYTES, MAX_PIXELS, decoded
 from compress.errors import DataError
 from compress.stage import SPLITS, Objects, Split
 
+ORIENTATION = 0x0112
+"""The EXIF tag that says how viewers turn a photo (Exif 2.3, 4.6.4); 1: not at all, 5 to 8: by a quarter."""
 BEYOND = 1.0
 """Pixels that a box may reach beyond its image: programs round, or count from 1. It is cut off there."""
 
@@ -60,8 +62,8 @@ def number(value: Any, where: str) -> float:
     return found
 
 
-def size_of(path: Path, where: str) -> tuple[int, int]:
-    """Width and height of an image, from its head.
+def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
+    """Width and height of an image as it is stored, and its EXIF orientation.
 
     Raises:
         DataError: there is no such image, or it cannot be read.
@@ -73,11 +75,21 @@ def size_of(path: Path, where: str) -> tuple[int, int]:
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(path, formats=tuple(set(FORMATS.values()))) as image:
             width, height = image.size
+            orientation = _orientation(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"is not a readable image: {error}", where=str(path), todo="remove or repair it") from error
     if width * height > MAX_PIXELS:
         raise DataError(f"has {width}x{height} pixels", where=str(path), allowed=str(MAX_PIXELS))
-    return width, height
+    return (width, height), orientation
+
+
+def _orientation(image: Any) -> int:
+    """The EXIF orientation of an opened image; 1 where it has none that a viewer could follow."""
+    try:
+        found = image.getexif().get(ORIENTATION) if "exif" in image.info else 1
+    except ERRORS:
+        return 1
+    return found if found in range(1, 9) else 1
 
 
 def pixels(path: Path, channels: int) -> NDArray[np.uint8]:
@@ -142,15 +154,10 @@ def samples(images: Sequence[Labelled], classes: Sequence[str], channels: int) -
     """
     place = {name: index for index, name in enumerate(classes)}
     found = []
+    doubtful = []
     for image in images:
-        size = size_of(image.path, image.where)
-        if image.size not in (None, size):
-            told = f"is annotated as {image.size[0]}x{image.size[1]}" if image.size else ""
-            raise DataError(
-                f"the image {told}, and {image.path.name} is {size[0]}x{size[1]}",
-                where=image.where,
-                todo="annotate the image as it is: was it scaled or turned since?",
-            )
+        size, sure = _size(image)
+        doubtful += [image.path] * (not sure)
         boxes = [relative(box, size, where) for box, where in image.boxes]
         labels = np.array([place[name] for name in image.names], np.int64)
         found.append(Objects(np.array(boxes, np.float32).reshape(-1, 4), labels))
@@ -163,8 +170,35 @@ def samples(images: Sequence[Labelled], classes: Sequence[str], channels: int) -
         lambda index: pixels(images[index].path, channels),
         {split: indices for split, indices in splits.items() if len(indices)},
         lambda index: str(images[index].path),
+        notes=_about_turned(doubtful),
         objects=tuple(found),
     )
+
+
+def _size(image: Labelled) -> tuple[tuple[int, int], bool]:
+    """An image's width and height, and whether its boxes can only be meant for the pixels as they are stored.
+
+    Raises:
+        DataError: it is missing, or of another size than annotated.
+    """
+    size, orientation = head_of(image.path, image.where)
+    if image.size not in (None, size):
+        told = f"is annotated as {image.size[0]}x{image.size[1]}" if image.size else ""
+        more = f" (viewers turn it, by its EXIF orientation {orientation}, which counts for nothing here)"
+        raise DataError(
+            f"the image {told}, and {image.path.name} is {size[0]}x{size[1]}{more * (orientation != 1)}",
+            where=image.where,
+            todo="annotate the image as it is: was it scaled or turned since?",
+        )
+    told_apart = image.size is not None and orientation >= 5 and size[0] != size[1]
+    return size, orientation == 1 or told_apart
+
+
+def _about_turned(images: Sequence[Path]) -> tuple[str, ...]:
+    if not images:
+        return ()
+    what = f"{len(images):,} images have an EXIF orientation, by which viewers turn them (the first is {images[0]})"
+    return (f"{what}: boxes are taken to be meant for the pixels as they are stored",)
 
 
 def strata(objects: Sequence[Objects], classes: int) -> NDArray[np.int64]:
