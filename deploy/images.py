@@ -84,7 +84,7 @@ def _picture(body: Bytes) -> Array:
     width, height = _png_size(body) if body.startswith(_PNG) else _jpeg_size(body)
     if not 0 < width * height <= MAX_PIXELS:
         raise ImageError("the image has %d x %d pixels; at most %d" % (width, height, MAX_PIXELS), "send a smaller one")
-    return pictures.decoded(body, MAX_PIXELS)
+    return pictures.decoded(body, most=MAX_PIXELS)
 
 
 def _png_size(body: Bytes) -> Tuple[int, int]:

@@ -27,7 +27,7 @@ __all__ = ["SOURCES", "Dataset", "Splitting", "spread", "stratified"]
 
 LARGE_BYTES = 256 << 20
 """A split that is larger when preprocessed is kept in a file of the store and mapped, not held in memory."""
-VERSION = 1
+VERSION = 2
 """Raised when the same files would be decoded to other numbers than before."""
 TOOLS = ("numpy", "pillow", "scipy")
 

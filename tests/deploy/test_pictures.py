@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from compress.data.sources import images as training
-from deploy import images
+from deploy import images, pictures
+from deploy.errors import ImageError
 from deploy.preprocessing import Array
 
 Decode = Callable[[bytes], Array]
@@ -50,3 +51,52 @@ def test_an_orientation_is_ignored(decode: Decode, orientation: int, device: Cal
     device()
     np.testing.assert_allclose(decode(content).astype(int), wanted, atol=2)
     np.testing.assert_allclose(wanted[..., 0].astype(int), GRADIENT, atol=4)
+
+
+DEEP = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64) * 16
+"""All levels of 16 bits, in steps of 16."""
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_upper_8_of_16_bits(channels: int, device: Callable[[], None]) -> None:
+    content = written(Image.fromarray(DEEP), "PNG")
+    wanted = np.repeat((DEEP >> 8)[..., np.newaxis], channels, axis=2)
+    device()
+    found = pictures.decoded(content, channels)
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, wanted)
+    if sys.modules["PIL"]:
+        np.testing.assert_array_equal(training.decoded(content, channels, "x.png"), wanted)
+
+
+def test_the_upper_8_of_16_bits_where_nobody_asked_for_channels(device: Callable[[], None]) -> None:
+    content = written(Image.fromarray(DEEP), "PNG")
+    device()
+    for found in (images.decoded(content), images.of_file(content)):
+        assert (found == (DEEP >> 8)[..., np.newaxis]).all()
+
+
+def test_16_bits_as_older_pillows_open_them() -> None:
+    """They say mode I, of 32 bits, to a PNG file of 16."""
+    old = Image.fromarray(DEEP.astype(np.int32))
+    old.format = "PNG"
+    np.testing.assert_array_equal(pictures.pixels(old, 1)[..., 0], DEEP >> 8)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_more_than_16_bits_are_refused(dtype: Any, device: Callable[[], None]) -> None:
+    content = written(Image.fromarray(np.ones((4, 4), dtype)), "TIFF")
+    device()
+    with pytest.raises(ImageError, match="numbers of 32 bits, or floats, and images have 8 or 16"):
+        images.of_file(content)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_colours_and_grey_levels(mode: str, channels: int, device: Callable[[], None]) -> None:
+    colours = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)).convert(mode)
+    content = written(colours, "PNG")
+    wanted = np.asarray(colours.convert("RGB").convert("L" if channels == 1 else "RGB")).reshape(40, 50, channels)
+    np.testing.assert_array_equal(training.decoded(content, channels, "x.png"), wanted)
+    device()
+    np.testing.assert_array_equal(pictures.decoded(content, channels), wanted)

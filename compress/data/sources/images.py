@@ -69,7 +69,7 @@ def decoded(content: bytes, channels: int, where: str) -> NDArray[np.uint8]:
             if image.format == "PNG":  # of what is cut short, Pillow would give the beginning
                 with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
                     again.verify()
-            found: NDArray[np.uint8] = pixels(image.convert("RGB" if channels == 3 else "L"))
+            found: NDArray[np.uint8] = pixels(image, channels)
     except (*ERRORS, Image.DecompressionBombError) as error:
         unknown = isinstance(error, UnidentifiedImageError)
         reason = f"it is no {', '.join(sorted(set(FORMATS.values())))}, or damaged" if unknown else str(error)
