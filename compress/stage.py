@@ -123,6 +123,10 @@ class Data(Protocol):
         """The preprocessing steps, as they stand in pipeline.yaml."""
 
     @property
+    def decoding(self) -> dict[str, Any]:
+        """How files become such samples on the device (`deploy.decoding`)."""
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one preprocessed sample, without the batch."""
 

@@ -66,7 +66,7 @@ def _run(arguments: Arguments) -> Tuple[Result, str]:
     if arguments.top < 1:
         raise ArgumentError("--top %d tells nothing" % arguments.top, "use --top 1 or more")
     with _model(arguments) as model:
-        named = [(path, _sample(path, model.bundle.preprocessing.rate)) for path in arguments.images]
+        named = [(path, _sample(path, model.bundle.decoding)) for path in arguments.images]
         if not named:
             named = [(name, model.bundle.array(name)) for name in model.bundle.manifest["golden"]["inputs"]]
         rows = []
@@ -172,7 +172,7 @@ def _identity(opened: Any) -> Result:
     }
 
 
-def _sample(path: str, rate: Any) -> Any:
+def _sample(path: str, decoding: Any) -> Any:
     """A decoded sample: a .npy array, a .wav file, or an image file where Pillow or OpenCV is there to decode it.
 
     Raises:
@@ -191,7 +191,7 @@ def _sample(path: str, rate: Any) -> Any:
     with open(path, "rb") as stream:
         content = stream.read()
     try:
-        return images.of_file(content, rate)
+        return images.of_file(content, decoding)
     except ImageError as error:
         raise ImageError("%s: %s" % (path, error.what), error.todo)
 

@@ -12,7 +12,7 @@ anywhere, also in the archive's own tables, is noticed. The first member is
      "golden": {"inputs": [file, ...], "outputs": {ROLE: file}},
      "evaluation": {"split": "test", "inputs": [file, ...], "labels": file,
                     "outputs": {ROLE: file}, "metrics": {...}},
-     "tools": {name: version}, "detection": SPECIFICATION,
+     "tools": {name: version}, "detection": SPECIFICATION, "decoding": {...},
      "members": [{"name": ..., "size": bytes, "sha256": ...}],
      ...}
 
@@ -20,7 +20,7 @@ ROLE is `original` (float), `int8` or `compiled`; TENSOR is {"name", "shape", "d
 "scale", "zero_point"}. Golden inputs are decoded samples before preprocessing, one in a file;
 evaluation inputs likewise, but each file is a stack [n, ...] of samples of one shape and
 dtype. Labels are int64 [n] over all files; outputs are what the host found, [n, ...] in the
-model's own dtype. `evaluation` may be missing or null, `tools` missing.
+model's own dtype. `evaluation` may be missing or null, `tools` and `decoding` (`deploy.decoding`) missing.
 
 A model that finds objects has `detection` (`deploy.detection` says what stands in it), and each model of it beside
 `output`, its scores, another TENSOR `boxes`. Outputs are then both side by side, boxes first: [n, anchors * (4 +
@@ -45,7 +45,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Tup
 
 import numpy as np
 
-from deploy import signature
+from deploy import decoding, signature
 from deploy.detection import DetectionError, Detector
 from deploy.preprocessing import Array, Preprocessing, PreprocessingError
 
@@ -195,6 +195,7 @@ class Bundle:
         manifest: the parsed manifest.
         members: content by name.
         preprocessing: what turns a decoded sample into a model's input.
+        decoding: what turns image and WAV files into samples.
         detector: what turns the outputs of a model that finds objects into detections; None for classifiers.
         signer: the public key that it was signed with, or None.
 
@@ -217,6 +218,10 @@ class Bundle:
         if self.preprocessing.digest != self.manifest["preprocessing"]["digest"]:
             what = "the bundle's preprocessing is not what this version of Coralline computes: use the runner of %s"
             raise BundleError(what % self.manifest["coralline"])
+        try:
+            self.decoding = decoding.parsed(self.manifest.get("decoding", {}), self.preprocessing.rate)
+        except ValueError as error:
+            raise BundleError("the manifest's decoding cannot be used: %s" % error)
         self.detector: Optional[Detector] = None
         if "detection" in self.manifest:
             try:

@@ -1,8 +1,8 @@
-"""The body of a request as a decoded sample: .npy, raw numbers, JPEG, PNG, WAV. All of it is hostile.
+"""The body of a request as a decoded sample: .npy, raw numbers, JPEG, PNG, BMP, WebP, WAV. All of it is hostile.
 
 numpy's own reader of .npy evaluates the header and is not used; what an image would unpack to is read
 from its first bytes before anything unpacks it.
-Runs on Python 3.7 with numpy; JPEG and PNG where Pillow or OpenCV is there.
+Runs on Python 3.7 with numpy; images where Pillow or OpenCV is there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Optional, Tuple, Union
 import numpy as np
 
 from deploy import bundle, pictures, recording
+from deploy.decoding import AS_THEY_ARE, Decoding
 from deploy.errors import ImageError
 from deploy.preprocessing import Array
 
@@ -22,18 +23,18 @@ MAX_PIXELS = 1 << 25
 DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "float32", "float64")
 Bytes = Union[bytes, bytearray]
 _SHAPE = re.compile(r"[0-9]{1,9}(,[0-9]{1,9}){0,3}\Z")
-_PNG, _JPEG, _NPY = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\x93NUMPY"
-FORMS = "send a .npy array, raw numbers with X-Shape and X-Dtype, JPEG, PNG or WAV"
+_NPY = b"\x93NUMPY"
+FORMS = "send a .npy array, raw numbers with X-Shape and X-Dtype, JPEG, PNG, BMP, WebP or WAV"
 
 
-def decoded(body: Bytes, shape: str = "", dtype: str = "", rate: Optional[int] = None) -> Array:
+def decoded(body: Bytes, shape: str = "", dtype: str = "", decoding: Decoding = AS_THEY_ARE) -> Array:
     """The sample in a body.
 
     Args:
-        body: .npy, JPEG, PNG, WAV; with a shape: raw numbers, little-endian.
+        body: .npy, JPEG, PNG, BMP, WebP, WAV; with a shape: raw numbers, little-endian.
         shape: `height,width,channels` or `samples` of raw numbers; empty: the body says itself what it is.
         dtype: of raw numbers, one of DTYPES; empty: uint8.
-        rate: samples in a second that a WAV file must have, where that is known.
+        decoding: what becomes of images and WAV files.
 
     Raises:
         ImageError: it is none of these, or not what it says.
@@ -45,24 +46,24 @@ def decoded(body: Bytes, shape: str = "", dtype: str = "", rate: Optional[int] =
             array = bundle.read_array(body)
         except bundle.BundleError as error:
             raise ImageError("the body is not a .npy array of numbers: %s" % error, "write it with numpy.save")
-    elif body.startswith((_PNG, _JPEG)):
-        array = _picture(body)
     elif recording.recognized(body):
-        array = recording.sound(body, rate)
+        array = recording.sound(body, decoding.sound_rate, decoding.sound_channels)
     else:
-        raise ImageError("the body is nothing that is known here", FORMS)
+        array = _picture(body, decoding.image_channels)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ImageError("the sample has numbers that are infinite or none", "send finite numbers")
     return array
 
 
-def of_file(content: Bytes, rate: Optional[int] = None) -> Array:
+def of_file(content: Bytes, decoding: Decoding = AS_THEY_ARE) -> Array:
     """The sample in a file of one's own: WAV, or an image of any kind that the decoder here knows.
 
     Raises:
         ImageError: it is neither, or damaged.
     """
-    return recording.sound(content, rate) if recording.recognized(content) else pictures.decoded(content)
+    if recording.recognized(content):
+        return recording.sound(content, decoding.sound_rate, decoding.sound_channels)
+    return pictures.decoded(content, decoding.image_channels)
 
 
 def _raw(body: Bytes, shape: str, dtype: str) -> Array:
@@ -80,11 +81,15 @@ def _raw(body: Bytes, shape: str, dtype: str) -> Array:
     return np.frombuffer(body, kind).reshape(sides).astype(dtype, copy=False)
 
 
-def _picture(body: Bytes) -> Array:
-    width, height = _png_size(body) if body.startswith(_PNG) else _jpeg_size(body)
+def _picture(body: Bytes, channels: Optional[int]) -> Array:
+    """An image, of which it is known before anything unpacks it how large it is."""
+    read = next((read for starts, read in _SIZES if starts.match(body)), None)
+    if read is None:
+        raise ImageError("the body is nothing that is known here", FORMS)
+    width, height = read(body)
     if not 0 < width * height <= MAX_PIXELS:
         raise ImageError("the image has %d x %d pixels; at most %d" % (width, height, MAX_PIXELS), "send a smaller one")
-    return pictures.decoded(body, most=MAX_PIXELS)
+    return pictures.decoded(body, channels, MAX_PIXELS)
 
 
 def _png_size(body: Bytes) -> Tuple[int, int]:
@@ -108,3 +113,35 @@ def _jpeg_size(body: Bytes) -> Tuple[int, int]:
             return int(width), int(height)
         place += 2 + int(struct.unpack(">H", body[place + 2 : place + 4])[0])
     return 0, 0
+
+
+def _bmp_size(body: Bytes) -> Tuple[int, int]:
+    """Width and height in the header behind the file's own (BITMAPCOREHEADER, BITMAPINFOHEADER); 0, 0 where none is."""
+    if len(body) < 26:
+        return 0, 0
+    core = struct.unpack_from("<I", body, 14)[0] == 12
+    width, height = struct.unpack_from("<HH" if core else "<ii", body, 18)
+    return int(width), abs(int(height))  # from above to below where it is negative
+
+
+def _webp_size(body: Bytes) -> Tuple[int, int]:
+    """Width and height in the first chunk (RFC 9649: 2.5 to 2.7, 3.4; RFC 6386, 9.1); 0, 0 where there is none."""
+    kind = body[12:16]
+    if kind == b"VP8X" and len(body) >= 30:
+        return 1 + int.from_bytes(body[24:27], "little"), 1 + int.from_bytes(body[27:30], "little")
+    if kind == b"VP8L" and len(body) >= 25:
+        bits = int.from_bytes(body[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if kind == b"VP8 " and len(body) >= 30:
+        width, height = struct.unpack_from("<HH", body, 26)
+        return width & 0x3FFF, height & 0x3FFF
+    return 0, 0
+
+
+_SIZES = (
+    (re.compile(rb"\x89PNG\r\n\x1a\n"), _png_size),
+    (re.compile(rb"\xff\xd8\xff"), _jpeg_size),
+    (re.compile(rb"BM"), _bmp_size),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), _webp_size),
+)
+"""How files of each kind begin, and what reads width and height from their first bytes."""

@@ -139,7 +139,8 @@ def _facts(model: Any) -> Dict[str, Any]:
         "signed_by": None if signer is None else signature.key_name(signer),
         "labels": list(manifest["labels"]),
         "preprocessing": manifest["preprocessing"],
-        "sample_rate": model.bundle.preprocessing.rate,
+        "sample_rate": model.bundle.decoding.sound_rate,
+        "decoding": dict(model.bundle.decoding._asdict()),
         "input": entry["input"],
         "output": entry["output"],
     }

@@ -33,6 +33,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Set
 
 from deploy import connection, protocol
 from deploy.connection import Connection, GoneError
+from deploy.decoding import Decoding
 from deploy.errors import ImageError
 from deploy.figures import Figures
 from deploy.protocol import Head, RefusedError
@@ -107,7 +108,7 @@ class Server:
         for each in sockets:
             each.setblocking(False)
             self._selector.register(each, selectors.EVENT_READ)
-        self.worker = Worker(model, settings.queue, self._finished, facts.get("sample_rate"))
+        self.worker = Worker(model, settings.queue, self._finished, Decoding(**facts.get("decoding", {})))
 
     def run(self) -> None:
         """Serves until `stop`; then finishes what waits, at most `GRACE_S` long."""

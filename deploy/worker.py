@@ -13,6 +13,7 @@ import threading
 import time
 from typing import Any, Callable, Deque, Optional
 
+from deploy.decoding import AS_THEY_ARE, Decoding
 from deploy.errors import DeviceError
 from deploy.images import Bytes, decoded
 
@@ -65,15 +66,15 @@ class Worker:
         model: `Model`, or whatever has its `prepare` and `answer`.
         limit: how many jobs wait at most.
         done: is called with each job when it is answered, has failed or was found cancelled; by another thread.
-        rate: samples in a second of the sounds that the model takes, where that is known.
+        decoding: what becomes of images and WAV files.
 
     Attributes:
         waiting: jobs that wait now.
         failed: the last inference failed on the device, not because of its image.
     """
 
-    def __init__(self, model: Any, limit: int, done: Callable[[Job], None], rate: Optional[int] = None) -> None:
-        self._model, self._done, self._rate = model, done, rate
+    def __init__(self, model: Any, limit: int, done: Callable[[Job], None], decoding: Decoding = AS_THEY_ARE) -> None:
+        self._model, self._done, self._decoding = model, done, decoding
         self._given: Deque[Job] = collections.deque()
         self._limit, self._closing = limit, False
         self._changed = threading.Condition()
@@ -162,7 +163,7 @@ class Worker:
         self._done(job)
 
     def _prepare(self, job: Job) -> None:
-        job.tensor = self._model.prepare(decoded(job.body, job.shape, job.dtype, self._rate))
+        job.tensor = self._model.prepare(decoded(job.body, job.shape, job.dtype, self._decoding))
 
     def _answer(self, job: Job) -> None:
         self._since = job.started = time.monotonic()

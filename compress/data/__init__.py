@@ -157,6 +157,11 @@ class Dataset:
         return self._preprocessing.specification
 
     @property
+    def decoding(self) -> dict[str, Any]:
+        """How files become such samples on the device (`deploy.decoding`)."""
+        return self.source.decoding
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one preprocessed sample: height, width, channels."""
         return tuple(int(side) for side in self.inputs("validation").shape[1:])

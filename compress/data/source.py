@@ -81,6 +81,11 @@ class Source(Settings):
     task: ClassVar[Task] = "classification"
     """What the samples are for: one class for each, or objects with boxes."""
 
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """How files become such samples on the device (`deploy.decoding`); empty where they are not decoded."""
+        return {}
+
     def beside(self, folder: Path) -> Self:
         """The same source with relative paths taken from `folder`."""
         del folder

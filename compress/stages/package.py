@@ -45,7 +45,7 @@ class Package(Stage):
     """Writes runner.pyz and the bundle: models, labels, preprocessing, golden inputs and outputs, evaluation sample."""
 
     name: ClassVar[str] = "package"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.TFLITE, Kind.COMPILED})
     produces: ClassVar[Kind] = Kind.BUNDLE
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "original", "name"})
@@ -98,6 +98,7 @@ class Package(Stage):
             "golden": golden,
             "evaluation": evaluation,
             "tools": tools,
+            **({"decoding": data.decoding} if data.decoding else {}),
             **({"detection": context.detector} if context.detector else {}),
         }
         content = bundle.pack(manifest, members | files | more)

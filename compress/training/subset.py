@@ -68,6 +68,11 @@ class Part:
         return self.whole.preprocessing
 
     @property
+    def decoding(self) -> dict[str, Any]:
+        """How files become such samples on the device (`deploy.decoding`)."""
+        return self.whole.decoding
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one preprocessed sample."""
         return self.whole.input_shape

@@ -13,8 +13,11 @@ import pytest
 from PIL import Image
 
 from compress.data import SOURCES, Dataset, files
-from compress.data.sources import Digits, Folder, Npz
+from compress.data.source import Source
+from compress.data.sources import Coco, Digits, Folder, Npz, TfRecord, Voc, Wav
+from compress.data.sources.records import Tensor
 from compress.errors import DataError
+from deploy.decoding import parsed
 from deploy.preprocessing import Preprocessing
 
 X = np.arange(30 * 4 * 5, dtype=np.uint16).reshape(30, 4, 5).astype(np.uint8)
@@ -75,6 +78,24 @@ def test_digits_of_another_library_version(monkeypatch: pytest.MonkeyPatch) -> N
         Digits().fingerprint()
     with pytest.raises(DataError):
         Digits().load()
+
+
+@pytest.mark.parametrize(
+    ("source", "decoding"),
+    [
+        (Folder(path="x"), {"image_channels": 3}),
+        (Voc(path="x", channels=1), {"image_channels": 1}),
+        (Coco(file="x", channels=1), {"image_channels": 1}),
+        (TfRecord(path="x", image="image", label="label"), {"image_channels": 3}),
+        (TfRecord(path="x", tensor=Tensor(feature="x", shape=(3,)), label="label"), {}),
+        (Wav(path="x", rate=8000, seconds=1, channels="first"), {"sound_channels": "first", "sound_rate": 8000}),
+        (Npz(file="x"), {}),
+    ],
+    ids=lambda each: getattr(each, "name", None),
+)
+def test_what_a_device_must_know_to_decode_files(source: Source, decoding: dict[str, Any]) -> None:
+    assert source.decoding == decoding
+    assert parsed(decoding)._asdict().items() >= decoding.items()
 
 
 # --- npz --------------------------------------------------------------------------------

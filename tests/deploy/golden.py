@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import struct
 
 import numpy as np
 import signer
 
-from deploy import bundle
+from deploy import bundle, recording
 from deploy.preprocessing import VERSION, Preprocessing, dequantize, quantize
 
 STEPS = [
@@ -40,6 +41,7 @@ EXPECTED = {
     "quantized": "a350027b90835891ff2a6404d5c23012bbb331ceafc21fcf153fa16ceb31a4ec",
     "picture": "97add43fae209e1f6da0513a74d6bdd38ba2a1a8fe978c1cf9a8264a3f91b886",
     "sound": "0d11615273956803c00170a21501b541b33a7e626bc8321b37fe3e5dd2e5c241",
+    "recordings": "d35f4f927d67eb566fcb5723656141c7136ad03a1510f2bd7418299940883aae",
     "bundle": "12001ea906bc6c296bc6f53be45e612111c1af087d5faf0a8a59f25ef940f89c",
     "accepted": 0,
     "signed": "8ae84d75c21f1893176ea37c6fc06455aab632620d90b01779ca94c1b2e5921a",
@@ -57,6 +59,19 @@ def sound():
     place = np.arange(1500)
     waves = sum(np.abs(place % period - period // 2) * (period % 3 - 1.2) for period in (7, 19, 32, 61))
     return np.rint(waves * 200 + place * 7919 % 101).astype(np.int16)
+
+
+def recordings():
+    """The sounds in WAV files of every kind, each with three channels: their mean, and the first one."""
+    found = []
+    for tag, bits in sorted(recording.TYPES):
+        block = 3 * bits // 8
+        values = bytes((place * 37 + place // 7) % 64 for place in range(block * 20))  # floats of these are finite
+        form = struct.pack("<HHIIHH", tag, 3, 8000, 8000 * block, block, bits)
+        parts = b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", len(values)) + values
+        content = b"RIFF" + struct.pack("<I", len(parts)) + parts
+        found += [recording.sound(content, 8000, channels) for channels in ("mix", "first")]
+    return np.concatenate(found)
 
 
 def tensor(name, shape, dtype, scale, zero_point):
@@ -118,6 +133,7 @@ def found():
         "quantized": sha(stored.tobytes() + dequantize(stored, 0.05, -3).tobytes()),
         "picture": sha(Preprocessing(PICTURE)(sample()).tobytes()),
         "sound": sha(quantize(Preprocessing(SOUND)(sound()), 0.25, 3, np.int8).tobytes()),
+        "recordings": sha(recordings().tobytes()),
         "bundle": sha(packed()),
         "accepted": accepted(packed()),
         "signed": sha(signed),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from deploy import bundle
 from deploy.bundle import Bundle, BundleError
+from deploy.decoding import Decoding, parsed
 
 GOOD = golden.packed()
 
@@ -59,6 +60,27 @@ def test_equal_content_is_equal_bytes() -> None:
 def test_other_keys_travel_along() -> None:
     content = bundle.pack(golden.manifest(tools={"maker": "1.0"}, note=None), golden.members())
     assert Bundle(content).manifest["tools"] == {"maker": "1.0"}
+
+
+def test_decoding() -> None:
+    assert Bundle(GOOD).decoding == Decoding(None, "mix", None)  # of bundles from before there was any
+    for entry in ({"image_channels": 1}, {"sound_channels": "first", "sound_rate": 16000, "later": [1]}):
+        opened = Bundle(bundle.pack(golden.manifest(decoding=entry), golden.members()))
+        assert opened.decoding == Decoding(**{key: value for key, value in entry.items() if key != "later"})
+
+
+def test_the_rate_of_recordings_is_that_of_the_preprocessing_where_nothing_else_is_said() -> None:
+    assert parsed({}, 8000) == parsed({"sound_channels": "mix"}, 8000) == Decoding(None, "mix", 8000)
+    assert parsed({"sound_rate": 16000}, 8000).sound_rate == 16000
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [None, [], {"image_channels": 2}, {"image_channels": True}, {"image_channels": None}, {"sound_channels": "last"},
+     {"sound_channels": []}, {"sound_rate": 0}, {"sound_rate": 8000.0}, {"sound_rate": "8000"}],
+)  # fmt: skip
+def test_a_decoding_that_cannot_be(entry: Any) -> None:
+    refused(written(manifest(decoding=entry)), "the manifest's decoding cannot be used")
 
 
 def test_exit_code() -> None:

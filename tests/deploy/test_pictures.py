@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from PIL import Image
 
 from compress.data.sources import images as training
 from deploy import images, pictures
+from deploy.decoding import Decoding
 from deploy.errors import ImageError
 from deploy.preprocessing import Array
 
@@ -100,3 +102,61 @@ def test_colours_and_grey_levels(mode: str, channels: int, device: Callable[[], 
     np.testing.assert_array_equal(training.decoded(content, channels, "x.png"), wanted)
     device()
     np.testing.assert_array_equal(pictures.decoded(content, channels), wanted)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "WEBP"])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_format_gets_the_channels_of_the_training(
+    form: str, mode: str, channels: int, device: Callable[[], None]
+) -> None:
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)).resize((70, 50))
+    content = written(picture.convert(mode), form, **({"lossless": True} if form == "WEBP" else {}))
+    wanted = training.decoded(content, channels, f"x.{form}").astype(int)
+    device()
+    for decode in (lambda: images.decoded(content, decoding=Decoding(channels)),
+                   lambda: images.decoded(bytearray(content), decoding=Decoding(channels)),
+                   lambda: images.of_file(content, Decoding(channels))):  # fmt: skip
+        found = decode()
+        assert found.shape == (50, 70, channels)
+        np.testing.assert_allclose(found, wanted, atol=2 if form == "JPEG" else 0)
+
+
+def webp(kind: bytes, content: bytes) -> bytes:
+    return b"RIFF" + struct.pack("<I", len(content) + 12) + b"WEBP" + kind + struct.pack("<I", len(content)) + content
+
+
+@pytest.mark.parametrize(
+    ("content", "sides"),
+    [
+        (b"BM" + bytes(12) + struct.pack("<Iii", 40, 30000, -20000), "30000 x 20000"),
+        (b"BM" + bytes(12) + struct.pack("<IHH4x", 12, 65535, 65535), "65535 x 65535"),
+        (b"BM" + bytes(12) + struct.pack("<Iii", 40, -5, 7), "-5 x 7"),
+        (b"BM", "0 x 0"),
+        (webp(b"VP8X", bytes(4) + b"\xff\xff\xff\xff\xff\xff"), "16777216 x 16777216"),
+        (webp(b"VP8L", b"\x2f\xff\xff\xff\x0f"), "16384 x 16384"),
+        (webp(b"VP8 ", b"\0\0\0\x9d\x01\x2a\xff\x3f\xff\xff"), "16383 x 16383"),
+        (webp(b"VP9 ", bytes(30)), "0 x 0"),
+        (webp(b"VP8X", b""), "0 x 0"),
+    ],
+)
+def test_what_is_too_large_is_refused_before_it_is_decoded(content: bytes, sides: str) -> None:
+    with pytest.raises(ImageError, match=f"the image has {sides} pixels; at most"):
+        images.decoded(content)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "WEBP"])
+def test_damaged_ones_are_refused_or_read(form: str, device: Callable[[], None]) -> None:
+    random = np.random.default_rng(0)
+    content = written(Image.fromarray(random.integers(0, 256, (9, 11, 3), np.uint8)), form)
+    device()
+    refused = 0
+    for _ in range(300):
+        changed = bytearray(content)
+        for place in random.integers(0, min(len(content), 120), 3):
+            changed[place] = random.integers(256)
+        try:
+            assert images.decoded(changed, decoding=Decoding(3)).shape[2] == 3
+        except ImageError:
+            refused += 1
+    assert refused > 20

@@ -9,8 +9,11 @@ import wave
 import numpy as np
 import pytest
 
+from compress.data.sources.sound import opened
+from compress.errors import DataError
+from deploy.decoding import Decoding
 from deploy.errors import ImageError
-from deploy.images import decoded
+from deploy.images import decoded, of_file
 from deploy.recording import sound
 
 
@@ -51,6 +54,56 @@ def test_another_rate_is_refused() -> None:
         sound(wav(np.zeros((9, 1)), rate=44100), 16000)
 
 
+def riff(tag: int, bits: int, channels: int, values: bytes, extensible: bool = False, more: bytes = b"") -> bytes:
+    """A file of this format, written by hand."""
+    block = channels * bits // 8
+    form = struct.pack("<HHIIHH", 0xFFFE if extensible else tag, channels, 8000, 8000 * block, block, bits)
+    if extensible:
+        form += struct.pack("<HHIH", 22, bits, 0, tag) + bytes.fromhex("000000001000800000aa00389b71")
+    chunks = b"fmt " + struct.pack("<I", len(form)) + form + more + b"data" + struct.pack("<I", len(values)) + values
+    return b"RIFF" + struct.pack("<I", len(chunks) + 4) + b"WAVE" + chunks
+
+
+@pytest.mark.parametrize(("tag", "bits"), [(1, 8), (1, 16), (1, 24), (1, 32), (3, 32), (3, 64)])
+@pytest.mark.parametrize("extensible", [False, True])
+@pytest.mark.parametrize("channels", [1, 2, 3])
+@pytest.mark.parametrize("kept", ["mix", "first"])
+def test_the_same_numbers_as_in_training(tag: int, bits: int, extensible: bool, channels: int, kept: str) -> None:
+    random = np.random.default_rng(0)
+    values = random.bytes(channels * bits // 8 * 50)
+    if tag == 3:
+        values = random.normal(size=channels * 50).astype(f"<f{bits // 8}").tobytes()
+    content = riff(tag, bits, channels, values, extensible, more=b"LIST\x03\0\0\0abc\0")
+    frames = opened(io.BytesIO(content), "x.wav").read(1000)
+    assert frames.shape == (50, channels)
+    wanted = frames[:, 0] if kept == "first" else frames.mean(axis=1, dtype=np.float32)
+    decoding = Decoding(sound_channels=kept, sound_rate=8000)
+    for found in (decoded(content, decoding=decoding), of_file(content, decoding)):
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_what_is_not_finite_is_refused(value: float) -> None:
+    with pytest.raises(ImageError, match="infinite or none"):
+        sound(riff(3, 64, 1, np.array([0, value], "<f8").tobytes()))
+
+
+@pytest.mark.parametrize("place", range(44))
+def test_what_training_refuses_is_refused(place: int) -> None:
+    for value in (0, 1, 2, 3, 0x7F, 0xFF):
+        content = GOOD[:place] + bytes([value]) + GOOD[place + 1 :]
+        try:
+            wanted = opened(io.BytesIO(content), "x.wav").read(1000)
+        except DataError:
+            wanted = np.zeros((0, 1), np.float32)
+        if len(wanted):
+            np.testing.assert_array_equal(sound(content), wanted.mean(axis=1, dtype=np.float32))
+        else:
+            with pytest.raises(ImageError):
+                sound(content)
+
+
 GOOD = wav(np.arange(20).reshape(10, 2))
 
 
@@ -63,8 +116,8 @@ def changed(place: int, form: str, value: int) -> bytes:
 @pytest.mark.parametrize(
     "content",
     [
-        *(GOOD[:end] for end in range(len(GOOD) - 40)),
-        changed(20, "<H", 3),  # float
+        *(GOOD[:end] for end in range(len(GOOD))),
+        changed(20, "<H", 3),  # float of 16 bits
         changed(20, "<H", 0xFFFE),
         changed(22, "<H", 0),  # channels
         changed(34, "<H", 0),  # bits

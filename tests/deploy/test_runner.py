@@ -64,6 +64,24 @@ def test_run_takes_arrays_and_images(path: Path, tmp_path: Path, capsys: pytest.
     assert [row["label"] for row in first["top"]] == ["apple", "pear", "plum"]
 
 
+def test_files_are_decoded_as_in_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Colour photos for a model that was trained on grey ones, and the other way round."""
+    (grey,) = devices.images(1)
+    Image.fromarray(np.repeat(grey, 3, axis=2)).save(tmp_path / "colour.bmp")
+    np.save(tmp_path / "grey.npy", grey)
+    files = [str(tmp_path / "colour.bmp"), str(tmp_path / "grey.npy")]
+    path = write(tmp_path, "grey.coralline", devices.packed(decoding={"image_channels": 1}))
+    assert command.main(["run", str(path), *files, "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["answers"]
+    assert first["top"] == second["top"]
+    old = write(tmp_path, "old.coralline", devices.packed())
+    assert command.main(["run", str(old), files[0]]) == 3
+    assert "the sample has [4, 4, 3] after preprocessing, and the model takes [4, 4, 1]" in capsys.readouterr().err
+    Image.fromarray(grey[..., 0]).save(tmp_path / "grey.png")
+    opened = bundle.Bundle(devices.packed(decoding={"image_channels": 3}))
+    assert command._sample(str(tmp_path / "grey.png"), opened.decoding).shape == (6, 5, 3)
+
+
 def test_without_images_the_golden_inputs_are_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["run", str(path), "--top", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()

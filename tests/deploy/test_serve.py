@@ -5,18 +5,22 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import http.client
+import io
 import json
 import socket
 import threading
 import time
+import wave
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import devices
 import numpy as np
 import pytest
+from PIL import Image
 
 from deploy import bundle
+from deploy.decoding import Decoding
 from deploy.errors import EdgeTpuError
 from deploy.model import Answer, Model
 from deploy.serve import Server, Settings
@@ -48,10 +52,10 @@ class Slow:
 class Service:
     """A server in a thread of its own."""
 
-    def __init__(self, model: Any, **settings: Any) -> None:
+    def __init__(self, model: Any, facts: dict[str, Any], **settings: Any) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
-        self.server = Server(model, FACTS, [listener], Settings(**settings))
+        self.server = Server(model, facts, [listener], Settings(**settings))
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
 
@@ -81,8 +85,8 @@ def read(answer: http.client.HTTPResponse) -> Ask:
 
 
 @contextlib.contextmanager
-def serving(model: Any, **settings: Any) -> Iterator[Service]:
-    service = Service(model, **settings)
+def serving(model: Any, facts: dict[str, Any] = FACTS, **settings: Any) -> Iterator[Service]:
+    service = Service(model, facts, **settings)
     try:
         yield service
     finally:
@@ -136,10 +140,6 @@ def test_answers_are_those_of_the_model() -> None:
 
 
 def test_pictures_are_decoded() -> None:
-    import io
-
-    from PIL import Image
-
     image = np.full((6, 5), 77, np.uint8)
     with serving(Slow()) as service:
         for form in ("PNG", "JPEG"):
@@ -147,6 +147,29 @@ def test_pictures_are_decoded() -> None:
             Image.fromarray(image).save(stream, form, **({"quality": 100} if form == "JPEG" else {}))
             assert service.ask("POST", "/v1/predict", stream.getvalue())[2]["top"][0]["label"] == "77"
             assert service.ask("POST", "/v1/predict", stream.getvalue()[:40])[0] == 400
+
+
+def test_files_are_decoded_as_the_bundle_says() -> None:
+    seen = []
+
+    class Seeing(Slow):
+        def prepare(self, image: Any) -> Any:
+            seen.append(image)
+            return image
+
+    facts = {**FACTS, "decoding": dict(Decoding(1, "first", 8000)._asdict())}
+    with serving(Seeing(), facts) as service:
+        for form in ("BMP", "WEBP"):
+            stream = io.BytesIO()
+            Image.new("RGB", (5, 6), (10, 20, 30)).save(stream, form, **({"lossless": True} if form == "WEBP" else {}))
+            assert service.ask("POST", "/v1/predict", stream.getvalue())[0] == 200
+        assert [(image.shape, int(image.max())) for image in seen] == [((6, 5, 1), 18)] * 2
+        stream = io.BytesIO()
+        with wave.open(stream, "wb") as file:
+            file.setparams((2, 2, 8000, 0, "NONE", ""))
+            file.writeframes(np.array([[16384, 0]], "<i2").tobytes())
+        assert service.ask("POST", "/v1/predict", stream.getvalue())[0] == 200
+        assert seen[-1].tolist() == [0.5]
 
 
 @pytest.mark.parametrize(

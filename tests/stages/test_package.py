@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from PIL import Image
 from pydantic import ValidationError
 
 import compress
 from compress import runner
 from compress.data import Dataset
 from compress.data.source import Samples, Source
-from compress.data.sources import Npz
+from compress.data.sources import Folder, Npz
 from compress.edgetpu.placement import newer_than_boards
 from compress.errors import ModelError
 from compress.stage import BUNDLE_FILE, MODEL_EDGETPU, RUNNER_FILE, Artifact, Context, Kind
@@ -142,6 +143,26 @@ def test_sounds_come_raw_and_give_the_same_on_the_device(artifact: Any, context:
     assert accuracy["models"]["int8"]["accuracy"] == read.manifest["evaluation"]["metrics"]["accuracy_int8"] | {
         "note": accuracy["models"]["int8"]["accuracy"]["note"]
     }
+
+
+def test_the_runner_takes_the_files_of_the_training(artifact: Any, context: Any, tmp_path: Path) -> None:
+    """Colour photos, trained on as grey ones."""
+    random = np.random.default_rng(5)
+    for index in range(60):
+        path = tmp_path / "photos" / "abc"[index % 3] / f"{index:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (4, 5, 3), np.uint8)).save(path)
+    source = Folder(path=str(tmp_path / "photos"), channels=1)
+    data = Dataset(source, Preprocessing([{"scale": {"from": [0, 255]}}, {"resize": {"size": [4, 4]}}]), None)
+    around = replace(context(), data=data)
+    read = evaluated(around, artifact)
+    assert (read.manifest["decoding"], read.decoding.image_channels) == ({"image_channels": 1}, 1)
+    np.save(tmp_path / "x.npy", source.load().read(0))
+    given = [around.folder / RUNNER_FILE, "run", around.folder / BUNDLE_FILE, path.parents[1] / "a" / "00.png", "x.npy"]
+    done = subprocess.run([sys.executable, *given, "--json"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = (answer["top"] for answer in json.loads(done.stdout)["answers"])
+    assert first == second
 
 
 def test_the_bundle(artifact: Any, context: Any) -> None:

@@ -66,6 +66,11 @@ class Coco(Stored):
         annotations = {f"annotations of {split or 'all'}": path for split, path in self._files()}
         return annotations | {f"{image.split or 'all'}: {image.name}": image.path for image in images}
 
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Images as they are decoded here."""
+        return {"image_channels": self.channels}
+
     def load(self) -> Samples:
         """The annotations; images are decoded when they are read."""
         classes, images = self._read()

@@ -43,6 +43,11 @@ class Folder(Labelled):
     channels: Literal[1, 3] = 3
     """3: decoded as RGB; 1: as grey levels."""
 
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Images as they are decoded here."""
+        return {"image_channels": self.channels}
+
     def load(self) -> Samples:
         """Labels from folders or table; images are decoded when they are read."""
         found = self.found()

@@ -84,6 +84,11 @@ class TfRecord(InFiles):
         """Whether the path was that of a file, whatever it is called."""
         return len(tree.names) == 1 and not tree.folders
 
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Images as they are decoded here."""
+        return {"image_channels": self.channels} if self.image else {}
+
     def load(self) -> Samples:
         """Finds all records and their labels; samples are decoded, and checksums verified, when they are read."""
         tree = self.tree()

@@ -46,6 +46,11 @@ class Wav(Labelled):
     resample: bool = False
     """Whether recordings of other rates are resampled, instead of being refused."""
 
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Recordings as they are decoded here."""
+        return {"sound_channels": self.channels, "sound_rate": self.rate}
+
     def load(self) -> Samples:
         """Labels from folders or table; recordings are decoded when they are read."""
         found = self.found()

@@ -124,6 +124,11 @@ class Voc(Stored):
         found = [*(Path(image.where) for image in images), *(image.path for image in images), *_lists(root)]
         return {os.path.relpath(path, root): path for path in sorted(set(found))}
 
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Images as they are decoded here."""
+        return {"image_channels": self.channels}
+
     def load(self) -> Samples:
         """The annotations; images are decoded when they are read."""
         images = self._images()
