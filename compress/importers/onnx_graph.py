@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.importers import onnx_model
+from compress.importers import onnx_inputs, onnx_model
 from compress.importers.onnx_model import MOST_NUMBERS, TYPE_NAMES
 from compress.importers.refused import Refused
 
@@ -25,7 +25,6 @@ MOST_TOGETHER = 2**29
 """Numbers of all computed tensors."""
 MOST_SHAPING = 4096
 """Numbers of a constant that a shape is inferred from."""
-BATCH_NAMES = {"batch", "batch_size", "batchsize", "n", "b", "bs", "none"}
 OWN_DOMAINS = ("", "ai.onnx")
 CHANGING = {
     "Dropout",
@@ -122,12 +121,12 @@ def read(path: Path) -> Graph:
     """
     model, notes = onnx_model.read(path)
     try:
-        given = _given(model)
+        given = onnx_inputs.given_to(model)
         if refused := tuple(_refused(model)):
             return Graph((), {}, {}, {}, (), (), refused, b"", notes, _opset(model), _producer(model))
-        notes = (*notes, *_fix_batch(model, given))
-        fixed = _several(given)
-        graph = _walked(_copy_of_one(model, given)) if fixed else _walked(model)
+        notes = (*notes, *onnx_inputs.fixed(given))
+        fixed = onnx_inputs.batch(given)
+        graph = _walked(onnx_inputs.of_one(model, given)) if fixed else _walked(model)
         if fixed and _scales(graph, fixed, model):
             graph = _with_notes(graph, (f"its batch of {fixed} is taken as 1",))
         elif fixed:
@@ -140,45 +139,6 @@ def read(path: Path) -> Graph:
 
 def _with_notes(graph: Graph, notes: tuple[str, ...]) -> Graph:
     return replace(graph, notes=(*notes, *graph.notes))
-
-
-def _given(model: Any) -> list[Any]:
-    """The inputs; in old files the stored tensors are among them too."""
-    stored = {tensor.name for tensor in model.graph.initializer}
-    given = [value for value in model.graph.input if value.name not in stored]
-    names = [value.name for value in [*given, *model.graph.initializer]]
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ModelError(f"two of its tensors are called {twice[:80]!r}")
-    for value in given:
-        if not value.type.HasField("tensor_type"):
-            raise ModelError(f"its input {value.name[:80]!r} is no tensor but a sequence, a map or an optional")
-    return given
-
-
-def _fix_batch(model: Any, given: list[Any]) -> tuple[str, ...]:
-    """Makes batches of any size batches of 1; what is fixed so, in words.
-
-    Raises:
-        ModelError: another side is not fixed.
-    """
-    first = [value.type.tensor_type.shape.dim for value in given]
-    batches = {dims[0].dim_param for dims in first if dims and dims[0].dim_param}
-    fixed = False
-    for value, dims in zip(given, first, strict=True):
-        for axis, dim in enumerate(dims):
-            named = dim.dim_param in batches or dim.dim_param.lower() in BATCH_NAMES
-            if dim.dim_value <= 0 and not dim.HasField("dim_value") and (axis == 0 or (dim.dim_param and named)):
-                dim.dim_value, fixed = 1, True
-        absent = not value.type.tensor_type.HasField("shape")
-        if absent or any(dim.dim_value <= 0 for dim in dims):
-            sides = [dim.dim_param or dim.dim_value or "?" for dim in dims]
-            raise ModelError(
-                f"its input {value.name[:80]!r} has sides that are not fixed: {'none are told' if absent else sides}",
-                allowed="a batch of any size, and else numbers",
-                todo="fix them, for example with python -m onnxruntime.tools.make_dynamic_shape_fixed",
-            )
-    return ("its batch of any size is taken as 1",) if fixed else ()
 
 
 def _refused(model: Any) -> list[Refused]:
@@ -201,27 +161,6 @@ def _why_not(node: Any) -> str:
     return ""
 
 
-def _several(given: list[Any]) -> int:
-    """The first side of all inputs, if it is the same one, and more than 1; else 0."""
-    sides = {
-        value.type.tensor_type.shape.dim[0].dim_value if value.type.tensor_type.shape.dim else 1 for value in given
-    }
-    return sides.pop() if len(sides) == 1 and sides != {1} else 0
-
-
-def _copy_of_one(model: Any, given: list[Any]) -> Any:
-    """The model with a batch of 1."""
-    import onnx
-
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    names = {value.name for value in given}
-    for value in copy.graph.input:
-        if value.name in names:
-            value.type.tensor_type.shape.dim[0].dim_value = 1
-    return copy
-
-
 def _scales(graph: Graph, batch: int, model: Any) -> bool:
     """Whether with a batch of 1 every output has a first side of 1, where it was that of the batch."""
     said = [value.type.tensor_type.shape.dim for value in model.graph.output]
@@ -238,7 +177,7 @@ def _walked(model: Any) -> Graph:
     except (checker.ValidationError, ValueError, RuntimeError) as error:
         raise ModelError(f"onnx finds fault with it: {_first_line(error)}", todo="export it again") from error
     constants = {tensor.name: onnx_model.array(tensor) for tensor in model.graph.initializer}
-    given = _given(model)
+    given = onnx_inputs.given_to(model)
     walk = _Walk(model, constants, {value.name: value.type for value in given})
     for value in given:
         _count_in(walk, value.name, [dim.dim_value for dim in value.type.tensor_type.shape.dim])
@@ -298,10 +237,9 @@ def _visit(walk: _Walk, proto: Any, node: Node) -> None:
     ):
         computed = _computed(walk, proto, node)
         if computed is not None:
-            for name, numbers in zip(node.outputs, computed, strict=False):
-                if name:
-                    walk.constants[name] = numbers
-                    walk.types[name] = _type_of(numbers, name)
+            for name, numbers in zip(filter(None, node.outputs), computed, strict=True):
+                walk.constants[name] = numbers
+                walk.types[name] = _type_of(numbers, name)
             return
     for name in filter(None, node.outputs):
         _count_in(walk, name, _shape(walk.types[name]) if name in walk.types else None)
@@ -356,8 +294,6 @@ def _producer(model: Any) -> str:
 
 def _computed(walk: _Walk, proto: Any, node: Node) -> list[NDArray[Any]] | None:
     """What an operator makes of constants; None where that is not to be computed."""
-    from onnx.reference import ReferenceEvaluator
-
     if node.operator in CHANGING:
         return None
     if node.operator == "Shape":
@@ -372,12 +308,22 @@ def _computed(walk: _Walk, proto: Any, node: Node) -> list[NDArray[Any]] | None:
         shape = _shape(walk.types[name]) if name in walk.types else None
         if (shape is None or prod(shape) > MOST_NUMBERS) and node.operator not in ("NonZero", "Compress", "Unique"):
             return None
-    given = {name: walk.constants[name] for name in node.inputs if name}
     try:
-        evaluator = ReferenceEvaluator(proto, opsets={e.domain: e.version for e in walk.model.opset_import})
-        return [np.asarray(made) for made in evaluator.run(None, given)]
+        return _evaluated(walk, proto, {name: walk.constants[name] for name in node.inputs if name})
     except (*FAILURES, ValueError, TypeError):
         return None
+
+
+def _evaluated(walk: _Walk, proto: Any, given: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    """What onnx computes for one operator, as a model of its own: for an operator alone onnx forgets the opset."""
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    takes = [helper.make_value_info(name, walk.types[name]) for name in given]
+    makes = [helper.make_empty_tensor_value_info(name) for name in proto.output if name]
+    graph = helper.make_graph([proto], "one", takes, makes)
+    model = helper.make_model(graph, opset_imports=list(walk.model.opset_import))
+    return [np.asarray(made) for made in ReferenceEvaluator(model).run(None, dict(given))]
 
 
 def _shape(kind: Any) -> tuple[int, ...] | None:

@@ -1,0 +1,83 @@
+"""ONNX files as programs other than today's PyTorch write them: older opsets, other ways to say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from one_node import Model, constant, floats, node, whole
+
+from compress.importers import onnx_file
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.usefixtures("onnx_at_once"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
+]
+EXACT = 2e-5
+Saved = Callable[[Model], Path]
+IMAGE = ("N", 4, 8, 8)
+CONV = node("Conv", ["x", floats(6, 4, 3, 3), floats(6)], ["c"], pads=[1] * 4)
+
+
+def kinds(path: Path) -> list[str]:
+    """The layers that a file becomes; their answers are the same."""
+    file = onnx_file.read(path)
+    assert file.problems == ()
+    model, apart = onnx_file.load(file)
+    assert apart < EXACT
+    return [type(each).__name__ for each in model.operations if type(each).__name__ != "InputLayer"]
+
+
+# --- opsets 7 to 12: what is computed when the file is read ----------------------------------
+
+FLAT = [
+    node("Shape", ["c"], ["shape"]),
+    node("Gather", ["shape", constant(np.array(0))], ["batch"], axis=0),
+    node("Unsqueeze", ["batch"], ["first"], axes=[0]),
+    node("Concat", ["first", whole(-1)], ["to"], axis=0),
+    node("Reshape", ["c", "to"], ["flat"]),
+    node("Gemm", ["flat", floats(384, 3), floats(3)], ["y"]),
+]
+HEAD = [
+    node("Shape", ["c"], ["shape"]),
+    node("Slice", ["shape", whole(2), whole(4)], ["sides"]),
+    node("Concat", [whole(1, 2, 3), "sides"], ["to"], axis=0),
+    node("Reshape", ["c", "to"], ["cells"]),
+    node("Transpose", ["cells"], ["y"], perm=[0, 1, 3, 4, 2]),
+]
+GROW = [
+    node("Shape", ["c"], ["shape"]),
+    *(node("Gather", ["shape", constant(np.array(2 + side))], [f"side{side}"]) for side in (0, 1)),
+    *(node("Unsqueeze", [f"side{side}"], [f"s{side}"], axes=[0]) for side in (0, 1)),
+    node("Concat", ["s0", "s1"], ["sides"], axis=0),
+    node("Cast", ["sides"], ["is"], to=1),
+    node("Mul", ["is", constant(np.array([2, 2], np.float32))], ["twice"]),
+    node("Div", ["twice", "is"], ["times"]),
+    node("Concat", [constant(np.ones(2, np.float32)), "times"], ["scales"], axis=0),
+    node("Upsample", ["c", "scales"], ["y"]),
+]
+FOLDED: dict[str, tuple[int, list[Any], list[str]]] = {
+    **{f"flatten {opset}": (opset, FLAT, ["Conv2D", "Flatten", "Dense"]) for opset in (7, 9, 11, 12)},
+    "head of YOLO 11": (11, HEAD, ["Conv2D", "Reshape", "Permute", "Reshape"]),
+    "upsample by what is computed 9": (9, GROW, ["Conv2D", "UpSampling2D"]),
+    "a bias with more sides 11": (
+        11,
+        [node("Unsqueeze", [floats(6)], ["b"], axes=[0, 2, 3]), node("Add", ["c", "b"], ["y"])],
+        ["Conv2D"],
+    ),
+    "a clipped scale 9": (
+        9,
+        [node("Clip", [floats(6, 1, 1)], ["k"], min=0.1, max=0.9), node("Mul", ["c", "k"], ["y"])],
+        ["Conv2D"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_what_hangs_on_no_input_is_computed_as_its_opset_says(name: str, saved_onnx: Saved) -> None:
+    opset, nodes, layers = FOLDED[name]
+    assert kinds(saved_onnx(Model([CONV, *nodes], {"x": IMAGE}, ["y"], opset))) == layers
