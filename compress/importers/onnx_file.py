@@ -40,8 +40,9 @@ WHOLE_TYPES = {
     "INT64": np.int64,
     "BOOL": np.bool_,
 }
-
-
+DRAWN = {"UINT8": 256, "BOOL": 2}
+"""How many whole numbers, from 0 on, are drawn for an input of such."""
+DRAWN_ELSE = 8
 LAST_BITS = 8
 """How many times what the last bits of an input change an answer may differ, where that is more than the tolerance."""
 MOST_ALLOWED = 1e-2
@@ -114,7 +115,7 @@ def compared(file: File, samples: NDArray[np.float32] | None = None) -> tuple[ke
     needed = networks.observed(found.network, list(tensors_in(found.network.outputs)))
     network = replace(needed, name="model", outputs=found.network.outputs)
     try:
-        feeds = [*parity.random([value.sides for value in found.inputs.values()]), *_real(found, samples)]
+        feeds = [*_random(found), *_real(found, samples)]
         wanted = _wanted(found.graph, found, feeds, found.graph.outputs)
         model = parity.built(network)
         made = [parity.answers(model, [array[None] for array in feed]) for feed in feeds]
@@ -146,15 +147,37 @@ def _own(found: Imported, feeds: Sequence[Arrays], wanted: Sequence[Arrays]) -> 
     They move much in a logarithm of what two large numbers leave over. There the answers of two sound
     runtimes differ as much as those of one for two inputs that are as good as the same.
     """
-    again = _wanted(found.graph, found, parity.nudged(feeds), found.graph.outputs)
+    nudged = [
+        [array if kind in WHOLE_TYPES else other for kind, array, other in zip(_kinds(found), *pair, strict=True)]
+        for pair in zip(feeds, parity.nudged(feeds), strict=True)
+    ]
+    again = _wanted(found.graph, found, nudged, found.graph.outputs)
     return parity.change(wanted, again)
 
 
+def _kinds(found: Imported) -> list[str]:
+    """The type that the file takes each input in."""
+    return [found.graph.types[name] for name in found.inputs]
+
+
+def _random(found: Imported) -> list[Arrays]:
+    """Random samples; whole numbers where the file takes such, which are the same to the network."""
+    counts = [DRAWN.get(kind, DRAWN_ELSE) if kind in WHOLE_TYPES else 0 for kind in _kinds(found)]
+    return [
+        [np.floor(np.abs(array) * count) % count if count else array for array, count in zip(feed, counts, strict=True)]
+        for feed in parity.random([value.sides for value in found.inputs.values()])
+    ]
+
+
 def _real(found: Imported, samples: NDArray[np.float32] | None) -> list[Arrays]:
-    """Samples one by one, if the model takes such."""
+    """Samples one by one, if the model takes such; rounded where the file takes whole numbers."""
     sides = [value.sides for value in found.inputs.values()]
     if samples is None or len(sides) != 1 or samples.shape[1:] != sides[0]:
         return []
+    (kind,) = _kinds(found)
+    if kind in WHOLE_TYPES:
+        low, high = (0, 1) if kind == "BOOL" else (np.iinfo(WHOLE_TYPES[kind]).min, np.iinfo(WHOLE_TYPES[kind]).max)
+        samples = np.rint(samples).clip(low, high)
     return [[np.asarray(sample, np.float32)] for sample in samples]
 
 

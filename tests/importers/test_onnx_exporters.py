@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from one_node import Model, constant, floats, node, whole
+from onnx import TensorProto
 
 from compress.importers import onnx_file
 
@@ -42,17 +43,19 @@ FLAT = [
     node("Reshape", ["c", "to"], ["flat"]),
     node("Gemm", ["flat", floats(384, 3), floats(3)], ["y"]),
 ]
-HEAD = [
+SIDES = [
     node("Shape", ["c"], ["shape"]),
-    node("Slice", ["shape", whole(2), whole(4)], ["sides"]),
-    node("Concat", [whole(1, 2, 3), "sides"], ["to"], axis=0),
+    *(node("Gather", ["shape", constant(np.array(2 + side))], [f"side{side}"]) for side in (0, 1)),
+    *(node("Unsqueeze", [f"side{side}"], [f"s{side}"], axes=[0]) for side in (0, 1)),
+]
+HEAD = [
+    *SIDES,
+    node("Concat", [whole(1, 2, 3), "s0", "s1"], ["to"], axis=0),
     node("Reshape", ["c", "to"], ["cells"]),
     node("Transpose", ["cells"], ["y"], perm=[0, 1, 3, 4, 2]),
 ]
 GROW = [
-    node("Shape", ["c"], ["shape"]),
-    *(node("Gather", ["shape", constant(np.array(2 + side))], [f"side{side}"]) for side in (0, 1)),
-    *(node("Unsqueeze", [f"side{side}"], [f"s{side}"], axes=[0]) for side in (0, 1)),
+    *SIDES,
     node("Concat", ["s0", "s1"], ["sides"], axis=0),
     node("Cast", ["sides"], ["is"], to=1),
     node("Mul", ["is", constant(np.array([2, 2], np.float32))], ["twice"]),
@@ -81,3 +84,24 @@ FOLDED: dict[str, tuple[int, list[Any], list[str]]] = {
 def test_what_hangs_on_no_input_is_computed_as_its_opset_says(name: str, saved_onnx: Saved) -> None:
     opset, nodes, layers = FOLDED[name]
     assert kinds(saved_onnx(Model([CONV, *nodes], {"x": IMAGE}, ["y"], opset))) == layers
+
+
+# --- inputs of whole numbers, as the zoo of TensorFlow's detectors has them -------------------
+
+
+WHOLE = {"UINT8": TensorProto.UINT8, "INT32": TensorProto.INT32, "INT64": TensorProto.INT64, "BOOL": TensorProto.BOOL}
+TURNED = [
+    node("Cast", ["x"], ["f"], to=TensorProto.FLOAT),
+    node("Transpose", ["f"], ["t"], perm=[0, 3, 1, 2]),
+    node("Conv", ["t", floats(6, 4, 3, 3)], ["y"]),
+]
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_an_input_of_whole_numbers_is_compared_on_such(kind: str, saved_onnx: Saved) -> None:
+    path = saved_onnx(Model(TURNED, {"x": ("b", 8, 8, 4)}, ["y"], 10, {"x": WHOLE[kind]}))
+    assert kinds(path) in (["Conv2D"], ["Cast", "Conv2D"])
+    file = onnx_file.read(path)
+    assert f"its input 'x' is {kind}; it takes floats now" in file.notes
+    samples = np.random.default_rng(0).uniform(-3, 300, (2, 8, 8, 4)).astype(np.float32)
+    assert onnx_file.load(file, samples)[1] < EXACT  # rounded, and brought between what the type can be
