@@ -39,7 +39,7 @@ def fixed(given: list[Any]) -> tuple[str, ...]:
     for value, dims in zip(given, first, strict=True):
         for axis, dim in enumerate(dims):
             named = dim.dim_param in batches or dim.dim_param.lower() in BATCH_NAMES
-            if dim.dim_value <= 0 and not dim.HasField("dim_value") and (axis == 0 or (dim.dim_param and named)):
+            if dim.dim_value <= 0 and (axis == 0 or (dim.dim_param and named)):  # -1 and 0 are "any" to PaddlePaddle
                 dim.dim_value, changed = 1, True
         absent = not value.type.tensor_type.HasField("shape")
         if absent or any(dim.dim_value <= 0 for dim in dims):

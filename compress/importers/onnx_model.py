@@ -75,6 +75,7 @@ def _read(path: Path) -> tuple[Any, tuple[str, ...]]:
         import onnx.inliner
 
         model = onnx.inliner.inline_local_functions(model)
+    _drop_unused(model)
     return model, tuple(notes)
 
 
@@ -327,6 +328,25 @@ def _in_order(model: Any) -> None:
         raise ModelError(f"{stuck.op_type[:40]} {stuck.name[:80]!r} waits for its own result")
     del model.graph.node[:]
     model.graph.node.extend([nodes[number] for number in ready])
+
+
+def _drop_unused(model: Any) -> None:
+    """Takes out the operators that no output depends on.
+
+    Raises:
+        ModelError: no operator is left.
+    """
+    needed = {value.name for value in model.graph.output}
+    kept = []
+    for node in reversed(model.graph.node):
+        if needed.intersection(filter(None, node.output)):
+            kept.append(node)
+            needed.update(_taken(node))
+    if not kept:
+        raise ModelError("none of its operators makes one of its outputs", todo="check the file")
+    if len(kept) < len(model.graph.node):
+        del model.graph.node[:]
+        model.graph.node.extend(reversed(kept))
 
 
 def _taken(node: Any) -> Iterator[str]:

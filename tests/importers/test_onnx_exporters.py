@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from one_node import Model, constant, floats, node, whole
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
-from compress.importers import onnx_file
+from compress.errors import ModelError
+from compress.importers import onnx_file, onnx_model
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -22,6 +23,10 @@ EXACT = 2e-5
 Saved = Callable[[Model], Path]
 IMAGE = ("N", 4, 8, 8)
 CONV = node("Conv", ["x", floats(6, 4, 3, 3), floats(6)], ["c"], pads=[1] * 4)
+
+
+def info(name: str, *sides: int) -> Any:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, sides)
 
 
 def kinds(path: Path) -> list[str]:
@@ -105,3 +110,40 @@ def test_an_input_of_whole_numbers_is_compared_on_such(kind: str, saved_onnx: Sa
     assert f"its input 'x' is {kind}; it takes floats now" in file.notes
     samples = np.random.default_rng(0).uniform(-3, 300, (2, 8, 8, 4)).astype(np.float32)
     assert onnx_file.load(file, samples)[1] < EXACT  # rounded, and brought between what the type can be
+
+
+@pytest.mark.parametrize("side", [-1, 0])
+def test_a_batch_may_be_stored_as_a_number_that_is_none(side: int, saved_onnx: Saved) -> None:
+    path = saved_onnx(Model([CONV], {"x": (side, 4, 8, 8)}, ["c"], 11))
+    assert kinds(path) == ["Conv2D"]
+    assert onnx_file.read(path).notes[0] == "its batch of any size is taken as 1"
+
+
+def test_what_no_output_hangs_on_is_left_out(saved_onnx: Saved) -> None:
+    branch = helper.make_graph([helper.make_node("Relu", ["kept"], ["r"])], "branch", [], [info("r", 1, 6, 8, 8)])
+    dead = [
+        node("Identity", ["c"], ["kept"]),
+        node("Einsum", ["kept"], ["e"], equation="bchw->bhwc"),
+        node("TopK", ["e", whole(1)], ["largest", "places"]),
+        node("If", [constant(np.array(True))], ["either"], then_branch=branch, else_branch=branch),
+    ]
+    assert kinds(saved_onnx(Model([CONV, *dead, node("Relu", ["c"], ["y"])], {"x": IMAGE}, ["y"]))) == [
+        "Conv2D",
+        "Activation",
+    ]
+
+
+def test_what_an_inner_graph_takes_is_kept(saved_onnx: Saved) -> None:
+    branch = helper.make_graph([helper.make_node("Relu", ["kept"], ["r"])], "branch", [], [info("r", 1, 6, 8, 8)])
+    nodes = [
+        CONV,
+        node("Identity", ["c"], ["kept"]),
+        node("If", [constant(np.array(True))], ["y"], then_branch=branch, else_branch=branch),
+    ]
+    model, _ = onnx_model.read(saved_onnx(Model(nodes, {"x": IMAGE}, ["y"])))
+    assert [each.op_type for each in model.graph.node] == ["Conv", "Identity", "If"]
+
+
+def test_a_file_whose_operators_make_none_of_its_outputs(saved_onnx: Saved) -> None:
+    with pytest.raises(ModelError, match="none of its operators makes one of its outputs"):
+        onnx_file.read(saved_onnx(Model([CONV], {"x": (1, 4, 8, 8)}, ["x"])))

@@ -314,7 +314,8 @@ def test_everything_without_a_counterpart_is_listed_at_once(saved_onnx: Saved) -
 )
 def test_what_is_refused_for_what_it_is(made: Any, reason: str, tmp_path: Path) -> None:
     given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "any"])
-    graph = helper.make_graph([made[0]], "graph", [given], [given], made[1])
+    shown = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "any"])
+    graph = helper.make_graph([made[0]], "graph", [given], [shown], made[1])
     path = tmp_path / "model.onnx"
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     path.write_bytes(helper.make_model(graph, opset_imports=opsets).SerializeToString())
