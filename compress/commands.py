@@ -96,7 +96,24 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inputs", type=Path, metavar="FILE.npy", help="real samples to compare on, beside random ones"
     )
+    parser.add_argument(
+        "--shape",
+        type=_shape,
+        action="append",
+        default=[],
+        metavar="NAME=1,3,320,320",
+        help="the sides of an input that an .onnx file leaves open; once for each such input",
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _shape(text: str) -> tuple[str, list[int]]:
+    """An input's name and its sides."""
+    name, _, told = text.rpartition("=")
+    sides = told.split(",")
+    if not name or not all(side.isdecimal() and int(side) for side in sides):
+        raise argparse.ArgumentTypeError(f"{text!r} is no input with its sides, as images=1,3,320,320 is")
+    return name, [int(side) for side in sides]
 
 
 def _import(options: argparse.Namespace) -> tuple[str, int]:
@@ -105,7 +122,12 @@ def _import(options: argparse.Namespace) -> tuple[str, int]:
 
     with open(os.devnull, "wb") as nowhere, quiet(nowhere.fileno()):  # what TensorFlow says of missing GPUs
         found = importing.run(
-            options.model, options.out, trust=options.trust, signature=options.signature, inputs=options.inputs
+            options.model,
+            options.out,
+            trust=options.trust,
+            signature=options.signature,
+            inputs=options.inputs,
+            shapes=dict(options.shape),
         )
     return json.dumps(found, indent=1) if options.json else importing.describe(found), 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,15 @@ Report = dict[str, Any]
 """What --json prints: plain values."""
 
 
-def run(path: Path, out: Path | None, *, trust: bool, signature: str | None, inputs: Path | None) -> Report:
+def run(
+    path: Path,
+    out: Path | None,
+    *,
+    trust: bool,
+    signature: str | None,
+    inputs: Path | None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Report:
     """Imports a file.
 
     Args:
@@ -28,6 +37,7 @@ def run(path: Path, out: Path | None, *, trust: bool, signature: str | None, inp
         trust: whether code that came with it may run.
         signature: of a SavedModel, the one to take where there are several.
         inputs: an .npy file of real samples [n, ...] to compare on.
+        shapes: of an .onnx file that leaves sides of its inputs open, by input what they are.
 
     Raises:
         PipelineError: OUT is no name for a Keras file, or is the model itself.
@@ -40,7 +50,7 @@ def run(path: Path, out: Path | None, *, trust: bool, signature: str | None, inp
     samples = _samples(inputs) if inputs else None
     report: Report = {"schema_version": 1, "status": "read", "file": str(path), "refused": []}
     try:
-        found = model_file.read(path, signature)
+        found = model_file.read(path, signature, shapes)
         report |= _told(found)
         if found.becomes == "tflite" and out is None:
             return report | _quantized(found.content)

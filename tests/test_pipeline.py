@@ -25,7 +25,7 @@ from compress.tflite import graph
 
 ROOT = Path(__file__).resolve().parents[1]
 
-MODEL_KEYS = "builder, file, signature, detector, trust"
+MODEL_KEYS = "builder, file, signature, shape, detector, trust"
 COMPLETE = """\
 schema_version: 1
 name: digits

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from compress.importers import differences, keras_file, onnx_file, saved_model, 
 from compress.importers import saved_model_conversion as conversion
 from compress.importers import saved_model_keras as saved_keras
 from compress.importers.differences import Parity
+from compress.importers.onnx_inputs import Shapes
 from compress.importers.parity import TOLERANCE
 from compress.importers.refused import Refused, carrying
 from compress.tflite import proof
@@ -77,17 +79,20 @@ class Imported:
     parity: Parity | None
 
 
-def read(path: Path, signature: str | None = None) -> Found:
+def read(path: Path, signature: str | None = None, shapes: Shapes | None = None) -> Found:
     """Finds out what a file is, without TensorFlow and without running anything.
 
     Args:
         path: the file, or the folder of a SavedModel.
         signature: of a SavedModel, the one to take where there are several.
+        shapes: of an .onnx file that leaves sides of its inputs open, by input what they are.
 
     Raises:
         ModelError: there is none, it is of no format that is read, damaged, or made to do harm.
     """
     suffix = path.suffix.lower()
+    if shapes and (suffix != ".onnx" or path.is_dir()):
+        raise ModelError("its inputs are given no shapes", where=str(path), allowed="those of an .onnx file")
     if path.is_dir():
         return _saved_model(path, signature)
     if not path.is_file():
@@ -96,7 +101,7 @@ def read(path: Path, signature: str | None = None) -> Found:
         raise ModelError(f"{path.name} is of no format that is read", allowed=FORMATS)
     if signature is not None:
         raise ModelError("has no signatures", where=str(path), allowed="a SavedModel folder")
-    return READERS[suffix](path)
+    return READERS[suffix](path) if not shapes else _onnx(path, shapes)
 
 
 def load(found: Found, *, trust: bool = False, samples: Samples = None) -> Imported:
@@ -141,8 +146,8 @@ def _tflite(path: Path) -> Found:
     return Found(path, "TFLite file, float", "", becomes, file, file.problems, (), file.notes)
 
 
-def _onnx(path: Path) -> Found:
-    file = onnx_file.read(path)
+def _onnx(path: Path, shapes: Shapes = MappingProxyType({})) -> Found:
+    file = onnx_file.read(path, shapes)
     kind = f"ONNX file, opset {file.graph.opset}" if file.graph.opset else "ONNX file"
     return Found(path, kind, file.graph.producer, "keras", file, file.problems, (), file.notes)
 

@@ -7,6 +7,7 @@ ends. So it does where it asks for more memory than a model needs.
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -26,13 +27,14 @@ MEMORY_BYTES = 6 * 2**30
 """For each of these processes: three times the largest .onnx file without tensors beside it."""
 
 READ = """
+import json
 import sys
 from pathlib import Path
 from compress.errors import CorallineError
 from compress.importers import onnx_apart, onnx_graph
 onnx_apart.bound()
 try:
-    onnx_graph.read(Path(sys.argv[1]))
+    onnx_graph.read(Path(sys.argv[1]), shapes=json.loads(sys.argv[2]))
 except CorallineError:
     pass  # told to the user by the process that asked
 """
@@ -76,13 +78,13 @@ def answers(model: bytes, feeds: Sequence[Mapping[str, NDArray[Any]]], outputs: 
         return made
 
 
-def try_reading(path: Path) -> None:
-    """Reads a file once in a process of its own.
+def try_reading(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Reads a file once in a process of its own, its inputs of these shapes where it leaves them open.
 
     Raises:
         ModelError: that process crashed, or took too long.
     """
-    command = ["-c", READ, str(path)]
+    command = ["-c", READ, str(path), json.dumps({name: list(sides) for name, sides in shapes.items()})]
     try:
         done = _run(command, LONGEST_READ_S)
     except subprocess.TimeoutExpired as error:

@@ -9,6 +9,7 @@ import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from compress.importers import differences, onnx_apart, onnx_graph, parity
 from compress.importers.differences import Parity
 from compress.importers.onnx_draft import FLOAT
 from compress.importers.onnx_graph import Graph
+from compress.importers.onnx_inputs import Shapes
 from compress.importers.onnx_layout import Value
 from compress.importers.onnx_network import Imported, imported
 from compress.importers.onnx_rules import RULES
@@ -73,15 +75,19 @@ class File:
         return self.imported.notes if self.imported else self.graph.notes
 
 
-def read(path: Path) -> File:
+def read(path: Path, shapes: Shapes = MappingProxyType({})) -> File:
     """Reads a file, and finds out what can be done with it; without TensorFlow.
+
+    Args:
+        path: the file.
+        shapes: by input its sides, where the file leaves some open.
 
     Raises:
         ModelError: it is no ONNX model, is damaged, or makes no sense.
     """
-    onnx_apart.try_reading(path)
-    graph = onnx_graph.read(path)
-    if not graph.nodes:
+    onnx_apart.try_reading(path, shapes)
+    graph = onnx_graph.read(path, RULES, shapes)
+    if graph.refused and not graph.nodes:
         return File(path, graph, None)
     try:
         return File(path, graph, imported(graph, RULES))

@@ -7,10 +7,11 @@ onnx infers, operator by operator, so that what was computed before counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 
 from compress.errors import ModelError
 from compress.importers import onnx_inputs, onnx_model
+from compress.importers.onnx_inputs import Shapes
 from compress.importers.onnx_model import MOST_NUMBERS, TYPE_NAMES
-from compress.importers.refused import Refused
+from compress.importers.refused import NO_LAYER, Refused
 
 MOST_TOGETHER = 2**29
 """Numbers of all computed tensors."""
@@ -113,8 +115,14 @@ class _Walk:
     numbers: int = 0
 
 
-def read(path: Path) -> Graph:
+def read(path: Path, known: Collection[str] | None = None, shapes: Shapes = MappingProxyType({})) -> Graph:
     """Reads a file.
+
+    Args:
+        path: the file.
+        known: operators that there are rules for: where some of a file's are refused before it is gone through, or its
+            sides are not fixed, those that are not among them are listed too.
+        shapes: by input its sides, where the file leaves some open.
 
     Raises:
         ModelError: it is no ONNX model, or it is damaged, absurd, or reaches out of its folder.
@@ -122,9 +130,12 @@ def read(path: Path) -> Graph:
     model, notes = onnx_model.read(path)
     try:
         given = onnx_inputs.given_to(model)
-        if refused := tuple(_refused(model)):
+        notes = (*notes, *onnx_inputs.fix(given, shapes), *onnx_inputs.fix_batch(given))
+        unfixed = onnx_inputs.unfixed(given)
+        if (unfixed or any(_refused(model))) and (refused := tuple(_refused(model, known))):
             return Graph((), {}, {}, {}, (), (), refused, b"", notes, _opset(model), _producer(model))
-        notes = (*notes, *onnx_inputs.fixed(given))
+        if unfixed:
+            raise onnx_inputs.not_fixed(unfixed, path)
         fixed = onnx_inputs.batch(given)
         graph = _walked(onnx_inputs.of_one(model, given)) if fixed else _walked(model)
         if fixed and _scales(graph, fixed, model):
@@ -141,11 +152,18 @@ def _with_notes(graph: Graph, notes: tuple[str, ...]) -> Graph:
     return replace(graph, notes=(*notes, *graph.notes))
 
 
-def _refused(model: Any) -> list[Refused]:
-    """The operators that are refused for what they are."""
-    named = (_node(node, number) for number, node in enumerate(model.graph.node))
-    pairs = zip(named, model.graph.node, strict=True)
-    return [Refused(made.name, made.operator, why) for made, node in pairs if (why := _why_not(node))]
+def _refused(model: Any, known: Collection[str] | None = None) -> Iterator[Refused]:
+    """The operators that are refused for what they are, and those that are not known, but for what is computed."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    for number, proto in enumerate(model.graph.node):
+        node, why = _node(proto, number), _why_not(proto)
+        fixed = node.operator in ("Constant", "Shape") or constants.issuperset(filter(None, node.inputs))
+        if fixed and node.operator not in CHANGING:
+            constants.update(node.outputs)
+        elif known is not None and node.operator not in known:
+            why = why or NO_LAYER
+        if why:
+            yield Refused(node.name, node.operator, why)
 
 
 def _why_not(node: Any) -> str:
@@ -163,8 +181,8 @@ def _why_not(node: Any) -> str:
 
 def _scales(graph: Graph, batch: int, model: Any) -> bool:
     """Whether with a batch of 1 every output has a first side of 1, where it was that of the batch."""
-    said = [value.type.tensor_type.shape.dim for value in model.graph.output]
-    before = [dims[0].dim_value in (batch, 0) if dims else False for dims in said]
+    said = [value.type.tensor_type for value in model.graph.output if value.type.tensor_type.HasField("shape")]
+    before = [kind.shape.dim[0].dim_value in (batch, 0) if kind.shape.dim else False for kind in said]
     return not graph.refused and all(before) and all(graph.shapes.get(name, ())[:1] == (1,) for name in graph.outputs)
 
 
@@ -172,6 +190,10 @@ def _walked(model: Any) -> Graph:
     """Goes through the operators: infers shapes, computes what is constant."""
     from onnx import checker
 
+    for value in model.graph.output:  # the checker wants types and shapes, which what is inferred will replace
+        if value.type.WhichOneof("value") in (None, "tensor_type"):
+            value.type.tensor_type.shape.SetInParent()
+            value.type.tensor_type.elem_type = value.type.tensor_type.elem_type or onnx_model.FLOAT
     try:
         checker.check_model(model)
     except (checker.ValidationError, ValueError, RuntimeError) as error:

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from compress.errors import ModelError
 
 OPSETS = (7, 23)
+KNOWN_IR = 4
+"""Versions of the file format before this want stored tensors among the inputs, which many files do not heed."""
 MOST_BYTES = 2**31 - 1
 """Of a file and what lies beside it: protobuf holds no more."""
 MOST_NODES = 20_000
@@ -60,6 +62,7 @@ def read(path: Path) -> tuple[Any, tuple[str, ...]]:
 def _read(path: Path) -> tuple[Any, tuple[str, ...]]:
     model = _parsed(path)
     _check_opset(model)
+    model.ir_version = max(model.ir_version, KNOWN_IR)
     if not model.graph.node:
         raise ModelError("it is no ONNX model: it has no operators", todo="check the file")
     _check_names(model)

@@ -17,7 +17,7 @@ from compress.importers.keras_entries import NOT_MADE, NotImportedError
 from compress.importers.onnx_draft import FLOAT, UNKNOWN, Call, Draft, Rule
 from compress.importers.onnx_graph import Graph, Node
 from compress.importers.onnx_layout import Order, Value, laid, natural
-from compress.importers.refused import Refused
+from compress.importers.refused import NO_LAYER, Refused
 from compress.training.network import Network, Tensor, living
 
 MOST_TRIED = 4
@@ -131,7 +131,7 @@ def _made(call: Call, rules: Mapping[str, Rule]) -> list[Value]:
     """What the rule for an operator makes of it, in the order of its outputs."""
     node, graph = call.node, call.draft.graph
     if node.operator not in rules:
-        raise NotImportedError("Keras has no layer for it")
+        raise NotImportedError(NO_LAYER)
     made = rules[node.operator](call)
     values = made if isinstance(made, list) else [made]
     asked = [name for name in node.outputs[len(values) :] if call.draft.takers[name]]

@@ -9,6 +9,8 @@ from typing import TypeVar
 from compress.errors import ModelError
 
 Error = TypeVar("Error", bound=ModelError)
+NO_LAYER = "Keras has no layer for it"
+"""Why an operator that there is no rule for is refused."""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import model_validator
+from pydantic import PositiveInt, model_validator
 
 from compress.errors import ModelError
 from compress.importers import builder as builders
 from compress.importers import model_file, saved_model, saved_model_conversion, tflite_file
 from compress.importers.model_file import KERAS_SUFFIXES
+from compress.importers.onnx_inputs import Shapes
 from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Settings, Stage
 from compress.store import file_digest
 from deploy.detection import Detector
@@ -144,13 +145,20 @@ class ImportOnnx(_Load):
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "onnx", "onnxruntime", "ai-edge-litert")
 
+    shapes: dict[str, list[int]] = {}
+    """By input its sides, where the file leaves some open."""
+
+    def identity(self) -> dict[str, Any]:
+        """The shapes only where there are some."""
+        return {name: value for name, value in super().identity().items() if name != "shapes" or value}
+
     def run(self, given: Artifact, context: Context) -> Facts:
         """Rebuilds it, and compares it with onnxruntime on random and on real samples."""
         from compress.importers import onnx_file
         from compress.training import working_model
         from compress.training.fit import head_of
 
-        file = onnx_file.read(self.path)
+        file = onnx_file.read(self.path, self.shapes)
         model, parity = onnx_file.compared(file, context.data.inputs("train")[:SAMPLES])
         head_of(model, context.data)
         working_model.write(model, context.folder)
@@ -221,17 +229,22 @@ class LoadTflite(_Load):
         return {"file": self.path.name, **self.told()}
 
 
-def stage_for(file: Path, signature: str | None = None) -> Stage:
+def stage_for(file: Path, signature: str | None = None, shapes: Shapes | None = None) -> Stage:
     """The stage that loads a model file or folder, by what it is.
+
+    Args:
+        file: the file, or the folder.
+        signature: of a SavedModel, the one to take where there are several.
+        shapes: of an .onnx file that leaves sides of its inputs open, by input what they are.
 
     Raises:
         ModelError: no such file, a format that is not read, or a damaged file.
     """
-    if file.suffix.lower() in KERAS_SUFFIXES and file.is_file():
+    if file.suffix.lower() in KERAS_SUFFIXES and file.is_file() and not shapes:
         return LoadKeras(path=file)  # it is read when it is loaded: h5py takes its time to import
     if file.suffix.lower() == ".onnx" and file.is_file():
-        return ImportOnnx(path=file)  # likewise
-    found = model_file.read(file, signature)
+        return ImportOnnx(path=file, shapes={name: list(sides) for name, sides in (shapes or {}).items()})  # likewise
+    found = model_file.read(file, signature, shapes)
     if found.becomes == "tflite":
         return LoadTflite(path=file)
     if isinstance(found.content, saved_model.Content):
@@ -254,6 +267,8 @@ class Origin(Settings):
     """A .keras, .h5, .hdf5, .onnx or .tflite file, or a SavedModel folder, from the pipeline file's folder."""
     signature: str | None = None
     """Which function of a SavedModel folder is taken, where it offers several."""
+    shape: dict[str, list[PositiveInt]] | None = None
+    """Of an .onnx file that leaves sides of its inputs open: by input what they are, `images: [1, 3, 320, 320]`."""
     detector: dict[str, Any] | None = None
     """For data with boxes: where the model's anchors stand (docs/detection.md); a builder may say it itself."""
 
@@ -263,6 +278,8 @@ class Origin(Settings):
             raise ValueError("needs either the key 'builder' or the key 'file'")
         if self.signature is not None and self.file is None:
             raise ValueError("'signature' belongs to 'file'")
+        if self.shape is not None and self.file is None:
+            raise ValueError("'shape' belongs to 'file'")
         if self.detector is not None:
             Detector(self.detector)
         return self
@@ -286,6 +303,7 @@ class Origin(Settings):
             ModelError: there is no such file or builder.
         """
         if self.file is not None:
-            return stage_for(folder / self.file, self.signature).model_copy(update={"detector": self.detector})
+            stage = stage_for(folder / self.file, self.signature, self.shape)
+            return stage.model_copy(update={"detector": self.detector})
         path, function = builders.find(self.builder or "", folder, trust=trust)
         return Build(path=path, function=function, detector=self.detector)

@@ -82,5 +82,5 @@ def saved_onnx(tmp_path: Path) -> Callable[[Any], Path]:
 @pytest.fixture
 def onnx_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For models that crash nothing: no processes of their own, which take a second each."""
-    monkeypatch.setattr(onnx_apart, "try_reading", lambda path: None)
+    monkeypatch.setattr(onnx_apart, "try_reading", lambda path, shapes: None)
     monkeypatch.setattr(onnx_apart, "run_apart", onnx_apart.main)

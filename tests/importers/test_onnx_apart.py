@@ -56,11 +56,11 @@ def test_a_file_that_ends_the_process_which_reads_it(
     if "sleep" in code:
         monkeypatch.setattr(onnx_apart, "LONGEST_READ_S", 1)
     with pytest.raises(ModelError, match=says):
-        onnx_apart.try_reading(tmp_path / "model.onnx")
+        onnx_apart.try_reading(tmp_path / "model.onnx", {})
 
 
 def test_this_process_is_not_bound(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
     onnx.save(onnx.load_from_string(expanded(3)), tmp_path / "model.onnx")
-    onnx_apart.try_reading(tmp_path / "model.onnx")
+    onnx_apart.try_reading(tmp_path / "model.onnx", {})
     assert resource.getrlimit(resource.RLIMIT_DATA) == before

@@ -124,7 +124,7 @@ def test_what_no_output_hangs_on_is_left_out(saved_onnx: Saved) -> None:
     dead = [
         node("Identity", ["c"], ["kept"]),
         node("Einsum", ["kept"], ["e"], equation="bchw->bhwc"),
-        node("TopK", ["e", whole(1)], ["largest", "places"]),
+        node("TopK", ["e", "one"], ["largest", "places"]),
         node("If", [constant(np.array(True))], ["either"], then_branch=branch, else_branch=branch),
     ]
     assert kinds(saved_onnx(Model([CONV, *dead, node("Relu", ["c"], ["y"])], {"x": IMAGE}, ["y"]))) == [
@@ -147,3 +147,92 @@ def test_what_an_inner_graph_takes_is_kept(saved_onnx: Saved) -> None:
 def test_a_file_whose_operators_make_none_of_its_outputs(saved_onnx: Saved) -> None:
     with pytest.raises(ModelError, match="none of its operators makes one of its outputs"):
         onnx_file.read(saved_onnx(Model([CONV], {"x": (1, 4, 8, 8)}, ["x"])))
+
+
+# --- sides that are not fixed -----------------------------------------------------------------
+
+
+OPEN = {"a b": ("N", 4, "height", "width"), "x": ("N", 4, "h", 8)}
+BOTH = Model([node("Add", ["a b", "x"], ["s"]), node("Conv", ["s", floats(6, 4, 3, 3)], ["y"])], OPEN, ["y"], 11)
+
+
+def test_open_sides_are_refused_with_the_command_that_fixes_them(saved_onnx: Saved) -> None:
+    path = saved_onnx(BOTH)
+    with pytest.raises(ModelError) as caught:
+        onnx_file.read(path)
+    assert "its input 'a b' has sides that are not fixed: [1, 4, 'height', 'width']" in caught.value.what
+    assert "its input 'x' has sides that are not fixed: [1, 4, 'h', 8]" in caught.value.what
+    command = f"python -m compress import {path} --shape 'a b=1,4,320,320' --shape x=1,4,320,8"
+    assert caught.value.todo.endswith(command)
+
+
+def test_open_sides_can_be_given(saved_onnx: Saved) -> None:
+    file = onnx_file.read(saved_onnx(BOTH), {"a b": [1, 4, 6, 8], "x": [1, 4, 6, 8]})
+    model, apart = onnx_file.load(file)
+    assert apart < EXACT
+    assert [each.shape for each in model.inputs] == [(None, 6, 8, 4)] * 2
+    assert "its input 'x' is taken as [1, 4, 6, 8], as it was asked for" in file.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "sides", "says"),
+    [
+        ("y", [1], "it has no input 'y' to give a shape; allowed: a b, x"),
+        ("x", [1, 3, 6, 8], r"its input 'x' cannot have the shape \[1, 3, 6, 8\]; allowed: \['N', 4, 'h', 8\]"),
+        ("x", [1, 4, 6], "its input 'x' cannot have the shape"),
+        ("x", [2**30, 4, 2**30, 8], "has the sides"),
+    ],
+)
+def test_a_shape_that_is_not_that_of_the_file(name: str, sides: list[int], says: str, saved_onnx: Saved) -> None:
+    with pytest.raises(ModelError, match=says):
+        onnx_file.read(saved_onnx(BOTH), {"a b": [1, 4, 6, 8], "x": [1, 4, 6, 8], name: sides})
+
+
+# --- everything that is refused, at once ------------------------------------------------------
+
+
+def test_what_has_no_rule_is_listed_with_what_is_refused_for_what_it_is(saved_onnx: Saved) -> None:
+    branch = helper.make_graph([helper.make_node("Relu", ["c"], ["r"])], "branch", [], [info("r", 1, 6, 8, 8)])
+    nodes = [
+        CONV,
+        node("Einsum", ["c"], ["e"], equation="bchw->bhwc"),
+        node("Range", [constant(np.array(each)) for each in (1, 2, 1)], ["one"]),
+        node("If", [constant(np.array(True))], ["i"], then_branch=branch, else_branch=branch),
+        node("TopK", ["e", "one"], ["largest", "places"]),
+        node("Add", ["i", "largest"], ["y"]),
+    ]
+    listed = [("e", "Einsum"), ("i", "If"), ("largest", "TopK")]
+    file = onnx_file.read(saved_onnx(Model(nodes, {"x": IMAGE}, ["y"])))
+    assert [(each.node, each.operator) for each in file.problems] == listed
+    file = onnx_file.read(saved_onnx(Model(nodes, {"x": ("N", 4, "h", "w")}, ["y"])))
+    assert [(each.node, each.operator) for each in file.problems] == listed
+    del nodes[3]
+    nodes[-1] = node("Relu", ["largest"], ["y"])
+    file = onnx_file.read(saved_onnx(Model(nodes, {"x": ("N", 4, "h", "w")}, ["y"])))
+    assert [(each.node, each.operator) for each in file.problems] == [listed[0], listed[2]]
+
+
+# --- what onnx' checker finds fault with, and onnxruntime takes -------------------------------
+
+
+def without_shapes(proto: Any) -> None:
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+
+
+def without_types(proto: Any) -> None:
+    proto.graph.output[0].ClearField("type")
+
+
+def old(proto: Any) -> None:
+    proto.ir_version = 3
+
+
+@pytest.mark.parametrize("change", [without_shapes, without_types, old])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_what_only_the_checker_minds(change: Callable[[Any], None], batch: int, tmp_path: Path) -> None:
+    proto = Model([CONV], {"x": (batch, 4, 8, 8)}, ["c"], 9).proto()
+    change(proto)
+    (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
+    assert kinds(tmp_path / "model.onnx") == ["Conv2D"]
+    notes = onnx_file.read(tmp_path / "model.onnx").notes
+    assert ("its batch of 4 is taken as 1" in notes) == (batch == 4)

@@ -442,7 +442,7 @@ DAMAGE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "stride 0": (attribute(0, "strides", [0, 0]), r"Conv 'c' has strides \[0, 0\]; allowed: 1 to"),
     "group 0": (attribute(0, "group", 0), r"Conv 'c' has group \[0\]"),
     "no window": (attribute(2, "kernel_shape", [2**40, 1]), "MaxPool 'y' has kernel_shape"),
-    "not fixed": (unknown, "its input 'x' has sides that are not fixed: .*'height'.*make_dynamic_shape_fixed"),
+    "not fixed": (unknown, "its input 'x' has sides that are not fixed: .*'height'.*--shape x=1,4,320,8$"),
     "recursion": (recursive, "its function 'F' uses itself"),
     "elsewhere": (external("../secret.bin"), "'c_1' lies in '../secret.bin'; allowed: a file in the model's folder"),
     "absolute": (external("/etc/passwd"), "'c_1' lies in '/etc/passwd'; allowed"),

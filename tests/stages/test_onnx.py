@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "importers"))
 from one_node import Model, constant, node
 
 from compress import run as runs
-from compress.errors import ModelError
+from compress.errors import CorallineError, ModelError
 from compress.pipeline import load
 from compress.quantization import conversion
 from compress.stage import Kind
@@ -28,10 +29,10 @@ pytestmark = [
 
 def project(folder: Path, nodes: list[Any], *stages: object) -> Path:
     folder.mkdir()
-    (folder / "model.onnx").write_bytes(Model(nodes, {"x": ("N", 1, 4, 4)}, ["y"]).proto().SerializeToString())
+    (folder / "model.onnx").write_bytes(Model(nodes, {"x": ("N", 1, "h", "w")}, ["y"]).proto().SerializeToString())
     tiny.data(folder / "data.npz")
     (folder / "model.tflite").touch()  # so that no other model and data are made
-    return tiny.project(folder, stages, model={"file": "model.onnx"})
+    return tiny.project(folder, stages, model={"file": "model.onnx", "shape": {"x": [1, 1, 4, 4]}})
 
 
 def test_a_file_is_imported_quantized_and_measured(
@@ -59,6 +60,7 @@ def test_a_file_is_imported_quantized_and_measured(
     assert (facts["operators"], facts["parameters"]) == (6, 107)
     assert facts["parity"]["max_rel"] < 1e-5
     assert any("its input 'x', [1, 1, 4, 4], is channel-last now: [1, 4, 4, 1]" in note for note in notes.noted)
+    assert "model.onnx: its input 'x' is taken as [1, 1, 4, 4], as it was asked for" in notes.noted
     made = (tmp_path / "out" / "tiny" / "model.tflite").read_bytes()
     assert not conversion.float_operators(made)
     assert {"TRANSPOSE", "RESHAPE"}.isdisjoint(operator.name for operator in graph.parse(made).operators)
@@ -68,4 +70,21 @@ def test_what_cannot_be_imported_ends_the_run_with_all_reasons(keras: object, tm
     nodes = [node("Einsum", ["x"], ["a"], equation="ijkl->ijkl"), node("Hardmax", ["a"], ["y"])]
     path = project(tmp_path / "project", nodes, "quantize")
     with pytest.raises(ModelError, match=r"2 operators cannot become layers of Keras: Einsum 'a': .*; Hardmax 'y': "):
+        runs.run(load(path), tmp_path / "out", tiny.Notes())
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ({"file": "model.onnx"}, "its input 'x' has sides that are not fixed: .*`shape` under `model` in a pipeline"),
+        ({"file": "model.keras", "shape": {"x": [1, 4, 4, 1]}}, "its inputs are given no shapes; allowed: those of an"),
+        ({"builder": "digits_cnn", "shape": {"x": [1, 4, 4, 1]}}, "'shape' belongs to 'file'"),
+        ({"file": "model.onnx", "shape": {"x": [1, 1, 0, 4]}}, "greater than 0"),
+    ],
+)
+def test_shapes_that_are_missing_or_not_for_this_model(model: dict[str, Any], says: str, tmp_path: Path) -> None:
+    path = project(tmp_path / "project", [node("Relu", ["x"], ["y"])], "quantize")
+    (path.parent / "model.keras").write_bytes(b"")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model": model}))
+    with pytest.raises(CorallineError, match=says):
         runs.run(load(path), tmp_path / "out", tiny.Notes())
