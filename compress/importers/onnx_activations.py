@@ -110,10 +110,42 @@ def multiplication(call: Call) -> Value:
         for one, other in (given, given[::-1]):
             if (gated := _gated(call, one, other)) is not None:
                 return gated
-    made = arithmetic("Multiply")(call)
+    return _recognized(call, arithmetic("Multiply")(call))
+
+
+def division(call: Call) -> Value:
+    """Div; the last of the operators that a hard sigmoid or a hard SiLU is written as may be one."""
+    return _recognized(call, arithmetic("Divide", layer=False)(call))
+
+
+def _recognized(call: Call, made: Value | list[Value]) -> Value:
+    """A product, or the activation that it is."""
     assert isinstance(made, Value)
-    taken = _gelu_of(call, made)
-    return made if taken is None else call.operation(NN, "Gelu", {"approximate": False}, [taken], made)
+    if (taken := _gelu_of(call, made)) is not None:
+        return call.operation(NN, "Gelu", {"approximate": False}, [taken], made)
+    number, factors = _factors(call, made.tensor)
+    for place, gate in enumerate(factors) if np.isclose(number, 1 / 6, rtol=1e-4) else ():
+        taken, others = _within_relu6(call, gate), [*factors[:place], *factors[place + 1 :]]
+        if taken is not None and others in ([], [taken]):
+            return call.layer("Activation", {"activation": "hard_silu" if others else "hard_sigmoid"}, [taken], made)
+    return made
+
+
+def _within_relu6(call: Call, gate: Tensor) -> Tensor | None:
+    """x, where a tensor is x + 3 between 0 and 6."""
+    clipped = call.draft.layers.get(gate.layer)
+    if clipped is None or clipped.config.get("activation") != "relu6" or clipped.kind != "Activation":
+        return None
+    return _plus(call, clipped.given()[0], 3.0)
+
+
+def _plus(call: Call, tensor: Tensor, number: float) -> Tensor | None:
+    """x, where a tensor is x and this number."""
+    layer = call.draft.layers.get(tensor.layer)
+    if layer is None or layer.kind != "Add" or not layer.calls:
+        return None
+    numbers = [each for each in layer.calls[0]["args"] if isinstance(each, float)]
+    return layer.given()[0] if numbers == [number] else None
 
 
 def _gated(call: Call, one: Value, gate: Value) -> Value | None:
@@ -132,9 +164,8 @@ def _gelu_of(call: Call, made: Value) -> Tensor | None:
     """The tensor that a product is the GELU of: x / 2 * (1 + erf(x / sqrt 2)), in the ways that exporters write it."""
     half, factors = _factors(call, made.tensor)
     for taken, other in (factors, factors[::-1]) if len(factors) == 2 else ():
-        layer = call.draft.layers[other.layer]
-        numbers = [each for each in layer.calls[0]["args"] if isinstance(each, float)] if layer.calls else []
-        inner = call.draft.layers[layer.given()[0].layer] if layer.kind == "Add" and numbers == [1.0] else None
+        more = _plus(call, other, 1.0)
+        inner = None if more is None else call.draft.layers.get(more.layer)
         if inner is None or inner.kind != "Erf":
             continue
         scale, given = _factors(call, inner.given()[0])
@@ -145,8 +176,8 @@ def _gelu_of(call: Call, made: Value) -> Tensor | None:
 
 def _factors(call: Call, tensor: Tensor) -> tuple[float, list[Tensor]]:
     """What a tensor is the product of: a number, and other tensors."""
-    layer = call.draft.layers[tensor.layer]
-    if layer.kind not in ("Multiply", "Divide") or not layer.calls:
+    layer = call.draft.layers.get(tensor.layer)  # none, where an operator before it is refused
+    if layer is None or layer.kind not in ("Multiply", "Divide") or not layer.calls:
         return 1.0, [tensor]
     arguments = [*tensors_in(layer.calls[0]["args"])]
     numbers = [each for each in layer.calls[0]["args"] if isinstance(each, float)]
@@ -179,5 +210,6 @@ RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {
     "Selu": selu,
     "Gelu": gelu,
     "Mul": multiplication,
+    "Div": division,
     "Erf": unary(MATH, "Erf"),
 }

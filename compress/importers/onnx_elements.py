@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from compress.importers.keras_entries import CORE, NUMPY, NotImportedError
 from compress.importers.onnx_draft import FLOAT, UNKNOWN, Call, Rule
 from compress.importers.onnx_layout import Order, Value, in_shape, laid, natural, sides_of
+from compress.importers.onnx_model import TYPE_NAMES
 from compress.training.network import Layer
 
 BOOL = "BOOL"
@@ -185,13 +186,16 @@ def same(call: Call) -> Value:
 
 
 def cast(call: Call) -> Value:
-    """Cast: floats stay floats; what is true becomes 1."""
-    given, to = call.value(0, *NUMBERS), call.setting("to")
-    if call.draft.graph.types[call.node.inputs[0]] == BOOL and to == 1:
-        return call.operation(CORE, "Cast", {"dtype": "float32"}, [given], given)
-    if to != 1:
+    """Cast: the network's numbers are floats, whole ones too; what is true becomes 1, what is not 0 true."""
+    given, to = call.value(0, *NUMBERS), TYPE_NAMES.get(call.setting("to"), "?")
+    kind = call.draft.graph.types[call.node.inputs[0]]
+    if kind == to:
+        return given
+    if to == BOOL:
+        return call.operation(NUMPY, "NotEqual", {}, [given, 0.0], given)
+    if to != FLOAT and not (to in NUMBERS and np.can_cast(kind.lower(), to.lower())):
         raise NotImportedError("it makes whole numbers")
-    return given
+    return call.operation(CORE, "Cast", {"dtype": "float32"}, [given], given) if kind == BOOL else given
 
 
 def comparison(kind: str) -> Rule:
@@ -227,7 +231,6 @@ def order_of(value: Value) -> Order:
 RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {
     "Add": arithmetic("Add"),
     "Sub": arithmetic("Subtract"),
-    "Div": arithmetic("Divide", layer=False),
     "Max": arithmetic("Maximum"),
     "Min": arithmetic("Minimum"),
     "Sum": arithmetic("Add"),

@@ -15,7 +15,7 @@ import numpy as np
 
 from compress.importers.keras_entries import NN, NUMPY, NotImportedError
 from compress.importers.onnx_draft import UNKNOWN, Call, Placed, Rule
-from compress.importers.onnx_elements import NUMBERS, order_of
+from compress.importers.onnx_elements import NUMBERS, order_of, small
 from compress.importers.onnx_layout import Value, channel_last, in_shape, laid, transposed
 from compress.importers.onnx_windows import globally, image, zero_padded
 
@@ -52,9 +52,8 @@ def _axis(call: Call, axis: int, shape: Sequence[int]) -> int:
 
 def concat(call: Call) -> Value:
     """Concat."""
-    places = [place for place in range(len(call.node.inputs)) if 0 not in _shape(call, place)]
-    values = [call.value(place) for place in places]
-    axis = _axis(call, int(call.setting("axis", 1)), values[0].shape)
+    axis = _axis(call, int(call.setting("axis", 1)), call.made())
+    values = _with_constants(call, axis)
     if len(values) == 1:
         return values[0]
     leader = max(values, key=lambda value: prod(value.shape))
@@ -63,6 +62,24 @@ def concat(call: Call) -> Value:
     values = [call.arranged(value, order, whole=whole) for value in values]
     placed = Placed(values[0], order, whole)
     return call.layer("Concatenate", {"axis": placed.axis(axis)}, [values], placed.like(call.made()))
+
+
+def _with_constants(call: Call, axis: int) -> list[Value]:
+    """What is computed, with the constants around it: these are added where zeros were put first."""
+    places = [place for place in range(len(call.node.inputs)) if 0 not in _shape(call, place)]
+    computed = [place for place in places if not call.is_constant(place)]
+    values = []
+    for at, place in enumerate(computed):
+        given, end = call.value(place), ([*computed, places[-1] + 1])[at + 1]
+        before = [call.weights(each) for each in places if each < place and not at]
+        after = [call.weights(each) for each in places if place < each < end]
+        if before or after:
+            around = [*before, np.zeros(given.shape, np.float32), *after]
+            sizes = [sum(each.shape[axis] for each in side) for side in (before, after)]
+            padded = _padded(call, given, {axis: (sizes[0], sizes[1])}, "constant", 0.0)
+            given = call.operation(NUMPY, "Add", {}, [padded, small(np.concatenate(around, axis), padded)], padded)
+        values.append(given)
+    return values
 
 
 def _shape(call: Call, place: int) -> tuple[int, ...]:

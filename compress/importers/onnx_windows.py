@@ -274,7 +274,9 @@ def _not_below_zero(call: Call, value: Value) -> bool:
     """Whether no number can be negative, by the layers that make it."""
     waiting, seen, layers = [value.tensor.layer], set[str](), call.draft.layers
     while waiting:
-        layer = layers[waiting.pop()]
+        layer = layers.get(waiting.pop())
+        if layer is None:  # what stands for the result of an operator without a counterpart
+            return False
         activation = layer.config.get("activation")
         if layer.kind == "Activation" and activation in BOUNDED_BELOW:
             continue

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from one_node import Model, constant, floats, node, whole
+from one_node import Model, constant, floats, node, number, whole
 from onnx import TensorProto, helper
 
 from compress.errors import ModelError
@@ -236,3 +236,118 @@ def test_what_only_the_checker_minds(change: Callable[[Any], None], batch: int, 
     assert kinds(tmp_path / "model.onnx") == ["Conv2D"]
     notes = onnx_file.read(tmp_path / "model.onnx").notes
     assert ("its batch of 4 is taken as 1" in notes) == (batch == 4)
+
+
+# --- other ways to say the same ---------------------------------------------------------------
+
+PLUS = [node("Add", ["c", number(3)], ["p"]), node("Clip", ["p"], ["k"], min=0.0, max=6.0)]
+PIECES: dict[str, tuple[int, list[Any], list[str]]] = {
+    "hard SiLU: a product, divided": (
+        9,
+        [*PLUS, node("Mul", ["c", "k"], ["m"]), node("Div", ["m", number(6)], ["y"])],
+        ["Conv2D", "Activation"],
+    ),
+    "hard SiLU: a quotient, multiplied": (
+        9,
+        [*PLUS, node("Div", ["k", number(6)], ["m"]), node("Mul", ["m", "c"], ["y"])],
+        ["Conv2D", "Activation"],
+    ),
+    "hard SiLU: by a sixth": (
+        9,
+        [*PLUS, node("Mul", ["k", number(1 / 6)], ["m"]), node("Mul", ["c", "m"], ["y"])],
+        ["Conv2D", "Activation"],
+    ),
+    "another product by a sixth": (
+        9,
+        [
+            *PLUS,
+            node("Relu", ["c"], ["r"]),
+            node("Mul", ["r", "k"], ["m"]),
+            node("Div", ["m", number(6)], ["y"]),
+        ],
+        ["Conv2D", "Add", "Activation", "Activation", "Multiply", "Divide"],
+    ),
+    "a square by a sixth": (
+        9,
+        [
+            *PLUS,
+            node("Mul", ["k", "k"], ["m"]),
+            node("Div", ["m", number(6)], ["d"]),
+            node("Add", ["d", "c"], ["y"]),
+        ],
+        ["Conv2D", "Add", "Activation", "Multiply", "Divide", "Add"],
+    ),
+    "hard sigmoid": (
+        9,
+        [
+            node("Relu", ["c"], ["r"]),
+            node("Add", ["r", number(3)], ["p"]),
+            node("Clip", ["p"], ["k"], min=0.0, max=6.0),
+            node("Div", ["k", number(6)], ["y"]),
+        ],
+        ["Conv2D", "Activation", "Activation"],
+    ),
+    "a class token": (
+        13,
+        [
+            node("Reshape", ["c", whole(0, 6, 64)], ["t0"]),
+            node("Transpose", ["t0"], ["t"], perm=[0, 2, 1]),
+            node("Concat", [floats(1, 1, 6), "t"], ["u"], axis=1),
+            node("MatMul", ["u", floats(6, 3)], ["y"]),
+        ],
+        ["Conv2D", "Reshape", "Pad", "Add", "Dense"],
+    ),
+    "constants on all sides": (
+        13,
+        [node("Concat", [floats(1, 2, 8, 8), "c", floats(1, 1, 8, 8), floats(1, 3, 8, 8), "x"], ["y"], axis=1)],
+        ["Conv2D", "Pad", "Add", "Concatenate"],
+    ),
+    "a constant behind": (13, [node("Concat", ["c", floats(1, 6, 1, 8)], ["y"], axis=-2)], ["Conv2D", "Pad", "Add"]),
+    "a mask, cast to what it is": (
+        11,
+        [
+            node("Greater", ["c", number(0.25)], ["g"]),
+            node("Cast", ["g"], ["b"], to=TensorProto.BOOL),
+            node("Where", ["b", number(-2), "c"], ["y"]),
+        ],
+        ["Conv2D", "Greater", "Where"],
+    ),
+    "a mask of what is not 0": (
+        11,
+        [
+            node("Relu", ["c"], ["r"]),
+            node("Cast", ["r"], ["b"], to=TensorProto.BOOL),
+            node("Where", ["b", number(-2), "c"], ["y"]),
+        ],
+        ["Conv2D", "Activation", "NotEqual", "Where"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_other_ways_to_say_the_same(name: str, saved_onnx: Saved) -> None:
+    opset, nodes, layers = PIECES[name]
+    assert sorted(kinds(saved_onnx(Model([CONV, *nodes], {"x": IMAGE}, ["y"], opset)))) == sorted(layers)
+
+
+def test_a_class_token_is_that_of_every_sample(saved_onnx: Saved) -> None:
+    nodes = [node("Concat", [floats(1, 1, 6), "x"], ["y"], axis=1)]
+    model, _ = onnx_file.load(onnx_file.read(saved_onnx(Model(nodes, {"x": ("N", 5, 6)}, ["y"]))))
+    made = np.asarray(model(np.random.default_rng(0).random((3, 5, 6), np.float32)))
+    np.testing.assert_array_equal(made[:, 0], np.repeat(floats(1, 1, 6).numbers[0], 3, 0))
+
+
+def test_what_comes_behind_something_refused_is_not_blamed(saved_onnx: Saved) -> None:
+    """The response normalization of PyTorch 2: what is made of a pool with three sides is multiplied and divided."""
+    nodes = [
+        node("Unsqueeze", ["x", whole(1)], ["u"]),
+        node("AveragePool", ["u"], ["a"], kernel_shape=[3, 1, 1], pads=[1, 0, 0, 1, 0, 0]),
+        node("Squeeze", ["a", whole(1)], ["s"]),
+        node("Mul", ["s", number(0.5)], ["m"]),
+        node("Mul", ["m", "s"], ["n"]),
+        node("Div", ["n", "s"], ["d"]),
+        node("MaxPool", ["d"], ["y"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 0, 0]),
+    ]
+    file = onnx_file.read(saved_onnx(Model(nodes, {"x": IMAGE}, ["y"], 18)))
+    assert [(each.node, each.reason) for each in file.problems][0] == ("a", "its input has 5 sides, not 3 or 4")
+    assert not [each for each in file.problems if "?" in each.reason]

@@ -143,7 +143,7 @@ PATTERNS: dict[str, tuple[list[Any], list[str] | None]] = {
         ["Conv2D", "Flatten", "Dense"],
     ),
     "flatten, product, dense": ([CONV, *ROWS], None),
-    "hard swish in pieces": ([CONV, *SWISH], ["Conv2D", "Add", "Activation", "Multiply", "Divide"]),
+    "hard swish in pieces": ([CONV, *SWISH], ["Conv2D", "Activation"]),
     "GELU of PyTorch": (
         [CONV, *ERF, node("Mul", ["c", "e3"], ["e4"]), node("Mul", ["e4", number(0.5)], ["y"])],
         ["Conv2D", "Gelu"],
