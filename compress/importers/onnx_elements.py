@@ -24,8 +24,15 @@ from compress.training.network import Layer
 
 BOOL = "BOOL"
 NUMBERS = ("FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", BOOL)
-OUT_AXIS = {"Conv1D": -1, "Conv2D": -1, "Dense": -1, "Conv1DTranspose": -2, "Conv2DTranspose": -2}
-"""Layers with weights, and the axis of the kernel that goes over the channels that they make."""
+OUT_AXIS = {
+    "Conv1D": -1,
+    "Conv2D": -1,
+    "Conv1DTranspose": -2,
+    "Conv2DTranspose": -2,
+    "Dense": -1,
+    "GroupNormalization": -1,
+}
+"""Layers with weights, and the axis of the kernel, or scale, that goes over the channels that they make."""
 BY_CHANNEL = {**OUT_AXIS, "DepthwiseConv1D": None, "DepthwiseConv2D": None}
 
 
@@ -130,7 +137,8 @@ def _shifted(layer: Layer, numbers: NDArray[np.float32], kind: str) -> Layer:
     """With another bias; one that has none yet gets one."""
     kernel, *bias = layer.weights
     added = numbers if kind == "Add" else -numbers
-    return replace(layer.configured(use_bias=True), weights=(kernel, bias[0] + added if bias else np.array(added)))
+    weights = (kernel, bias[0] + added if bias else np.array(added))
+    return replace(layer if "use_bias" not in layer.config else layer.configured(use_bias=True), weights=weights)
 
 
 def mean(call: Call) -> Value:

@@ -302,6 +302,8 @@ def _infer(walk: _Walk, proto: Any) -> str:
         )
     except (shape_inference.InferenceError, checker.ValidationError, *FAILURES, ValueError, TypeError) as error:
         return f"it makes no sense: {_first_line(error)}"
+    if proto.op_type == "GroupNormalization":  # onnx infers nothing for it
+        types = {proto.output[0]: walk.types[proto.input[0]]}
     walk.types.update(types)
     return ""
 

@@ -106,15 +106,25 @@ def batch_normalization(call: Call) -> Value:
 
 
 def group_normalization(call: Call) -> Value:
-    """InstanceNormalization, and GroupNormalization of opset 21."""
-    given = image(call)
-    channels = given.shape[1]
-    groups = int(call.setting("num_groups", channels))
+    """InstanceNormalization, and GroupNormalization; groups that PyTorch sees as channels are groups of channels."""
+    given = call.value(0)
+    grouped = _grouped(given)
+    given = given if grouped else image(call)
+    channels, seen = given.sides[-1], given.shape[1]
+    groups = int(call.setting("num_groups", seen))
     gamma, beta = (call.weights(place).reshape(-1) for place in (1, 2))
-    if channels % groups or not gamma.size == beta.size == channels:
+    if seen % groups or not gamma.size == beta.size == seen:
         raise NotImportedError(f"its weights in {groups} groups do not fit {list(given.shape)}")
+    gamma, beta = (np.repeat(each, channels // seen) for each in (gamma, beta))
     config = {"groups": groups, "axis": -1, "epsilon": call.number("epsilon", None, 1e-5)}
     return call.layer("GroupNormalization", config, [given], given, [gamma, beta])
+
+
+def _grouped(value: Value) -> bool:
+    """Whether it is an image whose channels were joined with its places, a group of them to each "channel"."""
+    channels = value.sides[-1]
+    apart = value.parts == (channels, prod(value.sides[:-1])) and value.order == (1, 0)
+    return apart and len(value.shape) > 2 and value.shape[0] == 1 and channels % value.shape[1] == 0
 
 
 def layer_normalization(call: Call) -> Value:

@@ -241,6 +241,11 @@ def test_what_only_the_checker_minds(change: Callable[[Any], None], batch: int, 
 # --- other ways to say the same ---------------------------------------------------------------
 
 PLUS = [node("Add", ["c", number(3)], ["p"]), node("Clip", ["p"], ["k"], min=0.0, max=6.0)]
+GROUPS = [
+    node("Reshape", ["c", whole(0, 3, -1)], ["g"]),
+    node("InstanceNormalization", ["g", floats(3, low=0.5), floats(3)], ["n"]),
+    node("Reshape", ["n", whole(1, 6, 8, 8)], ["o"]),
+]
 PIECES: dict[str, tuple[int, list[Any], list[str]]] = {
     "hard SiLU: a product, divided": (
         9,
@@ -303,6 +308,39 @@ PIECES: dict[str, tuple[int, list[Any], list[str]]] = {
         ["Conv2D", "Pad", "Add", "Concatenate"],
     ),
     "a constant behind": (13, [node("Concat", ["c", floats(1, 6, 1, 8)], ["y"], axis=-2)], ["Conv2D", "Pad", "Add"]),
+    "groups that are normalized": (
+        11,
+        [*GROUPS, node("Conv", ["o", floats(3, 6, 3, 3)], ["y"])],
+        ["Conv2D", "GroupNormalization", "Conv2D"],
+    ),
+    "groups that are normalized, scaled, shifted": (
+        11,
+        [
+            *GROUPS,
+            node("Mul", ["o", floats(6, 1, 1)], ["m"]),
+            node("Add", ["m", floats(1, 6, 1, 1)], ["a"]),
+            node("Relu", ["a"], ["y"]),
+        ],
+        ["Conv2D", "GroupNormalization", "Activation"],
+    ),
+    "groups of a normalization 21": (
+        21,
+        [
+            node("Reshape", ["c", whole(0, 3, -1)], ["g"]),
+            node("GroupNormalization", ["g", floats(3, low=0.5), floats(3)], ["n"], num_groups=1),
+            node("Reshape", ["n", whole(1, 6, 8, 8)], ["y"]),
+        ],
+        ["Conv2D", "GroupNormalization"],
+    ),
+    "rows that are normalized": (
+        11,
+        [
+            node("Transpose", ["c"], ["t"], perm=[0, 2, 1, 3]),
+            node("Reshape", ["t", whole(0, 4, -1)], ["g"]),
+            node("InstanceNormalization", ["g", floats(4, low=0.5), floats(4)], ["y"]),
+        ],
+        ["Conv2D", "Reshape", "Permute", "Reshape", "GroupNormalization"],
+    ),
     "a mask, cast to what it is": (
         11,
         [
@@ -349,5 +387,5 @@ def test_what_comes_behind_something_refused_is_not_blamed(saved_onnx: Saved) ->
         node("MaxPool", ["d"], ["y"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 0, 0]),
     ]
     file = onnx_file.read(saved_onnx(Model(nodes, {"x": IMAGE}, ["y"], 18)))
-    assert [(each.node, each.reason) for each in file.problems][0] == ("a", "its input has 5 sides, not 3 or 4")
+    assert (file.problems[0].node, file.problems[0].reason) == ("a", "its input has 5 sides, not 3 or 4")
     assert not [each for each in file.problems if "?" in each.reason]
