@@ -168,11 +168,22 @@ def _kinds(found: Imported) -> list[str]:
 
 def _random(found: Imported) -> list[Arrays]:
     """Random samples; whole numbers where the file takes such, which are the same to the network."""
-    counts = [DRAWN.get(kind, DRAWN_ELSE) if kind in WHOLE_TYPES else 0 for kind in _kinds(found)]
+    counts = [_count(found.graph, name) if found.graph.types[name] in WHOLE_TYPES else 0 for name in found.inputs]
     return [
         [np.floor(np.abs(array) * count) % count if count else array for array, count in zip(feed, counts, strict=True)]
         for feed in parity.random([value.sides for value in found.inputs.values()])
     ]
+
+
+def _count(graph: Graph, name: str) -> int:
+    """How many whole numbers are drawn for an input: no more than there are rows in tables that it may pick from."""
+    seen, counts = {name}, [DRAWN.get(graph.types[name], DRAWN_ELSE)]
+    for node in graph.nodes:
+        if node.operator == "Gather" and node.inputs[0] in graph.constants:
+            counts += [len(graph.constants[node.inputs[0]])] if node.inputs[1] in seen else []
+        elif seen.intersection(node.inputs):
+            seen.update(node.outputs)
+    return min(counts)
 
 
 def _real(found: Imported, samples: NDArray[np.float32] | None) -> list[Arrays]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.importers.keras_entries import NN, NUMPY, NotImportedError
+from compress.importers.keras_entries import MATH, NN, NUMPY, NotImportedError
 from compress.importers.onnx_draft import UNKNOWN, Call, Placed, Rule
 from compress.importers.onnx_elements import NUMBERS, order_of, small
 from compress.importers.onnx_layout import Value, channel_last, in_shape, laid, transposed
@@ -134,7 +134,9 @@ def split(call: Call) -> list[Value]:
 
 
 def gather(call: Call) -> Value:
-    """Gather of places along a side, by constant indices."""
+    """Gather of places along a side, by constant indices; rows of a constant, by computed ones, are an embedding."""
+    if call.is_constant(0):
+        return _embedding(call)
     given, where = call.value(0), call.constant(1)
     axis = _axis(call, int(call.setting("axis", 0)), given.shape)
     side = given.shape[axis]
@@ -149,6 +151,34 @@ def gather(call: Call) -> Value:
         like = placed.like((*given.shape[:axis], places.size, *given.shape[axis + 1 :]))
         made = call.operation(NUMPY, "Take", {"axis": placed.axis(axis)}, [placed.value, places], like)
     return in_shape(made, call.made())
+
+
+def _embedding(call: Call) -> Value:
+    """The rows of a table that numbers from 0 on say."""
+    table, where = call.weights(0), call.value(1, "INT32", "INT64")
+    if call.setting("axis", 0) not in (0, -table.ndim) or not table.size:
+        raise NotImportedError(f"it takes computed places of a constant {list(table.shape)}, but not its rows")
+    rows = table.reshape(len(table), -1)
+    rank = len(where.shape)
+    where = call.arranged(where, tuple(range(rank)))
+    shape, sides = (*where.shape, rows.shape[1]), (*where.sides, rows.shape[1])
+    like = laid(UNKNOWN, shape, tuple(range(rank + 1)), sides)
+    config = {"input_dim": len(rows), "output_dim": rows.shape[1]}
+    return in_shape(call.layer("Embedding", config, [where], like, [rows]), call.made())
+
+
+def largest(call: Call) -> Value:
+    """ArgMax; whole numbers, which only an output of the model may be."""
+    given, name = call.value(0), call.node.outputs[0]
+    if name not in call.draft.graph.outputs or call.draft.takers[name] > 1:
+        raise NotImportedError("other operators use its result; only the last one may make whole numbers")
+    axis = _axis(call, int(call.setting("axis", 0)), given.shape)
+    if call.setting("select_last_index", 0):
+        raise NotImportedError("it takes the last of equal ones")
+    placed = call.plain(given, axis)
+    like = placed.like([1 if each == axis else side for each, side in enumerate(given.shape)])
+    config = {"axis": placed.axis(axis), "keepdims": True}
+    return in_shape(call.operation(NUMPY, "Argmax", config, [placed.value], like), call.made())
 
 
 def pad(call: Call) -> Value:
@@ -190,8 +220,8 @@ def _padded(call: Call, given: Value, pads: Mapping[int, tuple[int, int]], mode:
     return call.operation(NUMPY, "Pad", {"pad_width": widths, "mode": mode}, arguments, placed.like(shape))
 
 
-def reduced(kind: str, before: str = "", root: bool = False) -> Rule:
-    """ReduceMean, ReduceMax and their like; what is made of the numbers before, and a root after, if any."""
+def reduced(kind: str, before: str = "", after: str = "") -> Rule:
+    """ReduceMean, ReduceMax and their like; what is made of the numbers before and after, if anything."""
 
     def rule(call: Call) -> Value:
         given = call.value(0)
@@ -205,7 +235,7 @@ def reduced(kind: str, before: str = "", root: bool = False) -> Rule:
         elif before:
             given = call.operation(NUMPY, before, {}, [given], given)
         made = _reduced(call, kind, given, axes) if axes else given
-        return call.operation(NUMPY, "Sqrt", {}, [made], made) if root else made
+        return call.operation(NUMPY, after, {}, [made], made) if after else made
 
     return rule
 
@@ -219,7 +249,7 @@ def _reduced(call: Call, kind: str, given: Value, axes: list[int]) -> Value:
     placed = call.plain(given, *axes)
     shape = [1 if axis in axes else side for axis, side in enumerate(given.shape)]
     config: dict[str, Any] = {"axis": [placed.axis(axis) for axis in axes], "keepdims": True}
-    made = call.operation(NUMPY, kind, config, [placed.value], placed.like(shape))
+    made = call.operation(MATH if kind == "Logsumexp" else NUMPY, kind, config, [placed.value], placed.like(shape))
     return in_shape(made, call.made())
 
 
@@ -264,6 +294,7 @@ RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {
     "Slice": slice_out,
     "Split": split,
     "Gather": gather,
+    "ArgMax": largest,
     "Pad": pad,
     "Expand": expand,
     "Tile": expand,
@@ -275,6 +306,8 @@ RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {
     "ReduceSum": reduced("Sum"),
     "ReduceProd": reduced("Prod"),
     "ReduceL1": reduced("Sum", "Absolute"),
-    "ReduceL2": reduced("Sum", "square", root=True),
+    "ReduceL2": reduced("Sum", "square", after="Sqrt"),
+    "ReduceLogSum": reduced("Sum", after="Log"),
+    "ReduceLogSumExp": reduced("Logsumexp"),
     "ReduceSumSquare": reduced("Sum", "square"),
 }

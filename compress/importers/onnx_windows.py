@@ -20,7 +20,7 @@ from compress.importers.onnx_layout import Value, channel_last, laid
 
 Pads = list[tuple[int, int]]
 MOST_WRITTEN_OUT = 2**22
-"""Numbers of the kernel that a transposed convolution in groups becomes."""
+"""Numbers of the kernel that a convolution becomes whose groups or dilations are written out."""
 BOUNDED_BELOW = {"relu", "relu6", "sigmoid", "hard_sigmoid", "softmax", "softplus", "exponential"}
 PASSING = {
     *("ZeroPadding1D", "ZeroPadding2D", "Reshape", "Flatten", "Permute", "Concatenate", "Add", "Multiply"),
@@ -127,8 +127,8 @@ def conv(call: Call) -> Value:
     if kernel.shape[1] * groups != channels or out % groups:
         raise NotImportedError(f"weights {list(kernel.shape)} in {groups} groups do not fit {channels} channels")
     found = window(call, given, kernel.shape[2:])
-    if max(found.strides) > 1 and max(found.dilation) > 1:
-        raise NotImportedError(f"it has both strides {found.strides} and dilations {found.dilation}")
+    if max(found.strides) > 1 and max(found.dilation) > 1:  # Keras has layers for either
+        kernel, found = _spread(kernel, found)
     like = laid(UNKNOWN, call.made(), channel_last(rank + 2))
     given, padding = _conv_padding(call, given, found)
     bias = _bias(call, out)
@@ -141,6 +141,16 @@ def conv(call: Call) -> Value:
         return call.layer(f"DepthwiseConv{rank}D", config, [given], like, [depthwise, *bias])
     config |= {"filters": out, "groups": groups}
     return call.layer(f"Conv{rank}D", config, [given], like, [kernel.transpose(*places, 1, 0), *bias])
+
+
+def _spread(kernel: NDArray[np.float32], found: Window) -> tuple[NDArray[np.float32], Window]:
+    """A dilated kernel with zeros between its numbers, and its window."""
+    shape = (*kernel.shape[:2], *found.reach)
+    if prod(shape) > MOST_WRITTEN_OUT:
+        raise NotImportedError(f"it has dilations {found.dilation}")
+    full = np.zeros(shape, np.float32)
+    full[(slice(None), slice(None), *(slice(None, None, far) for far in found.dilation))] = kernel
+    return full, Window(found.reach, found.strides, [1] * len(found.size), found.pads)
 
 
 def _conv_padding(call: Call, given: Value, found: Window) -> tuple[Value, str]:
@@ -163,7 +173,7 @@ def conv_transpose(call: Call) -> Value:
     if kernel.shape[0] != channels or channels % groups:
         raise NotImportedError(f"weights {list(kernel.shape)} in {groups} groups do not fit {channels} channels")
     if max(found.dilation) > 1:
-        raise NotImportedError(f"it has dilations {found.dilation}")
+        kernel, found = _spread(kernel, found)
     if groups > 1:
         kernel = _written_out(kernel, groups)
     bias = _bias(call, kernel.shape[1])

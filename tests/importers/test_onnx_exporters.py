@@ -389,3 +389,45 @@ def test_what_comes_behind_something_refused_is_not_blamed(saved_onnx: Saved) ->
     file = onnx_file.read(saved_onnx(Model(nodes, {"x": IMAGE}, ["y"], 18)))
     assert (file.problems[0].node, file.problems[0].reason) == ("a", "its input has 5 sides, not 3 or 4")
     assert not [each for each in file.problems if "?" in each.reason]
+
+
+# --- rows of tables, whole numbers that come out ----------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["INT32", "INT64"])
+def test_rows_of_a_table_are_an_embedding(kind: str, saved_onnx: Saved) -> None:
+    nodes = [
+        node("Cast", ["x"], ["c"], to=TensorProto.INT64),
+        node("Gather", [floats(5, 3), "c"], ["words"]),
+        node("Gather", [floats(2, 3), "kind"], ["kinds"]),
+        node("Add", ["words", "kinds"], ["sum"]),
+        node("ReduceMean", ["sum"], ["y"], axes=[1], keepdims=0),
+    ]
+    given = {"x": ("N", 4), "kind": ("N", 4)}
+    path = saved_onnx(Model(nodes, given, ["y"], 13, dict.fromkeys(given, WHOLE[kind])))
+    assert sorted(kinds(path)) == ["Add", "Embedding", "Embedding", "Flatten", "Mean"]
+    model, _ = onnx_file.load(onnx_file.read(path))
+    assert model.count_params() == 21
+    samples = np.random.default_rng(0).integers(0, 2, (2, 3, 4))
+    wanted = (floats(5, 3).numbers[samples[0]] + floats(2, 3).numbers[samples[1]]).mean(1)
+    np.testing.assert_allclose(model(list(samples.astype(np.float32))), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (node("Gather", [floats(5, 3), "x"], ["y"], axis=1), "takes computed places of a constant"),
+        (node("ArgMax", ["f"], ["y"], select_last_index=1), "it takes the last of equal ones"),
+    ],
+)
+def test_what_is_neither_an_embedding_nor_the_largest(made: Any, reason: str, saved_onnx: Saved) -> None:
+    nodes = [node("Cast", ["x"], ["f"], to=1), made]
+    nodes = nodes[made[0].op_type == "Gather" :]
+    (problem,) = onnx_file.read(saved_onnx(Model(nodes, {"x": (1, 4)}, ["y"], 13, {"x": WHOLE["INT64"]}))).problems
+    assert reason in problem.reason
+
+
+def test_places_of_the_largest_are_for_the_end(saved_onnx: Saved) -> None:
+    nodes = [CONV, node("ArgMax", ["c"], ["a"], axis=1), node("Cast", ["a"], ["y"], to=1)]
+    (problem,) = onnx_file.read(saved_onnx(Model(nodes, {"x": IMAGE}, ["y"]))).problems
+    assert "only the last one may make whole numbers" in problem.reason

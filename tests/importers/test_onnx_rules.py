@@ -34,7 +34,7 @@ def one(kind: str, *more: Any, **settings: Any) -> list[Any]:
 
 
 KERNEL, BIAS = floats(6, 4, 3, 3), floats(6)
-REDUCTIONS = [f"Reduce{how}" for how in ("Mean", "Max", "Min", "Sum", "Prod", "L1", "L2", "SumSquare")]
+REDUCTIONS = [f"Reduce{how}" for how in ("Mean", "Max", "Min", "Sum", "Prod", "L1", "L2", "SumSquare", "LogSumExp")]
 CASES: list[Case] = [
     ("conv", 7, IMAGE, one("Conv", KERNEL, BIAS), ["Conv2D"]),
     ("conv same", 11, IMAGE, one("Conv", KERNEL, pads=[1, 1, 1, 1]), ["Conv2D"]),
@@ -44,6 +44,20 @@ CASES: list[Case] = [
     ("conv lower", 11, IMAGE, one("Conv", floats(6, 4, 2, 2), auto_pad="SAME_LOWER"), ["ZeroPadding2D", "Conv2D"]),
     ("conv valid", 11, IMAGE, one("Conv", KERNEL, auto_pad="VALID", strides=[2, 1]), ["Conv2D"]),
     ("conv dilated", 22, IMAGE, one("Conv", KERNEL, dilations=[2, 2], pads=[2, 2, 2, 2]), ["Conv2D"]),
+    (
+        "conv strides dilated",
+        11,
+        IMAGE,
+        one("Conv", KERNEL, BIAS, dilations=[2, 1], strides=[1, 2], pads=[2, 1, 2, 1]),
+        ["ZeroPadding2D", "Conv2D"],
+    ),
+    (
+        "depthwise strides dilated",
+        11,
+        IMAGE,
+        one("Conv", floats(4, 1, 3, 3), floats(4), group=4, dilations=[2, 2], strides=[2, 2]),
+        ["DepthwiseConv2D"],
+    ),
     ("conv groups", 11, IMAGE, one("Conv", floats(6, 2, 3, 3), BIAS, group=2), ["Conv2D"]),
     ("depthwise", 11, IMAGE, one("Conv", floats(4, 1, 3, 3), floats(4), group=4, pads=[1] * 4), ["DepthwiseConv2D"]),
     ("multiplier", 11, IMAGE, one("Conv", floats(8, 1, 3, 3), floats(8), group=4), ["DepthwiseConv2D"]),
@@ -93,6 +107,20 @@ CASES: list[Case] = [
         IMAGE,
         one("ConvTranspose", floats(4, 5, 2, 2), strides=[3, 3], output_padding=[1, 2]),
         ["Conv2DTranspose"],
+    ),
+    (
+        "transposed dilated",
+        11,
+        IMAGE,
+        one("ConvTranspose", floats(4, 5, 3, 3), dilations=[2, 3], strides=[2, 1], pads=[1] * 4, output_padding=[1, 0]),
+        ["Conv2DTranspose", "Cropping2D"],
+    ),
+    (
+        "transposed dilated groups 1d",
+        11,
+        SEQUENCE,
+        one("ConvTranspose", floats(4, 2, 3), floats(4), dilations=[2], group=2),
+        ["Conv1DTranspose"],
     ),
     (
         "transposed groups",
@@ -301,6 +329,9 @@ CASES: list[Case] = [
     ("slice steps", 13, IMAGE, one("Slice", whole(0, 7), whole(9, -100), whole(2, 3), whole(2, -1)), ["GetItem"]),
     ("gather", 13, IMAGE, one("Gather", whole(3, 0, 1), axis=1), ["Take"]),
     ("gather one", 13, IMAGE, one("Gather", constant(np.array(2)), axis=2), ["GetItem", "Reshape"]),
+    ("arg max", 13, IMAGE, one("ArgMax", axis=1, keepdims=0), ["Argmax", "Reshape"]),
+    ("arg max rows", 11, ROW, one("ArgMax", axis=-1), ["Argmax"]),
+    ("log sum", 13, IMAGE, [node("Exp", ["x"], ["e"]), node("ReduceLogSum", ["e"], ["y"], axes=[2, 3])], None),
     ("pad 7", 7, IMAGE, one("Pad", pads=[0, 0, 1, 2, 0, 0, 3, 0]), ["ZeroPadding2D"]),
     (
         "pad 11",
