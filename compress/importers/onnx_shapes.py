@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compress.importers.keras_entries import MATH, NN, NUMPY, NotImportedError
 from compress.importers.onnx_draft import UNKNOWN, Call, Placed, Rule
@@ -147,10 +148,15 @@ def gather(call: Call) -> Value:
     if len(steps) == 1 and (step := steps.pop()) > 0:
         made = cut(call, given, {axis: slice(int(places[0]), int(places[-1]) + 1, step)})
     else:
-        placed = call.plain(given, axis)
-        like = placed.like((*given.shape[:axis], places.size, *given.shape[axis + 1 :]))
-        made = call.operation(NUMPY, "Take", {"axis": placed.axis(axis)}, [placed.value, places], like)
+        made = _taken(call, given, axis, places)
     return in_shape(made, call.made())
+
+
+def _taken(call: Call, given: Value, axis: int, places: NDArray[np.int64]) -> Value:
+    """These places along a side."""
+    placed = call.plain(given, axis)
+    like = placed.like((*given.shape[:axis], places.size, *given.shape[axis + 1 :]))
+    return call.operation(NUMPY, "Take", {"axis": placed.axis(axis)}, [placed.value, places], like)
 
 
 def _embedding(call: Call) -> Value:
@@ -208,6 +214,12 @@ def _padded(call: Call, given: Value, pads: Mapping[int, tuple[int, int]], mode:
     most = {axis: max(each) for axis, each in pads.items()}
     if mode == "edge" and max(most.values()) <= 1:
         mode = "symmetric"
+    if mode in ("edge", "wrap"):
+        for axis, (before, after) in pads.items():
+            side = given.shape[axis]
+            places = np.arange(-before, side + after)
+            given = _taken(call, given, axis, places.clip(0, side - 1) if mode == "edge" else places % side)
+        return given
     if mode not in ("constant", "reflect", "symmetric") or not np.isfinite(filler):
         raise NotImportedError(f"it pads with {mode if mode != 'constant' else filler}")
     if mode != "constant" and any(more >= given.shape[axis] + (mode == "symmetric") for axis, more in most.items()):

@@ -345,6 +345,8 @@ CASES: list[Case] = [
     ("pad ones", 11, IMAGE, one("Pad", whole(0, 0, 1, 1, 0, 0, 1, 1), number(1)), ["Pad"]),
     ("pad reflect", 11, IMAGE, one("Pad", whole(0, 0, 2, 1, 0, 0, 2, 1), mode="reflect"), ["Pad"]),
     ("pad edge", 11, IMAGE, one("Pad", whole(0, 0, 1, 1, 0, 0, 1, 1), mode="edge"), ["Pad"]),
+    ("pad edge far", 11, IMAGE, one("Pad", whole(0, 0, 2, 0, 0, 0, 3, 4), mode="edge"), ["Take", "Take"]),
+    ("pad wrap", 19, IMAGE, one("Pad", whole(0, 0, 2, 0, 0, 0, 9, 4), mode="wrap"), ["Take", "Take"]),
     ("pad less", 11, IMAGE, one("Pad", whole(0, 0, -1, 0, 0, 0, 1, -2)), None),
     ("expand", 13, (1, 4, 1, 8), one("Expand", whole(1, 4, 5, 8)), ["Tile"]),
     ("tile", 13, IMAGE, one("Tile", whole(1, 2, 1, 3)), ["Tile"]),
