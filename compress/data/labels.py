@@ -17,6 +17,11 @@ SPLIT_WORDS: dict[str, Split] = {
     "valid": "validation",
     "validation": "validation",
     "test": "test",
+    "training": "train",
+    "dev": "validation",
+    "testing": "test",
+    "eval": "test",
+    "evaluation": "test",
 }
 MOST_CLASSES = 10_000
 """A class index beyond this, and beyond the number of samples, is no class index."""
@@ -79,6 +84,24 @@ def splits(words: Iterable[Split | None]) -> dict[Split, NDArray[np.int64]]:
     """Indices of each split, from the split of each sample; samples without one are in none."""
     found = np.array([word or "" for word in words], np.str_)
     return {split: np.flatnonzero(found == split) for split in SPLITS if split in found}
+
+
+def refuse_parts(names: Sequence[str], of: Sequence[Split | None], where: str) -> None:
+    """Nothing, if all files are of a split, or none is.
+
+    Args:
+        names: of the files.
+        of: the split of each.
+        where: what they are in.
+
+    Raises:
+        DataError: some are of a split, others of none.
+    """
+    if None in of and any(of):
+        other = names[of.index(None)]
+        what = f"{other!r} is of no split, other files are ({of.count(None):,} of {len(of):,})"
+        todo = "move or remove them, or have no splits"
+        raise DataError(what, where=where, allowed=", ".join(SPLIT_WORDS), todo=todo)
 
 
 def split_named(word: str, where: str) -> Split:

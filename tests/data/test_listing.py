@@ -113,7 +113,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "leads out": (b"file,label\n../secret.png,a\n", r"line 2: names the file '\.\./secret\.png'"),
     "absolute": (b"file,label\n/etc/passwd,a\n", "line 2: names the file '/etc/passwd'"),
     "a file twice": (b"file,label\nphotos/0.png,a\n./photos/0.png,b\n", "line 3: lists 'photos/0.png' a second time"),
-    "unknown split": (b"file,label,split\nphotos/0.png,a,dev\n", "line 2: unknown split 'dev'; allowed: train, val"),
+    "unknown split": (b"file,label,split\nphotos/0.png,a,odd\n", "line 2: unknown split 'odd'; allowed: train, val"),
     "NUL": (b"file,label\nphotos/0.png,a\0\n", "line 2: has a NUL byte"),
     "not UTF-8": ("file,label\nphotos/0.png,café\n".encode("latin-1"), "line 2: is not UTF-8: byte 0xe9"),
     "UTF-16": ("file,label\n".encode("utf-16"), "labels.csv, line 1: "),

@@ -92,6 +92,27 @@ def test_a_table_of_files(tmp_path: Path) -> None:
     assert data.class_names == ("still", "moving")
 
 
+def test_a_label_column_in_folders_of_splits(tmp_path: Path) -> None:
+    places = [f"{split}/{index}" for split in ("Train", "val", "testing") for index in range(2)]
+    for number, place in enumerate(places):
+        write(tmp_path / f"{place}.csv", 8, 100 * number, labels=["walk"] * 4 + ["run"] * 4)
+    data = Dataset(source(tmp_path, label_column="activity"), Preprocessing([]), None)
+    found = {split: starts(data, split) for split in ("train", "validation", "test")}
+    assert found == {"train": [0, 4, 100, 104], "validation": [200, 204, 300, 304], "test": [400, 404, 500, 504]}
+    write(tmp_path / "extra" / "6.csv", 8, labels=["walk"] * 8)
+    with pytest.raises(DataError, match=r"'extra/6\.csv' is of no split, other files are \(1 of 7\); allowed: train, "):
+        source(tmp_path, label_column="activity").load()
+
+
+def test_files_that_are_called_as_splits_are(tmp_path: Path) -> None:
+    for number, name in enumerate(("train", "test", "dev")):
+        write(tmp_path / f"{name}.csv", 8, 100 * number, labels=["walk"] * 4 + ["run"] * 4)
+    data = Dataset(source(tmp_path, label_column="activity"), Preprocessing([]), None)
+    assert [starts(data, split) for split in ("train", "validation", "test")] == [[0, 4], [200, 204], [100, 104]]
+    alone = source(tmp_path / "test.csv", label_column="activity").load()
+    assert alone.splits == {}
+
+
 def test_divided_by_time(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 200, labels=["walk"] * 100 + ["run"] * 100)
     found = source(path, window=10, stride=2, label_column="activity", divide="time")

@@ -199,7 +199,7 @@ BAD_NPZ: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("long split", {"split": "of"}, {"of": np.tile(SPLITS, 2)}, "array 'of' is <U10 .60."),
     ("2-D split", {"split": "of"}, {"of": SPLITS[None]}, "array 'of' is <U10"),
     ("split of numbers", {"split": "of"}, {"of": Y}, "array 'of' is int64"),
-    ("unknown split", {"split": "of"}, {"of": np.full(30, "dev")}, "unknown split 'dev'; allowed: train, val"),
+    ("unknown split", {"split": "of"}, {"of": np.full(30, "odd")}, "unknown split 'odd'; allowed: train, val"),
     ("no train split", {"split": "of"}, {"of": np.array(["val", "test"] * 15)}, "there is no train split"),
     ("only a test split", {"split": "of"}, {"of": np.full(30, "test")}, "there is no train split, but test"),
     ("only a validation split", {"split": "of"}, {"of": np.full(30, "val")}, "there is no train split, but validation"),

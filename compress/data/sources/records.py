@@ -181,9 +181,7 @@ def _splits(names: tuple[str, ...], where: str) -> list[Split | None]:
     for name in names:
         meant = {SPLIT_WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_WORDS}
         found.append(meant.pop() if len(meant) == 1 else None)
-    if None in found and any(found):
-        other = names[found.index(None)]
-        raise DataError(f"{other!r} is of no split, other files are", where=where, allowed=", ".join(SPLIT_WORDS))
+    labels.refuse_parts(names, found, where)
     return found
 
 

@@ -26,7 +26,8 @@ class Csv(Labelled):
     """Time series in CSV files with a header, cut into windows: a file, or a folder of them. Rows are in time's order.
 
     A sample is a window: float32 [window, columns]. No window has rows of two files. The label stands in a column,
-    or is that of the file: the folder that it is in, or a row of a table, as in `folder`.
+    or is that of the file: the folder that it is in, or a row of a table, as in `folder`. Either way files may lie in
+    folders train/, val/ and test/.
     """
 
     name: ClassVar[str] = "csv"
@@ -52,14 +53,17 @@ class Csv(Labelled):
     """What stands between the columns."""
 
     def listing(self, tree: Tree) -> list[Listed]:
-        """Every file; without labels of its own where a column has them."""
+        """Every file; without labels of its own where a column has them, with the split whose folder it is in."""
         if self.label_column is None or self.labels is not None:
             return super().listing(tree)
         tabled = self.classes.file if self.classes else None
-        found = [Listed(name, "") for name in tree.names if name.lower().endswith(self.suffixes) and name != tabled]
-        if not found:
+        names = [name for name in tree.names if name.lower().endswith(self.suffixes) and name != tabled]
+        if not names:
             raise DataError("holds no samples", where=tree.where, allowed="*.csv")
-        return found
+        words = [name.lower().partition("/")[0].removesuffix(".csv") for name in names]  # train/a.csv, or train.csv
+        splits = [labels.SPLIT_WORDS.get(word) if len(names) > 1 else None for word in words]
+        labels.refuse_parts(names, splits, tree.where)
+        return [Listed(name, "", split) for name, split in zip(names, splits, strict=True)]
 
     def load(self) -> Samples:
         """Reads all files and finds their windows."""
