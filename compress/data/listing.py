@@ -29,7 +29,7 @@ class Labels(Settings):
     label: str = "label"
     """Column with its label: the name of a class, or a whole number from 0."""
     split: str | None = None
-    """Column with its split (train, val or test); by default the column `split`, if there is one."""
+    """Column with its split (train, val or test); by default the column `split`, if there is one, or `Split`."""
     group: str | None = None
     """Column of what no two splits may share, such as a speaker or a device; used where the table has no splits."""
 
@@ -153,13 +153,7 @@ class Labelled(InFiles):
 
 def _foldered(tree: Tree, suffixes: tuple[str, ...]) -> list[Listed]:
     """Samples in folders of classes, which may be in folders of splits."""
-    top = [name for name in tree.folders if "/" not in name]
-    splits = [name for name in top if name.lower() in SPLIT_WORDS]
-    if len(splits) > 1 and len(splits) < len(top):  # one alone may be a class: a train, a test
-        other = next(name for name in top if name not in splits)
-        reason = f"holds the folder {other!r} beside {splits[0]!r} and {splits[1]!r}"
-        raise DataError(reason, where=tree.where, allowed="either splits or classes")
-    divided = bool(splits) and len(splits) == len(top)
+    divided = _divided(tree)
     depth = 1 if divided else 0
     found = []
     for name in tree.names:
@@ -169,12 +163,31 @@ def _foldered(tree: Tree, suffixes: tuple[str, ...]) -> list[Listed]:
     return found
 
 
+def _divided(tree: Tree) -> bool:
+    """Whether the folders at the top are splits; otherwise they are classes."""
+    top = [name for name in tree.folders if "/" not in name]
+    splits = [name for name in top if name.lower() in SPLIT_WORDS]
+    others = [name for name in top if name not in splits]
+    if len(splits) > 1 and others:  # one alone may be a class: a train, a test
+        reason = f"holds the folder {others[0]!r} beside {splits[0]!r} and {splits[1]!r}"
+        raise DataError(reason, where=tree.where, allowed="either splits or classes")
+    pairs = [name.split("/")[:2] for name in tree.folders if "/" in name]
+    own = {inner for outer, inner in pairs if outer in splits}
+    alike = next(((outer, inner) for outer, inner in pairs if inner in own and outer not in splits), None)
+    if alike:
+        reason = f"holds {splits[0]!r} and {alike[0]!r}, each with a folder {alike[1]!r}"
+        todo = f"is {alike[0]!r} a split? give it one of these names, or put it elsewhere"
+        raise DataError(reason, where=tree.where, allowed=f"for splits: {', '.join(SPLIT_WORDS)}", todo=todo)
+    return bool(splits) and not others
+
+
 def _tabled(tree: Tree, settings: Labels) -> list[Listed]:
     """Samples as a table lists them."""
     where = tree.describe(settings.table)
     with tree.open(settings.table) as stream:
         header = tables.header(stream, where)
-    split = settings.split or ("split" if "split" in header else None)
+    words = [name for name in header if name.strip().lower() == "split"]
+    split = settings.split or ("split" if "split" in words else next(iter(words), None))
     columns = [settings.file, settings.label, *(name for name in (split, settings.group) if name)]
     found: dict[str, Listed] = {}
     known = set(tree.names)

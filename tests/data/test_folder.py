@@ -43,7 +43,7 @@ def test_flat_folder(tmp_path: Path) -> None:
         assert picture[0, 0, 1] == picture[0, 0, 0] // 2
 
 
-@pytest.mark.parametrize("names", ["train val test", "Train VALID Test", "train validation test"])
+@pytest.mark.parametrize("names", ["train val test", "Train VALID Test", "train validation test", "Training dev testing", "training val Eval"])
 def test_divided_folder(tmp_path: Path, names: str) -> None:
     data = dataset(Folder(path=str(divided(tmp_path, tuple(names.split())))))
     assert data.class_names == ("cat", "dog")
@@ -75,6 +75,12 @@ def test_splits_beside_other_folders(tmp_path: Path) -> None:
     divided(tmp_path)
     (tmp_path / "annotations").mkdir()
     with pytest.raises(DataError, match="holds the folder 'annotations' beside 'test' and 'train'; allowed: either"):
+        Folder(path=str(tmp_path)).load()
+
+
+def test_a_folder_beside_train_that_holds_the_same_classes(tmp_path: Path) -> None:
+    divided(tmp_path, ("train", "holdout"))
+    with pytest.raises(DataError, match="holds 'train' and 'holdout', each with a folder 'cat'; allowed: for splits: tr"):
         Folder(path=str(tmp_path)).load()
 
 

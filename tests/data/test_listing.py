@@ -72,7 +72,7 @@ def test_names_give_the_order(tmp_path: Path) -> None:
         flat.load()
 
 
-@pytest.mark.parametrize(("column", "given"), [("split", None), ("part", "part")])
+@pytest.mark.parametrize(("column", "given"), [("split", None), ("Split", None), ("part", "part")])
 def test_splits_in_a_table(tmp_path: Path, column: str, given: str | None) -> None:
     shop(tmp_path, **{column: ["train", "Train", "val", "test", " validation"]})
     samples = folder(tmp_path, split=given).load()

@@ -131,6 +131,14 @@ def test_numbers_that_are_not_packed() -> None:
     assert features(content, {"n"}) == {"n": [5, -2]}
 
 
+def test_other_words_for_splits(tmp_path: Path) -> None:
+    for name in ("training", "testing", "dev"):
+        write(tmp_path / f"{name}.tfrecord", 6)
+    assert {split: len(of) for split, of in source(tmp_path).load().splits.items()} == dict.fromkeys(
+        ("train", "validation", "test"), 6
+    )
+
+
 def test_splits_and_classes(tmp_path: Path) -> None:
     for name in ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001", "test-00000-of-00001"):
         write(tmp_path / f"flowers-{name.partition('-')[0]}.tfrecord-{name.partition('-')[2]}", 6)
