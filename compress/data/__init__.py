@@ -178,7 +178,9 @@ class Dataset:
     @property
     def notes(self) -> list[str]:
         """What else whoever looks at the data should know."""
-        return list(self._samples.notes)
+        count, used = len(self._samples.labels), sum(map(len, self._indices.values()))
+        unused = f"{count - used:,} of {count:,} samples are in no split, and are not used"
+        return [*self._samples.notes, *[unused] * (used < count)]
 
     def summary(self) -> Facts:
         """What the data set is: counts, shapes, ranges, what was left out (`compress.data.summary`)."""

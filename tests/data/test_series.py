@@ -124,6 +124,8 @@ def test_divided_by_time(tmp_path: Path) -> None:
     assert not rows["train"] & rows["validation"]
     assert not rows["train"] & rows["test"]
     assert not rows["validation"] & rows["test"]
+    windows = sum(map(len, (starts(data, split) for split in ("train", "validation", "test"))))
+    assert data.notes == [f"{92 - windows} of 92 samples are in no split, and are not used"]  # they touch the test
     for begin in (0, 100):  # of each class the last rows are for the test
         own = {split: [row for row in found if begin <= row < begin + 100] for split, found in rows.items()}
         assert max(own["train"]) < min(own["validation"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,51 @@ def test_images_and_annotations_side_by_side_in_folders_of_splits(tmp_path: Path
     np.testing.assert_allclose(samples.objects[0].boxes, [[0.25, 0.25, 1.0, 0.75]])
     assert samples.read(0).shape == (20, 40, 3)
     assert Voc(path=str(tmp_path), channels=1).load().read(0).shape == (20, 40, 1)
+
+
+def test_folders_that_are_no_split_beside_those_that_are(tmp_path: Path) -> None:
+    for split in ("train", "test", "extra"):
+        one(tmp_path / split)
+    with pytest.raises(DataError, match=r"'extra/a\.xml' is of no split, other files are \(1 of 3\); allowed: train"):
+        Voc(path=str(tmp_path)).load()
+
+
+def test_lists_further_down_are_found(tmp_path: Path) -> None:
+    for year, seed in (("VOC2007", 0), ("VOC2012", 1)):  # with the same names in both
+        scenes.as_voc(tmp_path / year, seed=seed)
+    main = tmp_path / "VOC2012" / "ImageSets" / "Main"
+    (main / "test.txt").write_text("0000\n")
+    data = Dataset(Voc(path=str(tmp_path)), Preprocessing([]), None)
+    assert [len(data.objects(split)) for split in ("train", "validation", "test")] == [14, 4, 4]
+    assert data.notes == ["2 images with an .xml file are in no list of ImageSets/Main, and were left out"]
+    assert len(data.source.files()) == 12 + 12 + 3 + 10 + 10 + 3
+
+
+@pytest.mark.parametrize(
+    ("lists", "sizes"),
+    [
+        ({"trainval": range(8), "test": range(8, 12)}, {"train": 8, "test": 4}),
+        ({"trainval": range(8)}, {"train": 8}),
+        ({"train": range(5), "trainval": range(8)}, {"train": 5, "validation": 3}),
+        ({"val": range(5), "trainval": range(8)}, {"train": 3, "validation": 5}),
+        ({"train": range(5), "val": range(5, 8), "trainval": range(8)}, {"train": 5, "validation": 3}),
+        ({"trainval": range(8), "test": range(7, 12)}, "trainval.txt, line 8: '0007' is in the split test too"),
+    ],
+)
+def test_a_list_of_what_is_for_training_and_validation(tmp_path: Path, lists: Any, sizes: Any) -> None:
+    main = scenes.as_voc(tmp_path / "voc") / "ImageSets" / "Main"
+    for path in main.iterdir():
+        path.unlink()
+    for name, places in lists.items():
+        (main / f"{name}.txt").write_text("".join(f"{place:04}\n" for place in places))
+    source = Voc(path=str(tmp_path / "voc"))
+    if isinstance(sizes, str):
+        with pytest.raises(DataError, match=sizes):
+            source.load()
+        return
+    samples = source.load()
+    assert {split: len(indices) for split, indices in samples.splits.items()} == sizes
+    assert main / "trainval.txt" in source.files().values()
 
 
 def test_a_difficult_object_is_there_when_it_is_asked_for(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from xml.parsers import expat
 
-from compress.data import files
+from compress.data import files, labels
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, Stored
 from compress.data.sources import objects
@@ -23,6 +23,8 @@ from compress.stage import Split, Task
 MAX_XML_BYTES = 4 << 20
 MAX_DEPTH = 32
 IMAGE_FOLDERS = ("JPEGImages", "images", ".")
+Listed = dict[Path, dict[str, Split]]
+"""For each folder with lists of splits: the split of each image's name in them."""
 
 
 @dataclass
@@ -96,8 +98,9 @@ def _at(path: Path, parser: Any) -> str:
 class Voc(Stored):
     """A folder of images with Pascal VOC's XML files: Annotations/ and JPEGImages/, or images and XML side by side.
 
-    Which image belongs to which split is said by ImageSets/Main/train.txt, val.txt and test.txt, or by folders train/,
-    val/ and test/ that files lie in; without these the images are divided by `data.split`.
+    Which image belongs to which split is said by ImageSets/Main/train.txt, val.txt and test.txt, here or in folders
+    further down (trainval.txt is divided where the two are not there), or by folders train/, val/ and test/ that files
+    lie in; without these the images are divided by `data.split`.
     """
 
     name: ClassVar[str] = "voc"
@@ -119,7 +122,7 @@ class Voc(Stored):
         Raises:
             DataError: the folder or an image is not there, or an annotation cannot be read.
         """
-        root, images = Path(self.path), self._images()
+        root, (images, _) = Path(self.path), self._images()
         objects.refuse_missing(images)
         found = [*(Path(image.where) for image in images), *(image.path for image in images), *_lists(root)]
         return {os.path.relpath(path, root): path for path in sorted(set(found))}
@@ -131,8 +134,9 @@ class Voc(Stored):
 
     def load(self) -> Samples:
         """The annotations; images are decoded when they are read."""
-        images = self._images()
-        return objects.samples(images, self._names(images), self.channels)
+        images, unlisted = self._images()
+        note = f"{unlisted:,} images with an .xml file are in no list of ImageSets/Main, and were left out"
+        return replace(objects.samples(images, self._names(images), self.channels), notes=(note,) * bool(unlisted))
 
     def _names(self, images: list[Labelled]) -> tuple[str, ...]:
         if self.classes is None:
@@ -143,44 +147,28 @@ class Voc(Stored):
                     raise DataError(f"unknown class {name!r}", where=where, allowed=", ".join(self.classes))
         return self.classes
 
-    def _images(self) -> list[Labelled]:
-        """Every annotated image, in a fixed order."""
+    def _images(self) -> tuple[list[Labelled], int]:
+        """Every annotated image, in a fixed order; and how many more no list of a split names, where there are lists."""
         root = Path(self.path)
         if not root.is_dir():
             raise DataError("is not a folder", where=self.path, todo="check data.source")
-        files = sorted(path for path in root.rglob("*.xml") if not _hidden(path.relative_to(root)))
-        files = [path for path in files if path.is_file()]
-        if not files:
+        found = sorted(path for path in root.rglob("*.xml") if not _hidden(path.relative_to(root)))
+        paths = [path for path in found if path.is_file()]
+        if not paths:
             raise DataError(
                 "holds no .xml files", where=self.path, allowed="Pascal VOC's annotations, one for each image"
             )
-        listed = self._listed(root)
-        images = [self._image(path, listed) for path in files]
+        listed = _listed(root)
+        _refuse_missing(listed, paths)
+        images = [self._image(path, listed) for path in paths]
         if listed:
-            images = [image for image in images if image.split]
-            self._refuse_missing(listed, {path.stem for path in files})
-        return images
+            kept = [image for image in images if image.split]
+            return kept, len(images) - len(kept)
+        names = [os.path.relpath(path, root) for path in paths]
+        labels.refuse_parts(names, [image.split for image in images], self.path)
+        return images, 0
 
-    def _listed(self, root: Path) -> dict[str, Split]:
-        """The split of each image's name, where ImageSets/Main has lists of them."""
-        found: dict[str, Split] = {}
-        for path in _lists(root):
-            split = SPLIT_WORDS[path.stem]
-            for line, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-                stem = text.split()[0] if text.split() else ""
-                if found.get(stem, split) != split:
-                    where = f"{path}, line {line}"
-                    raise DataError(f"{stem!r} is in the split {found[stem]} too", where=where, todo="leave it in one")
-                found.update({stem: split} if stem else {})
-        return found
-
-    def _refuse_missing(self, listed: dict[str, Split], known: set[str]) -> None:
-        missing = sorted(listed.keys() - known)
-        if missing:
-            where = str(Path(self.path) / "ImageSets" / "Main")
-            raise DataError(f"names {missing[0]!r}, which has no .xml file ({len(missing)} in all)", where=where)
-
-    def _image(self, path: Path, listed: dict[str, Split]) -> Labelled:
+    def _image(self, path: Path, listed: Listed) -> Labelled:
         annotation = parse(path)
         if annotation.name != "annotation":
             raise DataError(f"begins with <{annotation.name}>", where=str(path), allowed="<annotation>")
@@ -198,11 +186,16 @@ class Voc(Stored):
             )
             boxes.append(((left, top, right, bottom), where))
             names.append(name)
-        folders = [part.lower() for part in path.relative_to(self.path).parts[:-1]]
-        split = next((SPLIT_WORDS[part] for part in folders if part in SPLIT_WORDS), None)
-        image = self._beside(path, _text(annotation.first("filename")))
-        split = listed.get(path.stem) if listed else split
+        image, split = self._beside(path, _text(annotation.first("filename"))), self._split(path, listed)
         return Labelled(image, _size(annotation, path), tuple(boxes), tuple(names), split, str(path), image.name)
+
+    def _split(self, path: Path, listed: Listed) -> Split | None:
+        """The split of an XML file's image, by the lists, or where there are none, by the folders that it lies in."""
+        if listed:
+            found = (stems.get(path.stem) for folder, stems in listed.items() if path.is_relative_to(folder))
+            return next(found, None)
+        folders = [part.lower() for part in path.relative_to(self.path).parts[:-1]]
+        return next((SPLIT_WORDS[part] for part in folders if part in SPLIT_WORDS), None)
 
     def _beside(self, path: Path, name: str) -> Path:
         """The image that an XML file speaks of: of its own name, in its folder or in that for images.
@@ -219,9 +212,35 @@ class Voc(Stored):
 
 
 def _lists(root: Path) -> list[Path]:
-    """The lists of the images of each split, those that are there."""
-    paths = [root / "ImageSets" / "Main" / f"{name}.txt" for name in SPLIT_WORDS]
-    return [path for path in paths if path.is_file()]
+    """The lists of the images of each split, those that are there; what train.txt and val.txt are parts of is last."""
+    words = (*SPLIT_WORDS, "trainval")
+    paths = [path for path in root.rglob("ImageSets/Main/*.txt") if path.stem in words and path.is_file()]
+    shown = (path for path in paths if not _hidden(path.relative_to(root)))
+    return sorted(shown, key=lambda path: (words.index(path.stem), path))
+
+
+def _listed(root: Path) -> Listed:
+    """The split of each image's name in every folder whose ImageSets/Main has lists of them."""
+    found: Listed = {}
+    for path in _lists(root):
+        stems = found.setdefault(path.parents[2], {})
+        both = path.stem == "trainval"
+        split = SPLIT_WORDS.get(path.stem) or ("validation" if path.with_name("train.txt").is_file() else "train")
+        for line, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            stem = text.split()[0] if text.split() else ""
+            before = stems.setdefault(stem, split) if stem else split
+            if before != split and not (both and before != "test"):
+                where = f"{path}, line {line}"
+                raise DataError(f"{stem!r} is in the split {before} too", where=where, todo="leave it in one")
+    return found
+
+
+def _refuse_missing(listed: Listed, paths: list[Path]) -> None:
+    for folder, stems in listed.items():
+        missing = sorted(stems.keys() - {path.stem for path in paths if path.is_relative_to(folder)})
+        if missing:
+            where = str(folder / "ImageSets" / "Main")
+            raise DataError(f"names {missing[0]!r}, which has no .xml file ({len(missing)} in all)", where=where)
 
 
 def _hidden(path: Path) -> bool:
