@@ -142,6 +142,24 @@ def test_what_is_not_what_it_should_be_is_refused_with_its_place(
         source.load()
 
 
+def test_an_image_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    twice = one(tmp_path, lambda content: content["images"].append({**content["images"][0], "id": 9}))
+    for work in (twice.load, twice.fingerprint):
+        with pytest.raises(
+            DataError, match=r"images\[1\]: the image .*a.png is annotated in .*all.json: images\[0\] too"
+        ):
+            work()
+    folder = scenes.as_coco(tmp_path / "more")
+    content = json.loads((folder / "train.json").read_text())
+    (folder / "test.json").write_text(json.dumps({**content, "images": content["images"][3:], "annotations": []}))
+    for test in ("test.json", "train.json"):
+        source = Coco(train="train.json", test=test).beside(folder)
+        with pytest.raises(
+            DataError, match=rf"{test}: images\[0\]: .* is annotated in .*train.json: images\[[03]\] too"
+        ):
+            source.load()
+
+
 @pytest.mark.parametrize(
     ("text", "told"), [("[1", "is not JSON"), ("[1]", "is not an object"), ("[" * 100_000, "is not JSON")]
 )

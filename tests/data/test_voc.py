@@ -101,6 +101,20 @@ def test_a_list_of_what_is_for_training_and_validation(tmp_path: Path, lists: An
     assert main / "trainval.txt" in source.files().values()
 
 
+def test_the_name_of_another_image_that_was_left_in_a_file(tmp_path: Path) -> None:
+    folder = scenes.as_voc(tmp_path / "voc")
+    for index in range(12):
+        path = folder / "Annotations" / f"{index:04}.xml"
+        path.write_text(path.read_text().replace(f"{index:04}.png", "0000.png"))
+    samples = Voc(path=str(folder)).load()
+    for index, (picture, _) in enumerate(scenes.scenes(12)):
+        np.testing.assert_array_equal(samples.read(index), picture)
+    (folder / "JPEGImages" / "0005.png").unlink()
+    for work in (Voc(path=str(folder)).load, Voc(path=str(folder)).fingerprint):
+        with pytest.raises(DataError, match=r"0005.xml: the image .*0000.png is annotated in .*0000.xml too; join"):
+            work()
+
+
 def test_a_difficult_object_is_there_when_it_is_asked_for(tmp_path: Path) -> None:
     text = scenes.annotation("a.png", [("cat", (10, 5, 30, 20)), ("dog", (0, 0, 9, 9))], (40, 20))
     text = text.replace("<name>dog</name>", "<name>dog</name><difficult>1</difficult>")

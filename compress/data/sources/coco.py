@@ -62,7 +62,7 @@ class Coco(Stored):
             DataError: one is not there, or annotations cannot be read.
         """
         images = self._read()[1]
-        objects.refuse_missing(images)
+        objects.refuse_unfit(images)
         annotations = {f"annotations of {split or 'all'}": path for split, path in self._files()}
         return annotations | {f"{image.split or 'all'}: {image.name}": image.path for image in images}
 

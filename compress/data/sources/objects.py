@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -134,24 +135,31 @@ def relative(
     return float(ends[0]), float(ends[1]), float(ends[2]), float(ends[3])
 
 
-def refuse_missing(images: Sequence[Labelled]) -> None:
-    """Nothing, if every image is there.
+def refuse_unfit(images: Sequence[Labelled]) -> None:
+    """Nothing, if every image is there, and none of them twice, which would be in two splits.
 
     Raises:
-        DataError: one is not.
+        DataError: one is not, or is.
     """
+    known: dict[str, str] = {}
     for image in images:
         if not image.path.is_file():
             todo = "add it, or remove its annotation"
             raise DataError(f"there is no image {image.path}", where=image.where, todo=todo)
+        path = os.path.realpath(image.path)
+        if path in known:
+            todo = "join the two, or remove one"
+            raise DataError(f"the image {image.path} is annotated in {known[path]} too", where=image.where, todo=todo)
+        known[path] = image.where
 
 
 def samples(images: Sequence[Labelled], classes: Sequence[str], channels: int) -> Samples:
     """Images with their objects as samples.
 
     Raises:
-        DataError: an image is missing, of another size than annotated, or has a box that cannot be.
+        DataError: an image is missing, there twice, of another size than annotated, or has a box that cannot be.
     """
+    refuse_unfit(images)
     place = {name: index for index, name in enumerate(classes)}
     found = []
     doubtful = []

@@ -16,6 +16,7 @@ from compress.data import files, labels
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, Stored
 from compress.data.sources import objects
+from compress.data.sources.images import FORMATS
 from compress.data.sources.objects import Labelled, number
 from compress.errors import DataError
 from compress.stage import Split, Task
@@ -123,7 +124,7 @@ class Voc(Stored):
             DataError: the folder or an image is not there, or an annotation cannot be read.
         """
         root, (images, _) = Path(self.path), self._images()
-        objects.refuse_missing(images)
+        objects.refuse_unfit(images)
         found = [*(Path(image.where) for image in images), *(image.path for image in images), *_lists(root)]
         return {os.path.relpath(path, root): path for path in sorted(set(found))}
 
@@ -148,7 +149,7 @@ class Voc(Stored):
         return self.classes
 
     def _images(self) -> tuple[list[Labelled], int]:
-        """Every annotated image, in a fixed order; and how many more no list of a split names, where there are lists."""
+        """Every annotated image in a fixed order, and how many more no list of a split names, where there are lists."""
         root = Path(self.path)
         if not root.is_dir():
             raise DataError("is not a folder", where=self.path, todo="check data.source")
@@ -198,17 +199,17 @@ class Voc(Stored):
         return next((SPLIT_WORDS[part] for part in folders if part in SPLIT_WORDS), None)
 
     def _beside(self, path: Path, name: str) -> Path:
-        """The image that an XML file speaks of: of its own name, in its folder or in that for images.
+        """The image that an XML file speaks of: of its own name, in its folder or in that for images; or else of the
+        name that it has in it, which is often left from another file.
 
-        The file name is what stands behind the last slash: programs write whole paths of other machines into it.
+        That name is what stands behind the last slash: programs write whole paths of other machines into it.
         """
         name = name.replace("\\", "/").rpartition("/")[2] or f"{path.stem}.jpg"
         holders = [path.parent, *(path.parent.parent / folder for folder in IMAGE_FOLDERS)]
-        options = [holder / name for holder in holders]
-        options += [
-            holder / f"{path.stem}{suffix}" for holder in holders for suffix in (".jpg", ".jpeg", ".png", ".bmp")
-        ]
-        return next((option for option in options if option.is_file()), options[0])
+        told = [holder / name for holder in holders]
+        own = [holder / f"{path.stem}{suffix}" for holder in holders for suffix in FORMATS]
+        options = [*told, *own] if Path(name).stem == path.stem else [*own, *told]
+        return next((option for option in options if option.is_file()), told[0])
 
 
 def _lists(root: Path) -> list[Path]:
