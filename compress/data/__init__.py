@@ -269,6 +269,8 @@ class Dataset:
         except DataError as error:
             told = where if error.where in where or not error.where else f"{where}: {error.where}"
             raise CorruptError(error.what, where=told, allowed=error.allowed, todo=error.todo) from error
+        if sample.dtype.kind not in "uifb":
+            raise CorruptError(f"is {sample.dtype}", where=where, allowed="whole numbers, floats or bools")
         if sample.dtype.kind == "f" and not np.isfinite(sample).all():
             raise CorruptError("has values that are NaN or infinite", where=where, todo="remove or repair it")
         return sample

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -50,6 +52,7 @@ def corrupt(
     pending: deque[tuple[int, Future[list[NDArray[Any] | CorruptError]]]] = deque()
     with (
         warnings.catch_warnings(action="ignore"),  # here, since threads share the filters: decoders warn of much
+        contextlib.redirect_stdout(sys.stderr),  # likewise: a user's function may print, and results go to stdout
         ThreadPoolExecutor(WORKERS) as pool,
     ):
         try:

@@ -99,7 +99,22 @@ BAD = {
     "fewer labels": ("def load(): return X, Y[:29]", r"y is int64 \[29\]"),
     "float labels": ("def load(): return X, Y / 2", "y is float64"),
     "short split": ("def load(): return {'x': X, 'y': Y, 'split': ['train']}", "split has 1 words"),
-    "unknown split": ("def load(): return {'x': X, 'y': Y, 'split': ['dev'] * 30}", "unknown split 'dev'"),
+    "unknown split": ("def load(): return {'x': X, 'y': Y, 'split': ['odd'] * 30}", "unknown split 'odd'"),
+    "an exit": ("import sys\ndef load(): sys.exit(0)", "failed: SystemExit: 0"),
+    "an exit later": ("def load():\n    yield X[0], 0\n    raise SystemExit", "failed: SystemExit"),
+    "a length that fails": (
+        "class Lazy:\n    def __len__(self): raise SystemExit(0)\n    def __getitem__(self, i): return X[i]\n"
+        "def load(): return Lazy(), Y",
+        "len.x. failed: SystemExit: 0",
+    ),
+    "ragged labels": ("def load(): return X, [[1], [1, 2]] * 15", "y as an array failed: ValueError"),
+    "split of a number": ("def load(): return {'x': X, 'y': Y, 'split': 5}", "split is int; allowed: a list of names"),
+    "classes of a number": ("def load(): return {'x': X, 'y': Y, 'classes': 5}", "classes is int; allowed: a list of"),
+    "classes of text": ("def load(): return {'x': X, 'y': Y, 'classes': 'abc'}", "classes is str; allowed: a list of"),
+    "classes that fail": (
+        "def load(): return {'x': X, 'y': Y, 'classes': np.array(5)}",
+        "classes as a list failed: Ty",
+    ),
 }
 
 
@@ -119,6 +134,41 @@ def test_an_error_in_one_sample_names_it(tmp_path: Path) -> None:
     data.inputs("train")
     with pytest.raises(DataError, match=r"sample 29.*x\[29\] failed: ZeroDivisionError"):
         data.inputs("test")
+
+
+@pytest.mark.parametrize(
+    ("sample", "told"),
+    [
+        ("'a.png'", r"sample \d+: is <U5, allowed: whole numbers, floats or bools"),
+        ("[[None]]", r"sample \d+: is object, allowed"),
+        ("X[0] * 1j", r"sample \d+: is complex128, allowed"),
+        ("[[1], [1, 2]]", r"sample \d+.*x\[\d+\] failed: ValueError"),
+    ],
+)
+def test_samples_that_are_no_numbers(tmp_path: Path, sample: str, told: str) -> None:
+    data = Dataset(source(tmp_path, f"def load(): return [{sample}] * 30, Y"), Preprocessing([]), None)
+    for ask in (data.summary, lambda: data.inputs("train")):
+        with pytest.raises(DataError, match=told):
+            ask()
+
+
+def test_an_exit_in_one_sample(tmp_path: Path) -> None:
+    text = "class Lazy:\n    def __len__(self): return 30\n    def __getitem__(self, i): raise SystemExit(0)\n"
+    data = Dataset(source(tmp_path, text + "def load(): return Lazy(), Y"), Preprocessing([]), None)
+    with pytest.raises(DataError, match=r"x\[\d+\] failed: SystemExit: 0"):
+        data.inputs("train")
+
+
+def test_what_a_function_prints_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        "print('imported')\nclass Lazy:\n    def __len__(self): return 30\n"
+        "    def __getitem__(self, i): print('read'); return X[i]\n"
+        "def load(): print('called'); return Lazy(), Y"
+    )
+    Dataset(source(tmp_path, text), Preprocessing([]), None).summary()
+    out, told = capsys.readouterr()
+    assert out == ""
+    assert {"imported", "called", "read"} <= set(told.splitlines())
 
 
 def test_no_such_file(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -64,17 +66,29 @@ class Function(Stored):
         return {**super().fingerprint(), "function": self._place()[1]}
 
     def load(self) -> Samples:
-        """Runs the function and checks what it gives."""
+        """Runs the function and checks what it gives; what it prints goes where messages go."""
         path, function = self._place()
         where = f"{path}:{function}"
-        given = _called(path, function)
-        if isinstance(given, Mapping):
-            return _mapped(given, where)
-        if isinstance(given, tuple) and len(given) == 2:
-            return _mapped(dict(zip(KEYS, given, strict=False)), where)
-        if not isinstance(given, Iterable) or isinstance(given, str | bytes):
-            raise DataError(f"gave {type(given).__name__}", where=where, allowed=GIVES)
-        return _mapped(_gathered(given, where), where)
+        with contextlib.redirect_stdout(sys.stderr):
+            given = _called(path, function)
+            if isinstance(given, Mapping):
+                return _mapped(given, where)
+            if isinstance(given, tuple) and len(given) == 2:
+                return _mapped(dict(zip(KEYS, given, strict=False)), where)
+            if not isinstance(given, Iterable) or isinstance(given, str | bytes):
+                raise DataError(f"gave {type(given).__name__}", where=where, allowed=GIVES)
+            return _mapped(_gathered(given, where), where)
+
+
+@contextlib.contextmanager
+def _running(what: str, where: str) -> Iterator[None]:
+    """Whatever a program raises, its sys.exit too, as an error of the data."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise DataError(f"{what}failed: {type(error).__name__}: {error}", where=where) from error
 
 
 def _called(path: Path, function: str) -> Any:
@@ -83,17 +97,13 @@ def _called(path: Path, function: str) -> Any:
     if spec is None or spec.loader is None:
         raise DataError("is no Python file", where=str(path), allowed="file.py, or file.py:function")
     module = importlib.util.module_from_spec(spec)
-    try:
+    with _running("", f"{path}:{function}"):
         spec.loader.exec_module(module)
         if not callable(getattr(module, function, None)):
             raise DataError(f"there is no function {function!r}", where=str(path))
         given = getattr(module, function)()
         indexed = isinstance(given, Mapping | tuple | list)
         return list(given) if isinstance(given, Iterable) and not indexed and not isinstance(given, str) else given
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(f"failed: {type(error).__name__}: {error}", where=f"{path}:{function}") from error
 
 
 def _gathered(rows: Iterable[Any], where: str) -> dict[str, Any]:
@@ -111,25 +121,35 @@ def _mapped(given: Mapping[str, Any], where: str) -> Samples:
     """What was given, checked."""
     if not {"x", "y"} <= given.keys() <= set(KEYS):
         raise DataError(f"gave the keys {', '.join(map(str, given))}", where=where, allowed=GIVES)
-    x, y, classes = given["x"], np.asarray(given["y"]), given.get("classes")
+    x = given["x"]
     if not isinstance(x, Sequence | np.ndarray) and not (hasattr(x, "__len__") and hasattr(x, "__getitem__")):
         raise DataError(f"x is {type(x).__name__}", where=where, allowed="something with a length and indices")
-    if y.shape != (len(x),) or y.dtype.kind not in "uiU":
-        allowed = f"a whole number or a name for each of the {len(x)} samples"
+    with _running("len(x) ", where):
+        count = len(x)
+    with _running("y as an array ", where):
+        y = np.asarray(given["y"])
+    if y.shape != (count,) or y.dtype.kind not in "uiU":
+        allowed = f"a whole number or a name for each of the {count} samples"
         raise DataError(f"y is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
-    names = None if classes is None else tuple(str(name) for name in classes)
-    values = y.tolist()
-    found = labels.named(values, names, where) if y.dtype.kind == "U" else labels.numbered(y, names, where)
-    words = given.get("split")
-    if words is not None and len(words) != len(x):
-        raise DataError(f"split has {len(words)} words", where=where, allowed=f"one for each of the {len(x)} samples")
-    splits = labels.splits(labels.split_named(str(word), where) for word in words) if words is not None else {}
+    names, words = _words(given, "classes", where), _words(given, "split", where)
+    found = labels.named(y.tolist(), names, where) if y.dtype.kind == "U" else labels.numbered(y, names, where)
+    if words is not None and len(words) != count:
+        raise DataError(f"split has {len(words)} words", where=where, allowed=f"one for each of the {count} samples")
+    splits = labels.splits(labels.split_named(word, where) for word in words or ())
 
     def read(index: int) -> NDArray[Any]:
-        try:
+        with _running(f"x[{index}] ", where):
             return np.asarray(x[index])
-        except Exception as error:
-            reason = f"x[{index}] failed: {type(error).__name__}: {error}"
-            raise DataError(reason, where=where) from error
 
     return Samples(*found, read, splits)
+
+
+def _words(given: Mapping[str, Any], key: str, where: str) -> list[str] | None:
+    """The names of classes or splits, if there are any."""
+    value = given.get(key)
+    if value is None:
+        return None
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise DataError(f"{key} is {type(value).__name__}", where=where, allowed="a list of names")
+    with _running(f"{key} as a list ", where):
+        return [str(word) for word in value]
