@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,9 @@ from compress.data.source import Samples, Stored
 from compress.data.tree import Tree, inside, tree
 from compress.errors import DataError
 from compress.stage import Settings, Split
+
+MOST_KINDS = 10
+"""Kinds of files that a note names."""
 
 
 class Labels(Settings):
@@ -65,6 +70,7 @@ class Opened:
         label: index of each sample's class.
         class_names: the classes.
         grouped: whether groups are to stay together.
+        notes: what else there is to know.
     """
 
     tree: Tree
@@ -72,6 +78,7 @@ class Opened:
     label: Any
     class_names: tuple[str, ...]
     grouped: bool
+    notes: tuple[str, ...] = ()
 
     def samples(self, read: Callable[[int], NDArray[Any]], *, skip: bool) -> Samples:
         """The samples, each decoded by `read` when it is asked for; `skip`: damaged ones are left out."""
@@ -86,6 +93,7 @@ class Opened:
             divide=divide,
             describe=lambda index: self.tree.describe(self.listed[index].file),
             skip=skip,
+            notes=self.notes,
         )
 
 
@@ -132,7 +140,8 @@ class Labelled(InFiles):
 
     def listing(self, tree: Tree) -> list[Listed]:
         """Every sample with label and split, in a fixed order."""
-        found = _tabled(tree, self.labels) if self.labels else _foldered(tree, self.suffixes)
+        known = {self.classes.file} if self.classes else set()
+        found = _tabled(tree, self.labels) if self.labels else _foldered(tree, self.suffixes, known)
         if not found:
             shown = f"CLASS/*{{{','.join(self.suffixes)}}}, or the same inside train/, val/ and test/"
             allowed = "a row for each sample" if self.labels else shown
@@ -148,11 +157,30 @@ class Labelled(InFiles):
         words = [each.label for each in listed]
         reading = labels.read if self.labels else labels.named
         found = reading(words, classes, tree.describe(self.labels.table) if self.labels else tree.where)
-        return Opened(tree, listed, *found, bool(self.labels and self.labels.group))
+        return Opened(tree, listed, *found, bool(self.labels and self.labels.group), self.notes(tree))
+
+    def notes(self, tree: Tree) -> tuple[str, ...]:
+        """How many files are no samples, where a table does not say which ones are."""
+        return () if self.labels else passed_over(tree.names, self.used(tree), self.suffixes)
 
 
-def _foldered(tree: Tree, suffixes: tuple[str, ...]) -> list[Listed]:
-    """Samples in folders of classes, which may be in folders of splits."""
+def passed_over(names: Sequence[str], used: Sequence[str], suffixes: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """A note on the files that are not used, counted by their suffixes, if there are any.
+
+    Args:
+        names: of all files.
+        used: of those that are.
+        suffixes: of files that would be used if they lay in the folder of a class.
+    """
+    rest = sorted(set(names) - set(used))
+    ends = [os.path.splitext(name)[1].lower() for name in rest]
+    kinds = Counter(f"{end} in no folder of a class" if end in suffixes else end or "without a suffix" for end in ends)
+    shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(MOST_KINDS))
+    return (f"{len(rest):,} files were passed over: {shown}{', ...' * (len(kinds) > MOST_KINDS)}",) if rest else ()
+
+
+def _foldered(tree: Tree, suffixes: tuple[str, ...], known: set[str]) -> list[Listed]:
+    """Samples in folders of classes, which may be in folders of splits; `known`: files that are no samples."""
     divided = _divided(tree)
     depth = 1 if divided else 0
     found = []
@@ -160,7 +188,22 @@ def _foldered(tree: Tree, suffixes: tuple[str, ...]) -> list[Listed]:
         parts = name.split("/")
         if len(parts) > depth + 1 and name.lower().endswith(suffixes):
             found.append(Listed(name, parts[depth], SPLIT_WORDS[parts[0].lower()] if divided else None))
+    if found:
+        _refuse_empty(tree, [name for name in tree.folders if name.count("/") == depth], found, known)
     return found
+
+
+def _refuse_empty(tree: Tree, folders: Sequence[str], found: Sequence[Listed], known: set[str]) -> None:
+    """Nothing, if every class has a sample: without it, the classes after it would be counted in another way."""
+    classes = {each.label for each in found} | {part for name in known for part in name.split("/")[:-1]}
+    empty = next((name for name in folders if name.split("/")[-1] not in classes), None)
+    if empty is not None:
+        others = passed_over([name for name in tree.names if name.startswith(f"{empty}/")], ())
+        reason = (
+            f"the folder {empty!r} is that of a class and holds no samples{''.join(f' ({note})' for note in others)}"
+        )
+        todo = "convert its files, or remove the folder"
+        raise DataError(reason, where=tree.where, allowed="a sample of every class", todo=todo)
 
 
 def _divided(tree: Tree) -> bool:

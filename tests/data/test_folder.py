@@ -17,6 +17,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from compress.data import Dataset
+from compress.data.listing import Classes
 from compress.data.sources import Folder, images
 from compress.errors import DataError
 from deploy.preprocessing import Preprocessing
@@ -111,9 +112,44 @@ def test_hidden_and_other_files_are_left_out(tmp_path: Path) -> None:
 
 def test_images_in_folders_of_a_class_and_of_every_format(tmp_path: Path) -> None:
     flat(tmp_path)
-    for suffix in ("jpg", "JPEG", "bmp", "webp", "PNG"):
+    for suffix in ("jpg", "JPEG", "bmp", "webp", "PNG", "jfif"):
         image(tmp_path / "cat" / "deep" / "er" / f"x.{suffix}")
-    assert np.bincount(Folder(path=str(tmp_path)).load().labels).tolist() == [15, 10]
+    assert np.bincount(Folder(path=str(tmp_path)).load().labels).tolist() == [16, 10]
+
+
+@pytest.mark.parametrize("where", [".", "train"])
+def test_a_class_whose_files_are_all_of_another_kind_is_refused(tmp_path: Path, where: str) -> None:
+    flat(tmp_path / where)
+    (tmp_path / where / "cow").mkdir()
+    for index in range(3):
+        (tmp_path / where / "cow" / f"{index}.gif").write_bytes(b"GIF89a")
+    (tmp_path / where / "cow" / "notes.txt").write_text("moo")
+    told = (
+        r"'[a-z/]*cow' is that of a class and holds no samples \(4 files were passed over: 3 .gif, 1 .txt\); allowed: a"
+    )
+    for ask in (Folder(path=str(tmp_path)).load, Folder(path=str(tmp_path)).fingerprint):
+        with pytest.raises(DataError, match=told):
+            ask()
+    image(tmp_path / where / "cow" / "3.png")
+    assert Folder(path=str(tmp_path)).load().class_names == ("cat", "cow", "dog")
+
+
+def test_files_that_are_no_samples_are_counted(tmp_path: Path) -> None:
+    divided(tmp_path)
+    for place in ("cat/1.tif", "cat/2.TIF", "dog/x.ppm", "loose.png", "README"):
+        (tmp_path / "train" / place).write_bytes(b"")
+    data = dataset(Folder(path=str(tmp_path)))
+    told = "5 files were passed over: 2 .tif, 1 without a suffix, 1 .ppm, 1 .png in no folder of a class"
+    assert data.notes == [told]
+    assert data.summary()["notes"] == [told]
+
+
+def test_a_folder_for_the_names_of_classes(tmp_path: Path) -> None:
+    flat(tmp_path)
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "names.txt").write_text("dog\ncat\n")
+    samples = Folder(path=str(tmp_path), classes=Classes(file="meta/names.txt")).load()
+    assert (samples.class_names, samples.notes) == (("dog", "cat"), ())
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "1", "CMYK"])

@@ -139,6 +139,14 @@ def test_other_words_for_splits(tmp_path: Path) -> None:
     )
 
 
+def test_files_of_another_suffix(tmp_path: Path) -> None:
+    write(tmp_path / "a.tfrecord", 6)
+    write(tmp_path / "b.tfrec", 6)
+    (tmp_path / "readme.md").write_text("two files")
+    samples = source(tmp_path).load()
+    assert (len(samples.labels), samples.notes) == (12, ("1 files were passed over: 1 .md",))
+
+
 def test_splits_and_classes(tmp_path: Path) -> None:
     for name in ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001", "test-00000-of-00001"):
         write(tmp_path / f"flowers-{name.partition('-')[0]}.tfrecord-{name.partition('-')[2]}", 6)

@@ -80,6 +80,15 @@ def test_folders_are_classes(tmp_path: Path) -> None:
     assert set.union(*files) == set(range(6))
 
 
+def test_files_that_are_no_series_are_counted(tmp_path: Path) -> None:
+    write(tmp_path / "walk" / "a.csv", 8, labels=["walk"] * 8)
+    write(tmp_path / "walk" / "b.txt", 8)
+    write(tmp_path / "c.csv", 8, labels=["walk"] * 8)
+    assert source(tmp_path, label_column="activity").load().notes == ("1 files were passed over: 1 .txt",)
+    told = "2 files were passed over: 1 .csv in no folder of a class, 1 .txt"
+    assert source(tmp_path).load().notes == (told,)
+
+
 def test_a_table_of_files(tmp_path: Path) -> None:
     for index in range(3):
         write(tmp_path / "runs" / f"{index}.csv", 8, 100 * index)

@@ -17,7 +17,8 @@ from deploy.pictures import pixels
 
 MAX_PIXELS = 64_000_000
 MAX_IMAGE_BYTES = 256 << 20
-FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
+JPEG = dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG")
+FORMATS = {".png": "PNG", **JPEG, ".bmp": "BMP", ".webp": "WEBP"}
 
 ERRORS = (
     OSError,

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from compress.data import crc32c, files, labels
 from compress.data.labels import SPLIT_WORDS
-from compress.data.listing import Classes, InFiles, class_names_of
+from compress.data.listing import Classes, InFiles, class_names_of, passed_over
 from compress.data.source import Samples, several
 from compress.data.sources.images import decoded
 from compress.data.tree import Tree, inside
@@ -29,7 +29,7 @@ from compress.stage import Settings, Split
 
 MAX_RECORD = 256 << 20
 MAX_RECORDS = 50_000_000
-_NAME = re.compile(r"\.(tfrecords?|records?)(-\d+-of-\d+)?$", re.IGNORECASE)
+_NAME = re.compile(r"\.(tfrecords?|tfrec|records?)(-\d+-of-\d+)?$", re.IGNORECASE)
 Features = dict[str, "bytes | list[int] | NDArray[np.float32]"]
 
 
@@ -75,7 +75,7 @@ class TfRecord(InFiles):
         found = tuple(name for name in tree.names if self.tree_of_one(tree) or _NAME.search(name))
         if not found:
             raise DataError(
-                "holds no TFRecord files", where=tree.where, allowed="*.tfrecord, *.tfrecord-00000-of-00010"
+                "holds no TFRecord files", where=tree.where, allowed="*.tfrecord, *.tfrec, *.tfrecord-00000-of-00010"
             )
         return (*found, *([inside(self.classes.file, tree.where)] if self.classes else []))
 
@@ -117,6 +117,7 @@ class TfRecord(InFiles):
             describe,
             skip=self.corrupt == "skip",
             corrupt=tuple(map(str, problems)),
+            notes=passed_over(tree.names, self.used(tree)),
         )
 
     def _records(self, tree: Tree, names: tuple[str, ...]) -> tuple[list[Record], list[DataError]]:

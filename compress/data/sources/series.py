@@ -91,7 +91,10 @@ class Csv(Labelled):
             lambda index: f"{tree.describe(of[index].file)}, row {starts[index] + 1}",
             self._divide(np.array([each.series for each in windows]), starts, [each.group for each in of]),
             corrupt=tuple(corrupt),
-            notes=(f"{left} stretches shorter than {self.window} rows were left out",) if left else (),
+            notes=(
+                *[f"{left} stretches shorter than {self.window} rows were left out"] * bool(left),
+                *self.notes(tree),
+            ),
         )
 
     def _divide(self, series: NDArray[np.int64], starts: NDArray[np.int64], groups: list[str]) -> Divide:
