@@ -70,13 +70,14 @@ def check(name: str, where: str) -> None:
 
 
 def read(values: Sequence[str], classes: Sequence[str] | None, where: str) -> Labels:
-    """Labels from a table: names of classes, or where all are whole numbers and no class is called so, indices.
+    """Labels from a table: names of classes, or where all are whole numbers (2, or 2.0) and no class is called so,
+    indices.
 
     Raises:
         DataError: they are neither.
     """
-    if all(re.fullmatch(r"\d{1,9}", value) for value in values) and not set(values) <= set(classes or ()):
-        return numbered(np.array([int(value) for value in values], np.int64), classes, where)
+    if all(re.fullmatch(r"\d{1,9}(\.0+)?", value) for value in values) and not set(values) <= set(classes or ()):
+        return numbered(np.array([int(value.partition(".")[0]) for value in values], np.int64), classes, where)
     return named(values, classes, where)
 
 

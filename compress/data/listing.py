@@ -235,9 +235,10 @@ def _tabled(tree: Tree, settings: Labels) -> list[Listed]:
     found: dict[str, Listed] = {}
     known = set(tree.names)
     with tree.open(settings.table) as stream:
-        for number, (file, label, *more) in tables.table(stream, where, columns):
+        for number, (file, *more) in tables.table(stream, where, columns):
             line = f"{where}, line {number}"
             name = inside(file, line)
+            label, *more = (text.strip() for text in more)
             if len(found) == tables.MAX_NAMES:
                 raise DataError("lists too many files", where=where, allowed=f"{tables.MAX_NAMES:,}")
             if name in found:
@@ -273,7 +274,7 @@ def class_names_of(tree: Tree, settings: Classes | None) -> tuple[str, ...] | No
             for number, (index, name) in tables.table(stream, where, [settings.index, settings.name]):
                 if not (index.isascii() and index.isdigit()) or len(index) > 6:
                     raise DataError(f"{index!r} is no class index", where=f"{where}, line {number}")
-                if found.setdefault(int(index), name) != name:
+                if found.setdefault(int(index), name.strip()) != name.strip():
                     raise DataError(f"class {index} has two names: {found[int(index)]!r} and {name!r}", where=where)
     if sorted(found) != list(range(len(found))) or not found:
         raise DataError(f"names {len(found)} classes", where=where, allowed="indices from 0 without gaps")

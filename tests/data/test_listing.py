@@ -52,13 +52,32 @@ def test_numbers_in_a_table(tmp_path: Path) -> None:
     assert samples.labels.tolist() == [10, 9] * 3
 
 
+def test_spaces_around_labels_and_groups_do_not_count(tmp_path: Path) -> None:
+    names = [" coffee", "coffee", "tea ", "tea", "tea\t", "coffee "]
+    rows = [{"file": f"photos/{index}.png", "label": name, "who": f"{index // 2} "} for index, name in enumerate(names)]
+    rows[0]["who"] = "0"
+    samples = folder(shop(tmp_path, rows), group="who").load()
+    assert (samples.class_names, samples.labels.tolist()) == (("coffee", "tea"), [0, 0, 1, 1, 1, 0])
+    kept, taken = samples.divide(samples.labels, np.arange(6), 0.3, 0)
+    assert len(set(kept // 2) & set(taken // 2)) == 0
+
+
+def test_whole_numbers_with_a_point(tmp_path: Path) -> None:
+    rows = [{"file": f"photos/{index}.png", "label": f"{index}.0"} for index in range(12)]
+    samples = folder(shop(tmp_path, rows)).load()
+    assert samples.class_names == tuple(map(str, range(12)))
+    assert samples.labels.tolist() == list(range(12))
+    mixed = [{"file": f"photos/{index}.png", "label": f"{index / 2}"} for index in range(4)]
+    assert folder(shop(tmp_path, mixed)).load().class_names == ("0.0", "0.5", "1.0", "1.5")  # these are names
+
+
 def test_names_of_classes(tmp_path: Path) -> None:
     shop(tmp_path, [{"file": f"photos/{index}.png", "label": index % 3} for index in range(6)])
     (tmp_path / "names.txt").write_text("water, still\n\ntea\ncoffee\n")
     named = folder(tmp_path, Classes(file="names.txt")).load()
     assert named.class_names == ("water, still", "tea", "coffee")
     assert named.labels.tolist() == [0, 1, 2] * 2
-    (tmp_path / "names.csv").write_text("kind,code\ncoffee,2\nwater,0\ntea,1\ntea,1\n")
+    (tmp_path / "names.csv").write_text("kind,code\ncoffee,2\nwater,0\n tea,1\ntea,1\n")
     tabled = folder(tmp_path, Classes(file="names.csv", index="code", name="kind")).load()
     assert tabled.class_names == ("water", "tea", "coffee")
 

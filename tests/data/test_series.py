@@ -80,6 +80,12 @@ def test_folders_are_classes(tmp_path: Path) -> None:
     assert set.union(*files) == set(range(6))
 
 
+def test_whole_numbers_with_a_point_in_a_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 48, labels=[f"{row // 4}.0" for row in range(48)])
+    samples = source(path, label_column="activity").load()
+    assert (samples.class_names[10], samples.labels.tolist()) == ("10", list(range(12)))
+
+
 def test_files_that_are_no_series_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "walk" / "a.csv", 8, labels=["walk"] * 8)
     write(tmp_path / "walk" / "b.txt", 8)
