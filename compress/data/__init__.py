@@ -16,7 +16,7 @@ from pydantic import Field
 from compress.data import summary as summaries
 from compress.data.decoding import Rows, corrupt, decode
 from compress.data.division import spread, stratified
-from compress.data.source import CorruptError, Samples, Source
+from compress.data.source import LEAVE_OUT, REPAIR, CorruptError, Samples, Source
 from compress.data.sources import SOURCES
 from compress.errors import DataError
 from compress.stage import SPLITS, Facts, Objects, Progress, Settings, Split, Task
@@ -60,6 +60,8 @@ class Dataset:
         self._store: Store | None = None
         self._progress: Progress | None = None
         self._dropped: list[str] = []
+        self._tolerant = False
+        self._shapes: dict[Split, tuple[int, ...]] = {}
 
     def work_in(self, store: Store | None, progress: Progress) -> None:
         """From now on large splits are kept in a store, and it is told how far decoding is."""
@@ -69,7 +71,9 @@ class Dataset:
         """The same data without what cannot be read, and without a manifest."""
         known = type(self.source).model_fields.keys()
         changes = {name: value for name, value in (("corrupt", "skip"), ("manifest", None)) if name in known}
-        return Dataset(self.source.model_copy(update=changes), self._preprocessing, self._splitting)
+        data = Dataset(self.source.model_copy(update=changes), self._preprocessing, self._splitting)
+        data._tolerant = True
+        return data
 
     @cached_property
     def digest(self) -> str:
@@ -93,7 +97,7 @@ class Dataset:
         if getattr(self.source, "manifest", None) is not None:
             _ = self.digest  # verifies the files
         samples = self.source.load()
-        if samples.skip and len(samples.labels):
+        if (samples.skip or self._tolerant) and len(samples.labels):
             samples = self._sound(samples)
         _check(samples, self.source.name)
         return samples
@@ -196,7 +200,11 @@ class Dataset:
         """Some samples of a split as they came, before preprocessing."""
         found: list[NDArray[Any]] = []
         chosen = self._indices[split][indices]
-        decode(lambda index: self._read(self._samples, int(chosen[index])), len(chosen), lambda _, x: found.append(x))
+
+        def put(place: int, sample: NDArray[Any]) -> None:
+            found.append(sample)
+
+        decode(lambda place: self._read(self._samples, int(chosen[place])), len(chosen), put, todo=self._todo)
         return found
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
@@ -207,8 +215,31 @@ class Dataset:
             StoreError: the disk is full, or the store cannot be written.
         """
         if split not in self._inputs:
-            self._inputs[split] = self._obtained(split)
+            found = self._obtained(split)
+            self._fit(split, found.shape[1:])
+            self._inputs[split] = found
         return self._inputs[split]
+
+    def try_out(self, split: Split) -> None:
+        """Decodes and preprocesses a split, as `inputs` does, and keeps nothing.
+
+        Raises:
+            DataError: as `inputs`.
+        """
+        rows = Rows(len(self._indices[split]), 0, None, keep=False)
+        self._decoded(split, rows)
+        self._fit(split, rows.shape or ())
+
+    def _fit(self, split: Split, shape: tuple[int, ...]) -> None:
+        """Refuses a split whose samples have another shape than those of the splits before."""
+        self._shapes[split] = shape
+        other = next((each for each, own in self._shapes.items() if own != shape), None)
+        if other is not None:
+            raise DataError(
+                f"the {split} split has shape {list(shape)} after preprocessing, {other} {list(self._shapes[other])}",
+                where=f"data.source.{self.source.name}",
+                todo="put a resize step into data.preprocess",
+            )
 
     def _obtained(self, split: Split) -> NDArray[np.float32]:
         """A split from the store, if it is there; decoded otherwise, and put there if it is large."""
@@ -255,8 +286,13 @@ class Dataset:
             rows.put(place, image)
 
         with rows:
-            decode(lambda place: self._preprocessed(int(indices[place])), len(indices), put, self._progress)
+            decode(lambda place: self._preprocessed(int(indices[place])), len(indices), put, self._progress, self._todo)
             return rows.taken()
+
+    @property
+    def _todo(self) -> str:
+        """What can be done about samples that cannot be read: not every source can leave them out."""
+        return LEAVE_OUT if "corrupt" in type(self.source).model_fields else REPAIR
 
     def _where(self, samples: Samples, index: int) -> str:
         return f"data.source.{self.source.name}: {samples.describe(index)}"

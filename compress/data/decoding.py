@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.source import CorruptError, several
+from compress.data.source import LEAVE_OUT, CorruptError, several
 from compress.stage import Progress
 
 WORKERS = min(os.cpu_count() or 1, 8)
@@ -27,7 +27,7 @@ Read = Callable[[int], NDArray[Any]]
 Put = Callable[[int, NDArray[Any]], None]
 
 
-def decode(read: Read, count: int, put: Put, progress: Progress | None = None) -> None:
+def decode(read: Read, count: int, put: Put, progress: Progress | None = None, todo: str = LEAVE_OUT) -> None:
     """Decodes samples 0 to `count`, several at once, and hands them on in their order.
 
     Args:
@@ -35,13 +35,14 @@ def decode(read: Read, count: int, put: Put, progress: Progress | None = None) -
         count: how many there are.
         put: is given index and sample, in this thread.
         progress: who is told how far it is.
+        todo: what can be done about several samples that are corrupt.
 
     Raises:
         DataError: samples are corrupt; all of them are in the message, ten by their names.
     """
     problems = corrupt(read, count, put, progress)
     if problems:
-        raise several([error for _, error in problems])
+        raise several([error for _, error in problems], todo)
 
 
 def corrupt(
@@ -91,10 +92,11 @@ class Rows:
         count: how many will come.
         large: bytes from which on they go into the file.
         path: the file, a .npy file; None: always into memory.
+        keep: whether they go anywhere; otherwise only their shape is known.
     """
 
-    def __init__(self, count: int, large: int, path: Path | None) -> None:
-        self._count, self._large, self._path = count, large, path
+    def __init__(self, count: int, large: int, path: Path | None, *, keep: bool = True) -> None:
+        self._count, self._large, self._path, self._keep = count, large, path, keep
         self._array: NDArray[np.float32] | None = None
         self._stream: Any = None
         self.shape: tuple[int, ...] | None = None
@@ -104,6 +106,8 @@ class Rows:
         if self.shape is None:
             self.shape = sample.shape
             whole = (self._count, *sample.shape)
+            if not self._keep:
+                return
             if self._path is not None and sample.nbytes * self._count > self._large:
                 self._stream = self._path.open("wb")
                 header = {"descr": "<f4", "fortran_order": False, "shape": whole}

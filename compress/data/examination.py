@@ -6,34 +6,42 @@ from pathlib import Path
 
 from compress.data import Dataset, files, manifest
 from compress.errors import DataError
-from compress.stage import Facts, Progress
+from compress.stage import SPLITS, Facts, Progress
 
 SCHEMA_VERSION = 1
 
 
 def examine(data: Dataset, progress: Progress) -> tuple[Facts, bool]:
-    """Reads every sample that files hold, and tells what the data is.
+    """Reads and preprocesses every sample, as a run would, and tells what the data is.
 
     Args:
         data: the data set of a pipeline.
         progress: who is told how far it is.
 
     Returns:
-        Plain values: `classes` and the data's summary, with everything that cannot be read; and whether a run would
-        refuse the data because of that.
+        Plain values: `classes` and the data's summary, with everything that cannot be read, and `refused`: what else a
+        run would refuse; and whether a run would refuse the data because of either.
 
     Raises:
         DataError: the data is missing, or not what it should be.
     """
     tolerant = data.tolerant()
     tolerant.work_in(None, progress)
+    summary, refused = tolerant.summary(), []
+    for split in SPLITS:
+        try:
+            tolerant.try_out(split)
+        except DataError as error:
+            refused.append(str(error))
     found = {
         "schema_version": SCHEMA_VERSION,
         "source": data.source.name,
         "classes": list(tolerant.class_names),
-        **tolerant.summary(),
+        **summary,
+        "refused": refused,
     }
-    return found, bool(tolerant.corrupt) and getattr(data.source, "corrupt", "refuse") == "refuse"
+    corrupt = bool(tolerant.corrupt) and getattr(data.source, "corrupt", "refuse") == "refuse"
+    return found, corrupt or bool(refused)
 
 
 def write_manifest(data: Dataset, path: Path) -> int:

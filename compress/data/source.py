@@ -143,12 +143,15 @@ class CorruptError(DataError):
     """One sample cannot be read; others may well be."""
 
 
-def several(problems: Sequence[DataError]) -> DataError:
-    """Many errors as one that names up to ten of them."""
+REPAIR = "remove or repair them"
+LEAVE_OUT = f"{REPAIR}, or leave them out with `corrupt: skip`"
+
+
+def several(problems: Sequence[DataError], todo: str = LEAVE_OUT) -> DataError:
+    """Many errors as one that names up to ten of them, and what can be done."""
     if len(problems) == 1:
         return problems[0]
     told = [f"{each.where}: {each.what}{f', allowed: {each.allowed}' * bool(each.allowed)}" for each in problems[:10]]
     shown = "; ".join(told)
     more = f"; and {len(problems) - 10} more" if len(problems) > 10 else ""
-    todo = "remove or repair them, or leave them out with `corrupt: skip`"
     return DataError(f"{len(problems)} samples cannot be used: {shown}{more}", todo=todo)

@@ -92,9 +92,10 @@ def _seen(samples: list[NDArray[Any]]) -> Facts:
     ranks = {sample.ndim for sample in samples}
     same = len(ranks) == 1
     sides = np.array([sample.shape for sample in samples]) if same else np.zeros((0, 0), int)
+    full = [sample for sample in samples if sample.size] or [np.zeros(1)]
     return {
         "shapes": [sides.min(axis=0).tolist(), sides.max(axis=0).tolist()] if same else [],
-        "range": [float(min(sample.min() for sample in samples)), float(max(sample.max() for sample in samples))],
+        "range": [float(min(sample.min() for sample in full)), float(max(sample.max() for sample in full))],
         "dtypes": sorted({str(sample.dtype) for sample in samples}),
         "looked_at": len(samples),
     }
@@ -123,4 +124,5 @@ def describe(found: Facts) -> str:
     if corrupt["count"]:
         lines.append(f"{corrupt['count']:,} samples cannot be read, and are not counted:")
         lines += [f"  {each}" for each in corrupt["first"]]
+    lines += [f"a run would refuse this: {each}" for each in found.get("refused", ())]
     return "\n".join(lines)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from pictures import flat
+from pictures import flat, image
 
 from compress.__main__ import main
 from compress.data import Dataset
-from compress.data.sources import Npz
+from compress.data.sources import Folder, Npz
 from compress.data.summary import describe
+from compress.errors import DataError
 from deploy.preprocessing import Preprocessing
 
 HEAD = "schema_version: 1\nname: t\nmodel: {builder: digits_cnn}\nstages: [{train: {epochs: 1}}, quantize]\n"
@@ -47,6 +50,64 @@ def test_corrupt_files_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "1 samples cannot be read, and are not counted" in told
     assert "cat/5.png: is not a readable image" in told
     assert main(["data", str(pipeline(tmp_path / "again", corrupt="skip"))]) == 0
+
+
+def arrays(folder: Path, x: np.ndarray, steps: str = "") -> Path:
+    np.savez(folder / "d.npz", x=x, y=np.arange(len(x)) % 3)
+    path = folder / "pipeline.yaml"
+    path.write_text(HEAD + f"data: {{source: {{npz: {{file: d.npz}}}}, preprocess: [{steps}]}}")
+    return path
+
+
+def test_every_sample_of_every_source_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.zeros((3000, 4, 4, 1), np.float32)
+    assert main(["data", str(arrays(tmp_path, x))]) == 0
+    capsys.readouterr()
+    bad = np.arange(12) * 250
+    x[bad] = np.nan
+    assert main(["data", str(arrays(tmp_path, x)), "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    told = [
+        f"data.source.npz: sample {index}: has values that are NaN or infinite; remove or repair it" for index in bad
+    ]
+    assert (found["corrupt"], found["refused"]) == ({"count": 12, "first": told}, [])
+    with pytest.raises(DataError, match=r"samples cannot be used: .*; remove or repair them$"):  # npz cannot skip any
+        Dataset(Npz(file=str(tmp_path / "d.npz")), Preprocessing([]), None).inputs("train")
+
+
+def test_what_preprocessing_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.zeros((60, 4, 4), np.float32)
+    x[7] = 3e38
+    path = arrays(tmp_path, x, "{scale: {from: [0, 1.0e-3]}}")
+    assert main(["data", str(path)]) == 3
+    assert "a run would refuse this: data.source.npz: sample 7: has values that are NaN" in capsys.readouterr().out
+    assert main(["data", str(arrays(tmp_path, x[:, :0]))]) == 3
+    assert "a run would refuse this: data.source.npz: sample " in capsys.readouterr().out
+
+
+def test_images_of_different_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = pipeline(tmp_path)
+    image(tmp_path / "images" / "cat" / "5.png", (5, 4))
+    assert main(["data", str(path)]) == 3
+    told = r"a run would refuse this: .*: has shape \[4, \d, 3\] after preprocessing, others have .*; put a resize step"
+    assert re.search(told, capsys.readouterr().out)
+    path.write_text(path.read_text() + "\n  preprocess: [{resize: {size: [4, 4]}}]")
+    assert main(["data", str(path)]) == 0
+
+
+def test_splits_of_different_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = pipeline(tmp_path)
+    flat(tmp_path / "images" / "train", 12)
+    for kind in ("cat", "dog"):
+        shutil.rmtree(tmp_path / "images" / kind)
+        image(tmp_path / "images" / "test" / kind / "1.png", (5, 4))
+    told = "the test split has shape [4, 5, 3] after preprocessing, train [4, 6, 3]; put a resize step"
+    assert main(["data", str(path)]) == 3
+    assert told in capsys.readouterr().out
+    data = Dataset(Folder(path=str(tmp_path / "images")), Preprocessing([]), None)
+    data.inputs("train")
+    with pytest.raises(DataError, match=re.escape(told)):
+        data.inputs("test")
 
 
 def test_a_manifest_is_written_and_then_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
