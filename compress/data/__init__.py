@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -127,6 +128,8 @@ class Dataset:
                 where=f"data.source.{self.source.name}",
                 todo="add one, or have the samples divided anew with data.split",
             )
+        if samples.groups is not None:
+            _refuse_shared(samples.groups, given, f"data.source.{self.source.name}")
         splitting = splitting or Splitting()
         everything = np.arange(len(samples.labels))
         if "test" not in given:
@@ -351,6 +354,19 @@ def _check(samples: Samples, name: str) -> None:
     if len(classes) < 2:
         raise DataError(f"there are {len(classes)} classes; a classifier needs two or more", where=where)
     _refuse_twins(classes, where)
+
+
+def _refuse_shared(groups: NDArray[np.str_], splits: Mapping[Split, NDArray[np.int64]], where: str) -> None:
+    """Nothing, if no group is in two splits."""
+    known: dict[str, Split] = {}
+    for split, indices in splits.items():
+        for group in np.unique(groups[indices]).tolist():
+            if group and known.setdefault(group, split) != split:
+                raise DataError(
+                    f"the group {group!r} is in {known[group]} and in {split}",
+                    where=where,
+                    todo="correct the table, or have its groups divided anew with data.split",
+                )
 
 
 def _refuse_twins(classes: tuple[str, ...], where: str) -> None:

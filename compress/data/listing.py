@@ -36,7 +36,7 @@ class Labels(Settings):
     split: str | None = None
     """Column with its split (train, val or test); by default the column `split`, if there is one, or `Split`."""
     group: str | None = None
-    """Column of what no two splits may share, such as a speaker or a device; used where the table has no splits."""
+    """Column of what no two splits may share, such as a speaker or a device, nor the splits of the table."""
 
 
 class Classes(Settings):
@@ -82,9 +82,8 @@ class Opened:
 
     def samples(self, read: Callable[[int], NDArray[Any]], *, skip: bool) -> Samples:
         """The samples, each decoded by `read` when it is asked for; `skip`: damaged ones are left out."""
-        divide: Divide = stratified
-        if self.grouped:
-            divide = by_group(np.unique([each.group for each in self.listed], return_inverse=True)[1])
+        groups = np.array([each.group for each in self.listed], np.str_) if self.grouped else None
+        divide: Divide = stratified if groups is None else by_group(np.unique(groups, return_inverse=True)[1])
         return Samples(
             self.label,
             self.class_names,
@@ -94,6 +93,7 @@ class Opened:
             describe=lambda index: self.tree.describe(self.listed[index].file),
             skip=skip,
             notes=self.notes,
+            groups=groups,
         )
 
 

@@ -34,6 +34,7 @@ class Samples:
         corrupt: what could not be read and was left out already, each with its reason.
         notes: what else whoever looks at the data should know.
         objects: for detection, those of each sample; otherwise None.
+        groups: what no two splits may share, of each sample, where a table says that; "" is no group.
     """
 
     labels: NDArray[np.int64]
@@ -46,6 +47,7 @@ class Samples:
     corrupt: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     objects: tuple[Objects, ...] | None = None
+    groups: NDArray[np.str_] | None = None
 
     def part(self, indices: NDArray[np.int64]) -> Samples:
         """Some of the samples alone; indices in ascending order."""
@@ -71,6 +73,7 @@ class Samples:
             self.corrupt,
             self.notes,
             None if self.objects is None else tuple(self.objects[int(index)] for index in indices),
+            None if self.groups is None else self.groups[indices],
         )
 
 

@@ -109,6 +109,25 @@ def test_groups_stay_together(tmp_path: Path) -> None:
     assert set.union(*seen) == set(range(10))
 
 
+def test_splits_that_share_a_group_are_refused(tmp_path: Path) -> None:
+    shop(tmp_path, speaker=["ada", "bob"], split=["train", "test", "train", "val", "train"])
+    data = Dataset(folder(tmp_path, group="speaker"), Preprocessing([]), None)
+    with pytest.raises(
+        DataError, match=r"data.source.folder: the group 'ada' is in train and in .*; correct the table"
+    ):
+        data.labels("train")
+    anew = Dataset(folder(tmp_path, group="speaker"), Preprocessing([]), Splitting(validation=0.3, test=0.3))
+    with pytest.raises(DataError, match="split is empty"):  # two groups are too few for three splits
+        anew.labels("train")
+    shop(
+        tmp_path,
+        speaker=["ada", "bob", "cy", ""],
+        split=["train", "test", "val", "train", "train", "test", "val", "val"],
+    )
+    apart = Dataset(folder(tmp_path, group="speaker"), Preprocessing([]), None)
+    assert [len(apart.labels(split)) for split in ("train", "validation", "test")] == [12, 10, 8]
+
+
 def test_what_changes_the_digest(tmp_path: Path) -> None:
     source = folder(shop(tmp_path))
     seen = [source.fingerprint()]

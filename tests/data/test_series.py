@@ -128,6 +128,18 @@ def test_files_that_are_called_as_splits_are(tmp_path: Path) -> None:
     assert alone.splits == {}
 
 
+def test_files_of_a_group_in_two_splits(tmp_path: Path) -> None:
+    for index in range(4):
+        write(tmp_path / "runs" / f"{index}.csv", 8)
+    rows = "".join(
+        f"runs/{index}.csv,{index % 2},{'train' if index < 3 else 'test'},m{index // 2}\n" for index in range(4)
+    )
+    (tmp_path / "labels.csv").write_text("file,label,split,machine\n" + rows)
+    data = Dataset(source(tmp_path, labels=Labels(table="labels.csv", group="machine")), Preprocessing([]), None)
+    with pytest.raises(DataError, match="the group 'm1' is in train and in test"):
+        data.labels("test")
+
+
 def test_divided_by_time(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 200, labels=["walk"] * 100 + ["run"] * 100)
     found = source(path, window=10, stride=2, label_column="activity", divide="time")

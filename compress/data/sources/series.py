@@ -78,6 +78,9 @@ class Csv(Labelled):
         label, class_names = labels.read([each.label for each in windows], names, tree.where)
         of = [listed[series[each.series].place] for each in windows]
         starts = np.array([each.start for each in windows], np.int64)
+        short = f"{left} stretches shorter than {self.window} rows were left out"
+        grouped = self.labels is not None and self.labels.group is not None
+        groups = np.array([each.group for each in of], np.str_) if grouped else None
 
         def read(index: int) -> NDArray[np.float32]:
             rows = series[windows[index].series].values[starts[index] : starts[index] + windows[index].length]
@@ -89,19 +92,16 @@ class Csv(Labelled):
             read,
             labels.splits(each.split for each in of),
             lambda index: f"{tree.describe(of[index].file)}, row {starts[index] + 1}",
-            self._divide(np.array([each.series for each in windows]), starts, [each.group for each in of]),
+            self._divide(np.array([each.series for each in windows]), starts, groups),
             corrupt=tuple(corrupt),
-            notes=(
-                *[f"{left} stretches shorter than {self.window} rows were left out"] * bool(left),
-                *self.notes(tree),
-            ),
+            notes=(*[short] * bool(left), *self.notes(tree)),
+            groups=groups,
         )
 
-    def _divide(self, series: NDArray[np.int64], starts: NDArray[np.int64], groups: list[str]) -> Divide:
+    def _divide(self, series: NDArray[np.int64], starts: NDArray[np.int64], groups: NDArray[np.str_] | None) -> Divide:
         if self.divide == "time":
             return by_time(series, starts, self.window)
-        grouped = self.labels is not None and self.labels.group is not None
-        own = np.unique(groups, return_inverse=True)[1] if grouped else series
+        own = series if groups is None else np.unique(groups, return_inverse=True)[1]
         return by_group(own) if len(np.unique(own)) > 1 else _undivided
 
     def _series(self, tree: Tree, listed: list[Listed]) -> tuple[list[Series], list[str]]:
