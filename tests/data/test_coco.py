@@ -142,6 +142,15 @@ def test_what_is_not_what_it_should_be_is_refused_with_its_place(
         source.load()
 
 
+def test_many_categories(tmp_path: Path) -> None:
+    def many(content: Any, count: int = 10_000) -> None:
+        content["categories"] = [{"id": index, "name": f"c{index}"} for index in range(count)]
+
+    assert len(one(tmp_path, many).load().class_names) == 10_000
+    with pytest.raises(DataError, match=r"categories\[10000\]: there are too many categories; allowed: 10,000"):
+        one(tmp_path, lambda content: many(content, 10_001)).load()
+
+
 def test_an_image_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     twice = one(tmp_path, lambda content: content["images"].append({**content["images"][0], "id": 9}))
     for work in (twice.load, twice.fingerprint):

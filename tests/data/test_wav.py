@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import wave
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.signal import resample_poly
 
 from compress.data.listing import Labels
 from compress.data.sources import Wav
@@ -107,6 +109,32 @@ def test_as_written_by_python(tmp_path: Path) -> None:
         stream.setframerate(8000)
         stream.writeframes(pcm(WAVEFORM, 16))
     np.testing.assert_allclose(read(tmp_path, (tmp_path / "b.wav").read_bytes()), WAVEFORM, atol=1e-4)
+
+
+@pytest.mark.parametrize("rate", [48_000, 44_100, 11_127, 8_000, 3])
+def test_the_end_of_what_is_resampled_and_cut(tmp_path: Path, rate: int) -> None:
+    """As if the whole recording were resampled and then cut."""
+    values = np.random.default_rng(0).integers(-9000, 9000, 2 * rate, dtype=np.int16)
+    content = riff(form(rate=rate), chunk(b"data", values.tobytes()))
+    common = math.gcd(rate, 16_000)
+    whole = resample_poly(values.astype(np.float32) / 32768, 16_000 // common, rate // common)
+    found = read(tmp_path, content, rate=16_000, seconds=1.0, resample=True)
+    np.testing.assert_allclose(found, whole[:16_000], atol=1e-6)
+
+
+def test_rates_that_have_no_small_ratio(tmp_path: Path) -> None:
+    content = riff(form(rate=767_999), chunk(b"data", bytes(32_000)))
+    told = (
+        "has 767999 samples per second, which are to 16000 as 767999 to 16000; allowed: a ratio of numbers up to 50000"
+    )
+    with pytest.raises(DataError, match=told):
+        read(tmp_path, content, rate=16_000, seconds=1.0, resample=True)
+
+
+def test_a_recording_without_a_frame(tmp_path: Path) -> None:
+    for values in (b"", b"x"):
+        with pytest.raises(DataError, match=r"a.wav: is not a readable WAV file: it has no frames"):
+            read(tmp_path, riff(form(), chunk(b"data", values)))
 
 
 def test_other_rates(tmp_path: Path) -> None:

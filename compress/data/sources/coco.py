@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from compress.data import files
+from compress.data.labels import MOST_CLASSES
 from compress.data.source import Samples, Stored
 from compress.data.sources import objects
 from compress.data.sources.objects import Labelled, number
@@ -142,11 +143,15 @@ def _name(row: Plain, key: str, where: str) -> str:
 def _categories(content: Plain, path: Path) -> dict[int, str]:
     """Names by id, in the order of the ids."""
     found: dict[int, str] = {}
+    names: set[str] = set()
     for row, where in _rows(content, "categories", path):
         key, name = _id(row, "id", where), _name(row, "name", where)
-        if key in found or name in found.values():
+        if key in found or name in names:
             raise DataError(f"there is a category {key} or {name!r} already", where=where, todo="remove one")
+        if len(found) == MOST_CLASSES:
+            raise DataError("there are too many categories", where=where, allowed=f"{MOST_CLASSES:,}")
         found[key] = name
+        names.add(name)
     return dict(sorted(found.items()))
 
 
@@ -167,7 +172,8 @@ def _images(
         if key not in rows:
             raise DataError(f"there is no image {key}", where=where, todo="add it, or remove the annotation")
         if category not in categories:
-            raise DataError(f"there is no category {category}", where=where, allowed=", ".join(map(str, categories)))
+            allowed = ", ".join(map(str, categories))[:200]
+            raise DataError(f"there is no category {category}", where=where, allowed=allowed)
         if row.get("iscrowd") in (1, True):
             continue
         boxes[key].append((_corners(row.get("bbox"), where), where))

@@ -22,6 +22,10 @@ from compress.errors import DataError
 
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 MAX_RATE, MAX_CHANNELS, MAX_CHUNKS = 768_000, 64, 10_000
+MAX_TERM = 50_000
+"""Of the ratio between two rates, in lowest terms: memory and time grow with it. Even 44101 to 48000 is less."""
+HALF = 10
+"""Values to each side that resample_poly of scipy.signal looks at, in times of the ratio's larger term."""
 TYPES: dict[tuple[int, int], Any] = {(PCM, 8): "u1", (PCM, 16): "<i2", (PCM, 24): "u1", (PCM, 32): "<i4"}
 TYPES |= {(FLOAT, 32): "<f4", (FLOAT, 64): "<f8"}
 _TAIL = bytes.fromhex("000000001000800000aa00389b71")
@@ -72,13 +76,20 @@ class Wav(Labelled):
                 todo="set resample: true, or another rate",
             )
         count = round(self.seconds * self.rate)
-        values = sound.read(math.ceil(self.seconds * sound.rate) + 1)
+        common = math.gcd(self.rate, sound.rate)
+        up, down = self.rate // common, sound.rate // common
+        if max(up, down) > MAX_TERM:
+            what = f"has {sound.rate} samples per second, which are to {self.rate} as {down} to {up}"
+            raise DataError(
+                what, where=where, allowed=f"a ratio of numbers up to {MAX_TERM}", todo="resample it before"
+            )
+        beyond = 0 if up == down else math.ceil(HALF * max(up, down) / up) + 1  # that the last values depend on
+        values = sound.read(math.ceil(count * down / up) + beyond)
         mono = values[:, 0] if self.channels == "first" else values.mean(axis=1, dtype=np.float32)
-        if sound.rate != self.rate:
+        if up != down:
             from scipy.signal import resample_poly
 
-            common = math.gcd(self.rate, sound.rate)
-            mono = resample_poly(mono, self.rate // common, sound.rate // common).astype(np.float32)
+            mono = resample_poly(mono, up, down).astype(np.float32)
         return np.pad(mono[:count], (0, max(count - len(mono), 0)))
 
 
@@ -147,7 +158,10 @@ def opened(stream: BinaryIO, where: str) -> Sound:
             if size > total - stream.tell():
                 raise _broken(f"it is cut short: {size:,} bytes of values, {total - stream.tell():,} are there", where)
             rate, channels, kind = _format(form, where)
-            return Sound(stream, where, rate, channels, kind, size // (channels * kind[1] // 8))
+            frames = size // (channels * kind[1] // 8)
+            if not frames:
+                raise _broken("it has no frames", where)
+            return Sound(stream, where, rate, channels, kind, frames)
         if name == b"fmt ":
             form = stream.read(min(size, 40))
             stream.seek(-len(form), 1)
