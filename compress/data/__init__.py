@@ -144,7 +144,7 @@ class Dataset:
                 raise DataError(
                     f"the {split} split is empty: {len(everything)} samples are too few",
                     where=f"data.source.{self.source.name}",
-                    todo="add samples, or change data.split",
+                    todo=samples.few,
                 )
         return given
 

@@ -29,7 +29,7 @@ def verify(path: Path, found: Mapping[Path, str]) -> None:
         found: SHA-256 of every file that is used.
 
     Raises:
-        DataError: a file is another one, is not listed, or a listed one is not used.
+        DataError: a file is another one, is not listed, or has a name that cannot be, or a listed one is not used.
     """
     wanted, given = _read(path), {_relative(file, path): digest for file, digest in found.items()}
     changed = sorted(name for name in given if name in wanted and given[name] != wanted[name])
@@ -51,6 +51,7 @@ def write(path: Path, found: Mapping[Path, str]) -> None:
     """Writes a manifest.
 
     Raises:
+        DataError: a file has a name that it cannot hold.
         StoreError: it cannot be written.
     """
     names = sorted((_relative(file, path), digest) for file, digest in found.items())
@@ -62,7 +63,13 @@ def write(path: Path, found: Mapping[Path, str]) -> None:
 
 
 def _relative(file: Path, manifest: Path) -> str:
-    return Path(os.path.relpath(file, manifest.parent)).as_posix()
+    name = Path(os.path.relpath(file, manifest.parent)).as_posix()
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:  # bytes that are no UTF-8 are surrogates in Python, which TOML cannot hold
+        shown = os.fsencode(name).decode(errors="backslashreplace")
+        raise DataError("its name is not UTF-8, and a manifest is", where=shown, todo="rename the file") from error
+    return name
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -35,6 +35,7 @@ class Samples:
         notes: what else whoever looks at the data should know.
         objects: for detection, those of each sample; otherwise None.
         groups: what no two splits may share, of each sample, where a table says that; "" is no group.
+        few: what to do where a division leaves a split empty.
     """
 
     labels: NDArray[np.int64]
@@ -48,6 +49,7 @@ class Samples:
     notes: tuple[str, ...] = ()
     objects: tuple[Objects, ...] | None = None
     groups: NDArray[np.str_] | None = None
+    few: str = "add samples, or change data.split"
 
     def part(self, indices: NDArray[np.int64]) -> Samples:
         """Some of the samples alone; indices in ascending order."""
@@ -62,18 +64,15 @@ class Samples:
             rest, taken = self.divide(everything, indices[chosen], share, seed)
             return place[rest], place[taken]
 
-        return Samples(
-            self.labels[indices],
-            self.class_names,
-            lambda index: self.read(int(indices[index])),
-            kept,
-            lambda index: self.describe(int(indices[index])),
-            divide,
-            self.skip,
-            self.corrupt,
-            self.notes,
-            None if self.objects is None else tuple(self.objects[int(index)] for index in indices),
-            None if self.groups is None else self.groups[indices],
+        return replace(
+            self,
+            labels=self.labels[indices],
+            read=lambda index: self.read(int(indices[index])),
+            splits=kept,
+            describe=lambda index: self.describe(int(indices[index])),
+            divide=divide,
+            objects=None if self.objects is None else tuple(self.objects[int(index)] for index in indices),
+            groups=None if self.groups is None else self.groups[indices],
         )
 
 

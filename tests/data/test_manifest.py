@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -71,3 +72,14 @@ def test_names_of_every_kind(tmp_path: Path) -> None:
         (tmp_path / "one" / f"{name}.png").write_bytes(name.encode())
     written(tmp_path / "m.toml", Folder(path=str(tmp_path)))
     Folder(path=str(tmp_path), manifest=str(tmp_path / "m.toml")).fingerprint()
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    root = flat(tmp_path / "images", 3)
+    (root / "cat" / "0.png").rename(os.fsdecode(os.fsencode(root / "cat") + b"/caf\xe9.png"))
+    with pytest.raises(DataError, match=r"images/cat/caf\\xe9.png: its name is not UTF-8, and a manifest is; rename"):
+        written(tmp_path / "m.toml", Folder(path=str(root)))
+    assert not (tmp_path / "m.toml").exists()
+    (tmp_path / "m.toml").write_text("[sha256]\n")
+    with pytest.raises(DataError, match="its name is not UTF-8"):
+        Folder(path=str(root), manifest=str(tmp_path / "m.toml")).fingerprint()

@@ -187,6 +187,12 @@ def test_either_image_or_tensor() -> None:
             TfRecord.model_validate_json(__import__("json").dumps({"path": "p", "label": "l", **more}))
 
 
+def two(**values: list[bytes]) -> bytes:
+    """A serialized tf.train.Example with any number of bytes in each feature."""
+    made = {name: field(1, b"".join(field(1, each) for each in several)) for name, several in values.items()}
+    return field(1, b"".join(field(1, field(1, name.encode()) + field(2, value)) for name, value in made.items()))
+
+
 GOOD = record(example(image=png(0), label=0))
 BAD: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "holds no records"),
@@ -207,6 +213,12 @@ BAD: dict[str, tuple[bytes, str]] = {
     "no image": (record(example(label=0)), "has no image in 'image'"),
     "numbers as image": (record(example(image=[1, 2], label=0)), "has no image in 'image'"),
     "bad image": (record(example(image=b"no image", label=0)), "is not a readable image"),
+    "names and numbers as labels": (
+        GOOD + record(example(image=png(0), label=b"zero")),
+        "record at byte 118: its label is 'zero', a name, and others are numbers; allowed: numbers alone, or",
+    ),
+    "two names as labels": (record(two(label=[b"a", b"b"], image=[png(0)])), "has 2 values of bytes in 'label'; allow"),
+    "two images": (record(two(label=[b"a"], image=[png(0), png(1)])), "has 2 values of bytes in 'image'; allowed: one"),
     "a changed byte": (GOOD.replace(b"IHDR", b"IHDX"), "its checksum is wrong"),
 }
 
@@ -216,6 +228,14 @@ def test_bad_files(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "bad.tfrecord").write_bytes(content)
     with pytest.raises(DataError, match=message):
         source(tmp_path / "bad.tfrecord").load().read(0)
+
+
+def test_bytes_that_are_too_many_for_a_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "data.tfrecord"
+    path.write_bytes(record(example(x=bytes(24) + b"zz", label=0)))
+    samples = source(path, image=None, tensor=Tensor(feature="x", shape=(3, 2))).load()
+    with pytest.raises(DataError, match=r"has 26 bytes in 'x'; allowed: 24 for \[3, 2\] of float32"):
+        samples.read(0)
 
 
 def test_bad_records_are_left_out_when_asked(tmp_path: Path) -> None:

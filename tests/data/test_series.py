@@ -185,6 +185,23 @@ def test_one_file_cannot_be_divided_by_files(tmp_path: Path) -> None:
         data.labels("test")
 
 
+def test_one_file_for_each_class_is_divided_by_time(tmp_path: Path) -> None:
+    for kind in ("run", "walk"):
+        write(tmp_path / f"{kind}.csv", 80, labels=[kind] * 80)
+    data = Dataset(source(tmp_path, label_column="activity"), Preprocessing([]), None)
+    with pytest.raises(
+        DataError, match=r"split is empty: .*; a class in one file .* is in one split: set `divide: time`"
+    ):
+        data.labels("test")
+    timed = Dataset(source(tmp_path, label_column="activity", divide="time"), Preprocessing([]), None)
+    assert [len(timed.labels(split)) for split in ("train", "validation", "test")] == [28, 4, 8]
+    few = Dataset(source(tmp_path, window=40, label_column="activity", divide="time"), Preprocessing([]), None)
+    with pytest.raises(
+        DataError, match=r"validation split is empty: 4 samples are too few; add rows, or change data\.s"
+    ):
+        few.labels("test")
+
+
 def test_through_a_dataset(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 400, labels=(["walk"] * 20 + ["run"] * 20) * 10)
     data = Dataset(source(path, label_column="activity", divide="time"), Preprocessing([]), None)

@@ -30,7 +30,9 @@ from compress.stage import Settings, Split
 MAX_RECORD = 256 << 20
 MAX_RECORDS = 50_000_000
 _NAME = re.compile(r"\.(tfrecords?|tfrec|records?)(-\d+-of-\d+)?$", re.IGNORECASE)
-Features = dict[str, "bytes | list[int] | NDArray[np.float32]"]
+_KINDS = {False: "number", True: "name"}
+Features = dict[str, Any]
+"""By name: bytes (a list of them where there are several), a list of whole numbers, or float32 [n]."""
 
 
 class Tensor(Settings):
@@ -98,6 +100,11 @@ class TfRecord(InFiles):
             raise several(problems)
         if not records:
             raise DataError("holds no records", where=tree.where)
+        other = next((each for each in records if each.named != records[0].named), None)
+        if other is not None:
+            what = f"its label is {other.label!r}, a {_KINDS[other.named]}, and others are {_KINDS[not other.named]}s"
+            where = f"{tree.describe(names[other.file])}, record at byte {other.start}"
+            raise DataError(what, where=where, allowed="numbers alone, or names alone")
         known = class_names_of(tree, self.classes)
         label, class_names = labels.read([each.label for each in records], known, tree.where)
         splits = _splits(names, tree.where)
@@ -130,9 +137,8 @@ class TfRecord(InFiles):
                 try:
                     for start, content in _contents(stream, where):
                         try:
-                            found.append(
-                                Record(number, start, self._label(content, f"{where}, record at byte {start}"))
-                            )
+                            label = self._label(content, f"{where}, record at byte {start}")
+                            found.append(Record(number, start, *label))
                         except DataError as error:
                             problems.append(error)
                         if len(found) > MAX_RECORDS:
@@ -141,16 +147,17 @@ class TfRecord(InFiles):
                     problems.append(error)
         return found, problems
 
-    def _label(self, content: bytes, where: str) -> str:
+    def _label(self, content: bytes, where: str) -> tuple[str, bool]:
+        """The label, and whether it is a name."""
         features = _checked_features(content, where, {self.label})
         value = features.get(self.label)
         if isinstance(value, bytes):
             text = value.decode("utf-8", "replace")
             labels.check(text, where)
-            return text
+            return text, True
         if not isinstance(value, list) or len(value) != 1 or value[0] < 0:
             raise DataError(f"has no label in {self.label!r}", where=where, allowed="one whole number, or a name")
-        return str(value[0])
+        return str(value[0]), False
 
     def _decoded(self, stream: BinaryIO, record: Record, where: str) -> NDArray[Any]:
         stream.seek(record.start)
@@ -169,11 +176,12 @@ class TfRecord(InFiles):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Where a record begins, in which file, and its label."""
+    """Where a record begins, in which file, its label, and whether that is a name."""
 
     file: int
     start: int
     label: str
+    named: bool
 
 
 def _splits(names: tuple[str, ...], where: str) -> list[Split | None]:
@@ -211,15 +219,22 @@ def _content(stream: BinaryIO, where: str, total: int) -> bytes:
 
 def _checked_features(content: bytes, where: str, wanted: set[str]) -> Features:
     try:
-        return features(content, wanted)
+        found = features(content, wanted)
     except (ValueError, IndexError, UnicodeDecodeError, struct.error) as error:
         raise DataError(f"is no tf.train.Example: {error}", where=where, todo="write the file anew") from error
+    for name, value in found.items():
+        if isinstance(value, list) and len(value) > 1 and isinstance(value[0], bytes):
+            raise DataError(f"has {len(value)} values of bytes in {name!r}", where=where, allowed="one")
+    return found
 
 
 def _numbers(value: Any, tensor: Tensor, where: str) -> NDArray[Any]:
     if isinstance(value, bytes):
         dtype = np.dtype(tensor.dtype).newbyteorder("<")
-        found = np.frombuffer(value[: len(value) // dtype.itemsize * dtype.itemsize], dtype)
+        if len(value) % dtype.itemsize:
+            allowed = f"{math.prod(tensor.shape) * dtype.itemsize:,} for {list(tensor.shape)} of {tensor.dtype}"
+            raise DataError(f"has {len(value):,} bytes in {tensor.feature!r}", where=where, allowed=allowed)
+        found = np.frombuffer(value, dtype)
     else:
         found = np.asarray([] if value is None else value)
     if found.size != math.prod(tensor.shape):
@@ -246,10 +261,11 @@ def features(content: bytes, wanted: set[str]) -> Features:
     return found
 
 
-def _feature(content: memoryview) -> bytes | list[int] | NDArray[np.float32]:
+def _feature(content: memoryview) -> bytes | list[bytes] | list[int] | NDArray[np.float32]:
     for number, values in _fields(content):
         if number == 1:
-            return b"".join(bytes(value) for _, value in list(_fields(values))[:1])
+            found = [bytes(value) for _, value in _fields(values)]
+            return found if len(found) > 1 else b"".join(found)
         packed = b"".join(bytes(value) for _, value in _fields(values))
         if number == 2:
             return np.frombuffer(packed, "<f4")

@@ -20,6 +20,10 @@ from compress.errors import DataError
 
 MAX_VALUES = 1 << 30
 _BLOCK = 4096
+FEW_WINDOWS = "add rows, or change data.split"
+FEW_FILES = (
+    "a class in one file (or group) is in one split: set `divide: time`, or add files of it, or change data.split"
+)
 
 
 class Csv(Labelled):
@@ -96,6 +100,7 @@ class Csv(Labelled):
             corrupt=tuple(corrupt),
             notes=(*[short] * bool(left), *self.notes(tree)),
             groups=groups,
+            few=FEW_FILES if self.divide == "file" else FEW_WINDOWS,
         )
 
     def _divide(self, series: NDArray[np.int64], starts: NDArray[np.int64], groups: NDArray[np.str_] | None) -> Divide:
