@@ -29,7 +29,7 @@ __all__ = ["SOURCES", "Dataset", "Splitting", "spread", "stratified"]
 LARGE_BYTES = 256 << 20
 """A split that is larger when preprocessed is kept in a file of the store and mapped, not held in memory."""
 VERSION = 2
-"""Raised when the same files would be decoded to other numbers than before."""
+"""Raised when the same files would be decoded to other numbers, or divided otherwise, than before."""
 TOOLS = ("numpy", "pillow", "scipy")
 
 
@@ -84,6 +84,7 @@ class Dataset:
                 "source": {self.source.name: self.source.fingerprint()},
                 "preprocessing": self._preprocessing.digest,
                 "split": self._splitting.model_dump() if self._splitting else None,
+                "version": VERSION,
             }
         )
 
@@ -91,7 +92,7 @@ class Dataset:
     def _kept(self) -> str:
         """The name under which decoded samples are kept: it changes with the tools that decode, too."""
         tools = {tool: importlib.metadata.version(tool) for tool in TOOLS}
-        return digest_of({"data": self.digest, "tools": tools, "version": VERSION})
+        return digest_of({"data": self.digest, "tools": tools})
 
     @cached_property
     def _samples(self) -> Samples:
