@@ -72,6 +72,12 @@ def test_lists_further_down_are_found(tmp_path: Path) -> None:
     assert [len(data.objects(split)) for split in ("train", "validation", "test")] == [14, 4, 4]
     assert data.notes == ["2 images with an .xml file are in no list of ImageSets/Main, and were left out"]
     assert len(data.source.files()) == 12 + 12 + 3 + 10 + 10 + 3
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (64, 64)).save(tmp_path / "VOC2007" / "JPEGImages" / "0000.png", exif=turned)
+    both = Voc(path=str(tmp_path)).load().notes
+    assert (len(both), both[1:]) == (2, tuple(data.notes))
+    assert "EXIF orientation" in both[0]
 
 
 @pytest.mark.parametrize(

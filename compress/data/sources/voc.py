@@ -137,7 +137,8 @@ class Voc(Stored):
         """The annotations; images are decoded when they are read."""
         images, unlisted = self._images()
         note = f"{unlisted:,} images with an .xml file are in no list of ImageSets/Main, and were left out"
-        return replace(objects.samples(images, self._names(images), self.channels), notes=(note,) * bool(unlisted))
+        found = objects.samples(images, self._names(images), self.channels)
+        return replace(found, notes=(*found.notes, *[note] * bool(unlisted)))
 
     def _names(self, images: list[Labelled]) -> tuple[str, ...]:
         if self.classes is None:
