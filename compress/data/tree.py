@@ -96,7 +96,7 @@ def _walk(path: Path, under: str, above: tuple[tuple[int, int], ...], names: set
             name = under + entry.name
             if entry.is_dir():
                 folders.add(name)
-                if not entry.name.startswith("."):
+                if not _hidden(entry.name):
                     _walk(path / entry.name, f"{name}/", (*above, itself), names, folders)
             elif entry.is_file():
                 names.add(name)
@@ -267,4 +267,8 @@ def _add(member: tarfile.TarInfo, size: int, places: dict[str, tuple[int, int]],
 def _sorted(names: set[str]) -> tuple[str, ...]:
     """Names in the order of their parts, without hidden ones."""
     parted = sorted(name.split("/") for name in names)
-    return tuple("/".join(parts) for parts in parted if not any(part.startswith(".") for part in parts))
+    return tuple("/".join(parts) for parts in parted if not any(map(_hidden, parts)))
+
+
+def _hidden(part: str) -> bool:
+    return part.startswith(".") or part == "__MACOSX"  # what a Mac puts beside files that it packs

@@ -102,6 +102,7 @@ def test_hidden_and_other_files_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "cat" / "folder.png").mkdir()
     (tmp_path / "readme.md").write_text("no image")
     image(tmp_path / ".cache" / "1.png")
+    image(tmp_path / "__MACOSX" / "cat" / "1.png")
     image(tmp_path / "cat" / ".thumbs" / "1.png")
     image(tmp_path / "loose.png")
     source = Folder(path=str(tmp_path))
