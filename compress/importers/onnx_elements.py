@@ -99,7 +99,7 @@ def _merged(call: Call, kind: str, given: Sequence[Any]) -> Value | None:
         return None
     if constant.dtype.kind != "f" or kind not in ("Add", "Subtract", "Multiply", "Divide"):
         return None
-    if swapped and kind in ("Subtract", "Divide"):
+    if (swapped and kind in ("Subtract", "Divide")) or (kind == "Add" and _begins_hard_sigmoid(call, constant)):
         return None
     layer = call.draft.alone(value)
     if (
@@ -119,6 +119,13 @@ def _merged(call: Call, kind: str, given: Sequence[Any]) -> Value | None:
         return None
     call.draft.rewrite(value, changed)
     return value
+
+
+def _begins_hard_sigmoid(call: Call, constant: NDArray[Any]) -> bool:
+    """Whether a sum with 3 is only clipped: then it is better part of an activation than of the weights before."""
+    name = call.node.outputs[0]
+    alone = constant.size == 1 and constant.item() == 3 and call.draft.takers[name] == 1
+    return alone and any(node.operator == "Clip" and name in node.inputs for node in call.draft.graph.nodes)
 
 
 def _scaled(layer: Layer, numbers: NDArray[np.float32], kind: str) -> Layer:

@@ -292,6 +292,18 @@ PIECES: dict[str, tuple[int, list[Any], list[str]]] = {
         ],
         ["Conv2D", "Activation", "Activation"],
     ),
+    "squeeze and excite": (
+        11,
+        [
+            node("GlobalAveragePool", ["c"], ["g"]),
+            node("Conv", ["g", floats(6, 6, 1, 1)], ["h"]),
+            node("Add", ["h", number(3)], ["p"]),
+            node("Clip", ["p", number(0), number(6)], ["k"]),
+            node("Div", ["k", number(6)], ["d"]),
+            node("Mul", ["c", "d"], ["y"]),
+        ],
+        ["Conv2D", "GlobalAveragePooling2D", "Conv2D", "Activation", "Multiply"],
+    ),
     "a class token": (
         13,
         [
