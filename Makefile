@@ -22,6 +22,7 @@ check: $(READY)  ## the static checks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks
 	$(BIN)/mypy --python-version 3.10 deploy
 	$(BIN)/vermin --no-tips --violations -t=3.7- deploy
 	$(BIN)/lint-imports

@@ -92,7 +92,8 @@ def one(name: str, case: Case, way: str, cache: Path, seed: int) -> dict[str, An
     subject, started = taught(name, case, cache, seed), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, quiet():
         start, teacher, made = (subfolder(folder, each) for each in ("start", "teacher", "made"))
-        student = networks.separable(keras(seed), subject.data.input_shape, case.classes, case.student)
+        shape: Any = subject.data.input_shape
+        student = networks.separable(keras(seed), shape, case.classes, case.student)
         given = Artifact("", Kind.UNTRAINED, start, {MODEL_KERAS: ""}, {}, 0)
         working_model.write_keras(student, start)
         working_model.write_keras(subject.model, teacher)
@@ -102,7 +103,7 @@ def one(name: str, case: Case, way: str, cache: Path, seed: int) -> dict[str, An
         stage.run(given, context)
         model = keras_file.load(made / MODEL_KERAS)
     hits = {split: right(model, subject.data, split) for split in ("validation", "test")}
-    found = {"validation": float(hits["validation"].mean()), "hits": hits["test"]}
+    found: dict[str, Any] = {"validation": float(hits["validation"].mean()), "hits": hits["test"]}
     found |= {"parameters": model.count_params(), "seconds": round(time.perf_counter() - started, 1)}
     found["teacher"] = {"parameters": subject.model.count_params()}
     found["teacher"] |= {split: float(right(subject.model, subject.data, split).mean()) for split in hits}
@@ -126,7 +127,7 @@ def right(model: Any, data: subjects.Arrays, split: Any) -> NDArray[np.bool_]:
 def summary(runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """One data set over its seeds, as plain values; the way to distil that is best on validation is the chosen one."""
     labels = np.stack([run["hits"] for run in runs[LABELS]]).astype(int)
-    ways = {}
+    ways: dict[str, Any] = {}
     for way, rows in runs.items():
         difference = (np.stack([run["hits"] for run in rows]).astype(int) - labels).mean(axis=0)
         ways[way] = {

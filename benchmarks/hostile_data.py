@@ -282,10 +282,10 @@ def run(jobs: list[tuple[str, str, Any]], folder: Path) -> list[tuple[str, str, 
     found: list[Any] = []
     first = 0
     while first < len(jobs):
-        results = multiprocessing.SimpleQueue()
+        results: Any = multiprocessing.SimpleQueue()
         process = multiprocessing.Process(target=work, args=(jobs[first:], folder, results))
         process.start()
-        reader = results._reader  # type: ignore[attr-defined]
+        reader = results._reader
         doing = None
         while process.is_alive() or reader.poll():
             if not reader.poll(0.2):

@@ -22,7 +22,7 @@ import tempfile
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,9 @@ def weights(make: Callable[[Any], None] | None = None) -> bytes:
     return stream.getvalue()
 
 
-def archive(config: Any, version: str = "3.15.1", content: bytes | None = None, **others: bytes) -> Case:
+def archive(
+    config: Any, version: str = "3.15.1", content: bytes | None = None, others: Mapping[str, bytes] | None = None
+) -> Case:
     def make(folder: Path) -> Path:
         text = config if isinstance(config, str) else json.dumps(config)
         text = text.replace("batch_input_shape", "batch_shape") if version.startswith("3") else text
@@ -70,7 +72,7 @@ def archive(config: Any, version: str = "3.15.1", content: bytes | None = None, 
             file.writestr("metadata.json", json.dumps({"keras_version": version}))
             file.writestr("config.json", text)
             file.writestr("model.weights.h5", weights() if content is None else content)
-            for name, value in others.items():
+            for name, value in (others or {}).items():
                 file.writestr(name, value)
         return folder / "m.keras"
 
@@ -251,9 +253,9 @@ CASES: dict[str, Case] = {
     "deep": archive(deep(2000) if sys.getrecursionlimit() > 10_000 else "{" + '"a":{' * 3000 + "}" * 3001),
     "zip bomb": bomb,
     "not the weights": archive(DENSE, content=b"x" * 100),
-    "pickle inside": archive(DENSE, **{"assets/x.pkl": b"\x80\x04."}),
-    "path inside": archive(DENSE, **{"assets/../../../../tmp/" + WITNESS: b"x"}),
-    "absolute path inside": archive(DENSE, **{"/tmp/" + WITNESS: b"x"}),
+    "pickle inside": archive(DENSE, others={"assets/x.pkl": b"\x80\x04."}),
+    "path inside": archive(DENSE, others={"assets/../../../../tmp/" + WITNESS: b"x"}),
+    "absolute path inside": archive(DENSE, others={"/tmp/" + WITNESS: b"x"}),
     "external link in the archive": archive(DENSE, content=weights(lambda file: external(file))),
     **{f"{name}, Keras 3": archive(config) for name, config in HUGE.items()},
     **{f"{name}, Keras 2": hdf5(config) for name, config in HUGE.items()},
@@ -303,7 +305,7 @@ def imported(case: Case, folder: Path) -> dict[str, Any]:
     error = stderr.read_text(errors="replace") if stderr.exists() else ""
     peak = int(error.rsplit("PEAK ", 1)[1]) if "PEAK " in error else 0
     told = next((line for line in error.splitlines() if line.startswith("coralline: ")), "")
-    result = {
+    result: dict[str, Any] = {
         "exit_code": process.exitcode,
         "message": told[11:].replace(str(place), "")[:200],
         "peak_bytes": peak * 1024,

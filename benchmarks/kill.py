@@ -90,7 +90,7 @@ def inspect(out: Path, name: str) -> int:
 
 def outputs(out: Path, name: str) -> tuple[bytes, bytes]:
     """The final model and bundle."""
-    return tuple((out / name / file).read_bytes() for file in ("model.tflite", f"{name}.coralline"))
+    return (out / name / "model.tflite").read_bytes(), (out / name / f"{name}.coralline").read_bytes()
 
 
 def demo(kills: int, folder: Path, chance: random.Random) -> dict[str, object]:

@@ -120,7 +120,7 @@ def training(data: Any, epochs: int, batch: int) -> dict[str, Any]:
     optimizer = library.optimizers.Adam(1e-3)
     optimizer.build(model.trainable_variables)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
     def step(images: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
             scores = model(images, training=True)

@@ -162,7 +162,7 @@ def bomb(model: Model, dice: random.Random) -> bytes:
     struct.pack_into("<I", buffer, field, start - field)
     entries = start + 4 + 4 * np.arange(count, dtype="<u4")
     listed = (start + 4 + 4 * count + target - entries).astype("<u4").tobytes()
-    return bytes(buffer) + bytes(start - copy) + struct.pack("<I", count) + listed + model.content
+    return bytes(buffer) + bytes(start - copy) + struct.pack("<I", count) + bytes(listed) + model.content
 
 
 def one_blob(model: Model, dice: random.Random) -> bytes:

@@ -76,6 +76,15 @@ class Arrays:
         """Some samples."""
         return list(self.splits[split][0][indices])
 
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """None: they were never in files."""
+        return {}
+
+    def summary(self) -> dict[str, Any]:
+        """Nothing that a benchmark looks at."""
+        return {}
+
 
 class Quiet:
     """Progress that nobody looks at."""

@@ -63,15 +63,17 @@ class Made:
 class Drawn(Quantize):
     """The `quantize` stage with samples that were drawn before, so that all tools see the same ones."""
 
-    def _samples(self, context: Context) -> tuple[Floats, Floats]:
+    def _samples(self, given: Artifact, context: Context, facts: dict[str, Any]) -> tuple[Floats, Floats]:
         splits = context.data.splits  # type: ignore[attr-defined]
+        facts["calibration_samples"] = len(splits["calibration"][0])
         return splits["calibration"][0], splits["held back"][0]
 
 
 def drawn(subject: subjects.Subject) -> tuple[Floats, Floats]:
     """Calibration samples and held-back ones, as the stage draws them from the training split."""
     with tempfile.TemporaryDirectory() as folder:
-        return Quantize()._samples(subjects.context(subject.data, Path(folder), subject.seed))
+        given = Artifact("", Kind.KERAS, Path(folder), {}, {}, 0)
+        return Quantize()._samples(given, subjects.context(subject.data, Path(folder), subject.seed), {})
 
 
 def ours(given: Given, **settings: Any) -> Made:

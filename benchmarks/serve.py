@@ -80,7 +80,7 @@ def started(cores: set[int] | None, *arguments: object, **more: Any) -> subproce
 
 def bare(path: Path, seconds: float, cores: set[int] | None) -> dict[str, float]:
     process = started(cores, "-c", BARE, path, seconds, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    return json.loads(process.communicate()[0])
+    return dict(json.loads(process.communicate()[0]))
 
 
 def chosen(folder: Path, at_least_s: float = 0.006) -> Path:
@@ -181,7 +181,9 @@ def loaded(pid: int, clients: list[Client], seconds: float) -> dict[str, Any]:
     selector = selectors.DefaultSelector()
     for client in clients:
         client.send(selector)
-    began, latencies, memory, warm = time.perf_counter(), [], [], None
+    latencies: list[float] = []
+    memory: list[int] = []
+    began, warm = time.perf_counter(), None
     while (now := time.perf_counter()) < began + WARM_S + seconds:
         if warm is None and now > began + WARM_S:
             warm = (now, cpu_s(pid), time.process_time(), sum((client.counts for client in clients), Counter()))

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def runs(names: Sequence[str], seeds: int, cache: Path) -> Iterator[tuple[str, s
     for seed in range(seeds):
         for name in names:
             path = cache / f"subset-{name.replace(' ', '-')}-{seed}.json"
-            for way, row in kept(path, lambda name=name, seed=seed: one_seed(name, seed)).items():
+            for way, row in kept(path, partial(one_seed, name, seed)).items():
                 yield name, way, row
 
 
