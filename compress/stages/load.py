@@ -156,15 +156,14 @@ class ImportOnnx(_Load):
         """Rebuilds it, and compares it with onnxruntime on random and on real samples."""
         from compress.importers import onnx_file
         from compress.training import working_model
-        from compress.training.fit import head_of
 
         file = onnx_file.read(self.path, self.shapes)
         model, parity = onnx_file.compared(file, context.data.inputs("train")[:SAMPLES])
-        head_of(model, context.data)
+        fitted = self.fitted(model, context)
         working_model.write(model, context.folder)
         for note in file.notes:
             context.progress.note(f"{self.path.name}: {note}")
-        facts: Facts = {"file": self.path.name, "parameters": model.count_params(), "notes": list(file.notes)}
+        facts: Facts = {"file": self.path.name, "parameters": model.count_params(), "notes": list(file.notes), **fitted}
         return facts | {"operators": len(file.graph.nodes), "parity": asdict(parity)}
 
 
