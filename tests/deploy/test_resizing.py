@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import tarfile
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,6 @@ def apply(sample: Any, *steps: Any) -> np.ndarray:
 
 def resize(*size: int, **more: Any) -> dict[str, Any]:
     return {"resize": {"size": list(size), **more}}
-
-
-@pytest.fixture(scope="module")
-def tf() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import tensorflow
-    return tensorflow
 
 
 @pytest.fixture(scope="module")

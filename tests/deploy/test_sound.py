@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +73,6 @@ def chirp() -> np.ndarray:
     t, noise = place / 16000, ((place * 7919) % 1009) / 1009 - 0.5
     rising, dying = np.sin(2 * np.pi * (200 + 1500 * t) * t), np.sin(2 * np.pi * 3000 * t) * np.exp(-4 * t)
     return (0.5 * rising + 0.2 * dying + 0.02 * noise).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def tf() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import tensorflow
-    return tensorflow
 
 
 @pytest.fixture(scope="module")

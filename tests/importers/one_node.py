@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from compress.importers import onnx_file
+
+EXACT = 2e-5
 DYNAMIC = "dynamic"
 
 
@@ -85,3 +89,12 @@ class Model:
             if not value.type.tensor_type.HasField("shape"):
                 value.type.tensor_type.shape.SetInParent()
         return model
+
+
+def imported(path: Path) -> tuple[onnx_file.File, Any, list[str]]:
+    """The file, the Keras model, and the kinds of its layers; their answers are the same."""
+    file = onnx_file.read(path)
+    assert file.problems == ()
+    model, apart = onnx_file.load(file)
+    assert apart < EXACT
+    return file, model, [type(each).__name__ for each in model.operations if type(each).__name__ != "InputLayer"]

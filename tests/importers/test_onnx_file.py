@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from one_node import Model, constant, floats, node, number, whole
+from one_node import EXACT, Model, constant, floats, imported, node, number, whole
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.errors import ModelError
@@ -24,18 +24,8 @@ pytestmark = [
     pytest.mark.usefixtures("onnx_at_once"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
 ]
-EXACT = 2e-5
 Saved = Callable[[Model], Path]
 IMAGE = ("N", 4, 8, 8)
-
-
-def imported(path: Path) -> tuple[onnx_file.File, Any, list[str]]:
-    """The file, the Keras model, and the kinds of its layers; their answers are the same."""
-    file = onnx_file.read(path)
-    assert file.problems == ()
-    model, apart = onnx_file.load(file)
-    assert apart < EXACT
-    return file, model, [type(each).__name__ for each in model.operations if type(each).__name__ != "InputLayer"]
 
 
 NOTHING = helper.make_graph([], "nothing", [], [])

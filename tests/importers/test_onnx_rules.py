@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from one_node import Model, constant, floats, node, number, whole
+from one_node import EXACT, Model, constant, floats, node, number, whole
 
 from compress.importers import onnx_file
 from compress.importers.onnx_rules import RULES
@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.usefixtures("onnx_at_once"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras, reading variables
 ]
-EXACT = 2e-5
 ROW, SEQUENCE, IMAGE = (1, 6), (1, 4, 10), (1, 4, 9, 8)
 Case = tuple[str, int, Sequence[int], list[Any], list[str]]
 """A name, an opset, the input's shape, operators, and the layers that they should become."""

@@ -1,0 +1,17 @@
+"""What tests of several files need."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tf() -> Any:
+    """TensorFlow, to compare with."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import tensorflow
+    return tensorflow
