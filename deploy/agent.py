@@ -116,6 +116,7 @@ class Agent:
     def want(self, asked: Message) -> Message:
         """Which pieces of a release must be sent."""
         if self.folder.whole(asked["release"]):
+            self.folder.drop_incoming()  # of a deployment that was cut between installing it and this
             return {"whole": True, "missing": {}}
         return {"whole": False, "missing": self.folder.missing(asked["pieces"], asked["total"])}
 

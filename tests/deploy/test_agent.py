@@ -148,3 +148,14 @@ def test_releases_that_never_ran_make_room_before_anything_is_sent(tmp_path: Pat
     assert sorted(folder.releases()) == sorted([ran, cut])
     assert folder.missing({"0" * 64: 10}, 100) == {"0" * 64: 0}
     assert folder.releases() == [ran]
+
+
+def test_what_a_deployment_left_that_was_cut_when_its_release_was_whole(ends: Ends, tmp_path: Path) -> None:
+    made, there = ends[0], tmp_path / "there"
+    made.answer({"do": "open", "path": str(there), "by": "test", "create": True})
+    release, pieces = installed(made.folder, b"whole")
+    for digest in pieces:
+        (there / "incoming" / digest).write_bytes(b"arrived")
+    found = made.answer({"do": "want", "release": release, "pieces": pieces, "total": 100})
+    assert found == {"answer": {"whole": True, "missing": {}}}
+    assert not list((there / "incoming").iterdir())
