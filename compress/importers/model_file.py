@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.importers import differences, keras_file, onnx_file, saved_model, tflite_file
+from compress.importers import KERAS_SUFFIXES, SUFFIXES, differences, keras_file, onnx_file, saved_model, tflite_file
 from compress.importers import saved_model_conversion as conversion
 from compress.importers import saved_model_keras as saved_keras
 from compress.importers.differences import Parity
@@ -27,8 +27,6 @@ from compress.training import tensorflow
 if TYPE_CHECKING:
     import keras
 
-KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
-SUFFIXES = (*KERAS_SUFFIXES, ".onnx", ".tflite")
 FORMATS = f"{', '.join(SUFFIXES)}, or a SavedModel folder"
 Becomes = Literal["keras", "float tflite", "tflite"]
 Samples = NDArray[np.float32] | None

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from compress.errors import ModelError
+from compress.importers import SUFFIXES
 from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
-from compress.stages.load import SUFFIXES, Origin
+from compress.stages.load import Origin
 from compress.store import file_digest
 from compress.training.fit import TrainingSettings
 from compress.training.teaching import Features, Teaching

@@ -1,24 +1,27 @@
-"""The first stage of every pipeline, `model:` in the file: loads a model, or builds an untrained one."""
+"""The first stage of every pipeline, `model:` in the file: loads a model, or builds an untrained one.
+
+Importers are imported late: together they take as long as everything else that reads a pipeline file.
+"""
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import PositiveInt, model_validator
 
 from compress.errors import ModelError
+from compress.importers import KERAS_SUFFIXES
 from compress.importers import builder as builders
-from compress.importers import model_file, saved_model, saved_model_conversion, tflite_file
-from compress.importers.model_file import KERAS_SUFFIXES
-from compress.importers.onnx_inputs import Shapes
 from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Settings, Stage
 from compress.store import file_digest
 from deploy.detection import Detector
 
-SUFFIXES = model_file.SUFFIXES
+if TYPE_CHECKING:
+    from compress.importers.onnx_inputs import Shapes
+
 SAMPLES = 8
 """Real ones that a rebuilt model is compared on."""
 
@@ -37,7 +40,7 @@ class _Load(Stage):
     def identity(self) -> dict[str, Any]:
         """The file's content instead of its path."""
         try:
-            digest = saved_model.digest(self.path) if self.path.is_dir() else file_digest(self.path)
+            digest = _digest(self.path)
         except OSError as error:
             raise ModelError(f"cannot be read: {error.strerror}", where=str(self.path), todo="check model") from error
         return {
@@ -63,6 +66,15 @@ class _Load(Stage):
     def told(self) -> Facts:
         """The same for a file that is taken as it is: what the user says."""
         return {"detector": Detector(self.detector).specification} if self.detector else {}
+
+
+def _digest(path: Path) -> str:
+    """Of what a file, or a SavedModel folder, holds."""
+    if not path.is_dir():
+        return file_digest(path)
+    from compress.importers import saved_model
+
+    return saved_model.digest(path)
 
 
 class Build(_Load):
@@ -103,6 +115,7 @@ class LoadKeras(_Load):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """Loads, checks that model and data fit together, and writes the working model."""
+        from compress.importers import model_file
         from compress.training import working_model
 
         samples = context.data.inputs("train")[:SAMPLES]
@@ -122,6 +135,7 @@ class ImportTflite(_Load):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """Rebuilds it, compares it with the file on random and on real samples, and keeps the file beside it."""
+        from compress.importers import tflite_file
         from compress.training import working_model
 
         file = tflite_file.read(self.path)
@@ -205,7 +219,7 @@ class ConvertSavedModel(LoadFloatTflite):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """Converts, and says what it is."""
-        from compress.importers import saved_model_conversion
+        from compress.importers import saved_model, saved_model_conversion
 
         context.progress.note(self.because())
         made = saved_model_conversion.convert(saved_model.read(self.path), self.signature)
@@ -243,6 +257,8 @@ def stage_for(file: Path, signature: str | None = None, shapes: Shapes | None = 
         return LoadKeras(path=file)  # it is read when it is loaded: h5py takes its time to import
     if file.suffix.lower() == ".onnx" and file.is_file():
         return ImportOnnx(path=file, shapes={name: list(sides) for name, sides in (shapes or {}).items()})  # likewise
+    from compress.importers import model_file, saved_model, saved_model_conversion
+
     found = model_file.read(file, signature, shapes)
     if found.becomes == "tflite":
         return LoadTflite(path=file)
