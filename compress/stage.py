@@ -107,6 +107,10 @@ class Unfit(NamedTuple):
     todo: str = ""
 
 
+DETECTOR_STAGES = "train, swap, quantize, compile, package"
+"""The stages that go with data for detection."""
+
+
 class Data(Protocol):
     """What stages and probes see of a data set (`compress.data.Dataset`)."""
 
@@ -228,6 +232,8 @@ class Stage(Work):
 
     consumes: ClassVar[frozenset[Kind]]
     produces: ClassVar[Kind]
+    for_objects: ClassVar[Unfit | None] = None
+    """Why it does not go with data for detection, if it doesn't."""
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] | None = None
     """A name of its own for this stage, where the same stage stands twice."""
@@ -247,8 +253,7 @@ class Stage(Work):
 
     def unfit(self, task: Task) -> Unfit | None:
         """Why it does not go with data for `task`, or None."""
-        del task
-        return None
+        return None if task == "classification" else self.for_objects
 
     def skip(self, given: Kind, *, from_file: bool, target: Target) -> str | None:
         """Why there is nothing to do, or None. `from_file`: the model came trained, from a file."""

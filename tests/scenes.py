@@ -101,3 +101,22 @@ def as_coco(folder: Path, counts: Sequence[int] = (8, 4), seed: int = 0) -> Path
             named.append((f"{index:04}.png", objects))
         (folder / f"{split}.json").write_text(json.dumps(coco(named)))
     return folder
+
+
+def pipeline(folder: Path, counts: Sequence[int], model: Any, stages: Sequence[Any], **more: Any) -> Path:
+    """The file of a pipeline on scenes written below `folder`, 64 x 64 RGB from 0 to 1."""
+    as_coco(folder / "data", counts)
+    content = {
+        "schema_version": 1,
+        "name": "found",
+        "model": model,
+        "data": {
+            "source": {"coco": {"train": "data/train.json", "test": "data/test.json"}},
+            "preprocess": [{"resize": {"size": [64, 64]}}, {"scale": {"from": [0, 255]}}],
+        },
+        "stages": stages,
+        **more,
+    }
+    path = folder / "pipeline.yaml"
+    path.write_text(json.dumps(content))
+    return path

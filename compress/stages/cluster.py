@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from compress.stage import Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
+from compress.stage import DETECTOR_STAGES, Artifact, Context, Facts, Kind, Need, Stage, Unfit
 from compress.training.batches import Passes
 
 
@@ -20,6 +20,9 @@ class Cluster(Stage, Passes):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "tensorflow-model-optimization")
+    for_objects: ClassVar[Unfit | None] = Unfit(
+        "it trains through tfmot, which is set up for classifiers only", DETECTOR_STAGES
+    )
 
     clusters: Annotated[int, Field(ge=2, le=256)] = 16
     """How many values the weights of one kernel may have; zeros of a sparse kernel stay, as one of them."""
@@ -27,14 +30,6 @@ class Cluster(Stage, Passes):
     """Passes over the training split."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
     """Adam's learning rate at the start; it falls to 0 along a cosine."""
-
-    def unfit(self, task: Task) -> Unfit | None:
-        """What trains in between is tfmot's, on classes."""
-        if task == "classification":
-            return None
-        return Unfit(
-            "it trains through tfmot, which is set up for classifiers only", "train, swap, quantize, compile, package"
-        )
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The clustered model, the values of every layer, the compressed size before and after, and the history."""

@@ -11,7 +11,18 @@ from pydantic import Field, model_validator
 
 from compress.errors import ModelError
 from compress.importers import SUFFIXES
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
+from compress.stage import (
+    DETECTOR_STAGES,
+    MODEL_KERAS,
+    MODEL_TFLITE,
+    Artifact,
+    Context,
+    Facts,
+    Kind,
+    Need,
+    Stage,
+    Unfit,
+)
 from compress.stages.load import Origin
 from compress.store import file_digest
 from compress.training.fit import TrainingSettings
@@ -32,6 +43,11 @@ class Distill(Stage, TrainingSettings, Teaching):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "ai-edge-litert")
+    for_objects: ClassVar[Unfit | None] = Unfit(
+        "what teachers say is compared class by class, one answer for each sample, and a detector gives many",
+        DETECTOR_STAGES,
+        "leave it out, or train for longer",
+    )
 
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
     """Passes over the training split."""
@@ -56,13 +72,6 @@ class Distill(Stage, TrainingSettings, Teaching):
         if self.teacher_weights and len(self.teacher_weights) != count:
             raise ValueError(f"teacher_weights: {len(self.teacher_weights)} weights for {count} teachers")
         return self
-
-    def unfit(self, task: Task) -> Unfit | None:
-        """Scores of teachers are for one class for each sample."""
-        if task == "classification":
-            return None
-        what = "what teachers say is compared class by class, one answer for each sample, and a detector gives many"
-        return Unfit(what, "train, swap, quantize, compile, package", "leave it out, or train for longer")
 
     def takes(self) -> frozenset[Kind]:
         """With a student of its own it can be given files without layers too: they only teach."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from compress.errors import ModelError
-from compress.stage import MODEL_KERAS, Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
+from compress.stage import DETECTOR_STAGES, MODEL_KERAS, Artifact, Context, Facts, Kind, Need, Stage, Unfit
 from compress.store import write_atomically
 from compress.training.fit import TrainingSettings, chosen_inputs
 from compress.training.teaching import Teaching
@@ -46,6 +46,11 @@ class Prune(Stage, TrainingSettings):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original", "target"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+    for_objects: ClassVar[Unfit | None] = Unfit(
+        "which channels matter is measured by the classes of samples, and here they have objects",
+        DETECTOR_STAGES,
+        "begin with a narrower model",
+    )
 
     objective: Literal["macs", "parameters", "size", "compute", "latency", "cache"] = "macs"
     """What is to be smaller: macs, parameters, size (of the 8-bit file), compute (time of the Edge TPU's array alone),
@@ -93,13 +98,6 @@ class Prune(Stage, TrainingSettings):
         if self.objective == "cache" and given:
             raise ValueError(f"{given[0]} does not go with objective: cache, whose limit is the Edge TPU's memory")
         return self
-
-    def unfit(self, task: Task) -> Unfit | None:
-        """Importance and what is tried are measured on one class for each sample."""
-        if task == "classification":
-            return None
-        what = "which channels matter is measured by the classes of samples, and here they have objects"
-        return Unfit(what, "train, swap, quantize, compile, package", "begin with a narrower model")
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The smaller model, what was removed and where, and the history of each step."""

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from compress.stage import Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
+from compress.stage import DETECTOR_STAGES, Artifact, Context, Facts, Kind, Need, Stage, Unfit
 from compress.training.batches import Passes
 
 
@@ -20,6 +20,9 @@ class Sparsify(Stage, Passes):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "tensorflow-model-optimization")
+    for_objects: ClassVar[Unfit | None] = Unfit(
+        "it trains through tfmot, which is set up for classifiers only", DETECTOR_STAGES
+    )
 
     method: Literal["magnitude", "2by4"] = "magnitude"
     """magnitude: a share of each kernel. 2by4: 2 of 4 neighbours along the input channels, for some other chips."""
@@ -35,14 +38,6 @@ class Sparsify(Stage, Passes):
         if self.method == "2by4" and "sparsity" in self.model_fields_set:
             raise ValueError("sparsity goes with `method: magnitude`; 2by4 always makes half of the weights 0")
         return self
-
-    def unfit(self, task: Task) -> Unfit | None:
-        """What trains in between is tfmot's, on classes."""
-        if task == "classification":
-            return None
-        return Unfit(
-            "it trains through tfmot, which is set up for classifiers only", "train, swap, quantize, compile, package"
-        )
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The sparse model, the zeros of every layer, the compressed size before and after, and the history."""

@@ -60,27 +60,16 @@ EPOCHS = 8
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The folder of outputs of one run, and its record."""
     folder = tmp_path_factory.mktemp("found")
-    scenes.as_coco(folder / "data", (160, 24))
     (folder / "finder.py").write_text(BUILDER)
-    content = {
-        "schema_version": 1,
-        "name": "found",
-        "model": {"builder": "finder.py", "trust": True},
-        "data": {
-            "source": {"coco": {"train": "data/train.json", "test": "data/test.json"}},
-            "preprocess": [{"resize": {"size": [64, 64]}}, {"scale": {"from": [0, 255]}}],
-        },
-        "stages": [
-            {"train": {"epochs": EPOCHS, "batch_size": 16, "learning_rate": 0.01, "augment": {"flip": True}}},
-            {"quantize": {"ranges": "minmax", "equalize": "off", "held_back_samples": 40}},
-            "compile",
-            {"package": {"evaluation": 12}},
-        ],
-        "measure": {"latency": {"runs": 3}},
-        "budget": {"ap_drop": 0.1},
-    }
-    (folder / "pipeline.yaml").write_text(json.dumps(content))
-    record = run(load(folder / "pipeline.yaml"), folder / "runs", tiny.Notes())
+    stages = [
+        {"train": {"epochs": EPOCHS, "batch_size": 16, "learning_rate": 0.01, "augment": {"flip": True}}},
+        {"quantize": {"ranges": "minmax", "equalize": "off", "held_back_samples": 40}},
+        "compile",
+        {"package": {"evaluation": 12}},
+    ]
+    more = {"measure": {"latency": {"runs": 3}}, "budget": {"ap_drop": 0.1}}
+    path = scenes.pipeline(folder, (160, 24), {"builder": "finder.py", "trust": True}, stages, **more)
+    record = run(load(path), folder / "runs", tiny.Notes())
     yield folder / "runs" / "found", record
     shutil.rmtree(folder)
 

@@ -69,7 +69,6 @@ def test_a_file_is_imported_quantized_and_measured(
 
 def test_a_detector_keeps_how_its_outputs_are_read(keras: object, tmp_path: Path) -> None:
     draw, folder = np.random.default_rng(0), tmp_path / "project"
-    scenes.as_coco(folder / "data", (24, 8))
     head = constant(draw.normal(0, 0.1, (4, 3, 8, 8)).astype(np.float32))
     classes = constant(draw.normal(0, 0.1, (2, 3, 8, 8)).astype(np.float32))
     nodes = []
@@ -80,20 +79,11 @@ def test_a_detector_keeps_how_its_outputs_are_read(keras: object, tmp_path: Path
             node("Reshape", [f"{name}_last", constant(np.array([-1, 64, last]))], [name]),
         ]
     model = Model(nodes, {"x": ("N", 3, 64, 64)}, ["boxes", "scores"])
-    (folder / "model.onnx").write_bytes(model.proto().SerializeToString())
     detector = {"maps": [{"cells": [8, 8], "boxes": [[0.3, 0.3]]}], "scores": "logits"}
-    content = {
-        "schema_version": 1,
-        "name": "found",
-        "model": {"file": "model.onnx", "detector": detector},
-        "data": {
-            "source": {"coco": {"train": "data/train.json", "test": "data/test.json"}},
-            "preprocess": [{"resize": {"size": [64, 64]}}, {"scale": {"from": [0, 255]}}],
-        },
-        "stages": [{"quantize": {"ranges": "minmax", "equalize": "off", "held_back_samples": 8}}],
-    }
-    (folder / "pipeline.yaml").write_text(json.dumps(content))
-    record = runs.run(load(folder / "pipeline.yaml"), tmp_path / "out", tiny.Notes())
+    stages = [{"quantize": {"ranges": "minmax", "equalize": "off", "held_back_samples": 8}}]
+    path = scenes.pipeline(folder, (24, 8), {"file": "model.onnx", "detector": detector}, stages)
+    (folder / "model.onnx").write_bytes(model.proto().SerializeToString())
+    record = runs.run(load(path), tmp_path / "out", tiny.Notes())
     assert record["stages"][0]["facts"]["detector"]["maps"] == detector["maps"]
     assert record["models"]["result"]["measurements"].keys() >= {"ap", "ap50"}
 
