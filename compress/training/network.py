@@ -213,7 +213,14 @@ def read(model: Any) -> Network:
         for call, node in enumerate(_nodes(live, functional)):
             for output, tensor in enumerate(node):
                 shapes[Tensor(entry["name"], call, output)] = tuple(tensor.shape[1:])
-    network = Network(model.name, layers, _refs(config["input_layers"]), _refs(config["output_layers"]), shapes)
+    nested = {name for name, live in operations.items() if isinstance(live, library.Model)}
+    nested -= {name for name in nested if isinstance(operations[name], library.Sequential)}
+    outputs = map_tensors(
+        _refs(config["output_layers"]),
+        # A functional model was called once when it was made, and Keras counts that here, and nowhere else.
+        lambda tensor: replace(tensor, call=tensor.call - 1) if tensor.layer in nested else tensor,
+    )
+    network = Network(model.name, layers, _refs(config["input_layers"]), outputs, shapes)
     for entry in config["layers"]:
         live = operations[entry["name"]]
         if isinstance(live, library.Model) and entry["name"] in network.layers:
