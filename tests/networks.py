@@ -86,6 +86,31 @@ def nested(keras: Any) -> Any:
     return keras.Model(image, layers.Dense(5)(x), name="nested")
 
 
+def nested_to_the_end(keras: Any) -> Any:
+    """Functional models in functional models, called again and at the output too, where Keras counts calls anew."""
+    layers = keras.layers
+    given = keras.Input((12, 12, 3))
+    body = keras.Model(given, layers.ReLU()(layers.Conv2D(16, 3)(given)), name="body")
+    given = keras.Input((12, 12, 3))
+    middle = keras.Model(given, body(given), name="middle")
+    given = keras.Input((10, 10, 16))
+    head = keras.Model(given, layers.Dense(5)(layers.GlobalAveragePooling2D()(given)), name="head")
+    image = keras.Input((12, 12, 3))
+    first = head(middle(image))
+    return keras.Model(image, [first, head(layers.Conv2D(16, 3)(image))], name="nested_to_the_end")
+
+
+def shared_backwards(keras: Any) -> Any:
+    """A layer whose second call stands nearer to the input than its first one."""
+    layers = keras.layers
+    image = keras.Input((12, 12, 8))
+    shared = layers.Conv2D(8, 3, padding="same", name="shared")
+    far = shared(layers.Conv2D(8, 3, padding="same")(layers.Conv2D(12, 3, padding="same")(image)))
+    near = layers.Conv2D(8, 3, padding="same")(shared(image))
+    x = layers.GlobalAveragePooling2D()(layers.Add()([near, far]))
+    return keras.Model(image, layers.Dense(3)(x), name="shared_backwards")
+
+
 ALL: tuple[Builder, ...] = (plain, inverted_residual, branches, squeeze_excite, nested)
 
 

@@ -91,12 +91,14 @@ class Network:
         return found
 
     def in_order(self) -> Iterator[tuple[Layer, int]]:
-        """All calls, each after those that it depends on. An input counts as one call."""
+        """All calls, each after those that it depends on and after the layer's earlier ones. An input counts as one."""
         waiting = [
             (layer, call, {(tensor.layer, tensor.call) for tensor in layer.given(call)} if layer.calls else set())
             for layer in self.layers.values()
             for call in range(max(len(layer.calls), 1))
         ]
+        for layer, call, needed in waiting:
+            needed.update({(layer.name, call - 1)} if call else ())
         ready: set[tuple[str, int]] = set()
         while waiting:
             later = []

@@ -106,7 +106,7 @@ def u_net(keras: Any) -> Any:
     return keras.Model(image, layers.Conv2D(3, 1)(x), name="u_net")
 
 
-OWN = (*networks.ALL, resnext, detector, u_net)
+OWN = (*networks.ALL, networks.nested_to_the_end, networks.shared_backwards, resnext, detector, u_net)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6])
