@@ -93,7 +93,8 @@ def _alone(
 
     @tensorflow.function
     def outputs():  # type: ignore[no-untyped-def]
-        return [tensorflow.cast(value, tensorflow.float64) for value in library.tree.flatten(model(inputs))]
+        values = library.tree.flatten(model(inputs, training=False))
+        return [tensorflow.cast(value, tensorflow.float64) for value in values]
 
     wanted = outputs()
 

@@ -33,7 +33,7 @@ HOMOGENEOUS = {
     *("LeakyReLU", "PReLU", "Identity", "Dropout", "SpatialDropout2D", "GaussianDropout"),
     *("MaxPooling1D", "MaxPooling2D", "AveragePooling1D", "AveragePooling2D"),
     *("GlobalAveragePooling1D", "GlobalAveragePooling2D", "GlobalMaxPooling1D", "GlobalMaxPooling2D"),
-    *("ZeroPadding1D", "ZeroPadding2D", "Cropping1D", "Cropping2D", "UpSampling2D"),
+    *("ZeroPadding1D", "ZeroPadding2D", "Cropping1D", "Cropping2D", "UpSampling1D", "UpSampling2D"),
     *("Add", "Subtract", "Average", "Maximum", "Minimum", "Concatenate", "Flatten", "Reshape"),
 }
 MAX_ROUNDS = 20
@@ -68,18 +68,26 @@ def _layout(
             return layouts[Tensor(layer.name, 0)]
         return numbers.fresh(len(given[0]) * int(layer.config["depth_multiplier"]))
     if layer.kind == "Multiply":
-        return _gated(layer, call, given, network, numbers)
-    if layer.kind in structure.TIED and len(given) == 1:
-        return None  # the other operand is a constant, which is not scaled along
+        return _multiplied(layer, call, given, network, numbers)
+    if layer.kind in structure.TIED and len({len(each) for each in given}) != (len(given) > 1):
+        return None  # the other operand is a constant, or one channel for all: it is not scaled along
     if layer.config.get("groups", 1) != 1:
         return None
-    if layer.kind in (*MAKERS, *HOMOGENEOUS) or activation_of(layer) == "relu":
+    if layer.kind in (*MAKERS, *HOMOGENEOUS) or _bends_at_zero(layer):
         return structure.layout(layer, call, given, network, numbers, layouts)
     return None
 
 
-def _gated(layer: Layer, call: int, given: list[Layout], network: Network, numbers: Numbering) -> Layout | None:
-    """A product scales with its larger operand; the other one, the gate, stays."""
+def _bends_at_zero(layer: Layer) -> bool:
+    """Whether a layer is a ReLU, leaky or not, that goes on for ever."""
+    sloped = layer.kind == "ReLU" and not layer.config.get("threshold") and layer.config.get("max_value") is None
+    return sloped or activation_of(layer) in ("relu", "leaky_relu")
+
+
+def _multiplied(layer: Layer, call: int, given: list[Layout], network: Network, numbers: Numbering) -> Layout | None:
+    """A product scales with its larger operand; the other one, a gate or a constant, stays."""
+    if len(given) == 1 and network.shapes[Tensor(layer.name, call)] == network.shapes[layer.given(call)[0]]:
+        return given[0]
     sizes = [prod(side or 1 for side in network.shapes[tensor]) for tensor in layer.given(call)]
     if len(given) != 2 or len(given[0]) != len(given[1]) or sizes[0] == sizes[1]:
         return None

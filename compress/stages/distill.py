@@ -23,8 +23,7 @@ from compress.stage import (
     Stage,
     Unfit,
 )
-from compress.stages.load import Origin
-from compress.store import file_digest
+from compress.stages.load import Origin, content_digest
 from compress.training.fit import TrainingSettings
 from compress.training.teaching import Features, Teaching
 
@@ -54,7 +53,8 @@ class Distill(Stage, TrainingSettings, Teaching):
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
     """Adam's learning rate at the start."""
     teachers: tuple[Path, ...] = ()
-    """Files of models (.keras, .h5, .onnx, .tflite, quantized too), or the word original, which it is by default."""
+    """Files of models (.keras, .h5, .onnx, .tflite, quantized too), folders of SavedModels, or the word original, which
+    it is by default."""
     teacher_weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = ()
     """Weights of the teachers, in their order, when their probabilities are averaged; by default all the same."""
     features: Features | None = None
@@ -66,8 +66,9 @@ class Distill(Stage, TrainingSettings, Teaching):
     def _goes_together(self) -> Self:
         self.goes_with(self)
         for path in self.teachers:
-            if path != ORIGINAL and path.suffix.lower() not in SUFFIXES:
-                raise ValueError(f"teachers: {path.name} is of no format that is read: {', '.join(SUFFIXES)}, original")
+            if path != ORIGINAL and path.suffix and path.suffix.lower() not in SUFFIXES:
+                formats = f"{', '.join(SUFFIXES)}, the folder of a SavedModel, original"
+                raise ValueError(f"teachers: {path.name} is of no format that is read: {formats}")
         count = max(len(self.teachers), 1)
         if self.teacher_weights and len(self.teacher_weights) != count:
             raise ValueError(f"teacher_weights: {len(self.teacher_weights)} weights for {count} teachers")
@@ -85,7 +86,7 @@ class Distill(Stage, TrainingSettings, Teaching):
         """
         paths = tuple(path if path == ORIGINAL else folder / path for path in self.teachers)
         for path in paths:
-            if path != ORIGINAL and not path.is_file():
+            if path != ORIGINAL and not path.exists():
                 raise ModelError(f"there is no file {path}", where="teachers", todo="check the path")
         if self.student is None:
             return self.model_copy(update={"teachers": paths})
@@ -98,7 +99,7 @@ class Distill(Stage, TrainingSettings, Teaching):
     def identity(self) -> dict[str, Any]:
         """The contents of files instead of their paths."""
         try:
-            digests = [path.name if path == ORIGINAL else file_digest(path) for path in self.teachers]
+            digests = [path.name if path == ORIGINAL else content_digest(path) for path in self.teachers]
         except OSError as error:
             where = str(error.filename)
             raise ModelError(f"cannot be read: {error.strerror}", where=where, todo="check distill.teachers") from error

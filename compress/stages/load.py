@@ -40,7 +40,7 @@ class _Load(Stage):
     def identity(self) -> dict[str, Any]:
         """The file's content instead of its path."""
         try:
-            digest = _digest(self.path)
+            digest = content_digest(self.path)
         except OSError as error:
             raise ModelError(f"cannot be read: {error.strerror}", where=str(self.path), todo="check model") from error
         return {
@@ -68,7 +68,7 @@ class _Load(Stage):
         return {"detector": Detector(self.detector).specification} if self.detector else {}
 
 
-def _digest(path: Path) -> str:
+def content_digest(path: Path) -> str:
     """Of what a file, or a SavedModel folder, holds."""
     if not path.is_dir():
         return file_digest(path)

@@ -34,10 +34,11 @@ MAKERS = {
 BY_CHANNEL = {
     *("Activation", "ReLU", "LeakyReLU", "ELU", "Identity"),
     *("Relu", "Relu6", "Sigmoid", "HardSigmoid", "HardSwish", "HardSilu", "Silu", "Gelu", "Tanh"),
-    *("Dropout", "SpatialDropout2D", "GaussianNoise", "GaussianDropout"),
+    *("Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise", "GaussianDropout"),
     *("MaxPooling2D", "AveragePooling2D", "GlobalAveragePooling2D", "GlobalMaxPooling2D"),
     *("MaxPooling1D", "AveragePooling1D", "GlobalAveragePooling1D", "GlobalMaxPooling1D"),
-    *("ZeroPadding1D", "ZeroPadding2D", "Cropping2D", "UpSampling2D", "Rescaling", "Resizing"),
+    *("ZeroPadding1D", "ZeroPadding2D", "Cropping1D", "Cropping2D", "UpSampling1D", "UpSampling2D"),
+    *("Rescaling", "Resizing"),
     "BatchNormalization",
 }
 #: Functions that make each number of one number alone; softmax and its like look across channels.

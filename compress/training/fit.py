@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.data.gathering import rows as rows_of
-from compress.errors import ModelError
+from compress.errors import ModelError, StageError
 from compress.stage import Context, Data, Facts, Split, Unfit
 from compress.training import choosing, monitoring, precision, schedules
 from compress.training.batches import Passes, batches, held_out
@@ -87,17 +87,29 @@ class TrainingSettings(Passes):
         return None
 
 
+Scores = Literal["logits", "softmax", "sigmoid"]
+PASSING = {"Reshape", "Flatten", "Squeeze", "Identity", "Dropout", "Cast"}
+"""Layers and operations that leave scores what they are."""
+
+
 @dataclass(frozen=True)
 class Head:
-    """What a classifier's output means."""
+    """What a classifier's output means.
 
-    softmax: bool
+    Attributes:
+        scores: logits (of a softmax), or probabilities: together (softmax), or of each class by itself (sigmoid).
+    """
+
+    scores: Scores
 
     def logits(self, outputs: Any) -> Any:
-        """Outputs as logits (up to a constant, where they are probabilities)."""
-        library = keras()
-        if self.softmax:
-            return library.ops.log(library.ops.clip(outputs, 1e-7, 1.0))
+        """Outputs as logits (up to a constant, where they are probabilities that sum to 1)."""
+        ops = keras().ops
+        if self.scores == "softmax":
+            return ops.log(ops.clip(outputs, 1e-7, 1.0))
+        if self.scores == "sigmoid":
+            likely = ops.clip(outputs, 1e-7, 1 - 1e-7)
+            return ops.log(likely) - ops.log(1 - likely)
         return outputs
 
 
@@ -114,9 +126,24 @@ def head_of(model: Any, data: Data) -> Head:
             f"the model's output has the shape {list(shape)}, but the data has {len(data.class_names)} classes",
             todo="check data.source and the model's last layer",
         )
-    last = model.outputs[0]._keras_history.operation
-    activation = getattr(getattr(last, "activation", None), "__name__", "")
-    return Head(softmax=activation == "softmax" or type(last).__name__ == "Softmax")
+    return Head(_scores(model.outputs[0]))
+
+
+def _scores(tensor: Any) -> Scores:
+    """What the numbers of a Keras tensor are, by what made them: a layer, its activation, or a model's own output."""
+    operation, call, place = tensor._keras_history
+    if isinstance(operation, keras().Model):
+        return _scores(operation.outputs[place])
+    activation = getattr(operation, "activation", None)
+    kind = type(operation).__name__
+    name = kind if activation is None else getattr(activation, "__name__", type(activation).__name__)
+    if name.lower() == "softmax":
+        return "softmax"
+    if name.lower() == "sigmoid":
+        return "sigmoid"
+    if kind in PASSING or (kind, name) == ("Activation", "linear"):
+        return _scores(operation._inbound_nodes[call].input_tensors[0])
+    return "logits"
 
 
 def refuse_misfit(model: Any, data: Data, outputs: int) -> None:
@@ -159,11 +186,16 @@ def own_loss(model: Any, context: Context) -> Loss:
 
 
 def label_loss(head: Head) -> Loss:
-    """Cross entropy with the labels."""
+    """Cross entropy with the labels; of probabilities of each class by itself the sum over the classes."""
     library = keras()
 
     def loss(batch: Batch, outputs: Any) -> Any:
-        return library.losses.sparse_categorical_crossentropy(batch.labels, outputs, from_logits=not head.softmax)
+        if head.scores == "sigmoid":
+            wanted = library.ops.one_hot(library.ops.cast(batch.labels, "int32"), outputs.shape[-1], dtype="float32")
+            logits = head.logits(outputs)
+            return library.ops.sum(library.ops.softplus(logits) - wanted * logits, axis=-1)
+        logits = head.scores == "logits"
+        return library.losses.sparse_categorical_crossentropy(batch.labels, outputs, from_logits=logits)
 
     return Loss(loss)
 
@@ -268,7 +300,14 @@ def _kept(trainer: Any, optimizer: Any, stopping: Any, context: Context) -> Chec
 
 def _optimizer(library: Any, settings: TrainingSettings, batches: int) -> Any:
     """Adam, with a learning rate that may rise from 0 and then falls as it is told."""
-    steps = max(batches * settings.epochs // settings.gradient_accumulation, 1)
+    steps = batches * settings.epochs // settings.gradient_accumulation
+    if not steps:
+        raise StageError(
+            f"gradient_accumulation: {settings.gradient_accumulation} batches make one step, but the whole training "
+            f"has {batches * settings.epochs}, so that nothing would be learnt",
+            allowed=f"up to {batches * settings.epochs}",
+            todo="lower it, or train for more epochs",
+        )
     schedule = schedules.schedule(settings.schedule, settings.learning_rate, steps, int(steps * settings.warmup))
     averaged = {} if settings.ema is None else {"use_ema": True, "ema_momentum": settings.ema}
     several = settings.gradient_accumulation if settings.gradient_accumulation > 1 else None

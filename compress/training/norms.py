@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.training.network import Network, Tensor, build
+from compress.training.network import Layer, Network, Tensor, build
 from compress.training.tensorflow import keras
 
 BATCH = 64
-CHANCE = {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "AlphaDropout", "GaussianDropout", "GaussianNoise"}
+CHANCE = re.compile(r"\w*Dropout(\dD)?|GaussianNoise|Rand\w+|AugMix|CutMix|MixUp")
 """Layers that change numbers in training only."""
 
 
@@ -37,7 +38,7 @@ def remeasured(network: Network, samples: NDArray[np.float32]) -> Network:
         return network
     calm = network
     for layer in network.layers.values():
-        if layer.kind in CHANCE:
+        if CHANCE.fullmatch(layer.kind) and _keeps_shape(layer, network):
             moved = {Tensor(layer.name, call): layer.given(call)[0] for call in range(len(layer.calls))}
             calm = calm.edited({layer.name: None}, moved)
     model = build(calm)
@@ -53,6 +54,12 @@ def remeasured(network: Network, samples: NDArray[np.float32]) -> Network:
         measured = tuple(np.asarray(weight) for weight in norm.get_weights()[-2:])
         layers[name] = replace(layer, weights=(*layer.weights[:-2], *measured))
     return network.edited(layers, {})
+
+
+def _keeps_shape(layer: Layer, network: Network) -> bool:
+    """Whether a layer can be left out; RandomCrop, for one, cannot."""
+    calls = range(len(layer.calls))
+    return all(network.shapes[layer.given(call)[0]] == network.shapes[Tensor(layer.name, call)] for call in calls)
 
 
 def _can_be_measured(kind: str, calls: int) -> bool:

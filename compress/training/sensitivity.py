@@ -91,7 +91,7 @@ def curves(cut: Cut, samples: Samples, tell: Callable[[int, int], None]) -> list
 
 
 def _scores(model: Any, head: Head, part: NDArray[np.float32], row: NDArray[np.float32]) -> NDArray[np.float64]:
-    logits = np.asarray(head.logits(model([part, np.repeat(row, len(part), axis=0)])), np.float64)
+    logits = np.asarray(head.logits(model([part, np.repeat(row, len(part), axis=0)], training=False)), np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     made: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     return made

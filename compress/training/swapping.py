@@ -190,7 +190,7 @@ def _swapped(layer: Layer, network: Network, kinds: Collection[Activation], by: 
     if layer.kind == "ReLU":
         return _plain_relu(layer, kinds, by)
     if layer.kind == "PReLU" and layer.calls:
-        return _shared_slopes(layer, len(network.shapes[Tensor(layer.name)]), kinds)
+        return _shared_slopes(layer, network.shapes[Tensor(layer.name)], kinds)
     kind = CLASSES.get(layer.kind)
     if kind is not None:
         return (_relu(layer.name, by), [kind]) if kind in kinds else (layer, [])
@@ -209,13 +209,16 @@ def _plain_relu(layer: Layer, kinds: Collection[Activation], by: str) -> tuple[L
     return layer.configured(negative_slope=0.0, threshold=0.0, max_value=limit), [kind]
 
 
-def _shared_slopes(layer: Layer, rank: int, kinds: Collection[Activation]) -> tuple[Layer, list[Activation]]:
+def _shared_slopes(
+    layer: Layer, shape: tuple[int | None, ...], kinds: Collection[Activation]
+) -> tuple[Layer, list[Activation]]:
     """A PReLU whose slopes are the same at all positions."""
-    positions = list(range(1, rank))
+    positions = list(range(1, len(shape)))
     (slopes,) = layer.weights
     if "prelu" not in kinds or all(side == 1 for side in slopes.shape[:-1]):
         return layer, []
     mean = slopes.mean(axis=tuple(axis - 1 for axis in positions), keepdims=True)
+    mean = np.broadcast_to(mean, (*mean.shape[:-1], shape[-1] or mean.shape[-1]))  # one for all channels, maybe
     return replace(layer.configured(shared_axes=positions), weights=(mean.astype(slopes.dtype),)), ["prelu"]
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from compress.errors import ModelError
-from compress.importers import keras_file, onnx_file, tflite_file
+from compress.importers import model_file, tflite_file
 from compress.stage import Context, Data
 from compress.tflite.graph import Graph
 from compress.tflite.runtime import Model
 from compress.training.fit import head_of
 
 SAMPLES = 8
-"""Real ones that a rebuilt .tflite file is compared on."""
+"""Real ones that a rebuilt file is compared on."""
 LEAST = 1e-7
 """Probability that stands for none."""
 PASSED_THROUGH = ("DEQUANTIZE", "QUANTIZE", "RESHAPE")
@@ -63,29 +63,24 @@ def of_model(model: Any, data: Data, name: str) -> Teacher:
 
 
 def read(path: Path, context: Context) -> Teacher:
-    """A teacher from a file.
+    """A teacher from a file, or the folder of a SavedModel.
 
-    A .keras, .h5, .onnx or float .tflite file becomes a Keras model. A .tflite file that is quantized, or that Keras
-    has no layers for, is run as it is by the TFLite runtime: it can answer before the training alone.
+    What can be rebuilt becomes a Keras model. A .tflite file that is quantized, or that Keras has no layers for, is
+    run as it is by the TFLite runtime: it can answer before the training alone.
 
     Raises:
         UntrustedError: loading would run code that came with the file.
         ModelError: it cannot be read, or its input or its classes are not those of the data.
     """
-    if path.suffix.lower() == ".onnx":
-        rebuilt, _ = onnx_file.load(onnx_file.read(path), context.data.inputs("train")[:SAMPLES])
-        return of_model(rebuilt, context.data, path.name)
-    if path.suffix.lower() != ".tflite":
-        return of_model(keras_file.load(path, trust=context.trust), context.data, path.name)
-    file = tflite_file.read(path)
-    if file.imported is None or file.problems:
-        return _run_as_it_is(path, file.graph, context.data)
-    model, _ = tflite_file.load(file, context.data.inputs("train")[:SAMPLES])
-    return of_model(model, context.data, path.name)
+    found = model_file.read(path)
+    if isinstance(found.content, tflite_file.File) and found.becomes != "keras":
+        return _run_as_it_is(path, found.content.graph, context.data)
+    imported = model_file.load(found, trust=context.trust, samples=context.data.inputs("train")[:SAMPLES])
+    return of_model(imported.model, context.data, path.name)
 
 
 def _run_as_it_is(path: Path, graph: Graph, data: Data) -> Teacher:
-    """A .tflite file in the runtime. An 8-bit probability of 0 is taken for half a step."""
+    """A .tflite file in the runtime. An 8-bit probability of 0 is taken for half a step, one of 1 likewise."""
     model, where = Model(path, reproducible=True), f"teacher {path.name}"
     try:
         model.feed(np.zeros(data.input_shape, np.float32))
@@ -100,18 +95,22 @@ def _run_as_it_is(path: Path, graph: Graph, data: Data) -> Teacher:
             todo="check data.source and the model's last layer",
         )
     least = float(model.output["quantization"][0]) / 2 or LEAST
-    softmax = _ends_in_softmax(graph)
+    last = _last(graph)
 
     def answers(inputs: Any) -> Answers:
         scores = model.scores(np.asarray(inputs, np.float32))
-        return np.log(np.maximum(scores, least)) if softmax else scores, ()
+        if last == "SOFTMAX":
+            scores = np.log(np.maximum(scores, least))
+        elif last == "LOGISTIC":
+            scores = np.log(np.maximum(scores, least)) - np.log(np.maximum(1 - scores, least))
+        return scores, ()
 
     return Teacher(path.name, answers)
 
 
-def _ends_in_softmax(graph: Graph) -> bool:
-    """Whether what comes out are probabilities; operators that only pass them through do not count."""
+def _last(graph: Graph) -> str:
+    """The operator that the output comes from, those that only pass it on apart; empty if there is none."""
     producer, index = graph.producer, graph.outputs[0]
     while index in producer and producer[index].name in PASSED_THROUGH:
         index = producer[index].inputs[0]
-    return index in producer and producer[index].name == "SOFTMAX"
+    return producer[index].name if index in producer else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from typing import Any
@@ -11,12 +12,7 @@ import numpy as np
 
 def keras(seed: int | None = None) -> Any:
     """Keras on TensorFlow; with a seed, everything random starts from it and operations are deterministic."""
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-    # TensorFlow 2.21's oneDNN kernels crash in the gradient of a 1x1 convolution with stride 2 on some CPUs
-    # (seen on a Xeon with AMX), and give other roundings on each kind of CPU; without them it is as fast here.
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    _set_environment()
     import keras as library
 
     if seed is not None:
@@ -27,3 +23,14 @@ def keras(seed: int | None = None) -> Any:
         library.utils.set_random_seed(seed)
         tensorflow.config.experimental.enable_op_determinism()
     return library
+
+
+@functools.cache  # AutoGraph, which meets `keras()` in losses, leaves it alone and does not print the environment
+def _set_environment() -> None:
+    """What TensorFlow and Keras look at when they are imported."""
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    # TensorFlow 2.21's oneDNN kernels crash in the gradient of a 1x1 convolution with stride 2 on some CPUs
+    # (seen on a Xeon with AMX), and give other roundings on each kind of CPU; without them it is as fast here.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")

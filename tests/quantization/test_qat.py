@@ -108,7 +108,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Network:
     x = layers.BatchNormalization(momentum=0.9)(layers.Dense(8, name="hidden")(x))
     model = seeded().Model(image, layers.Dense(2, name="scores")(layers.ReLU()(x)))
     settings = TrainingSettings(epochs=8, batch_size=16, learning_rate=0.01)
-    fit(model, label_loss(Head(softmax=False)), settings, context(Blobs(), tmp_path_factory.mktemp("small")))
+    fit(model, label_loss(Head("logits")), settings, context(Blobs(), tmp_path_factory.mktemp("small")))
     return network.read(model)
 
 

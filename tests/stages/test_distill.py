@@ -173,7 +173,7 @@ def test_the_contents_of_files_are_part_of_the_key_and_their_names_are_not(tmp_p
         ("weight: 1, class_weights: balanced", "stages[0].distill: class_weights: balanced needs the labels"),
         (
             "teachers: [a.pth]",
-            "teachers: a.pth is of no format that is read: .keras, .h5, .hdf5, .onnx, .tflite, original",
+            "teachers: a.pth is of no format that is read: .keras, .h5, .hdf5, .onnx, .tflite, the folder of a SavedMo",
         ),
         ("teachers: [a.keras]", "stages[0]: teachers: there is no file {folder}/a.keras; check the path"),
         ("teacher_weights: [1, 2]", "teacher_weights: 2 weights for 1 teachers"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,55 @@ def network(keras: Any, softmax: bool = True, dropout: float = 0.0) -> Any:
     return keras.Sequential([*features, *lost, layers.Dense(2, "softmax" if softmax else None)])
 
 
+@pytest.mark.parametrize(
+    ("scores", "end"),
+    [
+        ("logits", lambda layers, x: x),
+        ("logits", lambda layers, x: layers.Reshape((2,))(x)),
+        ("softmax", lambda layers, x: layers.Softmax()(x)),
+        ("softmax", lambda layers, x: layers.Activation(layers.Softmax())(x)),
+        ("softmax", lambda layers, x: layers.Activation("linear")(layers.Activation("softmax")(x))),
+        ("softmax", lambda layers, x: layers.Reshape((2,))(layers.Softmax()(layers.Reshape((1, 2))(x)))),
+        ("sigmoid", lambda layers, x: layers.Dropout(0.1)(layers.Activation("sigmoid")(x))),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_scores_are_is_seen_wherever_they_are_made(
+    keras: Any, scores: fit.Scores, end: Callable[[Any, Any], Any], nested: bool
+) -> None:
+    features = keras.Input((8,))
+    head = keras.Model(features, end(keras.layers, keras.layers.Dense(2)(features)))
+    image = keras.Input((8, 8, 1))
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Reshape((8, 8))(image))
+    model = keras.Model(image, head(x) if nested else end(keras.layers, keras.layers.Dense(2)(x)))
+    assert fit.head_of(model, Blobs()) == Head(scores)
+
+
+def test_logits_are_found_again_in_probabilities(keras: Any) -> None:
+    logits = np.random.default_rng(0).normal(0, 2, (6, 3)).astype(np.float32)
+    found = np.asarray(Head("sigmoid").logits(keras.ops.sigmoid(logits)))
+    np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-4)
+    found = np.asarray(Head("softmax").logits(keras.ops.softmax(logits)))
+    np.testing.assert_allclose(found - found.max(axis=1)[:, None], logits - logits.max(axis=1)[:, None], atol=1e-4)
+
+
+def test_classes_with_a_sigmoid_each_are_learnt_as_such(keras: Any, tmp_path: Path) -> None:
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(2, "sigmoid")])
+    settings = TrainingSettings(epochs=20, batch_size=16, learning_rate=0.05)
+    fit.fit(model, fit.label_loss(fit.head_of(model, Blobs())), settings, context(Blobs(), tmp_path))
+    scores = model.predict(Blobs().inputs("test"), verbose=0)
+    wanted = np.eye(2)[Blobs().labels("test")]
+    assert np.abs(scores - wanted).max() < 0.3  # one near 1, the other near 0: not only the larger one right
+
+
 @pytest.mark.parametrize("softmax", [True, False])
 def test_training_learns_and_reports(keras: Any, tmp_path: Path, softmax: bool) -> None:
     keras.utils.set_random_seed(0)
     model, data, given = network(keras, softmax), Blobs(), context(Blobs(), tmp_path)
     head = fit.head_of(model, data)
-    assert head == Head(softmax=softmax)
+    assert head == Head("softmax" if softmax else "logits")
     facts = fit.fit(model, fit.label_loss(head), TrainingSettings(epochs=8, batch_size=16, learning_rate=0.02), given)
     assert len(facts["history"]) == 8
     assert facts["history"][-1]["val_accuracy"] == 1.0
@@ -48,7 +92,7 @@ def test_the_same_seed_gives_the_same_weights(keras: Any, tmp_path: Path) -> Non
         seeded(seed)
         model = network(keras)
         settings = TrainingSettings(epochs=2, batch_size=16, augment=augment)
-        fit.fit(model, fit.label_loss(Head(softmax=True)), settings, context(Blobs(), tmp_path, seed))
+        fit.fit(model, fit.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path, seed))
         results.append(model.get_weights()[0])
     np.testing.assert_array_equal(results[0], results[1])
     assert not np.array_equal(results[0], results[2])
@@ -59,7 +103,7 @@ def test_divergence_is_an_error_that_says_so(keras: Any, tmp_path: Path) -> None
     model = network(keras, softmax=False)
     settings = TrainingSettings(epochs=2, batch_size=16, learning_rate=10.0)
     with pytest.raises(StageError, match=r"training diverged.*smaller learning_rate"):
-        fit.fit(model, fit.label_loss(Head(softmax=False)), settings, context(data, tmp_path))
+        fit.fit(model, fit.label_loss(Head("logits")), settings, context(data, tmp_path))
 
 
 def test_model_and_data_must_fit_together(keras: Any) -> None:
@@ -98,7 +142,7 @@ class Hard(Blobs):
 @pytest.mark.parametrize("ema", [None, 0.8])
 def test_early_stopping_keeps_the_best_epoch(keras: Any, tmp_path: Path, ema: float | None) -> None:
     keras.utils.set_random_seed(0)
-    model, head = network(keras), Head(softmax=True)
+    model, head = network(keras), Head("softmax")
     settings = TrainingSettings(epochs=40, batch_size=8, learning_rate=0.2, early_stopping=3, ema=ema)
     facts = fit.fit(model, fit.label_loss(head), settings, context(Hard(), tmp_path))
     found = [row["val_accuracy"] for row in facts["history"]]
@@ -113,7 +157,7 @@ def test_the_moving_average_is_what_is_validated_and_kept(keras: Any, tmp_path: 
         keras.utils.set_random_seed(0)
         model = network(keras)
         settings = TrainingSettings(epochs=3, batch_size=16, learning_rate=0.05, ema=ema)
-        facts = fit.fit(model, fit.label_loss(Head(softmax=True)), settings, context(Hard(), tmp_path))
+        facts = fit.fit(model, fit.label_loss(Head("softmax")), settings, context(Hard(), tmp_path))
         data = Hard()
         scores = model.predict(data.inputs("validation"), verbose=0)
         loss = -np.log(scores[np.arange(len(scores)), data.labels("validation")]).mean()
@@ -137,6 +181,12 @@ def test_gradients_are_accumulated(keras: Any) -> None:
     assert float(variable[0]) == 0
     optimizer.apply([keras.ops.ones(1)])
     assert float(variable[0]) == pytest.approx(-0.1, rel=0.01)
+
+
+def test_a_training_of_less_than_one_step_is_refused(keras: Any, tmp_path: Path) -> None:
+    settings = TrainingSettings(epochs=2, batch_size=50, gradient_accumulation=5)
+    with pytest.raises(StageError, match=r"5 batches make one step, but the whole training has 4, .*allowed: up to 4"):
+        fit.fit(network(keras), fit.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path))
 
 
 def test_balanced_classes_weigh_the_same(keras: Any) -> None:
@@ -185,7 +235,7 @@ def test_mixed_precision_trains_the_same_model(keras: Any, tmp_path: Path, polic
     assert computed[-1] == "float32"
     assert computed[0] == policy.removeprefix("mixed_")
     settings = TrainingSettings(epochs=8, batch_size=16, learning_rate=0.02, precision=policy)
-    facts = fit.fit(model, fit.label_loss(Head(softmax=True)), settings, context(Blobs(), tmp_path))
+    facts = fit.fit(model, fit.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path))
     assert facts["history"][-1]["val_accuracy"] == 1.0
     assert {str(weight.dtype) for weight in model.weights} == {"float32"}
     assert model.output.dtype == "float32"
@@ -198,7 +248,7 @@ def test_tensorboard_is_given_every_figure(keras: Any, tmp_path: Path) -> None:
 
     given = replace(context(Blobs(), tmp_path), logs=tmp_path / "logs" / "train")
     settings = TrainingSettings(epochs=3, batch_size=16, tensorboard=True)
-    facts = fit.fit(network(keras), fit.label_loss(Head(softmax=True)), settings, given)
+    facts = fit.fit(network(keras), fit.label_loss(Head("softmax")), settings, given)
     (path,) = (tmp_path / "logs" / "train").glob("events.out.tfevents.*")
     found: dict[tuple[str, int], float] = {}
     for record in tensorflow.data.TFRecordDataset(str(path)).as_numpy_iterator():
@@ -249,7 +299,7 @@ def test_an_interrupted_training_goes_on(
     def trained(*callbacks: Any, folder: Path | None) -> tuple[Any, Any]:
         seeded(0)
         model = network(keras, dropout=0.2)
-        loss = fit.label_loss(Head(softmax=True))
+        loss = fit.label_loss(Head("softmax"))
         return model, fit.fit(model, loss, settings, replace(given, unfinished=folder), callbacks)
 
     expected, whole = trained(folder=None)
@@ -270,7 +320,7 @@ def test_a_damaged_checkpoint_is_no_checkpoint(keras: Any, tmp_path: Path, conte
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "unfinished" / checkpoint.FILE).write_bytes(content)
     given = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
-    facts = fit.fit(network(keras), fit.label_loss(Head(softmax=True)), TrainingSettings(epochs=2), given)
+    facts = fit.fit(network(keras), fit.label_loss(Head("softmax")), TrainingSettings(epochs=2), given)
     assert len(facts["history"]) == 2
 
 
@@ -301,6 +351,6 @@ def test_the_schedule_that_is_asked_for_is_used(keras: Any, tmp_path: Path) -> N
         seeded(0)
         model = network(keras)
         settings = TrainingSettings(epochs=4, batch_size=16, schedule=name)
-        fit.fit(model, fit.label_loss(Head(softmax=True)), settings, context(Blobs(), tmp_path))
+        fit.fit(model, fit.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path))
         weights.append(model.get_weights()[0])
     assert not np.allclose(*weights, atol=1e-5)

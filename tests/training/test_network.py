@@ -19,7 +19,7 @@ def images(count: int = 3, channels: int = 3) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "builder", (*networks.ALL, networks.nested_to_the_end, networks.shared_backwards), ids=lambda b: b.__name__
+    "builder", [*networks.ALL, networks.nested_to_the_end, networks.shared_backwards], ids=lambda b: b.__name__
 )
 def test_a_model_read_and_built_again_computes_the_same(keras: Any, builder: networks.Builder) -> None:
     model = networks.randomized(builder(keras))

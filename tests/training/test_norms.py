@@ -51,6 +51,18 @@ def test_all_batches_weigh_the_same(keras: Any, monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_allclose(variance, np.mean([part.var(axis=0) for part in expected], axis=0), rtol=1e-3)
 
 
+def test_what_training_draws_at_random_is_left_out(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((6, 6, 2))
+    plain = layers.BatchNormalization(name="norm")
+    drawn = layers.RandomTranslation(0.4, 0.4)(layers.GaussianNoise(1.0)(image))
+    samples = np.random.default_rng(0).normal(2, 3, (64, 6, 6, 2)).astype(np.float32)
+    with_draws = norms.remeasured(network.read(keras.Model(image, plain(layers.Dropout(0.5)(drawn)))), samples)
+    without = norms.remeasured(network.read(keras.Model(image, plain(image))), samples)
+    for made, wanted in zip(with_draws.layers["norm"].weights, without.layers["norm"].weights, strict=True):
+        np.testing.assert_allclose(made, wanted, rtol=1e-6)
+
+
 def test_without_norms_nothing_changes(keras: Any) -> None:
     image = keras.Input((6,))
     given = network.read(keras.Model(image, keras.layers.Dense(2)(image)))

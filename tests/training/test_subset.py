@@ -154,7 +154,7 @@ def test_training_on_a_part(keras: Any, tmp_path: Path, settings: dict[str, Any]
     part = Subset(share=0.25, epochs=1, **settings)
     training = TrainingSettings(epochs=20, batch_size=8, learning_rate=0.02, subset=part)
     model = network(keras)
-    facts = fit.fit(model, fit.label_loss(Head(softmax=True)), training, given)
+    facts = fit.fit(model, fit.label_loss(Head("softmax")), training, given)
     assert len(facts["history"]) == 20
     assert facts["history"][-1]["val_accuracy"] == 1.0
     told = facts["subset"]
@@ -178,12 +178,12 @@ def test_an_interrupted_choice_is_found_again(keras: Any, tmp_path: Path) -> Non
     def trained(number: int) -> Any:
         raise AssertionError(number)
 
-    found, _ = choosing.chosen(part, Head(softmax=True), None, trained, never)
+    found, _ = choosing.chosen(part, Head("softmax"), None, trained, never)
     np.testing.assert_array_equal(found, np.arange(24))
     for damaged in (b"", b"garbage", (tmp_path / choosing.FILE).read_bytes()[:-9]):
         (tmp_path / choosing.FILE).write_bytes(damaged)
         with pytest.raises(AssertionError):
-            choosing.chosen(part, Head(softmax=True), None, trained, never)
+            choosing.chosen(part, Head("softmax"), None, trained, never)
 
 
 @pytest.mark.tensorflow
@@ -200,9 +200,9 @@ def test_hard_samples_are_those_near_the_border(keras: Any, tmp_path: Path) -> N
     given = replace(context(data, tmp_path), progress=Notes())
     model = network(keras)
     training = TrainingSettings(epochs=5, batch_size=8, learning_rate=0.02)
-    fit.fit(model, fit.label_loss(Head(softmax=True)), training, given)
+    fit.fit(model, fit.label_loss(Head("softmax")), training, given)
     found, _ = choosing.chosen(
-        Subset(by="hardness", share=0.25, of="model"), Head(softmax=True), model, lambda number: None, given
+        Subset(by="hardness", share=0.25, of="model"), Head("softmax"), model, lambda number: None, given
     )
     assert found.max() < 30
 
@@ -211,4 +211,4 @@ def test_hard_samples_are_those_near_the_border(keras: Any, tmp_path: Path) -> N
 def test_too_small_a_share(keras: Any, tmp_path: Path) -> None:
     training = TrainingSettings(epochs=1, subset=Subset(by="stratified", share=0.01))
     with pytest.raises(StageError, match="leaves 1 samples of 96 for 2 classes"):
-        fit.fit(network(keras), fit.label_loss(Head(softmax=True)), training, context(Blobs(), tmp_path))
+        fit.fit(network(keras), fit.label_loss(Head("softmax")), training, context(Blobs(), tmp_path))

@@ -181,6 +181,8 @@ def test_slopes_for_every_position_become_one_for_each_channel(keras: Any) -> No
     same(swapped(model)[0], model, images())
     shared = around(keras, keras.layers.PReLU(shared_axes=[1, 2]))
     assert swapped(shared)[1] == Swaps()
+    across = around(keras, keras.layers.PReLU(alpha_initializer=flat, shared_axes=[3]))  # at each position one for all
+    same(swapped(across)[0], across, images())
 
 
 def test_what_must_stay_is_named_with_the_reason(keras: Any) -> None:

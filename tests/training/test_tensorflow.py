@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +25,24 @@ def test_the_gradient_of_a_strided_pointwise_convolution_does_not_crash() -> Non
     environment = {name: value for name, value in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"}
     done = subprocess.run([sys.executable, "-c", STRIDED], check=False, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+TRACED = """
+import tensorflow
+from compress.training.tensorflow import keras
+
+@tensorflow.function
+def positive(x):
+    return keras().ops.relu(x)
+
+positive(tensorflow.constant([1.0]))
+"""
+
+
+def test_the_environment_is_not_printed_where_losses_are_traced(tmp_path: Path) -> None:
+    (tmp_path / "traced.py").write_text(TRACED)
+    environment = {**os.environ, "TOKEN": "not-for-logs", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, tmp_path / "traced.py"], check=True, capture_output=True, text=True, env=environment
+    )
+    assert "not-for-logs" not in done.stdout + done.stderr
