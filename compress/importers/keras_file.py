@@ -28,7 +28,7 @@ from compress.importers.keras_config import MAX_DEPTH, loadable, shown
 from compress.importers.keras_weights import MAX_WEIGHTS_BYTES
 from compress.importers.library import READ_ERRORS
 from compress.importers.refused import Refused, carrying
-from compress.training import tensorflow
+from compress.training import precision, tensorflow
 
 if TYPE_CHECKING:
     import keras
@@ -134,6 +134,7 @@ def compared(path: Path, found: Scan, *, trust: bool, samples: Any = None) -> tu
             return keras2.rebuild(_from_keras2(place, found, trust), str(path), samples)
         with library.bounded():
             model = tensorflow.keras().saving.load_model(place, compile=False, safe_mode=not trust)
+            model = precision.single(model)
         library.check_tensors(model)
     if not getattr(model, "inputs", None):
         raise ModelError("the model has no defined inputs", where=str(path), todo=keras2.INPUT)

@@ -36,12 +36,11 @@ def remeasured(network: Network, samples: NDArray[np.float32]) -> Network:
     names = [layer.name for layer in network.layers.values() if _can_be_measured(layer.kind, len(layer.calls))]
     if not names:
         return network
-    calm = network
-    for layer in network.layers.values():
-        if CHANCE.fullmatch(layer.kind) and _keeps_shape(layer, network):
-            moved = {Tensor(layer.name, call): layer.given(call)[0] for call in range(len(layer.calls))}
-            calm = calm.edited({layer.name: None}, moved)
-    model = build(calm)
+    drawn = [
+        layer for layer in network.layers.values() if CHANCE.fullmatch(layer.kind) and _keeps_shape(layer, network)
+    ]
+    moved = {Tensor(each.name, call): each.given(call)[0] for each in drawn for call in range(len(each.calls))}
+    model = build(network.edited(dict.fromkeys((each.name for each in drawn), None), moved))
     norms = [model.get_layer(name) for name in names]
     parts = np.array_split(samples, -(-len(samples) // BATCH))
     for number, batch in enumerate(parts):

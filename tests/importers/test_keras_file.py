@@ -540,3 +540,30 @@ def test_another_backend_is_refused(keras: Any, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
     with pytest.raises(ModelError, match=r"KERAS_BACKEND: Keras runs on jax; allowed: tensorflow"):
         load(archive(tmp_path / "m.keras"))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16", "bfloat16"])
+def test_models_of_16_bits_become_models_of_32(keras: Any, tmp_path: Path, policy: str) -> None:
+    layers = keras.layers
+    given = keras.Input((6, 4), dtype=policy.removeprefix("mixed_"))
+    body = keras.Sequential([keras.Input((6, 4)), layers.Conv1D(3, 2, dtype=policy)])
+    cell = layers.GRU(4, recurrent_initializer="glorot_uniform", unroll=True, dtype=policy)
+    x = layers.Bidirectional(cell, dtype=policy)(body(given))
+    model = keras.Model(given, layers.Dense(3, "softmax", dtype=policy)(layers.BatchNormalization(dtype=policy)(x)))
+    model.save(tmp_path / "narrow.keras")
+    loaded = keras_file.load(tmp_path / "narrow.keras")
+    assert {weight.dtype for weight in loaded.weights} == {"float32"}
+    samples = np.random.default_rng(0).normal(size=(5, 6, 4)).astype(np.float32)
+    made, wanted = np.asarray(loaded(samples)), np.asarray(keras.ops.cast(model(samples), "float32"))
+    assert made.dtype == np.float32
+    np.testing.assert_allclose(made, wanted, atol=0.02)
+
+
+@pytest.mark.tensorflow
+def test_weights_that_keras_has_quantized_are_refused(keras: Any, tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="small")])
+    model.layers[0].quantize("int8")
+    model.save(tmp_path / "int8.keras")
+    with pytest.raises(ModelError, match=r"the weights of small are quantized by Keras; save the model from before"):
+        keras_file.load(tmp_path / "int8.keras")
