@@ -7,6 +7,7 @@ to be read by people. `conversion.convert` turns a model and a plan into a .tfli
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 
 from compress.errors import StageError
 from compress.stage import Settings
+from compress.training.network import Network
 
 SCHEMA_VERSION = 2
 LEVELS = 255
@@ -39,6 +41,8 @@ class QuantizationPlan:
         bias_shifts: by layer what is added to its biases.
         rounding: by layer which weights go to the step above instead of below, where that was learnt: one bit for
             each weight in the order of the kernel, base64; other layers go to the nearest step.
+        weights_digest: of the weights it was made for (`weights_digest`); empty where nobody said.
+        trained_with_rounding: whether those weights were trained for it, and are in its .tflite alone.
     """
 
     ranges: Mapping[str, tuple[float, float]]
@@ -46,6 +50,8 @@ class QuantizationPlan:
     factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     bias_shifts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     rounding: Mapping[str, str] = field(default_factory=dict)
+    weights_digest: str = ""
+    trained_with_rounding: bool = False
 
     def to_json(self) -> str:
         """As text, for a file beside the model."""
@@ -53,6 +59,7 @@ class QuantizationPlan:
         for name in ("ranges", "factors", "bias_shifts"):
             content[name] = {key: list(values) for key, values in getattr(self, name).items()}
         content["rounding"] = dict(self.rounding)
+        content |= {"weights_digest": self.weights_digest, "trained_with_rounding": self.trained_with_rounding}
         return json.dumps(content, indent=1) + "\n"
 
 
@@ -65,6 +72,8 @@ class _File(Settings):
     factors: dict[str, tuple[float, ...]] = {}
     bias_shifts: dict[str, tuple[float, ...]] = {}
     rounding: dict[str, str] = {}
+    weights_digest: str = ""
+    trained_with_rounding: bool = False
 
 
 def read(path: Path) -> QuantizationPlan:
@@ -91,7 +100,17 @@ def read(path: Path) -> QuantizationPlan:
                 f"the range of {point} is {low:g} to {high:g}", where=str(path), allowed="one that holds 0"
             )
     ranges = {point: nudged(*limits) for point, limits in found.ranges.items()}
-    return QuantizationPlan(ranges, found.method, found.factors, found.bias_shifts, found.rounding)
+    about = (found.weights_digest, found.trained_with_rounding)
+    return QuantizationPlan(ranges, found.method, found.factors, found.bias_shifts, found.rounding, *about)
+
+
+def weights_digest(network: Network) -> str:
+    """SHA-256 of the names, shapes and values of a canonical network's weights."""
+    found = hashlib.sha256()
+    for name in sorted(network.layers):
+        for weight in network.layers[name].weights:
+            found.update(f"{name} {weight.dtype} {weight.shape}\n".encode() + weight.tobytes())
+    return found.hexdigest()
 
 
 def packed(up: NDArray[np.bool_]) -> str:

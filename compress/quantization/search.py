@@ -63,7 +63,7 @@ class Search:
         run: the outputs of a .tflite file for some samples: [m, outputs].
         trials: what was tried, in order.
         ordinary: calibration samples without those that reach much farther than the others.
-        warnings: what is strange about the activations.
+        warnings: what is strange about the activations, or about a plan that was given.
         judge: compares outputs.
     """
 
@@ -90,6 +90,7 @@ class Search:
             StageError: it is for another network.
         """
         conversion.refuse_mismatch(self.network, plan)
+        self.warnings = warning.about_plan(plan, self.network)
         self._try("plan", plan.method, plan)
 
     def ranges(self, methods: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.quantization import fake, statistics
+from compress.quantization.plan import QuantizationPlan, weights_digest
 from compress.quantization.statistics import Statistics
 from compress.training.network import Network
 
@@ -44,6 +45,17 @@ def about_model(trained: Network, samples: NDArray[np.float32]) -> list[str]:
     layers = trained.layers.values()
     dead = [layer.name for layer in layers if layer.kind in fake.SCALE_AXES and not layer.weights[0].any()]
     return [*found, f"all weights are 0 in {', '.join(dead)}: was the model trained?"] if dead else found
+
+
+def about_plan(plan: QuantizationPlan, network: Network) -> list[str]:
+    """A plan for other weights than those of the network, which is in canonical form."""
+    if plan.weights_digest in ("", weights_digest(network)):
+        return []
+    if plan.trained_with_rounding:
+        belongs = "belongs to weights that were trained with rounding, and are only in the .tflite file beside it"
+    else:
+        belongs = "was made for other weights than this model has"
+    return [f"the plan {belongs}: its ranges and edits may not fit; without quantize.plan they are found anew"]
 
 
 def about_activations(found: Statistics, outliers: list[int]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -43,12 +43,19 @@ class Candidate:
     network: Network
     plan: QuantizationPlan
 
+    def told(self) -> QuantizationPlan:
+        """The plan, with the weights that it is for."""
+        from compress.quantization.plan import weights_digest
+
+        digest = weights_digest(self.network)
+        return replace(self.plan, weights_digest=digest, trained_with_rounding=self.method == "qat")
+
 
 class Quantize(Stage, TrainingSettings):
     """Makes all weights and activations 8-bit integers, inputs and outputs included."""
 
     name: ClassVar[str] = "quantize"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS, Kind.FLOAT_TFLITE})
     produces: ClassVar[Kind] = Kind.TFLITE
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
@@ -188,7 +195,7 @@ class Quantize(Stage, TrainingSettings):
             facts["ranges"] = f"found by the converter, because {error.what}"
             return conversion.convert_calibrated(network.build(given), search.samples, self.io)
         facts["layers"] = debug.to_json(debug.errors(best.network, best.plan, search.held_back[:DEBUGGED]))
-        (context.folder / PLAN_FILE).write_text(best.plan.to_json())
+        (context.folder / PLAN_FILE).write_text(best.told().to_json())
         rounded = conversion.gridded(conversion.edited(best.network, best.plan), best.plan)
         facts["zeros"] = round(redundancy.zeros(redundancy.by_layer(rounded)), 4)
         facts |= {"kept": best.method, "ranges": best.plan.method}

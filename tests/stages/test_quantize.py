@@ -175,6 +175,35 @@ def test_a_plan_gives_the_same_file_again_and_an_edit_another_one(keras: Any, tm
     assert (tmp_path / "made" / MODEL_TFLITE).read_bytes() != first
 
 
+def test_a_plan_for_other_weights_is_told(keras: Any, tmp_path: Path) -> None:
+    model = network(keras)
+    plan = plan_of(model, tmp_path)
+    plan["ranges"]["relu"][1] *= 2
+    assert quantized(model, Blobs(), tmp_path, given(plan, tmp_path))["warnings"] == []
+    again = json.loads((tmp_path / "made" / PLAN_FILE).read_text())
+    assert again["weights_digest"] == plan["weights_digest"]
+    other = network(keras, scaled("conv", 1.5))
+    (warning,) = quantized(other, Blobs(), tmp_path, given(plan, tmp_path))["warnings"]
+    assert warning.startswith("the plan was made for other weights than this model has")
+    for key in ("weights_digest", "trained_with_rounding"):  # as plans were before
+        del plan[key]
+    assert quantized(other, Blobs(), tmp_path, given(plan, tmp_path))["warnings"] == []
+
+
+def test_a_plan_of_training_with_rounding_says_whose_it_is(
+    keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([0.0, 1.0])
+    monkeypatch.setattr("compress.stages.quantize._quality", lambda *_: next(scores))
+    model, stage = network(keras), PLAIN.model_copy(update={"method": "qat", "epochs": 1, "batch_size": 16})
+    assert quantized(model, Blobs(), tmp_path, stage)["kept"] == "qat"
+    plan = json.loads((tmp_path / "made" / PLAN_FILE).read_text())
+    assert plan["trained_with_rounding"]
+    (warning, *_) = quantized(model, Blobs(), tmp_path, given(plan, tmp_path))["warnings"]
+    assert warning.startswith("the plan belongs to weights that were trained with rounding, and are only in the .tfl")
+    assert not json.loads((tmp_path / "made" / PLAN_FILE).read_text())["trained_with_rounding"]
+
+
 def test_the_content_of_a_plan_is_part_of_the_key(tmp_path: Path) -> None:
     keys = [given({"n": number}, tmp_path).identity()["plan"] for number in (1, 1, 2)]
     assert keys[0] == keys[1] != keys[2]
