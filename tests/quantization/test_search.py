@@ -214,6 +214,19 @@ def test_samples_that_reach_far_are_named() -> None:
     assert statistics.outliers(seen(corrupt=10.0)) == [17]
 
 
+@pytest.mark.parametrize(("corrupt", "samples"), [(1, 20), (1, 30), (2, 64), (3, 100), (5, 200), (20, 100)])
+def test_corrupt_samples_are_named_where_they_are_more_than_a_fiftieth(corrupt: int, samples: int) -> None:
+    reach = np.random.default_rng(0).uniform(0.9, 1.1, samples)
+    reach[:corrupt] *= 1000
+    found = Statistics({"x": -reach}, {"x": reach}, {}, {})
+    assert statistics.outliers(found) == [*range(corrupt)]
+
+
+def test_a_point_that_is_mostly_zero_has_no_outliers() -> None:
+    reach = np.where(np.arange(100) % 5, 0.0, 1.0)
+    assert statistics.outliers(Statistics({"x": reach * 0}, {"x": reach}, {}, {})) == []
+
+
 def test_samples_that_do_not_fit_the_model(keras: Any) -> None:
     layers = keras.layers
     image = keras.Input((12, 12, 3))
