@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.quantization import conversion, fake
+from compress.quantization import conversion, correction, equalization, fake
 from compress.quantization import points as rounding
 from compress.quantization.judging import snr_db
 from compress.quantization.plan import QuantizationPlan
@@ -18,6 +18,10 @@ from compress.training.tensorflow import keras
 
 WEIGHTS = " (weights)"
 """Behind a layer's name: the rounding of its weights."""
+SHIFTS = " (bias shifts)"
+"""Behind a layer's name: what the plan adds to its biases."""
+HARMFUL = 0.1
+"""Share of the error above which bias shifts are a cause of it."""
 UNEVEN = 8.0
 WIDE = 4.0
 """A range so many times what 99.9% of the values need is too wide."""
@@ -32,10 +36,11 @@ class LayerError:
     """One rounded tensor, or the weights of one layer.
 
     Attributes:
-        point: its name in the plan; the layer's name and WEIGHTS for the rounding of weights.
+        point: its name in the plan; the layer's name and WEIGHTS for the rounding of weights, SHIFTS for bias shifts.
         kind: the kind of layer that makes it.
-        snr_db: its signal-to-noise ratio, everything before it rounded too; None for the weights.
-        share: the part of the error of the logits that rounding it alone causes; all shares add up to 1.
+        snr_db: its signal-to-noise ratio, everything before it rounded too; None for weights and shifts.
+        share: the part of the error of the logits that rounding it alone causes, or that bias shifts add to what
+            rounding everything causes, 0 where they correct it; all shares add up to 1.
         cause: what is likely wrong with it, or "".
         setting: what would change it, or "".
     """
@@ -56,19 +61,22 @@ def errors(network: Network, plan: QuantizationPlan, samples: NDArray[np.float32
         plan: what it is quantized by.
         samples: preprocessed samples [n, ...]; a few dozen will do.
     """
-    edited = rounding.without_softmax(conversion.edited(network, plan))
-    points = rounding.find(edited)
+    scaled = rounding.without_softmax(_scaled(network, plan))
+    points = rounding.find(scaled)
     by_name = {name: tensor for tensor, name in points.items()}
-    noise = _alone(edited, points, plan, samples)
+    noise = _noise(scaled, points, plan, samples)
     total = sum(noise.values()) or 1.0
-    ratios = _ratios(edited, points, plan, by_name, samples)
-    looks = _looks(edited, by_name, plan, samples)
+    ratios = _ratios(scaled, points, plan, by_name, samples)
+    looks = _looks(scaled, by_name, plan, samples)
     rows = []
-    for name, layer in _weighted(edited).items():
+    for name, layer in _weighted(scaled).items():
         rows.append(LayerError(name + WEIGHTS, layer.kind, None, noise[name + WEIGHTS] / total, *_uneven(layer)))
+        if name in plan.bias_shifts:
+            share = noise[name + SHIFTS] / total
+            rows.append(LayerError(name + SHIFTS, layer.kind, None, share, *_moved(share)))
     for name, tensor in by_name.items():
         cause, setting = looks[name]
-        kind = edited.layers[tensor.layer].kind
+        kind = scaled.layers[tensor.layer].kind
         rows.append(LayerError(name, kind, round(ratios[name], 1), noise[name] / total, cause, setting))
     return [replace(row, share=round(row.share, 4)) for row in sorted(rows, key=lambda row: -row.share)]
 
@@ -78,10 +86,20 @@ def to_json(rows: list[LayerError]) -> list[dict[str, Any]]:
     return [asdict(row) for row in rows]
 
 
-def _alone(
+def _scaled(network: Network, plan: QuantizationPlan) -> Network:
+    """What the float model computes, channels scaled as the plan says; every layer whose biases it moves has some."""
+    none = {name: tuple(0.0 for _ in values) for name, values in plan.bias_shifts.items()}
+    return correction.shifted(equalization.applied(network, plan.factors), none)
+
+
+def _noise(
     network: Network, points: Mapping[Tensor, str], plan: QuantizationPlan, samples: NDArray[np.float32]
 ) -> dict[str, float]:
-    """By point the energy of the error of the logits when it alone is rounded; by layer when its weights alone are."""
+    """Energies of the error of the logits.
+
+    By point when it alone is rounded, by layer and WEIGHTS when its weights alone are; by layer and SHIFTS what is
+    added to the energy when everything is rounded.
+    """
     import tensorflow
 
     names = fake.layer_names(network, points)
@@ -110,7 +128,22 @@ def _alone(
         model.get_layer(name).set_weights(list(gridded.layers[name].weights))
         noise[name + WEIGHTS] = energy()
         model.get_layer(name).set_weights(list(layer.weights))
-    return noise
+    for switch in switches.values():
+        switch.assign(1.0)
+    return noise | _added(model, gridded, plan, energy)
+
+
+def _added(model: Any, gridded: Network, plan: QuantizationPlan, energy: Callable[[], float]) -> dict[str, float]:
+    """By layer and SHIFTS how much more energy the error has than without them; the model rounds activations."""
+    moved, added = correction.shifted(gridded, plan.bias_shifts), {}
+    for name in _weighted(moved):
+        model.get_layer(name).set_weights(list(moved.layers[name].weights))
+    everything = energy() if plan.bias_shifts else 0.0
+    for name in plan.bias_shifts:
+        model.get_layer(name).set_weights(list(gridded.layers[name].weights))
+        added[name + SHIFTS] = max(everything - energy(), 0.0)
+        model.get_layer(name).set_weights(list(moved.layers[name].weights))
+    return added
 
 
 def _weighted(network: Network) -> dict[str, Layer]:
@@ -126,6 +159,13 @@ def _uneven(layer: Layer) -> tuple[str, str]:
     return f"one scale for outputs whose weights differ {times:.0f} times", "weight decay in training"
 
 
+def _moved(share: float) -> tuple[str, str]:
+    """Shifts are there to make the error smaller."""
+    if share < HARMFUL:
+        return "", ""
+    return "what is added to its biases makes the error larger", "quantize: {correct_bias: off}, without a plan"
+
+
 def _ratios(
     network: Network,
     points: Mapping[Tensor, str],
@@ -133,9 +173,10 @@ def _ratios(
     by_name: Mapping[str, Tensor],
     samples: NDArray[np.float32],
 ) -> dict[str, float]:
-    """By point the mean signal-to-noise ratio of a sample with everything rounded."""
+    """By point the mean signal-to-noise ratio of a sample with everything rounded, and biases moved."""
     names = fake.layer_names(network, points)
-    rounded = fake.insert(conversion.gridded(network, plan), points, plan)
+    moved = correction.shifted(conversion.gridded(network, plan), plan.bias_shifts)
+    rounded = fake.insert(moved, points, plan)
     library, found = keras(), {}
     places = [Tensor(names[name], list(_calls(points, name)).index(tensor)) for name, tensor in by_name.items()]
     pairs = []

@@ -392,6 +392,20 @@ def test_an_imbalance_is_named(keras: Any) -> None:
     assert any("times the median one" in cause for cause in causes)
 
 
+def test_biases_that_are_moved_wrongly_are_named(keras: Any) -> None:
+    net = folded(keras, networks.plain)
+    plan = calibration.calibrate(net, images(60))
+    name = next(name for name, layer in net.layers.items() if layer.kind == "Conv2D")
+    wrong = replace(plan, bias_shifts={name: (-30.0,) * len(net.layers[name].weights[1])})
+    row = debug.errors(net, wrong, images(32, 5))[0]
+    assert (row.point, row.cause) == (name + debug.SHIFTS, "what is added to its biases makes the error larger")
+    assert row.share > 0.9
+    shifts = correction.measured_shifts(conversion.gridded(net), plan, images(60))
+    rows = debug.errors(net, replace(plan, bias_shifts=shifts), images(32, 5))
+    assert not [row for row in rows if row.cause == "what is added to its biases makes the error larger"]
+    assert sum(row.point.endswith(debug.SHIFTS) for row in rows) == len(shifts)
+
+
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
 def test_every_network_can_be_looked_into(keras: Any, builder: networks.Builder) -> None:
     net = folded(keras, builder)
