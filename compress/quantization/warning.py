@@ -14,6 +14,8 @@ FEW = 32
 """Calibration samples below which there is a warning."""
 DISAGREEING = 0.1
 """Share of the held-back samples that a file may answer otherwise than the float model without a warning."""
+FAR_DB = 10.0
+"""Median signal-to-noise ratio of a file's answers below which there is a warning; ordinary files have more than 30."""
 EXPLODING = 1e6
 """Activations beyond this are no activations of a trained network."""
 
@@ -73,20 +75,27 @@ def about_activations(found: Statistics, outliers: list[int]) -> list[str]:
     return texts
 
 
-def about_answers(wanted: NDArray[np.float32], same: NDArray[np.float64]) -> list[str]:
-    """Float answers that are all the same, and a file that answers otherwise than the float model.
+def about_answers(wanted: NDArray[np.float32], same: NDArray[np.float64], snr_db: NDArray[np.float64]) -> list[str]:
+    """Float answers that are all the same, and a file that answers otherwise than the float model, or nearly so.
 
     Args:
         wanted: outputs of the float model for the held-back samples [n, outputs].
         same: how far the .tflite file answers each of them the same, from 0 to 1 (`judging`).
+        snr_db: the signal-to-noise ratio of each of its answers; it tells where agreement is no news, since one class
+            wins whatever is lost.
     """
     texts = []
     if len(wanted) > 1 and not np.ptp(wanted, axis=0).any():
         texts.append("the float model answers the same for every sample")
-    apart = 1 - float(same.mean())
+    apart, ratio = 1 - float(same.mean()), float(np.median(snr_db))
     if apart > DISAGREEING:
         texts.append(
             f"{apart:.0%} of {len(wanted)} held-back samples are answered otherwise than by the float model: "
             "`python -m compress debug` says where it is lost"
+        )
+    elif ratio < FAR_DB:
+        texts.append(
+            f"the outputs are far from those of the float model, though they mean the same ({ratio:.1f} dB of signal "
+            "to noise): `python -m compress debug` says where it is lost"
         )
     return texts

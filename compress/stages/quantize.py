@@ -146,9 +146,10 @@ class Quantize(Stage, TrainingSettings):
         facts["rewritten"] = self._write(content, samples, context)
         wanted = Model(given.file(MODEL_TFLITE), reproducible=True).scores(held_back)
         found = Model(context.folder / MODEL_TFLITE, reproducible=True).scores(held_back)
-        same = judging.judge(context.detector).same(wanted, found)
+        judge = judging.judge(context.detector)
+        same = judge.same(wanted, found)
         facts["agreement"] = round(float(same.mean()), 4)
-        warn(warning.about_answers(wanted, same))
+        warn(warning.about_answers(wanted, same, judge.snr_db(wanted, found)))
         return facts
 
     def _by_converter(self, given: Artifact, samples: Samples, context: Context, facts: Facts) -> bytes:

@@ -148,6 +148,18 @@ def test_a_file_that_answers_otherwise_is_told(keras: Any, tmp_path: Path) -> No
     assert any("held-back samples are answered otherwise" in each for each in facts["warnings"])
 
 
+def test_a_fault_that_agreement_does_not_show_is_told(keras: Any, tmp_path: Path) -> None:
+    """Most of what the scores are made of is cut off, and the class that wins is the same."""
+    model = network(keras)
+    model.compile(keras.optimizers.Adam(0.02), "sparse_categorical_crossentropy")
+    model.fit(Blobs().inputs("train"), Blobs().labels("train"), epochs=5, verbose=0)
+    plan = plan_of(model, tmp_path)
+    plan["ranges"]["scores"] = [-0.1, 0.1]
+    facts = quantized(model, Blobs(), tmp_path, given(plan, tmp_path))
+    assert facts["agreement"] > 0.9
+    assert any("the outputs are far from those of the float model" in each for each in facts["warnings"])
+
+
 # --- plans ------------------------------------------------------------------------------
 
 
