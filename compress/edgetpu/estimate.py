@@ -11,6 +11,7 @@ from compress.edgetpu.check import Check, check
 from compress.edgetpu.inspection import Inspection
 from compress.edgetpu.latency import WEIGHTED, Latency, Layer, Sent
 from compress.edgetpu.memory import ROW_BLOCK, up
+from compress.edgetpu.placement import COMPILED
 from compress.errors import ModelError, PipelineError
 from compress.target import Target
 from compress.tflite import arithmetic
@@ -101,11 +102,20 @@ def estimate(
         raise PipelineError(f"there is no clock {clock!r}", allowed=", ".join(latency.CLOCKS))
     found = check(graph, target)
     if found.placement.failure is not None:
-        raise ModelError(found.placement.summary, todo="see `python -m compress check`, and `legalize`")
+        raise ModelError(found.placement.summary, todo=_todo(graph))
     try:
         return _estimate(graph, target, host, clock, compiled, found)
     except (IndexError, KeyError, ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
         raise ModelError(f"an operator is not as its kind must be ({error}): the file is damaged") from error
+
+
+def _todo(graph: Graph) -> str:
+    """What to do about a model that the compiler would refuse."""
+    if any(operator.name == COMPILED for operator in graph.operators):
+        return "give the full-integer model that it was made from, and this one with --compiled"
+    if all(tensor.quantization is None for tensor in graph.tensors):
+        return "quantize it first: `quantize` in a pipeline"
+    return "see `python -m compress check`, and `legalize`"
 
 
 def _estimate(
