@@ -14,6 +14,7 @@ class Sensitivity(Probe):
     """Takes the least important channels of each layer away by turns, and looks at the answers; nothing is trained."""
 
     name: ClassVar[str] = "sensitivity"
+    version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
 

@@ -15,7 +15,7 @@ class Cluster(Stage, Passes):
     Later stages that train, other than quantize, undo it."""
 
     name: ClassVar[str] = "cluster"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})

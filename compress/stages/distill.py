@@ -37,7 +37,7 @@ class Distill(Stage, TrainingSettings, Teaching):
     """Trains the model, or a student of its own, on the scores of the original or other teachers, and on the labels."""
 
     name: ClassVar[str] = "distill"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original"})

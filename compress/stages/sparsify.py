@@ -15,7 +15,7 @@ class Sparsify(Stage, Passes):
     Later stages that train, other than cluster and quantize, undo it."""
 
     name: ClassVar[str] = "sparsify"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})

@@ -23,7 +23,7 @@ class Swap(Stage, TrainingSettings, Teaching):
     """Swaps activations, gates and kernels for what the Edge TPU runs well, then lets the model as it was teach."""
 
     name: ClassVar[str] = "swap"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})

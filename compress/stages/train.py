@@ -15,7 +15,7 @@ class Train(Stage, TrainingSettings):
     """Trains the model on the training split; nothing to do for a model that came trained, from a file."""
 
     name: ClassVar[str] = "train"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.UNTRAINED, Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
