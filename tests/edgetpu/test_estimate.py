@@ -120,7 +120,7 @@ def test_what_is_refused() -> None:
 
 
 def test_a_model_that_the_compiler_refuses_has_no_latency() -> None:
-    with pytest.raises(ModelError, match="would refuse this model.*; quantize it first: `quantize` in a pipeline"):
+    with pytest.raises(ModelError, match=r"would refuse this model.*; quantize it first: `quantize` in a pipeline"):
         estimate(graph.parse(tiny.classifier(int8=False)), TARGET, "usb3")
     with pytest.raises(ModelError, match="it is compiled already; give the full-integer model that it was made from"):
         estimate(graph.parse(packages.compiled(tiny.classifier())), TARGET, "usb3")
