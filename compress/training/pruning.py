@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +32,12 @@ MIN_KEPT = 4
 """So many groups of channels stay in every layer, if it has as many."""
 LEVELS = 32
 """A set has about so many sizes to choose from, if it is large."""
+ROUNDS = 4
+"""So often at most sets are exchanged, as long as a thousandth is gained: on large networks once."""
+PAID_BY_TWO = 24
+"""Of so many ways to narrow one set, two together may pay for widening another."""
+TRIES = 8
+"""So many exchanges are looked at for each way to widen a set."""
 Cost = Callable[[Counts], float]
 Allocation = Literal["balanced", "measured", "global", "uniform"]
 """How much goes where. global: the sum of the importance that is removed; balanced: the sum over the sets of what was
@@ -38,6 +45,23 @@ there over what is kept of it, so that no set becomes too narrow; measured: see 
 _TINY = 1e-9
 Lost = Sequence[NDArray[np.float64]]
 """What is lost of each set when so many groups stay: an array from none to all, falling to 0."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Another size of one set, and what it would change if all others stayed as they are.
+
+    Attributes:
+        index: of the set.
+        size: how many of its groups stay then.
+        lost: how much more is lost; less than 0 where the set gets wider.
+        cost: how much more it costs.
+    """
+
+    index: int
+    size: int
+    lost: float
+    cost: float
 
 
 @dataclass(frozen=True)
@@ -167,7 +191,13 @@ def chosen(sizes: Counts, least: Counts, losses: Lost | None, cost: Cost, limit:
     if losses is None:
         counts = _uniform(sizes, least, cost, limit)
         return _grown(counts, [np.linspace(1.0, 0.0, size + 1) for size in sizes], cost, limit)
-    return _grown(_cheapest(losses, least, cost, limit), losses, cost, limit)
+    counts = _grown(_cheapest(losses, least, cost, limit), losses, cost, limit)
+    for _ in range(ROUNDS):
+        before = _total(losses, counts)
+        counts = _grown(_exchanged(counts, least, losses, cost, limit), losses, cost, limit)
+        if _total(losses, counts) > 0.999 * before:
+            break
+    return counts
 
 
 def levels(size: int, smallest: int) -> list[int]:
@@ -248,7 +278,7 @@ def _grown(counts: Counts, losses: Lost, cost: Cost, limit: float) -> Counts:
         now, offers = cost(counts), []
         for index, each in enumerate(losses):
             more = min(counts[index] // STEP * STEP + STEP, len(each) - 1)
-            larger = (*counts[:index], more, *counts[index + 1 :])
+            larger = _with(counts, index, more)
             costs = cost(larger)
             if more > counts[index] and costs <= limit:
                 gained = float(each[counts[index]] - each[more])
@@ -256,6 +286,60 @@ def _grown(counts: Counts, losses: Lost, cost: Cost, limit: float) -> Counts:
         if not offers:
             return counts
         counts = min(offers)[2]
+
+
+def _exchanged(counts: Counts, least: Counts, losses: Lost, cost: Cost, limit: float) -> Counts:
+    """Widens sets, and narrows one or two others for each, where less is lost so and the limit is kept.
+
+    The greedy search needs it on small networks: its last removal may go far below the limit, and a removal before
+    that may have been the wrong one. What changes cost together is guessed from what each costs alone, with the
+    benefit of the doubt since one may save as much again by the other; what the guess lets pass is looked at.
+    """
+    now, changes = cost(counts), _changes(counts, least, losses, cost)
+    wider = sorted((each for each in changes if each.lost < 0), key=lambda each: each.lost)
+    narrower = [each for each in changes if each.cost < 0 and wider and each.lost < -wider[0].lost]
+    narrower.sort(key=lambda each: -each.lost / each.cost)
+    twos = [(a, b) for a, b in combinations(narrower[:PAID_BY_TWO], 2) if a.index != b.index]
+    ways = [(sum(each.lost for each in way), way) for way in (*((each,) for each in narrower), *twos)]
+    ways.sort(key=lambda each: each[0])
+    free = set(range(len(counts)))
+    for widened in wider:
+        tries = 0
+        for lost, way in ways:
+            if widened.lost + lost >= -_TINY or tries == TRIES or widened.index not in free:
+                break
+            touched, saved = {each.index for each in way}, -sum(each.cost for each in way)
+            guess = now + widened.cost - saved - min(widened.cost, saved)
+            if guess > limit or widened.index in touched or not touched <= free:
+                continue
+            changed, tries = counts, tries + 1
+            for each in (widened, *way):
+                changed = _with(changed, each.index, each.size)
+            if cost(changed) <= limit:
+                counts, now, free = changed, cost(changed), free - touched - {widened.index}
+                break
+    return counts
+
+
+def _changes(counts: Counts, least: Counts, losses: Lost, cost: Cost) -> list[Change]:
+    """Every other size of every set that is at most two blocks of outputs away."""
+    now, found = cost(counts), []
+    for index, (each, here) in enumerate(zip(losses, counts, strict=True)):
+        for size in levels(len(each) - 1, least[index]):
+            if size != here and abs(size - here) <= 2 * ROW_BLOCK:
+                lost = float(each[size] - each[here])
+                found.append(Change(index, size, lost, cost(_with(counts, index, size)) - now))
+    return found
+
+
+def _total(losses: Lost, counts: Counts) -> float:
+    """What is lost of all sets together."""
+    return sum(float(each[count]) for each, count in zip(losses, counts, strict=True))
+
+
+def _with(counts: Counts, index: int, size: int) -> Counts:
+    """The same with another size of one set."""
+    return (*counts[:index], size, *counts[index + 1 :])
 
 
 def plan(cut: Cut, counts: Counts) -> PruningPlan:
