@@ -61,6 +61,7 @@ def _step(stage: str, number: int, step: Plain, objective: Plain) -> dict[str, A
             for name, each in layers[:MAX_LAYERS]
         ],
         "more": max(len(layers) - MAX_LAYERS, 0),
+        "warnings": [words.shorten(words.scalar(each), 300) for each in (step.get("warnings") or [])[:MAX_LAYERS]],
         "held": [words.shorten(str(name), 60) for name in (step.get("held") or [])[:MAX_LAYERS]],
     }
 

@@ -144,8 +144,10 @@ class Prune(Stage, TrainingSettings):
 
     def _smaller(self, model: Any, earlier: list[Facts], loss: Loss | None, context: Context) -> tuple[Any, Facts]:
         """The model after one step more, not yet trained, and what was decided."""
-        from compress.training import network, norms, pruning
+        from compress.training import importance, network, norms, pruning
 
+        inputs = chosen_inputs(context.data, self.samples, context.seed)[0]
+        importance.refuse_constant(model, inputs)
         samples = self._samples(model, context)
         cut = pruning.prepare(network.read(model), context.target, self.importance, samples)
         losses, facts = self._losses(cut, samples, context)
@@ -154,7 +156,6 @@ class Prune(Stage, TrainingSettings):
             context.progress.note(told)
         left = self.steps - len(earlier)
         plans = {way: pruning.plan(cut, goal.chosen(cut, each, whole, left)) for way, each in losses.items()}
-        inputs = chosen_inputs(context.data, self.samples, context.seed)[0]
         made = {
             way: network.build(norms.settled(pruning.without(cut, plan), model, inputs)) for way, plan in plans.items()
         }
@@ -163,8 +164,21 @@ class Prune(Stage, TrainingSettings):
             facts["tried"] = {each: self._tried(made[each], loss, context) for each in made}
             way = max(facts["tried"], key=lambda each: facts["tried"][each])
             made[way] = network.build(norms.settled(pruning.without(cut, plans[way]), model, inputs))
-        facts |= {"importance": cut.importance, "allocation": way}
+        facts |= {"importance": cut.importance, "allocation": way, "warnings": self._warned(cut, context)}
         return made[way], {**facts, **goal.compared(cut, plans[way].counts, whole), **plans[way].to_json()}
+
+    def _warned(self, cut: Cut, context: Context) -> list[str]:
+        """What is odd about the model, told at once and for the record."""
+        from compress.training import importance
+
+        found = [f"the weights of {name} are all 0: is it trained?" for name in importance.empty(cut.network)]
+        if cut.importance != self.importance:
+            found.append(
+                f"{self.importance} finds no channel that matters to the loss: {cut.importance} is used instead"
+            )
+        for text in found:
+            context.progress.note(f"prune: {text}")
+        return found
 
     def _samples(self, model: Any, context: Context) -> Samples | None:
         """Training samples, chosen at random, if anything is to be measured."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.errors import StageError
 from compress.training.channels import MAKERS, Channels
 from compress.training.fit import Batch, Head, label_loss
 from compress.training.network import Layer, Network, Tensor, build, map_tensors
@@ -85,6 +86,29 @@ def made_by(layer: Layer) -> NDArray[np.float64] | None:
     if layer.kind in MAKERS:
         return np.moveaxis(layer.weights[0].astype(np.float64), MAKERS[layer.kind][1], -1)
     return layer.weights[1].astype(np.float64) if layer.kind.startswith("Separable") else None
+
+
+def empty(network: Network) -> list[str]:
+    """Layers that make channels of weights that are all 0: what reads them is given biases at most."""
+    kernels = {layer.name: made_by(layer) for layer in network.layers.values() if layer.calls}
+    return [name for name, kernel in kernels.items() if kernel is not None and not kernel.any()]
+
+
+def refuse_constant(model: Any, inputs: NDArray[np.float32]) -> None:
+    """Nothing, if a model answers differently for some of the samples.
+
+    Raises:
+        StageError: it does not, so that no channel matters to it.
+    """
+    flatten = keras().tree.flatten
+    first = [np.asarray(each) for each in flatten(model(inputs[:1], training=False))]
+    for start in range(0, len(inputs), _BATCH):
+        answers = flatten(model(inputs[start : start + _BATCH], training=False))
+        if any((np.asarray(each) != one).any() for each, one in zip(answers, first, strict=True)):
+            return
+    if len(inputs) > 1:
+        what = f"the model gives the same answer for all of {len(inputs)} training samples: no channel matters to it"
+        raise StageError(what, todo="train it first (`train` before `prune`), and look at data.preprocess")
 
 
 def _batch_norm_factor(layer: Layer) -> NDArray[np.float64]:

@@ -186,6 +186,33 @@ def test_nothing_to_do_is_told(keras: Any, given: Artifact, work: Context) -> No
     ]
 
 
+def rewritten(keras: Any, given: Artifact, name: str) -> None:
+    """The model with nothing but 0 in one layer."""
+    model = keras.saving.load_model(given.folder / MODEL_KERAS)
+    model.get_layer(name).set_weights([weight * 0 for weight in model.get_layer(name).get_weights()])
+    working_model.write(model, given.folder)
+
+
+@pytest.mark.parametrize("importance", ["taylor", "l2"])
+def test_a_model_that_answers_the_same_for_every_sample_is_refused(
+    keras: Any, given: Artifact, work: Context, importance: Any
+) -> None:
+    rewritten(keras, given, "scores")
+    with pytest.raises(StageError, match=r"the same answer for all of \d+ training samples.*train it first"):
+        Prune(importance=importance, epochs=0).run(given, work)
+
+
+def test_a_layer_of_zeros_is_named(keras: Any, given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewritten(keras, given, "second")
+    monkeypatch.setattr("compress.training.importance.refuse_constant", lambda *arguments: None)
+    (step,) = Prune(epochs=0).run(given, work)["steps"]
+    assert step["warnings"] == [
+        "the weights of second are all 0: is it trained?",
+        "taylor finds no channel that matters to the loss: batch_norm is used instead",
+    ]
+    assert work.progress.notes == [f"prune: {text}" for text in step["warnings"]]  # type: ignore[attr-defined]
+
+
 def test_out_of_reach_is_refused_before_training(given: Artifact, work: Context) -> None:
     with pytest.raises(StageError, match=r"latency: at_most 0\.01 is out of reach"):
         Prune(objective="latency", at_most=0.01, host="pcie", steps=5).run(given, work)
