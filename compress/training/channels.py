@@ -70,7 +70,8 @@ class Channels:
         layouts: the channel at each place of the last axis, by tensor.
         group: for each channel number the number of its group (the smallest in it).
         pinned: for each channel number whether it must stay.
-        held: layers inside the network that pin channels because it is not known here what they do with them.
+        held: layers inside the network that pin channels, or have kernels and make channels, because it is not
+            known here what they do with them.
     """
 
     layouts: Mapping[Tensor, Layout]
@@ -139,7 +140,8 @@ def numbered(network: Network, rule: LayoutRule) -> Channels:
         given = [layouts[tensor] for tensor in layer.given(call)] if layer.calls else []
         outputs = sorted(t for t in network.shapes if t.layer == layer.name and t.call == call)
         made = rule(layer, call, given, network, numbers, layouts)
-        if made is None and any(numbers.free(each) for each in given) and not ends.issuperset(outputs):
+        own = any(numbers.free(each) for each in given) or any(weight.ndim > 1 for weight in layer.weights)
+        if made is None and layer.calls and own and not ends.issuperset(outputs):
             held[layer.name] = None
         for tensor in outputs:
             layouts[tensor] = made if made is not None else _opaque(given, network.shapes[tensor], numbers)

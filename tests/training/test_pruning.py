@@ -201,6 +201,15 @@ def test_a_model_that_cannot_be_followed_is_told_why(keras: Any) -> None:
         prepared(model)
 
 
+def test_recurrent_layers_are_named_as_what_cannot_be_followed(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((6, 4))
+    x = layers.Bidirectional(layers.LSTM(8, return_sequences=True), name="both")(image)
+    model = keras.Model(image, layers.Dense(3)(layers.GRU(8, name="last")(x)))
+    with pytest.raises(StageError, match="no channel of this model can be removed: both, last cannot be followed"):
+        prepared(model)
+
+
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 17, 64, 100, 512, 2048])
 def test_levels_fall_from_all_to_the_fewest(size: int) -> None:
     found = pruning.levels(size, min(size, pruning.MIN_KEPT))
