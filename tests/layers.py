@@ -69,6 +69,13 @@ IN_STEPS: dict[str, Place] = {
 }
 
 
+def _shuffled(keras: Any, x: Any) -> Any:
+    """Halves of the channels in the other order, one of them pooled, as in ShuffleNet."""
+    first, second = keras.ops.split(x, 2, axis=-1)
+    pooled = keras.layers.MaxPooling2D(3, 1, padding="same")(second)
+    return keras.layers.Concatenate()([pooled, first])
+
+
 def _custom(keras: Any, x: Any) -> Any:
     @keras.saving.register_keras_serializable("tests")  # type: ignore[misc]
     def bump(x: Any) -> Any:
@@ -98,6 +105,9 @@ AS_THEY_ARE: dict[str, Place] = {
     "bilinear UpSampling2D": _layer("UpSampling2D", interpolation="bilinear"),
     "Dropout": _layer("Dropout", 0.2),
     "Concatenate": lambda keras, x: keras.layers.Concatenate()([x, keras.layers.Conv2D(4, 1)(x)]),
+    "Split": _shuffled,
+    "the second of a Split": lambda keras, x: keras.ops.split(x, 2, axis=-1)[1] * 2.0,
+    "where": lambda keras, x: keras.ops.where(x > 0.0, x, x * 0.3),
     "operators": lambda keras, x: keras.ops.relu6(x * 0.5 + 3.0)[:, 1:9, 1:9] * 0.2,
 }
 ALL = {**IN_STEPS, **AS_THEY_ARE}

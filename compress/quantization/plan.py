@@ -34,7 +34,8 @@ class QuantizationPlan:
     """Ranges of activations, and edits of weights; in this order: factors, bias shifts, rounding.
 
     Attributes:
-        ranges: (lowest, highest) by point; a point is named after the layer call whose output it is.
+        ranges: (lowest, highest) by point; a point is named after the layer call whose output it is, and further
+            outputs of that call after their number too (`layer:call:output`).
         method: how the ranges were found.
         factors: by layer what each of its output channels is divided by, and every layer that takes it multiplied
             by (`equalization`); a layer without factors keeps its channels.

@@ -2,7 +2,8 @@
 
 The model is in canonical form (`training.folding`). TFLite fuses a ReLU into the layer
 before it, so only its output is rounded; pooling, reshaping and the like hand on the
-range they are given; all parts of a concatenation share one.
+range they are given; all parts of a concatenation share one. Integers and truth values
+are not rounded.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ HANDING_ON = {
     *("MaxPooling1D", "MaxPooling2D", "AveragePooling1D", "AveragePooling2D", "GlobalMaxPooling2D"),
     *("Flatten", "Reshape", "Permute", "Identity", "Dropout", "SpatialDropout2D", "GaussianNoise", "GaussianDropout"),
     *("ZeroPadding1D", "ZeroPadding2D", "Cropping1D", "Cropping2D", "UpSampling2D"),
-    *("GetItem", "Take", "SpaceToDepth", "DepthToSpace", "Resize"),
+    *("GetItem", "Take", "Split", "Unstack", "SpaceToDepth", "DepthToSpace", "Resize"),
 }
 
 
@@ -38,20 +39,22 @@ def activation_of(layer: Layer) -> str | None:
 
 def find(network: Network) -> dict[Tensor, str]:
     """The name of the point of every tensor that is rounded; tensors that share a range share a name."""
-    consumers = network.consumers()
+    consumers, made = network.consumers(), network.made()
     shown = set(tensors_in(network.outputs))
     source: dict[Tensor, Tensor] = {}  # the tensor whose range this one has
     order = [(layer, call) for layer, call in network.in_order()]
     for layer, call in order:
-        tensor = Tensor(layer.name, call)
-        takers = consumers.get(tensor, [])
-        followed = [activation_of(network.layers[name]) for name, _ in takers]
-        if layer.kind in HANDING_ON:
-            source[tensor] = source[layer.given(call)[0]]
-        elif layer.kind in FUSING and len(takers) == 1 and followed[0] in FUSED and tensor not in shown:
-            source[tensor] = Tensor(takers[0][0], takers[0][1])
-        else:
-            source[tensor] = tensor
+        for tensor in made[layer.name, call]:
+            takers = consumers.get(tensor, [])
+            if tensor.output in layer.integers or (tensor.output and not takers and tensor not in shown):
+                continue
+            followed = [activation_of(network.layers[name]) for name, _ in takers]
+            if layer.kind in HANDING_ON:
+                source[tensor] = source.get(layer.given(call)[0], tensor)
+            elif layer.kind in FUSING and len(takers) == 1 and followed[0] in FUSED and tensor not in shown:
+                source[tensor] = Tensor(takers[0][0], takers[0][1])
+            else:
+                source[tensor] = tensor
     shared = _shared(order, source)
     return {tensor: _name(shared.get(point, point)) for tensor, point in source.items() if point == tensor}
 
@@ -67,8 +70,9 @@ def _shared(order: list[tuple[Layer, int]], source: dict[Tensor, Tensor]) -> dic
 
     for layer, call in order:
         if layer.kind == "Concatenate":
-            for tensor in (*layer.given(call), Tensor(layer.name, call)):
-                leader[lead(source[tensor])] = lead(source[Tensor(layer.name, call)])
+            joined = [tensor for tensor in (*layer.given(call), Tensor(layer.name, call)) if tensor in source]
+            for tensor in joined:
+                leader[lead(source[tensor])] = lead(source[joined[-1]])
     return {tensor: lead(tensor) for tensor in leader}
 
 
@@ -83,6 +87,8 @@ def fixed(network: Network, points: dict[Tensor, str]) -> dict[str, tuple[float,
 
 
 def _name(tensor: Tensor) -> str:
+    if tensor.output:
+        return f"{tensor.layer}:{tensor.call}:{tensor.output}"
     return tensor.layer if tensor.call == 0 else f"{tensor.layer}:{tensor.call}"
 
 

@@ -40,6 +40,7 @@ class Layer:
         entry: Keras' serialized form, without calls and without the shapes it was built for.
         calls: args and kwargs of every call; tensors stand in them as `Tensor`.
         weights: its weights, in Keras' order.
+        integers: which of its outputs hold integers or truth values; the others hold floats.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Layer:
     entry: Mapping[str, Any]
     calls: tuple[Any, ...]
     weights: Weights
+    integers: frozenset[int] = frozenset()
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -88,6 +90,13 @@ class Network:
             for call in range(len(layer.calls)):
                 for tensor in layer.given(call):
                     found.setdefault(tensor, []).append((layer.name, call))
+        return found
+
+    def made(self) -> dict[tuple[str, int], list[Tensor]]:
+        """The tensors that each call (layer, number) makes, in order."""
+        found: dict[tuple[str, int], list[Tensor]] = {}
+        for tensor in sorted(self.shapes):
+            found.setdefault((tensor.layer, tensor.call), []).append(tensor)
         return found
 
     def in_order(self) -> Iterator[tuple[Layer, int]]:
@@ -211,8 +220,9 @@ def read(model: Any) -> Network:
     layers, shapes = {}, {}
     for entry in config["layers"]:
         live = operations[entry["name"]]
-        layers[entry["name"]] = _layer(entry, live)
-        for call, node in enumerate(_nodes(live, functional)):
+        nodes = _nodes(live, functional)
+        layers[entry["name"]] = _layer(entry, live, nodes)
+        for call, node in enumerate(nodes):
             for output, tensor in enumerate(node):
                 shapes[Tensor(entry["name"], call, output)] = tuple(tensor.shape[1:])
     nested = {name for name, live in operations.items() if isinstance(live, library.Model)}
@@ -236,12 +246,13 @@ def _nodes(live: Any, functional: Any) -> list[list[Any]]:
     return [node.output_tensors for node in live._inbound_nodes if node in used]
 
 
-def _layer(entry: dict[str, Any], live: Any) -> Layer:
+def _layer(entry: dict[str, Any], live: Any, nodes: list[list[Any]]) -> Layer:
     names = ("module", "class_name", "config", "registered_name")
     kept: dict[str, Any] = {name: entry[name] for name in names if name in entry}
     calls = tuple(_with_tensors(call) for call in entry["inbound_nodes"])
     weights = tuple(live.get_weights()) if hasattr(live, "get_weights") else ()
-    return Layer(entry["name"], entry["class_name"], copy.deepcopy(kept), calls, weights)
+    integers = frozenset(number for node in nodes for number, tensor in enumerate(node) if "float" not in tensor.dtype)
+    return Layer(entry["name"], entry["class_name"], copy.deepcopy(kept), calls, weights, integers)
 
 
 def _with_tensors(value: Any) -> Any:

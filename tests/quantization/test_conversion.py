@@ -103,6 +103,30 @@ def test_concatenated_tensors_share_a_range_and_pooling_hands_it_on(keras: Any) 
     assert not any(tensor.layer in pools for tensor in named)
 
 
+def test_every_output_of_an_operation_rounds_but_integers_and_truth_values_do_not(keras: Any) -> None:
+    image = keras.Input((12, 12, 3), name="image")
+    largest, places = keras.ops.top_k(image, 2)
+    halves = keras.ops.split(image, 3, axis=1)
+    taken = [keras.layers.Flatten()(each) for each in (largest, keras.ops.cast(places, "float32"), *halves[1:])]
+    net = network.read(keras.Model(image, keras.ops.where(image[:, 0, 0] > 0, *(each[:, :3] for each in taken[:2]))))
+    names = set(points.find(net).values())
+    kinds = {net.layers[name.partition(":")[0]].kind for name in names}
+    assert kinds == {"InputLayer", "TopK", "Cast", "Where"}
+    joined = network.read(keras.Model(image, taken))
+    apart = points.find(joined)
+    assert {"InputLayer", "TopK", "Cast"} == {joined.layers[name.partition(":")[0]].kind for name in apart.values()}
+
+
+def test_further_outputs_are_named_after_their_number(keras: Any) -> None:
+    image = keras.Input((4, 4, 2), name="image")
+    recurrent = keras.layers.GRU(2, return_state=True, unroll=True, name="gru")
+    output, state = recurrent(keras.layers.Reshape((4, 8))(image))
+    net = network.read(keras.Model(image, [output, state * 2.0]))
+    assert {"gru", "gru:0:1"} <= set(points.find(net).values())
+    plan = calibration.calibrate(canonical(net), np.random.default_rng(0).random((8, 4, 4, 2), np.float32))
+    assert plan.ranges["gru:0:1"] == plan.ranges["gru"]
+
+
 def test_a_dead_tensor_and_constant_data_are_no_problem(keras: Any) -> None:
     model = networks.plain(keras)
     for layer in model.layers:
