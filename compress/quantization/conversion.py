@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.errors import StageError
+from compress.errors import ModelError, StageError
 from compress.quantization import adaround, correction, equalization, fake
 from compress.quantization import points as rounding
 from compress.quantization.plan import QuantizationPlan, on_grid, unpacked
@@ -27,12 +27,20 @@ from compress.training.network import Layer, Network, Tensor, build
 InputType = Literal["int8", "uint8"]
 
 
+LOOP = "WHILE"
+"""A recurrent layer: stays float, and makes the converter's own calibration (TensorFlow 2.21) end the process."""
+
+
 class FloatOperatorsError(StageError):
     """Some operators would have stayed float."""
 
 
 def convert_float(model: Any) -> bytes:
-    """The model as a float32 .tflite file with batch 1."""
+    """The model as a float32 .tflite file with batch 1.
+
+    Raises:
+        ModelError: TensorFlow Lite does not have what a layer does; the layer is named.
+    """
     return _convert(model, None)
 
 
@@ -46,6 +54,7 @@ def convert(network: Network, plan: QuantizationPlan, io: InputType = "int8") ->
 
     Raises:
         FloatOperatorsError: an operator would have stayed float; its layers are named.
+        StageError: a layer works in a loop, which nothing here can quantize.
     """
     changed = gridded(edited(network, plan), plan)
     quantized = fake.fixed(fake.insert(changed, rounding.find(changed), plan))
@@ -102,12 +111,19 @@ def refuse_float(content: bytes, network: Network | None = None) -> bytes:
 
     Raises:
         FloatOperatorsError: some of its operators work on floats; their layers are named.
+        StageError: some work in a loop, which the converter's own calibration does not take either.
     """
     left = float_operators(content)
+    loops = [name for name, kind in left.items() if kind == LOOP]
     if left:
-        shown = "; ".join(f"{kind} ({name})" for name, kind in list(left.items())[:5])
-        layers = _layers_of(list(left), network) if network else []
+        layers = _layers_of(loops or list(left), network) if network else []
         inside = f" in {', '.join(layers)}" if layers else ""
+        if loops:
+            raise StageError(
+                f"{LOOP}{inside} has no 8-bit form",
+                todo="give recurrent layers `unroll=True`, or replace what works in a loop",
+            )
+        shown = "; ".join(f"{kind} ({name})" for name, kind in list(left.items())[:5])
         raise FloatOperatorsError(
             f"{len(left)} operators would stay float{inside}: {shown}",
             todo="replace these layers",
@@ -160,6 +176,7 @@ def float_operators(content: bytes) -> Mapping[str, str]:
 
 def _convert(model: Any, io: InputType | None, samples: NDArray[np.float32] | None = None) -> bytes:
     import tensorflow
+    from tensorflow.lite.python.convert_phase import ConverterError
 
     signature = [tensorflow.TensorSpec((1, *tensor.shape[1:]), tensor.dtype, tensor.name) for tensor in model.inputs]
     function = tensorflow.function(
@@ -179,5 +196,36 @@ def _convert(model: Any, io: InputType | None, samples: NDArray[np.float32] | No
         # "Statistics for quantized inputs were expected": they are in the graph, as fake quantization.
         warnings.filterwarnings("ignore", message="Statistics for quantized inputs", category=UserWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)
-        content: bytes = converter.convert()
+        try:
+            content: bytes = converter.convert()
+        except ConverterError as error:
+            raise _unconverted(model, signature, str(error)) from error
     return content
+
+
+def _unconverted(model: Any, signature: list[Any], said: str) -> ModelError:
+    """What to tell of a model that the converter does not take: the operators, and the layers that use them."""
+    import tensorflow
+
+    operators = sorted(set(re.findall(r"'tf\.(\w+)' op is neither", said)))
+    if not operators:
+        return ModelError(f"TensorFlow Lite's converter does not take the model: {' '.join(said.split())[:300]}")
+    layers: dict[str, None] = {}
+
+    def watched(layer: Any) -> Any:
+        def call(*values: Any, **named: Any) -> Any:
+            graph = tensorflow.compat.v1.get_default_graph()
+            before = len(graph.get_operations())
+            made = layer(*values, **named)
+            if any(each.type in operators for each in graph.get_operations()[before:]):
+                layers[f"{type(layer).__name__} {layer.name!r}"] = None
+            return made
+
+        return call
+
+    functional = getattr(model, "_functional", model)  # of a sequential model
+    tensorflow.function(
+        lambda *inputs: functional._run_through_graph(inputs, operation_fn=watched), autograph=False
+    ).get_concrete_function(*signature)
+    inside = f" of {', '.join(layers)}" if layers else ""
+    return ModelError(f"TensorFlow Lite has no {', '.join(operators)}{inside}", todo="replace these layers")

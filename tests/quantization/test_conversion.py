@@ -7,7 +7,7 @@ import networks
 import numpy as np
 import pytest
 
-from compress.errors import StageError
+from compress.errors import ModelError, StageError
 from compress.quantization import calibration, conversion, fake, points
 from compress.quantization.plan import QuantizationPlan, nudged, on_grid
 from compress.tflite import graph
@@ -153,6 +153,32 @@ def test_a_layer_that_cannot_be_quantized_is_named(keras: Any) -> None:
     plan = calibration.calibrate(folded, images(8))
     with pytest.raises(conversion.FloatOperatorsError, match=r"operators would stay float in ReLU 'late': "):
         conversion.convert(folded, plan)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_a_layer_that_works_in_a_loop_is_named(keras: Any, kind: str) -> None:
+    """TensorFlow's own calibration would end the process."""
+    image = keras.Input((4, 3))
+    x = keras.layers.Bidirectional(getattr(keras.layers, kind)(2), name="both")(image)
+    folded = canonical(network.read(keras.Model(image, keras.layers.Dense(3)(x))))
+    plan = calibration.calibrate(folded, np.random.default_rng(0).random((8, 4, 3), np.float32))
+    with pytest.raises(StageError, match=r"WHILE in Bidirectional 'both' has no 8-bit form; .*`unroll=True`") as error:
+        conversion.convert(folded, plan)
+    assert not isinstance(error.value, conversion.FloatOperatorsError)
+
+
+def test_a_layer_that_the_format_does_not_have_is_named(keras: Any) -> None:
+    image = keras.Input((4, 4, 3))
+    inner = keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Conv2D(2, 1), keras.layers.ReLU()])
+    x = keras.ops.cast(keras.ops.argmax(inner(image), axis=-1, keepdims=True), "float32")
+    x = keras.ops.erf(x) + keras.layers.Flatten()(keras.ops.erf(x))[:, :1, None, None]
+    kinds = r"TensorFlow Lite has no BitwiseAnd, Erf of Argmax '\w+', Erf '\w+', Erf '\w+'; replace these layers"
+    with pytest.raises(ModelError, match=kinds):
+        conversion.convert_float(keras.Model(image, x))
+    tail = keras.Sequential([keras.Input((2,)), keras.layers.Activation(keras.ops.erf)], name="tail")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), tail])
+    with pytest.raises(ModelError, match=r"no Erf of Sequential 'tail'"):
+        conversion.convert_float(model)
 
 
 def test_converting_twice_gives_the_same_bytes(keras: Any) -> None:
