@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.quantization.plan import LEVELS, nudged
-from compress.quantization.statistics import Statistics
+from compress.quantization.statistics import Statistics, spread
 
 Range = tuple[float, float]
 Method = Callable[[Statistics, str], Range]
@@ -93,8 +93,7 @@ def select(statistics: Statistics, method: str) -> dict[str, Range]:
 def _histogram(statistics: Statistics, point: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The middle of each part, and how many values lie in it."""
     counts = statistics.counts[point]
-    low, high = minmax(statistics, point)
-    edges = np.linspace(low, max(high, low + 1e-6), len(counts) + 1)
+    edges = np.linspace(*spread(*minmax(statistics, point)), len(counts) + 1)
     return (edges[:-1] + edges[1:]) / 2, counts
 
 

@@ -75,7 +75,7 @@ def misfit(network: Network, samples: NDArray[np.float32]) -> float | None:
         return None
     given = norms[0].given()[0]
     mean, variance = norms[0].weights[-2:]
-    seen = means_by_channel(network, [given], samples)[given]
+    seen = means_by_channel(network, [given], samples, norms[0].config.get("axis", -1))[given]
     return float(np.median(np.abs(seen - mean) / np.sqrt(variance + norms[0].config.get("epsilon", 1e-3))))
 
 
@@ -108,6 +108,11 @@ def collect(network: Network, samples: NDArray[np.float32]) -> Statistics:
     for tensor, each in zip(tensors, np.asarray(found, np.float64), strict=True):
         counts[points[tensor]] = counts.get(points[tensor], 0.0) + each
     return Statistics(low, high, counts, rounding.fixed(network, points))
+
+
+def spread(low: float, high: float) -> tuple[float, float]:
+    """The ends between which values are counted: two different float32 numbers also where a tensor is constant."""
+    return low, max(high, low + 1e-6 * max(abs(low), 1.0))
 
 
 def _check_weights(network: Network) -> None:
@@ -144,13 +149,14 @@ def largest_by_channel(
 
 
 def means_by_channel(
-    network: Network, tensors: Sequence[Tensor], samples: NDArray[np.float32]
+    network: Network, tensors: Sequence[Tensor], samples: NDArray[np.float32], axis: int = -1
 ) -> dict[Tensor, NDArray[np.float64]]:
-    """The mean of each channel (last axis) of some tensors over all samples and positions."""
+    """The mean of each channel of some tensors over all samples and positions; channels lie along `axis`."""
     import tensorflow
 
     def by_channel(value: Any) -> Any:
-        return tensorflow.reduce_mean(value, axis=list(range(len(value.shape) - 1)))
+        rank = len(value.shape)
+        return tensorflow.reduce_mean(value, axis=[other for other in range(rank) if other != axis % rank])
 
     batches = [*_runs(network, list(tensors), samples, lambda values: [by_channel(value) for value in values])]
     weights = [min(BATCH, len(samples) - start) for start in range(0, len(samples), BATCH)]
@@ -202,7 +208,7 @@ def _histograms(spans: Sequence[tuple[float, float]]) -> Callable[[list[Any]], A
 
         return tensorflow.stack(
             [
-                tensorflow.histogram_fixed_width(value, [low, max(high, low + 1e-6)], BINS)
+                tensorflow.histogram_fixed_width(value, spread(low, high), BINS)
                 for value, (low, high) in zip(values, spans, strict=True)
             ]
         )

@@ -209,6 +209,16 @@ def test_collected_statistics_are_those_of_the_values(keras: Any) -> None:
     np.testing.assert_allclose(means, values.mean(axis=(0, 1, 2)), rtol=1e-3)
 
 
+@pytest.mark.parametrize("value", [128.0, -500.0, 1e20, 1e-20])
+def test_a_tensor_that_is_always_the_same_has_a_range_that_holds_it(keras: Any, value: float) -> None:
+    image = keras.Input((12, 12, 3))
+    found = statistics.collect(network.read(keras.Model(image, image * 1.0)), np.full((4, 12, 12, 3), value, "float32"))
+    for method in ranges.METHODS:
+        for low, high in ranges.select(found, method).values():
+            assert low <= value * 0.99 <= high or high - low <= 1.1e-6
+            assert high - low <= 1.01 * abs(value) + 1.1e-6
+
+
 def test_samples_that_reach_far_are_named() -> None:
     assert statistics.outliers(seen()) == []
     assert statistics.outliers(seen(corrupt=10.0)) == [17]
@@ -245,6 +255,17 @@ def test_samples_that_do_not_fit_the_model(keras: Any) -> None:
     assert fitting < 0.5
     assert other > statistics.FAR
     assert statistics.misfit(canonical(net), images(4)) is None
+
+
+def test_samples_fit_a_batch_norm_along_another_axis(keras: Any) -> None:
+    image = keras.Input((12, 12, 3))
+    norm = keras.layers.BatchNormalization(axis=1)
+    norm.build((None, 12, 12, 3))
+    rows = np.arange(12, dtype=np.float32)
+    norm.set_weights([np.ones(12), np.zeros(12), rows, np.ones(12)])
+    net = network.read(keras.Model(image, norm(image)))
+    apart = statistics.misfit(net, np.zeros((4, 12, 12, 3), np.float32) + rows[:, None, None])
+    assert apart == pytest.approx(0, abs=1e-6)
 
 
 # --- bias -------------------------------------------------------------------------------
