@@ -76,14 +76,14 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
     """Nothing, if a plan that was read from a file fits a network.
 
     Raises:
-        StageError: a range is missing or too many, or an edit does not fit its layer.
-        ModelError: factors do not fit their layer.
+        StageError: a range is missing or too many, a prescribed one is another, or an edit does not fit its layer.
+        ModelError: factors do not fit their layer, or would have no effect.
     """
-    points = set(rounding.find(network).values())
+    found = rounding.find(network)
+    points = set(found.values())
     wrong = [f"no range for {name}" for name in sorted(points - plan.ranges.keys())]
     wrong += [f"a range for {name}, which is not rounded" for name in sorted(plan.ranges.keys() - points)]
     wrong += [f"factors for a layer {name}" for name in plan.factors if name not in network.layers]
-    wrong += [f"factors that are not above 0 for a layer {name}" for name, f in plan.factors.items() if min(f) <= 0]
     for name, values in plan.bias_shifts.items():
         layer = network.layers.get(name)
         if layer is None or layer.kind not in fake.SCALE_AXES or len(values) != network.shapes[Tensor(name)][-1]:
@@ -99,6 +99,13 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise StageError(f"the plan is for another model: it has {', '.join(wrong[:3])}{more}", todo="make it anew")
+    for name, prescribed in rounding.fixed(network, found).items():
+        if not np.allclose(plan.ranges[name], prescribed, atol=1e-6):
+            low, high = plan.ranges[name]
+            raise StageError(
+                f"the plan has the range {low:g} to {high:g} for {name}",
+                allowed=f"{prescribed[0]:g} to {prescribed[1]:g}, which TensorFlow Lite prescribes",
+            )
     equalization.applied(network, plan.factors)
 
 

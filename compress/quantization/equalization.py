@@ -223,7 +223,7 @@ def applied(network: Network, factors: Mapping[str, tuple[float, ...]]) -> Netwo
     """The network scaled as a plan says.
 
     Raises:
-        ModelError: the plan is for another network.
+        ModelError: the plan is for another network, or scales channels that cannot be, or not alike.
     """
     if not factors:
         return network
@@ -234,6 +234,13 @@ def applied(network: Network, factors: Mapping[str, tuple[float, ...]]) -> Netwo
         if layout is None or len(layout) != len(values):
             raise ModelError(f"the plan has {len(values)} factors for a layer {name!r}", todo="make the plan anew")
         by_number[channels.group[layout]] = values
+    by_number[channels.pinned] = 1.0
+    for name, values in factors.items():
+        if not np.array_equal(by_number[channels.group[channels.layouts[Tensor(name)]]], values):
+            raise ModelError(
+                f"the plan has factors for a layer {name!r} that would have no effect",
+                allowed="1 for channels that must stay, as those of an output; the same for channels that are added",
+            )
     return scaled(network, channels, by_number)
 
 

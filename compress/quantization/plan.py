@@ -28,6 +28,11 @@ LEVELS = 255
 FIXED = {"softmax": (0.0, 255 / 256), "sigmoid": (0.0, 255 / 256), "tanh": (-1.0, 127 / 128)}
 """Output ranges that TFLite prescribes for some activations (scale 1/256 or 1/128)."""
 
+FARTHEST = 1e30
+"""End of a range beyond which TensorFlow's quantizer ends the process: its steps must be float32 numbers."""
+FACTORS = (1e-6, 1e6)
+"""Least and greatest factor of a plan; a search goes from 1e-4 to 1e4 (`equalization.LIMIT`)."""
+
 
 @dataclass(frozen=True)
 class QuantizationPlan:
@@ -95,11 +100,7 @@ def read(path: Path) -> QuantizationPlan:
             where=str(path),
             todo="start from the quantization.json that `quantize` writes",
         ) from errors
-    for point, (low, high) in found.ranges.items():
-        if not low <= 0 <= high:
-            raise StageError(
-                f"the range of {point} is {low:g} to {high:g}", where=str(path), allowed="one that holds 0"
-            )
+    _refuse_beyond(found, path)
     ranges = {point: nudged(*limits) for point, limits in found.ranges.items()}
     about = (found.weights_digest, found.trained_with_rounding)
     return QuantizationPlan(ranges, found.method, found.factors, found.bias_shifts, found.rounding, *about)
@@ -112,6 +113,30 @@ def weights_digest(network: Network) -> str:
         for weight in network.layers[name].weights:
             found.update(f"{name} {weight.dtype} {weight.shape}\n".encode() + weight.tobytes())
     return found.hexdigest()
+
+
+def _refuse_beyond(plan: _File, path: Path) -> None:
+    """Refuses numbers that no calibration would find."""
+    for point, (low, high) in plan.ranges.items():
+        if not -FARTHEST <= low <= 0 <= high <= FARTHEST:
+            raise StageError(
+                f"the range of {point} is {low:g} to {high:g}",
+                where=str(path),
+                allowed=f"one that holds 0, between {-FARTHEST:g} and {FARTHEST:g}",
+            )
+    kinds = (
+        ("factors", plan.factors, *FACTORS),
+        ("bias_shifts", plan.bias_shifts, -FARTHEST, FARTHEST),
+    )
+    for name, by_layer, least, most in kinds:
+        for layer, values in by_layer.items():
+            beyond = next((value for value in values if not least <= value <= most), None)
+            if beyond is not None:
+                raise StageError(
+                    f"{beyond:g} is one of the {name} of {layer}",
+                    where=str(path),
+                    allowed=f"numbers from {least:g} to {most:g}",
+                )
 
 
 def packed(up: NDArray[np.bool_]) -> str:

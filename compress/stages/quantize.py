@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # a dry run reads settings only
 Samples = NDArray[np.float32]
 DEBUGGED = 32
 """Held-back samples that the errors of layers are measured on."""
+SEARCHED = ("ranges", "equalize", "correct_bias", "rounding")
+"""What a plan says instead of a search."""
 BY_MODEL = ("hardness", "coverage")
 """Ways to choose that ask the float model."""
 
@@ -97,6 +99,9 @@ class Quantize(Stage, TrainingSettings):
     def _engine_trains(self) -> Self:
         if self.engine == "tfmot" and self.method == "ptq":
             raise ValueError("engine: tfmot trains, and goes with `method: qat`; this is `method: ptq`")
+        searched = [name for name in SEARCHED if name in self.model_fields_set]
+        if self.plan is not None and searched:
+            raise ValueError(f"{', '.join(searched)}: with a `plan` nothing is searched; leave out one or the other")
         if self.qat.distill is not None:
             self.qat.distill.goes_with(self)
         if self.precision != "float32":

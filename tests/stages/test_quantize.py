@@ -229,12 +229,19 @@ def test_the_content_of_a_plan_is_part_of_the_key(tmp_path: Path) -> None:
         (lambda plan: plan["ranges"].pop("relu"), "no range for relu"),
         (lambda plan: plan["ranges"].update(x=[0, 1]), "a range for x, which is not rounded"),
         (lambda plan: plan["ranges"].update(relu=[1, 2]), "the range of relu is 1 to 2; allowed: one that holds 0"),
+        (lambda plan: plan["ranges"].update(relu=[0, 1e31]), "the range of relu is 0 to 1e+31; allowed: "),
+        (lambda plan: plan["ranges"].update(scores_activation=[0, 4]), "0 to 4 for scores_activation; allowed: 0 to 0"),
         (lambda plan: plan["ranges"].update(relu=[0]), "is no plan: ranges.relu"),
         (lambda plan: plan.update(schema_version=1), "is no plan: schema_version"),
         (lambda plan: plan.update(weights={}), "is no plan: weights"),
         (lambda plan: plan["factors"].update(x=[1.0]), "factors for a layer x"),
         (lambda plan: plan["factors"].update(conv=[1.0]), "the plan has 1 factors for a layer 'conv'"),
-        (lambda plan: plan["factors"].update(conv=[0.0] * 4), "factors that are not above 0 for a layer conv"),
+        (lambda plan: plan["factors"].update(conv=[]), "the plan has 0 factors for a layer 'conv'"),
+        (lambda plan: plan["factors"].update(conv=[1.0] * 3 + [0.0]), "0 is one of the factors of conv; allowed: "),
+        (lambda plan: plan["factors"].update(conv=[1e300] * 4), "1e+300 is one of the factors of conv; allowed: "),
+        (lambda plan: plan["factors"].update(scores=[5.0, 1.0]), "a layer 'scores' that would have no effect"),
+        (lambda plan: plan["factors"].update(conv=[2.0] * 4, relu=[3.0] * 4), "a layer 'conv' that would have no effe"),
+        (lambda plan: plan["bias_shifts"].update(conv=[1e31] * 4), "1e+31 is one of the bias_shifts of conv"),
         (lambda plan: plan["bias_shifts"].update(conv=[1.0]), "1 bias shifts for a layer conv"),
         (lambda plan: plan["rounding"].update(conv="AA=="), "rounding for a layer conv"),
         (lambda plan: plan["rounding"].update(conv="?"), "rounding for a layer conv"),
@@ -257,6 +264,13 @@ def fitting(keras: Any) -> tuple[Network, str]:
     """A network in canonical form, and a plan for it."""
     net = canonical(read_network(network(keras)))
     return net, calibrate(net, Blobs().inputs("train")).to_json()
+
+
+@pytest.mark.parametrize("setting", ["ranges", "equalize", "correct_bias", "rounding"])
+def test_a_plan_goes_without_what_is_searched(setting: str) -> None:
+    default = Quantize.model_fields[setting].default
+    with pytest.raises(ValidationError, match=f"{setting}: with a `plan` nothing is searched; leave out"):
+        Quantize.model_validate({"plan": Path("quantization.json"), setting: default})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", '{"ranges": NaN}', "1e999"])
