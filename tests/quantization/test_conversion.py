@@ -6,6 +6,7 @@ from typing import Any
 import networks
 import numpy as np
 import pytest
+import tiny
 
 from compress.errors import ModelError, StageError
 from compress.quantization import calibration, conversion, fake, points
@@ -179,6 +180,16 @@ def test_a_layer_that_the_format_does_not_have_is_named(keras: Any) -> None:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), tail])
     with pytest.raises(ModelError, match=r"no Erf of Sequential 'tail'"):
         conversion.convert_float(model)
+
+
+def test_a_quantizer_that_leaves_floats_by_chance_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, whole = tiny.classifier(int8=False), tiny.classifier(int8=True)
+    made = [left, left, whole, left]
+    monkeypatch.setattr(conversion, "_convert", lambda *_: made.pop(0))
+    assert conversion.convert_calibrated(None, images(1)) == whole
+    made += [left] * 20
+    assert conversion.convert_calibrated(None, images(1)) == left
+    assert len(made) == 1 + 20 - conversion.ATTEMPTS
 
 
 def test_converting_twice_gives_the_same_bytes(keras: Any) -> None:
