@@ -6,7 +6,6 @@ from typing import Any
 import networks
 import numpy as np
 import pytest
-import tiny
 
 from compress.errors import ModelError, StageError
 from compress.quantization import calibration, conversion, fake, points
@@ -182,14 +181,31 @@ def test_a_layer_that_the_format_does_not_have_is_named(keras: Any) -> None:
         conversion.convert_float(model)
 
 
-def test_a_quantizer_that_leaves_floats_by_chance_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    left, whole = tiny.classifier(int8=False), tiny.classifier(int8=True)
-    made = [left, left, whole, left]
-    monkeypatch.setattr(conversion, "_convert", lambda *_: made.pop(0))
-    assert conversion.convert_calibrated(None, images(1)) == whole
-    made += [left] * 20
-    assert conversion.convert_calibrated(None, images(1)) == left
-    assert len(made) == 1 + 20 - conversion.ATTEMPTS
+@pytest.mark.parametrize(
+    ("kinds", "attempts"),
+    [
+        ([["DEQUANTIZE", "SPLIT", "QUANTIZE"], ["SPLIT"], [], ["SPLIT"]], 3),
+        ([["SPLIT"]] * 20, conversion.ATTEMPTS),
+        ([["SPLIT", "ADD"], []], 1),
+        ([["DEQUANTIZE", "QUANTIZE"], []], 1),
+    ],
+)
+def test_a_quantizer_that_leaves_a_split_float_by_chance_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, kinds: list[list[str]], attempts: int
+) -> None:
+    made: list[bytes] = []
+    monkeypatch.setattr(conversion, "_convert", lambda *_: made.append(bytes([len(made)])) or made[-1])
+    monkeypatch.setattr(conversion, "float_operators", lambda content: {kind: kind for kind in kinds[content[0]]})
+    assert conversion.convert_calibrated(None, images(1)) == made[-1]
+    assert len(made) == attempts
+
+
+def test_a_split_of_which_one_part_is_taken_is_quantized_every_time(keras: Any) -> None:
+    image = keras.Input((4, 4, 4))
+    x = keras.ops.split(keras.layers.Conv2D(4, 1)(image), 2, axis=-1)[1] * 2.0
+    folded = canonical(network.read(keras.Model(image, x)))
+    plan = calibration.calibrate(folded, np.random.default_rng(0).random((8, 4, 4, 4), np.float32))
+    assert len({conversion.convert(folded, plan) for _ in range(4)}) == 1
 
 
 def test_converting_twice_gives_the_same_bytes(keras: Any) -> None:
