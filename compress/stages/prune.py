@@ -147,7 +147,8 @@ class Prune(Stage, TrainingSettings):
         from compress.training import importance, network, norms, pruning
 
         inputs = chosen_inputs(context.data, self.samples, context.seed)[0]
-        importance.refuse_constant(model, inputs)
+        if not earlier:
+            importance.refuse_constant(model, inputs)
         samples = self._samples(model, context)
         cut = pruning.prepare(network.read(model), context.target, self.importance, samples)
         losses, facts = self._losses(cut, samples, context)
