@@ -197,8 +197,9 @@ def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
     long = min(110, max(draw.wide(name[:20]) for name in labels) + 4)
     upright = long <= cell
     left, top = 26 + long, 26 + (12 if upright else long)
-    size = (left + cell * len(counts) + 4, top + cell * len(counts) + 4)
-    parts = [draw.text(left, 14, "answer of the model →", "tick")]
+    across = "answer of the model →"
+    size = (left + max(cell * len(counts), draw.wide(across)) + 4, top + cell * len(counts) + 4)
+    parts = [draw.text(left, 14, across, "tick")]
     middle = top + cell * len(counts) / 2
     turned = draw.text(0, 0, "← true class", "tick", "middle")
     parts.append(f'<g transform="translate(13 {draw.n(middle)}) rotate(-90)">{turned}</g>')

@@ -336,3 +336,12 @@ def test_outline_of_lists_and_empty_values() -> None:
     assert report.outline(steps) == "- resize:\n    size: [32, 32]\n- flip: {}\n- - [1, 2]\n  - []"
     assert report.outline({}) == report.outline([]) == ""
     assert report.outline([{}, None]) == "- {}\n- not set"
+
+
+def test_the_title_of_a_small_confusion_matrix_is_not_cut_off() -> None:
+    svg = charts.confusion_matrix(["a", "b"], [[3, 1], [0, 2]])
+    found = re.search(r'viewBox="0 0 ([\d.]+) ', svg)
+    start = re.search(r'<text x="([\d.]+)"[^>]*>answer of the model', svg)
+    assert found is not None
+    assert start is not None
+    assert float(start[1]) + draw.wide("answer of the model →") <= float(found[1])
