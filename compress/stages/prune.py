@@ -174,9 +174,7 @@ class Prune(Stage, TrainingSettings):
 
         found = [f"the weights of {name} are all 0: is it trained?" for name in importance.empty(cut.network)]
         if cut.importance != self.importance:
-            found.append(
-                f"{self.importance} finds no channel that matters to the loss: {cut.importance} is used instead"
-            )
+            found.append(importance.instead(self.importance, cut.importance))
         for text in found:
             context.progress.note(f"prune: {text}")
         return found

@@ -111,6 +111,11 @@ def refuse_constant(model: Any, inputs: NDArray[np.float32]) -> None:
         raise StageError(what, todo="train it first (`train` before `prune`), and look at data.preprocess")
 
 
+def instead(asked: Method, used: Method) -> str:
+    """What to say where another method than the one asked for was used."""
+    return f"{asked} finds no channel that matters to the loss: {used} is used instead"
+
+
 def _batch_norm_factor(layer: Layer) -> NDArray[np.float64]:
     """Scale divided by the deviation; weights are [gamma], [beta], mean, variance."""
     gamma = layer.weights[0].astype(np.float64) if layer.config.get("scale", True) else np.float64(1)

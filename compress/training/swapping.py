@@ -56,6 +56,18 @@ CLASSES: Mapping[str, Activation] = {
     "LeakyRelu": "leaky_relu",
 }
 """Layers and operations that only apply an activation, by their class."""
+OTHERS: Mapping[str, str] = {
+    "HardShrink": "hard_shrink",
+    "LogSigmoid": "log_sigmoid",
+    "SoftShrink": "soft_shrink",
+    "Softsign": "softsign",
+    "SparsePlus": "sparse_plus",
+    "SparseSigmoid": "sparse_sigmoid",
+    "Squareplus": "squareplus",
+    "TanhShrink": "tanh_shrink",
+    "Threshold": "threshold",
+}
+"""Operations that are an activation too, which a ReLU is not put in the place of."""
 FREE = {"linear", "relu", "relu6", "sigmoid", "tanh", "softmax", "hard_sigmoid", "hard_tanh"}
 """Activations that are one operator of the Edge TPU at most, or, a hard sigmoid, a factor behind a ReLU6."""
 RECURRENT = {"LSTM", "GRU", "SimpleRNN", "LSTMCell", "GRUCell", "SimpleRNNCell", "ConvLSTM1D", "ConvLSTM2D"}
@@ -161,9 +173,13 @@ def _unswappable(layer: Layer, found: list[Activation], shown: set[Tensor]) -> s
         return f"{swappable[0]} is inside a recurrent layer" if swappable else ""
     if found and any(tensor.layer == layer.name for tensor in shown):
         return _an_output(found[0])
+    other = OTHERS.get(layer.kind)
     if inner and inner.lower() not in FREE and inner not in NAMES and inner not in CLASSES:
-        return f"{inner} is not among what a ReLU is put in the place of"
-    return ""
+        other = inner
+    if other and not found:
+        return f"{other} is not among what a ReLU is put in the place of"
+    wrapped = _wrapped(layer)
+    return _unswappable(wrapped, [], set()) if wrapped else ""
 
 
 def _activation_in(config: Mapping[str, Any]) -> str | None:
@@ -187,17 +203,40 @@ def _named(layer: Layer) -> Activation | None:
 
 def _swapped(layer: Layer, network: Network, kinds: Collection[Activation], by: str) -> tuple[Layer, list[Activation]]:
     """A layer with its activations swapped, and which those were."""
-    if layer.kind == "ReLU":
-        return _plain_relu(layer, kinds, by)
     if layer.kind == "PReLU" and layer.calls:
         return _shared_slopes(layer, network.shapes[Tensor(layer.name)], kinds)
-    kind = CLASSES.get(layer.kind)
-    if kind is not None:
+    return _with_relus(layer, kinds, by)
+
+
+def _with_relus(layer: Layer, kinds: Collection[Activation], by: str) -> tuple[Layer, list[Activation]]:
+    """A layer, and the one that it wraps, with ReLUs in the place of activations, and which those were."""
+    if layer.kind == "ReLU":
+        return _plain_relu(layer, kinds, by)
+    if layer.kind in RECURRENT:
+        return layer, []
+    if layer.kind in CLASSES:
+        kind = CLASSES[layer.kind]
         return (_relu(layer.name, by), [kind]) if kind in kinds else (layer, [])
     found: list[Activation] = []
-    if layer.kind in RECURRENT:
-        return layer, found
-    return layer.configured(**_with_relus(layer.config, kinds, by, found)), found
+    name = _activation_in(layer.config) or ""
+    named = NAMES.get(name) or CLASSES.get(name)
+    if named in kinds and named is not None:
+        found.append(named)
+        layer = layer.configured(activation=by)
+    wrapped = _wrapped(layer)
+    if wrapped:
+        wrapped, more = _with_relus(wrapped, kinds, by)
+        layer = layer.configured(layer=wrapped.entry) if more else layer
+        found += more
+    return layer, found
+
+
+def _wrapped(layer: Layer) -> Layer | None:
+    """The layer that one such as TimeDistributed applies, without calls and weights."""
+    entry = layer.config.get("layer")
+    if not (isinstance(entry, dict) and isinstance(entry.get("config"), dict)):
+        return None
+    return Layer(str(entry["config"].get("name")), str(entry.get("class_name")), entry, (), ())
 
 
 def _plain_relu(layer: Layer, kinds: Collection[Activation], by: str) -> tuple[Layer, list[Activation]]:
@@ -220,22 +259,6 @@ def _shared_slopes(
     mean = slopes.mean(axis=tuple(axis - 1 for axis in positions), keepdims=True)
     mean = np.broadcast_to(mean, (*mean.shape[:-1], shape[-1] or mean.shape[-1]))  # one for all channels, maybe
     return replace(layer.configured(shared_axes=positions), weights=(mean.astype(slopes.dtype),)), ["prelu"]
-
-
-def _with_relus(
-    config: Mapping[str, Any], kinds: Collection[Activation], by: str, found: list[Activation]
-) -> dict[str, Any]:
-    """A layer's settings, and those of the layers that it wraps, with activations swapped; `found` gets their kinds."""
-    swapped = dict(config)
-    name = _activation_in(config)
-    kind = NAMES.get(name or "") or CLASSES.get(name or "")
-    if kind in kinds and kind is not None:
-        found.append(kind)
-        swapped["activation"] = by
-    inner = config.get("layer")
-    if isinstance(inner, dict) and inner.get("class_name") not in RECURRENT and isinstance(inner.get("config"), dict):
-        swapped["layer"] = {**inner, "config": _with_relus(inner["config"], kinds, by, found)}
-    return swapped
 
 
 def _relu(name: str, by: str) -> Layer:

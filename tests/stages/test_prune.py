@@ -13,6 +13,7 @@ from blobs import Blobs, Silence, context
 from pydantic import ValidationError
 
 from compress.errors import StageError
+from compress.probes.sensitivity import Sensitivity
 from compress.stage import MODEL_KERAS, Artifact, Context, Kind
 from compress.stages import prune
 from compress.stages.prune import Prune
@@ -211,6 +212,21 @@ def test_a_layer_of_zeros_is_named(keras: Any, given: Artifact, work: Context, m
         "taylor finds no channel that matters to the loss: batch_norm is used instead",
     ]
     assert work.progress.notes == [f"prune: {text}" for text in step["warnings"]]  # type: ignore[attr-defined]
+
+
+def test_sensitivity_says_the_same_of_such_models(
+    keras: Any, given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = Sensitivity(samples=16)
+    assert probe.run({"model": given}, work)["importance"] == "taylor"
+    rewritten(keras, given, "second")
+    with pytest.raises(StageError, match=r"the same answer for all of 16 training samples"):
+        probe.run({"model": given}, work)
+    monkeypatch.setattr("compress.training.importance.refuse_constant", lambda *arguments: None)
+    assert probe.run({"model": given}, work)["importance"] == "batch_norm"
+    assert work.progress.notes == [  # type: ignore[attr-defined]
+        "sensitivity: taylor finds no channel that matters to the loss: batch_norm is used instead"
+    ]
 
 
 def test_out_of_reach_is_refused_before_training(given: Artifact, work: Context) -> None:

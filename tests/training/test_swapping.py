@@ -136,6 +136,36 @@ def test_activations_inside_layers_are_swapped(keras: Any) -> None:
     same(made, net("relu6", "relu6", "relu6", "relu6"), images() * 20)
 
 
+def test_activations_that_are_wrapped_are_swapped(keras: Any) -> None:
+    layers = keras.layers
+
+    def net(*activations: Any) -> Any:
+        def all_of_them(x: Any) -> Any:
+            for activation in activations:
+                x = layers.TimeDistributed(activation)(x)
+            return x
+
+        return around(keras, all_of_them)
+
+    made, swaps = swapped(net(layers.LeakyReLU(), layers.ELU(), layers.ReLU(4.0, negative_slope=0.1)))
+    assert {what: len(names) for what, names in swaps.done.items()} == {"leaky_relu": 2, "elu": 1}
+    same(made, net(layers.ReLU(), layers.ReLU(), layers.ReLU(4.0)), images())
+
+
+def test_what_no_relu_is_put_in_the_place_of_is_named_however_it_is_written(keras: Any) -> None:
+    layers = keras.layers
+
+    def net(x: Any) -> Any:
+        x = keras.ops.softsign(layers.Activation("softsign")(x))
+        return layers.TimeDistributed(layers.Conv1D(4, 3, padding="same", activation="softsign"))(x)
+
+    model = around(keras, net)
+    made, swaps = swapped(model)
+    assert not swaps.done
+    assert [*swaps.left.values()] == ["softsign is not among what a ReLU is put in the place of"] * 3
+    same(made, model, images())
+
+
 def test_activations_in_a_row_are_each_swapped(keras: Any) -> None:
     def hard(x: Any) -> Any:
         return x * keras.ops.relu6(x + 3) / 6
