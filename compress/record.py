@@ -209,6 +209,11 @@ def quantized_layers(folder: Path) -> list[dict[str, Any]]:
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError("is no report of ours", where=str(path), todo="run the pipeline again") from error
     if not found:
-        raise ModelError("has nothing about quantized layers", where=str(path), todo="run a pipeline with `quantize`")
+        raise ModelError(
+            "has nothing about quantized layers",
+            where=str(path),
+            todo="run a pipeline with `quantize`; where the converter found the ranges, as the report says, layers are "
+            "not told apart",
+        )
     rows: list[dict[str, Any]] = found[-1]
     return rows

@@ -36,6 +36,12 @@ def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
     if whole.data.task == "detection":
         what = "sensitivity asks which channels the classes of samples depend on, and the data is for detection"
         raise PipelineError(what, where=str(path), allowed="data with one class for each sample")
+    if not whole.unpruned:
+        raise PipelineError(
+            "there is no model with layers before any stage: channels cannot be removed from it",
+            where=str(path),
+            allowed="a model that is, or is rebuilt as, a Keras model",
+        )
     measured = whole.head.measure.model_copy(update={"sensitivity": SensitivitySettings(samples=samples)})
     name = whole.head.name[: 64 - len(SUFFIX)] + SUFFIX
     head = whole.head.model_copy(update={"name": name, "measure": measured})

@@ -109,6 +109,7 @@ class Unfit(NamedTuple):
 
 DETECTOR_STAGES = "train, swap, quantize, compile, package"
 """The stages that go with data for detection."""
+UNFIT_THROUGH_TFMOT = Unfit("it trains through tfmot, which is set up for classifiers only", DETECTOR_STAGES)
 
 
 class Data(Protocol):

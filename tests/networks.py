@@ -111,6 +111,17 @@ def shared_backwards(keras: Any) -> Any:
     return keras.Model(image, layers.Dense(3)(x), name="shared_backwards")
 
 
+def adapted(keras: Any) -> Any:
+    """A Normalization that has learnt from data: it computes with what it derives from its weights."""
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    norm = layers.Normalization()
+    norm.adapt(np.random.default_rng(0).normal(30, 8, (64, 12, 12, 3)).astype(np.float32))
+    image = keras.Input((12, 12, 3))
+    x = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 3, activation="relu")(norm(image)))
+    return keras.Model(image, layers.Dense(3)(x), name="adapted")
+
+
 ALL: tuple[Builder, ...] = (plain, inverted_residual, branches, squeeze_excite, nested)
 
 

@@ -55,6 +55,15 @@ def test_curves_of_the_model_before_anything_is_removed(tmp_path: Path) -> None:
     assert lines[-1] == "report: runs/curves-sensitivity/report.html"
 
 
+def test_a_file_without_layers_is_refused(coralline: tiny.Coralline, tmp_path: Path) -> None:
+    (tmp_path / "tiny.tflite").write_bytes(tiny.classifier())
+    text = PIPELINE.replace("builder: digits_cnn", "file: tiny.tflite")
+    (tmp_path / "p.yaml").write_text(text[: text.index("stages:")] + "stages: [compile: {}]")
+    done = coralline("sensitivity", "p.yaml")
+    assert done.returncode == 2
+    assert "there is no model with layers before any stage" in done.stderr
+
+
 def test_a_number_of_samples_that_cannot_be(coralline: tiny.Coralline, tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(PIPELINE)
     done = coralline("sensitivity", "p.yaml", "--samples", 0)

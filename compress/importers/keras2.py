@@ -339,9 +339,7 @@ class _Rebuilding:
                 for side in ("forward_layer", "backward_layer"):
                     getattr(new, side).set_weights(keras2_weights.copied(getattr(old, side)))
                 continue
-            new.set_weights(keras2_weights.copied(old))
-            if isinstance(new, self.keras.layers.Normalization):
-                new.finalize_state()
+            tensorflow.set_weights(new, keras2_weights.copied(old))
 
 
 def _steeper(kind: str, name: str) -> bool:

@@ -28,7 +28,8 @@ InputType = Literal["int8", "uint8"]
 
 
 LOOP = "WHILE"
-"""A recurrent layer: stays float, and makes the converter's own calibration (TensorFlow 2.21) end the process."""
+"""A loop, such as a recurrent layer that is not unrolled: stays float, and makes the converter's own calibration
+(TensorFlow 2.21) end the process."""
 ATTEMPTS = 8
 """TensorFlow 2.21's quantizer leaves a SPLIT float (one of which not all outputs are taken, one in an unrolled GRU or
 LSTM) in up to every second run; the files in which it does not are all the same."""
@@ -79,8 +80,8 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
     """Nothing, if a plan that was read from a file fits a network.
 
     Raises:
-        StageError: a range is missing or too many, a prescribed one is another, or an edit does not fit its layer.
-        ModelError: factors do not fit their layer, or would have no effect.
+        StageError: a range is missing or too many, a prescribed one is another, or an edit does not fit its layer, or
+            would have no effect.
     """
     found = rounding.find(network)
     points = set(found.values())

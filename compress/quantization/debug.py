@@ -33,7 +33,7 @@ SATURATED = 0.01
 
 @dataclass(frozen=True)
 class LayerError:
-    """One rounded tensor, or the weights of one layer.
+    """One rounded tensor, or the weights or the bias shifts of one layer.
 
     Attributes:
         point: its name in the plan; the layer's name and WEIGHTS for the rounding of weights, SHIFTS for bias shifts.
@@ -199,15 +199,16 @@ def _looks(
     values = keras().tree.flatten(build(observed(network, list(by_name.values())))(samples))
     shown = set(tensors_in(network.outputs))
     return {
-        name: _cause(np.asarray(value), plan.ranges[name], network.layers[tensor.layer].kind, tensor in shown)
+        name: _cause(np.asarray(value), name, plan, network.layers[tensor.layer].kind, tensor in shown)
         for (name, tensor), value in zip(by_name.items(), values, strict=True)
     }
 
 
-def _cause(value: NDArray[Any], limits: tuple[float, float], kind: str, is_output: bool) -> tuple[str, str]:
+def _cause(value: NDArray[Any], point: str, plan: QuantizationPlan, kind: str, is_output: bool) -> tuple[str, str]:
     """The first of the known causes that fits."""
+    limits = plan.ranges[point]
     tests: tuple[Callable[[], tuple[str, str] | None], ...] = (
-        lambda: _saturated(value, limits),
+        lambda: _saturated(value, limits, plan.method),
         lambda: _too_wide(value, limits),
         lambda: _one_for_all(value, kind, is_output),
         lambda: _imbalanced(value),
@@ -216,12 +217,16 @@ def _cause(value: NDArray[Any], limits: tuple[float, float], kind: str, is_outpu
     return next((found for test in tests if (found := test())), ("", ""))
 
 
-def _saturated(value: NDArray[Any], limits: tuple[float, float]) -> tuple[str, str] | None:
+def _saturated(value: NDArray[Any], limits: tuple[float, float], method: str) -> tuple[str, str] | None:
     step = (limits[1] - limits[0]) / 255
     beyond = float(((value < limits[0] - step) | (value > limits[1] + step)).mean())
     if beyond < SATURATED:
         return None
-    return f"{beyond:.1%} of its values are cut off", "quantize: {ranges: minmax}, or more calibration_samples"
+    if "training" in method:
+        setting = "quantize: {qat: {ranges: held}}, or a lower learning_rate"
+    else:
+        setting = "quantize: {ranges: minmax}, or more calibration_samples"
+    return f"{beyond:.1%} of its values are cut off", setting
 
 
 def _too_wide(value: NDArray[Any], limits: tuple[float, float]) -> tuple[str, str] | None:

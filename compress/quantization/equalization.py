@@ -21,7 +21,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.errors import ModelError
+from compress.errors import StageError
 from compress.quantization.points import activation_of
 from compress.training import channels as structure
 from compress.training.channels import MAKERS, Channels, Layout, Numbering
@@ -69,17 +69,17 @@ def _layout(
         return numbers.fresh(len(given[0]) * int(layer.config["depth_multiplier"]))
     if layer.kind == "Multiply":
         return _multiplied(layer, call, given, network, numbers)
-    if layer.kind in structure.TIED and len({len(each) for each in given}) != (len(given) > 1):
+    if layer.kind in structure.TIED and (len(given) == 1 or len({len(each) for each in given}) > 1):
         return None  # the other operand is a constant, or one channel for all: it is not scaled along
     if layer.config.get("groups", 1) != 1:
         return None
-    if layer.kind in (*MAKERS, *HOMOGENEOUS) or _bends_at_zero(layer):
+    if layer.kind in (*MAKERS, *HOMOGENEOUS) or _is_unbounded_relu(layer):
         return structure.layout(layer, call, given, network, numbers, layouts)
     return None
 
 
-def _bends_at_zero(layer: Layer) -> bool:
-    """Whether a layer is a ReLU, leaky or not, that goes on for ever."""
+def _is_unbounded_relu(layer: Layer) -> bool:
+    """Whether a layer is a ReLU, leaky or not, without an upper end."""
     sloped = layer.kind == "ReLU" and not layer.config.get("threshold") and layer.config.get("max_value") is None
     return sloped or activation_of(layer) in ("relu", "leaky_relu")
 
@@ -223,7 +223,7 @@ def applied(network: Network, factors: Mapping[str, tuple[float, ...]]) -> Netwo
     """The network scaled as a plan says.
 
     Raises:
-        ModelError: the plan is for another network, or scales channels that cannot be, or not alike.
+        StageError: the plan is for another network, or scales channels that cannot be, or not alike.
     """
     if not factors:
         return network
@@ -232,12 +232,12 @@ def applied(network: Network, factors: Mapping[str, tuple[float, ...]]) -> Netwo
     for name, values in factors.items():
         layout = channels.layouts.get(Tensor(name))
         if layout is None or len(layout) != len(values):
-            raise ModelError(f"the plan has {len(values)} factors for a layer {name!r}", todo="make the plan anew")
+            raise StageError(f"the plan has {len(values)} factors for a layer {name!r}", todo="make the plan anew")
         by_number[channels.group[layout]] = values
     by_number[channels.pinned] = 1.0
     for name, values in factors.items():
         if not np.array_equal(by_number[channels.group[channels.layouts[Tensor(name)]]], values):
-            raise ModelError(
+            raise StageError(
                 f"the plan has factors for a layer {name!r} that would have no effect",
                 allowed="1 for channels that must stay, as those of an output; the same for channels that are added",
             )

@@ -77,13 +77,13 @@ def _shared(order: list[tuple[Layer, int]], source: dict[Tensor, Tensor]) -> dic
 
 
 def fixed(network: Network, points: dict[Tensor, str]) -> dict[str, tuple[float, float]]:
-    """The points whose range TFLite prescribes."""
-    found = {}
+    """The points whose range TFLite prescribes: the same for all parts, where a concatenation shares one."""
+    found: dict[str, set[tuple[float, float] | None]] = {}
     for tensor, name in points.items():
-        activation = activation_of(network.layers[tensor.layer])
-        if activation in FIXED:
-            found[name] = FIXED[activation]
-    return found
+        layer = network.layers[tensor.layer]
+        if layer.kind != "Concatenate":
+            found.setdefault(name, set()).add(FIXED.get(activation_of(layer) or ""))
+    return {name: one for name, (one, *others) in found.items() if one is not None and not others}
 
 
 def _name(tensor: Tensor) -> str:

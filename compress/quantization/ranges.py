@@ -17,7 +17,7 @@ from compress.quantization.statistics import Statistics, spread
 Range = tuple[float, float]
 Method = Callable[[Statistics, str], Range]
 SAMPLE_PERCENT = 98.0
-"""Of the samples' own extremes: one corrupt sample in fifty changes nothing."""
+"""Of the samples' own extremes: fewer than one corrupt sample in fifty change nothing."""
 VALUE_PERCENT = 99.99
 SHRINKS = np.linspace(0.3, 1.0, 57)
 """Parts of the whole range that are tried as an end."""

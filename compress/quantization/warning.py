@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.quantization import fake, statistics
+from compress.quantization import statistics
 from compress.quantization.plan import QuantizationPlan, weights_digest
 from compress.quantization.statistics import Statistics
+from compress.training.importance import empty
 from compress.training.network import Network
 
 FEW = 32
@@ -44,9 +45,8 @@ def about_model(trained: Network, samples: NDArray[np.float32]) -> list[str]:
             f"the calibration samples are {far:.3g} standard deviations from what the model's first batch norm "
             "saw in training: is data.preprocess what the model was trained with?"
         )
-    layers = trained.layers.values()
-    dead = [layer.name for layer in layers if layer.kind in fake.SCALE_AXES and not layer.weights[0].any()]
-    return [*found, f"all weights are 0 in {', '.join(dead)}: was the model trained?"] if dead else found
+    zeros = empty(trained)
+    return [*found, f"all weights are 0 in {', '.join(zeros)}: was the model trained?"] if zeros else found
 
 
 def about_plan(plan: QuantizationPlan, network: Network) -> list[str]:
@@ -75,7 +75,9 @@ def about_activations(found: Statistics, outliers: list[int]) -> list[str]:
     return texts
 
 
-def about_answers(wanted: NDArray[np.float32], same: NDArray[np.float64], snr_db: NDArray[np.float64]) -> list[str]:
+def about_answers(
+    wanted: NDArray[np.float32], same: NDArray[np.float64], snr_db: NDArray[np.float64], *, by_plan: bool, trained: bool
+) -> list[str]:
     """Float answers that are all the same, and a file that answers otherwise than the float model, or nearly so.
 
     Args:
@@ -83,19 +85,20 @@ def about_answers(wanted: NDArray[np.float32], same: NDArray[np.float64], snr_db
         same: how far the .tflite file answers each of them the same, from 0 to 1 (`judging`).
         snr_db: the signal-to-noise ratio of each of its answers; it tells where agreement is no news, since one class
             wins whatever is lost.
+        by_plan: whether the file was made by a plan, of which `debug` knows more.
+        trained: whether its weights were trained with rounding, and so are others than the float model's.
     """
-    texts = []
+    texts, more = [], ": `python -m compress debug` says where it is lost" if by_plan else ""
     if len(wanted) > 1 and not np.ptp(wanted, axis=0).any():
         texts.append("the float model answers the same for every sample")
     apart, ratio = 1 - float(same.mean()), float(np.median(snr_db))
     if apart > DISAGREEING:
         texts.append(
-            f"{apart:.0%} of {len(wanted)} held-back samples are answered otherwise than by the float model: "
-            "`python -m compress debug` says where it is lost"
+            f"{apart:.0%} of {len(wanted)} held-back samples are answered otherwise than by the float model{more}"
         )
-    elif ratio < FAR_DB:
+    elif ratio < FAR_DB and not trained:
         texts.append(
             f"the outputs are far from those of the float model, though they mean the same ({ratio:.1f} dB of signal "
-            "to noise): `python -m compress debug` says where it is lost"
+            f"to noise){more}"
         )
     return texts

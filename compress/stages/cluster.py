@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from compress.stage import DETECTOR_STAGES, Artifact, Context, Facts, Kind, Need, Stage, Unfit
+from compress.stage import UNFIT_THROUGH_TFMOT, Artifact, Context, Facts, Kind, Need, Stage, Unfit
 from compress.training.batches import Passes
 
 
@@ -20,9 +20,7 @@ class Cluster(Stage, Passes):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "tensorflow-model-optimization")
-    for_objects: ClassVar[Unfit | None] = Unfit(
-        "it trains through tfmot, which is set up for classifiers only", DETECTOR_STAGES
-    )
+    for_objects: ClassVar[Unfit | None] = UNFIT_THROUGH_TFMOT
 
     clusters: Annotated[int, Field(ge=2, le=256)] = 16
     """How many values the weights of one kernel may have; zeros of a sparse kernel stay, as one of them."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from compress.errors import ModelError
-from compress.importers import SUFFIXES
 from compress.stage import (
     DETECTOR_STAGES,
     MODEL_KERAS,
@@ -23,7 +22,7 @@ from compress.stage import (
     Stage,
     Unfit,
 )
-from compress.stages.load import Origin, content_digest
+from compress.stages.load import Origin, content_digest, stage_for
 from compress.training.fit import TrainingSettings
 from compress.training.teaching import Features, Teaching
 
@@ -65,10 +64,6 @@ class Distill(Stage, TrainingSettings, Teaching):
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         self.goes_with(self)
-        for path in self.teachers:
-            if path != ORIGINAL and path.suffix and path.suffix.lower() not in SUFFIXES:
-                formats = f"{', '.join(SUFFIXES)}, the folder of a SavedModel, original"
-                raise ValueError(f"teachers: {path.name} is of no format that is read: {formats}")
         count = max(len(self.teachers), 1)
         if self.teacher_weights and len(self.teacher_weights) != count:
             raise ValueError(f"teacher_weights: {len(self.teacher_weights)} weights for {count} teachers")
@@ -82,12 +77,12 @@ class Distill(Stage, TrainingSettings, Teaching):
         """The same stage with the paths of teachers and student taken from `folder`.
 
         Raises:
-            ModelError: there is no such file or builder.
+            ModelError: there is no such file or builder, or it is no model.
         """
         paths = tuple(path if path == ORIGINAL else folder / path for path in self.teachers)
         for path in paths:
-            if path != ORIGINAL and not path.exists():
-                raise ModelError(f"there is no file {path}", where="teachers", todo="check the path")
+            if path != ORIGINAL:
+                _refuse_other(path)
         if self.student is None:
             return self.model_copy(update={"teachers": paths})
         student = self.student.beside(folder)
@@ -151,3 +146,16 @@ class Distill(Stage, TrainingSettings, Teaching):
                 found.append(replace(teacher, name="the original"))
         weights = self.teacher_weights or (1.0,) * len(found)
         return [replace(teacher, weight=weight) for teacher, weight in zip(found, weights, strict=True)]
+
+
+def _refuse_other(path: Path) -> None:
+    """Nothing, if a path is that of a model file or folder.
+
+    Raises:
+        ModelError: it is not.
+    """
+    try:
+        stage_for(path)
+    except ModelError as error:
+        error.where = f"teachers: {error.where}" if error.where else "teachers"
+        raise

@@ -172,7 +172,8 @@ class Prune(Stage, TrainingSettings):
         """What is odd about the model, told at once and for the record."""
         from compress.training import importance
 
-        found = [f"the weights of {name} are all 0: is it trained?" for name in importance.empty(cut.network)]
+        zeros = importance.empty(cut.network)
+        found = [f"all weights are 0 in {', '.join(zeros)}: was the model trained?"] if zeros else []
         if cut.importance != self.importance:
             found.append(importance.instead(self.importance, cut.importance))
         for text in found:

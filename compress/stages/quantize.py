@@ -45,8 +45,8 @@ class Candidate:
     network: Network
     plan: QuantizationPlan
 
-    def told(self) -> QuantizationPlan:
-        """The plan, with the weights that it is for."""
+    def signed(self) -> QuantizationPlan:
+        """The plan, with a digest of the weights that it is for."""
         from compress.quantization.plan import weights_digest
 
         digest = weights_digest(self.network)
@@ -154,7 +154,8 @@ class Quantize(Stage, TrainingSettings):
         judge = judging.judge(context.detector)
         same = judge.same(wanted, found)
         facts["agreement"] = round(float(same.mean()), 4)
-        warn(warning.about_answers(wanted, same, judge.snr_db(wanted, found)))
+        kept = {"by_plan": "layers" in facts, "trained": facts["kept"] == "qat"}
+        warn(warning.about_answers(wanted, same, judge.snr_db(wanted, found), **kept))
         return facts
 
     def _by_converter(self, given: Artifact, samples: Samples, context: Context, facts: Facts) -> bytes:
@@ -198,10 +199,12 @@ class Quantize(Stage, TrainingSettings):
             context.progress.note(f"{error.what}: using the converter's own calibration instead")
             if self.method == "qat":
                 _warner(facts, context)([f"not trained with rounding, because {error.what}"])
-            facts["ranges"] = f"found by the converter, because {error.what}"
-            return conversion.convert_calibrated(network.build(given), search.samples, self.io)
+            facts |= {"kept": "ptq", "ranges": f"found by the converter, because {error.what}"}
+            return conversion.refuse_float(
+                conversion.convert_calibrated(network.build(given), search.samples, self.io), given
+            )
         facts["layers"] = debug.to_json(debug.errors(best.network, best.plan, search.held_back[:DEBUGGED]))
-        (context.folder / PLAN_FILE).write_text(best.told().to_json())
+        (context.folder / PLAN_FILE).write_text(best.signed().to_json())
         rounded = conversion.gridded(conversion.edited(best.network, best.plan), best.plan)
         facts["zeros"] = round(redundancy.zeros(redundancy.by_layer(rounded)), 4)
         facts |= {"kept": best.method, "ranges": best.plan.method}

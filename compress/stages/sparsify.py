@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from compress.stage import DETECTOR_STAGES, Artifact, Context, Facts, Kind, Need, Stage, Unfit
+from compress.stage import UNFIT_THROUGH_TFMOT, Artifact, Context, Facts, Kind, Need, Stage, Unfit
 from compress.training.batches import Passes
 
 
@@ -20,9 +20,7 @@ class Sparsify(Stage, Passes):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "tensorflow-model-optimization")
-    for_objects: ClassVar[Unfit | None] = Unfit(
-        "it trains through tfmot, which is set up for classifiers only", DETECTOR_STAGES
-    )
+    for_objects: ClassVar[Unfit | None] = UNFIT_THROUGH_TFMOT
 
     method: Literal["magnitude", "2by4"] = "magnitude"
     """magnitude: a share of each kernel. 2by4: 2 of 4 neighbours along the input channels, for some other chips."""

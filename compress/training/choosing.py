@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,12 @@ from compress.stage import Context, Facts
 from compress.store import write_atomically
 from compress.training import subset
 from compress.training.subset import Indices, Subset
-from compress.training.tensorflow import keras
+from compress.training.tensorflow import keras, set_weights
 
 if TYPE_CHECKING:
     from compress.training.fit import Head
 
-FILE = "subset.npy"
+FILE = "subset.npz"
 BATCH = 64
 FEATURES = 256
 """Features are projected to so many at most: distances stay, within some percent."""
@@ -87,35 +88,38 @@ def chosen(settings: Subset, head: Head, model: Any, trained: Trained, context: 
     Raises:
         StageError: nothing would be left to choose, or a proxy's answers are no numbers.
     """
-    began = time.monotonic()
     labels = context.data.labels("train")
     count = max(round(settings.share * len(labels)), 1)
     if count < len(np.unique(labels)):
         what = f"leaves {count} samples of {len(labels)} for {len(np.unique(labels))} classes"
         raise StageError(f"subset.share {settings.share} {what}", todo="make it larger")
     path = context.unfinished / FILE if context.unfinished else None
-    indices = _left(path, len(labels)) if path is not None else None
-    if indices is None:
+    found = _left(path, len(labels)) if path is not None else None
+    if found is None:
+        began = time.monotonic()
         indices = _choose(settings, count, head, (model, trained), context)
+        found = indices, time.monotonic() - began
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             content = io.BytesIO()
-            np.save(content, indices)
+            np.savez(content, indices=indices, seconds=found[1])
             write_atomically(path, content.getvalue())
+    indices, seconds = found
     how = f"{settings.by}, {settings.keep}" if settings.by == "hardness" else settings.by
-    facts = {"by": how, "samples": len(indices), "of": len(labels), "seconds": round(time.monotonic() - began, 1)}
+    facts = {"by": how, "samples": len(indices), "of": len(labels), "seconds": round(seconds, 1)}
     context.progress.note(f"subset: {told(facts)}")
     return indices, {"subset": facts}
 
 
-def _left(path: Path, count: int) -> Indices | None:
-    """What an interrupted try has chosen; None if it has not, or not from so many samples."""
+def _left(path: Path, count: int) -> tuple[Indices, float] | None:
+    """What an interrupted try has chosen, in how many seconds; None if it has not, or not from so many samples."""
     try:
-        found = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
-    except (OSError, EOFError, ValueError):
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as content:
+            found, seconds = content["indices"], float(content["seconds"])
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile):
         return None
     good = found.ndim == 1 and found.dtype == np.int64 and len(found) and 0 <= found.min() <= found.max() < count
-    return found if good else None
+    return (found, seconds) if good else None
 
 
 def told(facts: Facts, what: str = "training") -> str:
@@ -145,9 +149,13 @@ def _choose(settings: Subset, count: int, head: Head, models: tuple[Any, Trained
 
 
 def fresh(model: Any, seed: int) -> Any:
-    """A classifier like this one, with weights as before any training."""
+    """A classifier like this one, with weights as before any training; what normalizations know of the data stays."""
     library = keras(seed)
-    return library.models.clone_model(library.Model(model.inputs[0], model.outputs[0]))
+    made = library.models.clone_model(library.Model(model.inputs[0], model.outputs[0]))
+    for old, new in zip(model._flatten_layers(), made._flatten_layers(), strict=True):
+        if isinstance(old, library.layers.Normalization):
+            set_weights(new, old.get_weights())
+    return made
 
 
 def _probabilities(head: Head, outputs: Any) -> NDArray[Any]:

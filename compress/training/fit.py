@@ -87,9 +87,11 @@ class TrainingSettings(Passes):
         return None
 
 
-Scores = Literal["logits", "softmax", "sigmoid"]
+Output = Literal["logits", "softmax", "sigmoid"]
 PASSING = {"Reshape", "Flatten", "Squeeze", "Identity", "Dropout", "Cast"}
 """Layers and operations that leave scores what they are."""
+LOOKED_AT = 16
+"""Samples that outputs are looked at on, where what makes them does not say what they are."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Head:
         scores: logits (of a softmax), or probabilities: together (softmax), or of each class by itself (sigmoid).
     """
 
-    scores: Scores
+    scores: Output
 
     def logits(self, outputs: Any) -> Any:
         """Outputs as logits (up to a constant, where they are probabilities that sum to 1)."""
@@ -126,15 +128,19 @@ def head_of(model: Any, data: Data) -> Head:
             f"the model's output has the shape {list(shape)}, but the data has {len(data.class_names)} classes",
             todo="check data.source and the model's last layer",
         )
-    return Head(_scores(model.outputs[0]))
+    return Head(_made_as(model.outputs[0]) or _seen_as(model, data))
 
 
-def _scores(tensor: Any) -> Scores:
-    """What the numbers of a Keras tensor are, by what made them: a layer, its activation, or a model's own output."""
+def _made_as(tensor: Any) -> Output | None:
+    """What the numbers of a Keras tensor are, by what made them: a layer, its activation, or a model's own output.
+
+    None where that is an operation that does not say.
+    """
     operation, call, place = tensor._keras_history
     if isinstance(operation, keras().Model):
-        return _scores(operation.outputs[place])
+        return _made_as(operation.outputs[place])
     activation = getattr(operation, "activation", None)
+    activation = getattr(activation, "activation", activation)  # a layer may be another one's activation
     kind = type(operation).__name__
     name = kind if activation is None else getattr(activation, "__name__", type(activation).__name__)
     if name.lower() == "softmax":
@@ -142,8 +148,15 @@ def _scores(tensor: Any) -> Scores:
     if name.lower() == "sigmoid":
         return "sigmoid"
     if kind in PASSING or (kind, name) == ("Activation", "linear"):
-        return _scores(operation._inbound_nodes[call].input_tensors[0])
-    return "logits"
+        return _made_as(operation._inbound_nodes[call].input_tensors[0])
+    return "logits" if getattr(operation, "weights", None) else None
+
+
+def _seen_as(model: Any, data: Data) -> Output:
+    """What a model's outputs are, by their values: probabilities sum to 1, whatever mixed them."""
+    found = np.asarray(model(data.inputs("train")[:LOOKED_AT], training=False), np.float64)
+    sums = (found > -1e-6).all() and (abs(found.sum(axis=1) - 1) < 1e-3).all()
+    return "softmax" if sums else "logits"
 
 
 def refuse_misfit(model: Any, data: Data, outputs: int) -> None:
@@ -299,18 +312,21 @@ def _kept(trainer: Any, optimizer: Any, stopping: Any, context: Context) -> Chec
 
 
 def _optimizer(library: Any, settings: TrainingSettings, batches: int) -> Any:
-    """Adam, with a learning rate that may rise from 0 and then falls as it is told."""
-    steps = batches * settings.epochs // settings.gradient_accumulation
-    if not steps:
+    """Adam, with a learning rate that may rise from 0 and then falls as it is told.
+
+    Where gradients are accumulated, Keras goes along the schedule and averages weights at every batch all the same.
+    """
+    total, accumulated = batches * settings.epochs, settings.gradient_accumulation
+    if total < accumulated:
         raise StageError(
-            f"gradient_accumulation: {settings.gradient_accumulation} batches make one step, but the whole training "
-            f"has {batches * settings.epochs}, so that nothing would be learnt",
-            allowed=f"up to {batches * settings.epochs}",
+            f"gradient_accumulation: {accumulated} batches make one step, but the whole training "
+            f"has {total}, so that nothing would be learnt",
+            allowed=f"up to {total}",
             todo="lower it, or train for more epochs",
         )
-    schedule = schedules.schedule(settings.schedule, settings.learning_rate, steps, int(steps * settings.warmup))
-    averaged = {} if settings.ema is None else {"use_ema": True, "ema_momentum": settings.ema}
-    several = settings.gradient_accumulation if settings.gradient_accumulation > 1 else None
+    schedule = schedules.schedule(settings.schedule, settings.learning_rate, total, int(total * settings.warmup))
+    averaged = {} if settings.ema is None else {"use_ema": True, "ema_momentum": settings.ema ** (1 / accumulated)}
+    several = accumulated if accumulated > 1 else None
     adam = library.optimizers.Adam(schedule, gradient_accumulation_steps=several, **averaged)
     return library.optimizers.LossScaleOptimizer(adam) if settings.precision == "mixed_float16" else adam
 

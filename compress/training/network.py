@@ -16,7 +16,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.training.tensorflow import keras
+from compress.training.tensorflow import keras, set_weights
 
 Weights = tuple[NDArray[Any], ...]
 
@@ -328,7 +328,7 @@ def build(network: Network) -> Any:
         operations = {operation.name: operation for operation in model.operations}
         for layer in network.layers.values():
             if layer.weights:
-                operations[layer.name].set_weights(list(layer.weights))
+                set_weights(operations[layer.name], list(layer.weights))
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(f"the network {network.name!r} cannot be built: {str(error).splitlines()[0]}") from error
     return model

@@ -19,7 +19,7 @@ def schedule(name: Name, highest: float, steps: int, rising: int) -> Any:
     Args:
         name: how it falls.
         highest: the learning rate at the start, or after rising.
-        steps: of the whole training.
+        steps: batches of the whole training.
         rising: the first of them, in which it rises from 0.
     """
     return _schedule()(name, highest, steps, rising)

@@ -178,8 +178,12 @@ def _unswappable(layer: Layer, found: list[Activation], shown: set[Tensor]) -> s
         other = inner
     if other and not found:
         return f"{other} is not among what a ReLU is put in the place of"
-    wrapped = _wrapped(layer)
-    return _unswappable(wrapped, [], set()) if wrapped else ""
+    for inside in _applied(layer, "layer", "cell", "cells", "layers"):
+        why = _unswappable(inside, [], set())
+        nested = "layer" not in layer.config and _named(inside)
+        if why or nested:
+            return why or f"{nested} is inside a {layer.kind}, into which swap does not go"
+    return ""
 
 
 def _activation_in(config: Mapping[str, Any]) -> str | None:
@@ -223,20 +227,22 @@ def _with_relus(layer: Layer, kinds: Collection[Activation], by: str) -> tuple[L
     if named in kinds and named is not None:
         found.append(named)
         layer = layer.configured(activation=by)
-    wrapped = _wrapped(layer)
-    if wrapped:
-        wrapped, more = _with_relus(wrapped, kinds, by)
-        layer = layer.configured(layer=wrapped.entry) if more else layer
+    for wrapped in _applied(layer, "layer"):
+        swapped, more = _with_relus(wrapped, kinds, by)
+        layer = layer.configured(layer=swapped.entry) if more else layer
         found += more
     return layer, found
 
 
-def _wrapped(layer: Layer) -> Layer | None:
-    """The layer that one such as TimeDistributed applies, without calls and weights."""
-    entry = layer.config.get("layer")
-    if not (isinstance(entry, dict) and isinstance(entry.get("config"), dict)):
-        return None
-    return Layer(str(entry["config"].get("name")), str(entry.get("class_name")), entry, (), ())
+def _applied(layer: Layer, *keys: str) -> list[Layer]:
+    """The layers that one such as TimeDistributed or RNN applies, without calls and weights."""
+    values = [layer.config.get(key) for key in keys]
+    entries = [entry for value in values for entry in (value if isinstance(value, list) else [value])]
+    return [
+        Layer(str(entry["config"].get("name")), str(entry.get("class_name")), entry, (), ())
+        for entry in entries
+        if isinstance(entry, dict) and isinstance(entry.get("config"), dict)
+    ]
 
 
 def _plain_relu(layer: Layer, kinds: Collection[Activation], by: str) -> tuple[Layer, list[Activation]]:

@@ -25,6 +25,17 @@ def keras(seed: int | None = None) -> Any:
     return library
 
 
+def set_weights(model: Any, weights: list[Any]) -> None:
+    """Sets the weights of a model or layer, and what normalizations compute with.
+
+    An adapted `Normalization` derives that from its weights, and `set_weights` alone leaves it as it was.
+    """
+    model.set_weights(weights)
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras().layers.Normalization):
+            layer.finalize_state()
+
+
 @functools.cache  # AutoGraph, which meets `keras()` in losses, leaves it alone and does not print the environment
 def _set_environment() -> None:
     """What TensorFlow and Keras look at when they are imported."""

@@ -201,6 +201,8 @@ def _reasons(network: Network, *, by_four: bool = False, clusters: int = 0) -> d
             found[layer.name] = f"2by4 needs 3 input channels or more; there are {kernel.shape[-2]}"
         elif kernel.size <= clusters:
             found[layer.name] = f"it has {kernel.size} weights, no more than clusters"
+        elif clusters == 2 and redundancy.by_layer(network)[layer.name].sparse:
+            found[layer.name] = "it is sparse, and zeros need a cluster of their own beside two others"
         elif not isinstance(layer.config.get("activation", "linear"), str):
             found[layer.name] = "its activation is a function of your own"
         else:

@@ -561,6 +561,37 @@ def test_models_of_16_bits_become_models_of_32(keras: Any, tmp_path: Path, polic
 
 
 @pytest.mark.tensorflow
+def test_names_operations_and_statistics_of_models_of_16_bits(keras: Any, tmp_path: Path) -> None:
+    layers = keras.layers
+    norm = layers.Normalization(dtype="float32")
+    norm.adapt(np.random.default_rng(0).normal(50, 20, (64, 6)).astype(np.float32))
+    given = keras.Input((6,))
+    x = keras.ops.cast(layers.Dense(4, dtype="float32", name="bfloat16")(norm(given)), "float16") * 2.0
+    model = keras.Model(given, layers.Dense(3, dtype="mixed_float16", name="float16")(x))
+    model.save(tmp_path / "narrow.keras")
+    loaded = keras_file.load(tmp_path / "narrow.keras")
+    assert [layer.name for layer in loaded.layers if isinstance(layer, layers.Dense)] == ["bfloat16", "float16"]
+    assert not [each for each in loaded.operations if "16" in str(each.output.dtype)]
+    samples = np.random.default_rng(1).normal(50, 20, (5, 6)).astype(np.float32)
+    np.testing.assert_allclose(np.asarray(loaded(samples)), np.asarray(model(samples), np.float32), atol=0.02)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("sequential", [False, True])
+def test_inputs_of_bytes_become_floats(keras: Any, tmp_path: Path, sequential: bool) -> None:
+    layers = keras.layers
+    image, stack = keras.Input((4, 4, 3), dtype="uint8"), [layers.Rescaling(1 / 255), layers.Flatten(), layers.Dense(2)]
+    model = keras.Sequential([image, *stack])
+    if not sequential:
+        model = keras.Model(image, stack[2](stack[1](keras.ops.cast(image, "float32") / 255.0)))
+    model.save(tmp_path / "bytes.keras")
+    loaded = keras_file.load(tmp_path / "bytes.keras")
+    assert [tensor.dtype for tensor in loaded.inputs] == ["float32"]
+    samples = np.random.default_rng(1).integers(0, 256, (5, 4, 4, 3)).astype(np.uint8)
+    np.testing.assert_allclose(np.asarray(loaded(samples.astype(np.float32))), np.asarray(model(samples)), atol=1e-5)
+
+
+@pytest.mark.tensorflow
 def test_weights_that_keras_has_quantized_are_refused(keras: Any, tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="small")])
     model.layers[0].quantize("int8")

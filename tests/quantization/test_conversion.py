@@ -41,6 +41,24 @@ def test_the_int8_file_computes_what_the_model_does(keras: Any, builder: network
     assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99
 
 
+@pytest.mark.parametrize("names", [("sigmoid", None), (None, "tanh"), ("sigmoid", "tanh"), ("sigmoid", "sigmoid")])
+def test_a_concatenation_is_as_wide_as_all_of_its_parts(keras: Any, tmp_path: Path, names: tuple[Any, Any]) -> None:
+    image, layers = keras.Input((12, 12, 3)), keras.layers
+    parts = [layers.Conv2D(4, 3, activation=name)(image) for name in names]
+    made = layers.Conv2D(4, 3)(layers.Concatenate()(parts))
+    model = networks.randomized(keras.Model(image, layers.GlobalMaxPooling2D()(made)))
+    model.layers[1].set_weights([weight * 5 for weight in model.layers[1].get_weights()])
+    folded = canonical(network.read(model))
+    plan = calibration.calibrate(folded, images(40))
+    prescribed = points.fixed(folded, points.find(folded))
+    assert [*prescribed.values()] == ([(0.0, 255 / 256)] if names == ("sigmoid", "sigmoid") else [])
+    conversion.refuse_mismatch(folded, plan)
+    (tmp_path / "m.tflite").write_bytes(conversion.convert(folded, plan))
+    wanted = np.asarray(model(images(30)))
+    found = Model(tmp_path / "m.tflite", reproducible=True).scores(images(30))
+    assert np.abs(found - wanted).max() < 0.06 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
 def test_everything_is_integer_and_maps_to_the_edge_tpu(keras: Any, builder: networks.Builder) -> None:
     from compress.edgetpu.placement import place

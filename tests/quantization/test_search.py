@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compress.errors import ModelError
+from compress.errors import StageError
 from compress.quantization import (
     adaround,
     calibration,
@@ -139,7 +139,7 @@ def test_a_plan_holds_its_factors(keras: Any) -> None:
 
 @pytest.mark.parametrize("name", ["conv2d_999", "dense"])
 def test_a_plan_for_another_network_is_refused(keras: Any, name: str) -> None:
-    with pytest.raises(ModelError, match=rf"the plan has 77 factors for a layer '{name}"):
+    with pytest.raises(StageError, match=rf"the plan has 77 factors for a layer '{name}"):
         equalization.applied(folded(keras, networks.plain), {name: (1.0,) * 77})
 
 
@@ -404,7 +404,10 @@ def test_the_tensor_that_costs_most_is_first(keras: Any) -> None:
     assert shown == {*plan.ranges} - {net.outputs.layer}  # the softmax
     assert len(rows) > len(shown)
     narrow = QuantizationPlan({**plan.ranges, name: nudged(0.0, 0.3 * plan.ranges[name][1])}, "one too narrow")
-    assert "of its values are cut off" in debug.errors(net, narrow, images(32, 5))[0].cause
+    for method, setting in (("minmax", "{ranges: minmax}"), ("minmax, then learnt in 2 epochs of training", "held")):
+        worst = debug.errors(net, replace(narrow, method=method), images(32, 5))[0]
+        assert "of its values are cut off" in worst.cause
+        assert setting in worst.setting
 
 
 def test_an_imbalance_is_named(keras: Any) -> None:

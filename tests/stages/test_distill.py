@@ -173,8 +173,10 @@ def test_the_contents_of_files_are_part_of_the_key_and_their_names_are_not(tmp_p
         ("weight: 1, class_weights: balanced", "stages[0].distill: class_weights: balanced needs the labels"),
         (
             "teachers: [a.pth]",
-            "teachers: a.pth is of no format that is read: .keras, .h5, .hdf5, .onnx, .tflite, the folder of a SavedMo",
+            "stages[0]: teachers: a.pth is of no format that is read; allowed: .keras, .h5, .hdf5, .onnx, .tflite, or",
         ),
+        ("teachers: [notes]", "stages[0]: teachers: notes is of no format that is read"),
+        ("teachers: [photos.v2]", "stages[0]: teachers: {folder}/photos.v2: has no saved_model.pb"),
         ("teachers: [a.keras]", "stages[0]: teachers: there is no file {folder}/a.keras; check the path"),
         ("teacher_weights: [1, 2]", "teacher_weights: 2 weights for 1 teachers"),
         ("student: {}", "stages[0].distill.student: needs either the key 'builder' or the key 'file'"),
@@ -190,6 +192,9 @@ def test_the_contents_of_files_are_part_of_the_key_and_their_names_are_not(tmp_p
 )
 def test_what_cannot_be_is_refused_before_any_work(tmp_path: Path, settings: str, message: str) -> None:
     (tmp_path / "tiny.tflite").write_bytes(tiny.classifier())
+    for name in ("a.pth", "notes"):
+        (tmp_path / name).write_text("no model")
+    (tmp_path / "photos.v2").mkdir()
     path = tmp_path / "file.yaml"
     head, _, tail = COMPLETE.partition("stages:\n")
     head = head.replace("builder: digits_cnn", "file: teacher.keras")

@@ -208,7 +208,7 @@ def test_a_layer_of_zeros_is_named(keras: Any, given: Artifact, work: Context, m
     monkeypatch.setattr("compress.training.importance.refuse_constant", lambda *arguments: None)
     (step,) = Prune(epochs=0).run(given, work)["steps"]
     assert step["warnings"] == [
-        "the weights of second are all 0: is it trained?",
+        "all weights are 0 in second: was the model trained?",
         "taylor finds no channel that matters to the loss: batch_norm is used instead",
     ]
     assert work.progress.notes == [f"prune: {text}" for text in step["warnings"]]  # type: ignore[attr-defined]

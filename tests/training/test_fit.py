@@ -34,12 +34,16 @@ def network(keras: Any, softmax: bool = True, dropout: float = 0.0) -> Any:
         ("softmax", lambda layers, x: layers.Activation(layers.Softmax())(x)),
         ("softmax", lambda layers, x: layers.Activation("linear")(layers.Activation("softmax")(x))),
         ("softmax", lambda layers, x: layers.Reshape((2,))(layers.Softmax()(layers.Reshape((1, 2))(x)))),
+        ("softmax", lambda layers, x: layers.Average()([layers.Softmax()(x), layers.Softmax()(x * 2.0)])),
+        ("softmax", lambda layers, x: layers.Softmax()(x) * 1.0),
+        ("logits", lambda layers, x: x * 1.0),
+        ("sigmoid", lambda layers, x: layers.Dense(2, activation=layers.Activation("sigmoid"))(x)),
         ("sigmoid", lambda layers, x: layers.Dropout(0.1)(layers.Activation("sigmoid")(x))),
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_what_scores_are_is_seen_wherever_they_are_made(
-    keras: Any, scores: fit.Scores, end: Callable[[Any, Any], Any], nested: bool
+    keras: Any, scores: fit.Output, end: Callable[[Any, Any], Any], nested: bool
 ) -> None:
     features = keras.Input((8,))
     head = keras.Model(features, end(keras.layers, keras.layers.Dense(2)(features)))
@@ -181,6 +185,19 @@ def test_gradients_are_accumulated(keras: Any) -> None:
     assert float(variable[0]) == 0
     optimizer.apply([keras.ops.ones(1)])
     assert float(variable[0]) == pytest.approx(-0.1, rel=0.01)
+
+
+@pytest.mark.parametrize("accumulated", [1, 4])
+def test_accumulating_changes_neither_the_schedule_nor_the_average(keras: Any, accumulated: int) -> None:
+    settings = TrainingSettings(epochs=10, learning_rate=0.1, gradient_accumulation=accumulated, ema=0.8)
+    batches = 8 * accumulated
+    optimizer, variable = fit._optimizer(keras, settings, batches=batches), keras.Variable(np.zeros(1, np.float32))
+    optimizer.build([variable])
+    for _ in range(5 * batches):
+        optimizer.apply([keras.ops.ones(1)])
+    assert float(optimizer._get_current_learning_rate()) == pytest.approx(0.05)
+    behind = float(variable[0]) - float(optimizer._model_variables_moving_average[0][0])
+    assert behind == pytest.approx(-0.24, abs=0.05)  # about 4 steps of 0.06: 0.8 / (1 - 0.8)
 
 
 def test_a_training_of_less_than_one_step_is_refused(keras: Any, tmp_path: Path) -> None:

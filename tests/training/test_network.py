@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from compress.errors import ModelError
-from compress.training import network
+from compress.training import choosing, network
+from compress.training.folding import canonical
 from compress.training.network import Tensor
+from compress.training.precision import lowered
 
 pytestmark = pytest.mark.tensorflow
 
@@ -27,6 +29,18 @@ def test_a_model_read_and_built_again_computes_the_same(keras: Any, builder: net
     given = images(channels=model.input_shape[-1])
     for made, wanted in zip(keras.tree.flatten(again(given)), keras.tree.flatten(model(given)), strict=True):
         np.testing.assert_array_equal(np.asarray(made), np.asarray(wanted))
+
+
+def test_an_adapted_normalization_stays_adapted(keras: Any) -> None:
+    read = network.read(model := networks.adapted(keras))
+    given = np.random.default_rng(1).normal(30, 8, (5, 12, 12, 3)).astype(np.float32)
+    wanted = np.asarray(model(given))
+    np.testing.assert_allclose(np.asarray(network.build(read)(given)), wanted, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(network.build(canonical(read))(given)), wanted, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(lowered(model, "mixed_bfloat16")(given)), wanted, atol=0.1)
+    fresh = choosing.fresh(model, 0)
+    again = fresh.get_layer("normalization")(given)
+    np.testing.assert_allclose(np.asarray(again), np.asarray(model.get_layer("normalization")(given)), atol=1e-5)
 
 
 def test_keras_is_given_the_layers_in_order_and_goes_over_them_once(

@@ -124,7 +124,7 @@ def test_features_are_what_the_last_layer_is_given(keras: Any, softmax: bool) ->
     dense = next(layer for layer in model.layers if type(layer).__name__ == "Dense")
     kernel, bias = dense.get_weights()
     logits = found @ kernel + bias
-    head = Head(softmax)
+    head = Head("softmax" if softmax else "logits")
     wanted = np.asarray(head.logits(model.predict(inputs, verbose=0)))
     np.testing.assert_allclose(
         logits - logits.mean(1, keepdims=True), wanted - wanted.mean(1, keepdims=True), atol=1e-4
@@ -162,7 +162,7 @@ def test_training_on_a_part(keras: Any, tmp_path: Path, settings: dict[str, Any]
     assert told["seconds"] >= 0
     assert "24 of 96 samples for training" in notes.notes[0]
     assert "75% saved" in notes.notes[0]
-    kept = np.load(tmp_path / "left" / choosing.FILE)
+    kept = np.load(tmp_path / "left" / choosing.FILE)["indices"]
     assert len(set(kept.tolist())) == 24
     if settings["by"] != "random":
         np.testing.assert_array_equal(np.bincount(data.labels("train")[kept]), [12, 12])
@@ -173,13 +173,14 @@ def test_an_interrupted_choice_is_found_again(keras: Any, tmp_path: Path) -> Non
     given = replace(context(Blobs(), tmp_path), progress=Notes(), unfinished=tmp_path)
     part = Subset(by="hardness", share=0.25, epochs=1)
     never = replace(given, progress=Notes())
-    np.save(tmp_path / choosing.FILE, np.arange(24))
+    np.savez(tmp_path / choosing.FILE, indices=np.arange(24), seconds=4.2)
 
     def trained(number: int) -> Any:
         raise AssertionError(number)
 
-    found, _ = choosing.chosen(part, Head("softmax"), None, trained, never)
+    found, facts = choosing.chosen(part, Head("softmax"), None, trained, never)
     np.testing.assert_array_equal(found, np.arange(24))
+    assert facts["subset"]["seconds"] == 4.2
     for damaged in (b"", b"garbage", (tmp_path / choosing.FILE).read_bytes()[:-9]):
         (tmp_path / choosing.FILE).write_bytes(damaged)
         with pytest.raises(AssertionError):

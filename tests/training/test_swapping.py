@@ -166,6 +166,24 @@ def test_what_no_relu_is_put_in_the_place_of_is_named_however_it_is_written(kera
     same(made, model, images())
 
 
+def test_activations_further_inside_are_named(keras: Any) -> None:
+    layers = keras.layers
+
+    def net(x: Any) -> Any:
+        _, height, width, channels = x.shape
+        body = keras.Sequential([keras.Input((width, channels)), layers.Dense(channels, activation="silu")])
+        x = layers.Reshape((height * width, channels))(layers.TimeDistributed(body)(x))
+        x = layers.RNN(layers.LSTMCell(channels, activation="silu"), return_sequences=True, unroll=True)(x)
+        return layers.Reshape((height, width, channels))(x)
+
+    _, swaps = swapped(around(keras, net))
+    assert not swaps.done
+    assert [*swaps.left.values()] == [
+        "silu is inside a Sequential, into which swap does not go",
+        "silu is inside a recurrent layer",
+    ]
+
+
 def test_activations_in_a_row_are_each_swapped(keras: Any) -> None:
     def hard(x: Any) -> Any:
         return x * keras.ops.relu6(x + 3) / 6

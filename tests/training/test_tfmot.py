@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,18 @@ def test_clusters_keep_the_zeros_of_sparse_kernels(keras: Any, tmp_path: Path) -
 def test_a_kernel_smaller_than_its_clusters_is_left(keras: Any, tmp_path: Path) -> None:
     _, facts = tfmot.cluster(mixed(keras), 40, TrainingSettings(epochs=1), context(Blobs(), tmp_path))
     assert facts["left"]["shared"] == "it has 36 weights, no more than clusters"
+
+
+def test_two_clusters_are_too_few_for_a_sparse_kernel(keras: Any, tmp_path: Path) -> None:
+    given = mixed(keras)
+    kernel, *others = given.layers["first"].weights
+    sparse = replace(
+        given.layers["first"], weights=(np.where(np.arange(kernel.size).reshape(kernel.shape) % 4, 0, kernel), *others)
+    )
+    _, facts = tfmot.cluster(
+        given.edited({"first": sparse}, {}), 2, TrainingSettings(epochs=1), context(Blobs(), tmp_path)
+    )
+    assert facts["left"]["first"] == "it is sparse, and zeros need a cluster of their own beside two others"
 
 
 def test_the_same_seed_gives_the_same_weights(keras: Any, tmp_path: Path) -> None:
