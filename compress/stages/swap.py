@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
+from compress.training.activation import Activation
 from compress.training.fit import TrainingSettings, chosen_inputs
-from compress.training.swapping import Activation
 from compress.training.teaching import Teaching
 
 if TYPE_CHECKING:  # a dry run reads settings only

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from compress.training import gating, narrowing, network, swapping
+from compress.training.activation import POINTS, Activation, recognised
 from compress.training.network import Tensor
-from compress.training.swapping import POINTS, Activation, Swaps
+from compress.training.swapping import Swaps
 
 pytestmark = pytest.mark.tensorflow
 
@@ -252,10 +253,10 @@ def test_what_must_stay_is_named_with_the_reason(keras: Any) -> None:
 
 
 def test_a_function_is_recognised_by_its_values() -> None:
-    assert swapping.recognised(np.where(POINTS > 0, POINTS, 0.25 * POINTS)) == "leaky_relu"
-    assert swapping.recognised(POINTS / (1 + np.exp(-1.5 * POINTS))) == "tailed"
+    assert recognised(np.where(POINTS > 0, POINTS, 0.25 * POINTS)) == "leaky_relu"
+    assert recognised(POINTS / (1 + np.exp(-1.5 * POINTS))) == "tailed"
     for values in (POINTS, np.maximum(POINTS, 0), np.abs(POINTS), np.full_like(POINTS, np.nan), np.tanh(POINTS)):
-        assert swapping.recognised(values) is None
+        assert recognised(values) is None
 
 
 def test_mobilenet_v3_has_nothing_left_to_swap(keras: Any) -> None:
