@@ -80,9 +80,11 @@ def _estimate(options: argparse.Namespace) -> tuple[str, int]:
     from compress.edgetpu.estimate import describe, estimate
     from compress.tflite import graph
 
-    edgetpu = target.load("edgetpu")
-    compiled = inspection.inspect(options.compiled) if options.compiled else None
-    found = estimate(graph.read(options.model), edgetpu, options.host, options.clock, compiled)
+    edgetpu, model, compiled = target.load("edgetpu"), graph.read(options.model), None
+    if options.compiled:
+        compiled = inspection.inspect(options.compiled)
+        inspection.refuse_another(compiled, model, edgetpu, str(options.compiled))
+    found = estimate(model, edgetpu, options.host, options.clock, compiled)
     if options.json:
         return json.dumps(found.to_json(), indent=1), 0
     return describe(found, edgetpu.tables["latency"]["hosts"][options.host]["summary"]), 0

@@ -50,6 +50,7 @@ class Check:
         parameters: their sizes and where they are kept; None when the model is refused.
         activation_bytes: in the fullest tile; None when the model is refused.
         tile_bytes: a tile's memory.
+        plan_bytes: on-chip memory for parameters that every network can count on.
     """
 
     placement: Placement
@@ -58,6 +59,14 @@ class Check:
     parameters: Split | None
     activation_bytes: int | None
     tile_bytes: int
+    plan_bytes: int
+
+    @property
+    def doubt(self) -> str:
+        """What is not sure about the parameters that stay on the chip; "" where nothing is."""
+        if self.parameters is None or self.parameters.report_on_chip_bytes <= self.plan_bytes:
+            return ""
+        return f"more than {self.plan_bytes:,} bytes on chip: some networks were given no more, and streamed the rest"
 
     @property
     def risk(self) -> str:
@@ -124,6 +133,7 @@ def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
         sizes,
         activation_bytes,
         target.tables["memory"]["narrow_bytes_per_tile"],
+        target.tables["memory"]["plan_bytes"],
     )
 
 
@@ -181,6 +191,7 @@ def describe(found: Check) -> str:
     if found.parameters is not None:
         lines.append(f"parameters   {found.parameters.cached_bytes:,} bytes cached on chip, predicted")
         lines.append(f"             {found.parameters.streamed_bytes:,} bytes streamed at every inference, predicted")
+        lines += [f"             {found.doubt}"] if found.doubt else []
         lines.append(f"activations  {found.activation_bytes:,} bytes in a tile, predicted")
         lines.append(f"risk         {found.risk}")
     return "\n".join(lines) + "\n"

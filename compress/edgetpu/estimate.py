@@ -208,7 +208,7 @@ def _sent(
         if makers.get(i, NONE) not in on_tpu and not graph.tensors[i].is_constant
     )
     outputs = sum(latency.sent_bytes(_map(graph.tensors[i])) for i in wanted if makers.get(i, NONE) in on_tpu)
-    held = latency.split(layers, target)
+    held = latency.split(layers, target)  # as in `check`
     streamed = [each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True)]
     instructions = latency.instruction_bytes(layers, inputs + outputs)
     if compiled is not None:
@@ -303,6 +303,7 @@ def describe(found: Estimate, summary: str) -> str:
         found.check.placement.summary,
         f"{found.streamed_bytes:,} bytes of parameters are sent at every inference, "
         + ("as compiled" if found.compiled else "predicted"),
+        *([found.check.doubt] if found.check.doubt and not found.compiled else []),
         "costliest layers:",
     ]
     rows: list[tuple[float, Layer]] = sorted(zip(told.layers, found.layers, strict=True), key=lambda row: -row[0])

@@ -10,7 +10,7 @@ stand in targets/edgetpu.toml; `benchmarks/latency.py` fits them and tells what 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import exp
 from typing import Any
@@ -112,13 +112,8 @@ def sent_bytes(made: tuple[int, int, int]) -> int:
 
 
 def split(layers: Sequence[Layer], target: Target) -> Split:
-    """Which layers' parameters are streamed, with the memory that networks get in practice (`plan_bytes`)."""
-    limits = target.tables["memory"]
-    least = min(limits["plan_bytes"], limits["cache_bytes_beside_streaming"])
-    planned = {**limits, "cache_bytes": limits["plan_bytes"], "cache_bytes_beside_streaming": least}
-    return memory.split(
-        [layer.parameters for layer in layers], replace(target, tables={**target.tables, "memory": planned})
-    )
+    """Which layers' parameters are streamed: what `check` says of the same operators."""
+    return memory.split([layer.parameters for layer in layers], target)
 
 
 @dataclass(frozen=True)

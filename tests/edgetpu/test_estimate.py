@@ -9,12 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import one_op
 import packages
 import pytest
 import tiny
 from edgetpu import EDGETPU
+from one_op import Op, Tensor
 
 from compress.edgetpu import inspection, latency
+from compress.edgetpu.check import check
+from compress.edgetpu.check import describe as in_words
 from compress.edgetpu.estimate import describe, estimate
 from compress.edgetpu.latency import Layer, Sent
 from compress.errors import ModelError, PipelineError
@@ -133,6 +137,50 @@ def test_the_bytes_of_a_compiled_model_are_used(name: str) -> None:
     compiled = inspection.inspect(folder / "compiled.tflite")
     found = estimate(graph.read(folder / "model.tflite"), TARGET, "usb3", compiled=compiled)
     assert (found.streamed_bytes, found.compiled) == (compiled.streamed_bytes, True)
+
+
+@shared
+@pytest.mark.parametrize("other", ["bright_16x16", "keras_lstm_mnist_ptq", "color_red_64x64"])
+def test_another_model_s_bytes_are_not_taken_for_this_one_s(tmp_path: Path, other: str) -> None:
+    pairs = EDGETPU / "pairs"
+    command = [sys.executable, "-m", "compress", "estimate", "--host", "usb3", pairs / "dense_1024" / "model.tflite"]
+    done = subprocess.run([*command, "--compiled", pairs / other / "compiled.tflite"], capture_output=True, text=True)
+    assert done.returncode == ModelError.exit_code
+    assert f"{other}/compiled.tflite" in done.stderr
+    assert "it was compiled from another model" in done.stderr
+    assert inspection.MADE_OF_IT in done.stderr
+
+
+def test_how_another_model_is_known(tmp_path: Path) -> None:
+    def refused(*arguments: Any) -> str:
+        try:
+            inspection.refuse_another(*arguments, TARGET, "m.tflite")
+        except ModelError as error:
+            return error.what
+        return ""
+
+    model, other = (graph.parse(tiny.classifier((16, 16, 3), filters=count)) for count in (4, 400))
+    compiled = inspection.opened(graph.parse(packages.compiled(tiny.classifier((16, 16, 3)))))
+    assert refused(compiled, model) == ""
+    assert refused(compiled, other).startswith("holds 4,160 bytes of parameters; of the model 431,168")
+    assert "INT8 [1, 16, 16, 3]" in refused(compiled, graph.parse(tiny.classifier((8, 8, 3))))
+    assert "leaves NEG on the CPU" in refused(replace(compiled, cpu_ops=("NEG",)), model)
+    assert refused(compiled, graph.parse(tiny.classifier((16, 16, 3), int8=False))) == ""  # refused as it is
+
+
+@pytest.mark.parametrize(("width", "doubted", "streams"), [(1000, 0, 0), (2304, 1, 0), (2560, 0, 1)])
+def test_estimate_and_check_stream_the_same(width: int, doubted: bool, streams: bool) -> None:
+    """Two dense layers: of 2304 they take more than every network gets; of 2560 the smaller one is streamed."""
+    tensors = {"a": Tensor((1, 1024)), "b": Tensor((1, width)), "c": Tensor((1, width))}
+    tensors |= {"v": Tensor((width, 1024), data=1), "w": Tensor((width, width), data=1)}
+    dense = [Op("FULLY_CONNECTED", ["a", "v", ""], ["b"], 4), Op("FULLY_CONNECTED", ["b", "w", ""], ["c"], 4)]
+    parsed = one_op.read(tensors, dense, "a", "c")
+    found, told = check(parsed, TARGET), estimate(parsed, TARGET, "usb3")
+    assert found.parameters is not None
+    assert told.streamed_bytes == found.parameters.streamed_bytes
+    assert (told.streamed_bytes > 0) == streams
+    assert ("some networks were given no more" in describe(told, "")) == doubted
+    assert ("some networks were given no more" in in_words(found)) == doubted
 
 
 @shared
