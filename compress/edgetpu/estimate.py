@@ -155,6 +155,11 @@ def everywhere(graph: Graph, target: Target, compiled: Inspection | None = None)
     return found
 
 
+def layers_of(graph: Graph, target: Target) -> list[Layer]:
+    """What of a model runs on the Edge TPU, with what its parameters take."""
+    return _layers(graph, {op.index for op in check(graph, target).placement.ops if op.placement == "tpu"}, target)
+
+
 def _layers(graph: Graph, on_tpu: set[int], target: Target) -> list[Layer]:
     found = []
     for operator in graph.operators:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from compress.errors import ModelError
+from compress.errors import ModelError, StageError
 from compress.stage import DETECTOR_STAGES, MODEL_KERAS, Artifact, Context, Facts, Kind, Need, Stage, Unfit
 from compress.store import write_atomically
 from compress.training.fit import TrainingSettings, chosen_inputs
@@ -41,7 +41,7 @@ class Prune(Stage, TrainingSettings):
     """Removes the channels that matter least, where most is saved for them; then trains what is left."""
 
     name: ClassVar[str] = "prune"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original", "target"})
@@ -134,29 +134,50 @@ class Prune(Stage, TrainingSettings):
         """What is trained on: the labels and, as far as asked, the original's scores; None without training."""
         from compress.training import distillation, fit, teachers, working_model
 
-        if not self.epochs and not (self.steps > 1 and self.epochs_between):
+        between = self.epochs_between if self.steps > 1 else 0
+        if not self.epochs and not between:
             return None
+        self._refuse_idle(between, context)
         head = fit.head_of(model, context.data)
         if self.distill is None:
             return fit.label_loss(head)
         original = teachers.of_model(working_model.read(context.original, context), context.data, "original")
         return distillation.loss_of(head, [original], self.distill, self, context)
 
+    def _refuse_idle(self, epochs_between: int, context: Context) -> None:
+        """Nothing, if weights change in the training between steps; what is too short after the last, `fit` refuses."""
+        samples = len(context.data.labels("train"))
+        samples = samples if self.subset is None else max(round(self.subset.share * samples), 1)
+        batches = self.batches_per_epoch(samples) * epochs_between
+        if 0 < batches < self.gradient_accumulation:
+            raise StageError(
+                f"epochs_between: {epochs_between} has {batches} batches, and gradient_accumulation: "
+                f"{self.gradient_accumulation} makes one step of more, so that nothing would be learnt between steps",
+                todo="raise epochs_between, or lower gradient_accumulation; epochs_between: 0 does without",
+            )
+
     def _smaller(self, model: Any, earlier: list[Facts], loss: Loss | None, context: Context) -> tuple[Any, Facts]:
         """The model after one step more, not yet trained, and what was decided."""
         from compress.training import importance, network, norms, pruning
+        from compress.training.draft import draft
 
         inputs = chosen_inputs(context.data, self.samples, context.seed)[0]
         if not earlier:
             importance.refuse_constant(model, inputs)
         samples = self._samples(model, context)
         cut = pruning.prepare(network.read(model), context.target, self.importance, samples)
+        files = draft(cut.network, inputs, context.target)
+        cut = replace(cut, costs=cut.costs.anchored(cut.costs.everything, files))
         losses, facts = self._losses(cut, samples, context)
         goal, whole = self._goal(), earlier[0]["cost"]["before"] if earlier else None
         if told := goal.reached(cut, whole):
             context.progress.note(told)
         left = self.steps - len(earlier)
-        plans = {way: pruning.plan(cut, goal.chosen(cut, each, whole, left)) for way, each in losses.items()}
+        found = {
+            way: goal.settled(cut, each, whole, left, lambda smaller: draft(smaller, inputs, context.target))
+            for way, each in losses.items()
+        }
+        plans = {way: pruning.plan(cut, counts) for way, (_, counts) in found.items()}
         made = {
             way: network.build(norms.settled(pruning.without(cut, plan), model, inputs)) for way, plan in plans.items()
         }
@@ -165,17 +186,25 @@ class Prune(Stage, TrainingSettings):
             facts["tried"] = {each: self._tried(made[each], loss, context) for each in made}
             way = max(facts["tried"], key=lambda each: facts["tried"][each])
             made[way] = network.build(norms.settled(pruning.without(cut, plans[way]), model, inputs))
-        facts |= {"importance": cut.importance, "allocation": way, "warnings": self._warned(cut, context)}
-        return made[way], {**facts, **goal.compared(cut, plans[way].counts, whole), **plans[way].to_json()}
+        facts |= {"importance": cut.importance, "allocation": way}
+        facts |= {**goal.compared(cut, *found[way], whole), **plans[way].to_json()}
+        missed = goal.missed(*found[way], whole or facts["cost"]["before"]) if left == 1 else ""
+        facts["warnings"] = self._warned(cut, files.missing, missed, context)
+        return made[way], {**facts, "done": facts["done"] or left == 1}
 
-    def _warned(self, cut: Cut, context: Context) -> list[str]:
+    def _warned(self, cut: Cut, missing: str, missed: str, context: Context) -> list[str]:
         """What is odd about the model, told at once and for the record."""
+        from compress.quantization.conversion import LOOP
         from compress.training import importance
 
         zeros = importance.empty(cut.network)
         found = [f"all weights are 0 in {', '.join(zeros)}: was the model trained?"] if zeros else []
         if cut.importance != self.importance:
             found.append(importance.instead(self.importance, cut.importance))
+        if missing:
+            loop = "; MACs leave out what works in a loop" if LOOP in missing else ""
+            found.append(f"size, time and memory are of those layers alone that can be followed: {missing}{loop}")
+        found += [missed] if missed else []
         for text in found:
             context.progress.note(f"prune: {text}")
         return found
@@ -208,7 +237,10 @@ class Prune(Stage, TrainingSettings):
         from compress.training import fit
 
         assert loss is not None  # nothing is tried without training
-        once = self.model_copy(update={"epochs": 1, "ema": None, "subset": None, "early_stopping": None, "warmup": 0.0})
+        changes = {"epochs": 1, "ema": None, "subset": None, "early_stopping": None, "warmup": 0.0}
+        batches = self.batches_per_epoch(len(context.data.labels("train")))
+        changes["gradient_accumulation"] = min(self.gradient_accumulation, batches)
+        once = self.model_copy(update=changes)
         history = fit.fit(model, loss, once, replace(context, unfinished=None, logs=None))["history"]
         return float(history[-1]["val_accuracy"] or 0.0)
 

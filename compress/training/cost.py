@@ -1,11 +1,15 @@
 """What a network would cost with fewer channels: weights, multiply-accumulates, and time and memory on the Edge TPU.
 
 A network becomes a list of `Piece`s, each an operator of the .tflite file that will be made of it, with the layouts of
-its channels. So the cost of any choice of channels is known without building the smaller network.
+its channels. So the cost of any choice of channels is known without building the smaller network. What cannot be
+followed (a recurrent layer, an attention) keeps its channels, and so costs the same in every choice: that much is taken
+from the files of one of them (`draft`).
 """
 
 from __future__ import annotations
 
+import copy
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -14,9 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.edgetpu import latency, memory
+from compress.edgetpu import estimate, latency, memory
 from compress.target import Target
+from compress.tflite.graph import Graph
 from compress.training.channels import MAKERS, TIED, Channels, Layout
+from compress.training.draft import Draft
 from compress.training.network import Layer, Network, Tensor, tensors_in
 
 Sets = Sequence[NDArray[np.int64]]
@@ -40,9 +46,9 @@ _OPERATORS = {
     **dict.fromkeys(("elu", "selu", "celu", "softplus", "mish"), 10),
 }
 """What an activation becomes that is not fused, once it is legalized; others are one operator."""
-_CHANNEL_BYTES, _OPERATOR_BYTES = 28, 550
+_CHANNEL_BYTES, _DENSE_BYTES, _OPERATOR_BYTES = 28, 4, 550
 """In an 8-bit file, beside weights: of a convolution's channel (a bias; scale and zero point of it and of the kernel),
-and of an operator with its tensors and their names, about."""
+of a dense layer's (a bias), and of an operator with its tensors and their names, about."""
 _NO_CHANNELS: Layout = np.zeros(0, np.int64)
 
 
@@ -69,11 +75,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Weights:
-    """An array of weights: `each` for every combination of one channel from each layout."""
+    """An array of weights: `each` for every combination of one channel from each layout.
+
+    Of a kernel, `beside` tells the bytes that come with each of its output channels in an 8-bit file; None of others.
+    """
 
     each: int
     layouts: tuple[Layout, ...]
-    kernel: bool = False
+    beside: int | None = None
 
 
 def pieces(network: Network, channels: Channels) -> list[Piece]:
@@ -179,15 +188,20 @@ def weights(network: Network, channels: Channels) -> list[Weights]:
             found += [Weights(array.size, ()) for array in arrays]
             continue
         if layer.kind in (*_SEPARABLE, "DepthwiseConv2D"):
-            found.append(Weights(arrays.pop(0).size // len(given), (given,), kernel=True))
+            found.append(Weights(arrays.pop(0).size // len(given), (given,), _CHANNEL_BYTES))
         if layer.kind in (*_SEPARABLE, *MAKERS):
             grouped = layer.config.get("groups", 1) > 1
             both = (made,) if grouped else (given, made)
-            found.append(Weights(arrays.pop(0).size // prod(map(len, both)), both, kernel=True))
+            beside = _DENSE_BYTES if layer.kind == "Dense" else _CHANNEL_BYTES
+            found.append(Weights(arrays.pop(0).size // prod(map(len, both)), both, beside))
         for array in arrays:
             along = (made,) if array.shape and array.shape[-1] == len(made) else ()
             found.append(Weights(array.size // prod(map(len, along)), along))
     return found
+
+
+def _compute_ms(layers: Sequence[latency.Layer], target: Target, clock: str = "max") -> float:
+    return sum(latency.compute_ms(layer, target.tables["latency"], clock) for layer in layers)
 
 
 class Costs:
@@ -213,6 +227,26 @@ class Costs:
         outputs = [network.shapes[tensor] for tensor in tensors_in(network.outputs)]
         self._outputs = sum(latency.sent_bytes(_map(shape)) for shape in outputs)
         self._cut: dict[tuple[int, int, int], latency.Layer] = {}
+        self._missed = defaultdict[str, float](float)
+        self._anchor: tuple[Counts, Graph] | None = None
+
+    def anchored(self, counts: Counts, files: Draft) -> Costs:
+        """The same costs, but those of one choice are what its files tell, and all others are off by as much."""
+        found = copy.copy(self)
+        found._missed, found._anchor = defaultdict(float), None
+        real: dict[str, float] = {"macs": files.macs - found.macs(counts)}
+        if files.graph is not None:
+            real["size_bytes"] = files.size_bytes - found.size_bytes(counts)
+        if files.graph is not None and self.target.accelerated:
+            layers = estimate.layers_of(files.graph, self.target)
+            held = latency.split(layers, self.target)
+            allocated = sum(each.parameters.allocated_bytes for each in layers if not each.parameters.always_streamed)
+            real["compute_ms"] = _compute_ms(layers, self.target) - found.compute_ms(counts)
+            real["streamed_bytes"] = held.streamed_bytes - found.streamed_bytes(counts)
+            real["cached_bytes"] = allocated - found.cached_bytes(counts, found.never_cached(counts))
+            found._anchor = counts, files.graph
+        found._missed.update(real)
+        return found
 
     def _known(self, layout: Layout) -> int:
         """The number of a layout, counted set by set: how many of its channels the first groups of a set are."""
@@ -241,7 +275,8 @@ class Costs:
     def macs(self, counts: Counts) -> int:
         """Multiply-accumulates of one inference."""
         wide = self.widths(counts)
-        return sum(each.macs * wide[made] * (wide[given] if each.mixes else 1) for each, given, made in self._pieces)
+        own = sum(each.macs * wide[made] * (wide[given] if each.mixes else 1) for each, given, made in self._pieces)
+        return own + round(self._missed["macs"])
 
     def parameters(self, counts: Counts) -> int:
         """Weights of all layers, as Keras counts them."""
@@ -251,11 +286,11 @@ class Costs:
     def size_bytes(self, counts: Counts) -> int:
         """The 8-bit file: a byte for each weight of a kernel, and what comes with each of its output channels."""
         wide = self.widths(counts)
-        total = _OPERATOR_BYTES * len(self._pieces)
+        total = self._missed["size_bytes"] + _OPERATOR_BYTES * sum(wide[made] > 0 for *_, made in self._pieces)
         for each, along in self._weights:
-            if each.kernel:
-                total += each.each * prod(wide[one] for one in along) + _CHANNEL_BYTES * wide[along[-1]]
-        return total
+            if each.beside is not None:
+                total += each.each * prod(wide[one] for one in along) + each.beside * wide[along[-1]]
+        return round(total)
 
     def layers(self, counts: Counts) -> list[latency.Layer]:
         """What runs on the Edge TPU, as `latency` knows it."""
@@ -279,27 +314,35 @@ class Costs:
 
     def compute_ms(self, counts: Counts, clock: str = "max") -> float:
         """What the array alone takes."""
-        constants = self.target.tables["latency"]
-        return sum(latency.compute_ms(layer, constants, clock) for layer in self.layers(counts))
+        missed = self._missed["compute_ms"] * latency.CLOCKS[clock]
+        return _compute_ms(self.layers(counts), self.target, clock) + missed
 
     def latency_ms(self, counts: Counts, host: str, clock: str = "max") -> float:
         """The predicted latency of one inference on a host."""
         layers = self.layers(counts)
-        held = latency.split(layers, self.target)
-        streamed = tuple(each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True))
         orders = latency.instruction_bytes(layers, self._inputs + self._outputs)
-        sent = latency.Sent(self._inputs, self._outputs, orders, streamed)
-        return latency.predict(layers, sent, self.target.tables["latency"], host, clock).total
+        sent = latency.Sent(self._inputs, self._outputs, orders, tuple(self._streamed(layers)))
+        own = latency.predict(layers, sent, self.target.tables["latency"], host, clock).total
+        name = f"latency_ms {host} {clock}"
+        if self._anchor is not None and name not in self._missed:
+            self._missed[name] = 0.0
+            chosen, graph = self._anchor
+            real = estimate.estimate(graph, self.target, host, clock).latency.total
+            self._missed[name] = real - self.latency_ms(chosen, host, clock)
+        return own + self._missed[name]
+
+    def _streamed(self, layers: Sequence[latency.Layer]) -> list[int]:
+        held = latency.split(layers, self.target)
+        return [each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True)]
 
     def streamed_bytes(self, counts: Counts) -> int:
         """Parameters that are sent at every inference."""
-        layers = self.layers(counts)
-        held = latency.split(layers, self.target)
-        return sum(each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True))
+        return max(sum(self._streamed(self.layers(counts))) + round(self._missed["streamed_bytes"]), 0)
 
     def cached_bytes(self, counts: Counts, without: Collection[int] = ()) -> int:
         """The on-chip memory that all parameters would take together, but for some pieces."""
-        return sum(layer.parameters.allocated_bytes for layer in self.layers(counts) if layer.index not in without)
+        own = sum(layer.parameters.allocated_bytes for layer in self.layers(counts) if layer.index not in without)
+        return own + round(self._missed["cached_bytes"])
 
     def never_cached(self, counts: Counts) -> frozenset[int]:
         """The pieces whose parameters are streamed however empty the memory is."""

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil, floor, log10
 from typing import Any, Literal
 
 from compress.errors import StageError
 from compress.training import pruning
 from compress.training.cost import Counts
+from compress.training.draft import Draft
+from compress.training.network import Network
 from compress.training.pruning import Cut, Lost
 
 Name = Literal["macs", "parameters", "size", "compute", "latency", "cache"]
 _UNITS = {"macs": "MACs", "parameters": "parameters", "compute": "ms", "latency": "ms"}
 """Others: bytes."""
+_COUNTED = ("macs", "parameters")
+"""Known by the layers alone; the others are predicted, of a file that is not made yet."""
+LOOKS = 3
+"""So often a choice is looked at in the file that it makes, and made again if that costs too much."""
+Drafter = Callable[[Network], Draft]
 
 
 @dataclass(frozen=True)
@@ -95,8 +102,48 @@ class Objective:
             return sizes
         if nearest > limit:
             raise self._out_of_reach(cut, nearest, whole)
-        part = limit if steps == 1 else max(now * (limit / now) ** (1 / steps), nearest)
-        return pruning.chosen(sizes, cut.least, losses, cost, part)
+        return pruning.chosen(sizes, cut.least, losses, cost, self._part(cut, whole, steps))
+
+    def _part(self, cut: Cut, whole: float | None, steps: int) -> float:
+        """The most that the next of so many equal steps may leave."""
+        now = self.cost(cut)(cut.costs.everything)
+        limit = self.limit(cut, now if whole is None else whole)
+        return limit if steps == 1 else max(now * (limit / now) ** (1 / steps), self.cost(cut)(cut.least))
+
+    def settled(
+        self, cut: Cut, losses: Lost | None, whole: float | None, steps: int, drafted: Drafter
+    ) -> tuple[Cut, Counts]:
+        """The same, looked at in the files that the smaller network becomes, and chosen again where they cost too much.
+
+        Args:
+            cut: see `chosen`.
+            losses: see `chosen`.
+            whole: see `chosen`.
+            steps: see `chosen`.
+            drafted: makes the files of a network.
+
+        Returns:
+            The network with costs that are those of the choice's files, and the choice. Its cost is above the limit
+            where no choice came down to it in the end.
+
+        Raises:
+            StageError: the limit is out of reach.
+        """
+        counts, expected = self.chosen(cut, losses, whole, steps), cut
+        if self.name in _COUNTED or counts == cut.costs.everything:
+            return cut, counts
+        whole = self.cost(cut)(cut.costs.everything) if whole is None else whole
+        part = self._part(cut, whole, steps)
+        for look in range(LOOKS):
+            files = drafted(pruning.without(cut, pruning.plan(cut, counts)))
+            expected = replace(cut, costs=expected.costs.anchored(counts, files))
+            if self.cost(expected)(counts) <= part or look == LOOKS - 1:
+                break
+            try:
+                counts = self.chosen(expected, losses, whole, steps)
+            except StageError:  # looked at more closely, it is out of reach
+                break
+        return expected, counts
 
     def reached(self, cut: Cut, whole: float | None) -> str:
         """What to say where there is nothing to remove; "" where there is."""
@@ -106,19 +153,26 @@ class Objective:
             return ""
         return f"{self.name} is {self.told(now)} already, and may be {self.told(limit)}: nothing to remove"
 
-    def compared(self, cut: Cut, counts: Counts, whole: float | None) -> dict[str, Any]:
+    def missed(self, cut: Cut, counts: Counts, whole: float) -> str:
+        """What to say where a choice that seemed to reach the limit costs more in the file; "" where it does not."""
+        now, limit = self.cost(cut)(counts), self.limit(cut, whole)
+        told = f"{self.name} is {self.told(now)}, and was to be {self.told(limit)}: no choice of channels came nearer"
+        return told if now > limit else ""
+
+    def compared(self, cut: Cut, after: Cut, counts: Counts, whole: float | None) -> dict[str, Any]:
         """The cost before and after, and all other figures, as a plain map; `done`: whether the limit is reached."""
-        cost, both = self.cost(cut), {"before": cut.costs.everything, "after": counts}
-        found = {name: cost(each) for name, each in both.items()}
+        both = {"before": (cut, cut.costs.everything), "after": (after, counts)}
+        found = {name: self.cost(one)(each) for name, (one, each) in both.items()}
         return {
             "cost": found,
-            "figures": {name: cut.costs.to_json(each, self.host, self.clock) for name, each in both.items()},
+            "figures": {name: one.costs.to_json(each, self.host, self.clock) for name, (one, each) in both.items()},
             "done": found["after"] <= self.limit(cut, found["before"] if whole is None else whole),
         }
 
     def to_json(self) -> dict[str, Any]:
         """As a plain map, for the artifact's facts."""
-        return {**asdict(self), "unit": _UNITS.get(self.name, "bytes")}
+        how = "counted" if self.name in _COUNTED else "predicted"
+        return {**asdict(self), "unit": _UNITS.get(self.name, "bytes"), "how": how}
 
     def told(self, value: float) -> str:
         """A cost with its unit."""
@@ -127,7 +181,7 @@ class Objective:
 
     def _out_of_reach(self, cut: Cut, nearest: float, whole: float) -> StageError:
         """What to say when no choice of channels costs as little; `nearest` is the least that is possible."""
-        if nearest >= self.cost(cut)(cut.costs.everything):
+        if cut.least == cut.costs.everything:
             few = f"no layer has more than {pruning.MIN_KEPT} channels that could go"
             return StageError(f"{self.name}: nothing can be removed: {few}", todo="remove `prune`")
         if self.name == "cache":
@@ -136,6 +190,8 @@ class Objective:
             limit, todo = f"at_most {self.at_most:g}", f"choose at_most >= {_rounded_up(nearest)}"
         else:
             limit, todo = f"keep {self.keep:g}", f"choose keep >= {_rounded_up(nearest / whole)}"
+        if self.name != "cache" and float(_rounded_up(nearest / whole)) >= 1:
+            todo = f"choose another objective: removing channels hardly lowers {self.name}"
         least = f"with at least {pruning.MIN_KEPT} channels in every layer, {self.told(nearest)} remain"
         return StageError(f"{self.name}: {limit} is out of reach: {least}, of {self.told(whole)} at first", todo=todo)
 

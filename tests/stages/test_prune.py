@@ -18,6 +18,7 @@ from compress.stage import MODEL_KERAS, Artifact, Context, Kind
 from compress.stages import prune
 from compress.stages.prune import Prune
 from compress.target import load
+from compress.tflite import arithmetic, graph
 from compress.training import fit, working_model
 from compress.training.teaching import Teaching
 
@@ -183,7 +184,7 @@ def test_nothing_to_do_is_told(keras: Any, given: Artifact, work: Context) -> No
     assert "history" not in step
     assert made(keras, work).count_params() == step["figures"]["before"]["parameters"]
     assert work.progress.notes == [  # type: ignore[attr-defined]
-        "cache is 37,888 bytes already, and may be 7,340,032 bytes: nothing to remove"
+        "cache is 14,656 bytes already, and may be 7,340,032 bytes: nothing to remove"
     ]
 
 
@@ -247,3 +248,38 @@ def test_out_of_reach_is_refused_before_training(given: Artifact, work: Context)
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Prune(**settings)
+
+
+def test_many_batches_for_one_step_are_tried_with_as_many_as_there_are(given: Artifact, work: Context) -> None:
+    """Three batches in an epoch: the trial of one epoch makes one step of them."""
+    facts = Prune(keep=0.5, epochs=2, batch_size=32, gradient_accumulation=6).run(given, work)
+    assert set(facts["steps"][0]["tried"]) == {"balanced", "uniform"}
+    assert len(facts["steps"][0]["history"]) == 2
+
+
+def test_training_between_steps_that_changes_nothing_is_refused(given: Artifact, work: Context) -> None:
+    settings: dict[str, Any] = {"keep": 0.6, "steps": 2, "epochs": 8, "batch_size": 32, "gradient_accumulation": 6}
+    with pytest.raises(StageError, match=r"epochs_between: 1 has 3 batches, and gradient_accumulation: 6"):
+        Prune(**settings).run(given, work)
+    assert len(Prune(**settings, epochs_between=0, importance="l2").run(given, work)["steps"]) == 2
+
+
+@pytest.mark.parametrize("unroll", [True, False])
+def test_a_layer_that_cannot_be_followed_counts_or_is_named(
+    keras: Any, given: Artifact, work: Context, unroll: bool
+) -> None:
+    layers = keras.layers
+    stack = [keras.Input((8, 8, 1)), layers.Reshape((8, 8)), layers.LSTM(16, unroll=unroll, name="held")]
+    model = keras.Sequential([*stack, layers.Dense(96, activation="relu"), layers.Dense(2)])
+    working_model.write(model, given.folder)
+    (step,) = Prune(keep=0.95, epochs=0, importance="l2").run(given, work)["steps"]
+    real = [arithmetic.total_macs(graph.read(folder / "model.tflite")) for folder in (given.folder, work.folder)]
+    assert [step["cost"]["before"], step["cost"]["after"]] == real
+    assert [step["figures"][when]["macs"] for when in ("before", "after")] == real
+    if unroll:
+        assert real[0] > 10_000
+        assert step["warnings"] == []
+    else:
+        (warning,) = step["warnings"]
+        assert "LSTM 'held'" in warning
+        assert "MACs leave out what works in a loop" in warning

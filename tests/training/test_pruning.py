@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import networks
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from compress.edgetpu.check import check
+from compress.edgetpu.estimate import estimate
 from compress.errors import StageError
 from compress.target import load
+from compress.tflite import graph
+from compress.tflite.graph import Graph
 from compress.training import channels as structure
 from compress.training import cost, network, pruning
+from compress.training.draft import Draft, draft
+from compress.training.network import Network
 from compress.training.objective import Objective
 from compress.training.pruning import Allocation, Counts, Cut
 
@@ -42,7 +51,7 @@ def grouped(keras: Any) -> Any:
 @pytest.mark.parametrize("builder", [*networks.ALL, grouped], ids=lambda b: b.__name__)
 def test_costs_are_those_of_the_network_that_is_made(keras: Any, builder: networks.Builder) -> None:
     from compress.quantization import conversion
-    from compress.tflite import arithmetic, graph
+    from compress.tflite import arithmetic
 
     cut = prepared(networks.randomized(builder(keras)))
     for keep in (1.0, 0.5):
@@ -54,10 +63,8 @@ def test_costs_are_those_of_the_network_that_is_made(keras: Any, builder: networ
 
 @pytest.mark.parametrize("builder", [*networks.ALL, grouped], ids=lambda b: b.__name__)
 def test_predictions_are_those_of_the_file_that_is_made(keras: Any, builder: networks.Builder) -> None:
-    from compress.edgetpu.estimate import estimate
     from compress.edgetpu.legalize import legalize
     from compress.quantization import conversion
-    from compress.tflite import graph
 
     cut = prepared(networks.randomized(builder(keras)))
     counts = chosen(cut, Objective("macs", 0.6))
@@ -329,3 +336,154 @@ def test_scores_that_vanish_or_are_no_numbers(keras: Any) -> None:
     model.set_weights([np.full_like(weight, np.nan) for weight in model.get_weights()])
     with pytest.raises(StageError, match="importance is not a number"):
         prepared(model)
+
+
+def anchored(cut: Cut, samples: NDArray[np.float32]) -> Cut:
+    files = draft(cut.network, samples, EDGETPU)
+    return replace(cut, costs=cut.costs.anchored(cut.costs.everything, files))
+
+
+def noise(model: Any, count: int = 16, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).random((count, *model.inputs[0].shape[1:]), np.float32)
+
+
+def quantized(model: Any) -> Graph:
+    """The 8-bit file that `quantize` makes of a model, with other samples than a draft has."""
+    from compress.edgetpu.legalize import legalize
+    from compress.quantization import calibration, conversion
+    from compress.training import folding
+
+    steps, samples = folding.canonical(network.read(model)), noise(model, 40, seed=1)
+    content = conversion.convert(steps, calibration.calibrate(steps, samples))
+    return legalize(graph.parse(content), EDGETPU, [[each[np.newaxis]] for each in samples], io="INT8").graph
+
+
+def recurrent(layers: Any, x: Any) -> Any:
+    return layers.LSTM(12, unroll=True)(x)
+
+
+def attention(layers: Any, x: Any) -> Any:
+    return layers.MultiHeadAttention(2, 4)(x, x)
+
+
+def transposed(layers: Any, x: Any) -> Any:
+    return layers.Conv1DTranspose(12, 3, 2)(x)
+
+
+@pytest.mark.parametrize("unknown", [recurrent, attention, transposed], ids=lambda each: each.__name__)
+def test_layers_that_cannot_be_followed_count(keras: Any, unknown: Any) -> None:
+    from compress.quantization import conversion
+    from compress.tflite import arithmetic
+
+    layers = keras.layers
+    given = keras.Input((8, 6))
+    x = layers.Flatten()(unknown(layers, given))
+    model = keras.Model(given, layers.Dense(5, activation="softmax")(layers.Dense(48, activation="relu")(x)))
+    cut = prepared(model)
+    files = draft(cut.network, noise(model), EDGETPU)
+    blind, seen = cut.costs, cut.costs.anchored(cut.costs.everything, files)
+    half = (len(cut.sets[0]) // 2,)
+    smaller = network.build(pruning.without(cut, pruning.plan(cut, half)))
+    for counts, made in ((seen.everything, model), (half, smaller)):
+        assert seen.macs(counts) == arithmetic.total_macs(graph.parse(conversion.convert_float(made)))
+        assert seen.macs(counts) > blind.macs(counts)
+    assert files.graph is not None
+    told = estimate(files.graph, EDGETPU, "pcie")
+    assert seen.latency_ms(seen.everything, "pcie") == pytest.approx(told.latency.total)
+    assert seen.streamed_bytes(seen.everything) == told.streamed_bytes
+    assert seen.size_bytes(seen.everything) == len(graph.serialize(files.graph)) > blind.size_bytes(blind.everything)
+    assert seen.latency_ms(seen.everything, "pcie") - seen.latency_ms(half, "pcie") == pytest.approx(
+        blind.latency_ms(blind.everything, "pcie") - blind.latency_ms(half, "pcie")
+    )
+
+
+def perceptron(keras: Any) -> Any:
+    layers = keras.layers
+    given = x = keras.Input((64,))
+    for units in (96, 64, 33):
+        x = layers.Dense(units, activation="tanh")(x)
+    return keras.Model(given, layers.Dense(10, activation="softmax")(x))
+
+
+def several_steps(keras: Any) -> Any:
+    """Layers of which each becomes several operators."""
+    layers = keras.layers
+    image = keras.Input((8, 8, 1))
+    x = layers.PReLU(shared_axes=[1, 2])(layers.Conv2D(24, 3, activation="elu")(image))
+    x = layers.LayerNormalization()(layers.Conv2D(20, 3)(x))
+    x = layers.Conv2D(10, 1)(layers.Activation("softplus")(x))
+    return keras.Model(image, layers.Softmax()(layers.GlobalAveragePooling2D()(x)))
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [perceptron, several_steps, networks.plain, networks.inverted_residual, grouped],
+    ids=lambda builder: builder.__name__,
+)
+def test_the_size_is_that_of_the_8_bit_file(keras: Any, builder: networks.Builder) -> None:
+    """What `size` comes down to is met by the real file, though its ranges come from other samples."""
+    model = networks.randomized(builder(keras))
+    samples, goal = noise(model), Objective("size", 0.85 if builder is not several_steps else 0.97)
+    cut = anchored(prepared(model), samples)
+    whole = cut.costs.size_bytes(cut.costs.everything)
+    assert whole == pytest.approx(len(graph.serialize(quantized(model))), rel=0.1)
+    losses = pruning.losses(cut, "balanced")
+    after, counts = goal.settled(cut, losses, None, 1, lambda smaller: draft(smaller, samples, EDGETPU))
+    assert counts != cut.costs.everything
+    real = len(graph.serialize(quantized(network.build(pruning.without(cut, pruning.plan(cut, counts))))))
+    assert after.costs.size_bytes(counts) == pytest.approx(real, rel=0.1)
+    assert real < 1.1 * goal.limit(cut, whole)
+    assert after.costs.to_json(counts, "usb3")["size_bytes"] == after.costs.size_bytes(counts)
+
+
+def test_what_is_cut_for_the_cache_fits_with_all_that_the_compiler_adds(keras: Any) -> None:
+    """The table of a softmax over 10 classes is 576 bytes: without it the fill-up would go beyond the memory."""
+    layers = keras.layers
+    given = x = keras.Input((64,))
+    for units, activation in ((2200, "relu"), (3001, "relu"), (1000, "tanh")):
+        x = layers.Dense(units, activation=activation)(x)
+    model = networks.randomized(keras.Model(given, layers.Dense(10, activation="softmax")(x)))
+    samples, goal = noise(model), Objective("cache")
+    cut = anchored(pruning.prepare(network.read(model), EDGETPU, "l2", None), samples)
+    after, counts = goal.settled(
+        cut, pruning.losses(cut, "balanced"), None, 1, lambda net: draft(net, samples, EDGETPU)
+    )
+    sizes = check(quantized(network.build(pruning.without(cut, pruning.plan(cut, counts)))), EDGETPU).parameters
+    assert sizes is not None
+    limit = EDGETPU.tables["memory"]["plan_bytes"]
+    assert sizes.streamed_bytes == after.costs.streamed_bytes(counts) == 0
+    assert 0.99 * limit < sizes.report_on_chip_bytes <= limit
+
+
+@pytest.mark.parametrize(("more", "reached"), [(0, True), (400, True), (1_000_000, False)])
+def test_a_choice_whose_file_costs_more_is_made_again(keras: Any, more: int, reached: bool) -> None:
+    model = networks.randomized(perceptron(keras))
+    cut = anchored(prepared(model), noise(model))
+    goal, losses = Objective("size", 0.7), pruning.losses(cut, "balanced")
+    whole = cut.costs.size_bytes(cut.costs.everything)
+
+    def larger(smaller: Network) -> Draft:
+        made = draft(smaller, noise(model), EDGETPU)
+        return replace(made, size_bytes=made.size_bytes + more)
+
+    after, counts = goal.settled(cut, losses, None, 1, larger)
+    assert (goal.missed(after, counts, whole) == "") == reached
+    told = goal.compared(cut, after, counts, None)
+    assert (told["cost"]["before"], told["done"]) == (whole, reached)
+    assert (counts == goal.chosen(cut, losses, None, 1)) == (more != 400)
+    assert after.costs.size_bytes(counts) == larger(pruning.without(cut, pruning.plan(cut, counts))).size_bytes
+
+
+def test_what_removing_channels_cannot_do_is_said(keras: Any) -> None:
+    cut = prepared(networks.plain(keras))
+    for goal in (Objective("latency", 0.9, host="pcie"), Objective("latency", at_most=0.01)):
+        with pytest.raises(StageError, match="removing channels hardly lowers latency"):
+            chosen(replace(cut, costs=_constant(cut)), goal)
+
+
+def _constant(cut: Cut) -> Any:
+    """Costs of a network whose latency is all but fixed."""
+    costs = copy.copy(cut.costs)
+    whole = costs.everything
+    setattr(costs, "latency_ms", lambda counts, *where: 0.1121 - 1e-5 * (counts != whole))  # noqa: B010
+    return costs
