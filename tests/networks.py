@@ -115,7 +115,7 @@ def adapted(keras: Any) -> Any:
     """A Normalization that has learnt from data: it computes with what it derives from its weights."""
     keras.utils.set_random_seed(0)
     layers = keras.layers
-    norm = layers.Normalization()
+    norm = layers.Normalization(name="normalization")
     norm.adapt(np.random.default_rng(0).normal(30, 8, (64, 12, 12, 3)).astype(np.float32))
     image = keras.Input((12, 12, 3))
     x = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 3, activation="relu")(norm(image)))
