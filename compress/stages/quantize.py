@@ -148,7 +148,7 @@ class Quantize(Stage, TrainingSettings):
             content = self._by_converter(given, samples, context, facts)
         else:
             content = self._by_plan(given, samples, held_back, context, facts)
-        facts["rewritten"] = self._write(content, samples, context)
+        facts["rewritten"] = self._write(content, samples, given, context)
         wanted = Model(given.file(MODEL_TFLITE), reproducible=True).scores(held_back)
         found = Model(context.folder / MODEL_TFLITE, reproducible=True).scores(held_back)
         judge = judging.judge(context.detector)
@@ -200,9 +200,7 @@ class Quantize(Stage, TrainingSettings):
             if self.method == "qat":
                 _warner(facts, context)([f"not trained with rounding, because {error.what}"])
             facts |= {"kept": "ptq", "ranges": f"found by the converter, because {error.what}"}
-            return conversion.refuse_float(
-                conversion.convert_calibrated(network.build(given), search.samples, self.io), given
-            )
+            return conversion.convert_calibrated(network.build(given), search.samples, self.io)
         facts["layers"] = debug.to_json(debug.errors(best.network, best.plan, search.held_back[:DEBUGGED]))
         (context.folder / PLAN_FILE).write_text(best.signed().to_json())
         rounded = conversion.gridded(conversion.edited(best.network, best.plan), best.plan)
@@ -259,11 +257,12 @@ class Quantize(Stage, TrainingSettings):
 
         return run
 
-    def _write(self, content: bytes, samples: NDArray[np.float32], context: Context) -> list[dict[str, Any]]:
+    def _write(self, content: bytes, samples: Samples, given: Artifact, context: Context) -> list[dict[str, Any]]:
         """Writes the model, and says what was rewritten for the target's compiler."""
         from compress.edgetpu.legalize import legalize
         from compress.quantization import conversion
         from compress.tflite import graph
+        from compress.training import network, working_model
 
         path, rewritten = context.folder / MODEL_TFLITE, list[dict[str, Any]]()
         path.write_bytes(content)
@@ -272,7 +271,9 @@ class Quantize(Stage, TrainingSettings):
             found = legalize(graph.read(path), context.target, feeds, io=self.io.upper())
             path.write_bytes(graph.serialize(found.graph))
             rewritten = found.to_json()["changes"]
-        conversion.refuse_float(path.read_bytes())
+        if conversion.float_operators(path.read_bytes()):
+            layers = network.read(working_model.read(given, context)) if given.kind is Kind.KERAS else None
+            conversion.refuse_float(path.read_bytes(), layers)
         return rewritten
 
     def _trained(self, given: Network, search: Search, ptq: Candidate, context: Context, facts: Facts) -> Candidate:

@@ -17,11 +17,12 @@ from pydantic import ValidationError
 
 from compress.errors import CorallineError, StageError
 from compress.quantization.calibration import calibrate, divided
-from compress.quantization.conversion import refuse_mismatch
+from compress.quantization.conversion import float_operators, refuse_mismatch
 from compress.quantization.plan import read
 from compress.quantization.settings import Calibration
 from compress.stage import MODEL_KERAS, MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind, Split
 from compress.stages.quantize import Quantize
+from compress.target import load
 from compress.training import working_model
 from compress.training.folding import canonical
 from compress.training.network import Network
@@ -78,14 +79,14 @@ def all_minus_infinity(model: Any) -> None:
     layer.set_weights([np.full_like(layer.get_weights()[0], -np.inf), *layer.get_weights()[1:]])
 
 
-def quantized(model: Any, data: Blobs, folder: Path, stage: Quantize = PLAIN) -> Facts:
+def quantized(model: Any, data: Blobs, folder: Path, stage: Quantize = PLAIN, target: str = "cpu") -> Facts:
     """What the stage says; the model is in folder/made."""
     before, made = folder / "before", folder / "made"
     for each in (before, made):
         each.mkdir(exist_ok=True)
     working_model.write(model, before)
     given = Artifact("", Kind.KERAS, before, {MODEL_KERAS: "", MODEL_TFLITE: ""}, {}, 0.0)
-    return stage.run(given, replace(context(data, made), progress=tiny.Notes()))
+    return stage.run(given, replace(context(data, made), progress=tiny.Notes(), target=load(target)))
 
 
 def same(images: Images) -> Images:
@@ -158,6 +159,25 @@ def test_a_fault_that_agreement_does_not_show_is_told(keras: Any, tmp_path: Path
     facts = quantized(model, Blobs(), tmp_path, given(plan, tmp_path))
     assert facts["agreement"] > 0.9
     assert any("the outputs are far from those of the float model" in each for each in facts["warnings"])
+
+
+def test_what_only_the_converter_can_calibrate_is_rewritten_until_nothing_is_float(keras: Any, tmp_path: Path) -> None:
+    """An attention and the normalization in front of it, of which the converter leaves a NEG float."""
+    keras.utils.set_random_seed(0)
+    layers, image = keras.layers, keras.Input((8, 8, 1))
+    x = layers.LayerNormalization()(layers.Dense(16)(layers.Reshape((8, 8))(image)))
+    x = layers.GlobalAveragePooling1D()(layers.MultiHeadAttention(2, 8)(x, x))
+    facts = quantized(keras.Model(image, layers.Dense(2, "softmax")(x)), Blobs(), tmp_path, target="edgetpu")
+    assert facts["ranges"].startswith("found by the converter, because")
+    assert not float_operators((tmp_path / "made" / MODEL_TFLITE).read_bytes())
+    assert not any("compress debug" in each for each in facts["warnings"])  # which knows only what a plan rounds
+
+
+def test_a_layer_that_stays_float_is_named(keras: Any, tmp_path: Path) -> None:
+    layers, image = keras.layers, keras.Input((8, 8, 1))
+    x = layers.Flatten()(layers.Conv3D(4, (3, 3, 1), name="deep")(layers.Reshape((8, 4, 2, 1))(image)))
+    with pytest.raises(StageError, match=r"would stay float in .*Conv3D 'deep'"):
+        quantized(keras.Model(image, layers.Dense(2, "softmax")(x)), Blobs(), tmp_path)
 
 
 # --- plans ------------------------------------------------------------------------------
