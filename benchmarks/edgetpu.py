@@ -77,7 +77,10 @@ def left_out(pairs: list[dict[str, Any]]) -> dict[str, Any]:
     def reached(name: str) -> frozenset[support.Branch]:
         target, placed = TARGET.compiled_by(VERSIONS[rows[name]["behaves_like"]]), rows[name]["placement"]
         mapped = [op for op, side in zip(graphs[name].operators, placed, strict=True) if side == "tpu"]
-        work = lambda: [parameters.count(op, graphs[name], target) for op in mapped]  # noqa: E731
+
+        def work() -> list[Any]:
+            return [parameters.count(op, graphs[name], target) for op in mapped]
+
         return support.reached(work, (parameters, memory))
 
     exact = [row["name"] for row in pairs if row["parameter_bytes"][0] == row["parameter_bytes"][1]]

@@ -213,7 +213,7 @@ def _sent(
         if makers.get(i, NONE) not in on_tpu and not graph.tensors[i].is_constant
     )
     outputs = sum(latency.sent_bytes(_map(graph.tensors[i])) for i in wanted if makers.get(i, NONE) in on_tpu)
-    held = latency.split(layers, target)  # as in `check`
+    held = latency.split(layers, target)
     streamed = [each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True)]
     instructions = latency.instruction_bytes(layers, inputs + outputs)
     if compiled is not None:

@@ -208,7 +208,7 @@ def _cause(value: NDArray[Any], point: str, plan: QuantizationPlan, kind: str, i
     """The first of the known causes that fits."""
     limits = plan.ranges[point]
     tests: tuple[Callable[[], tuple[str, str] | None], ...] = (
-        lambda: _saturated(value, limits, plan.method),
+        lambda: _saturated(value, limits, plan.trained_with_rounding),
         lambda: _too_wide(value, limits),
         lambda: _one_for_all(value, kind, is_output),
         lambda: _imbalanced(value),
@@ -217,12 +217,12 @@ def _cause(value: NDArray[Any], point: str, plan: QuantizationPlan, kind: str, i
     return next((found for test in tests if (found := test())), ("", ""))
 
 
-def _saturated(value: NDArray[Any], limits: tuple[float, float], method: str) -> tuple[str, str] | None:
+def _saturated(value: NDArray[Any], limits: tuple[float, float], trained: bool) -> tuple[str, str] | None:
     step = (limits[1] - limits[0]) / 255
     beyond = float(((value < limits[0] - step) | (value > limits[1] + step)).mean())
     if beyond < SATURATED:
         return None
-    if "training" in method:
+    if trained:
         setting = "quantize: {qat: {ranges: held}}, or a lower learning_rate"
     else:
         setting = "quantize: {ranges: minmax}, or more calibration_samples"

@@ -147,7 +147,7 @@ class Prune(Stage, TrainingSettings):
     def _refuse_idle(self, epochs_between: int, context: Context) -> None:
         """Nothing, if weights change in the training between steps; what is too short after the last, `fit` refuses."""
         samples = len(context.data.labels("train"))
-        samples = samples if self.subset is None else max(round(self.subset.share * samples), 1)
+        samples = samples if self.subset is None else self.subset.count(samples)
         batches = self.batches_per_epoch(samples) * epochs_between
         if 0 < batches < self.gradient_accumulation:
             raise StageError(

@@ -154,8 +154,8 @@ class Quantize(Stage, TrainingSettings):
         judge = judging.judge(context.detector)
         same = judge.same(wanted, found)
         facts["agreement"] = round(float(same.mean()), 4)
-        kept = {"by_plan": "layers" in facts, "trained": facts["kept"] == "qat"}
-        warn(warning.about_answers(wanted, same, judge.snr_db(wanted, found), **kept))
+        by_plan, trained = "layers" in facts, facts["kept"] == "qat"
+        warn(warning.about_answers(wanted, same, judge.snr_db(wanted, found), by_plan=by_plan, trained=trained))
         return facts
 
     def _by_converter(self, given: Artifact, samples: Samples, context: Context, facts: Facts) -> bytes:
@@ -201,8 +201,9 @@ class Quantize(Stage, TrainingSettings):
                 _warner(facts, context)([f"not trained with rounding, because {error.what}"])
             facts |= {"kept": "ptq", "ranges": f"found by the converter, because {error.what}"}
             return conversion.convert_calibrated(network.build(given), search.samples, self.io)
-        facts["layers"] = debug.to_json(debug.errors(best.network, best.plan, search.held_back[:DEBUGGED]))
-        (context.folder / PLAN_FILE).write_text(best.signed().to_json())
+        plan = best.signed()
+        facts["layers"] = debug.to_json(debug.errors(best.network, plan, search.held_back[:DEBUGGED]))
+        (context.folder / PLAN_FILE).write_text(plan.to_json())
         rounded = conversion.gridded(conversion.edited(best.network, best.plan), best.plan)
         facts["zeros"] = round(redundancy.zeros(redundancy.by_layer(rounded)), 4)
         facts |= {"kept": best.method, "ranges": best.plan.method}

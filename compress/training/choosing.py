@@ -89,7 +89,7 @@ def chosen(settings: Subset, head: Head, model: Any, trained: Trained, context: 
         StageError: nothing would be left to choose, or a proxy's answers are no numbers.
     """
     labels = context.data.labels("train")
-    count = max(round(settings.share * len(labels)), 1)
+    count = settings.count(len(labels))
     if count < len(np.unique(labels)):
         what = f"leaves {count} samples of {len(labels)} for {len(np.unique(labels))} classes"
         raise StageError(f"subset.share {settings.share} {what}", todo="make it larger")
@@ -151,8 +151,9 @@ def _choose(settings: Subset, count: int, head: Head, models: tuple[Any, Trained
 def fresh(model: Any, seed: int) -> Any:
     """A classifier like this one, with weights as before any training; what normalizations know of the data stays."""
     library = keras(seed)
-    made = library.models.clone_model(library.Model(model.inputs[0], model.outputs[0]))
-    for old, new in zip(model._flatten_layers(), made._flatten_layers(), strict=True):
+    classifier = library.Model(model.inputs[0], model.outputs[0])
+    made = library.models.clone_model(classifier)
+    for old, new in zip(classifier._flatten_layers(), made._flatten_layers(), strict=True):
         if isinstance(old, library.layers.Normalization):
             set_weights(new, old.get_weights())
     return made

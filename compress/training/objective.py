@@ -160,7 +160,7 @@ class Objective:
         return told if now > limit else ""
 
     def compared(self, cut: Cut, after: Cut, counts: Counts, whole: float | None) -> dict[str, Any]:
-        """The cost before and after, and all other figures, as a plain map; `done`: whether the limit is reached."""
+        """The cost before and after, and all other figures, as a plain map; `done`: whether no step more is needed."""
         both = {"before": (cut, cut.costs.everything), "after": (after, counts)}
         found = {name: self.cost(one)(each) for name, (one, each) in both.items()}
         return {

@@ -60,7 +60,6 @@ def single(model: Any) -> Any:
     narrow = any(NARROW.fullmatch(policy) for policy in policies.values())
     if not narrow and not any(tensor.dtype in NARROW_INPUTS for tensor in model.inputs):
         return model
-
     return _twin(model, lambda layer, config: _in_single(config), NARROW_INPUTS)
 
 

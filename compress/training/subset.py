@@ -39,6 +39,10 @@ class Subset(Settings):
     seeds: Annotated[int, Field(ge=1, le=20)] = 2
     """Proxies whose errors are averaged (hardness)."""
 
+    def count(self, samples: int) -> int:
+        """Return how many of `samples` training samples are kept: at least one."""
+        return max(round(self.share * samples), 1)
+
 
 @dataclass(frozen=True)
 class Part:
