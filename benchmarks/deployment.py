@@ -38,7 +38,7 @@ import cuts  # noqa: E402
 import remote_host  # noqa: E402
 from remote_host import Host  # noqa: E402
 
-from deploy import bundle  # noqa: E402
+from deploy.contract import bundle  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "deployment.json"
 NOISE_BYTES = 3_000_000

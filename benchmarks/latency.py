@@ -29,9 +29,9 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.stats import spearmanr
 
-from compress.edgetpu import latency
-from compress.edgetpu.latency import Layer, Sent
-from compress.target import FOLDER, load
+from compress.targets.edgetpu import latency
+from compress.targets.edgetpu.latency import Layer, Sent
+from compress.targets.base import FOLDER, load
 
 RESULTS = Path(__file__).parent / "results" / "latency.json"
 SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "edgetpu"

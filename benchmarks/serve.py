@@ -42,7 +42,7 @@ import devices  # noqa: E402
 import numpy as np  # noqa: E402
 import tiny  # noqa: E402
 
-from deploy import bundle  # noqa: E402
+from deploy.contract import bundle  # noqa: E402
 from deploy.model import Model  # noqa: E402
 
 SIZE = (32, 32, 8)

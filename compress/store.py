@@ -33,70 +33,22 @@ from pathlib import Path
 from typing import Any
 
 from compress.errors import StoreError
-from compress.stage import Artifact, Facts, Kind
+from compress.artifact import Artifact, Facts, Kind
+from compress.files import digest_of, explain, file_digest, sync, write_atomically
 
 MANIFEST = "artifact.json"
 FORGOTTEN_DAYS = 14
 """What was left unfinished, or kept and not used, for so long is removed."""
 
 
-def digest_of(value: Any) -> str:
-    """SHA-256 of a plain JSON value, independent of the order of its keys."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def explain(error: OSError, what: str, folder: Path | None = None) -> StoreError:
-    """An operating system error as a message that says what to do; `folder`: where, if the error does not say."""
-    where = str(error.filename2 or error.filename or folder or "")  # of a copy: what could not be written
-    reasons = {
-        errno.ENOSPC: ("the disk is full", "free some space and run again: finished stages are kept"),
-        errno.EDQUOT: ("the disk quota is used up", "free some space and run again: finished stages are kept"),
-        errno.EACCES: ("no permission", "change the folder's rights, or choose another with --out"),
-        errno.EPERM: ("not permitted", "change the folder's rights, or choose another with --out"),
-        errno.EROFS: ("the file system is read-only", "choose another folder with --out"),
-        errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder with --out"),
-        errno.EEXIST: ("a file is in the way", "remove it, or choose another folder with --out"),
-    }
-    reason, todo = reasons.get(error.errno or 0, (error.strerror or str(error), ""))
-    return StoreError(f"{what}: {reason}", where=where, todo=todo)
 
 
-def write_atomically(path: Path, content: bytes, scratch: Path | None = None, mode: int = 0o644) -> None:
-    """Writes a file so that it is either the old or the new one at every moment.
-
-    Args:
-        path: the file.
-        content: what it shall hold.
-        scratch: a folder of the same file system for the new file until it is complete; by default the file's own.
-        mode: its permissions.
-    """
-    handle, temporary = tempfile.mkstemp(dir=scratch or path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class Store:
@@ -240,7 +192,7 @@ class Store:
         digest = _artifact_digest(content)
         (folder / MANIFEST).write_text(json.dumps(content, indent=1, allow_nan=False))
         for path in (*folder.iterdir(), folder):
-            _sync(path)
+            sync(path)
         place = self.folder / "artifacts" / digest
         while (artifact := self._open(digest)) is None:
             try:
@@ -250,7 +202,7 @@ class Store:
                     raise
                 if self._open(digest) is None:  # damaged: out of the way, then again
                     os.rename(place, folder.parent / "damaged")
-        _sync(place.parent)
+        sync(place.parent)
         write_atomically(self.folder / "keys" / key, digest.encode() + b"\n", folder.parent)
         self.forget(key)
         return artifact

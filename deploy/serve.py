@@ -33,9 +33,9 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Set
 
 from deploy import connection, protocol
 from deploy.connection import Connection, GoneError
-from deploy.decoding import Decoding
-from deploy.errors import ImageError
-from deploy.figures import Figures
+from deploy.contract.decoding import Decoding
+from deploy.contract.errors import ImageError
+from deploy.service_metrics import Figures
 from deploy.protocol import Head, RefusedError
 from deploy.worker import Job, Worker
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from compress.stage import Artifact, Context, Kind, Objects, Split, Task
-from compress.target import load
+from compress.artifact import Artifact, Kind
+from compress.data.types import Objects, Split, Task
+from compress.stage import Context
+from compress.targets.base import load
 
 
 @dataclass

@@ -62,7 +62,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> stand_in.Progra
 @pytest.fixture(scope="session")
 def keras() -> Any:
     """Keras on TensorFlow, imported once."""
-    from compress.training.tensorflow import keras
+    from compress.ir.tensorflow import keras
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what TensorFlow's own import warns of

@@ -16,8 +16,8 @@ import pytest
 import tiny
 from tiny import Coralline, command, environment
 
-from compress import manual
-from compress.__main__ import main
+from compress.cli import manual
+from compress.cli.main import main
 from compress.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]

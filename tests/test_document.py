@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from compress.document import MAX_BYTES, MAX_DEPTH, Document, nearest, read, shown
+from compress.pipeline.yaml_file import Document, MAX_BYTES, MAX_DEPTH, read
+from compress.suggestions import nearest, shown
 from compress.errors import PipelineError
 
 

@@ -17,9 +17,9 @@ from devices import packed
 from flatbuffers import flexbuffers
 from one_op import Op, Tensor
 
-from compress import frigate
-from compress.__main__ import main
-from compress.document import read
+from compress.export import frigate
+from compress.cli.main import main
+from compress.pipeline.yaml_file import read
 from compress.errors import ModelError, StoreError
 from compress.tflite import graph
 

@@ -13,11 +13,11 @@ import pytest
 import tiny
 from devices import packed
 
-from compress import header
-from compress.__main__ import main
+from compress.export import cpp_header
+from compress.cli.main import main
 from compress.errors import ModelError, PipelineError
-from deploy import bundle
-from deploy.preprocessing import VERSION, Preprocessing, dequantize, quantize
+from deploy.contract import bundle
+from deploy.contract.preprocessing import Preprocessing, VERSION, dequantize, quantize
 
 NAMES = ["plain", 'quo"te', "back\\slash", "trigraph??/", "caf\u00e9 1", "new\nline"]
 STEPS = [
@@ -69,14 +69,14 @@ def compiler() -> str:
 
 def test_a_compiler_takes_it(path: Path) -> None:
     out = path.with_name("model.h")
-    assert header.export(path, out) == "int8"
+    assert cpp_header.export(path, out) == "int8"
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", "-x", "c++"]
     done = subprocess.run([compiler(), *flags, out], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_its_numbers_are_those_of_the_bundle(path: Path, tmp_path: Path) -> None:
-    header.export(path, path.with_name("model.h"))
+    cpp_header.export(path, path.with_name("model.h"))
     (tmp_path / "main.cpp").write_text(PROGRAM.format("model.h", "tiny"))
     command = [compiler(), "-std=c++17", "-Wall", "-Werror", "-o", tmp_path / "main", tmp_path / "main.cpp"]
     subprocess.run(command, check=True)
@@ -103,15 +103,15 @@ def test_its_numbers_are_those_of_the_bundle(path: Path, tmp_path: Path) -> None
 
 def test_the_compiled_model_comes_first(tmp_path: Path) -> None:
     (tmp_path / "b.coralline").write_bytes(packed(samples=0))
-    assert header.export(tmp_path / "b.coralline", tmp_path / "m.h") == "compiled"
-    assert header.export(tmp_path / "b.coralline", tmp_path / "m.h", "int8") == "int8"
+    assert cpp_header.export(tmp_path / "b.coralline", tmp_path / "m.h") == "compiled"
+    assert cpp_header.export(tmp_path / "b.coralline", tmp_path / "m.h", "int8") == "int8"
     assert "NOT TESTED ON HARDWARE" in (tmp_path / "m.h").read_text()
 
 
 def test_names_stay_names(tmp_path: Path) -> None:
     content = packed({"int8": tiny.classifier()}, samples=0, name="9 */ \\\n#error", labels=["a"])
     (tmp_path / "b.coralline").write_bytes(content)
-    header.export(tmp_path / "b.coralline", tmp_path / "m.h")
+    cpp_header.export(tmp_path / "b.coralline", tmp_path / "m.h")
     command = [compiler(), "-std=c++17", "-fsyntax-only", "-x", "c++", tmp_path / "m.h"]
     assert subprocess.run(command, check=False).returncode == 0
     assert "namespace coralline::m_9_error" in (tmp_path / "m.h").read_text()
@@ -119,18 +119,18 @@ def test_names_stay_names(tmp_path: Path) -> None:
 
 def test_what_is_refused(tmp_path: Path, path: Path) -> None:
     with pytest.raises(PipelineError, match="no compiled model"):
-        header.export(path, tmp_path / "m.h", "compiled")
+        cpp_header.export(path, tmp_path / "m.h", "compiled")
     with pytest.raises(ModelError, match="cannot be read"):
-        header.export(tmp_path / "nowhere", tmp_path / "m.h")
+        cpp_header.export(tmp_path / "nowhere", tmp_path / "m.h")
     (tmp_path / "x").write_bytes(b"x")
     with pytest.raises(ModelError, match="not a bundle"):
-        header.export(tmp_path / "x", tmp_path / "m.h")
+        cpp_header.export(tmp_path / "x", tmp_path / "m.h")
     opened: Any = bundle.Bundle(packed(samples=0))
     with pytest.raises(ModelError, match="input is float32"):
-        header.text(opened, "original")
+        cpp_header.text(opened, "original")
     opened.manifest["preprocessing"]["steps"].append({"colour": {"to": "bgr"}})
     with pytest.raises(ModelError, match="has the step colour, which the header has no arithmetic for"):
-        header.text(opened, "int8")
+        cpp_header.text(opened, "int8")
     assert not (tmp_path / "m.h").exists()
 
 

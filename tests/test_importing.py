@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny
 
-from compress.__main__ import main
+from compress.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
 FACTS = {"inputs", "outputs", "layers", "parameters", "parity_max_abs", "parity_max_rel", "parity_against", "refused"}

@@ -14,8 +14,8 @@ import pytest
 import tiny
 from tiny import Coralline, environment
 
-from compress.__main__ import main
-from compress.pipeline import load
+from compress.cli.main import main
+from compress.pipeline.schema import load
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = [path for package in ("compress", "deploy") for path in sorted((ROOT / package).rglob("*.py"))]

@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 from test_pipeline import COMPLETE, KEYED, LINES, NO_NUMBERS, NUMBERS, SHIPPED, documented, stages
 
-from compress import manual
-from compress.document import read
+from compress.cli import manual
+from compress.pipeline.yaml_file import read
 from compress.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -176,8 +176,8 @@ def test_the_stages_as_plain_values() -> None:
 
 
 def test_the_committed_operators_page_is_what_the_command_gives() -> None:
-    from compress import manual
-    from compress.edgetpu import rules
+    from compress.cli import manual
+    from compress.targets.edgetpu import rules
 
     page = manual.operators()
     assert (ROOT / "docs" / "operators.md").read_text() == page

@@ -14,12 +14,12 @@ import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress import shipped
-from compress.data import SOURCES
-from compress.document import read
+from compress import resources
+from compress.data.dataset import SOURCES
+from compress.pipeline.yaml_file import read
 from compress.errors import CorallineError, ModelError, PipelineError, UntrustedError
-from compress.pipeline import Pipeline, load
-from compress.stage import Kind
+from compress.pipeline.schema import Pipeline, load
+from compress.artifact import Kind
 from compress.stages.load import Build, LoadKeras, LoadTflite
 from compress.tflite import graph
 
@@ -168,7 +168,7 @@ def test_a_fraction_may_be_written_in_any_way(loaded: Callable[..., Pipeline], n
     assert loaded("epochs: 4", f"learning_rate: {number}").steps[1].stage.model_dump()["learning_rate"] == float(number)
 
 
-SHIPPED = [ROOT / "pipeline.yaml", *sorted(shipped.shipped("models").glob("*.yaml"))]
+SHIPPED = [ROOT / "pipeline.yaml", *sorted(resources.shipped("models").glob("*.yaml"))]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
@@ -577,7 +577,7 @@ def test_a_shipped_builder_is_not_shadowed(
     monkeypatch.chdir(tmp_path)
     stage = load(write(COMPLETE)).steps[0].stage
     assert isinstance(stage, Build)
-    assert stage.path == shipped.shipped("models") / "digits_cnn.py"
+    assert stage.path == resources.shipped("models") / "digits_cnn.py"
 
 
 @pytest.mark.parametrize(
@@ -588,8 +588,8 @@ def test_code_of_ones_own_needs_trust(
     refused: Callable[..., str], write: Callable[[str], Path], tmp_path: Path, builder: str
 ) -> None:
     (tmp_path / "own.py").write_text("raise SystemExit('this must not run')\n")
-    (tmp_path / "link.py").symlink_to(shipped.shipped("models") / "digits_cnn.py")
-    builder = builder.format(name=tmp_path.name, folder=tmp_path, models=shipped.shipped("models"))
+    (tmp_path / "link.py").symlink_to(resources.shipped("models") / "digits_cnn.py")
+    builder = builder.format(name=tmp_path.name, folder=tmp_path, models=resources.shipped("models"))
     text = COMPLETE.replace("builder: digits_cnn", f'builder: "{builder}"')
     message = refused(text, 5, UntrustedError)
     assert re.fullmatch(

@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from compress.errors import PipelineError
-from compress.pipeline import load
+from compress.pipeline.schema import load
 
 SOURCE = {"coco": {"file": "all.json"}}
 ANCHORS = {"maps": [{"cells": [2, 2], "boxes": [[0.5, 0.5]]}]}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ruamel.yaml import YAML
 
-from deploy.preprocessing import STEPS, Preprocessing
+from deploy.contract.preprocessing import Preprocessing, STEPS
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "preprocessing.md").read_text()
 EXAMPLES = re.findall(r"```yaml\n# (\[[\d, ]+\]) becomes (\[[\d, ]+\])\n(.*?)```", PAGE, re.DOTALL)

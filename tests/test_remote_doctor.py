@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from compress import doctor
-from compress.__main__ import main
-from compress.doctor import Address
+from compress.fleet import doctor
+from compress.cli.main import main
+from compress.fleet.doctor import Address
 from compress.errors import PipelineError, StageError
 
 SSH = """#!/bin/sh

@@ -20,10 +20,10 @@ import tiny
 from stand_in import Programs, success
 from tiny import Coralline, command, environment
 
-from compress import run as runs
+from compress.pipeline import runner as runs
 from compress.errors import CorallineError, DataError, ModelError, StageError, StoreError
-from compress.pipeline import load
-from deploy import bundle
+from compress.pipeline.schema import load
+from deploy.contract import bundle
 
 Record = dict[str, Any]
 Project = Callable[..., Path]

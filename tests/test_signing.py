@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import tiny
 
-from compress import signing
+from compress.export import signing
 from compress.errors import SigningError, StoreError
-from deploy import bundle, signature
+from deploy.contract import bundle, signature
 
 pytest.importorskip("cryptography")
 OPENSSL = shutil.which("openssl", path="/usr/bin:/bin")
@@ -191,7 +191,7 @@ def test_the_command_line(coralline: tiny.Coralline, file: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("command", [["keygen", "shop"], ["sign", "tiny.coralline", "--key", "some.key"]])
 def test_without_cryptography(command: list[str], tmp_path: Path, file: Path) -> None:
-    block = "import sys; sys.modules['cryptography'] = None; from compress.__main__ import main; sys.exit(main())"
+    block = "import sys; sys.modules['cryptography'] = None; from compress.cli.main import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", block, *command],
         cwd=tmp_path,

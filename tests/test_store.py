@@ -18,8 +18,9 @@ import pytest
 import tiny
 
 from compress.errors import StoreError
-from compress.stage import Artifact, Kind
-from compress.store import Store, digest_of, file_digest, write_atomically
+from compress.artifact import Artifact, Kind
+from compress.files import digest_of, file_digest, write_atomically
+from compress.store import Store
 
 KEY = "k" * 64
 OTHER = "o" * 64

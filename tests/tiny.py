@@ -22,7 +22,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from compress.errors import StageError
-from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Progress, Stage
+from compress.artifact import Artifact, Facts, Kind, MODEL_TFLITE
+from compress.progress import Progress
+from compress.stage import Context, Need, Stage
 from compress.stages import STAGES as SHIPPED
 from compress.tflite import graph
 
@@ -308,7 +310,7 @@ def environment() -> dict[str, str]:
 
 
 class Notes:
-    """A `compress.run.Monitor`, and a `Progress`, that remembers."""
+    """A `compress.pipeline.runner.Monitor`, and a `Progress`, that remembers."""
 
     def __init__(self) -> None:
         self.statuses: dict[str, str] = {}
@@ -384,7 +386,7 @@ def kill_after(events: int, folder: str) -> None:
 
 if __name__ == "__main__":
     from compress import stages
-    from compress.__main__ import main
+    from compress.cli.main import main
 
     stages.STAGES.update(LIGHT)
     if "TINY_KILL_AFTER" in os.environ:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import DataError
-from compress.stage import SPLITS, Split
+from compress.data.types import SPLITS, Split
 
 SPLIT_WORDS: dict[str, Split] = {
     "train": "train",

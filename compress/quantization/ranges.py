@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.quantization.plan import LEVELS, nudged
-from compress.quantization.statistics import Statistics, spread
+from compress.quantization.activation_statistics import Statistics, spread
 
 Range = tuple[float, float]
 Method = Callable[[Statistics, str], Range]

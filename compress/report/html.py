@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compress import report as words
-from compress.report import Plain, charts, devices, pruning, quantization, selection, swapping, validity
+from compress.report import Plain, charts, devices, pruning, quantization, replacement, selection, validity
 from compress.report.samples import seen
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def page(record: Plain) -> str:
         devices=_devices(record),
         quantization=quantization.section(record),
         pruning=pruning.section(record),
-        swaps=swapping.section(record),
+        swaps=replacement.section(record),
         placement=_placement(record),
         data=_data(record),
         outputs=_outputs(record),

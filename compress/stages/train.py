@@ -6,9 +6,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from compress.stage import Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
-from compress.target import Target
-from compress.training.fit import TrainingSettings
+from compress.artifact import Artifact, Facts, Kind
+from compress.data.types import Task
+from compress.stage import Context, Need, Stage, Unfit
+from compress.targets.base import Target
+from compress.training.loop import TrainingSettings
 
 
 class Train(Stage, TrainingSettings):
@@ -34,11 +36,12 @@ class Train(Stage, TrainingSettings):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The trained model and its history."""
-        from compress.training import fit, working_model
-        from compress.training.tensorflow import keras
+        from compress.stages import working_model
+        from compress.training import loop
+        from compress.ir.tensorflow import keras
 
         keras(context.seed)
         model = working_model.read(given, context)
-        facts = fit.fit(model, fit.own_loss(model, context), self, context)
+        facts = loop.fit(model, loop.own_loss(model, context), self, context)
         working_model.write(model, context.folder)
         return facts

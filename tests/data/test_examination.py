@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from pictures import flat, image
 
-from compress.__main__ import main
-from compress.data import Dataset
+from compress.cli.main import main
+from compress.data.dataset import Dataset
 from compress.data.sources import Folder, Npz
 from compress.data.summary import describe
 from compress.errors import DataError
-from deploy.preprocessing import Preprocessing
+from deploy.contract.preprocessing import Preprocessing
 
 HEAD = "schema_version: 1\nname: t\nmodel: {builder: digits_cnn}\nstages: [{train: {epochs: 1}}, quantize]\n"
 

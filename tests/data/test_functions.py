@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.data import Dataset
+from compress.data.dataset import Dataset
 from compress.data.sources import Function
 from compress.errors import DataError
-from deploy.preprocessing import Preprocessing
+from deploy.contract.preprocessing import Preprocessing
 
 HEAD = "import numpy as np\nX = np.arange(480.).reshape(30, 4, 4)\nY = np.arange(30) % 3\n"
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from pictures import image
 
-from compress.data import Dataset, Splitting
-from compress.data.listing import Classes, Labels
+from compress.data.dataset import Dataset, Splitting
+from compress.data.file_listing import Classes, Labels
 from compress.data.sources import Folder
 from compress.errors import DataError
-from deploy.preprocessing import Preprocessing
+from deploy.contract.preprocessing import Preprocessing
 
 KINDS = ("tea", "coffee", "water")
 

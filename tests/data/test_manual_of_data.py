@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compress.data import SOURCES
-from compress.pipeline import load
+from compress.data.dataset import SOURCES
+from compress.pipeline.schema import load
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text()
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
-from compress.data import Dataset
+from compress.data.dataset import Dataset
 from compress.data.crc32c import LANE, crc32c, masked
-from compress.data.listing import Classes
+from compress.data.file_listing import Classes
 from compress.data.sources import TfRecord
-from compress.data.sources.records import Tensor, features
+from compress.data.sources.tfrecord import Tensor, features
 from compress.errors import DataError
-from deploy.preprocessing import Preprocessing
+from deploy.contract.preprocessing import Preprocessing
 
 
 def varint(value: int) -> bytes:

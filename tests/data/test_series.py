@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.data import Dataset, Splitting
-from compress.data.division import by_time, overlapping
-from compress.data.listing import Classes, Labels
+from compress.data.dataset import Dataset, Splitting
+from compress.data.splits import by_time, overlapping
+from compress.data.file_listing import Classes, Labels
 from compress.data.sources import Csv
 from compress.errors import DataError
-from deploy.preprocessing import Preprocessing
+from deploy.contract.preprocessing import Preprocessing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -242,7 +242,7 @@ def test_many_bad_files_are_counted(tmp_path: Path) -> None:
 
 
 def test_too_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.data.sources.series.MAX_VALUES", 20)
+    monkeypatch.setattr("compress.data.sources.time_series.MAX_VALUES", 20)
     write(tmp_path / "walk" / "a.csv", 11)
     with pytest.raises(DataError, match="has more than 20 values"):
         source(tmp_path).load()

@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from pictures import flat
 
-from compress.data import Dataset, files
-from compress.data import tree as trees
-from compress.data.listing import Classes, Labels
+from compress.data import files
+from compress.data.dataset import Dataset
+from compress.data import file_tree as trees
+from compress.data.file_listing import Classes, Labels
 from compress.data.sources import Folder
 from compress.errors import DataError
-from deploy.preprocessing import Preprocessing
+from deploy.contract.preprocessing import Preprocessing
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKERS: dict[str, Callable[[bytes], bytes]] = {

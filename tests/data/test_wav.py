@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.signal import resample_poly
 
-from compress.data.listing import Labels
+from compress.data.file_listing import Labels
 from compress.data.sources import Wav
 from compress.errors import DataError
 

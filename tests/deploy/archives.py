@@ -10,7 +10,7 @@ from typing import Any
 
 import golden
 
-from deploy import bundle
+from deploy.contract import bundle
 
 
 def manifest(**changes: Any) -> dict[str, Any]:

@@ -19,9 +19,9 @@ import pytest
 import tiny
 
 from compress.tflite import graph
-from compress.tflite.runtime import Model, describe
-from deploy import bundle
-from deploy.preprocessing import VERSION, Preprocessing
+from compress.tflite.interpreter import Model, describe
+from deploy.contract import bundle
+from deploy.contract.preprocessing import Preprocessing, VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = [{"resize": {"size": [4, 4]}}, {"scale": {"from": [0, 255], "to": [0, 1]}}]

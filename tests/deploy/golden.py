@@ -10,8 +10,9 @@ import struct
 import numpy as np
 import signer
 
-from deploy import bundle, recording
-from deploy.preprocessing import VERSION, Preprocessing, dequantize, quantize
+from deploy import recording
+from deploy.contract import bundle
+from deploy.contract.preprocessing import Preprocessing, VERSION, dequantize, quantize
 
 STEPS = [
     {"resize": {"size": [5, 7]}},

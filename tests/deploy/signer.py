@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from deploy import bundle, signature
+from deploy.contract import bundle, signature
 
 SEED = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
 """The private key of the RFC's first test."""

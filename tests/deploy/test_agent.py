@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from deploy import agent, releases
+from deploy.contract import agent, releases
 
 Ends = tuple[agent.Agent, int, int]
 

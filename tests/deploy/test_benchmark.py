@@ -11,10 +11,11 @@ import devices
 import numpy as np
 import pytest
 
-from deploy import Model, benchmark, bundle, energy, machine
+from deploy import Model, benchmark, energy, host as machine
+from deploy.contract import bundle
 from deploy.benchmark import Settings
-from deploy.doubts import MEANING, doubts
-from deploy.errors import ArgumentError
+from deploy.comparability import MEANING, doubts
+from deploy.contract.errors import ArgumentError
 
 
 @pytest.fixture(scope="module")

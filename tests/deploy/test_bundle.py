@@ -15,9 +15,9 @@ from archives import manifest, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploy import bundle
-from deploy.bundle import Bundle, BundleError
-from deploy.decoding import Decoding, parsed
+from deploy.contract import bundle
+from deploy.contract.bundle import Bundle, BundleError
+from deploy.contract.decoding import Decoding, parsed
 
 GOOD = golden.packed()
 

@@ -18,9 +18,9 @@ import pytest
 import signer
 from archives import central, manifest, patched, table, written
 
-from deploy import bundle
-from deploy.bundle import Bundle, BundleError
-from deploy.preprocessing import Preprocessing
+from deploy.contract import bundle
+from deploy.contract.bundle import Bundle, BundleError
+from deploy.contract.preprocessing import Preprocessing
 
 GOOD = golden.packed()
 

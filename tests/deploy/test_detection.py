@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy.detection import DetectionError, Detections, Detector, ordered, overlaps, suppressed
-from deploy.precision import average_precision
+from deploy.contract.detection import DetectionError, Detections, Detector, ordered, overlaps, suppressed
+from deploy.contract.average_precision import average_precision
 
 SMALL = {"maps": [{"cells": [2, 3], "boxes": [[0.4, 0.2], [0.2, 0.4]]}, {"cells": [1, 1], "boxes": [[0.8, 0.8]]}]}
 
@@ -125,7 +125,7 @@ def scene(random: np.random.Generator, classes: int) -> tuple[Any, Detections]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_average_precision_is_that_of_pycocotools(seed: int) -> None:
-    from compress.probes.precision import by_coco
+    from compress.evaluation.average_precision import by_coco
 
     random = np.random.default_rng(seed)
     wanted, found = zip(*(scene(random, 4) for _ in range(30)), strict=True)

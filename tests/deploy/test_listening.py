@@ -21,7 +21,7 @@ from typing import Any
 import devices
 import pytest
 
-from deploy import bundle
+from deploy.contract import bundle
 from deploy.model import Model
 
 BODY = bundle.array_bytes(devices.images(1)[0])

@@ -8,7 +8,7 @@ from pathlib import Path
 import devices
 import pytest
 
-from deploy import machine
+from deploy import host
 
 
 def write(root: Path, **files: str) -> None:
@@ -20,7 +20,7 @@ def write(root: Path, **files: str) -> None:
 
 def test_a_usb_accelerator(tmp_path: Path) -> None:
     root = str(devices.host(tmp_path, speed="480"))
-    (found,) = machine.edge_tpus(root)
+    (found,) = host.edge_tpus(root)
     assert found == {
         "device": "usb:0",
         "id": "18d1:9302",
@@ -34,17 +34,17 @@ def test_a_usb_accelerator(tmp_path: Path) -> None:
 
 def test_a_pcie_module(tmp_path: Path) -> None:
     root = str(devices.host(tmp_path, usb=False))
-    (found,) = machine.edge_tpus(root)
+    (found,) = host.edge_tpus(root)
     assert (found["device"], found["node"], found["accessible"]) == ("pci:0", f"{root}/dev/apex_0", True)
     assert (found["link"], found["temperature_c"]) == ("5.0 GT/s PCIe", 45.5)
-    assert machine.temperatures(root) == {"apex_0": 45.5}
+    assert host.temperatures(root) == {"apex_0": 45.5}
 
 
 def test_a_dead_sensor_and_other_devices(tmp_path: Path) -> None:
     root = devices.host(tmp_path, usb=False)
     (root / "sys/class/apex/apex_0/temp").write_text("-89700\n")
     write(root, sys__bus__usb__devices__usb1__idVendor="1d6b", sys__bus__usb__devices__usb1__idProduct="0002")
-    (found,) = machine.edge_tpus(str(root))
+    (found,) = host.edge_tpus(str(root))
     assert found["temperature_c"] == -89.7
 
 
@@ -60,7 +60,7 @@ def test_a_board(tmp_path: Path) -> None:
     files["proc__meminfo"] = "MemTotal:        4096 kB\nMemFree: 1 kB"
     files[f"{cpu}0__cpufreq__cpuinfo_max_freq"] = "2400000"
     write(tmp_path, **files)
-    found = machine.facts(str(tmp_path))
+    found = host.facts(str(tmp_path))
     assert found["board"] == "Raspberry Pi 5 Model B Rev 1.0"
     assert (found["governor"], found["clock_mhz"], found["clock_max_mhz"]) == ("ondemand", 1050.0, 2400.0)
     assert (found["memory_bytes"], found["throttled"], found["edge_tpu_clock"]) == (4096 * 1024, 0x50005, "max")
@@ -81,11 +81,11 @@ def test_a_board(tmp_path: Path) -> None:
 )
 def test_the_name_of_the_processor(cpuinfo: str, name: str | None, tmp_path: Path) -> None:
     write(tmp_path, proc__cpuinfo=cpuinfo)
-    assert machine.facts(str(tmp_path))["processor"] == name
+    assert host.facts(str(tmp_path))["processor"] == name
 
 
 def test_nothing_is_guessed(tmp_path: Path) -> None:
-    found = machine.facts(str(tmp_path))
+    found = host.facts(str(tmp_path))
     for key in ("board", "governor", "clock_mhz", "memory_bytes", "load", "throttled", "edge_tpu_clock", "processor"):
         assert found[key] is None, key
     assert (found["edge_tpus"], found["temperatures_c"]) == ([], {})
@@ -94,12 +94,12 @@ def test_nothing_is_guessed(tmp_path: Path) -> None:
 def test_nonsense_in_the_files(tmp_path: Path) -> None:
     write(tmp_path, proc__loadavg="", sys__class__thermal__thermal_zone0__temp="hot", proc__meminfo="MemFree: 1 kB")
     write(tmp_path, **{"sys__devices__platform__soc__soc:firmware__get_throttled": "zzz"})
-    found = machine.facts(str(tmp_path))
+    found = host.facts(str(tmp_path))
     assert (found["load"], found["temperatures_c"], found["memory_bytes"], found["throttled"]) == (None, {}, None, None)
 
 
 def test_this_host() -> None:
-    found = machine.facts("/")
+    found = host.facts("/")
     assert found["memory_bytes"] > 1 << 20
     assert json.loads(json.dumps(found)) == found
 
@@ -109,7 +109,7 @@ def test_who_has_a_file_open(tmp_path: Path) -> None:
         (tmp_path / "proc" / pid / "fd").mkdir(parents=True)
         (tmp_path / "proc" / pid / "fd" / "0").symlink_to(tmp_path / target)
     write(tmp_path, proc__7__comm="python3")
-    found = machine.holders(str(tmp_path / "dev/x"), str(tmp_path))
+    found = host.holders(str(tmp_path / "dev/x"), str(tmp_path))
     assert found == [{"pid": 7, "name": "python3"}, {"pid": 12, "name": "?"}]
 
 
@@ -118,4 +118,4 @@ def test_energy_counters_are_of_whole_packages(tmp_path: Path) -> None:
     for name in ("0", "0:0"):
         write(tmp_path, **{f"{folder}{name}__energy_uj": "123", f"{folder}{name}__max_energy_range_uj": "1000"})
         write(tmp_path, **{f"{folder}{name}__name": f"package-{name}"})
-    assert machine.energy_counters(str(tmp_path)) == {"package-0": {"uj": 123.0, "range_uj": 1000.0}}
+    assert host.energy_counters(str(tmp_path)) == {"package-0": {"uj": 123.0, "range_uj": 1000.0}}

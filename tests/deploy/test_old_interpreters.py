@@ -53,7 +53,7 @@ def test_this_interpreter() -> None:
 
 def test_device_side_imports_nothing_else() -> None:
     check = (
-        "import sys, deploy.bundle, deploy.preprocessing, deploy.signature; "
+        "import sys, deploy.contract.bundle, deploy.contract.preprocessing, deploy.contract.signature; "
         "found = set(sys.modules) & {'compress', 'cryptography', 'pydantic', 'tensorflow', 'ai_edge_litert'}; "
         "assert not found, found"
     )

@@ -13,10 +13,11 @@ import pytest
 from PIL import Image
 
 from compress.data.sources import images as training
-from deploy import images, pictures
-from deploy.decoding import Decoding
-from deploy.errors import ImageError
-from deploy.preprocessing import Array
+from deploy import images
+from deploy.contract import pictures
+from deploy.contract.decoding import Decoding
+from deploy.contract.errors import ImageError
+from deploy.contract.preprocessing import Array
 
 Decode = Callable[[bytes], Array]
 GRADIENT = np.mgrid[0:30, 0:50][0] * 8

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from deploy.preprocessing import STEPS, Preprocessing, PreprocessingError, dequantize, fields, needed, quantize
+from deploy.contract.preprocessing import (Preprocessing, PreprocessingError, STEPS, dequantize, fields, needed, quantize)
 
 RANDOM = np.random.default_rng(0)
 

@@ -14,7 +14,7 @@ import golden
 import pytest
 from test_old_interpreters import interpreters
 
-from compress import runner
+from compress.export import runner_pyz
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = """\
@@ -28,7 +28,7 @@ print(bundle.read(sys.argv[2]).labels == [u"caf\\u00e9", u"tea"])
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the runner, a bundle, and a package `deploy` that is not ours."""
-    (tmp_path / "runner.pyz").write_bytes(runner.content())
+    (tmp_path / "runner.pyz").write_bytes(runner_pyz.content())
     (tmp_path / "runner.pyz").chmod(0o755)
     (tmp_path / "tiny.coralline").write_bytes(golden.packed())
     (tmp_path / "deploy").mkdir()
@@ -42,14 +42,14 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def test_it_holds_the_device_side_and_nothing_else() -> None:
-    with zipfile.ZipFile(io.BytesIO(runner.content())) as archive:
+    with zipfile.ZipFile(io.BytesIO(runner_pyz.content())) as archive:
         assert archive.testzip() is None
         there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy").rglob("*.py")}
         assert set(archive.namelist()) == {"__main__.py", *there}
-        assert {"deploy/__init__.py", "deploy/__main__.py", "deploy/bundle.py"} <= there
+        assert {"deploy/__init__.py", "deploy/__main__.py", "deploy/contract/bundle.py"} <= there
         for name in there:
             assert archive.read(name) == (ROOT / name).read_bytes()
-    assert runner.content().startswith(b"#!/usr/bin/env python3\nPK")
+    assert runner_pyz.content().startswith(b"#!/usr/bin/env python3\nPK")
 
 
 def test_equal_sources_are_equal_bytes(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_equal_sources_are_equal_bytes(tmp_path: Path) -> None:
         ).stdout.strip()
         for place, zone in ((ROOT, "UTC"), (copy, "Asia/Tokyo"))
     }
-    assert found == {runner.digest()} == {hashlib.sha256(runner.content()).hexdigest()}
+    assert found == {runner_pyz.digest()} == {hashlib.sha256(runner_pyz.content()).hexdigest()}
 
 
 def available(interpreter: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy.preprocessing import Preprocessing, PreprocessingError, quantize
+from deploy.contract.preprocessing import Preprocessing, PreprocessingError, quantize
 
 RANDOM = np.random.default_rng(0)
 ROOT = Path(__file__).resolve().parents[2]

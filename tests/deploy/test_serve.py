@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deploy import bundle
-from deploy.decoding import Decoding
-from deploy.errors import EdgeTpuError
+from deploy.contract import bundle
+from deploy.contract.decoding import Decoding
+from deploy.contract.errors import EdgeTpuError
 from deploy.model import Answer, Model
 from deploy.serve import Server, Settings
 

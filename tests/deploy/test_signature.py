@@ -15,8 +15,8 @@ import signer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploy import signature
-from deploy.signature import KeyFileError
+from deploy.contract import signature
+from deploy.contract.signature import KeyFileError
 
 WYCHEPROOF = json.loads((Path(__file__).parent / "wycheproof_ed25519.json").read_text())["vectors"]
 #: RFC 8032, section 7.1: private key, public key, message, signature.

@@ -17,17 +17,8 @@ from archives import manifest, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploy import bundle, signature
-from deploy.bundle import (
-    TRAILER_BYTES,
-    TRAILER_MAGIC,
-    Bundle,
-    BundleError,
-    ChangedError,
-    UnsignedError,
-    UntrustedError,
-    WronglySignedError,
-)
+from deploy.contract import bundle, signature
+from deploy.contract.bundle import (Bundle, BundleError, ChangedError, TRAILER_BYTES, TRAILER_MAGIC, UnsignedError, UntrustedError, WronglySignedError)
 
 GOOD = golden.packed()
 SIGNED = signer.signed(GOOD)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy.preprocessing import Preprocessing, PreprocessingError, quantize
+from deploy.contract.preprocessing import Preprocessing, PreprocessingError, quantize
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared")) / "data"

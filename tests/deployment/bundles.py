@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import tiny
 
-from compress.tflite.runtime import Model, describe
-from deploy import bundle
-from deploy.preprocessing import VERSION, Preprocessing
+from compress.tflite.interpreter import Model, describe
+from deploy.contract import bundle
+from deploy.contract.preprocessing import Preprocessing, VERSION
 
 
 def packed(version: int = 0, extra_bytes: int = 0, wrong: bool = False, seed: int = 0) -> bytes:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.deployment.address import Address, distinct, listed, parse
+from compress.fleet.address import Address, distinct, listed, parse
 from compress.errors import PipelineError
 
 

@@ -18,8 +18,8 @@ from remote_host import Host
 from test_old_interpreters import interpreters
 
 from compress import ssh
-from compress.__main__ import main
-from compress.deployment import release, remote
+from compress.cli.main import main
+from compress.fleet import release, remote
 
 Write = Callable[..., Path]
 

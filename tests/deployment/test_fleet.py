@@ -14,7 +14,7 @@ import pytest
 from remote_host import Host
 from test_deploy import answers, failed
 
-from compress.__main__ import main
+from compress.cli.main import main
 
 Write = Callable[..., Path]
 
@@ -65,7 +65,7 @@ def test_a_card(bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_card_without_links(bundle_file: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FAT: `current` is a file that names the release."""
-    from deploy import releases
+    from deploy.contract import releases
 
     def refuse(*names: object, **more: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
@@ -85,7 +85,7 @@ def test_a_card_without_links(bundle_file: Write, tmp_path: Path, monkeypatch: p
 def install(folder: object, content: bytes) -> str:
     import hashlib
 
-    from deploy import releases
+    from deploy.contract import releases
 
     assert isinstance(folder, releases.Folder)
     files = {}

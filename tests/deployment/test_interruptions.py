@@ -16,7 +16,7 @@ import tiny
 from remote_host import Host
 from test_deploy import answers, failed, left, rows
 
-from compress.__main__ import main
+from compress.cli.main import main
 
 Write = Callable[..., Path]
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import tiny
 
-from compress import devices
-from compress.deployment import results
+from compress.pipeline import device_results
+from compress.fleet import results
 from compress.errors import DataError, PipelineError, StoreError
-from deploy import bundle
+from deploy.contract import bundle
 
 MEASURED = {"value": 1.5, "unit": "ms", "how": "measured", "low": None, "high": None, "note": "100 runs"}
 
@@ -42,7 +42,7 @@ def test_taken_in(run: Path, tmp_path: Path) -> None:
     path = written(tmp_path, result(run))
     assert results.take_in(path, run, None) == run / "devices" / "board.json"
     assert results.take_in(path, run, "shop-7") == run / "devices" / "shop-7.json"
-    assert devices.read(run / "devices" / "board.json") == result(run)
+    assert device_results.read(run / "devices" / "board.json") == result(run)
 
 
 def test_found_by_its_name(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,18 +117,18 @@ def test_what_is_no_measurement(run: Path, tmp_path: Path, change: dict[str, Any
 
 def test_too_large_or_not_there(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, result(run))
-    monkeypatch.setattr(devices, "MAX_BYTES", 100)
+    monkeypatch.setattr(device_results, "MAX_BYTES", 100)
     with pytest.raises(DataError, match="too large"):
-        devices.read(path)
+        device_results.read(path)
     with pytest.raises(StoreError):
-        devices.read(tmp_path / "none")
+        device_results.read(tmp_path / "none")
 
 
 def test_in_the_report(tmp_path: Path, project: Callable[..., Path], coralline: tiny.Coralline) -> None:
     path = project(["compile", "package"])
     assert coralline(path).returncode == 0
     run = tmp_path / "runs" / "tiny"
-    about = {"name": "tiny", "models": devices.models((run / "tiny.coralline").read_bytes())}
+    about = {"name": "tiny", "models": device_results.models((run / "tiny.coralline").read_bytes())}
     host = {"board": "Dev <b>Board</b>", "python": "3.7.3"}
     model = {"role": "int8", "device": "cpu", "runtime": {"name": "tflite_runtime", "version": "2.5"}}
     doubts = [{"what": "the Edge TPU is on USB 2"}, "no map"]

@@ -15,11 +15,11 @@ import pytest
 import tiny
 from one_op import Op, Tensor
 
-from compress.edgetpu import memory
-from compress.edgetpu.check import Check, check
-from compress.edgetpu.memory import Parameters
+from compress.targets.edgetpu import parameter_memory
+from compress.targets.edgetpu.check import Check, check
+from compress.targets.edgetpu.parameter_memory import Parameters
 from compress.errors import ModelError, PipelineError
-from compress.target import load
+from compress.targets.base import load
 from compress.tflite import graph
 
 TARGET = load("edgetpu")
@@ -64,7 +64,7 @@ def test_everything_is_cached_where_it_fits_and_the_largest_given_up_where_it_ne
     def kept(*sizes: float, streamed: float = 0.0) -> str:
         layers = [Parameters(int(size * MIB), int(size * MIB), (1, 1)) for size in sizes]
         layers += [Parameters(int(streamed * MIB), int(streamed * MIB), (1, 1), always_streamed=True)] * bool(streamed)
-        found = memory.split(layers, TARGET)
+        found = parameter_memory.split(layers, TARGET)
         assert found.cached_bytes + found.streamed_bytes == sum(layer.size_bytes for layer in layers)
         return "".join("-+"[not streamed] for streamed in found.streamed)
 

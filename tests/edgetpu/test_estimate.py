@@ -16,13 +16,13 @@ import tiny
 from edgetpu import EDGETPU
 from one_op import Op, Tensor
 
-from compress.edgetpu import inspection, latency
-from compress.edgetpu.check import check
-from compress.edgetpu.check import describe as in_words
-from compress.edgetpu.estimate import describe, estimate
-from compress.edgetpu.latency import Layer, Sent
+from compress.targets.edgetpu import inspection, latency
+from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.check import describe as in_words
+from compress.targets.edgetpu.estimate import describe, estimate
+from compress.targets.edgetpu.latency import Layer, Sent
 from compress.errors import ModelError, PipelineError
-from compress.target import load
+from compress.targets.base import load
 from compress.tflite import graph
 
 TARGET = load("edgetpu")

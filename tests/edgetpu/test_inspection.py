@@ -17,7 +17,7 @@ import tiny
 from one_op import Op, Tensor
 from packages import ALONE, CACHING, EXECUTION, executable, options
 
-from compress.edgetpu import inspection, package
+from compress.targets.edgetpu import darwinn_package, inspection
 from compress.errors import ModelError
 from compress.tflite import graph
 
@@ -27,7 +27,7 @@ SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).resolve().parent
 def compiled(path: Path, *custom: bytes) -> Path:
     """A .tflite file with a custom operator for each of these options, and one operator on the CPU."""
     letters = "abcdefgh"[: len(custom) + 2]
-    operators = [Op(package.OPERATOR, letters[index], letters[index + 1], custom=True) for index in range(len(custom))]
+    operators = [Op(darwinn_package.OPERATOR, letters[index], letters[index + 1], custom=True) for index in range(len(custom))]
     operators.append(Op("SOFTMAX", letters[-2], letters[-1]))
     source = one_op.model({letter: Tensor((1, 4)) for letter in letters}, operators, "a", letters[-1])
     for operator, content in zip(source.subgraphs[0].operators, custom, strict=False):
@@ -95,7 +95,7 @@ def test_damaged_packages_are_errors_or_answers() -> None:
         if chance.random() < 0.2:
             del content[chance.randrange(len(content)) :]
         try:
-            package.read(bytes(content))
+            darwinn_package.read(bytes(content))
         except ModelError:
             refused += 1
     assert refused > 100

@@ -15,12 +15,12 @@ import pytest
 from numpy.typing import NDArray
 from one_op import Op, Tensor, integers
 
-from compress.edgetpu.legalize import describe, legalize
-from compress.edgetpu.placement import place
-from compress.edgetpu.rewrites import REWRITES
+from compress.targets.edgetpu.legalize import describe, legalize
+from compress.targets.edgetpu.placement import place
+from compress.targets.edgetpu.rewrites import REWRITES
 from compress.errors import DataError, ModelError
-from compress.target import load
-from compress.tflite import graph, proof
+from compress.targets.base import load
+from compress.tflite import comparison, graph
 from compress.tflite.graph import Graph
 
 TARGET = load("edgetpu")
@@ -373,7 +373,7 @@ def apart(one: Graph, other: Graph) -> int:
     tensor = one.tensors[one.inputs[0]]
     feeds = [RANDOM.integers(-128, 128, tensor.shape) for _ in range(4)]
     feeds.append(np.resize(np.arange(-128, 128), tensor.shape))
-    dtype = proof.DTYPES[tensor.dtype]
+    dtype = comparison.DTYPES[tensor.dtype]
     shifted = [(feed + (128 if dtype == "uint8" else 0)).astype(dtype) for feed in feeds]
     pairs = zip(outputs(one, shifted), outputs(other, shifted), strict=True)
     return max(int(np.abs(a.astype(int) - b.astype(int)).max()) for a, b in pairs)
@@ -736,11 +736,11 @@ def test_inputs_that_do_not_fit(tmp_path: Path, damage: str) -> None:
     if damage == "names":
         np.savez(path, z=np.zeros((3, 8, 8, 8)))
     with pytest.raises(DataError, match=r"inputs\.npz: "):
-        proof.read_feeds(path, float_ended())
+        comparison.read_feeds(path, float_ended())
 
 
 def test_all_codes_are_tried_on_small_tensors_too() -> None:
-    feeds = proof.ramp_feeds(function("HARD_SWISH", made(1, 10), given=made(1, 10)))
+    feeds = comparison.ramp_feeds(function("HARD_SWISH", made(1, 10), given=made(1, 10)))
     assert sorted({int(code) for (value,) in feeds for code in value.ravel()}) == list(range(-128, 128))
 
 

@@ -19,15 +19,15 @@ import pytest
 import test_legalize
 from numpy.typing import NDArray
 
-from compress.edgetpu.legalize import legalize
-from compress.edgetpu.placement import newer_than_boards, place
-from compress.importers import keras_file
-from compress.quantization import calibration, conversion
-from compress.target import load
+from compress.targets.edgetpu.legalize import legalize
+from compress.targets.edgetpu.placement import newer_than_boards, place
+from compress.importers.keras import keras_file
+from compress.quantization import calibration, export
+from compress.targets.base import load
 from compress.tflite import edit, graph
 from compress.tflite.graph import Graph
-from compress.training import network
-from compress.training.folding import canonical
+from compress.ir import keras_graph
+from compress.ir.passes.fold import canonical
 
 pytestmark = [pytest.mark.tf25, pytest.mark.timeout(1800)]
 
@@ -90,11 +90,11 @@ def far(answers: Mapping[str, int | str], steps: int = STEPS) -> dict[str, int |
 
 def quantized(model: Any, samples: NDArray[np.float32], io: Any = "int8") -> Graph:
     """What `quantize` makes of a Keras model."""
-    folded = canonical(network.read(model))
+    folded = canonical(keras_graph.read(model))
     try:
-        content = conversion.convert(folded, calibration.calibrate(folded, samples), io)
-    except conversion.FloatOperatorsError:
-        content = conversion.convert_calibrated(model, samples, io)
+        content = export.convert(folded, calibration.calibrate(folded, samples), io)
+    except export.FloatOperatorsError:
+        content = export.convert_calibrated(model, samples, io)
     return legalize(graph.parse(content), TARGET, [[sample[None]] for sample in samples[:8]], io=io.upper()).graph
 
 
@@ -156,7 +156,7 @@ def test_every_activation(keras: Any, old: Callable[..., dict[str, int | str]]) 
 def test_float_originals_open_where_we_say(keras: Any, old: Callable[..., dict[str, int | str]]) -> None:
     models = {name: with_activation(keras, layer) for name, layer in activations(keras).items()}
     models |= {builder.__name__: networks.randomized(builder(keras)) for builder in networks.ALL}
-    floats = {name: graph.parse(conversion.convert_float(model)) for name, model in models.items()}
+    floats = {name: graph.parse(export.convert_float(model)) for name, model in models.items()}
     answers = old(floats)
     newer = {name for name, model in floats.items() if newer_than_boards(model, TARGET)}
     assert newer == {"gelu", "grouped", "transposed"}

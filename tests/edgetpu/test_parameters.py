@@ -6,15 +6,15 @@ import one_op
 import pytest
 from one_op import Op, Tensor
 
-from compress.edgetpu import parameters
-from compress.target import load
+from compress.targets.edgetpu import operator_parameters
+from compress.targets.base import load
 from compress.tflite.graph import Graph
 
 TARGET = load("edgetpu")
 
 
 def sizes(graph: Graph) -> list[int]:
-    return [parameters.count(operator, graph, TARGET).size_bytes for operator in graph.operators]
+    return [operator_parameters.count(operator, graph, TARGET).size_bytes for operator in graph.operators]
 
 
 def joined(*shapes: tuple[int, ...]) -> Graph:

@@ -11,8 +11,8 @@ import pytest
 import tiny
 from one_op import Op, Tensor
 
-from compress.edgetpu.placement import LATE, MAPPED, Placement, place
-from compress.target import load
+from compress.targets.edgetpu.placement import LATE, MAPPED, Placement, place
+from compress.targets.base import load
 from compress.tflite import graph
 
 TARGET = load("edgetpu")

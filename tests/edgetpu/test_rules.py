@@ -9,10 +9,10 @@ import one_op
 import pytest
 from one_op import Tensor, integers
 
-from compress.edgetpu import rules
-from compress.edgetpu.placement import MAPPED, place
-from compress.edgetpu.rewrites import REWRITES
-from compress.target import load
+from compress.targets.edgetpu import rules
+from compress.targets.edgetpu.placement import MAPPED, place
+from compress.targets.edgetpu.rewrites import REWRITES
+from compress.targets.base import load
 from compress.tflite.graph import Graph
 
 TARGET = load("edgetpu")

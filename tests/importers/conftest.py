@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.importers import onnx_apart
-from compress.training import tensorflow
+from compress.importers.onnx import subprocesses
+from compress.ir import tensorflow
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "tflite"))  # for one_op
@@ -82,5 +82,5 @@ def saved_onnx(tmp_path: Path) -> Callable[[Any], Path]:
 @pytest.fixture
 def onnx_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For models that crash nothing: no processes of their own, which take a second each."""
-    monkeypatch.setattr(onnx_apart, "try_reading", lambda path, shapes: None)
-    monkeypatch.setattr(onnx_apart, "run_apart", onnx_apart.main)
+    monkeypatch.setattr(subprocesses, "try_reading", lambda path, shapes: None)
+    monkeypatch.setattr(subprocesses, "run_apart", subprocesses.main)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from compress.errors import ModelError
-from compress.importers import keras2
-from compress.importers.keras_file import load, scan
+from compress.importers.keras import keras2
+from compress.importers.keras.keras_file import load, scan
 
 pytestmark = [
     pytest.mark.tensorflow,

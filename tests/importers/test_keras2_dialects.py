@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 import pytest
 
-from compress.importers import keras2, keras_file
-from compress.importers.keras_file import load
+from compress.importers.keras import keras2, keras_file
+from compress.importers.keras.keras_file import load
 
 pytestmark = [
     pytest.mark.tensorflow,

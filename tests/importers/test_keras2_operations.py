@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from compress.errors import ModelError
-from compress.importers import keras2
-from compress.importers.keras2_functions import FUNCTIONS
-from compress.importers.keras_file import load
+from compress.importers.keras import keras2
+from compress.importers.keras.keras2_functions import FUNCTIONS
+from compress.importers.keras.keras_file import load
 
 pytestmark = [
     pytest.mark.tensorflow,

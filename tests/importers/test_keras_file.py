@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from compress.errors import ModelError, UntrustedError
-from compress.importers import keras_config, keras_file
-from compress.importers.keras_file import load, scan
-from compress.training import tensorflow
+from compress.importers.keras import keras_config, keras_file
+from compress.importers.keras.keras_file import load, scan
+from compress.ir import tensorflow
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, not ours
 Config = dict[str, Any]

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.errors import ModelError
-from compress.importers import onnx_apart
+from compress.importers.onnx import subprocesses
 
 
 def expanded(size: int) -> bytes:
@@ -33,12 +33,12 @@ FEED = [{"x": np.ones(1, np.float32)}]
 
 
 def test_answers() -> None:
-    assert onnx_apart.answers(expanded(3), FEED, ["y"])[0][0].tolist() == [1, 1, 1]
+    assert subprocesses.answers(expanded(3), FEED, ["y"])[0][0].tolist() == [1, 1, 1]
 
 
 def test_a_model_that_wants_more_memory_than_it_may_have() -> None:
-    with pytest.raises(onnx_apart.NoAnswerError, match="onnxruntime cannot run it"):
-        onnx_apart.answers(expanded(onnx_apart.MEMORY_BYTES // 4), FEED, ["y"])
+    with pytest.raises(subprocesses.NoAnswerError, match="onnxruntime cannot run it"):
+        subprocesses.answers(expanded(subprocesses.MEMORY_BYTES // 4), FEED, ["y"])
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_a_model_that_wants_more_memory_than_it_may_have() -> None:
 def test_a_file_that_ends_the_process_which_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, says: str
 ) -> None:
-    monkeypatch.setattr(onnx_apart, "READ", code)
+    monkeypatch.setattr(subprocesses, "READ", code)
     if "sleep" in code:
-        monkeypatch.setattr(onnx_apart, "LONGEST_READ_S", 1)
+        monkeypatch.setattr(subprocesses, "LONGEST_READ_S", 1)
     with pytest.raises(ModelError, match=says):
-        onnx_apart.try_reading(tmp_path / "model.onnx", {})
+        subprocesses.try_reading(tmp_path / "model.onnx", {})
 
 
 def test_this_process_is_not_bound(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
     onnx.save(onnx.load_from_string(expanded(3)), tmp_path / "model.onnx")
-    onnx_apart.try_reading(tmp_path / "model.onnx", {})
+    subprocesses.try_reading(tmp_path / "model.onnx", {})
     assert resource.getrlimit(resource.RLIMIT_DATA) == before

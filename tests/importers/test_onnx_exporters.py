@@ -12,7 +12,7 @@ from one_node import EXACT, Model, constant, floats, imported, node, number, who
 from onnx import TensorProto, helper
 
 from compress.errors import ModelError
-from compress.importers import onnx_file, onnx_model
+from compress.importers.onnx import onnx_file, onnx_model
 
 pytestmark = [
     pytest.mark.tensorflow,

@@ -15,9 +15,10 @@ from one_node import EXACT, Model, constant, floats, imported, node, number, who
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.errors import ModelError
-from compress.importers import onnx_draft, onnx_file, onnx_rules
-from compress.importers.refused import Refused
-from compress.training import channels, network
+from compress.importers.onnx import builder, onnx_file
+from compress.importers.onnx.ops import rules
+from compress.importers.common.unsupported import Refused
+from compress.ir import channel_groups, keras_graph
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -197,7 +198,7 @@ def test_weights_are_trainable_and_answers_do_not_hang_on_the_batch(saved_onnx: 
     assert len(model.trainable_weights) == 6
     samples = np.random.default_rng(0).random((5, 8, 8, 4), np.float32)
     np.testing.assert_allclose(model(samples), np.concatenate([model(each[None]) for each in samples]), rtol=1e-5)
-    assert channels.follow(network.read(model)).held == ()
+    assert channel_groups.follow(keras_graph.read(model)).held == ()
 
 
 def test_several_inputs_and_outputs_keep_their_names(saved_onnx: Saved) -> None:
@@ -225,7 +226,7 @@ def test_several_inputs_and_outputs_keep_their_names(saved_onnx: Saved) -> None:
     ],
 )
 def test_names(given: str, found: str) -> None:
-    assert onnx_draft.title(given) == found
+    assert builder.title(given) == found
 
 
 @pytest.mark.parametrize(("kind", "name"), [(TensorProto.FLOAT16, "FLOAT16"), (TensorProto.DOUBLE, "DOUBLE")])
@@ -315,7 +316,7 @@ def test_what_is_refused_for_what_it_is(made: Any, reason: str, tmp_path: Path) 
 
 
 def test_the_first_operator_that_differs_is_named(saved_onnx: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = dict(onnx_rules.RULES) | {"Relu": onnx_rules.RULES["Tanh"]}
+    wrong = dict(rules.RULES) | {"Relu": rules.RULES["Tanh"]}
     monkeypatch.setattr(onnx_file, "RULES", wrong)
     nodes = [CONV, node("Relu", ["c"], ["r"], name="the/relu"), node("Exp", ["r"], ["y"])]
     with pytest.raises(ModelError, match=r"answers differently, by .*; first at Relu 'the/relu', by .*allowed: 0.0001"):
@@ -323,7 +324,7 @@ def test_the_first_operator_that_differs_is_named(saved_onnx: Saved, monkeypatch
 
 
 def test_real_samples_are_compared_too(saved_onnx: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = dict(onnx_rules.RULES) | {"Relu": onnx_rules.RULES["Identity"]}
+    wrong = dict(rules.RULES) | {"Relu": rules.RULES["Identity"]}
     monkeypatch.setattr(onnx_file, "RULES", wrong)
     nodes = [node("Sub", ["x", number(-100)], ["s"]), node("Relu", ["s"], ["y"])]
     file = onnx_file.read(saved_onnx(Model(nodes, {"x": (1, 4)}, ["y"])))

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.importers import onnx_layout
-from compress.importers.onnx_layout import Value, in_shape, laid, transposed
-from compress.training.network import Tensor
+from compress.importers.onnx import layout
+from compress.importers.onnx.layout import Value, in_shape, laid, transposed
+from compress.ir.keras_graph import Tensor
 
 SHAPES = st.lists(st.sampled_from([1, 1, 2, 3, 4, 6]), min_size=1, max_size=5).map(tuple)
 HERE = Tensor("here")
@@ -47,7 +47,7 @@ def test_reshapes_and_transposes_are_kept_track_of(shape: tuple[int, ...], data:
 def test_the_natural_order_is_one_that_moves_nothing(shape: tuple[int, ...], data: st.DataObject) -> None:
     order = tuple(data.draw(st.permutations(range(len(shape)))))
     value = laid(HERE, shape, order)
-    found = onnx_layout.natural(value)
+    found = layout.natural(value)
     assert found is not None
     assert sorted(found) == list(range(len(shape)))
     again = laid(HERE, shape, found)
@@ -56,8 +56,8 @@ def test_the_natural_order_is_one_that_moves_nothing(shape: tuple[int, ...], dat
 
 def test_channels_that_are_spread_have_no_natural_order() -> None:
     value = laid(HERE, (1, 6, 4, 5), (0, 2, 3, 1))
-    assert onnx_layout.natural(in_shape(value, (1, 120))) is None
+    assert layout.natural(in_shape(value, (1, 120))) is None
     shuffled = transposed(in_shape(value, (1, 2, 3, 4, 5)), (0, 2, 1, 3, 4))
     assert shuffled is not None
-    assert onnx_layout.natural(in_shape(shuffled, (1, 6, 4, 5))) is None
-    assert onnx_layout.natural(shuffled) == (0, 3, 4, 2, 1)
+    assert layout.natural(in_shape(shuffled, (1, 6, 4, 5))) is None
+    assert layout.natural(shuffled) == (0, 3, 4, 2, 1)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compress.importers import onnx_file
-from compress.quantization import conversion
-from compress.tflite import graph, proof
-from compress.training import channels, network
+from compress.importers.onnx import onnx_file
+from compress.quantization import export
+from compress.tflite import comparison, graph
+from compress.ir import channel_groups, keras_graph
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -59,21 +59,21 @@ def test_a_pitch_model_answers_as_its_twin(real_model: Callable[[str], Path]) ->
     file = onnx_file.read(real_model("onnx/basic_pitch_nmp.onnx"))
     model, _ = onnx_file.load(file, sound)
     made = [np.asarray(each) for each in model(sound)]
-    twin = proof.Runner(graph.read(real_model("onnx/basic_pitch_nmp.tflite"))).run([sound])
+    twin = comparison.Runner(graph.read(real_model("onnx/basic_pitch_nmp.tflite"))).run([sound])
     for each in made:
         assert min(np.abs(each - other).max() if each.shape == other.shape else 1 for other in twin) < 1e-4
 
 
 def test_channels_of_a_mobilenet_can_be_followed(real_model: Callable[[str], Path]) -> None:
     model, _ = onnx_file.load(onnx_file.read(real_model(MOBILENET)))
-    found = channels.follow(network.read(model))
+    found = channel_groups.follow(keras_graph.read(model))
     assert found.held == ()
     assert found.pinned.sum() == 5 + 3  # what the model shows, and what it is given
 
 
 def test_a_mobilenet_is_converted_without_moving_numbers(real_model: Callable[[str], Path]) -> None:
     model, _ = onnx_file.load(onnx_file.read(real_model(MOBILENET)))
-    counts = Counter(operator.name for operator in graph.parse(conversion.convert_float(model)).operators)
+    counts = Counter(operator.name for operator in graph.parse(export.convert_float(model)).operators)
     assert counts == {
         "CONV_2D": 35,
         "DEPTHWISE_CONV_2D": 17,

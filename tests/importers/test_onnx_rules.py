@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from one_node import EXACT, Model, constant, floats, node, number, whole
 
-from compress.importers import onnx_file
-from compress.importers.onnx_rules import RULES
+from compress.importers.onnx import onnx_file
+from compress.importers.onnx.ops.rules import RULES
 
 pytestmark = [
     pytest.mark.tensorflow,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.importers import onnx_file
+from compress.importers.onnx import onnx_file
 
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'coralline[torch]'")
 

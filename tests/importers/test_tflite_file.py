@@ -16,9 +16,10 @@ from mutations import Model, mutate
 from one_op import Op, Tensor, content, integers
 
 from compress.errors import CorallineError, ModelError
-from compress.importers import tflite_file, tflite_rules
-from compress.importers.refused import Refused
-from compress.quantization import conversion
+from compress.importers.tflite import tflite_file
+from compress.importers.tflite.ops import layers as tflite_rules
+from compress.importers.common.unsupported import Refused
+from compress.quantization import export
 from compress.tflite import graph
 
 pytestmark = [
@@ -56,7 +57,7 @@ def converted(model: Any, *optimizations: Any, types: Any = ()) -> bytes:
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
 def test_a_network_comes_back_from_its_file(keras: Any, builder: networks.Builder, written: Written) -> None:
     model = networks.randomized(builder(keras))
-    path = written(conversion.convert_float(model))
+    path = written(export.convert_float(model))
     made, apart = tflite_file.load(tflite_file.read(path))
     assert apart < EXACT
     samples = np.random.default_rng(1).random((7, 12, 12, 3), np.float32)  # more than the file takes at once
@@ -141,7 +142,7 @@ def test_several_inputs_and_outputs(keras: Any, written: Written) -> None:
     one, two = keras.Input((6, 6, 3)), keras.Input((6, 6, 3))
     x = layers.Conv2D(4, 3)(layers.Add()([one, layers.ReLU()(two)]))
     model = networks.randomized(keras.Model([one, two], [x, layers.GlobalMaxPooling2D()(x)]))
-    made, apart = tflite_file.load(tflite_file.read(written(conversion.convert_float(model))))
+    made, apart = tflite_file.load(tflite_file.read(written(export.convert_float(model))))
     assert apart < EXACT
     assert (len(made.inputs), len(made.outputs)) == (2, 2)
 

@@ -11,8 +11,8 @@ import pytest
 from one_op import Op, Tensor, integers, one, read
 
 from compress.errors import ModelError
-from compress.importers import tflite_file
-from compress.importers.tflite_rules import RULES
+from compress.importers.tflite import tflite_file
+from compress.importers.tflite.ops.layers import RULES
 from compress.tflite import graph
 
 pytestmark = [

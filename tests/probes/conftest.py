@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import tiny
 
-from compress.stage import MODEL_TFLITE, Artifact, Context, Kind
-from compress.target import load
+from compress.artifact import Artifact, Kind, MODEL_TFLITE
+from compress.stage import Context
+from compress.targets.base import load
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from compress.errors import ModelError
-from compress.probes import Accuracy
-from compress.probes.accuracy import compare, confusion
-from compress.stage import MODEL_TFLITE, Artifact, Context
-from compress.tflite.runtime import Model
+from compress.evaluation import Accuracy
+from compress.evaluation.accuracy import compare, confusion
+from compress.artifact import Artifact, MODEL_TFLITE
+from compress.stage import Context
+from compress.tflite.interpreter import Model
 
 Make = Callable[..., Any]
 

@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from compress.errors import ModelError
-from compress.probes import Latency
-from compress.probes.latency import WARMUP
-from compress.tflite.runtime import Model
+from compress.evaluation import Latency
+from compress.evaluation.latency import WARMUP
+from compress.tflite.interpreter import Model
 
 Make = Callable[..., Any]
 

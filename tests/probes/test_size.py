@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from compress.errors import ModelError
-from compress.probes import DataSummary, Size
+from compress.evaluation import DataSummary, Size
 
 Make = Callable[..., Any]
 

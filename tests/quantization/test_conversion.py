@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from compress.errors import ModelError, StageError
-from compress.quantization import calibration, conversion, fake, points
+from compress.quantization import calibration, export, fake_quantization, quantizer_placement
 from compress.quantization.plan import QuantizationPlan, nudged, on_grid
 from compress.tflite import graph
-from compress.tflite.runtime import Model
-from compress.training import network
-from compress.training.folding import canonical
+from compress.tflite.interpreter import Model
+from compress.ir import keras_graph as network
+from compress.ir.passes.fold import canonical
 
 pytestmark = pytest.mark.tensorflow
 
@@ -26,7 +26,7 @@ def quantized(keras: Any, builder: networks.Builder, io: Any = "int8") -> tuple[
     model = networks.randomized(builder(keras))
     folded = canonical(network.read(model))
     plan = calibration.calibrate(folded, images(40))
-    return model, plan, conversion.convert(folded, plan, io)
+    return model, plan, export.convert(folded, plan, io)
 
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
@@ -50,10 +50,10 @@ def test_a_concatenation_is_as_wide_as_all_of_its_parts(keras: Any, tmp_path: Pa
     model.layers[1].set_weights([weight * 5 for weight in model.layers[1].get_weights()])
     folded = canonical(network.read(model))
     plan = calibration.calibrate(folded, images(40))
-    prescribed = points.fixed(folded, points.find(folded))
+    prescribed = quantizer_placement.fixed(folded, quantizer_placement.find(folded))
     assert [*prescribed.values()] == ([(0.0, 255 / 256)] if names == ("sigmoid", "sigmoid") else [])
-    conversion.refuse_mismatch(folded, plan)
-    (tmp_path / "m.tflite").write_bytes(conversion.convert(folded, plan))
+    export.refuse_mismatch(folded, plan)
+    (tmp_path / "m.tflite").write_bytes(export.convert(folded, plan))
     wanted = np.asarray(model(images(30)))
     found = Model(tmp_path / "m.tflite", reproducible=True).scores(images(30))
     assert np.abs(found - wanted).max() < 0.06 * np.abs(wanted).max()
@@ -61,12 +61,12 @@ def test_a_concatenation_is_as_wide_as_all_of_its_parts(keras: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
 def test_everything_is_integer_and_maps_to_the_edge_tpu(keras: Any, builder: networks.Builder) -> None:
-    from compress.edgetpu.placement import place
-    from compress.target import load
+    from compress.targets.edgetpu.placement import place
+    from compress.targets.base import load
 
     _, _, content = quantized(keras, builder)
     parsed = graph.parse(content)
-    assert not conversion.float_operators(content)
+    assert not export.float_operators(content)
     assert {"DEQUANTIZE", "QUANTIZE"}.isdisjoint(operator.name for operator in parsed.operators)
     assert {parsed.tensors[i].dtype for i in (*parsed.inputs, *parsed.outputs)} == {"INT8"}
     for operator in parsed.operators:
@@ -103,7 +103,7 @@ def test_a_changed_plan_changes_the_file_there_and_only_there(keras: Any) -> Non
     wider = QuantizationPlan({**plan.ranges, name: nudged(0.0, 100.0)}, "by hand")
     scales = []
     for each in (plan, wider):
-        parsed = graph.parse(conversion.convert(folded, each))
+        parsed = graph.parse(export.convert(folded, each))
         scales.append([t.quantization.scale for t in parsed.tensors if t.quantization and not t.is_constant])
     changed = [a for a, b in zip(*scales, strict=True) if a != b]
     assert len(changed) == 1
@@ -111,7 +111,7 @@ def test_a_changed_plan_changes_the_file_there_and_only_there(keras: Any) -> Non
 
 def test_concatenated_tensors_share_a_range_and_pooling_hands_it_on(keras: Any) -> None:
     folded = canonical(network.read(networks.branches(keras)))
-    named = points.find(folded)
+    named = quantizer_placement.find(folded)
     concat = next(layer for layer in folded.layers.values() if layer.kind == "Concatenate")
     shared = {named.get(tensor) for tensor in named if named[tensor] == named[network.Tensor(concat.name)]}
     assert len(shared) == 1
@@ -127,11 +127,11 @@ def test_every_output_of_an_operation_rounds_but_integers_and_truth_values_do_no
     halves = keras.ops.split(image, 3, axis=1)
     taken = [keras.layers.Flatten()(each) for each in (largest, keras.ops.cast(places, "float32"), *halves[1:])]
     net = network.read(keras.Model(image, keras.ops.where(image[:, 0, 0] > 0, *(each[:, :3] for each in taken[:2]))))
-    names = set(points.find(net).values())
+    names = set(quantizer_placement.find(net).values())
     kinds = {net.layers[name.partition(":")[0]].kind for name in names}
     assert kinds == {"InputLayer", "TopK", "Cast", "Where"}
     joined = network.read(keras.Model(image, taken))
-    apart = points.find(joined)
+    apart = quantizer_placement.find(joined)
     assert {"InputLayer", "TopK", "Cast"} == {joined.layers[name.partition(":")[0]].kind for name in apart.values()}
 
 
@@ -140,7 +140,7 @@ def test_further_outputs_are_named_after_their_number(keras: Any) -> None:
     recurrent = keras.layers.GRU(2, return_state=True, unroll=True, name="gru")
     output, state = recurrent(keras.layers.Reshape((4, 8))(image))
     net = network.read(keras.Model(image, [output, state * 2.0]))
-    assert {"gru", "gru:0:1"} <= set(points.find(net).values())
+    assert {"gru", "gru:0:1"} <= set(quantizer_placement.find(net).values())
     plan = calibration.calibrate(canonical(net), np.random.default_rng(0).random((8, 4, 4, 2), np.float32))
     assert plan.ranges["gru:0:1"] == plan.ranges["gru"]
 
@@ -152,7 +152,7 @@ def test_a_dead_tensor_and_constant_data_are_no_problem(keras: Any) -> None:
             layer.set_weights([np.zeros_like(w) for w in layer.get_weights()])
     folded = canonical(network.read(model))
     plan = calibration.calibrate(folded, np.zeros((4, 12, 12, 3), np.float32))
-    assert not conversion.float_operators(conversion.convert(folded, plan))
+    assert not export.float_operators(export.convert(folded, plan))
 
 
 def test_activations_that_explode_are_an_error(keras: Any) -> None:
@@ -169,8 +169,8 @@ def test_a_layer_that_cannot_be_quantized_is_named(keras: Any) -> None:
     model = keras.Model(image, keras.layers.Dense(3)(x))
     folded = canonical(network.read(model))
     plan = calibration.calibrate(folded, images(8))
-    with pytest.raises(conversion.FloatOperatorsError, match=r"operators would stay float in ReLU 'late': "):
-        conversion.convert(folded, plan)
+    with pytest.raises(export.FloatOperatorsError, match=r"operators would stay float in ReLU 'late': "):
+        export.convert(folded, plan)
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
@@ -181,8 +181,8 @@ def test_a_layer_that_works_in_a_loop_is_named(keras: Any, kind: str) -> None:
     folded = canonical(network.read(keras.Model(image, keras.layers.Dense(3)(x))))
     plan = calibration.calibrate(folded, np.random.default_rng(0).random((8, 4, 3), np.float32))
     with pytest.raises(StageError, match=r"WHILE in Bidirectional 'both' has no 8-bit form; .*`unroll=True`") as error:
-        conversion.convert(folded, plan)
-    assert not isinstance(error.value, conversion.FloatOperatorsError)
+        export.convert(folded, plan)
+    assert not isinstance(error.value, export.FloatOperatorsError)
 
 
 def test_a_layer_that_the_format_does_not_have_is_named(keras: Any) -> None:
@@ -192,18 +192,18 @@ def test_a_layer_that_the_format_does_not_have_is_named(keras: Any) -> None:
     x = keras.ops.erf(x) + keras.layers.Flatten()(keras.ops.erf(x))[:, :1, None, None]
     kinds = r"TensorFlow Lite has no BitwiseAnd, Erf of Argmax '\w+', Erf '\w+', Erf '\w+'; replace these layers"
     with pytest.raises(ModelError, match=kinds):
-        conversion.convert_float(keras.Model(image, x))
+        export.convert_float(keras.Model(image, x))
     tail = keras.Sequential([keras.Input((2,)), keras.layers.Activation(keras.ops.erf)], name="tail")
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), tail])
     with pytest.raises(ModelError, match=r"no Erf of Sequential 'tail'"):
-        conversion.convert_float(model)
+        export.convert_float(model)
 
 
 @pytest.mark.parametrize(
     ("kinds", "attempts"),
     [
         ([["DEQUANTIZE", "SPLIT", "QUANTIZE"], ["SPLIT"], [], ["SPLIT"]], 3),
-        ([["SPLIT"]] * 20, conversion.ATTEMPTS),
+        ([["SPLIT"]] * 20, export.ATTEMPTS),
         ([["SPLIT", "ADD"], []], 1),
         ([["DEQUANTIZE", "QUANTIZE"], []], 1),
     ],
@@ -212,9 +212,9 @@ def test_a_quantizer_that_leaves_a_split_float_by_chance_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, kinds: list[list[str]], attempts: int
 ) -> None:
     made: list[bytes] = []
-    monkeypatch.setattr(conversion, "_convert", lambda *_: made.append(bytes([len(made)])) or made[-1])
-    monkeypatch.setattr(conversion, "float_operators", lambda content: {kind: kind for kind in kinds[content[0]]})
-    assert conversion.convert_calibrated(None, images(1)) == made[-1]
+    monkeypatch.setattr(export, "_convert", lambda *_: made.append(bytes([len(made)])) or made[-1])
+    monkeypatch.setattr(export, "float_operators", lambda content: {kind: kind for kind in kinds[content[0]]})
+    assert export.convert_calibrated(None, images(1)) == made[-1]
     assert len(made) == attempts
 
 
@@ -223,14 +223,14 @@ def test_a_split_of_which_one_part_is_taken_is_quantized_every_time(keras: Any) 
     x = keras.ops.split(keras.layers.Conv2D(4, 1)(image), 2, axis=-1)[1] * 2.0
     folded = canonical(network.read(keras.Model(image, x)))
     plan = calibration.calibrate(folded, np.random.default_rng(0).random((8, 4, 4, 4), np.float32))
-    assert len({conversion.convert(folded, plan) for _ in range(4)}) == 1
+    assert len({export.convert(folded, plan) for _ in range(4)}) == 1
 
 
 def test_converting_twice_gives_the_same_bytes(keras: Any) -> None:
     model = networks.randomized(networks.inverted_residual(keras))
     folded = canonical(network.read(model))
     plan = calibration.calibrate(folded, images(8))
-    assert conversion.convert(folded, plan) == conversion.convert(folded, plan)
+    assert export.convert(folded, plan) == export.convert(folded, plan)
 
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
@@ -239,11 +239,11 @@ def test_ranges_as_operations_give_the_bytes_that_layers_give(
 ) -> None:
     folded = canonical(network.read(networks.randomized(builder(keras))))
     plan = calibration.calibrate(folded, images(8))
-    found = fake.fixed(fake.insert(folded, points.find(folded), plan))
-    assert {layer.kind for layer in found.layers.values()} & {fake.FAKE, fake.FIXED} == {fake.FIXED}
-    content = conversion.convert(folded, plan)
-    monkeypatch.setattr(fake, "fixed", lambda network: network)
-    assert conversion.convert(folded, plan) == content
+    found = fake_quantization.fixed(fake_quantization.insert(folded, quantizer_placement.find(folded), plan))
+    assert {layer.kind for layer in found.layers.values()} & {fake_quantization.FAKE, fake_quantization.FIXED} == {fake_quantization.FIXED}
+    content = export.convert(folded, plan)
+    monkeypatch.setattr(fake_quantization, "fixed", lambda network: network)
+    assert export.convert(folded, plan) == content
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import pytest
 import tiny
 
 from compress.errors import StageError
-from compress.quantization import conversion, flatbuffer
-from compress.quantization.judging import snr_db
+from compress.quantization import export, float_tflite
+from compress.quantization.fidelity import snr_db
 from compress.tflite import graph
-from compress.tflite.runtime import Model
+from compress.tflite.interpreter import Model
 
 pytestmark = pytest.mark.tensorflow
 SAMPLES = np.random.default_rng(0).random((40, 4, 4, 1), np.float32)
@@ -21,8 +21,8 @@ SAMPLES = np.random.default_rng(0).random((40, 4, 4, 1), np.float32)
 def test_a_file_is_quantized_as_it_is(tmp_path: Path) -> None:
     original, path = tmp_path / "float.tflite", tmp_path / "int8.tflite"
     original.write_bytes(tiny.classifier(int8=False))
-    path.write_bytes(flatbuffer.convert(original.read_bytes(), SAMPLES, "uint8"))
-    assert not conversion.float_operators(path.read_bytes())
+    path.write_bytes(float_tflite.convert(original.read_bytes(), SAMPLES, "uint8"))
+    assert not export.float_operators(path.read_bytes())
     found = graph.read(path)
     assert {found.tensors[index].dtype for index in (*found.inputs, *found.outputs)} == {"UINT8"}
     weights = [found.tensors[op.inputs[1]] for op in found.operators if op.name == "FULLY_CONNECTED"]
@@ -36,4 +36,4 @@ def test_what_the_quantizer_does_not_take_is_told() -> None:
     damaged.source.operatorCodes[0].builtinCode = 32  # CUSTOM
     damaged.source.operatorCodes[0].deprecatedBuiltinCode, damaged.source.operatorCodes[0].customCode = 32, b"own"
     with pytest.raises(StageError, match=r"TensorFlow's quantizer does not take the file: .*own"):
-        flatbuffer.convert(graph.serialize(damaged), SAMPLES)
+        float_tflite.convert(graph.serialize(damaged), SAMPLES)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compress.quantization.judging import ByClass, ByObjects, judge, side_by_side
-from deploy.detection import Detector
+from compress.quantization.fidelity import ByClass, ByObjects, judge, side_by_side
+from deploy.contract.detection import Detector
 
 ANCHORS = {"maps": [{"cells": [1, 2], "boxes": [[0.6, 0.4]]}]}
 NOTHING = -9.0
@@ -46,9 +46,9 @@ def test_two_that_find_nothing_agree() -> None:
 
 
 def test_boxes_of_unlikely_anchors_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    from compress.quantization import judging
+    from compress.quantization import fidelity
 
-    monkeypatch.setattr(judging, "LIKELY", 1)
+    monkeypatch.setattr(fidelity, "LIKELY", 1)
     wanted = row(4, NOTHING, NOTHING, NOTHING, boxes=1.0)
     near, far = wanted.copy(), wanted.copy()
     near[0, 0] += 0.5  # of the likely anchor

@@ -11,14 +11,15 @@ import pytest
 from blobs import Blobs, context
 from numpy.typing import NDArray
 
-from compress.quantization import calibration, conversion, patterns, training
+from compress.quantization import calibration, export, qat, sparsity_patterns
 from compress.quantization.plan import on_grid
-from compress.quantization.settings import RoundedTraining
+from compress.quantization.qat_settings import RoundedTraining
 from compress.tflite import graph
-from compress.training import folding, network
-from compress.training.fit import TrainingSettings
-from compress.training.folding import canonical
-from compress.training.network import Network
+from compress.ir import keras_graph
+from compress.ir.passes import fold
+from compress.training.loop import TrainingSettings
+from compress.ir.passes.fold import canonical
+from compress.ir.keras_graph import Network
 
 pytestmark = pytest.mark.tensorflow
 
@@ -45,7 +46,7 @@ def edited(keras: Any, change: Any) -> Network:
     for name in ("conv", "transposed", "scores"):
         kernel, *rest = model.get_layer(name).get_weights()
         model.get_layer(name).set_weights([change(kernel), *rest])
-    return network.read(model)
+    return keras_graph.read(model)
 
 
 def after_training(read: Network, folder: Path, how: RoundedTraining) -> tuple[Network, Network, dict[str, Any]]:
@@ -53,8 +54,8 @@ def after_training(read: Network, folder: Path, how: RoundedTraining) -> tuple[N
     folded, data = canonical(read), Blobs()
     plan = calibration.calibrate(folded, data.inputs("train"))
     settings = TrainingSettings(epochs=1, batch_size=16, learning_rate=0.01)
-    trained, learnt, facts = training.train(folded, plan, settings, context(data, folder), how, folding.norms(read))
-    (folder / "m.tflite").write_bytes(conversion.convert(trained, learnt))
+    trained, learnt, facts = qat.train(folded, plan, settings, context(data, folder), how, fold.norms(read))
+    (folder / "m.tflite").write_bytes(export.convert(trained, learnt))
     return folded, trained, facts
 
 
@@ -82,24 +83,24 @@ def test_clusters_stay_clusters(keras: Any, tmp_path: Path, batch_norm: Any) -> 
         assert (pair[0] != pair[1]).any()
         axes = {"conv": (0, 1, 2), "transposed": (0, 1, 3), "scores": (0, 1)}[name]
         rounded = on_grid(pair[1], axes)
-        channels = patterns._channels(after.layers[name])
+        channels = sparsity_patterns._channels(after.layers[name])
         counts = [len(np.unique(rounded[channels == channel])) for channel in range(channels.max() + 1)]
         assert max(counts) <= 4
 
 
 def test_ordinary_weights_are_left_free(keras: Any) -> None:
     for builder in networks.ALL:
-        assert patterns.find(canonical(network.read(networks.randomized(builder(keras))))) == {}
+        assert sparsity_patterns.find(canonical(keras_graph.read(networks.randomized(builder(keras))))) == {}
 
 
 def test_a_dead_kernel_can_come_to_life(keras: Any) -> None:
     folded = canonical(edited(keras, np.zeros_like))
-    assert patterns.find(folded) == {}
+    assert sparsity_patterns.find(folded) == {}
 
 
 def test_zeros_and_clusters_together(keras: Any) -> None:
     folded = canonical(edited(keras, lambda kernel: clustered(kernel) * (sparse(kernel) != 0)))
-    found = patterns.find(folded)
+    found = sparsity_patterns.find(folded)
     assert found.keys() == {"conv", "transposed", "scores"}
     for name, pattern in found.items():
         kernel = folded.layers[name].weights[0]
@@ -112,9 +113,9 @@ def test_zeros_and_clusters_together(keras: Any) -> None:
 
 def test_the_channels_of_a_depthwise_kernel_are_its_last_two_axes(keras: Any) -> None:
     image = keras.Input((8, 8, 3))
-    read = network.read(
+    read = keras_graph.read(
         keras.Model(image, keras.layers.DepthwiseConv2D(5, depth_multiplier=2, name="depthwise")(image))
     )
-    channels = patterns._channels(read.layers["depthwise"])
+    channels = sparsity_patterns._channels(read.layers["depthwise"])
     np.testing.assert_array_equal(channels[0, 0], [[0, 1], [2, 3], [4, 5]])
     assert (channels == channels[0, 0]).all()

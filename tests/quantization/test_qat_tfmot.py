@@ -9,11 +9,13 @@ import pytest
 from blobs import Blobs, context
 
 from compress.errors import StageError
-from compress.quantization import calibration, conversion, plan, tfmot
-from compress.tflite.runtime import Model
-from compress.training import folding, network, redundancy
-from compress.training import tfmot as weights
-from compress.training.fit import TrainingSettings
+from compress.engines.tfmot import qat
+from compress.quantization import calibration, export, plan
+from compress.tflite.interpreter import Model
+from compress.ir import keras_graph, weight_sparsity
+from compress.ir.passes import fold
+from compress.engines.tfmot import sparsity as weights
+from compress.training.loop import TrainingSettings
 
 pytestmark = pytest.mark.tensorflow
 
@@ -34,14 +36,14 @@ def channels(keras: Any) -> Any:
     return keras.Model(image, layers.Dense(2, activation="softmax", name="scores")(layers.ReLU()(x)), name="channels")
 
 
-def prepared(given: network.Network, samples: np.ndarray) -> tfmot.Prepared:
-    return tfmot.prepare(given, calibration.calibrate(folding.canonical(given), samples), 0)
+def prepared(given: keras_graph.Network, samples: np.ndarray) -> qat.Prepared:
+    return qat.prepare(given, calibration.calibrate(fold.canonical(given), samples), 0)
 
 
-def agreement(made: tfmot.Prepared, samples: np.ndarray, folder: Path) -> float:
+def agreement(made: qat.Prepared, samples: np.ndarray, folder: Path) -> float:
     """How many outputs of the file and the tf-keras model are within two and a half steps of each other."""
     expected = np.asarray(made.legacy.model(samples, training=False))
-    (folder / "m.tflite").write_bytes(conversion.convert(*made.learnt("")))
+    (folder / "m.tflite").write_bytes(export.convert(*made.learnt("")))
     found = Model(folder / "m.tflite", reproducible=True).scores(samples)
     step = (expected.max() - expected.min()) / 255 or 1.0
     return float(np.mean(np.abs(found - expected) <= 2.5 * step))
@@ -51,7 +53,7 @@ def agreement(made: tfmot.Prepared, samples: np.ndarray, folder: Path) -> float:
     "builder", [networks.plain, networks.inverted_residual, networks.squeeze_excite, networks.nested]
 )
 def test_what_tfmot_computes_is_what_the_file_computes(keras: Any, builder: networks.Builder, tmp_path: Path) -> None:
-    given = network.read(networks.randomized(builder(keras)))
+    given = keras_graph.read(networks.randomized(builder(keras)))
     samples = np.random.default_rng(5).random((60, 12, 12, 3), np.float32)
     made = prepared(given, samples)
     made.legacy.model(samples, training=True)  # one step without an optimizer: weights get their ranges
@@ -59,10 +61,10 @@ def test_what_tfmot_computes_is_what_the_file_computes(keras: Any, builder: netw
 
 
 def test_the_known_traps_are_repaired(keras: Any, tmp_path: Path) -> None:
-    given, data = network.read(networks.randomized(channels(keras))), Blobs()
+    given, data = keras_graph.read(networks.randomized(channels(keras))), Blobs()
     made = prepared(given, data.inputs("train"))
     for name, layer in made.rounded.items():  # calibrated, not +-6
-        assert tfmot._range(layer) == pytest.approx(made.plan.ranges[name], rel=1e-5, abs=1e-6)
+        assert qat._range(layer) == pytest.approx(made.plan.ranges[name], rel=1e-5, abs=1e-6)
     assert "late" not in made.network.layers
     weights.train(made.legacy.model, made.network, SETTINGS, context(data, tmp_path))
     assert agreement(made, data.inputs("validation"), tmp_path) > 0.95
@@ -71,14 +73,14 @@ def test_the_known_traps_are_repaired(keras: Any, tmp_path: Path) -> None:
     assert any(learnt.ranges[name] != made.plan.ranges[name] for name in made.rounded)
     softmax = next(name for name, limits in made.plan.ranges.items() if limits == plan.FIXED["softmax"])
     assert learnt.ranges[softmax] == made.plan.ranges[softmax]
-    before = folding.canonical(given)
+    before = fold.canonical(given)
     for name in ("wide", "depthwise", "transposed", "dense", "scores"):
         assert trained.layers[name].weights[0].shape == before.layers[name].weights[0].shape
         assert not np.array_equal(trained.layers[name].weights[0], before.layers[name].weights[0])
 
 
 def test_zeros_and_clusters_survive_into_the_file(keras: Any, tmp_path: Path) -> None:
-    given, data = network.read(networks.randomized(channels(keras))), Blobs()
+    given, data = keras_graph.read(networks.randomized(channels(keras))), Blobs()
     random = np.random.default_rng(1)
     sparse = random.normal(size=given.layers["dense"].weights[0].shape).astype(np.float32)
     sparse[np.abs(sparse) < 0.8] = 0
@@ -93,20 +95,20 @@ def test_zeros_and_clusters_survive_into_the_file(keras: Any, tmp_path: Path) ->
     assert made.preserved == {"dense": "zeros", "transposed": "zeros", "scores": "zeros and clusters"}
     weights.train(made.legacy.model, made.network, SETTINGS, context(data, tmp_path))
     trained, _ = made.learnt("")
-    gridded = conversion.gridded(trained)
+    gridded = export.gridded(trained)
     for name, before in changed.items():
         after = gridded.layers[name].weights[0]
         assert not after[before == 0].any(), name
-        assert not np.array_equal(trained.layers[name].weights[0], folding.canonical(given).layers[name].weights[0])
-    assert redundancy.of(gridded.layers["scores"].weights[0]).distinct <= 4
+        assert not np.array_equal(trained.layers[name].weights[0], fold.canonical(given).layers[name].weights[0])
+    assert weight_sparsity.of(gridded.layers["scores"].weights[0]).distinct <= 4
 
 
 def test_layers_that_tfmot_rejects_are_named_together(keras: Any, tmp_path: Path) -> None:
-    given = network.read(networks.randomized(networks.branches(keras)))
+    given = keras_graph.read(networks.randomized(networks.branches(keras)))
     layers = keras.layers
     image = keras.Input((8, 4))
     x = layers.PReLU(shared_axes=[1], name="slope")(layers.Conv1D(4, 3, name="line")(image))
-    line = network.read(keras.Model(image, layers.Dense(2)(layers.Flatten()(x))))
+    line = keras_graph.read(keras.Model(image, layers.Dense(2)(layers.Flatten()(x))))
     samples = np.random.default_rng(0).random((8, 8, 4), np.float32)
     with pytest.raises(StageError, match="tfmot quantizes no Conv1D 'line', PReLU 'slope'") as caught:
         prepared(line, samples)

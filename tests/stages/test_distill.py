@@ -13,14 +13,15 @@ from blobs import Blobs, Silence, context
 from test_pipeline import COMPLETE
 
 from compress.errors import CorallineError, ModelError, UntrustedError
-from compress.importers import keras_file
-from compress.pipeline import load
-from compress.quantization.settings import RoundedTraining
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind
+from compress.importers.keras import keras_file
+from compress.pipeline.schema import load
+from compress.quantization.qat_settings import RoundedTraining
+from compress.artifact import Artifact, Facts, Kind, MODEL_KERAS, MODEL_TFLITE
+from compress.stage import Context
 from compress.stages.distill import Distill
 from compress.stages.load import Origin
 from compress.stages.quantize import Quantize
-from compress.training.teaching import Features, Teaching
+from compress.distillation.settings import Features, Teaching
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras', in model.save
 

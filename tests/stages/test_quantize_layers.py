@@ -11,15 +11,15 @@ import pytest
 import tiny
 from blobs import Blobs, context
 
-from compress.edgetpu.placement import place
-from compress.quantization import conversion
-from compress.quantization.settings import RoundedTraining
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.targets.edgetpu.placement import place
+from compress.quantization import export
+from compress.quantization.qat_settings import RoundedTraining
+from compress.artifact import Artifact, Facts, Kind, MODEL_KERAS, MODEL_TFLITE
 from compress.stages.quantize import Quantize
-from compress.target import load
+from compress.targets.base import load
 from compress.tflite import graph
-from compress.training import working_model
-from compress.training.teaching import Teaching
+from compress.stages import working_model
+from compress.distillation.settings import Teaching
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -57,7 +57,7 @@ def test_layers_of_several_steps_train_with_rounding(keras: Any, tmp_path: Path)
     assert facts["training_agrees"] >= 0.98
     assert {trial["step"] for trial in facts["tried"]} == {"ranges", "equalization"}
     parsed = graph.read(tmp_path / "made" / MODEL_TFLITE)
-    assert not conversion.float_operators((tmp_path / "made" / MODEL_TFLITE).read_bytes())
+    assert not export.float_operators((tmp_path / "made" / MODEL_TFLITE).read_bytes())
     assert [op.op for op in place(parsed, load("edgetpu")).ops if op.placement == "cpu"] == []
 
 

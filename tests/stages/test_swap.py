@@ -13,14 +13,15 @@ import tiny
 from blobs import Blobs, context
 from pydantic import ValidationError
 
-from compress.edgetpu.check import check
+from compress.targets.edgetpu.check import check
 from compress.errors import ModelError
 from compress.report import render
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.artifact import Artifact, Facts, Kind, MODEL_KERAS, MODEL_TFLITE
 from compress.stages.swap import Swap
-from compress.target import load
+from compress.targets.base import load
 from compress.tflite import graph
-from compress.training import norms, working_model
+from compress.ir.passes import bn_recalibration
+from compress.stages import working_model
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -32,9 +33,9 @@ class Digits:
     """The shipped digits as they come: 8x8, in [0, 1]."""
 
     def __new__(cls) -> Any:
-        from compress.data import Dataset
+        from compress.data.dataset import Dataset
         from compress.data.sources import Digits as Source
-        from deploy.preprocessing import Preprocessing
+        from deploy.contract.preprocessing import Preprocessing
 
         return Dataset(Source(), Preprocessing([{"scale": {"from": [0, 16], "to": [0, 1]}}]), None)
 
@@ -81,11 +82,11 @@ def hard(keras: Any) -> Any:
 
 
 def test_healing_gives_back_what_the_swap_took(keras: Any, tmp_path: Path) -> None:
-    from compress.training import fit
+    from compress.training import loop
 
     data, model = Digits(), network(keras, hard(keras), 10)
-    settings = fit.TrainingSettings(epochs=10, learning_rate=0.01)
-    fit.fit(model, fit.label_loss(fit.head_of(model, data)), settings, context(data, tmp_path))
+    settings = loop.TrainingSettings(epochs=10, learning_rate=0.01)
+    loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context(data, tmp_path))
     stage = Swap(squeeze_and_excite="remove", depthwise_5x5="3x3", epochs=5)
     facts, notes = swapped(model, tmp_path, stage, data)
     accuracy = {when: each["value"] for when, each in facts["accuracy"].items()}
@@ -113,17 +114,17 @@ def test_healing_gives_back_what_the_swap_took(keras: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("activation", ["hard_silu", "gelu", "leaky_relu", "mish", "prelu"])
 def test_everything_is_mapped_that_was_not(keras: Any, tmp_path: Path, activation: str) -> None:
-    from compress.quantization import conversion
+    from compress.quantization import export
 
     def act(x: Any) -> Any:
         return keras.layers.PReLU()(x) if activation == "prelu" else keras.layers.Activation(activation)(x)
 
     model, samples = network(keras, act), Blobs().inputs("train")[:32]
-    before = operators(conversion.convert_calibrated(model, samples, "int8"))
+    before = operators(export.convert_calibrated(model, samples, "int8"))
     assert "cpu" in before.values()
     swapped(model, tmp_path, Swap(epochs=0))
     made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
-    after = conversion.convert_calibrated(working_model.read(made, context(Blobs(), tmp_path)), samples, "int8")
+    after = export.convert_calibrated(working_model.read(made, context(Blobs(), tmp_path)), samples, "int8")
     assert set(operators(after).values()) == {"tpu"}
 
 
@@ -141,7 +142,7 @@ def test_batch_norms_are_measured_anew_where_that_brings_the_answers_nearer(
     keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distances: tuple[float, float], which: str
 ) -> None:
     found = iter(distances)
-    monkeypatch.setattr(norms, "distance", lambda model, other, samples: next(found))
+    monkeypatch.setattr(bn_recalibration, "distance", lambda model, other, samples: next(found))
     facts, _ = swapped(network(keras, keras.layers.Activation("silu")), tmp_path, Swap(epochs=0))
     assert facts["batch_norms"] == which
     assert facts["accuracy"].keys() == {"before", "swapped"}

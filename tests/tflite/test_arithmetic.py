@@ -7,7 +7,7 @@ import pytest
 import tiny
 from one_op import Op, Tensor, integers
 
-from compress.tflite import arithmetic, graph
+from compress.tflite import graph, macs as arithmetic
 
 
 def weights(*shape: int, dtype: str = "INT8") -> Tensor:

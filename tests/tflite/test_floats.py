@@ -8,7 +8,7 @@ import tiny
 from one_op import Op, Tensor, integers, one, read
 
 from compress.errors import ModelError
-from compress.tflite import floats, graph, proof
+from compress.tflite import comparison, float_graph, graph
 
 
 @pytest.mark.parametrize(
@@ -17,18 +17,18 @@ from compress.tflite import floats, graph, proof
 )
 def test_what_is_computed_makes_a_graph_float(dtype: str, scales: tuple[float, ...], expected: bool) -> None:
     tensor = Tensor((1, 4), dtype, None, scales)
-    assert floats.is_float(one("ABS", [tensor], tensor)) is expected
+    assert float_graph.is_float(one("ABS", [tensor], tensor)) is expected
 
 
 def test_a_graph_with_float_ends_and_8_bits_inside_is_quantized() -> None:
     tensors = {"in": Tensor((1, 4), "FLOAT32"), "q": Tensor((1, 4)), "out": Tensor((1, 4), "FLOAT32")}
     ops = [Op("QUANTIZE", ["in"], ["q"]), Op("DEQUANTIZE", ["q"], ["out"])]
-    assert not floats.is_float(read(tensors, ops, ["in"], ["out"]))
+    assert not float_graph.is_float(read(tensors, ops, ["in"], ["out"]))
 
 
 def test_the_shipped_examples() -> None:
-    assert floats.is_float(graph.parse(tiny.classifier(int8=False)))
-    assert not floats.is_float(graph.parse(tiny.classifier()))
+    assert float_graph.is_float(graph.parse(tiny.classifier(int8=False)))
+    assert not float_graph.is_float(graph.parse(tiny.classifier()))
 
 
 def test_weights_behind_dequantize_become_constants() -> None:
@@ -39,7 +39,7 @@ def test_weights_behind_dequantize_become_constants() -> None:
         "out": Tensor((1, 3), "FLOAT32"),
     }
     ops = [Op("DEQUANTIZE", ["stored"], ["weights"]), Op("FULLY_CONNECTED", ["in", "weights", ""], ["out"])]
-    plain = floats.plain(read(tensors, ops, ["in"], ["out"]))
+    plain = float_graph.plain(read(tensors, ops, ["in"], ["out"]))
     assert [operator.name for operator in plain.graph.operators] == ["FULLY_CONNECTED"]
     assert plain.numbers == (1,)
     assert plain.notes == ("1 constants of INT8 are taken as float32",)
@@ -52,7 +52,7 @@ def test_scales_that_do_not_fit_are_refused() -> None:
     stored = Tensor((3, 2), "INT8", 1, (0.5, 0.25))
     parsed = one("FULLY_CONNECTED", [Tensor((1, 2), "FLOAT32"), stored], Tensor((1, 3), "FLOAT32"))
     with pytest.raises(ModelError, match=r"tensor 'in1': 2 scales do not fit \[3, 2\]"):
-        floats.plain(parsed)
+        float_graph.plain(parsed)
 
 
 def test_shapes_that_are_computed_become_constants() -> None:
@@ -72,10 +72,10 @@ def test_shapes_that_are_computed_become_constants() -> None:
         Op("PACK", ["batch", "rows"], ["wanted"], 1, {"valuesCount": 2, "axis": 0}),
         Op("RESHAPE", ["in", "wanted"], ["out"]),
     ]
-    plain = floats.plain(read(tensors, ops, ["in"], ["out"]))
+    plain = float_graph.plain(read(tensors, ops, ["in"], ["out"]))
     assert [operator.name for operator in plain.graph.operators] == ["RESHAPE"]
     assert plain.graph.tensors[6].array().tolist() == [1, 24]
     assert plain.graph.tensors[7].shape == (1, 24)
     values = np.arange(24, dtype=np.float32).reshape(1, 6, 4)
-    (made,) = proof.Runner(plain.graph).run([values])
+    (made,) = comparison.Runner(plain.graph).run([values])
     assert made.tolist() == values.reshape(1, 24).tolist()

@@ -11,7 +11,7 @@ import tiny
 from one_op import Op, Tensor
 
 from compress.errors import ModelError
-from compress.tflite.runtime import Model, describe, version
+from compress.tflite.interpreter import Model, describe, version
 
 
 def written(path: Path, content: bytes) -> Path:

@@ -10,12 +10,13 @@ import networks
 import numpy as np
 import pytest
 
-from compress.target import load
-from compress.training import channels as structure
-from compress.training import cost, network
-from compress.training.channels import Channels, Mask
-from compress.training.importance import gated, made_by
-from compress.training.network import Layer, Network, Tensor
+from compress.targets.base import load
+from compress.ir import channel_groups as structure
+from compress.ir import keras_graph
+from compress.pruning import cost
+from compress.ir.channel_groups import Channels, Mask
+from compress.pruning.importance import gated, made_by
+from compress.ir.keras_graph import Layer, Network, Tensor
 
 pytestmark = pytest.mark.tensorflow
 
@@ -114,11 +115,11 @@ OWN = (*networks.ALL, networks.nested_to_the_end, networks.shared_backwards, res
 def test_removal_is_exact(keras: Any, builder: networks.Builder, share: float) -> None:
     model = networks.randomized(builder(keras))
     given = np.random.default_rng(2).random((4, *model.input_shape[1:]), np.float32)
-    net = network.read(model)
+    net = keras_graph.read(model)
     channels = structure.follow(net)
     kept = chosen(net, channels, share)
-    smaller = network.build(structure.remove(net, channels, kept))
-    expected = outputs(network.build(masked(net, channels, kept)), given)
+    smaller = keras_graph.build(structure.remove(net, channels, kept))
+    expected = outputs(keras_graph.build(masked(net, channels, kept)), given)
     assert_same(outputs(smaller, given), expected)
     assert smaller.count_params() < (1 - 0.6 * share) * model.count_params()
     off = np.repeat(kept[np.newaxis].astype(np.float32), len(given), axis=0)
@@ -145,26 +146,26 @@ def test_removal_is_exact_in_known_architectures(keras: Any, name: str) -> None:
     model = networks.randomized(APPLICATIONS[name](keras))
     scale = 255 if name in ("MobileNetV3", "EfficientNetB0") else 1
     given = np.random.default_rng(2).random((2, *model.input_shape[1:]), np.float32) * scale
-    net = network.read(model)
+    net = keras_graph.read(model)
     channels = structure.follow(net)
     switched = gated(net, channels)
     for share in (0.3, 0.6):
         kept = chosen(net, channels, share)
-        smaller = network.build(structure.remove(net, channels, kept))
+        smaller = keras_graph.build(structure.remove(net, channels, kept))
         off = np.repeat(kept[np.newaxis].astype(np.float32), len(given), axis=0)
         assert_same(outputs(smaller, given), outputs(switched, [given, off]))
         assert smaller.count_params() < (1 - 0.6 * share) * model.count_params()
 
 
 def test_outputs_are_never_cut(keras: Any) -> None:
-    net = network.read(networks.branches(keras))
+    net = keras_graph.read(networks.branches(keras))
     channels = structure.follow(net)
     smaller = structure.remove(net, channels, chosen(net, channels, 0.7))
-    assert network.build(smaller).output_shape == (None, 5)
+    assert keras_graph.build(smaller).output_shape == (None, 5)
 
 
 def test_a_grouped_convolution_loses_whole_groups(keras: Any) -> None:
-    net = network.read(resnext(keras))
+    net = keras_graph.read(resnext(keras))
     channels = structure.follow(net)
     smaller = structure.remove(net, channels, chosen(net, channels, 0.5))
     first = next(layer for layer in smaller.layers.values() if layer.config.get("groups", 1) > 1)
@@ -179,7 +180,7 @@ def test_what_is_not_understood_is_left_alone_and_named(keras: Any) -> None:
     x = keras.layers.LayerNormalization(name="norm")(x)
     x = keras.layers.GlobalAveragePooling2D()(x)
     model = keras.Model(image, keras.layers.Dense(3)(x))
-    channels = structure.follow(network.read(model))
+    channels = structure.follow(keras_graph.read(model))
     assert channels.held == ("norm",)
     assert channels.pinned[channels.layouts[Tensor("before")]].all()
     assert not channels.pinned[channels.layouts[Tensor("free")]].any()
@@ -191,7 +192,7 @@ def test_a_constant_operand_holds_the_channels_that_it_is_added_to(keras: Any) -
     x = keras.ops.add(x, np.arange(4, dtype=np.float32))
     x = keras.layers.Conv2D(5, 1, name="next")(x)
     model = keras.Model(image, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(x)))
-    channels = structure.follow(network.read(model))
+    channels = structure.follow(keras_graph.read(model))
     assert channels.pinned[channels.layouts[Tensor("conv")]].all()
     assert not channels.pinned[channels.layouts[Tensor("next")]].any()
 
@@ -210,7 +211,7 @@ def test_functions_across_channels_hold_them(keras: Any) -> None:
     x = layers.DepthwiseConv2D(3, activation="softmax", name="depthwise")(layers.Conv2D(8, 1, name="deep")(x))
     x = layers.Conv2D(8, 1, name="free")(x)
     model = keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
-    channels = structure.follow(network.read(model))
+    channels = structure.follow(keras_graph.read(model))
     pinned = {name: channels.pinned[channels.layouts[Tensor(name)]].all() for name in ("inside", "before", "deep")}
     assert pinned == {"inside": True, "before": True, "deep": True}
     assert channels.held == ("activation", "depthwise")
@@ -224,7 +225,7 @@ def test_settings_and_constants_with_a_number_for_each_channel_hold_them(keras: 
     x = layers.Dropout(0.5, noise_shape=(None, 1, 1, 4), name="dropped")(layers.Conv2D(4, 1)(x))
     x = keras.ops.multiply(layers.Conv2D(4, 1)(x), keras.ops.convert_to_tensor([1.0, 2.0, 3.0, 4.0]))
     model = keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
-    channels = structure.follow(network.read(model))
+    channels = structure.follow(keras_graph.read(model))
     assert {"scaled", "dropped"} < set(channels.held)
     assert len(channels.held) == 3
     assert channels.pinned.all()
@@ -238,10 +239,10 @@ def test_what_is_not_understood_is_rebuilt_as_it_is(keras: Any) -> None:
     x = layers.BatchNormalization(axis=1, name="norm")(x)
     x = layers.TimeDistributed(layers.Dense(4))(x)
     model = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
-    net = network.read(model)
+    net = keras_graph.read(model)
     channels = structure.follow(net)
     for _ in range(2):  # Keras takes settings out of what it is given
-        assert network.build(whole(net, channels)).count_params() == model.count_params()
+        assert keras_graph.build(whole(net, channels)).count_params() == model.count_params()
     costs = cost.Costs(net, channels, [], load("edgetpu"))
     assert costs.parameters(()) == model.count_params()
 
@@ -252,11 +253,11 @@ def test_a_reshape_that_is_called_twice_ties_its_inputs(keras: Any) -> None:
     flat = layers.Reshape((16, -1))
     a, b = flat(layers.Conv2D(8, 1, name="a")(image)), flat(layers.Conv2D(8, 1, name="b")(image))
     x = layers.GlobalAveragePooling1D()(layers.Concatenate()([a, b]))
-    net = network.read(keras.Model(image, layers.Dense(2)(x)))
+    net = keras_graph.read(keras.Model(image, layers.Dense(2)(x)))
     channels = structure.follow(net)
     kept = channels.layouts[Tensor("a")], channels.layouts[Tensor("b")]
     assert (channels.group[kept[0]] == channels.group[kept[1]]).all()
-    assert network.build(structure.remove(net, channels, chosen(net, channels, 0.5))).output_shape == (None, 2)
+    assert keras_graph.build(structure.remove(net, channels, chosen(net, channels, 0.5))).output_shape == (None, 2)
 
 
 def test_gates_reach_inputs_that_have_a_name(keras: Any) -> None:
@@ -265,10 +266,10 @@ def test_gates_reach_inputs_that_have_a_name(keras: Any) -> None:
     x = layers.Conv2D(8, 3, name="a")(inputs=image)
     x = layers.Conv2D(8, 3, name="b")(inputs=x)
     model = networks.randomized(keras.Model(image, layers.Dense(2)(layers.Flatten()(x))))
-    net = network.read(model)
+    net = keras_graph.read(model)
     channels = structure.follow(net)
     kept = chosen(net, channels, 0.5)
     given = np.random.default_rng(0).random((3, 6, 6, 2), np.float32)
     off = np.repeat(kept[np.newaxis].astype(np.float32), 3, axis=0)
-    smaller = network.build(structure.remove(net, channels, kept))
+    smaller = keras_graph.build(structure.remove(net, channels, kept))
     assert_same(outputs(gated(net, channels), [given, off]), outputs(smaller, given))

@@ -11,9 +11,9 @@ import pytest
 from blobs import Blobs, context
 
 from compress.errors import ModelError
-from compress.stage import Objects, Split
+from compress.data.types import Objects, Split
 from compress.training.batches import Augment
-from deploy.detection import Detector
+from deploy.contract.detection import Detector
 
 pytestmark = pytest.mark.tensorflow
 
@@ -35,7 +35,7 @@ class Found(Blobs):
 
 
 def test_objects_are_filled_up_to_one_array(keras: Any) -> None:
-    from compress.training.detecting import padded
+    from compress.training.detection import padded
 
     rows = padded([objects((1, QUARTER), (0, WHOLE)), objects()])
     assert rows.shape == (2, 2, 5)
@@ -45,7 +45,7 @@ def test_objects_are_filled_up_to_one_array(keras: Any) -> None:
 
 
 def test_anchors_answer_for_what_they_share_most_with_and_each_object_has_one(keras: Any) -> None:
-    from compress.training.detecting import match, padded
+    from compress.training.detection import match, padded
 
     detector = Detector(TWO)
     thin = (0.02, 0.02, 0.06, 0.06)  # shares little with any anchor: its best one is forced
@@ -57,7 +57,7 @@ def test_anchors_answer_for_what_they_share_most_with_and_each_object_has_one(ke
 
 
 def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
-    from compress.training.detecting import match, padded
+    from compress.training.detection import match, padded
 
     detector = Detector({"maps": [{"cells": [1, 1], "boxes": [[1.0, 1.0], [0.9, 0.5], [0.3, 1.0]]}]})
     found = match(detector, padded([objects((0, (0.0, 0.0, 1.0, 1.0)))]))
@@ -66,7 +66,7 @@ def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
 
 
 def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
-    from compress.training.detecting import match, padded
+    from compress.training.detection import match, padded
 
     detector = Detector(TWO)
     box = (0.55, 0.4, 0.95, 0.9)
@@ -78,8 +78,8 @@ def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
 
 @pytest.mark.parametrize("scores", ["logits", "probabilities"])
 def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, scores: str) -> None:
-    from compress.training.detecting import Head, loss, match, padded
-    from compress.training.fit import Batch
+    from compress.training.detection import Head, loss, match, padded
+    from compress.training.loop import Batch
 
     detector = Detector({**TWO, "scores": scores})
     labels = padded([objects((1, QUARTER))])
@@ -106,9 +106,9 @@ def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, 
 
 
 def test_a_model_learns_to_find_the_bright_half(keras: Any, tmp_path: Path) -> None:
-    from compress.probes.precision import by_coco
+    from compress.evaluation.average_precision import by_coco
     from compress.stages.train import Train
-    from compress.training.fit import fit, own_loss
+    from compress.training.loop import fit, own_loss
 
     keras.utils.set_random_seed(0)
     layers = keras.layers
@@ -138,7 +138,7 @@ def outputs(keras: Any, anchors: int, *sizes: int, sigmoid: bool = False) -> Any
 
 
 def test_a_model_that_is_no_detector_with_these_anchors_is_refused(keras: Any) -> None:
-    from compress.training.detecting import head_of
+    from compress.training.detection import head_of
 
     data = Found(task="detection")
     assert head_of(outputs(keras, 5, 4, 2), data, TWO).detector.specification["most"] == 100
@@ -161,7 +161,7 @@ def test_a_model_that_is_no_detector_with_these_anchors_is_refused(keras: Any) -
 def test_augmentation_moves_boxes_with_what_is_in_them(keras: Any, augment: dict[str, Any]) -> None:
     import tensorflow
 
-    from compress.training.detecting import augmentation
+    from compress.training.detection import augmentation
 
     random = np.random.default_rng(0)
     count, side = 32, 40
@@ -189,7 +189,7 @@ def test_augmentation_moves_boxes_with_what_is_in_them(keras: Any, augment: dict
 def test_what_is_moved_out_of_the_image_is_gone(keras: Any) -> None:
     import tensorflow
 
-    from compress.training.detecting import _moved_objects
+    from compress.training.detection import _moved_objects
 
     rows = tensorflow.constant([[[1, 0.0, 0.0, 0.2, 0.2], [0, 0.4, 0.4, 0.6, 0.6], [-1, -1, -1, -1, -1]]])
     shift, scale = tensorflow.constant([[0.15, 0.0]]), tensorflow.constant([[1.0, 1.0]])

@@ -12,12 +12,13 @@ import tiny
 from blobs import Blobs, context
 
 from compress.errors import ModelError, StageError, UntrustedError
-from compress.stage import Split
-from compress.training import distillation, features, fit, teachers
+from compress.data.types import Split
+from compress.distillation import features, losses, teachers
+from compress.training import loop
 from compress.training.batches import Augment
-from compress.training.fit import Batch, Head, TrainingSettings
-from compress.training.teachers import Teacher
-from compress.training.teaching import Decoupled, Features, Pair, Teaching
+from compress.training.loop import Batch, Head, TrainingSettings
+from compress.distillation.teachers import Teacher
+from compress.distillation.settings import Decoupled, Features, Pair, Teaching
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -52,7 +53,7 @@ def trained(keras: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A teacher that knows the blobs."""
     keras.utils.set_random_seed(0)
     model = network(keras, 6)
-    fit.fit(model, fit.label_loss(Head("softmax")), SETTINGS, context(Blobs(), tmp_path_factory.mktemp("teacher")))
+    loop.fit(model, loop.label_loss(Head("softmax")), SETTINGS, context(Blobs(), tmp_path_factory.mktemp("teacher")))
     return model
 
 
@@ -86,14 +87,14 @@ def test_softened_scores_and_labels_are_weighed_as_hinton_has_it(keras: Any, tmp
     hard = -np.log(softmax(scores))[np.arange(5), labels]
     wanted = weight * temperature**2 * soft + (1 - weight) * hard
     teaching = Teaching(temperature=temperature, weight=weight)
-    made = distillation.loss_of(Head("logits"), answering(taught), teaching, EVERY_STEP, context(Blobs(), tmp_path))
+    made = losses.loss_of(Head("logits"), answering(taught), teaching, EVERY_STEP, context(Blobs(), tmp_path))
     np.testing.assert_allclose(computed(made, keras.ops.array(scores), labels), wanted, rtol=1e-5)
 
 
 def test_several_teachers_are_the_average_of_their_probabilities(keras: Any) -> None:
     logits = np.random.default_rng(1).normal(size=(3, 5, 4)).astype(np.float32) * 4
     weighted = [replace(each, weight=weight) for each, weight in zip(answering(*logits), (1.0, 2.0, 5.0), strict=True)]
-    found = np.exp(np.asarray(distillation.softened(weighted, list(logits), 2.5)))
+    found = np.exp(np.asarray(losses.softened(weighted, list(logits), 2.5)))
     each = [softmax(said / 2.5) for said in logits]
     np.testing.assert_allclose(found, (each[0] + 2 * each[1] + 5 * each[2]) / 8, rtol=1e-5)
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
@@ -116,7 +117,7 @@ def test_decoupled_distillation_is_the_papers(keras: Any) -> None:
 
     def loss(values: np.ndarray) -> np.ndarray:
         said = keras.ops.array(np.log(softmax(taught / temperature)), "float32")
-        return np.asarray(distillation.taught_loss(keras.ops.array(values, "float32"), said, labels, teaching))
+        return np.asarray(losses.taught_loss(keras.ops.array(values, "float32"), said, labels, teaching))
 
     np.testing.assert_allclose(loss(scores) - loss(taught), wanted, rtol=1e-3, atol=1e-4)
 
@@ -125,7 +126,7 @@ def test_a_student_that_says_what_its_teacher_says_is_at_the_minimum(keras: Any,
     inputs = Blobs().inputs("validation")
     teacher = teachers.of_model(trained, Blobs(), "teacher")
     head = Head("logits")
-    made = distillation.loss_of(head, [teacher], ALONE, EVERY_STEP, context(Blobs(), tmp_path))
+    made = losses.loss_of(head, [teacher], ALONE, EVERY_STEP, context(Blobs(), tmp_path))
     said = teacher.answers(inputs)[0]
     moved = said + np.array([[0.5, -0.5]], np.float32)
     assert (computed(made, moved, inputs=inputs) > computed(made, said, inputs=inputs)).all()
@@ -143,8 +144,8 @@ def test_answers_given_once_are_the_same_loss_as_answers_in_every_step(
         context(Blobs(), tmp_path),
     )
     teaching = Teaching(weight=0.7, decoupled=Decoupled())
-    once = distillation.loss_of(head, [teacher], teaching, SETTINGS, given)
-    online = distillation.loss_of(head, [teacher], teaching, EVERY_STEP, given)
+    once = losses.loss_of(head, [teacher], teaching, SETTINGS, given)
+    online = losses.loss_of(head, [teacher], teaching, EVERY_STEP, given)
     assert {split: values.shape for split, values in once.taught.items()} == {"train": (96, 2), "validation": (32, 2)}
     assert online.taught == {}
     assert given.progress.seen == [(96, 128, {}), (128, 128, {})]  # type: ignore[attr-defined]
@@ -163,8 +164,8 @@ def test_a_student_learns_from_its_teacher_alone(keras: Any, trained: Any, tmp_p
     settings = SETTINGS.model_copy(update={"augment": augment})
     given = context(Mislabelled(), tmp_path)
     student = network(keras)
-    loss = distillation.loss_of(Head("softmax"), [teacher], ALONE, settings, given)
-    facts = fit.fit(student, loss, settings, given)
+    loss = losses.loss_of(Head("softmax"), [teacher], ALONE, settings, given)
+    facts = loop.fit(student, loss, settings, given)
     assert facts["history"][-1]["val_accuracy"] == 1.0
     for a, b in zip(before, trained.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -175,8 +176,8 @@ def test_with_weight_1_the_labels_change_no_weight(keras: Any, trained: Any, tmp
     for data in (Blobs(), Mislabelled()):
         keras.utils.set_random_seed(0)
         student, given = network(keras), context(data, tmp_path)
-        loss = distillation.loss_of(Head("softmax"), [teacher], ALONE, SETTINGS, given)
-        fit.fit(student, loss, SETTINGS.model_copy(update={"epochs": 1}), given)
+        loss = losses.loss_of(Head("softmax"), [teacher], ALONE, SETTINGS, given)
+        loop.fit(student, loss, SETTINGS.model_copy(update={"epochs": 1}), given)
         made.append(student.get_weights())
     for a, b in zip(*made, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -203,10 +204,10 @@ def test_what_needs_labels_is_refused_where_none_are_used(settings: dict[str, An
 
 
 def test_a_float_file_teaches_what_its_model_does(keras: Any, trained: Any, tmp_path: Path) -> None:
-    from compress.quantization import conversion
+    from compress.quantization import export
 
     trained.save(tmp_path / "model.keras")
-    (tmp_path / "model.tflite").write_bytes(conversion.convert_float(trained))
+    (tmp_path / "model.tflite").write_bytes(export.convert_float(trained))
     inputs = Blobs().inputs("validation")
     wanted = np.asarray(teachers.of_model(trained, Blobs(), "teacher").answers(inputs)[0])
     trained.export(tmp_path / "folder", verbose=False)
@@ -229,24 +230,24 @@ class Small(Blobs):
 
 
 def test_a_quantized_file_answers_once_and_not_in_training_steps(keras: Any, tmp_path: Path) -> None:
-    from compress.tflite.runtime import Model
+    from compress.tflite.interpreter import Model
 
     path, given = tmp_path / "tiny.tflite", context(Small(), tmp_path)
     path.write_bytes(tiny.classifier())
     teacher = teachers.read(path, given)
     assert teacher.model is None
-    made = distillation.loss_of(Head("logits"), [teacher], Teaching(temperature=3.0), SETTINGS, given)
+    made = losses.loss_of(Head("logits"), [teacher], Teaching(temperature=3.0), SETTINGS, given)
     wanted = softmax(Model(path, reproducible=True).scores(Small().inputs("train")) / 3)
     np.testing.assert_allclose(np.exp(made.taught["train"]), wanted, rtol=1e-5)
     with pytest.raises(StageError, match=r"teacher tiny.tflite is run as it is.*leave augment out"):
-        distillation.loss_of(Head("logits"), [teacher], ALONE, EVERY_STEP, given)
+        losses.loss_of(Head("logits"), [teacher], ALONE, EVERY_STEP, given)
 
 
 def test_a_probability_of_0_in_8_bits_is_half_a_step(keras: Any, trained: Any, tmp_path: Path) -> None:
-    from compress.quantization import conversion, flatbuffer
+    from compress.quantization import export, float_tflite
 
     path, inputs = tmp_path / "int8.tflite", Blobs().inputs("train")
-    path.write_bytes(flatbuffer.convert(conversion.convert_float(trained), inputs, "int8"))
+    path.write_bytes(float_tflite.convert(export.convert_float(trained), inputs, "int8"))
     teacher = teachers.read(path, context(Blobs(), tmp_path))
     found = np.asarray(teacher.answers(inputs)[0])
     wanted = np.asarray(teachers.of_model(trained, Blobs(), "teacher").answers(inputs)[0])
@@ -319,8 +320,8 @@ def test_the_projection_is_trained_and_gone(keras: Any, trained: Any, tmp_path: 
         return float(np.mean(hints.loss(hints.teacher.answers(inputs)[1], hints.model(inputs)[1:])))
 
     teacher, before, known = [w.copy() for w in trained.get_weights()], distance(), Head("softmax")
-    loss = distillation.loss_of(known, [hints.teacher], Teaching(), SETTINGS, given, hints)
-    facts = fit.fit(hints.model, loss, SETTINGS, given)
+    loss = losses.loss_of(known, [hints.teacher], Teaching(), SETTINGS, given, hints)
+    facts = loop.fit(hints.model, loss, SETTINGS, given)
     assert facts["history"][-1]["val_accuracy"] == 1.0
     assert distance() < 0.5 * before
     assert not np.allclose(projection.get_weights()[0], start, atol=0.01)
@@ -336,13 +337,13 @@ def test_hints_are_the_same_whether_scores_came_before_or_not(keras: Any, traine
     given, inputs, labels = context(Blobs(), tmp_path), Blobs().inputs("train"), Blobs().labels("train")
     hints = watched(keras, network(keras, 3), trained, Features(weight=0.5))
     once, online = (
-        distillation.loss_of(Head("softmax"), [hints.teacher], Teaching(), settings, given, hints)
+        losses.loss_of(Head("softmax"), [hints.teacher], Teaching(), settings, given, hints)
         for settings in (SETTINGS, EVERY_STEP)
     )
     outputs = hints.model(inputs)
     found = np.asarray(once.of(Batch(inputs, labels, once.taught["train"]), outputs))
     np.testing.assert_allclose(found, computed(online, outputs, labels, inputs), rtol=1e-5)
-    plain = distillation.loss_of(Head("softmax"), [hints.teacher], Teaching(), EVERY_STEP, given)
+    plain = losses.loss_of(Head("softmax"), [hints.teacher], Teaching(), EVERY_STEP, given)
     hint = np.asarray(hints.loss(hints.teacher.answers(inputs)[1], outputs[1:]))
     np.testing.assert_allclose(found - computed(plain, outputs[0], labels, inputs), hint, atol=1e-5)
 
@@ -448,9 +449,9 @@ def test_answers_are_kept_for_the_next_try(keras: Any, tmp_path: Path) -> None:
 
     given = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
     teacher = Teacher("t", answers)
-    first = distillation.once([teacher], 2.0, given)
+    first = losses.once([teacher], 2.0, given)
     assert sum(asked) == 96 + 32
-    again = distillation.once([teacher], 2.0, given)
+    again = losses.once([teacher], 2.0, given)
     assert sum(asked) == 96 + 32
     for split, values in first.items():
         np.testing.assert_array_equal(values, again[split])

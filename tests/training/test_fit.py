@@ -10,10 +10,11 @@ import pytest
 from blobs import Blobs, context
 
 from compress.errors import ModelError, StageError
-from compress.stage import Split
-from compress.training import checkpoint, fit, precision, schedules
+from compress.data.types import Split
+from compress.ir import mixed_precision
+from compress.training import checkpoint, loop, schedules
 from compress.training.batches import Augment
-from compress.training.fit import Batch, Head, Loss, TrainingSettings
+from compress.training.loop import Batch, Head, Loss, TrainingSettings
 
 pytestmark = pytest.mark.tensorflow
 
@@ -43,14 +44,14 @@ def network(keras: Any, softmax: bool = True, dropout: float = 0.0) -> Any:
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_what_scores_are_is_seen_wherever_they_are_made(
-    keras: Any, scores: fit.Output, end: Callable[[Any, Any], Any], nested: bool
+    keras: Any, scores: loop.Output, end: Callable[[Any, Any], Any], nested: bool
 ) -> None:
     features = keras.Input((8,))
     head = keras.Model(features, end(keras.layers, keras.layers.Dense(2)(features)))
     image = keras.Input((8, 8, 1))
     x = keras.layers.GlobalAveragePooling1D()(keras.layers.Reshape((8, 8))(image))
     model = keras.Model(image, head(x) if nested else end(keras.layers, keras.layers.Dense(2)(x)))
-    assert fit.head_of(model, Blobs()) == Head(scores)
+    assert loop.head_of(model, Blobs()) == Head(scores)
 
 
 def test_logits_are_found_again_in_probabilities(keras: Any) -> None:
@@ -66,7 +67,7 @@ def test_classes_with_a_sigmoid_each_are_learnt_as_such(keras: Any, tmp_path: Pa
     layers = keras.layers
     model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(2, "sigmoid")])
     settings = TrainingSettings(epochs=20, batch_size=16, learning_rate=0.05)
-    fit.fit(model, fit.label_loss(fit.head_of(model, Blobs())), settings, context(Blobs(), tmp_path))
+    loop.fit(model, loop.label_loss(loop.head_of(model, Blobs())), settings, context(Blobs(), tmp_path))
     scores = model.predict(Blobs().inputs("test"), verbose=0)
     wanted = np.eye(2)[Blobs().labels("test")]
     assert np.abs(scores - wanted).max() < 0.3  # one near 1, the other near 0: not only the larger one right
@@ -76,9 +77,9 @@ def test_classes_with_a_sigmoid_each_are_learnt_as_such(keras: Any, tmp_path: Pa
 def test_training_learns_and_reports(keras: Any, tmp_path: Path, softmax: bool) -> None:
     keras.utils.set_random_seed(0)
     model, data, given = network(keras, softmax), Blobs(), context(Blobs(), tmp_path)
-    head = fit.head_of(model, data)
+    head = loop.head_of(model, data)
     assert head == Head("softmax" if softmax else "logits")
-    facts = fit.fit(model, fit.label_loss(head), TrainingSettings(epochs=8, batch_size=16, learning_rate=0.02), given)
+    facts = loop.fit(model, loop.label_loss(head), TrainingSettings(epochs=8, batch_size=16, learning_rate=0.02), given)
     assert len(facts["history"]) == 8
     assert facts["history"][-1]["val_accuracy"] == 1.0
     seen = given.progress.seen  # type: ignore[attr-defined]
@@ -91,12 +92,12 @@ def test_the_same_seed_gives_the_same_weights(keras: Any, tmp_path: Path) -> Non
     augment = Augment(shift=0.1, rotate=10, zoom=0.1, flip=True)
     results = []
     for seed in (1, 1, 2):
-        from compress.training.tensorflow import keras as seeded
+        from compress.ir.tensorflow import keras as seeded
 
         seeded(seed)
         model = network(keras)
         settings = TrainingSettings(epochs=2, batch_size=16, augment=augment)
-        fit.fit(model, fit.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path, seed))
+        loop.fit(model, loop.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path, seed))
         results.append(model.get_weights()[0])
     np.testing.assert_array_equal(results[0], results[1])
     assert not np.array_equal(results[0], results[2])
@@ -107,22 +108,22 @@ def test_divergence_is_an_error_that_says_so(keras: Any, tmp_path: Path) -> None
     model = network(keras, softmax=False)
     settings = TrainingSettings(epochs=2, batch_size=16, learning_rate=10.0)
     with pytest.raises(StageError, match=r"training diverged.*smaller learning_rate"):
-        fit.fit(model, fit.label_loss(Head("logits")), settings, context(data, tmp_path))
+        loop.fit(model, loop.label_loss(Head("logits")), settings, context(data, tmp_path))
 
 
 def test_model_and_data_must_fit_together(keras: Any) -> None:
     layers = keras.layers
     small = keras.Sequential([keras.Input((4, 4, 1)), layers.Flatten(), layers.Dense(2)])
     with pytest.raises(ModelError, match=r"takes \[4, 4, 1\], but data.preprocess gives \[8, 8, 1\]"):
-        fit.head_of(small, Blobs())
+        loop.head_of(small, Blobs())
     many = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(7)])
     with pytest.raises(ModelError, match=r"shape \[7\], but the data has 2 classes"):
-        fit.head_of(many, Blobs())
+        loop.head_of(many, Blobs())
     image = keras.Input((8, 8, 1))
     flat = layers.Flatten()(image)
     double = keras.Model(image, [layers.Dense(2)(flat), layers.Dense(2)(flat)])
     with pytest.raises(ModelError, match="1 inputs and 2 outputs"):
-        fit.head_of(double, Blobs())
+        loop.head_of(double, Blobs())
 
 
 def accuracy_of(model: Any, data: Blobs) -> float:
@@ -148,7 +149,7 @@ def test_early_stopping_keeps_the_best_epoch(keras: Any, tmp_path: Path, ema: fl
     keras.utils.set_random_seed(0)
     model, head = network(keras), Head("softmax")
     settings = TrainingSettings(epochs=40, batch_size=8, learning_rate=0.2, early_stopping=3, ema=ema)
-    facts = fit.fit(model, fit.label_loss(head), settings, context(Hard(), tmp_path))
+    facts = loop.fit(model, loop.label_loss(head), settings, context(Hard(), tmp_path))
     found = [row["val_accuracy"] for row in facts["history"]]
     assert len(found) < 40
     assert len(found) - facts["best_epoch"] == 3
@@ -161,7 +162,7 @@ def test_the_moving_average_is_what_is_validated_and_kept(keras: Any, tmp_path: 
         keras.utils.set_random_seed(0)
         model = network(keras)
         settings = TrainingSettings(epochs=3, batch_size=16, learning_rate=0.05, ema=ema)
-        facts = fit.fit(model, fit.label_loss(Head("softmax")), settings, context(Hard(), tmp_path))
+        facts = loop.fit(model, loop.label_loss(Head("softmax")), settings, context(Hard(), tmp_path))
         data = Hard()
         scores = model.predict(data.inputs("validation"), verbose=0)
         loss = -np.log(scores[np.arange(len(scores)), data.labels("validation")]).mean()
@@ -172,14 +173,14 @@ def test_the_moving_average_is_what_is_validated_and_kept(keras: Any, tmp_path: 
 
 def test_the_learning_rate_rises_and_falls(keras: Any) -> None:
     settings = TrainingSettings(epochs=10, learning_rate=0.1, warmup=0.2)
-    schedule = fit._optimizer(keras, settings, batches=10)._learning_rate
+    schedule = loop._optimizer(keras, settings, batches=10)._learning_rate
     rates = [float(schedule(step)) for step in (0, 10, 20, 60, 100)]
     assert rates == pytest.approx([0, 0.05, 0.1, 0.05, 0], abs=1e-6)
 
 
 def test_gradients_are_accumulated(keras: Any) -> None:
     settings = TrainingSettings(epochs=10, learning_rate=0.1, gradient_accumulation=2)
-    optimizer, variable = fit._optimizer(keras, settings, batches=10), keras.Variable(np.zeros(1, np.float32))
+    optimizer, variable = loop._optimizer(keras, settings, batches=10), keras.Variable(np.zeros(1, np.float32))
     optimizer.build([variable])
     optimizer.apply([keras.ops.ones(1)])
     assert float(variable[0]) == 0
@@ -191,7 +192,7 @@ def test_gradients_are_accumulated(keras: Any) -> None:
 def test_accumulating_changes_neither_the_schedule_nor_the_average(keras: Any, accumulated: int) -> None:
     settings = TrainingSettings(epochs=10, learning_rate=0.1, gradient_accumulation=accumulated, ema=0.8)
     batches = 8 * accumulated
-    optimizer, variable = fit._optimizer(keras, settings, batches=batches), keras.Variable(np.zeros(1, np.float32))
+    optimizer, variable = loop._optimizer(keras, settings, batches=batches), keras.Variable(np.zeros(1, np.float32))
     optimizer.build([variable])
     for _ in range(5 * batches):
         optimizer.apply([keras.ops.ones(1)])
@@ -203,7 +204,7 @@ def test_accumulating_changes_neither_the_schedule_nor_the_average(keras: Any, a
 def test_a_training_of_less_than_one_step_is_refused(keras: Any, tmp_path: Path) -> None:
     settings = TrainingSettings(epochs=2, batch_size=50, gradient_accumulation=5)
     with pytest.raises(StageError, match=r"5 batches make one step, but the whole training has 4, .*allowed: up to 4"):
-        fit.fit(network(keras), fit.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path))
+        loop.fit(network(keras), loop.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path))
 
 
 def test_balanced_classes_weigh_the_same(keras: Any) -> None:
@@ -212,7 +213,7 @@ def test_balanced_classes_weigh_the_same(keras: Any) -> None:
             return (np.arange(100) >= 90).astype(np.int64)
 
     settings = TrainingSettings(epochs=1, class_weights="balanced")
-    weighted = fit._weighted(Loss(lambda batch, outputs: keras.ops.ones(len(batch.labels))), settings, Rare())
+    weighted = loop._weighted(Loss(lambda batch, outputs: keras.ops.ones(len(batch.labels))), settings, Rare())
     labels = Rare().labels("train")
     found = np.asarray(weighted.of(Batch(None, labels), None))
     assert found.mean() == pytest.approx(1)
@@ -231,10 +232,10 @@ def test_what_a_loss_brings_along_reaches_it_beside_its_samples(keras: Any, tmp_
 
     taught = {split: np.asarray(value(data.inputs(split))) for split in ("train", "validation")}
     settings = TrainingSettings(epochs=2, batch_size=20)
-    rows = fit.fit(network(keras), Loss(loss, taught), settings, context(data, tmp_path))["history"]
+    rows = loop.fit(network(keras), Loss(loss, taught), settings, context(data, tmp_path))["history"]
     assert [row["loss"] for row in rows] + [row["val_loss"] for row in rows] == pytest.approx([0] * 4, abs=1e-9)
     shifted = {split: np.roll(values, 1, axis=0) for split, values in taught.items()}
-    rows = fit.fit(network(keras), Loss(loss, shifted), settings, context(data, tmp_path))["history"]
+    rows = loop.fit(network(keras), Loss(loss, shifted), settings, context(data, tmp_path))["history"]
     assert min(rows[0]["loss"], rows[0]["val_loss"]) > 1e-4
 
 
@@ -247,12 +248,12 @@ def test_mixed_precision_trains_the_same_model(keras: Any, tmp_path: Path, polic
     x = inner(layers.Conv2D(4, 3, padding="same")(image))
     x = keras.ops.relu(x * 2.0)
     model = keras.Model(image, layers.Dense(2, "softmax")(layers.Flatten()(x)))
-    twin = precision.lowered(model, policy)
+    twin = mixed_precision.lowered(model, policy)
     computed = [layer.compute_dtype for layer in twin.layers if layer.weights]
     assert computed[-1] == "float32"
     assert computed[0] == policy.removeprefix("mixed_")
     settings = TrainingSettings(epochs=8, batch_size=16, learning_rate=0.02, precision=policy)
-    facts = fit.fit(model, fit.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path))
+    facts = loop.fit(model, loop.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path))
     assert facts["history"][-1]["val_accuracy"] == 1.0
     assert {str(weight.dtype) for weight in model.weights} == {"float32"}
     assert model.output.dtype == "float32"
@@ -265,7 +266,7 @@ def test_tensorboard_is_given_every_figure(keras: Any, tmp_path: Path) -> None:
 
     given = replace(context(Blobs(), tmp_path), logs=tmp_path / "logs" / "train")
     settings = TrainingSettings(epochs=3, batch_size=16, tensorboard=True)
-    facts = fit.fit(network(keras), fit.label_loss(Head("softmax")), settings, given)
+    facts = loop.fit(network(keras), loop.label_loss(Head("softmax")), settings, given)
     (path,) = (tmp_path / "logs" / "train").glob("events.out.tfevents.*")
     found: dict[tuple[str, int], float] = {}
     for record in tensorflow.data.TFRecordDataset(str(path)).as_numpy_iterator():
@@ -305,7 +306,7 @@ EVERY_CHANGE = Augment(flip=True, shift=0.2, rotate=20, zoom=0.2)
 def test_an_interrupted_training_goes_on(
     keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    from compress.training.tensorflow import keras as seeded
+    from compress.ir.tensorflow import keras as seeded
 
     monkeypatch.setattr(checkpoint, "EVERY_S", 0.0)
     notes: list[str] = []
@@ -316,8 +317,8 @@ def test_an_interrupted_training_goes_on(
     def trained(*callbacks: Any, folder: Path | None) -> tuple[Any, Any]:
         seeded(0)
         model = network(keras, dropout=0.2)
-        loss = fit.label_loss(Head("softmax"))
-        return model, fit.fit(model, loss, settings, replace(given, unfinished=folder), callbacks)
+        loss = loop.label_loss(Head("softmax"))
+        return model, loop.fit(model, loss, settings, replace(given, unfinished=folder), callbacks)
 
     expected, whole = trained(folder=None)
     with pytest.raises(Stopped):
@@ -337,7 +338,7 @@ def test_a_damaged_checkpoint_is_no_checkpoint(keras: Any, tmp_path: Path, conte
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "unfinished" / checkpoint.FILE).write_bytes(content)
     given = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
-    facts = fit.fit(network(keras), fit.label_loss(Head("softmax")), TrainingSettings(epochs=2), given)
+    facts = loop.fit(network(keras), loop.label_loss(Head("softmax")), TrainingSettings(epochs=2), given)
     assert len(facts["history"]) == 2
 
 
@@ -363,11 +364,11 @@ def test_schedules_rise_and_fall(keras: Any, rising: int) -> None:
 def test_the_schedule_that_is_asked_for_is_used(keras: Any, tmp_path: Path) -> None:
     weights = []
     for name in ("constant", "steps"):
-        from compress.training.tensorflow import keras as seeded
+        from compress.ir.tensorflow import keras as seeded
 
         seeded(0)
         model = network(keras)
         settings = TrainingSettings(epochs=4, batch_size=16, schedule=name)
-        fit.fit(model, fit.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path))
+        loop.fit(model, loop.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path))
         weights.append(model.get_weights()[0])
     assert not np.allclose(*weights, atol=1e-5)

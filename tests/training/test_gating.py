@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.training import gating, network
-from compress.training.gating import Gate, Measured
+from compress.ir import keras_graph
+from compress.replacement import squeeze_excite
+from compress.replacement.squeeze_excite import Gate, Measured
 
 pytestmark = pytest.mark.tensorflow
 
@@ -91,26 +92,26 @@ def net(keras: Any, middle: Callable[[Any, Any, bool], Any], constant: bool) -> 
 def test_a_constant_gate_goes_exactly(keras: Any, place: str) -> None:
     where, middle = PLACES[place]
     model = net(keras, middle, True)
-    given = network.read(model)
-    gates, left = gating.find(given)
+    given = keras_graph.read(model)
+    gates, left = squeeze_excite.find(given)
     assert (len(gates), left) == (1, {})
-    made, swaps = gating.removed(given, gating.measure(given, gates, images()))
+    made, swaps = squeeze_excite.removed(given, squeeze_excite.measure(given, gates, images()))
     assert swaps.notes[gates[0].product.layer].startswith(where)
     assert "moves 0.0%" in swaps.notes[gates[0].product.layer]
     assert swaps.done == {"squeeze_and_excite": (gates[0].product.layer,)}
     assert not {"Multiply", "Sigmoid"} & {layer.kind for layer in made.layers.values()}
     assert sum(layer.kind == "GlobalAveragePooling2D" for layer in made.layers.values()) == 1  # the gate's is gone
-    found, expected = (np.asarray(each(images(7))) for each in (network.build(made), model))
+    found, expected = (np.asarray(each(images(7))) for each in (keras_graph.build(made), model))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_mean_is_the_one_that_changes_least(keras: Any) -> None:
     model = net(keras, PLACES["convolution behind"][1], False)
-    given = network.read(model)
-    (found,), _ = gating.find(given)
+    given = keras_graph.read(model)
+    (found,), _ = squeeze_excite.find(given)
     samples = images(9)
-    measured = gating.measure(given, [found], samples)[found]
-    values = network.build(network.observed(given, [found.map, found.factor]))(samples)
+    measured = squeeze_excite.measure(given, [found], samples)[found]
+    values = keras_graph.build(keras_graph.observed(given, [found.map, found.factor]))(samples)
     map, factor = (np.asarray(value, np.float64) for value in values)
 
     def moved(mean: np.ndarray) -> float:
@@ -132,13 +133,13 @@ def test_gates_behind_gates_and_in_a_layer_that_is_called_twice(keras: Any) -> N
     x = times([x, gate(keras, x, constant=True)])
     x = layers.GlobalAveragePooling2D()(layers.Conv2D(4, 1, name="behind")(x))
     model = keras.Model(image, layers.Dense(3)(x))
-    given = network.read(model)
-    gates, _ = gating.find(given)
+    given = keras_graph.read(model)
+    gates, _ = squeeze_excite.find(given)
     assert len(gates) == 2
-    made, swaps = gating.removed(given, gating.measure(given, gates, images()))
+    made, swaps = squeeze_excite.removed(given, squeeze_excite.measure(given, gates, images()))
     assert len(swaps.done["squeeze_and_excite"]) == 2
     assert "Multiply" not in {layer.kind for layer in made.layers.values()}
-    found, expected = (np.asarray(each(images(7))) for each in (network.build(made), model))
+    found, expected = (np.asarray(each(images(7))) for each in (keras_graph.build(made), model))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -151,12 +152,12 @@ def test_a_block_that_is_called_twice_gets_a_mean_for_each_call(keras: Any) -> N
     image = keras.Input((8, 8, 3))
     x = block(block(layers.Conv2D(6, 1)(image)))
     model = keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
-    given = network.read(model)
-    gates, _ = gating.find(given)
+    given = keras_graph.read(model)
+    gates, _ = squeeze_excite.find(given)
     assert len(gates) == 2
-    made, swaps = gating.removed(given, gating.measure(given, gates, images()))
+    made, swaps = squeeze_excite.removed(given, squeeze_excite.measure(given, gates, images()))
     assert len(swaps.done["squeeze_and_excite"]) == 2
-    found, expected = (np.asarray(each(images(7))) for each in (network.build(made), model))
+    found, expected = (np.asarray(each(images(7))) for each in (keras_graph.build(made), model))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -168,7 +169,7 @@ def test_what_is_no_gate_of_its_own_map_stays(keras: Any) -> None:
     spatial = layers.Multiply(name="spatial")([x, layers.Conv2D(1, 1, activation="sigmoid")(x)])
     swish = layers.Multiply(name="swish")([x, layers.Activation("sigmoid")(x)])
     merged = layers.GlobalAveragePooling2D()(layers.Add()([modulated, spatial, swish]))
-    gates, left = gating.find(network.read(keras.Model([image, other], layers.Dense(2)(merged))))
+    gates, left = squeeze_excite.find(keras_graph.read(keras.Model([image, other], layers.Dense(2)(merged))))
     assert gates == []
     assert left == {"modulated": "its factors are computed from another map than the one that they are multiplied onto"}
 
@@ -184,13 +185,13 @@ def test_gates_of_other_shapes_are_recognised(keras: Any, kind: str) -> None:
     factor = layers.Reshape((1, 1, -1))(factor) if kind != "vector" else factor
     y = layers.Multiply()([x, factor])
     model = keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(layers.Conv2D(4, 1)(y))))
-    given = network.read(model)
-    gates, _ = gating.find(given)
+    given = keras_graph.read(model)
+    gates, _ = squeeze_excite.find(given)
     assert len(gates) == 1
-    measured = gating.measure(given, gates, images())
+    measured = squeeze_excite.measure(given, gates, images())
     assert measured[gates[0]].mean.shape == (6,)
-    made, _ = gating.removed(given, measured)
-    assert network.build(made).output_shape == (None, 2)
+    made, _ = squeeze_excite.removed(given, measured)
+    assert keras_graph.build(made).output_shape == (None, 2)
 
 
 def test_what_cannot_be_folded_is_left_with_the_reason(keras: Any) -> None:
@@ -200,9 +201,9 @@ def test_what_cannot_be_folded_is_left_with_the_reason(keras: Any) -> None:
     factor = layers.Dense(4, activation="sigmoid")(layers.GlobalAveragePooling1D(keepdims=True)(x))
     y = layers.Multiply(name="gated")([x, factor])
     model = keras.Model(sequence, layers.Flatten()(y))
-    given = network.read(model)
-    (found,), _ = gating.find(given)
-    made, swaps = gating.removed(given, {found: Measured(np.full(4, 0.5), 0.0)})
+    given = keras_graph.read(model)
+    (found,), _ = squeeze_excite.find(given)
+    made, swaps = squeeze_excite.removed(given, {found: Measured(np.full(4, 0.5), 0.0)})
     assert swaps.done == {}
     assert swaps.left == {"gated": "its mean cannot be folded into a layer beside it"}
     assert isinstance(found, Gate)

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from blobs import Blobs
 
-from compress.training import channels as structure
-from compress.training import fit, importance, network, pruning, sensitivity
-from compress.training.importance import Samples
-from compress.training.network import Tensor
+from compress.ir import channel_groups as structure
+from compress.ir import keras_graph
+from compress.pruning import allocation, importance, sensitivity
+from compress.training import loop
+from compress.pruning.importance import Samples
+from compress.ir.keras_graph import Tensor
 
 pytestmark = pytest.mark.tensorflow
 
@@ -23,7 +25,7 @@ def samples(model: Any, count: int = 24) -> Samples:
     return Samples(
         inputs,
         random.integers(0, model.output_shape[-1], count),
-        fit.Head("softmax" if "Softmax" in str(model) else "logits"),
+        loop.Head("softmax" if "Softmax" in str(model) else "logits"),
     )
 
 
@@ -39,7 +41,7 @@ def losses(model: Any, given: Samples, gates: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("builder", [networks.inverted_residual, networks.branches, networks.nested])
 def test_taylor_is_the_derivative_of_the_loss_by_a_factor_on_the_channel(keras: Any, builder: Any) -> None:
     model = networks.randomized(builder(keras))
-    net = network.read(model)
+    net = keras_graph.read(model)
     channels = structure.follow(net)
     given = samples(model)
     score = importance.taylor(net, channels, given)
@@ -60,7 +62,7 @@ def test_a_channel_that_nobody_reads_does_not_matter_to_taylor(keras: Any) -> No
     kernel, bias = model.get_layer("dense").get_weights()
     kernel[2] = 0
     model.get_layer("dense").set_weights([kernel, bias])
-    net = network.read(model)
+    net = keras_graph.read(model)
     channels = structure.follow(net)
     score = importance.taylor(net, channels, samples(model))[channels.layouts[Tensor("conv")]]
     assert score[2] == 0
@@ -70,7 +72,7 @@ def test_a_channel_that_nobody_reads_does_not_matter_to_taylor(keras: Any) -> No
 @pytest.mark.parametrize("method", ["l1", "l2", "batch_norm"])
 def test_norms_of_weights(keras: Any, method: Any) -> None:
     model = networks.randomized(networks.plain(keras))
-    net = network.read(model)
+    net = keras_graph.read(model)
     channels = structure.follow(net)
     conv, norm = model.layers[1], model.layers[2]
     kernel = conv.get_weights()[0]
@@ -88,7 +90,7 @@ def test_a_channel_whose_batch_norm_scale_is_zero_goes_first(keras: Any) -> None
     gamma, *rest = norm.get_weights()
     gamma[3] = 0
     norm.set_weights([gamma, *rest])
-    net = network.read(model)
+    net = keras_graph.read(model)
     channels = structure.follow(net)
     score = importance.scores(net, channels, "batch_norm", None)[channels.layouts[Tensor(conv.name)]]
     assert score.argmin() == 3
@@ -96,7 +98,7 @@ def test_a_channel_whose_batch_norm_scale_is_zero_goes_first(keras: Any) -> None
 
 def test_curves_say_what_removing_does(keras: Any) -> None:
     """Each point is the divergence of the network that is really without those channels."""
-    from compress.target import load
+    from compress.targets.base import load
 
     keras.utils.set_random_seed(0)
     layers = keras.layers
@@ -106,9 +108,9 @@ def test_curves_say_what_removing_does(keras: Any) -> None:
     x = layers.Conv2D(8, 3, activation="relu", name="second")(x)
     model = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
     data = Blobs()
-    head = fit.head_of(model, data)
+    head = loop.head_of(model, data)
     given = Samples(data.inputs("train"), data.labels("train"), head)
-    cut = pruning.prepare(network.read(model), load("edgetpu"), "taylor", given)
+    cut = allocation.prepare(keras_graph.read(model), load("edgetpu"), "taylor", given)
     told: list[tuple[int, int]] = []
     curves = sensitivity.curves(cut, given, lambda done, of: told.append((done, of)))
     assert [curve.layers for curve in curves] == [("first",), ("second",)]
@@ -117,7 +119,7 @@ def test_curves_say_what_removing_does(keras: Any) -> None:
     for index, curve in enumerate(curves):
         for place, kept in enumerate(curve.kept):
             counts = tuple(kept if each == index else len(members) for each, members in enumerate(cut.sets))
-            smaller = network.build(pruning.without(cut, pruning.plan(cut, counts)))
+            smaller = keras_graph.build(allocation.without(cut, allocation.plan(cut, counts)))
             logits = [np.asarray(each(given.inputs, training=False)) for each in (model, smaller)]
             before, after = map(keras.ops.log_softmax, logits)
             divergence = float(np.mean(np.sum(np.exp(before) * (np.asarray(before) - np.asarray(after)), axis=1)))

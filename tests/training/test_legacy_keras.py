@@ -6,16 +6,17 @@ import networks
 import numpy as np
 import pytest
 
-from compress.importers.keras2 import TOLERANCE, difference
-from compress.training import legacy_keras, network
+from compress.importers.keras.keras2 import TOLERANCE, difference
+from compress.engines.tfmot import keras2_export
+from compress.ir import keras_graph
 
 pytestmark = pytest.mark.tensorflow
 
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
 def test_a_network_computes_the_same_in_tf_keras(keras: Any, builder: networks.Builder) -> None:
-    given = network.read(networks.randomized(builder(keras)))
-    made = legacy_keras.plain(given)
+    given = keras_graph.read(networks.randomized(builder(keras)))
+    made = keras2_export.plain(given)
     assert made.frozen == {}
     assert made.weights().keys() == {layer.name for layer in given.layers.values() if layer.weights}
     for name, weights in made.weights().items():
@@ -33,7 +34,7 @@ def test_what_tf_keras_lacks_or_defines_otherwise_runs_as_it_is(keras: Any) -> N
     x = layers.Reshape((-1, 4))(x)
     x = layers.LSTM(3, name="memory")(x)
     model = keras.Model(image, [layers.Dense(2, "gelu", name="one")(x), layers.Dense(3, name="two")(x)])
-    made = legacy_keras.plain(network.read(model))
+    made = keras2_export.plain(keras_graph.read(model))
     assert made.frozen == {"memory": "LSTM"}
     assert made.weights().keys() == {"conv", "one", "two"}
     assert len(made.model.losses) == 1
@@ -42,15 +43,15 @@ def test_what_tf_keras_lacks_or_defines_otherwise_runs_as_it_is(keras: Any) -> N
 
 
 def test_a_layer_can_be_replaced_and_a_difference_is_seen(keras: Any) -> None:
-    given = network.read(networks.randomized(networks.plain(keras)))
+    given = keras_graph.read(networks.randomized(networks.plain(keras)))
     seen: list[str] = []
 
-    def change(layer: network.Layer, counterpart: Any) -> Any:
+    def change(layer: keras_graph.Layer, counterpart: Any) -> Any:
         if counterpart is not None:
             seen.append(layer.name)
             counterpart.set_weights([each * 1.01 for each in counterpart.get_weights()])
         return counterpart
 
-    made = legacy_keras.legacy(given, change)
+    made = keras2_export.legacy(given, change)
     assert set(seen) == {layer.name for layer in given.layers.values() if layer.weights}
-    assert difference(made.model, network.build(given)) > 100 * TOLERANCE
+    assert difference(made.model, keras_graph.build(given)) > 100 * TOLERANCE

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.training import narrowing, network
+from compress.ir import keras_graph
+from compress.replacement import depthwise_kernels
 
 pytestmark = pytest.mark.tensorflow
 
@@ -35,16 +36,16 @@ def net(keras: Any, side: int, layer: Any, padding: Any = None) -> Any:
     return keras.Model(image, layer(x))
 
 
-def narrowed(model: Any, samples: np.ndarray) -> tuple[network.Network, narrowing.Swaps]:
-    given = network.read(model)
-    names, left = narrowing.find(given)
+def narrowed(model: Any, samples: np.ndarray) -> tuple[keras_graph.Network, depthwise_kernels.Swaps]:
+    given = keras_graph.read(model)
+    names, left = depthwise_kernels.find(given)
     assert not left
-    return narrowing.narrowed(given, narrowing.measure(given, names, samples))
+    return depthwise_kernels.narrowed(given, depthwise_kernels.measure(given, names, samples))
 
 
-def check_same(model: Any, made: network.Network, samples: np.ndarray) -> None:
+def check_same(model: Any, made: keras_graph.Network, samples: np.ndarray) -> None:
     assert all(each.weights[0].shape[:2] == (3, 3) for each in made.layers.values() if each.kind in KINDS)
-    found, expected = (np.asarray(each(samples)) for each in (network.build(made), model))
+    found, expected = (np.asarray(each(samples)) for each in (keras_graph.build(made), model))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     for tensor, shape in made.shapes.items():
         if tensor.layer == "wide":
@@ -109,7 +110,7 @@ def test_a_layer_that_is_called_twice_keeps_one_kernel(keras: Any) -> None:
     wide = layers.DepthwiseConv2D(5, name="wide")
     model = framed(keras.Model(image, layers.Flatten()(wide(wide(image)))))
     made, _ = narrowed(model, images(12))
-    found, expected = (np.asarray(each(images(12))) for each in (network.build(made), model))
+    found, expected = (np.asarray(each(images(12))) for each in (keras_graph.build(made), model))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert [layer.kind for layer in made.layers.values() if layer.weights] == ["DepthwiseConv2D"]
 
@@ -126,7 +127,7 @@ def test_the_fit_is_the_best_there_is(keras: Any, kind: str) -> None:
     wanted = np.asarray(model(samples), np.float64)
 
     def error(kernel: np.ndarray, bias: np.ndarray) -> float:
-        fitted = network.build(made)
+        fitted = keras_graph.build(made)
         fitted.get_layer("wide").set_weights([kernel, *made.layers["wide"].weights[1:-1], bias])
         return float(((np.asarray(fitted(samples), np.float64) - wanted) ** 2).mean())
 
@@ -147,13 +148,13 @@ def test_channels_that_never_change_keep_their_inner_taps(keras: Any) -> None:
     made, _ = narrowed(model, samples)
     inner = model.get_layer("wide").get_weights()[0][1:4, 1:4]
     np.testing.assert_allclose(made.layers["wide"].weights[0], inner, atol=1e-4)
-    np.testing.assert_allclose(np.asarray(network.build(made)(samples)), np.asarray(model(samples)), atol=1e-5)
+    np.testing.assert_allclose(np.asarray(keras_graph.build(made)(samples)), np.asarray(model(samples)), atol=1e-5)
 
 
 def test_a_stride_that_moves_the_middle_is_refused_with_the_reason(keras: Any) -> None:
     layer = keras.layers.DepthwiseConv2D(5, 4, padding="same", name="wide")
-    names, left = narrowing.find(network.read(net(keras, 12, layer)))
+    names, left = depthwise_kernels.find(keras_graph.read(net(keras, 12, layer)))
     assert names == []
     assert "stride of 4 on 12 positions" in left["wide"]
     other = keras.layers.DepthwiseConv2D(3, padding="same")
-    assert narrowing.find(network.read(net(keras, 12, other))) == ([], {})
+    assert depthwise_kernels.find(keras_graph.read(net(keras, 12, other))) == ([], {})

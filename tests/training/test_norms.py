@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.training import network, norms
+from compress.ir import keras_graph
+from compress.ir.passes import bn_recalibration
 
 pytestmark = pytest.mark.tensorflow
 
@@ -20,16 +21,16 @@ def net(keras: Any, rate: float = 0.5) -> Any:
     return keras.Model(image, layers.Flatten()(x))
 
 
-def at(keras: Any, given: network.Network, name: str, samples: np.ndarray) -> np.ndarray:
+def at(keras: Any, given: keras_graph.Network, name: str, samples: np.ndarray) -> np.ndarray:
     """What a layer makes of samples."""
-    model = network.build(network.observed(given, [network.Tensor(name)]))
+    model = keras_graph.build(keras_graph.observed(given, [keras_graph.Tensor(name)]))
     return np.asarray(keras.tree.flatten(model(samples))[0], np.float64)
 
 
 def test_behind_every_norm_the_samples_have_mean_0_and_variance_1(keras: Any) -> None:
     samples = np.random.default_rng(0).normal(2, 3, (64, 6, 6, 2)).astype(np.float32)
-    given = network.read(net(keras))
-    made = norms.remeasured(given, samples)
+    given = keras_graph.read(net(keras))
+    made = bn_recalibration.remeasured(given, samples)
     for name in ("first", "second"):
         values = at(keras, made, name, samples).reshape(-1, 4)
         np.testing.assert_allclose(values.mean(axis=0), 0, atol=1e-3)
@@ -40,9 +41,9 @@ def test_behind_every_norm_the_samples_have_mean_0_and_variance_1(keras: Any) ->
 
 def test_all_batches_weigh_the_same(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = np.random.default_rng(0).normal(2, 3, (60, 6, 6, 2)).astype(np.float32)
-    given = network.read(net(keras))
-    monkeypatch.setattr(norms, "BATCH", 20)
-    made = norms.remeasured(given, samples)
+    given = keras_graph.read(net(keras))
+    monkeypatch.setattr(bn_recalibration, "BATCH", 20)
+    made = bn_recalibration.remeasured(given, samples)
     conv = next(each for each in given.layers.values() if each.kind == "Conv2D")
     values = at(keras, given, conv.name, samples)
     expected = [values[i : i + 20].reshape(-1, 4) for i in (0, 20, 40)]
@@ -57,16 +58,16 @@ def test_what_training_draws_at_random_is_left_out(keras: Any) -> None:
     plain = layers.BatchNormalization(name="norm")
     drawn = layers.RandomTranslation(0.4, 0.4)(layers.GaussianNoise(1.0)(image))
     samples = np.random.default_rng(0).normal(2, 3, (64, 6, 6, 2)).astype(np.float32)
-    with_draws = norms.remeasured(network.read(keras.Model(image, plain(layers.Dropout(0.5)(drawn)))), samples)
-    without = norms.remeasured(network.read(keras.Model(image, plain(image))), samples)
+    with_draws = bn_recalibration.remeasured(keras_graph.read(keras.Model(image, plain(layers.Dropout(0.5)(drawn)))), samples)
+    without = bn_recalibration.remeasured(keras_graph.read(keras.Model(image, plain(image))), samples)
     for made, wanted in zip(with_draws.layers["norm"].weights, without.layers["norm"].weights, strict=True):
         np.testing.assert_allclose(made, wanted, rtol=1e-6)
 
 
 def test_without_norms_nothing_changes(keras: Any) -> None:
     image = keras.Input((6,))
-    given = network.read(keras.Model(image, keras.layers.Dense(2)(image)))
-    assert norms.remeasured(given, np.zeros((4, 6), np.float32)) is given
+    given = keras_graph.read(keras.Model(image, keras.layers.Dense(2)(image)))
+    assert bn_recalibration.remeasured(given, np.zeros((4, 6), np.float32)) is given
 
 
 def test_the_distance_of_two_models(keras: Any) -> None:
@@ -74,5 +75,5 @@ def test_the_distance_of_two_models(keras: Any) -> None:
     model = keras.Model(image, [image * 1.0, image * 2.0])
     other = keras.Model(image, [image * 1.0, image * 2.0 + 0.5])
     samples = np.random.default_rng(0).random((150, 3), np.float32)
-    assert norms.distance(model, model, samples) == 0
-    assert norms.distance(model, other, samples) == pytest.approx(0.25, rel=1e-5)
+    assert bn_recalibration.distance(model, model, samples) == 0
+    assert bn_recalibration.distance(model, other, samples) == pytest.approx(0.25, rel=1e-5)

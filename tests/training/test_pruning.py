@@ -12,18 +12,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compress.edgetpu.check import check
-from compress.edgetpu.estimate import estimate
+from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.estimate import estimate
 from compress.errors import StageError
-from compress.target import load
+from compress.targets.base import load
 from compress.tflite import graph
 from compress.tflite.graph import Graph
-from compress.training import channels as structure
-from compress.training import cost, network, pruning
-from compress.training.draft import Draft, draft
-from compress.training.network import Network
-from compress.training.objective import Objective
-from compress.training.pruning import Allocation, Counts, Cut
+from compress.ir import channel_groups as structure
+from compress.ir import keras_graph
+from compress.pruning import allocation as pruning, cost
+from compress.quantization.draft import Draft, draft
+from compress.ir.keras_graph import Network
+from compress.pruning.objective import Objective
+from compress.pruning.allocation import Allocation, Counts, Cut
 
 pytestmark = pytest.mark.tensorflow
 EDGETPU = load("edgetpu")
@@ -31,7 +32,7 @@ SEARCHES: tuple[Allocation, ...] = ("balanced", "global", "uniform")
 
 
 def prepared(model: Any) -> Cut:
-    return pruning.prepare(network.read(model), EDGETPU, "batch_norm", None)
+    return pruning.prepare(keras_graph.read(model), EDGETPU, "batch_norm", None)
 
 
 def chosen(cut: Cut, goal: Objective, allocation: Allocation = "balanced") -> Counts:
@@ -50,27 +51,27 @@ def grouped(keras: Any) -> Any:
 
 @pytest.mark.parametrize("builder", [*networks.ALL, grouped], ids=lambda b: b.__name__)
 def test_costs_are_those_of_the_network_that_is_made(keras: Any, builder: networks.Builder) -> None:
-    from compress.quantization import conversion
-    from compress.tflite import arithmetic
+    from compress.quantization import export
+    from compress.tflite import macs as arithmetic
 
     cut = prepared(networks.randomized(builder(keras)))
     for keep in (1.0, 0.5):
         counts = chosen(cut, Objective("macs", keep))
-        model = network.build(pruning.without(cut, pruning.plan(cut, counts)))
+        model = keras_graph.build(pruning.without(cut, pruning.plan(cut, counts)))
         assert cut.costs.parameters(counts) == model.count_params()
-        assert cut.costs.macs(counts) == arithmetic.total_macs(graph.parse(conversion.convert_float(model)))
+        assert cut.costs.macs(counts) == arithmetic.total_macs(graph.parse(export.convert_float(model)))
 
 
 @pytest.mark.parametrize("builder", [*networks.ALL, grouped], ids=lambda b: b.__name__)
 def test_predictions_are_those_of_the_file_that_is_made(keras: Any, builder: networks.Builder) -> None:
-    from compress.edgetpu.legalize import legalize
-    from compress.quantization import conversion
+    from compress.targets.edgetpu.legalize import legalize
+    from compress.quantization import export
 
     cut = prepared(networks.randomized(builder(keras)))
     counts = chosen(cut, Objective("macs", 0.6))
-    model = network.build(pruning.without(cut, pruning.plan(cut, counts)))
+    model = keras_graph.build(pruning.without(cut, pruning.plan(cut, counts)))
     samples = np.random.default_rng(0).random((4, 12, 12, 3), np.float32)
-    parsed = graph.parse(conversion.convert_calibrated(model, samples, "int8"))
+    parsed = graph.parse(export.convert_calibrated(model, samples, "int8"))
     legal = legalize(parsed, EDGETPU, [[samples[:1]]], io="INT8").graph
     content, found = graph.serialize(legal), estimate(legal, EDGETPU, "usb3")
     assert cut.costs.latency_ms(counts, "usb3") == pytest.approx(found.latency.total, rel=0.05)
@@ -161,7 +162,7 @@ def test_the_least_important_channels_go(keras: Any) -> None:
     kernel[..., [1, 4]] *= 1e-3
     conv.set_weights([kernel])
     cut = prepared(model)
-    kept = pruning.plan(cut, chosen(cut, Objective("macs", 0.2))).kept[cut.channels.layouts[network.Tensor(conv.name)]]
+    kept = pruning.plan(cut, chosen(cut, Objective("macs", 0.2))).kept[cut.channels.layouts[keras_graph.Tensor(conv.name)]]
     assert not kept[1]
     assert not kept[4]
 
@@ -293,14 +294,14 @@ def test_a_choice_of_groups_that_stand_several_times_in_a_tensor_is_counted_righ
     for _ in range(5):
         counts = tuple(int(random.integers(low, len(each) + 1)) for low, each in zip(cut.least, cut.sets, strict=True))
         smaller = structure.remove(cut.network, cut.channels, pruning.plan(cut, counts).kept)
-        assert cut.costs.parameters(counts) == network.build(smaller).count_params()
+        assert cut.costs.parameters(counts) == keras_graph.build(smaller).count_params()
 
 
 def test_costs_of_a_dense_layer_on_a_map(keras: Any) -> None:
     image = keras.Input((6, 6, 3))
     x = keras.layers.Dense(8, activation="silu")(image)
     model = keras.Model(image, keras.layers.Dense(4)(x))
-    net = network.read(model)
+    net = keras_graph.read(model)
     channels = structure.follow(net)
     found = cost.Costs(net, channels, [], EDGETPU)
     assert found.macs(()) == 36 * (3 * 8 + 8 * 4)
@@ -315,8 +316,8 @@ def test_no_layer_is_left_without_channels(keras: Any) -> None:
     x = layers.Add()([both, layers.Conv2D(32, 1, name="c")(image)])
     model = networks.randomized(keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(x))))
     model.get_layer("b").set_weights([weight * 1e-3 for weight in model.get_layer("b").get_weights()])
-    cut = pruning.prepare(network.read(model), EDGETPU, "l2", None)
-    cut.score[cut.channels.group[cut.channels.layouts[network.Tensor("b")]]] *= 1e-3
+    cut = pruning.prepare(keras_graph.read(model), EDGETPU, "l2", None)
+    cut.score[cut.channels.group[cut.channels.layouts[keras_graph.Tensor("b")]]] *= 1e-3
     (members,), (least,) = pruning.sets(cut.network, cut.channels, cut.score)
     assert least == 8
     for count in range(least, len(members) + 1):
@@ -349,12 +350,12 @@ def noise(model: Any, count: int = 16, seed: int = 0) -> NDArray[np.float32]:
 
 def quantized(model: Any) -> Graph:
     """The 8-bit file that `quantize` makes of a model, with other samples than a draft has."""
-    from compress.edgetpu.legalize import legalize
-    from compress.quantization import calibration, conversion
-    from compress.training import folding
+    from compress.targets.edgetpu.legalize import legalize
+    from compress.quantization import calibration, export
+    from compress.ir.passes import fold
 
-    steps, samples = folding.canonical(network.read(model)), noise(model, 40, seed=1)
-    content = conversion.convert(steps, calibration.calibrate(steps, samples))
+    steps, samples = fold.canonical(keras_graph.read(model)), noise(model, 40, seed=1)
+    content = export.convert(steps, calibration.calibrate(steps, samples))
     return legalize(graph.parse(content), EDGETPU, [[each[np.newaxis]] for each in samples], io="INT8").graph
 
 
@@ -372,8 +373,8 @@ def transposed(layers: Any, x: Any) -> Any:
 
 @pytest.mark.parametrize("unknown", [recurrent, attention, transposed], ids=lambda each: each.__name__)
 def test_layers_that_cannot_be_followed_count(keras: Any, unknown: Any) -> None:
-    from compress.quantization import conversion
-    from compress.tflite import arithmetic
+    from compress.quantization import export
+    from compress.tflite import macs as arithmetic
 
     layers = keras.layers
     given = keras.Input((8, 6))
@@ -383,9 +384,9 @@ def test_layers_that_cannot_be_followed_count(keras: Any, unknown: Any) -> None:
     files = draft(cut.network, noise(model), EDGETPU)
     blind, seen = cut.costs, cut.costs.anchored(cut.costs.everything, files)
     half = (len(cut.sets[0]) // 2,)
-    smaller = network.build(pruning.without(cut, pruning.plan(cut, half)))
+    smaller = keras_graph.build(pruning.without(cut, pruning.plan(cut, half)))
     for counts, made in ((seen.everything, model), (half, smaller)):
-        assert seen.macs(counts) == arithmetic.total_macs(graph.parse(conversion.convert_float(made)))
+        assert seen.macs(counts) == arithmetic.total_macs(graph.parse(export.convert_float(made)))
         assert seen.macs(counts) > blind.macs(counts)
     assert files.graph is not None
     told = estimate(files.graph, EDGETPU, "pcie")
@@ -430,7 +431,7 @@ def test_the_size_is_that_of_the_8_bit_file(keras: Any, builder: networks.Builde
     losses = pruning.losses(cut, "balanced")
     after, counts = goal.settled(cut, losses, None, 1, lambda smaller: draft(smaller, samples, EDGETPU))
     assert counts != cut.costs.everything
-    real = len(graph.serialize(quantized(network.build(pruning.without(cut, pruning.plan(cut, counts))))))
+    real = len(graph.serialize(quantized(keras_graph.build(pruning.without(cut, pruning.plan(cut, counts))))))
     assert after.costs.size_bytes(counts) == pytest.approx(real, rel=0.1)
     assert real < 1.1 * goal.limit(cut, whole)
     assert after.costs.to_json(counts, "usb3")["size_bytes"] == after.costs.size_bytes(counts)
@@ -444,11 +445,11 @@ def test_what_is_cut_for_the_cache_fits_with_all_that_the_compiler_adds(keras: A
         x = layers.Dense(units, activation=activation)(x)
     model = networks.randomized(keras.Model(given, layers.Dense(10, activation="softmax")(x)))
     samples, goal = noise(model), Objective("cache")
-    cut = anchored(pruning.prepare(network.read(model), EDGETPU, "l2", None), samples)
+    cut = anchored(pruning.prepare(keras_graph.read(model), EDGETPU, "l2", None), samples)
     after, counts = goal.settled(
         cut, pruning.losses(cut, "balanced"), None, 1, lambda net: draft(net, samples, EDGETPU)
     )
-    sizes = check(quantized(network.build(pruning.without(cut, pruning.plan(cut, counts)))), EDGETPU).parameters
+    sizes = check(quantized(keras_graph.build(pruning.without(cut, pruning.plan(cut, counts)))), EDGETPU).parameters
     assert sizes is not None
     limit = EDGETPU.tables["memory"]["plan_bytes"]
     assert sizes.streamed_bytes == after.costs.streamed_bytes(counts) == 0

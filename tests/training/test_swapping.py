@@ -8,10 +8,11 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from compress.training import gating, narrowing, network, swapping
-from compress.training.activation import POINTS, Activation, recognised
-from compress.training.network import Tensor
-from compress.training.swapping import Swaps
+from compress.ir import keras_graph
+from compress.replacement import activations as swapping, depthwise_kernels, squeeze_excite
+from compress.ir.activations import Activation, POINTS, recognised
+from compress.ir.keras_graph import Tensor
+from compress.replacement.activations import Swaps
 
 pytestmark = pytest.mark.tensorflow
 
@@ -32,8 +33,8 @@ def around(keras: Any, middle: Callable[[Any], Any]) -> Any:
 
 
 def swapped(model: Any, kinds: tuple[Activation, ...] = ALL, by: str = "relu") -> tuple[Any, Swaps]:
-    made, swaps = swapping.activations(network.read(model), kinds, by)
-    return network.build(made), swaps
+    made, swaps = swapping.activations(keras_graph.read(model), kinds, by)
+    return keras_graph.build(made), swaps
 
 
 def same(model: Any, other: Any, given: np.ndarray) -> None:
@@ -261,27 +262,27 @@ def test_a_function_is_recognised_by_its_values() -> None:
 
 def test_mobilenet_v3_has_nothing_left_to_swap(keras: Any) -> None:
     model = keras.applications.MobileNetV3Small((64, 64, 3), alpha=0.35, weights=None, classes=3)
-    net = network.read(model)
+    net = keras_graph.read(model)
     given = np.random.default_rng(0).random((4, 64, 64, 3), np.float32) * 255
-    gates, others = gating.find(net)
+    gates, others = squeeze_excite.find(net)
     assert (len(gates), others) == (9, {})
-    net, without = gating.removed(net, gating.measure(net, gates, given))
-    names, unfit = narrowing.find(net)
+    net, without = squeeze_excite.removed(net, squeeze_excite.measure(net, gates, given))
+    names, unfit = depthwise_kernels.find(net)
     assert (len(names), unfit) == (8, {})
-    net, _ = narrowing.narrowed(net, narrowing.measure(net, names, given))
+    net, _ = depthwise_kernels.narrowed(net, depthwise_kernels.measure(net, names, given))
     net, swaps = swapping.activations(net, ALL, "relu")
     assert {what: len(layers) for what, layers in swaps.done.items()} == {"hard_silu": 19}
     assert all(note.startswith("folded into") for note in without.notes.values())
-    made = network.build(net)
+    made = keras_graph.build(net)
     assert made.output_shape == (None, 3)
     assert "Multiply" not in {layer.kind for layer in net.layers.values()}
-    assert not narrowing.find(net)[0]
+    assert not depthwise_kernels.find(net)[0]
 
 
 def test_efficientnet_is_recognised(keras: Any) -> None:
-    net = network.read(keras.applications.EfficientNetB0(weights=None, input_shape=(64, 64, 3), classes=3))
-    assert len(gating.find(net)[0]) == 16
-    assert len(narrowing.find(net)[0]) == 9
+    net = keras_graph.read(keras.applications.EfficientNetB0(weights=None, input_shape=(64, 64, 3), classes=3))
+    assert len(squeeze_excite.find(net)[0]) == 16
+    assert len(depthwise_kernels.find(net)[0]) == 9
     made, swaps = swapping.activations(net, ALL, "relu6")
     assert {what: len(layers) for what, layers in swaps.done.items()} == {"silu": 49}
     assert not swapping.activations(made, ALL, "relu6")[1].done
@@ -294,12 +295,12 @@ def test_what_nothing_depends_on_is_gone(keras: Any) -> None:
     shared = layers.Dense(4, name="shared")
     used = shared(layers.ReLU(name="unused")(shared(image)))
     model = keras.Model(image, used)
-    net = network.read(model)
+    net = keras_graph.read(model)
     moved = net.edited({}, {Tensor("unused"): Tensor("shared")})
-    alive = network.living(moved)
+    alive = keras_graph.living(moved)
     assert set(alive.layers) == {net.inputs[0].layer if isinstance(net.inputs, list) else net.inputs.layer, "shared"}
     assert len(alive.layers["shared"].calls) == 2
-    direct = network.living(net.edited({}, {Tensor("shared", 1): Tensor("shared", 0)}))
+    direct = keras_graph.living(net.edited({}, {Tensor("shared", 1): Tensor("shared", 0)}))
     assert len(direct.layers["shared"].calls) == 1
     given = np.ones((1, 4), np.float32)
-    np.testing.assert_allclose(np.asarray(network.build(direct)(given)), np.asarray(shared(given)), rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(keras_graph.build(direct)(given)), np.asarray(shared(given)), rtol=1e-6)

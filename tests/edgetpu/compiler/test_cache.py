@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from stand_in import LOG, VERSION
 
-from compress.edgetpu.compiler.cache import MAX_HEAD_BYTES, Cache
-from compress.edgetpu.compiler.host import Outcome
+from compress.targets.edgetpu.compiler.cache import Cache, MAX_HEAD_BYTES
+from compress.targets.edgetpu.compiler.host import Outcome
 from compress.errors import StoreError
 
 OUT = ("model_edgetpu.tflite",)

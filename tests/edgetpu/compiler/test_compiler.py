@@ -16,13 +16,13 @@ from one_op import Op, Tensor
 from packages import compiled
 from stand_in import CHANCE, FAILED, LOG, VERSION, Answer, Programs, success
 
-from compress.edgetpu import compiler, inspection
-from compress.edgetpu.compiler import Compiler, Options
-from compress.edgetpu.compiler.cache import Cache
-from compress.edgetpu.compiler.host import Docker, Local, Ssh
+from compress.targets.edgetpu import compiler, inspection
+from compress.targets.edgetpu.compiler import Compiler, Options
+from compress.targets.edgetpu.compiler.cache import Cache
+from compress.targets.edgetpu.compiler.host import Docker, Local, Ssh
 from compress.errors import StageError
 from compress.stages.compile import Compile
-from compress.target import load
+from compress.targets.base import load
 from compress.tflite import graph
 
 TARGET = load("edgetpu")

@@ -12,9 +12,9 @@ import tiny
 from one_op import Op, Tensor
 from stand_in import CHANCE, FAILED, VERSION
 
-from compress.edgetpu.compiler import failures
-from compress.edgetpu.compiler.failures import FAILURES, described, layer, manual, recognize
-from compress.edgetpu.compiler.host import Outcome
+from compress.targets.edgetpu.compiler import failures
+from compress.targets.edgetpu.compiler.failures import FAILURES, described, layer, manual, recognize
+from compress.targets.edgetpu.compiler.host import Outcome
 from compress.tflite import graph
 from compress.tflite.graph import Graph
 

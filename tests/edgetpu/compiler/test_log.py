@@ -17,10 +17,10 @@ from one_op import Op, Tensor
 from packages import compiled
 from stand_in import FAILED, LOG, VERSION
 
-from compress.edgetpu.check import check
-from compress.edgetpu.compiler.log import Report, Row, as_compiled, differences, expected, parse
-from compress.edgetpu.placement import LATE, MAPPED
-from compress.target import load
+from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.compiler.log import Report, Row, as_compiled, differences, expected, parse
+from compress.targets.edgetpu.placement import LATE, MAPPED
+from compress.targets.base import load
 from compress.tflite import graph
 
 TARGET = load("edgetpu")

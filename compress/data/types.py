@@ -1,0 +1,75 @@
+"""Types of a data set that other packages use."""
+
+from __future__ import annotations
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from compress.targets.base import Target
+from compress.artifact import Facts
+
+
+Split = Literal["train", "validation", "test"]
+
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+Task = Literal["classification", "detection"]
+
+
+class Objects(NamedTuple):
+    """What is to be found in one image.
+
+    Attributes:
+        boxes: float32 [k, 4]: ymin, xmin, ymax, xmax, fractions of the image's height and width.
+        classes: int64 [k], indices into the class names.
+    """
+
+    boxes: NDArray[np.float32]
+    classes: NDArray[np.int64]
+
+
+class Data(Protocol):
+    """What stages and probes see of a data set (`compress.data.Dataset`)."""
+
+    @property
+    def task(self) -> Task:
+        """What the samples are for."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; a label is an index into it."""
+
+    @property
+    def preprocessing(self) -> list[dict[str, Any]]:
+        """The preprocessing steps, as they stand in pipeline.yaml."""
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """How files become such samples on the device (`deploy.contract.decoding`)."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one preprocessed sample, without the batch."""
+
+    def inputs(self, split: Split) -> NDArray[np.float32]:
+        """All samples of a split, preprocessed: [n, *input_shape]. Large ones are a memory map: take slices."""
+
+    def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """Some samples of a split as they came, before preprocessing."""
+
+    def labels(self, split: Split) -> NDArray[np.int64]:
+        """The label of every sample of a split: [n]. For detection, what images are divided by."""
+
+    def objects(self, split: Split) -> list[Objects]:
+        """The objects of every sample of a split, for detection."""
+
+    def summary(self) -> Facts:
+        """Counts, shapes, ranges, and what was left out, as plain values."""
