@@ -29,17 +29,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 from quantization_subjects import SHARED
 
-from compress.importers import builder
-from compress.pipeline.schema import load
-from compress.evaluation.average_precision import by_coco
-from compress.quantization import export
-from compress.quantization.calibration import calibrate
 from compress.artifact import MODEL_KERAS
 from compress.data.types import Data
-from compress.tflite.interpreter import Model
+from compress.evaluation.average_precision import by_coco
+from compress.importers import builder
 from compress.ir import keras_graph
 from compress.ir.passes import fold
 from compress.ir.tensorflow import keras
+from compress.pipeline.schema import load
+from compress.quantization import export
+from compress.quantization.calibration import calibrate
+from compress.tflite.interpreter import Model
 from deploy.contract.detection import Detector
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,11 +16,11 @@ from typing import Any
 
 import support
 
+from compress.targets.base import load
 from compress.targets.edgetpu import activation_memory, operator_parameters, parameter_memory
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.inspection import inspect
 from compress.targets.edgetpu.placement import place
-from compress.targets.base import load
 from compress.tflite import graph
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -29,11 +29,11 @@ from typing import Any
 
 from mutations import MUTATORS, Model, mutate
 
+from compress.errors import CorallineError
+from compress.targets.base import load
 from compress.targets.edgetpu import darwinn_package, inspection
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.estimate import describe, estimate
-from compress.errors import CorallineError
-from compress.targets.base import load
 from compress.tflite import graph
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -40,16 +40,16 @@ import numpy as np
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "data"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
-from test_records import example, record  # noqa: E402 - from tests/
+from test_tfrecord import example, record  # noqa: E402 - from tests/
 from test_wav import form, riff  # noqa: E402
 
 from compress.data.dataset import Dataset  # noqa: E402
 from compress.data.source import Source  # noqa: E402
 from compress.data.sources import Csv, Folder, Npy, Npz, TfRecord, Wav  # noqa: E402
-from compress.errors import CorallineError  # noqa: E402
 from compress.data.types import SPLITS  # noqa: E402
+from compress.errors import CorallineError  # noqa: E402
 from deploy.contract.preprocessing import Preprocessing  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "hostile_data.json"

@@ -29,8 +29,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from compress.cli import main as command_line
 from compress.cli import import_model
+from compress.cli import main as command_line
 from compress.errors import CorallineError
 from compress.importers import model_file
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from compress.store import Store
+from compress.pipeline.store import Store
 from deploy.contract import bundle
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -30,12 +30,12 @@ import numpy as np
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from compress import data as datasets  # noqa: E402
 from compress.data import rows  # noqa: E402
 from compress.data.sources import Folder  # noqa: E402
-from compress.store import Store  # noqa: E402
+from compress.pipeline.store import Store  # noqa: E402
 from deploy.contract.preprocessing import Preprocessing  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "loading.json"
@@ -110,8 +110,8 @@ def network(keras: Any, shape: tuple[int, ...]) -> Any:
 
 def training(data: Any, epochs: int, batch: int) -> dict[str, Any]:
     """Steps with batches of the loader, and with one batch given again and again, by turns."""
-    from compress.training.batches import Passes, batches
     from compress.ir.tensorflow import keras
+    from compress.training.batches import Passes, batches
 
     library = keras(0)
     import tensorflow as tf

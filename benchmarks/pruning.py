@@ -41,21 +41,21 @@ from distillation import interval, right, subfolder
 from numpy.typing import NDArray
 from quantization import commit, kept, quiet
 
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
+from compress.distillation.settings import Teaching
 from compress.importers.keras import keras_file
-from compress.artifact import Artifact, Kind, MODEL_KERAS, MODEL_TFLITE
-from compress.stage import Context
-from compress.stages.prune import Prune
-from compress.targets.base import load
 from compress.ir import keras_graph
 from compress.ir.passes import bn_recalibration
+from compress.ir.tensorflow import keras
 from compress.pruning import allocation
-from compress.stages import working_model
-from compress.training import loop
+from compress.pruning.allocation import STEP, Cut
 from compress.pruning.cost import Counts
 from compress.pruning.objective import Objective
-from compress.pruning.allocation import Cut, STEP
-from compress.distillation.settings import Teaching
-from compress.ir.tensorflow import keras
+from compress.stage import Context
+from compress.stages import working_model
+from compress.stages.prune import Prune
+from compress.targets.base import load
+from compress.training import loop
 
 RESULTS = Path(__file__).parent / "results" / "pruning.json"
 EDGETPU = load("edgetpu")
@@ -124,7 +124,9 @@ def baseline(
     limit = goal.limit(cut, cost(cut.costs.everything))
     counts = filled(counts_of(cut, cost, limit), cut, cost, limit)
     inputs = loop.chosen_inputs(subject.data, asked.samples, context.seed)[0]
-    model = keras_graph.build(bn_recalibration.settled(allocation.without(cut, allocation.plan(cut, counts)), subject.model, inputs))
+    model = keras_graph.build(
+        bn_recalibration.settled(allocation.without(cut, allocation.plan(cut, counts)), subject.model, inputs)
+    )
     loss = asked.loss(model, context)
     assert loss is not None  # which it is without training only
     loop.fit(model, loss, asked, context)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir import keras_graph
-from compress.ir.passes import fold
 from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+from compress.ir.passes import fold
 
 Floats = NDArray[np.float32]
 IMBALANCES = (4, 16, 64)

@@ -16,14 +16,14 @@ import numpy as np
 import quantization_subjects as subjects
 import quantization_tools as tools
 
+from compress.engines.tfmot import qat as tfmot_qat
+from compress.engines.tfmot import sparsity as weights
 from compress.errors import StageError
-from compress.engines.tfmot import qat
+from compress.ir import keras_graph
+from compress.ir.passes import fold
 from compress.quantization import export, qat
 from compress.quantization.ranges import METHODS
 from compress.quantization.search import Search
-from compress.ir import keras_graph
-from compress.ir.passes import fold
-from compress.engines.tfmot import sparsity as weights
 from compress.training.loop import TrainingSettings
 
 OURS, TFMOT, LEARNT = "coralline QAT", "tfmot QAT", "coralline, learnt rounding"
@@ -66,7 +66,7 @@ def by_tfmot(subject: subjects.Subject, given: tools.Given) -> tools.Made:
     read = keras_graph.read(given.model)
     search = Search(fold.canonical(read), given.calibration, given.held_back, "int8", tools.scores)
     search.ranges([*METHODS])
-    prepared = qat.prepare(read, search.plan, subject.seed)
+    prepared = tfmot_qat.prepare(read, search.plan, subject.seed)
     with tempfile.TemporaryDirectory() as folder:
         context = subjects.context(subject.data, Path(folder), subject.seed)
         weights.train(prepared.legacy.model, prepared.network, SETTINGS, context)

@@ -28,15 +28,15 @@ import quantization_networks as networks
 from numpy.typing import NDArray
 from PIL import Image
 
-from compress.importers.keras import keras_file
 from compress.artifact import Artifact, Kind
 from compress.data.types import Objects, Split, Task
+from compress.importers.keras import keras_file
+from compress.ir.tensorflow import keras
 from compress.stage import Context
-from compress.targets.base import load
 from compress.stages import working_model
+from compress.targets.base import load
 from compress.training.batches import Augment
 from compress.training.loop import TrainingSettings, fit, head_of, label_loss
-from compress.ir.tensorflow import keras
 
 SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 Floats = NDArray[np.float32]

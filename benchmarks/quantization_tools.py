@@ -16,14 +16,14 @@ import numpy as np
 import quantization_subjects as subjects
 from numpy.typing import NDArray
 
-from compress.quantization import calibration, export
-from compress.artifact import Artifact, Kind, MODEL_KERAS, MODEL_TFLITE
-from compress.stage import Context
-from compress.stages.quantize import Quantize
-from compress.tflite.interpreter import Model
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
 from compress.ir import keras_graph
 from compress.ir.passes import fold
+from compress.quantization import calibration, export
+from compress.stage import Context
 from compress.stages import working_model
+from compress.stages.quantize import Quantize
+from compress.tflite.interpreter import Model
 
 Floats = NDArray[np.float32]
 OURS = "coralline"

@@ -36,7 +36,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results" / "serve.json"
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "deploy")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 import devices  # noqa: E402
 import numpy as np  # noqa: E402

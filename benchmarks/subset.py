@@ -33,15 +33,15 @@ from quantization import commit, kept, quiet
 
 from compress.data.dataset import Dataset
 from compress.data.sources import Digits
-from compress.quantization import calibration, export
 from compress.data.types import SPLITS
-from compress.tflite.interpreter import Model
 from compress.ir import keras_graph
 from compress.ir.passes import fold
+from compress.ir.tensorflow import keras
+from compress.quantization import calibration, export
+from compress.tflite.interpreter import Model
 from compress.training import loop, subset, subset_selection
 from compress.training.loop import TrainingSettings
 from compress.training.subset import Part, Subset
-from compress.ir.tensorflow import keras
 from deploy.contract.preprocessing import Preprocessing
 
 RESULTS = Path(__file__).parent / "results" / "subset.json"
@@ -69,7 +69,9 @@ def trained(data: Any, seed: int, epochs: int) -> tuple[Any, float]:
     with tempfile.TemporaryDirectory() as folder, quiet():
         began = time.monotonic()
         settings = TrainingSettings(epochs=epochs, batch_size=BATCH)
-        loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, subjects.context(data, Path(folder), seed))
+        loop.fit(
+            model, loop.label_loss(loop.head_of(model, data)), settings, subjects.context(data, Path(folder), seed)
+        )
         return model, time.monotonic() - began
 
 

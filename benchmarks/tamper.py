@@ -26,7 +26,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from deploy.contract import bundle, signature
-from deploy.contract.preprocessing import Preprocessing, VERSION
+from deploy.contract.preprocessing import VERSION, Preprocessing
 
 RESULTS = Path(__file__).parent / "results" / "tamper.json"
 PRIVATE = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"benchmark").digest())

@@ -1,18 +1,12 @@
 """Artifacts: what a stage leaves behind, and the names of the files in it."""
 
 from __future__ import annotations
-import importlib.metadata
-import platform
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
-from compress.targets.base import Target
-
+from typing import Any
 
 Facts = dict[str, Any]
 
@@ -32,28 +26,14 @@ class Kind(StrEnum):
 #: The files in an artifact. Every kind from KERAS to COMPILED has a MODEL_TFLITE, so that
 #: every probe works on every one of them, without TensorFlow.
 MODEL_KERAS = "model.keras"
-
-
 MODEL_TFLITE = "model.tflite"
-
-
 MODEL_EDGETPU = "model_edgetpu.tflite"
-
-
 SEGMENT_EDGETPU = "model_segment_{}_of_{}_edgetpu.tflite"
-
-
 SEGMENTS = SEGMENT_EDGETPU.format("*", "*")
 """Where the model is compiled in parts, for several Edge TPUs: there is no MODEL_EDGETPU then."""
-
-
 BUNDLE_FILE = "bundle.coralline"
-
-
 PLAN_FILE = "quantization.json"
 """By which plan a model was quantized: `quantize: {plan: …}` takes it again, edited or not."""
-
-
 RUNNER_FILE = "runner.pyz"
 
 

@@ -1,22 +1,16 @@
 """Files: digests, atomic writes, and errors of the operating system as messages."""
 
 from __future__ import annotations
+
 import errno
-import fcntl
 import hashlib
 import json
 import os
-import re
-import shutil
 import tempfile
-import time
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
 from compress.errors import StoreError
-from compress.artifact import Artifact, Facts, Kind
 
 
 def digest_of(value: Any) -> str:
@@ -71,6 +65,7 @@ def write_atomically(path: Path, content: bytes, scratch: Path | None = None, mo
 
 
 def sync(path: Path) -> None:
+    """Flush a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,17 +1,8 @@
 """Settings: strict, frozen models of the keys of pipeline.yaml."""
 
 from __future__ import annotations
-import importlib.metadata
-import platform
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
-from compress.targets.base import Target
+
+from pydantic import BaseModel, ConfigDict
 
 
 class Settings(BaseModel):

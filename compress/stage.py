@@ -11,13 +11,10 @@ import importlib.metadata
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from compress.artifact import Artifact, Facts, Kind
 from compress.data.types import Data, Task
@@ -26,14 +23,6 @@ from compress.settings import Settings
 from compress.targets.base import Target
 
 Need = Literal["data", "original", "target", "seed", "name"]
-
-
-
-
-
-
-
-
 
 
 class Unfit(NamedTuple):
@@ -53,10 +42,6 @@ class Unfit(NamedTuple):
 DETECTOR_STAGES = "train, swap, quantize, compile, package"
 """The stages that go with data for detection."""
 UNFIT_THROUGH_TFMOT = Unfit("it trains through tfmot, which is set up for classifiers only", DETECTOR_STAGES)
-
-
-
-
 
 
 @dataclass(frozen=True)
@@ -88,8 +73,6 @@ class Context:
     unfinished: Path | None = None
     logs: Path | None = None
     detector: Mapping[str, Any] | None = None
-
-
 
 
 class Work(Settings):

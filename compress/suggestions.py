@@ -1,14 +1,11 @@
 """Words for messages: the nearest known word, lists of what is allowed, values as a user wrote them."""
 
 from __future__ import annotations
+
 import difflib
 import json
-import math
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+
 MAX_SHOWN = 100
 
 

@@ -12,7 +12,16 @@ import sys
 import tempfile
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from deploy.contract.errors import (ArgumentError, DeviceError, DifferentError, EXIT_FILES, EXIT_INTERRUPTED, EXIT_UNSOUND, EdgeTpuError, ImageError)
+from deploy.contract.errors import (
+    EXIT_FILES,
+    EXIT_INTERRUPTED,
+    EXIT_UNSOUND,
+    ArgumentError,
+    DeviceError,
+    DifferentError,
+    EdgeTpuError,
+    ImageError,
+)
 
 Arguments = argparse.Namespace
 Result = Dict[str, Any]

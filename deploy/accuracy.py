@@ -21,9 +21,9 @@ import numpy as np
 from deploy import evaluation, host, probe, runtime
 from deploy.contract.bundle import Bundle
 from deploy.contract.errors import DeviceError, EdgeTpuError
+from deploy.contract.preprocessing import Array
 from deploy.measurement import finite, missing, paired_drop, proportion, told
 from deploy.model import Model
-from deploy.contract.preprocessing import Array
 from deploy.runtime import Options, Runtime, Session
 
 ROLES = ("original", "int8", "compiled")

@@ -12,13 +12,13 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import numpy as np
 
 from deploy import runtime
+from deploy.contract.average_precision import Truth, average_precision
 from deploy.contract.bundle import Bundle, BundleError
 from deploy.contract.detection import Detections, agreement
 from deploy.contract.errors import DeviceError
+from deploy.contract.preprocessing import Array
 from deploy.measurement import measured, missing, told
 from deploy.model import Model
-from deploy.contract.average_precision import Truth, average_precision
-from deploy.contract.preprocessing import Array
 from deploy.runtime import Options
 
 SURE = 0.5

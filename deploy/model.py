@@ -26,8 +26,8 @@ from deploy import host, probe, runtime
 from deploy.contract import bundle, signature
 from deploy.contract.detection import Detector
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, ModelError
-from deploy.measurement import finite
 from deploy.contract.preprocessing import Array, PreprocessingError, dequantize, quantize
+from deploy.measurement import finite
 from deploy.runtime import Options, Session
 
 

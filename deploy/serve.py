@@ -35,8 +35,8 @@ from deploy import connection, protocol
 from deploy.connection import Connection, GoneError
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import ImageError
-from deploy.service_metrics import Figures
 from deploy.protocol import Head, RefusedError
+from deploy.service_metrics import Figures
 from deploy.worker import Job, Worker
 
 _PATHS = {"/v1/predict": "POST", "/v1/model": "GET", "/metrics": "GET", "/healthz": "GET", "/readyz": "GET"}

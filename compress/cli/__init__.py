@@ -1,1 +1,1 @@
-"""TODO compress/cli."""
+"""The command line."""

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
-from compress.progress import Progress
 from compress.files import explain
+from compress.progress import Progress
 
 PLAIN_INTERVAL_S = 15.0
 """How often a plain line tells the progress of long work."""

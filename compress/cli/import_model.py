@@ -9,15 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from compress.artifact import MODEL_KERAS
 from compress.errors import DataError, ModelError, PipelineError
+from compress.files import explain, write_atomically
 from compress.importers import model_file
 from compress.importers.common import guarded_calls
-from compress.importers.keras import keras_file
-from compress.importers.tflite import tflite_file
-from compress.importers.model_file import Found, Imported
 from compress.importers.common.verification import TOLERANCE
-from compress.artifact import MODEL_KERAS
-from compress.files import explain, write_atomically
+from compress.importers.keras import keras_file
+from compress.importers.model_file import Found, Imported
+from compress.importers.tflite import tflite_file
 
 Report = dict[str, Any]
 """What --json prints: plain values."""

@@ -86,8 +86,8 @@ def _run(arguments: Sequence[str]) -> int:
             raise PipelineError(f"--force: there is no stage {name!r} in this pipeline", allowed=", ".join(known))
     if options.dry_run:
         return _dry_run(pipeline, options)
-    from compress.pipeline import runner as run
     from compress.cli.console import Console
+    from compress.pipeline import runner as run
 
     with Console(options.out / pipeline.head.name / "run.log") as console:
         console.line(f"coralline: {options.pipeline} -> {options.out / pipeline.head.name}")
@@ -201,7 +201,7 @@ def _legalize(arguments: Sequence[str]) -> int:
     parser.add_argument("--compiler", default="16.0", metavar="VERSION", help="16.0 (default), 15.0, 2.1 or 1.0")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
-    from compress import store
+    from compress import files
     from compress.targets import base
     from compress.targets.edgetpu.legalize import describe, legalize
     from compress.tflite import comparison, graph
@@ -210,7 +210,7 @@ def _legalize(arguments: Sequence[str]) -> int:
     inputs = comparison.read_feeds(options.inputs, model) if options.inputs else []
     edgetpu = base.load("edgetpu").compiled_by(options.compiler)
     found = legalize(model, edgetpu, inputs, io=options.io and options.io.upper())
-    store.write_atomically(options.out, graph.serialize(found.graph))
+    files.write_atomically(options.out, graph.serialize(found.graph))
     _print(json.dumps(found.to_json(), indent=1) if options.json else describe(found).rstrip("\n"))
     return _mapped(found.after)
 
@@ -235,8 +235,8 @@ def _inspect(arguments: Sequence[str]) -> int:
     parser.add_argument("--against", type=Path, metavar="MODEL", help="the .tflite it was compiled from: to compare")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(arguments)
-    from compress.targets.edgetpu import inspection
     from compress.targets.base import load
+    from compress.targets.edgetpu import inspection
 
     found = inspection.inspect(options.model)
     result, text = found.to_json(), inspection.describe(found)
@@ -390,7 +390,3 @@ def _fail(message: str, exit_code: int, *, as_json: bool, facts: Mapping[str, An
         with suppress(CorallineError):
             _print(json.dumps({"schema_version": 1, "status": "failed", "error": error, **(facts or {})}, indent=1))
     return exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,13 +10,13 @@ import textwrap
 from functools import cache
 from typing import Any
 
-from compress.targets import base
 from compress.data.dataset import SOURCES, Splitting
-from compress.targets.edgetpu import rules
-from compress.targets.edgetpu.rewrites import REWRITES
 from compress.pipeline.schema import Head, Model
 from compress.settings import Settings
 from compress.stages import STAGES
+from compress.targets import base
+from compress.targets.edgetpu import rules
+from compress.targets.edgetpu.rewrites import REWRITES
 from deploy.contract import preprocessing
 
 

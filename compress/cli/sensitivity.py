@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compress.pipeline import runner
 from compress.cli.console import Console
 from compress.errors import PipelineError, StageError
+from compress.pipeline import runner
 from compress.pipeline.schema import SensitivitySettings, load
 
 SCHEMA_VERSION = 1

@@ -14,18 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from compress.artifact import Facts
 from compress.data import summary as summaries
 from compress.data.prefetching import Rows, corrupt, decode
-from compress.data.splits import spread, stratified
 from compress.data.source import LEAVE_OUT, REPAIR, CorruptError, Samples, Source
 from compress.data.sources import SOURCES
+from compress.data.splits import spread, stratified
+from compress.data.types import SPLITS, DecodedCache, Objects, Split, Task
 from compress.errors import DataError
-from compress.artifact import Facts
-from compress.data.types import Objects, SPLITS, Split, Task
+from compress.files import digest_of, explain, write_atomically
 from compress.progress import Progress
 from compress.settings import Settings
-from compress.files import digest_of, explain, write_atomically
-from compress.store import Store
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError
 
 __all__ = ["SOURCES", "Dataset", "Splitting", "spread", "stratified"]
@@ -62,13 +61,13 @@ class Dataset:
         self._preprocessing = preprocessing
         self._splitting = splitting
         self._inputs: dict[Split, NDArray[np.float32]] = {}
-        self._store: Store | None = None
+        self._store: DecodedCache | None = None
         self._progress: Progress | None = None
         self._dropped: list[str] = []
         self._tolerant = False
         self._shapes: dict[Split, tuple[int, ...]] = {}
 
-    def work_in(self, store: Store | None, progress: Progress) -> None:
+    def work_in(self, store: DecodedCache | None, progress: Progress) -> None:
         """From now on large splits are kept in a store, and it is told how far decoding is."""
         self._store, self._progress = store, progress
 

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data import labels, tables
-from compress.data.splits import Divide, by_group, stratified
+from compress.data.file_tree import Tree, inside, tree
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, Stored
-from compress.data.file_tree import Tree, inside, tree
-from compress.errors import DataError
+from compress.data.splits import Divide, by_group, stratified
 from compress.data.types import Split
+from compress.errors import DataError
 from compress.settings import Settings
 
 MOST_KINDS = 10

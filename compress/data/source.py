@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from compress.data import files, manifest
 from compress.data.splits import Divide, stratified
-from compress.errors import DataError
 from compress.data.types import Objects, Split, Task
-from compress.settings import Settings
+from compress.errors import DataError
 from compress.files import digest_of
+from compress.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Source(Settings):
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """How files become such samples on the device (`deploy.contract.decoding`); empty where they are not decoded."""
+        """Settings of `deploy.contract.decoding` for the device; empty where samples are not decoded from files."""
         return {}
 
     def beside(self, folder: Path) -> Self:

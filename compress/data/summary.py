@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.splits import spread
 from compress.artifact import Facts
-from compress.data.types import Objects, SPLITS, Split, Task
+from compress.data.splits import spread
+from compress.data.types import SPLITS, Objects, Split, Task
 
 LOOKED_AT = 256
 """Samples of each split that shapes and ranges are told of; others are counted."""

@@ -1,19 +1,16 @@
 """Types of a data set that other packages use."""
 
 from __future__ import annotations
-import importlib.metadata
-import platform
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol
+
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
-from compress.targets.base import Target
-from compress.artifact import Facts
 
+from compress.artifact import Facts
 
 Split = Literal["train", "validation", "test"]
 
@@ -34,6 +31,23 @@ class Objects(NamedTuple):
 
     boxes: NDArray[np.float32]
     classes: NDArray[np.int64]
+
+
+class DecodedCache(Protocol):
+    """A folder that outlives a run, where decoded samples are kept (`compress.pipeline.store.Store`)."""
+
+    @property
+    def folder(self) -> Path:
+        """The root of the cache, for messages."""
+
+    def kept(self, key: str) -> Path:
+        """Return the folder for decoded samples of a data set; files appear in it by renaming, so all are complete."""
+
+    def lock(self, key: str, waiting: Callable[[], None]) -> AbstractContextManager[None]:
+        """Hold a key while its files are written; call `waiting` first if another process holds it."""
+
+    def scratch(self) -> AbstractContextManager[Path]:
+        """Return an empty folder that is removed afterwards."""
 
 
 class Data(Protocol):

@@ -1,1 +1,1 @@
-"""TODO compress/distillation."""
+"""Knowledge distillation: teachers, and the losses that a student learns from."""

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from compress.suggestions import listing, nearest
-from compress.errors import ModelError
 from compress.data.types import Data
-from compress.ir import keras_graph as networks
-from compress.training.loop import head_of
-from compress.ir.keras_graph import Network, Tensor, tensors_in
-from compress.distillation.teachers import Answers, Teacher
 from compress.distillation.settings import Features, Pair
+from compress.distillation.teachers import Answers, Teacher
+from compress.errors import ModelError
+from compress.ir import keras_graph as networks
+from compress.ir.keras_graph import Network, Tensor, tensors_in
 from compress.ir.tensorflow import keras
+from compress.suggestions import listing, nearest
+from compress.training.loop import head_of
 
 SAMPLES = 256
 """Of the training split, that the spread of a teacher's features is measured on."""

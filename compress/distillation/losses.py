@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.errors import StageError
 from compress.data.types import Split
-from compress.stage import Context
-from compress.files import write_atomically
-from compress.training.batches import Augment
 from compress.distillation.features import Hints
-from compress.training.loop import Batch, Head, Loss, TrainingSettings, label_loss
-from compress.distillation.teachers import Teacher
 from compress.distillation.settings import Decoupled, Teaching
+from compress.distillation.teachers import Teacher
+from compress.errors import StageError
+from compress.files import write_atomically
 from compress.ir.tensorflow import keras
+from compress.stage import Context
+from compress.training.batches import Augment
+from compress.training.loop import Batch, Head, Loss, TrainingSettings, label_loss
 
 ONCE = "once, before the training"
 IN_EVERY_STEP = "in every step, because augment changes the samples"

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from compress.data.types import Data
 from compress.errors import ModelError
 from compress.importers import model_file
 from compress.importers.tflite import tflite_file
-from compress.data.types import Data
 from compress.stage import Context
 from compress.tflite.graph import Graph
 from compress.tflite.interpreter import Model

@@ -1,1 +1,1 @@
-"""TODO compress/engines."""
+"""Other libraries as engines for what the other packages do themselves."""

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.data.rows import blocks
 from compress.errors import ModelError
 from compress.measurement import drop, proportion
-from compress.artifact import Artifact, Facts, MODEL_TFLITE
 from compress.stage import Context, Need, Probe
 from compress.tflite.interpreter import Model, version
 

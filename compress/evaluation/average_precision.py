@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.measurement import Measurement, missing
-from compress.artifact import Artifact, Facts, MODEL_TFLITE
 from compress.stage import Context, Need, Probe
 from compress.tflite.interpreter import Model, version
-from deploy.contract.detection import Detections, Detector, agreement
 from deploy.contract.average_precision import MOST, Truth
+from deploy.contract.detection import Detections, Detector, agreement
 
 SURE = 0.5
 """Detections with at least this score are what two models are compared by."""
@@ -101,7 +101,7 @@ def _drop(before: Mapping[str, Any], after: Mapping[str, Any]) -> Measurement:
 
 
 def by_coco(found: Sequence[Detections], wanted: Sequence[Truth], classes: int) -> dict[str, Any]:
-    """Average precision by pycocotools; the same as `deploy.contract.average_precision.average_precision`, which says what it gives."""
+    """Average precision by pycocotools, in the form of `deploy.contract.average_precision.average_precision`."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field
 
+from compress.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.measurement import Measurement
-from compress.artifact import Artifact, Facts, MODEL_TFLITE
 from compress.stage import Context, Need, Probe, host
 from compress.tflite.interpreter import Model, version
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from compress.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.measurement import Measurement
-from compress.artifact import Artifact, Facts, MODEL_TFLITE
 from compress.stage import Context, Probe
 from compress.tflite import graph, macs
 

@@ -1,1 +1,1 @@
-"""TODO compress/export."""
+"""Files for applications: Frigate, C++ header, runner.pyz, signatures."""

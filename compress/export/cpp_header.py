@@ -1,7 +1,8 @@
 """A bundle's model as a C++ header for coralmicro (Dev Board Micro): bytes, quantization, labels, preprocessing.
 
 Not tested on hardware: it compiles, and its numbers are those of the bundle. C++17, nothing but <cmath> and
-<cstdint>. The arithmetic is that of `deploy.contract.preprocessing` after the resize and the crop, which the camera driver does.
+<cstdint>. The arithmetic is that of `deploy.contract.preprocessing` after the resize and the crop, which the camera
+driver does.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.targets.edgetpu.darwinn_package import OPERATOR
 from compress.errors import ModelError
 from compress.files import explain, write_atomically
+from compress.targets.edgetpu.darwinn_package import OPERATOR
 from compress.tflite import graph
 from compress.tflite.graph import Graph, Operator
 from deploy.contract import bundle

@@ -1,6 +1,7 @@
-"""From here to the devices: `python -m compress deploy`, `rollback` and `results`.
+"""Deployment to devices: `python -m compress deploy`, `rollback` and `results`.
 
-A deployment is one process of ssh for each device, and one connection: `remote` starts it and sends `deploy.contract.agent`,
-which works in the device's folder (`deploy.contract.releases`) as long as the connection lasts. `release` is the order of
-the steps, `fleet` many devices at a time, `log` who deployed what where, `results` what devices have measured.
+Each device is deployed to over one connection, by one process of ssh. `remote` starts it and sends
+`deploy.contract.agent`, which works in the device's folder (`deploy.contract.releases`) until the connection closes.
+`release` has the order of the steps, `rollout` deploys to many devices at once, `log` records who deployed what where,
+and `results` collects what devices have measured.
 """

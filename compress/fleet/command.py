@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from compress.errors import DeploymentError, PipelineError
 from compress.fleet import log, release, results, rollout
 from compress.fleet.address import Address, distinct, listed, parse
-from compress.fleet.rollout import Row
 from compress.fleet.release import Told
 from compress.fleet.remote import Access
-from compress.errors import DeploymentError, PipelineError
+from compress.fleet.rollout import Row
 
 Done = tuple[dict[str, Any], str, int]
 """The result as JSON, the same for people, and the exit code."""

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from compress.export import runner_pyz
 from compress.errors import PipelineError, StageError
+from compress.export import runner_pyz
 
 TIMEOUT_S = 180.0
 CONNECT_TIMEOUT_S = 15

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compress.errors import DeploymentError, ModelError
 from compress.export import runner_pyz
+from compress.files import explain
 from compress.fleet import instructions
 from compress.fleet.remote import Session
-from compress.errors import DeploymentError, ModelError
-from compress.files import explain
 from deploy.contract import bundle, releases
 
 MIN_PIECE_BYTES = 4096

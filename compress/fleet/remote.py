@@ -23,8 +23,8 @@ from threading import Lock, Timer
 from typing import Any
 
 from compress import ssh
-from compress.fleet.address import Address
 from compress.errors import DeploymentError, PipelineError
+from compress.fleet.address import Address
 from deploy.contract import agent
 
 MAX_LINE = 1 << 26
@@ -122,13 +122,18 @@ def _quoted(path: Path) -> str:
 def program() -> bytes:
     """The agent as one line, as `_BOOT` takes it."""
     folder = Path(agent.__file__).parent
-    texts = {f"deploy.{name}": (folder / f"{name}.py").read_text(encoding="utf-8") for name in ("releases", "agent")}
-    sources = {"deploy": "", **texts}
+    sources = {"deploy": "", "deploy.contract": ""}
+    for name in ("releases", "agent"):
+        sources[f"deploy.contract.{name}"] = (folder / f"{name}.py").read_text(encoding="utf-8")
     return base64.b64encode(zlib.compress(_PROGRAM.format(sources=sources).encode(), 9)) + b"\n"
 
 
 class RefusedError(DeploymentError):
-    """A step that the agent could not do; the connection stands. `kind` as in `deploy.contract.releases.ReleaseError`."""
+    """A step that the agent refused; the connection stays open.
+
+    Attributes:
+        kind: as in `deploy.contract.releases.ReleaseError`.
+    """
 
     def __init__(self, error: Mapping[str, Any], where: str) -> None:
         super().__init__(str(error.get("what")), where=where, todo=str(error.get("todo", "")))

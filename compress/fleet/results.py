@@ -9,10 +9,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from compress.pipeline import device_results
 from compress.errors import DataError, PipelineError
-from compress.report import render
 from compress.files import explain, write_atomically
+from compress.pipeline import device_results
+from compress.report import render
 
 _writing = Lock()
 """A fleet measures in threads, and the report that is written last must have them all."""

@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from compress.errors import CorallineError, StoreError
 from compress.fleet import remote
 from compress.fleet.address import Address
 from compress.fleet.log import Log
 from compress.fleet.release import Outcome, Told
 from compress.fleet.remote import Access, Session
-from compress.errors import CorallineError, StoreError
 
 Work = Callable[[Session, Told], Outcome]
 _SHORT = 12

@@ -6,9 +6,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from compress.suggestions import listing, nearest
 from compress.errors import ModelError, UntrustedError
 from compress.resources import shipped
+from compress.suggestions import listing, nearest
 
 FUNCTION = "build"
 DETECTOR = "detector"

@@ -16,18 +16,17 @@ from numpy.typing import NDArray
 from compress.errors import ModelError
 from compress.importers import KERAS_SUFFIXES, SUFFIXES
 from compress.importers.common import difference
+from compress.importers.common.difference import Parity
+from compress.importers.common.unsupported import Refused, carrying
+from compress.importers.common.verification import TOLERANCE
 from compress.importers.keras import keras_file
 from compress.importers.onnx import onnx_file
-from compress.importers.saved_model import saved_model_folder
-from compress.importers.tflite import tflite_file
-from compress.importers.saved_model import conversion
-from compress.importers.saved_model import keras_model as saved_keras
-from compress.importers.common.difference import Parity
 from compress.importers.onnx.onnx_inputs import Shapes
-from compress.importers.common.verification import TOLERANCE
-from compress.importers.common.unsupported import Refused, carrying
-from compress.tflite import comparison
+from compress.importers.saved_model import conversion, saved_model_folder
+from compress.importers.saved_model import keras_model as saved_keras
+from compress.importers.tflite import tflite_file
 from compress.ir import tensorflow
+from compress.tflite import comparison
 
 if TYPE_CHECKING:
     import keras

@@ -1,1 +1,1 @@
-"""TODO compress/ir."""
+"""Networks as plain values that can be analysed, edited and built as Keras models again."""

@@ -1,1 +1,1 @@
-"""TODO compress/pipeline."""
+"""pipeline.yaml: its schema, the runner, the cache of artifacts, and the record of a run."""

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import compress
+from compress.data.types import Task
 from compress.errors import ModelError
+from compress.evaluation import accuracy, average_precision
+from compress.files import file_digest
 from compress.measurement import Measurement, missing
 from compress.pipeline.schema import Pipeline, Step
-from compress.evaluation import accuracy, average_precision
-from compress.data.types import Task
 from compress.stage import host
-from compress.files import file_digest
 from compress.tflite.interpreter import version
 
 SCHEMA_VERSION = 1

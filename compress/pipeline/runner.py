@@ -16,16 +16,26 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from compress.pipeline import device_results, record
+from compress.artifact import (
+    BUNDLE_FILE,
+    MODEL_EDGETPU,
+    MODEL_KERAS,
+    MODEL_TFLITE,
+    PLAN_FILE,
+    RUNNER_FILE,
+    SEGMENTS,
+    Artifact,
+    Kind,
+)
 from compress.errors import EXIT_INTERRUPTED, CorallineError, ModelError, StageError, StoreError
-from compress.pipeline.schema import Pipeline, Step
 from compress.evaluation import Accuracy, DataSummary, Latency, Precision, Sensitivity, Size
-from compress.report import render
-from compress.artifact import (Artifact, BUNDLE_FILE, Kind, MODEL_EDGETPU, MODEL_KERAS, MODEL_TFLITE, PLAN_FILE, RUNNER_FILE, SEGMENTS)
-from compress.progress import Progress
-from compress.stage import Context, Probe, Stage, Work
 from compress.files import digest_of, explain, write_atomically
-from compress.store import Store
+from compress.pipeline import device_results, record
+from compress.pipeline.schema import Pipeline, Step
+from compress.pipeline.store import Store
+from compress.progress import Progress
+from compress.report import render
+from compress.stage import Context, Probe, Stage, Work
 
 STORE = ".store"
 MEASURED = (Kind.KERAS, Kind.FLOAT_TFLITE, Kind.TFLITE, Kind.COMPILED)

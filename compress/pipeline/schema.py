@@ -16,17 +16,17 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
 
-from compress.targets import base as targets
-from compress.data.dataset import Dataset, SOURCES, Splitting
+from compress.artifact import Kind
+from compress.data.dataset import SOURCES, Dataset, Splitting
+from compress.errors import ModelError, PipelineError
 from compress.pipeline.task_settings import unfit_settings
 from compress.pipeline.yaml_file import Document, Location, read
-from compress.suggestions import listing, nearest, shown
-from compress.errors import ModelError, PipelineError
-from compress.artifact import Kind
 from compress.settings import Settings
 from compress.stage import Stage, Unfit
 from compress.stages import STAGES
 from compress.stages.load import Origin
+from compress.suggestions import listing, nearest, shown
+from compress.targets import base as targets
 from compress.targets.base import Target
 from deploy.contract.preprocessing import STEPS as PREPROCESSING
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError, fields

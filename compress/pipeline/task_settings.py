@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compress.pipeline.yaml_file import Location
 from compress.data.types import Task
+from compress.pipeline.yaml_file import Location
 from compress.stage import Unfit
 
 STAYING = ("resize", "colour", "scale", "normalize", "clip")

@@ -7,17 +7,14 @@ what it means once, and every value in it can stand in a one-line message.
 
 from __future__ import annotations
 
-import difflib
-import json
 import math
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compress.suggestions import shown
 from compress.errors import PipelineError
+from compress.suggestions import shown
 
 Location = tuple[str | int, ...]
 MAX_BYTES = 1_000_000
@@ -161,9 +158,3 @@ def _scalar(yaml: Any, node: Any, where: str) -> Any:
     if kind == "float" and not math.isfinite(value):
         raise PipelineError(f"{shown(node.value)} is infinite or not a number", where=where, allowed="finite numbers")
     return value
-
-
-
-
-
-

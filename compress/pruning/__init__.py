@@ -1,1 +1,1 @@
-"""TODO compress/pruning."""
+"""Structured pruning: which channels matter least, and how many are removed from which layers."""

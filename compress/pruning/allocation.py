@@ -16,15 +16,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, ROW_BLOCK
 from compress.errors import StageError
-from compress.targets.base import Target
 from compress.ir import channel_groups as structure
-from compress.pruning import importance
 from compress.ir.channel_groups import Channels, Mask
+from compress.ir.keras_graph import Network, Tensor
+from compress.pruning import importance
 from compress.pruning.cost import Costs, Counts, Sets
 from compress.pruning.importance import Method, Samples, Scores, made_by
-from compress.ir.keras_graph import Network, Tensor
+from compress.targets.base import Target
+from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, ROW_BLOCK
 
 STEP = INPUT_BLOCK
 """Channels are kept in multiples of this: the Edge TPU computes 4 input channels at once."""

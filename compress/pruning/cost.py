@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.targets.edgetpu import estimate, latency, parameter_memory
-from compress.targets.base import Target
-from compress.tflite.graph import Graph
-from compress.ir.channel_groups import Channels, Layout, MAKERS, TIED
-from compress.quantization.draft import Draft
+from compress.ir.channel_groups import MAKERS, TIED, Channels, Layout
 from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+from compress.quantization.draft import Draft
+from compress.targets.base import Target
+from compress.targets.edgetpu import estimate, latency, parameter_memory
+from compress.tflite.graph import Graph
 
 Sets = Sequence[NDArray[np.int64]]
 """Groups of channels that are chosen among each other, the most important first."""

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import StageError
-from compress.ir.channel_groups import Channels, MAKERS
-from compress.training.loop import Batch, Head, label_loss
+from compress.ir.channel_groups import MAKERS, Channels
 from compress.ir.keras_graph import Layer, Network, Tensor, build, map_tensors
 from compress.ir.tensorflow import keras
+from compress.training.loop import Batch, Head, label_loss
 
 Scores = NDArray[np.float64]
 """By channel number, equal within a group."""

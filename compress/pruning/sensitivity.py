@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.channel_groups import Channels
-from compress.training.loop import Head
-from compress.pruning.importance import Samples, gated, made_by
 from compress.ir.keras_graph import Network, Tensor
-from compress.pruning.allocation import Cut, STEP
+from compress.pruning.allocation import STEP, Cut
+from compress.pruning.importance import Samples, gated, made_by
+from compress.training.loop import Head
 
 SHARES = (0.875, 0.75, 0.5, 0.25, 0.0)
 """Shares of a set at which it is measured; the last one stands for the fewest groups that may stay."""

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import StageError
-from compress.quantization import quantizer_placement as rounding
 from compress.ir.keras_graph import Network, Tensor, build, observed
 from compress.ir.tensorflow import keras
+from compress.quantization import quantizer_placement as rounding
 
 BATCH = 32
 BINS = 2048

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.quantization import fake_quantization
-from compress.quantization.plan import on_grid, packed
 from compress.ir.keras_graph import Layer, Network, Tensor, build, observed
 from compress.ir.tensorflow import keras
+from compress.quantization import fake_quantization
+from compress.quantization.plan import on_grid, packed
 
 STEPS = 400
 BATCH = 32
@@ -125,7 +125,10 @@ def _choices(layer: Layer, inputs: NDArray[np.float32], wanted: NDArray[np.float
 
 def grid(layer: Layer) -> NDArray[np.float32]:
     """The step of each output's weights, shaped to be divided by; as `plan.on_grid` has it."""
-    scale = np.abs(layer.weights[0]).max(axis=fake_quantization.SCALE_AXES[layer.kind], keepdims=True).astype(np.float64) / 127
+    scale = (
+        np.abs(layer.weights[0]).max(axis=fake_quantization.SCALE_AXES[layer.kind], keepdims=True).astype(np.float64)
+        / 127
+    )
     return np.where(scale > 0, scale, 1.0).astype(np.float32)
 
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.ir.keras_graph import Network, Tensor
 from compress.quantization import fake_quantization
 from compress.quantization import quantizer_placement as rounding
-from compress.quantization.plan import QuantizationPlan
 from compress.quantization.activation_statistics import means_by_channel
-from compress.ir.keras_graph import Network, Tensor
+from compress.quantization.plan import QuantizationPlan
 
 SAMPLES = 64
 """Samples that a shift is measured on, at most."""

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.types import Data
+from compress.ir.keras_graph import Network
+from compress.quantization.activation_statistics import Statistics, collect
 from compress.quantization.plan import QuantizationPlan
 from compress.quantization.ranges import select
-from compress.quantization.activation_statistics import Statistics, collect
-from compress.data.types import Data
 from compress.training import subset, subset_selection
 from compress.training.loop import head_of
-from compress.ir.keras_graph import Network
 from compress.training.subset import Indices
 
 

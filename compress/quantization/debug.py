@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.ir.keras_graph import Layer, Network, Tensor, build, observed, tensors_in
+from compress.ir.tensorflow import keras
 from compress.quantization import bias_correction, equalization, export, fake_quantization
 from compress.quantization import quantizer_placement as rounding
 from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan
-from compress.ir.keras_graph import Layer, Network, Tensor, build, observed, tensors_in
-from compress.ir.tensorflow import keras
 
 WEIGHTS = " (weights)"
 """Behind a layer's name: the rounding of its weights."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.quantization import activation_statistics
-from compress.quantization.plan import QuantizationPlan, weights_digest
-from compress.quantization.activation_statistics import Statistics
-from compress.pruning.importance import empty
 from compress.ir.keras_graph import Network
+from compress.pruning.importance import empty
+from compress.quantization import activation_statistics
+from compress.quantization.activation_statistics import Statistics
+from compress.quantization.plan import QuantizationPlan, weights_digest
 
 FEW = 32
 """Calibration samples below which there is a warning."""

@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.targets.edgetpu.check import check
-from compress.targets.edgetpu.legalize import legalize
 from compress.errors import ModelError, StageError
+from compress.ir.keras_graph import Layer, Network, Tensor, build
+from compress.ir.passes import fold
 from compress.quantization import calibration, export, fake_quantization
 from compress.targets.base import Target
-from compress.tflite import graph, macs as arithmetic
+from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.legalize import legalize
+from compress.tflite import graph
+from compress.tflite import macs as arithmetic
 from compress.tflite.graph import Graph
-from compress.ir.passes import fold
-from compress.ir.keras_graph import Layer, Network, Tensor, build
 
 SAMPLES = 16
 """So many are run through a draft."""
@@ -75,7 +76,11 @@ def _biased(network: Network) -> Network:
     """The network with biases wherever training, or `quantize`, may yet put some: the compiler drops those of 0."""
 
     def biased(layer: Layer) -> Layer:
-        if layer.kind not in fake_quantization.SCALE_AXES or not layer.calls or any(each.any() for each in layer.weights[1:]):
+        if (
+            layer.kind not in fake_quantization.SCALE_AXES
+            or not layer.calls
+            or any(each.any() for each in layer.weights[1:])
+        ):
             return layer
         bias = np.ones(network.shapes[Tensor(layer.name)][-1] or 1, np.float32)
         return replace(layer, weights=(layer.weights[0], bias)).configured(use_bias=True)

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError, StageError
+from compress.ir.keras_graph import Layer, Network, Tensor, build
 from compress.quantization import adaround, bias_correction, equalization, fake_quantization
 from compress.quantization import quantizer_placement as rounding
 from compress.quantization.plan import QuantizationPlan, on_grid, unpacked
 from compress.tflite.graph import parse
-from compress.ir.keras_graph import Layer, Network, Tensor, build
 
 InputType = Literal["int8", "uint8"]
 
@@ -90,7 +90,11 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
     wrong += [f"factors for a layer {name}" for name in plan.factors if name not in network.layers]
     for name, values in plan.bias_shifts.items():
         layer = network.layers.get(name)
-        if layer is None or layer.kind not in fake_quantization.SCALE_AXES or len(values) != network.shapes[Tensor(name)][-1]:
+        if (
+            layer is None
+            or layer.kind not in fake_quantization.SCALE_AXES
+            or len(values) != network.shapes[Tensor(name)][-1]
+        ):
             wrong.append(f"{len(values)} bias shifts for a layer {name}")
     for name, text in plan.rounding.items():
         layer = network.layers.get(name)

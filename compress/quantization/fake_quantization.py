@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from compress.quantization import fake_quantized_layers
-from compress.quantization.plan import LEVELS, QuantizationPlan
 from compress.ir.keras_graph import Layer, Network, Tensor
 from compress.ir.tensorflow import keras
+from compress.quantization import fake_quantized_layers
+from compress.quantization.plan import LEVELS, QuantizationPlan
 
 PACKAGE = "coralline"
 FAKE = "FakeQuantize"

@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.artifact import Facts
+from compress.distillation import losses, teachers
+from compress.ir.keras_graph import Layer, Network, build
+from compress.ir.tensorflow import keras
 from compress.quantization import export, fake_quantization, sparsity_patterns
 from compress.quantization import quantizer_placement as rounding
 from compress.quantization.fake_quantized_layers import EPSILON
-from compress.quantization.sparsity_patterns import Pattern
 from compress.quantization.plan import QuantizationPlan, nudged
 from compress.quantization.qat_settings import RoundedTraining
-from compress.artifact import Facts
+from compress.quantization.sparsity_patterns import Pattern
 from compress.stage import Context
-from compress.distillation import losses, teachers
 from compress.training.loop import Loss, TrainingSettings, fit, head_of, own_loss
-from compress.ir.keras_graph import Layer, Network, build
-from compress.ir.tensorflow import keras
 
 Norms = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
 """Gamma and beta of the batch norms that were folded, by layer (`folding.norms`)."""
@@ -79,7 +79,9 @@ def train(
 
 def simulated(network: Network, plan: QuantizationPlan) -> Any:
     """The Keras model that computes in float what the file of a network and its plan computes."""
-    return build(fake_quantization.with_rounded_weights(fake_quantization.insert(network, rounding.find(network), plan)))
+    return build(
+        fake_quantization.with_rounded_weights(fake_quantization.insert(network, rounding.find(network), plan))
+    )
 
 
 def _loss(network: Network, how: RoundedTraining, settings: TrainingSettings, context: Context) -> Loss:

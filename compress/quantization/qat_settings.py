@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from compress.settings import Settings
 from compress.distillation.settings import Teaching
+from compress.settings import Settings
 
 
 class Calibration(Settings):

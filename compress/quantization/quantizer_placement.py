@@ -8,8 +8,8 @@ are not rounded.
 
 from __future__ import annotations
 
-from compress.quantization.plan import FIXED
 from compress.ir.keras_graph import Layer, Network, Tensor, observed, tensors_in
+from compress.quantization.plan import FIXED
 
 FUSING = {
     *("Conv1D", "Conv2D", "Conv1DTranspose", "Conv2DTranspose", "DepthwiseConv1D", "DepthwiseConv2D", "Dense"),

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.quantization.fake_quantization import SCALE_AXES
-from compress.ir.passes.fold import WEIGHTED
 from compress.ir.keras_graph import Layer, Network
+from compress.ir.passes.fold import WEIGHTED
 from compress.ir.weight_sparsity import MANY, MOST, SPARSE
+from compress.quantization.fake_quantization import SCALE_AXES
 
 
 @dataclass(frozen=True)

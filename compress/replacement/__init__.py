@@ -1,1 +1,1 @@
-"""TODO compress/replacement."""
+"""Replacement of activations and blocks that the target runs badly."""

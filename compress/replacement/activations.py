@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.ir.activations import Activation, CLASSES, FREE, NAMES, OTHERS, POINTS, Values, recognised
+from compress.ir.activations import CLASSES, FREE, NAMES, OTHERS, POINTS, Activation, Values, recognised
 from compress.ir.keras_graph import Layer, Network, Tensor, build, living, tensors_in
 from compress.ir.tensorflow import keras
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, Network, Tensor, build, living, observed, tensors_in
-from compress.replacement.activations import Swaps
 from compress.ir.tensorflow import keras
+from compress.replacement.activations import Swaps
 
 NAME = "depthwise_5x5"
 BATCH = 8

@@ -250,9 +250,7 @@ def latency_curves(curves: Sequence[Curve]) -> str:
         share = 0.35 if kind == "result" else 0.65
         near = min(x.at(values[_rank(values, share)]), x.end)
         room = near + 8 + svg.wide(curve.name) < x.end
-        parts.append(
-            svg.text(near + (8 if room else -8), y.at(share), curve.name, "label", "start" if room else "end")
-        )
+        parts.append(svg.text(near + (8 if room else -8), y.at(share), curve.name, "label", "start" if room else "end"))
         for name, share, ms in curve.marks:
             tip = svg.tip(f"{curve.name}, {name}: {number(ms, 'ms')}")
             parts.append(_mark(min(x.at(ms), x.end), y.at(share), kind, tip))

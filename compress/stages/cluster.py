@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from compress.artifact import Artifact, Facts, Kind
-from compress.stage import Context, Need, Stage, UNFIT_THROUGH_TFMOT, Unfit
+from compress.stage import UNFIT_THROUGH_TFMOT, Context, Need, Stage, Unfit
 from compress.training.batches import Passes
 
 
@@ -34,8 +34,8 @@ class Cluster(Stage, Passes):
         """The clustered model, the values of every layer, the compressed size before and after, and the history."""
         from compress.engines.tfmot import sparsity
         from compress.ir import keras_graph
-        from compress.stages import working_model
         from compress.ir.tensorflow import keras
+        from compress.stages import working_model
 
         keras(context.seed)
         free = keras_graph.read(working_model.read(given, context))

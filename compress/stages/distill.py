@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.distillation.settings import Features, Teaching
 from compress.errors import ModelError
-from compress.artifact import Artifact, Facts, Kind, MODEL_KERAS, MODEL_TFLITE
-from compress.stage import Context, DETECTOR_STAGES, Need, Stage, Unfit
+from compress.stage import DETECTOR_STAGES, Context, Need, Stage, Unfit
 from compress.stages.load import Origin, content_digest, stage_for
 from compress.training.loop import TrainingSettings
-from compress.distillation.settings import Features, Teaching
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.distillation.teachers import Teacher
@@ -94,9 +94,9 @@ class Distill(Stage, TrainingSettings, Teaching):
     def run(self, given: Artifact, context: Context) -> Facts:
         """The trained student and its history, who taught it, and when."""
         from compress.distillation import features, losses
+        from compress.ir.tensorflow import keras
         from compress.stages import working_model
         from compress.training import loop
-        from compress.ir.tensorflow import keras
 
         keras(context.seed)
         model = self._learner(given, context)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import PositiveInt, model_validator
 
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.errors import ModelError
+from compress.files import file_digest
 from compress.importers import KERAS_SUFFIXES
 from compress.importers import builder as builders
-from compress.artifact import Artifact, Facts, Kind, MODEL_KERAS, MODEL_TFLITE
 from compress.settings import Settings
 from compress.stage import Context, Need, Stage
-from compress.files import file_digest
 from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ class Build(_Load):
     def run(self, given: Artifact, context: Context) -> Facts:
         """Runs the builder for the data's shape and classes."""
         from compress.importers.keras import keras_file
-        from compress.stages import working_model
         from compress.ir.tensorflow import keras
+        from compress.stages import working_model
 
         keras(context.seed)
         shape = context.data.input_shape

@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 import compress
-from compress.export import runner_pyz
+from compress.artifact import BUNDLE_FILE, MODEL_EDGETPU, MODEL_TFLITE, RUNNER_FILE, SEGMENTS, Artifact, Facts, Kind
 from compress.data.dataset import spread
-from compress.targets.edgetpu.placement import newer_than_boards
-from compress.errors import ModelError, StageError
-from compress.measurement import drop, proportion
-from compress.evaluation import average_precision
-from compress.artifact import Artifact, BUNDLE_FILE, Facts, Kind, MODEL_EDGETPU, MODEL_TFLITE, RUNNER_FILE, SEGMENTS
 from compress.data.types import Data
+from compress.errors import ModelError, StageError
+from compress.evaluation import average_precision
+from compress.export import runner_pyz
+from compress.measurement import drop, proportion
 from compress.stage import Context, Need, Stage
 from compress.targets.base import load
+from compress.targets.edgetpu.placement import newer_than_boards
 from compress.tflite import graph
 from compress.tflite.interpreter import Model, describe, version
 from deploy.contract import bundle
 from deploy.contract.detection import Detector, agreement
-from deploy.contract.preprocessing import Preprocessing, VERSION
+from deploy.contract.preprocessing import VERSION, Preprocessing
 
 
 class Package(Stage):

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from compress.errors import ModelError, StageError
-from compress.artifact import Artifact, Facts, Kind, MODEL_KERAS
-from compress.stage import Context, DETECTOR_STAGES, Need, Stage, Unfit
-from compress.files import write_atomically
-from compress.training.loop import TrainingSettings, chosen_inputs
+from compress.artifact import MODEL_KERAS, Artifact, Facts, Kind
 from compress.distillation.settings import Teaching
+from compress.errors import ModelError, StageError
+from compress.files import write_atomically
+from compress.stage import DETECTOR_STAGES, Context, Need, Stage, Unfit
+from compress.training.loop import TrainingSettings, chosen_inputs
 
 if TYPE_CHECKING:
-    from compress.training.loop import Loss
+    from compress.pruning.allocation import Allocation, Cut, Lost
     from compress.pruning.importance import Samples
     from compress.pruning.objective import Objective
-    from compress.pruning.allocation import Allocation, Cut, Lost
+    from compress.training.loop import Loss
 
 STATE = "state.json"
 TRIED: tuple[Allocation, ...] = ("balanced", "uniform")
@@ -102,8 +102,8 @@ class Prune(Stage, TrainingSettings):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The smaller model, what was removed and where, and the history of each step."""
-        from compress.stages import working_model
         from compress.ir.tensorflow import keras
+        from compress.stages import working_model
 
         keras(context.seed)
         state, model = self._resumed(context)
@@ -133,7 +133,8 @@ class Prune(Stage, TrainingSettings):
 
     def loss(self, model: Any, context: Context) -> Loss | None:
         """What is trained on: the labels and, as far as asked, the original's scores; None without training."""
-        from compress.distillation import losses as distillation, teachers
+        from compress.distillation import losses as distillation
+        from compress.distillation import teachers
         from compress.stages import working_model
         from compress.training import loop as fit
 
@@ -163,7 +164,8 @@ class Prune(Stage, TrainingSettings):
         """The model after one step more, not yet trained, and what was decided."""
         from compress.ir import keras_graph
         from compress.ir.passes import bn_recalibration
-        from compress.pruning import allocation as pruning, importance
+        from compress.pruning import allocation as pruning
+        from compress.pruning import importance
         from compress.quantization.draft import draft
 
         inputs = chosen_inputs(context.data, self.samples, context.seed)[0]
@@ -184,7 +186,8 @@ class Prune(Stage, TrainingSettings):
         }
         plans = {way: pruning.plan(cut, counts) for way, (_, counts) in found.items()}
         made = {
-            way: keras_graph.build(bn_recalibration.settled(pruning.without(cut, plan), model, inputs)) for way, plan in plans.items()
+            way: keras_graph.build(bn_recalibration.settled(pruning.without(cut, plan), model, inputs))
+            for way, plan in plans.items()
         }
         way = next(iter(made))
         if len({plan.counts for plan in plans.values()}) > 1:
@@ -199,8 +202,8 @@ class Prune(Stage, TrainingSettings):
 
     def _warned(self, cut: Cut, missing: str, missed: str, context: Context) -> list[str]:
         """What is odd about the model, told at once and for the record."""
-        from compress.quantization.export import LOOP
         from compress.pruning import importance
+        from compress.quantization.export import LOOP
 
         zeros = importance.empty(cut.network)
         found = [f"all weights are 0 in {', '.join(zeros)}: was the model trained?"] if zeros else []
@@ -216,8 +219,8 @@ class Prune(Stage, TrainingSettings):
 
     def _samples(self, model: Any, context: Context) -> Samples | None:
         """Training samples, chosen at random, if anything is to be measured."""
-        from compress.training import loop as fit
         from compress.pruning.importance import Samples
+        from compress.training import loop as fit
 
         if self.importance != "taylor" and self.allocation != "measured":
             return None
@@ -226,7 +229,8 @@ class Prune(Stage, TrainingSettings):
 
     def _losses(self, cut: Cut, samples: Samples | None, context: Context) -> tuple[dict[str, Lost | None], Facts]:
         """What is lost of each set, by the ways to allocate that are asked for."""
-        from compress.pruning import allocation as pruning, sensitivity
+        from compress.pruning import allocation as pruning
+        from compress.pruning import sensitivity
 
         if self.allocation == "measured":
             assert samples is not None

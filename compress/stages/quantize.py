@@ -12,22 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from compress.artifact import MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind
 from compress.data.rows import blocks, rows
+from compress.data.types import Task
 from compress.errors import StageError
 from compress.evaluation.average_precision import by_coco
-from compress.quantization.qat_settings import Calibration, RoundedTraining
-from compress.artifact import Artifact, Facts, Kind, MODEL_TFLITE, PLAN_FILE
-from compress.data.types import Task
-from compress.stage import Context, Need, Stage, Unfit
 from compress.files import file_digest
+from compress.quantization.qat_settings import Calibration, RoundedTraining
+from compress.stage import Context, Need, Stage, Unfit
 from compress.training.batches import Passes
 from compress.training.loop import TrainingSettings
 from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:  # a dry run reads settings only
+    from compress.ir.keras_graph import Network
     from compress.quantization.plan import QuantizationPlan
     from compress.quantization.search import Search
-    from compress.ir.keras_graph import Network
 
 Samples = NDArray[np.float32]
 DEBUGGED = 32
@@ -137,9 +137,9 @@ class Quantize(Stage, TrainingSettings):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The int8 model, the plan it was made by, and what was tried."""
+        from compress.ir.tensorflow import keras
         from compress.quantization import diagnostics, fidelity
         from compress.tflite.interpreter import Model
-        from compress.ir.tensorflow import keras
 
         keras(context.seed)
         facts: Facts = {"warnings": []}
@@ -170,10 +170,10 @@ class Quantize(Stage, TrainingSettings):
 
     def _by_plan(self, given: Artifact, samples: Samples, held_back: Samples, context: Context, facts: Facts) -> bytes:
         """A model with layers, by the best plan."""
-        from compress.quantization import diagnostics, fidelity
-        from compress.quantization.search import Search
         from compress.ir import keras_graph as network
         from compress.ir.passes import fold
+        from compress.quantization import diagnostics, fidelity
+        from compress.quantization.search import Search
         from compress.stages import working_model
 
         warn = _warner(facts, context)
@@ -187,9 +187,10 @@ class Quantize(Stage, TrainingSettings):
 
     def _quantized(self, search: Search, given: Network, context: Context, facts: Facts) -> bytes:
         """The int8 model by the best plan; by the converter's own calibration where a plan leaves floats."""
+        from compress.ir import keras_graph as network
+        from compress.ir import weight_sparsity
         from compress.quantization import debug, export
         from compress.quantization.export import FloatOperatorsError
-        from compress.ir import keras_graph as network, weight_sparsity
 
         try:
             self._searched(search, given, context)
@@ -229,9 +230,9 @@ class Quantize(Stage, TrainingSettings):
 
     def _searched(self, search: Search, given: Network, context: Context) -> None:
         """Tries what the settings allow, and keeps what helps; a plan that was given is not searched for."""
+        from compress.ir import weight_sparsity
         from compress.quantization import plan
         from compress.quantization.ranges import METHODS
-        from compress.ir import weight_sparsity
 
         if self.plan is not None:
             search.given(plan.read(self.plan))
@@ -264,11 +265,11 @@ class Quantize(Stage, TrainingSettings):
 
     def _write(self, content: bytes, samples: Samples, given: Artifact, context: Context) -> list[dict[str, Any]]:
         """Writes the model, and says what was rewritten for the target's compiler."""
-        from compress.targets.edgetpu.legalize import legalize
-        from compress.quantization import export
-        from compress.tflite import graph
         from compress.ir import keras_graph as network
+        from compress.quantization import export
         from compress.stages import working_model
+        from compress.targets.edgetpu.legalize import legalize
+        from compress.tflite import graph
 
         path, rewritten = context.folder / MODEL_TFLITE, list[dict[str, Any]]()
         path.write_bytes(content)
@@ -285,8 +286,9 @@ class Quantize(Stage, TrainingSettings):
     def _trained(self, given: Network, search: Search, ptq: Candidate, context: Context, facts: Facts) -> Candidate:
         """Trains with rounding; gives back whichever is better on validation, PTQ where they are equal."""
         from compress.engines.tfmot import qat as tfmot
-        from compress.quantization import calibration, export, fidelity, qat as training
         from compress.ir.passes import fold
+        from compress.quantization import calibration, export, fidelity
+        from compress.quantization import qat as training
 
         if self.engine == "tfmot":
             start = calibration.calibrate(search.network, search.samples, search.range_method)

@@ -30,11 +30,11 @@ class Sensitivity(Probe):
             ModelError: it is no classifier of the data.
         """
         from compress.ir import keras_graph
+        from compress.ir.tensorflow import keras
         from compress.pruning import allocation, importance, sensitivity
+        from compress.pruning.importance import Samples
         from compress.stages import working_model
         from compress.training import loop
-        from compress.pruning.importance import Samples
-        from compress.ir.tensorflow import keras
 
         keras(context.seed)
         model = working_model.read(subjects["model"], context)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from compress.artifact import Artifact, Facts, Kind
-from compress.stage import Context, Need, Stage, UNFIT_THROUGH_TFMOT, Unfit
+from compress.stage import UNFIT_THROUGH_TFMOT, Context, Need, Stage, Unfit
 from compress.training.batches import Passes
 
 
@@ -42,8 +42,8 @@ class Sparsify(Stage, Passes):
         """The sparse model, the zeros of every layer, the compressed size before and after, and the history."""
         from compress.engines.tfmot import sparsity as tfmot
         from compress.ir import keras_graph
-        from compress.stages import working_model
         from compress.ir.tensorflow import keras
+        from compress.stages import working_model
 
         keras(context.seed)
         dense = keras_graph.read(working_model.read(given, context))

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from compress.artifact import Artifact, Facts, Kind, MODEL_KERAS, MODEL_TFLITE
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.data.types import Task
-from compress.stage import Context, Need, Stage, Unfit
-from compress.ir.activations import Activation
-from compress.training.loop import TrainingSettings, chosen_inputs
 from compress.distillation.settings import Teaching
+from compress.ir.activations import Activation
+from compress.stage import Context, Need, Stage, Unfit
+from compress.training.loop import TrainingSettings, chosen_inputs
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.ir.keras_graph import Network
@@ -70,9 +70,9 @@ class Swap(Stage, TrainingSettings, Teaching):
         from compress.distillation import losses, teachers
         from compress.ir import keras_graph
         from compress.ir.passes import bn_recalibration
+        from compress.ir.tensorflow import keras
         from compress.stages import working_model
         from compress.training import loop
-        from compress.ir.tensorflow import keras
 
         keras(context.seed)
         teacher = working_model.read(given, context)
@@ -84,7 +84,10 @@ class Swap(Stage, TrainingSettings, Teaching):
                 shutil.copyfile(given.file(name), context.folder / name)
             return facts
         settled = bn_recalibration.settled(swapped, teacher, self._samples(context))
-        model, facts["batch_norms"] = keras_graph.build(settled), "as they were" if settled is swapped else "measured anew"
+        model, facts["batch_norms"] = (
+            keras_graph.build(settled),
+            "as they were" if settled is swapped else "measured anew",
+        )
         accuracy = {"before": _accuracy(teacher, context), "swapped": _accuracy(model, context)}
         if self.epochs:
             before = teachers.of_model(teacher, context.data, "the model before")
@@ -96,16 +99,21 @@ class Swap(Stage, TrainingSettings, Teaching):
 
     def _swapped(self, net: Network, context: Context) -> tuple[Network, Swaps]:
         """Gates and kernels first: what they are measured on are the activations that the model was trained with."""
-        from compress.replacement import activations as swapping, depthwise_kernels, squeeze_excite
+        from compress.replacement import activations as swapping
+        from compress.replacement import depthwise_kernels, squeeze_excite
 
         swaps = swapping.Swaps()
         if self.squeeze_and_excite == "remove":
             gates, left = squeeze_excite.find(net)
-            net, more = squeeze_excite.removed(net, squeeze_excite.measure(net, gates, self._samples(context)) if gates else {})
+            net, more = squeeze_excite.removed(
+                net, squeeze_excite.measure(net, gates, self._samples(context)) if gates else {}
+            )
             swaps = swaps | swapping.Swaps(left=left) | more
         if self.depthwise_5x5 == "3x3":
             names, left = depthwise_kernels.find(net)
-            net, more = depthwise_kernels.narrowed(net, depthwise_kernels.measure(net, names, self._samples(context)) if names else {})
+            net, more = depthwise_kernels.narrowed(
+                net, depthwise_kernels.measure(net, names, self._samples(context)) if names else {}
+            )
             swaps = swaps | swapping.Swaps(left=left) | more
         kinds = get_args(Activation) if self.activations == "all" else self.activations
         net, more = swapping.activations(net, kinds, self.by)
@@ -167,9 +175,9 @@ def _refuse_misfit(model: Any, context: Context, *, heals: bool) -> None:
 def _accuracy(model: Any, context: Context) -> dict[str, Any]:
     """On the validation split; never the test split, which is for the final comparison alone."""
     from compress.errors import ModelError
+    from compress.ir.tensorflow import keras
     from compress.measurement import missing, proportion
     from compress.training import loop
-    from compress.ir.tensorflow import keras
 
     try:
         loop.head_of(model, context.data)

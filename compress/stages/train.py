@@ -36,9 +36,9 @@ class Train(Stage, TrainingSettings):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The trained model and its history."""
+        from compress.ir.tensorflow import keras
         from compress.stages import working_model
         from compress.training import loop
-        from compress.ir.tensorflow import keras
 
         keras(context.seed)
         model = working_model.read(given, context)

@@ -7,12 +7,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts
 from compress.importers.keras import keras_file
+from compress.ir import keras_graph, weight_sparsity
 from compress.quantization import export
-from compress.artifact import Artifact, Facts, MODEL_KERAS, MODEL_TFLITE
 from compress.stage import Context
 from compress.tflite.macs import compressed_bytes
-from compress.ir import keras_graph, weight_sparsity
 
 MEANING = "A smaller download; the Edge TPU stores and computes every weight, so no memory or time is saved there."
 

@@ -1,1 +1,1 @@
-"""TODO compress/targets."""
+"""Targets: what a model is compiled for, and what is known of it without the hardware."""

@@ -1,4 +1,4 @@
-"""What a target can do: the numbers in targets/*.toml, each with its source.
+"""What a target can do: the numbers in targets/*/*.toml, each with its source.
 
 The file stays data: modules that need a number ask for its table, so that a new
 target is a new file and no code.
@@ -15,7 +15,7 @@ from typing import Any
 
 from compress.errors import PipelineError
 
-FOLDER = Path(__file__).parent / "targets"
+FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Target:
 
 def names() -> list[str]:
     """The targets there are."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+    return sorted(path.stem for path in FOLDER.glob("*/*.toml"))
 
 
 def load(name: str) -> Target:
@@ -68,5 +68,5 @@ def load(name: str) -> Target:
     """
     if name not in names():
         raise PipelineError(f"there is no target {name!r}", allowed=", ".join(names()))
-    content = (FOLDER / f"{name}.toml").read_bytes()
+    content = (FOLDER / name / f"{name}.toml").read_bytes()
     return Target(name, hashlib.sha256(content).hexdigest(), tomllib.loads(content.decode()))

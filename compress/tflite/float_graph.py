@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.tflite import graph as graphs
 from compress.tflite import comparison
+from compress.tflite import graph as graphs
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 MOST_NUMBERS = 2**28

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.data import rows
-from compress.errors import StageError
 from compress.data.types import Task
-from compress.settings import Settings
+from compress.errors import StageError
 from compress.ir.tensorflow import keras
+from compress.settings import Settings
 
 VALIDATION_BATCH = 32
 """What Keras takes of arrays."""

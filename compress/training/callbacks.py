@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from compress.errors import StageError
-from compress.progress import Progress
 from compress.ir.tensorflow import keras
+from compress.progress import Progress
 
 
 def reporting(library: Any, progress: Progress, steps: int, epochs: int, first: int = 0) -> Any:

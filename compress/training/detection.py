@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.errors import ModelError
 from compress.data.types import Data, Objects
+from compress.errors import ModelError
+from compress.ir.tensorflow import keras
 from compress.training.batches import Augment
 from compress.training.loop import Batch, Loss, refuse_misfit
-from compress.ir.tensorflow import keras
 from deploy.contract.detection import DetectionError, Detector
 
 MATCHED, UNMATCHED = 0.5, 0.4

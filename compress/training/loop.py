@@ -10,17 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compress.data.rows import rows as rows_of
-from compress.errors import ModelError, StageError
 from compress.artifact import Facts
+from compress.data.rows import rows as rows_of
 from compress.data.types import Data, Split
-from compress.stage import Context, Unfit
+from compress.errors import ModelError, StageError
 from compress.ir import mixed_precision as precision
-from compress.training import callbacks as monitoring, schedules, subset_selection
+from compress.ir.tensorflow import keras
+from compress.stage import Context, Unfit
+from compress.training import callbacks as monitoring
+from compress.training import schedules, subset_selection
 from compress.training.batches import Passes, batches, held_out
 from compress.training.checkpoint import Checkpoint
 from compress.training.subset import Part, Subset
-from compress.ir.tensorflow import keras
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from compress.artifact import Facts
 from compress.data.dataset import spread
 from compress.data.rows import rows
-from compress.artifact import Facts
 from compress.data.types import Data, Objects, Split, Task
 from compress.settings import Settings
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.errors import StageError
 from compress.artifact import Facts
-from compress.stage import Context
+from compress.errors import StageError
 from compress.files import write_atomically
+from compress.ir.tensorflow import keras, set_weights
+from compress.stage import Context
 from compress.training import subset
 from compress.training.subset import Indices, Subset
-from compress.ir.tensorflow import keras, set_weights
 
 if TYPE_CHECKING:
     from compress.training.loop import Head

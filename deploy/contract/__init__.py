@@ -1,1 +1,1 @@
-"""TODO deploy/contract."""
+"""The contract between host and device: all that the host may import from the device side."""

@@ -20,10 +20,11 @@ ROLE is `original` (float), `int8` or `compiled`; TENSOR is {"name", "shape", "d
 "scale", "zero_point"}. Golden inputs are decoded samples before preprocessing, one in a file;
 evaluation inputs likewise, but each file is a stack [n, ...] of samples of one shape and
 dtype. Labels are int64 [n] over all files; outputs are what the host found, [n, ...] in the
-model's own dtype. `evaluation` may be missing or null, `tools` and `decoding` (`deploy.contract.decoding`) missing.
+model's own dtype. `evaluation` may be missing or null; `tools` and `decoding` (`deploy.contract.decoding`) may be
+missing.
 
-A model that finds objects has `detection` (`deploy.contract.detection` says what stands in it), and each model of it beside
-`output`, its scores, another TENSOR `boxes`. Outputs are then both side by side, boxes first: [n, anchors * (4 +
+A detector has `detection` (its format is in `deploy.contract.detection`), and each of its models has a second TENSOR,
+`boxes`, in addition to `output`, its scores. Outputs are then both side by side, boxes first: [n, anchors * (4 +
 classes)]. Labels are float32 [objects, 6]: number of the sample, class, ymin, xmin, ymax, xmax.
 
 A signed bundle has a trailer of 144 bytes behind the zip: `TRAILER_MAGIC` (16 bytes), SHA-256

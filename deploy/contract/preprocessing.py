@@ -23,7 +23,20 @@ import numpy as np
 
 from deploy.contract.resizing import Crop, Pad, Resize
 from deploy.contract.sound import Length, LogMel, Mfcc, Spectrogram
-from deploy.contract.step import (Array, LARGEST, Numbers, PreprocessingError, Step, Whole, Wholes, Word, fields, image, key, needed)
+from deploy.contract.step import (
+    LARGEST,
+    Array,
+    Numbers,
+    PreprocessingError,
+    Step,
+    Whole,
+    Wholes,
+    Word,
+    fields,
+    image,
+    key,
+    needed,
+)
 
 __all__ = [
     "STEPS",

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paths import ROOT
 from pictures import divided, flat, image
 from PIL import Image
 from pydantic import ValidationError
@@ -21,8 +22,6 @@ from compress.data.file_listing import Classes
 from compress.data.sources import Folder, images
 from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def dataset(source: Folder, *steps: Any) -> Dataset:

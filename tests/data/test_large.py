@@ -20,7 +20,7 @@ from compress.data.dataset import Dataset
 from compress.data.source import CorruptError, Samples, Source
 from compress.data.sources import Folder
 from compress.errors import DataError, StoreError
-from compress.store import FORGOTTEN_DAYS, Store
+from compress.pipeline.store import FORGOTTEN_DAYS, Store
 from deploy.contract.preprocessing import Preprocessing
 
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from compress.data import files
-from compress.data.dataset import Dataset, SOURCES
+from compress.data.dataset import SOURCES, Dataset
 from compress.data.source import Source
 from compress.data.sources import Coco, Digits, Folder, Npz, TfRecord, Voc, Wav
 from compress.data.sources.tfrecord import Tensor

@@ -11,10 +11,11 @@ import devices
 import numpy as np
 import pytest
 
-from deploy import Model, benchmark, energy, host as machine
-from deploy.contract import bundle
+from deploy import Model, benchmark, energy
+from deploy import host as machine
 from deploy.benchmark import Settings
 from deploy.comparability import MEANING, doubts
+from deploy.contract import bundle
 from deploy.contract.errors import ArgumentError
 
 

@@ -8,16 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import compress.tflite.runtime as host
 import devices
 import numpy as np
 import pytest
 
-import compress.tflite.runtime as host
 from deploy import Answer, Model
 from deploy.contract import bundle, signature
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, ModelError
-from deploy.model import _scores
 from deploy.contract.preprocessing import Preprocessing, dequantize
+from deploy.model import _scores
 
 
 @pytest.fixture(scope="module")

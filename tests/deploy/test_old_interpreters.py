@@ -14,8 +14,8 @@ from pathlib import Path
 
 import golden
 import pytest
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("3.7", "3.8", "3.9", "3.10", "3.12", "3.13")
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import golden
 import pytest
+from paths import ROOT
 from test_old_interpreters import interpreters
 
 from compress.export import runner_pyz
 
-ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = """\
 import sys
 from deploy import bundle

@@ -13,9 +13,8 @@ from typing import Any
 
 import golden
 import pytest
+from paths import ROOT
 from test_old_interpreters import interpreters
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def built(folder: Path, root: Path = ROOT) -> Path:

@@ -9,9 +9,9 @@ import networks
 import numpy as np
 import pytest
 
-from compress.quantization import equalization
 from compress.ir import keras_graph
 from compress.ir.passes.fold import canonical
+from compress.quantization import equalization
 
 pytestmark = pytest.mark.tensorflow
 

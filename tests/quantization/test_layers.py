@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from blobs import Blobs, context
 
-from compress.targets.edgetpu.legalize import legalize
-from compress.targets.edgetpu.placement import place
+from compress.ir import keras_graph
+from compress.ir.passes.fold import canonical
 from compress.quantization import calibration, export, qat, quantizer_placement
 from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan, nudged
 from compress.targets.base import load
+from compress.targets.edgetpu.legalize import legalize
+from compress.targets.edgetpu.placement import place
 from compress.tflite import graph
 from compress.tflite.interpreter import Model
-from compress.ir import keras_graph
 from compress.training.loop import TrainingSettings
-from compress.ir.passes.fold import canonical
 from deploy.contract.preprocessing import dequantize, quantize
 
 pytestmark = pytest.mark.tensorflow

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from blobs import Blobs, context
 
+from compress.artifact import Facts
+from compress.distillation.settings import Teaching
+from compress.ir import keras_graph
+from compress.ir.keras_graph import Network
+from compress.ir.passes import fold
+from compress.ir.passes.fold import canonical
 from compress.quantization import calibration, export, fake_quantization, qat, quantizer_placement
 from compress.quantization.plan import QuantizationPlan, on_grid
 from compress.quantization.qat_settings import RoundedTraining
-from compress.artifact import Facts
 from compress.tflite.interpreter import Model
-from compress.ir import keras_graph
-from compress.ir.passes import fold
 from compress.training.loop import Head, TrainingSettings, fit, label_loss
-from compress.ir.passes.fold import canonical
-from compress.ir.keras_graph import Network
-from compress.distillation.settings import Teaching
 
 pytestmark = pytest.mark.tensorflow
 
@@ -30,7 +30,9 @@ def test_what_training_computes_is_what_the_file_computes(
     folded = canonical(keras_graph.read(networks.randomized(builder(keras))))
     samples = np.random.default_rng(5).random((40, 12, 12, 3), np.float32)
     plan = calibration.calibrate(folded, samples)
-    trained = keras_graph.build(fake_quantization.with_rounded_weights(fake_quantization.insert(folded, quantizer_placement.find(folded), plan)))
+    trained = keras_graph.build(
+        fake_quantization.with_rounded_weights(fake_quantization.insert(folded, quantizer_placement.find(folded), plan))
+    )
     expected = np.asarray(trained(samples, training=False))
     (tmp_path / "m.tflite").write_bytes(export.convert(folded, plan))
     found = Model(tmp_path / "m.tflite", reproducible=True).scores(samples)

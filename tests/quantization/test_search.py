@@ -13,19 +13,28 @@ import pytest
 from numpy.typing import NDArray
 
 from compress.errors import StageError
-from compress.quantization import (activation_statistics, adaround, bias_correction, calibration, debug, equalization, export, ranges)
+from compress.ir import keras_graph
+from compress.ir.keras_graph import Network, Tensor
+from compress.ir.passes.fold import canonical
+from compress.quantization import (
+    activation_statistics,
+    adaround,
+    bias_correction,
+    calibration,
+    debug,
+    equalization,
+    export,
+    ranges,
+)
 from compress.quantization import search as search_module
+from compress.quantization.activation_statistics import Statistics
 from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan, nudged, packed, unpacked
 from compress.quantization.quantizer_placement import without_softmax
 from compress.quantization.search import Search
-from compress.quantization.activation_statistics import Statistics
 from compress.stages.quantize import Quantize
 from compress.tflite import graph
 from compress.tflite.interpreter import Model
-from compress.ir import keras_graph
-from compress.ir.passes.fold import canonical
-from compress.ir.keras_graph import Network, Tensor
 
 pytestmark = pytest.mark.tensorflow
 
@@ -203,7 +212,9 @@ def test_collected_statistics_are_those_of_the_values(keras: Any) -> None:
 @pytest.mark.parametrize("value", [128.0, -500.0, 1e20, 1e-20])
 def test_a_tensor_that_is_always_the_same_has_a_range_that_holds_it(keras: Any, value: float) -> None:
     image = keras.Input((12, 12, 3))
-    found = activation_statistics.collect(keras_graph.read(keras.Model(image, image * 1.0)), np.full((4, 12, 12, 3), value, "float32"))
+    found = activation_statistics.collect(
+        keras_graph.read(keras.Model(image, image * 1.0)), np.full((4, 12, 12, 3), value, "float32")
+    )
     for method in ranges.METHODS:
         for low, high in ranges.select(found, method).values():
             assert low <= value * 0.99 <= high or high - low <= 1.1e-6

@@ -13,11 +13,11 @@ import pytest
 import scenes
 import tiny
 
-from compress.export import cpp_header
-from compress.errors import ModelError as HostError
-from compress.pipeline.schema import load
-from compress.pipeline.runner import run
 from compress.artifact import MODEL_TFLITE
+from compress.errors import ModelError as HostError
+from compress.export import cpp_header
+from compress.pipeline.runner import run
+from compress.pipeline.schema import load
 from compress.tflite.interpreter import Model as HostModel
 from deploy import accuracy, evaluation
 from deploy.__main__ import main as runner

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import tiny
 from blobs import Blobs, Silence, context
-from test_pipeline import COMPLETE
+from test_schema import COMPLETE
 
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.distillation.settings import Features, Teaching
 from compress.errors import CorallineError, ModelError, UntrustedError
 from compress.importers.keras import keras_file
 from compress.pipeline.schema import load
 from compress.quantization.qat_settings import RoundedTraining
-from compress.artifact import Artifact, Facts, Kind, MODEL_KERAS, MODEL_TFLITE
 from compress.stage import Context
 from compress.stages.distill import Distill
 from compress.stages.load import Origin
 from compress.stages.quantize import Quantize
-from compress.distillation.settings import Features, Teaching
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras', in model.save
 

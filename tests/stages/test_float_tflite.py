@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tflite"))
 from one_op import Op, Tensor, content, integers
 
-from compress.pipeline import runner as runs
+from compress.artifact import Kind
 from compress.errors import ModelError
+from compress.pipeline import runner as runs
 from compress.pipeline.schema import load
 from compress.quantization import export
-from compress.artifact import Kind
 
 pytestmark = [
     pytest.mark.tensorflow,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,13 @@ import numpy as np
 import pytest
 import scenes
 import tiny
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "importers"))
 from one_node import Model, constant, node
 
-from compress.pipeline import runner as runs
+from compress.artifact import Kind
 from compress.errors import CorallineError, ModelError
+from compress.pipeline import runner as runs
 from compress.pipeline.schema import load
 from compress.quantization import export
-from compress.artifact import Kind
 from compress.tflite import graph
 
 pytestmark = [

@@ -16,26 +16,26 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from paths import ROOT
 from PIL import Image
 from pydantic import ValidationError
 
 import compress
-from compress.export import runner_pyz
+from compress.artifact import BUNDLE_FILE, MODEL_EDGETPU, RUNNER_FILE, Artifact, Kind
 from compress.data.dataset import Dataset
 from compress.data.source import Samples, Source
 from compress.data.sources import Folder, Npz
-from compress.targets.edgetpu.placement import newer_than_boards
 from compress.errors import ModelError
-from compress.artifact import Artifact, BUNDLE_FILE, Kind, MODEL_EDGETPU, RUNNER_FILE
+from compress.export import runner_pyz
 from compress.stage import Context
 from compress.stages.package import Package
 from compress.targets.base import load
+from compress.targets.edgetpu.placement import newer_than_boards
 from compress.tflite import graph
 from compress.tflite.interpreter import Model
 from deploy.contract import bundle
 from deploy.contract.preprocessing import Preprocessing
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = [{"scale": {"from": [0, 1], "to": [0, 1]}}, {"resize": {"size": [4, 4]}}]
 
 #: What a device does with a bundle: it has deploy/ and a runtime, and nothing else of ours.

@@ -12,17 +12,16 @@ import pytest
 from blobs import Blobs, Silence, context
 from pydantic import ValidationError
 
+from compress.artifact import MODEL_KERAS, Artifact, Kind
+from compress.distillation.settings import Teaching
 from compress.errors import StageError
-from compress.stages.sensitivity import Sensitivity
-from compress.artifact import Artifact, Kind, MODEL_KERAS
 from compress.stage import Context
-from compress.stages import prune
+from compress.stages import prune, working_model
 from compress.stages.prune import Prune
+from compress.stages.sensitivity import Sensitivity
 from compress.targets.base import load
 from compress.tflite import graph, macs
-from compress.stages import working_model
 from compress.training import loop
-from compress.distillation.settings import Teaching
 
 pytestmark = [
     pytest.mark.tensorflow,

@@ -11,15 +11,15 @@ import pytest
 import tiny
 from blobs import Blobs, context
 
-from compress.targets.edgetpu.placement import place
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.distillation.settings import Teaching
 from compress.quantization import export
 from compress.quantization.qat_settings import RoundedTraining
-from compress.artifact import Artifact, Facts, Kind, MODEL_KERAS, MODEL_TFLITE
+from compress.stages import working_model
 from compress.stages.quantize import Quantize
 from compress.targets.base import load
+from compress.targets.edgetpu.placement import place
 from compress.tflite import graph
-from compress.stages import working_model
-from compress.distillation.settings import Teaching
 
 pytestmark = [
     pytest.mark.tensorflow,

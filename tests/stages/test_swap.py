@@ -13,15 +13,15 @@ import tiny
 from blobs import Blobs, context
 from pydantic import ValidationError
 
-from compress.targets.edgetpu.check import check
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.errors import ModelError
+from compress.ir.passes import bn_recalibration
 from compress.report import render
-from compress.artifact import Artifact, Facts, Kind, MODEL_KERAS, MODEL_TFLITE
+from compress.stages import working_model
 from compress.stages.swap import Swap
 from compress.targets.base import load
+from compress.targets.edgetpu.check import check
 from compress.tflite import graph
-from compress.ir.passes import bn_recalibration
-from compress.stages import working_model
 
 pytestmark = [
     pytest.mark.tensorflow,

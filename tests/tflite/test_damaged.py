@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import hostile
@@ -18,17 +16,15 @@ import pytest
 import tiny
 from ai_edge_litert import schema_py_generated as schema
 from one_op import Op, Tensor
+from paths import SHARED
 
-from compress.targets.edgetpu.check import check
-from compress.targets.edgetpu.placement import place
 from compress.errors import ModelError
 from compress.targets.base import load
+from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.placement import place
 from compress.tflite import graph, macs
 
 GOOD = tiny.classifier()
-
-
-SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 
 
 def used(content: bytes) -> bool:

@@ -11,8 +11,8 @@ import pytest
 from blobs import Blobs, context
 from pydantic import ValidationError
 
-from compress.errors import StageError
 from compress.data.types import Split
+from compress.errors import StageError
 from compress.training import loop, subset, subset_selection
 from compress.training.loop import Head, TrainingSettings
 from compress.training.subset import Part, Subset

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from compress.data import files
 from compress.data.source import Samples
 from compress.data.sources.images import ERRORS, FORMATS, MAX_IMAGE_BYTES, MAX_PIXELS, decoded
+from compress.data.types import SPLITS, Objects, Split
 from compress.errors import DataError
-from compress.data.types import Objects, SPLITS, Split
 
 ORIENTATION = 0x0112
 """The EXIF tag that says how viewers turn a photo (Exif 2.3, 4.6.4); 1: not at all, 5 to 8: by a quarter."""

@@ -17,8 +17,8 @@ from compress.data.labels import MOST_CLASSES
 from compress.data.source import Samples, Stored
 from compress.data.sources import bounding_boxes
 from compress.data.sources.bounding_boxes import Labelled, number
-from compress.errors import DataError
 from compress.data.types import SPLITS, Split, Task
+from compress.errors import DataError
 
 MAX_JSON_BYTES = 1 << 29
 Plain = dict[str, Any]

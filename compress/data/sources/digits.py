@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data import files
-from compress.data.splits import stratified
 from compress.data.source import Samples, Source
+from compress.data.splits import stratified
 from compress.errors import DataError
 from compress.resources import shipped
 

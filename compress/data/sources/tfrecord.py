@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from compress.data import crc32c, files, labels
-from compress.data.labels import SPLIT_WORDS
 from compress.data.file_listing import Classes, InFiles, class_names_of, passed_over
+from compress.data.file_tree import Tree, inside
+from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, several
 from compress.data.sources.images import decoded
-from compress.data.file_tree import Tree, inside
-from compress.errors import DataError
 from compress.data.types import Split
+from compress.errors import DataError
 from compress.settings import Settings
 
 MAX_RECORD = 256 << 20

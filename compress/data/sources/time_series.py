@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.data import labels, tables
-from compress.data.splits import Divide, Indices, by_group, by_time
 from compress.data.file_listing import Labelled, Listed, class_names_of
-from compress.data.source import Samples, several
 from compress.data.file_tree import Tree
+from compress.data.source import Samples, several
+from compress.data.splits import Divide, Indices, by_group, by_time
 from compress.errors import DataError
 
 MAX_VALUES = 1 << 30

@@ -16,10 +16,10 @@ from compress.data import files, labels
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, Stored
 from compress.data.sources import bounding_boxes
-from compress.data.sources.images import FORMATS
 from compress.data.sources.bounding_boxes import Labelled, number
-from compress.errors import DataError
+from compress.data.sources.images import FORMATS
 from compress.data.types import Split, Task
+from compress.errors import DataError
 
 MAX_XML_BYTES = 4 << 20
 MAX_DEPTH = 32

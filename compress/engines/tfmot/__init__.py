@@ -1,1 +1,1 @@
-"""TODO compress/engines/tfmot."""
+"""tensorflow-model-optimization (tfmot) and tf-keras: sparsity, clustering and QAT."""

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from compress.errors import ModelError
 from compress.importers.keras.keras2 import TOLERANCE, difference
-from compress.ir.passes import fold
 from compress.ir.keras_graph import Layer, Network, Tensor, build, tensors_in
+from compress.ir.passes import fold
 from compress.ir.tensorflow import keras
 
 COUNTERPARTS = {

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from compress.artifact import Facts
+from compress.engines.tfmot import keras2_export, sparsity
 from compress.errors import StageError
+from compress.ir import weight_sparsity
+from compress.ir.keras_graph import Layer, Network, Tensor
+from compress.ir.passes import fold
 from compress.quantization import fake_quantization
 from compress.quantization import quantizer_placement as rounding
 from compress.quantization.plan import QuantizationPlan, nudged
-from compress.artifact import Facts
 from compress.stage import Context
-from compress.engines.tfmot import keras2_export, sparsity
-from compress.ir import weight_sparsity
-from compress.ir.passes import fold
 from compress.training.batches import Passes
-from compress.ir.keras_graph import Layer, Network, Tensor
 
 CHANNELWISE = {"DepthwiseConv2D", "Conv2DTranspose"}
 """Kernels that tfmot would round with one scale, and the file rounds with one for each channel."""

@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from compress.errors import StageError
 from compress.artifact import Facts
-from compress.stage import Context
 from compress.engines.tfmot import keras2_export
-from compress.ir import weight_sparsity
-from compress.training import callbacks as monitoring, loop
-from compress.training.batches import Passes, batches, held_out
 from compress.engines.tfmot.keras2_export import Legacy
+from compress.errors import StageError
+from compress.ir import weight_sparsity
 from compress.ir.keras_graph import Layer, Network, build
+from compress.stage import Context
+from compress.training import callbacks as monitoring
+from compress.training import loop
+from compress.training.batches import Passes, batches, held_out
 
 RAMP = 2 / 3
 """Part of the training in which zeros are added; the rest repairs what that lost."""

@@ -1,1 +1,1 @@
-"""TODO compress/importers/common."""
+"""Parts that the importers of all formats share."""

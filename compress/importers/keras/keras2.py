@@ -18,13 +18,13 @@ import numpy as np
 
 from compress.errors import ModelError
 from compress.importers.common import difference as differences
-from compress.importers.keras import keras2_functions, keras2_weights
 from compress.importers.common.difference import Parity
-from compress.importers.keras.keras2_outputs import answers
-from compress.importers.keras.keras2_operations import NotRebuiltError, Step
-from compress.importers.keras.keras_config import OPERATIONS
 from compress.importers.common.guarded_calls import MOST_ELEMENTS, elements
 from compress.importers.common.unsupported import Refused, carrying
+from compress.importers.keras import keras2_functions, keras2_weights
+from compress.importers.keras.keras2_operations import NotRebuiltError, Step
+from compress.importers.keras.keras2_outputs import answers
+from compress.importers.keras.keras_config import OPERATIONS
 from compress.ir import tensorflow
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 from compress.importers.keras import keras2_operations as operations
 from compress.importers.keras import keras2_shapes as shapes
-from compress.importers.keras.keras2_operations import Function, NUMPY, NotRebuiltError, Rule, Step
+from compress.importers.keras.keras2_operations import NUMPY, Function, NotRebuiltError, Rule, Step
 
 _TWO: Mapping[str, Rule] = {
     "add": operations.arithmetic("Add", layer=True),

@@ -11,7 +11,16 @@ from math import prod
 from typing import Any
 
 from compress.importers.keras import keras2_operations as operations
-from compress.importers.keras.keras2_operations import (Function, IMAGE, NN, NUMPY, NotRebuiltError, Step, integers, plain)
+from compress.importers.keras.keras2_operations import (
+    IMAGE,
+    NN,
+    NUMPY,
+    Function,
+    NotRebuiltError,
+    Step,
+    integers,
+    plain,
+)
 
 
 def size(step: Step, x: Any, out_type: Any = None) -> Any:

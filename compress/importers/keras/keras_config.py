@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from compress.importers.common import protobuf_wire
-from compress.importers.keras import keras2_functions
 from compress.importers.common.unsupported import Refused
+from compress.importers.keras import keras2_functions
 
 MAX_DEPTH = 250
 MOST_CALLS = 10_000

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from compress.errors import ModelError, UntrustedError
 from compress.importers.common import guarded_calls
-from compress.importers.keras import hdf5_weights, keras2, keras2_weights, keras_config
 from compress.importers.common.difference import Parity
-from compress.importers.keras.keras_config import MAX_DEPTH, loadable, shown
-from compress.importers.keras.hdf5_weights import MAX_WEIGHTS_BYTES
 from compress.importers.common.guarded_calls import READ_ERRORS
 from compress.importers.common.unsupported import Refused, carrying
+from compress.importers.keras import hdf5_weights, keras2, keras2_weights, keras_config
+from compress.importers.keras.hdf5_weights import MAX_WEIGHTS_BYTES
+from compress.importers.keras.keras_config import MAX_DEPTH, loadable, shown
 from compress.ir import mixed_precision, tensorflow
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""TODO compress/importers/onnx."""
+"""Import of ONNX models."""

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.importers.common import layer_calls
-from compress.importers.onnx import layout
 from compress.importers.common.layer_calls import LAYERS, NotImportedError, entry, free_name
-from compress.importers.onnx.onnx_graph import Graph, Node
+from compress.importers.onnx import layout
 from compress.importers.onnx.layout import Order, Value, laid, natural, sides_of
+from compress.importers.onnx.onnx_graph import Graph, Node
 from compress.ir.keras_graph import Layer, Tensor, tensors_in
 
 FLOAT = "FLOAT"

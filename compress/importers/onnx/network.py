@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import product
 
 from compress.errors import ModelError
-from compress.importers.onnx import layout
 from compress.importers.common.layer_calls import NOT_MADE, NotImportedError
-from compress.importers.onnx.builder import Call, Draft, FLOAT, Rule, UNKNOWN
-from compress.importers.onnx.onnx_graph import Graph, Node
-from compress.importers.onnx.layout import Order, Value, laid, natural
 from compress.importers.common.unsupported import NO_LAYER, Refused
+from compress.importers.onnx import layout
+from compress.importers.onnx.builder import FLOAT, UNKNOWN, Call, Draft, Rule
+from compress.importers.onnx.layout import Order, Value, laid, natural
+from compress.importers.onnx.onnx_graph import Graph, Node
 from compress.ir.keras_graph import Network, Tensor, living
 
 MOST_TRIED = 4

@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 from compress.errors import ModelError
 from compress.importers.common import difference, verification
-from compress.importers.onnx import onnx_graph, subprocesses
 from compress.importers.common.difference import Parity
+from compress.importers.common.unsupported import Refused, carrying
+from compress.importers.common.verification import TOLERANCE
+from compress.importers.onnx import onnx_graph, subprocesses
 from compress.importers.onnx.builder import FLOAT
-from compress.importers.onnx.onnx_graph import Graph
-from compress.importers.onnx.onnx_inputs import Shapes
 from compress.importers.onnx.layout import Value
 from compress.importers.onnx.network import Imported, imported
+from compress.importers.onnx.onnx_graph import Graph
+from compress.importers.onnx.onnx_inputs import Shapes
 from compress.importers.onnx.ops.rules import RULES
-from compress.importers.common.verification import TOLERANCE
-from compress.importers.common.unsupported import Refused, carrying
 from compress.ir import keras_graph as networks
 from compress.ir.keras_graph import tensors_in
 

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
+from compress.importers.common.unsupported import NO_LAYER, Refused
 from compress.importers.onnx import onnx_inputs, onnx_model
 from compress.importers.onnx.onnx_inputs import Shapes
 from compress.importers.onnx.onnx_model import MOST_NUMBERS, TYPE_NAMES
-from compress.importers.common.unsupported import NO_LAYER, Refused
 
 MOST_TOGETHER = 2**29
 """Numbers of all computed tensors."""

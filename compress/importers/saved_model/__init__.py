@@ -1,1 +1,1 @@
-"""TODO compress/importers/saved_model."""
+"""Import of TensorFlow SavedModel folders."""

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.suggestions import listing, nearest
 from compress.errors import ModelError
 from compress.importers.common.unsupported import carrying
 from compress.importers.saved_model.saved_model_folder import Content, Signature, refusal
+from compress.suggestions import listing, nearest
 
 DEFAULT = "serving_default"
 SECONDS = 600
@@ -99,7 +99,7 @@ def convert(content: Content, name: str | None = None) -> Converted:
     signature = chosen(content, name)
     with tempfile.TemporaryDirectory() as folder:
         arguments = [str(content.path.absolute()), signature.name, folder]
-        root = str(Path(__file__).resolve().parents[2])
+        root = str(Path(__file__).resolve().parents[3])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.getenv("PYTHONPATH")])])}
         command = [sys.executable, "-W", "ignore", "-c", _CODE, *arguments]
         try:

@@ -9,9 +9,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from compress.importers.common import guarded_calls
-from compress.importers.keras import keras2, keras_file
 from compress.importers.common.difference import Parity
-from compress.importers.saved_model.saved_model_folder import Content, WEIGHTS
+from compress.importers.keras import keras2, keras_file
+from compress.importers.saved_model.saved_model_folder import WEIGHTS, Content
 
 if TYPE_CHECKING:
     import keras

@@ -17,8 +17,8 @@ from typing import Any
 
 from compress.errors import ModelError
 from compress.importers.common import protobuf_wire
-from compress.importers.keras.keras_config import Judged, judged, loadable, shown
 from compress.importers.common.unsupported import Refused
+from compress.importers.keras.keras_config import Judged, judged, loadable, shown
 from compress.importers.saved_model.operators import FILES, reason
 
 GRAPH, METADATA, WEIGHTS = "saved_model.pb", "keras_metadata.pb", "variables/variables"
@@ -200,7 +200,9 @@ def _refused(graph: memoryview) -> tuple[Refused, ...]:
             operator = protobuf_wire.text(node, 2)
             problem = None if savers and operator in FILES else reason(operator, bodies)
             if problem:
-                found.append(Refused(f"{name}/{protobuf_wire.text(node, 1)}".strip("/"), shown(operator)[1:-1], problem))
+                found.append(
+                    Refused(f"{name}/{protobuf_wire.text(node, 1)}".strip("/"), shown(operator)[1:-1], problem)
+                )
     return tuple(dict.fromkeys(found))[:100]
 
 
@@ -221,7 +223,10 @@ def _called(graph: memoryview, bodies: dict[str, list[memoryview]], top: list[me
         for node in nodes:
             found |= _attributes(node, bodies) - {name}
     for node in top:
-        if not protobuf_wire.text(node, 1).startswith(tuple(saver)) and protobuf_wire.text(node, 2) != "StatefulPartitionedCall":
+        if (
+            not protobuf_wire.text(node, 1).startswith(tuple(saver))
+            and protobuf_wire.text(node, 2) != "StatefulPartitionedCall"
+        ):
             found |= _attributes(node, bodies)
     for objects in protobuf_wire.messages(graph, 7):
         found |= {protobuf_wire.text(entry, 1) for entry in protobuf_wire.messages(objects, 2)}

@@ -1,1 +1,1 @@
-"""TODO compress/importers/tflite."""
+"""Import of float .tflite files."""

@@ -23,10 +23,10 @@ from compress.errors import ModelError
 from compress.importers.common import layer_calls
 from compress.importers.common.layer_calls import LAYERS, NOT_MADE, NUMPY, NotImportedError, entry, free_name
 from compress.importers.common.unsupported import Refused
+from compress.ir.keras_graph import Layer, Network, Tensor
 from compress.tflite.float_graph import Plain
 from compress.tflite.graph import NONE, Operator
 from compress.tflite.graph import Tensor as Stored
-from compress.ir.keras_graph import Layer, Network, Tensor
 
 ACTIVATIONS = {1: "relu", 2: "relu_n1_to_1", 3: "relu6", 4: "tanh"}
 """Those that an operator may apply to what it makes. Source: schema.fbs, ActivationFunctionType."""

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.targets.edgetpu.rewrites import shapes
 from compress.errors import ModelError
 from compress.importers.common import verification
 from compress.importers.common.layer_calls import NOT_MADE
-from compress.importers.common.verification import Feeds, TOLERANCE, answers, built, relative
 from compress.importers.common.unsupported import Refused, carrying
+from compress.importers.common.verification import TOLERANCE, Feeds, answers, built, relative
 from compress.importers.tflite.network import Imported, imported
 from compress.importers.tflite.ops.layers import RULES
+from compress.ir import keras_graph as networks
+from compress.ir.keras_graph import Tensor, tensors_in
+from compress.targets.edgetpu.rewrites import shapes
 from compress.tflite import comparison, float_graph, graph
 from compress.tflite.float_graph import Plain
 from compress.tflite.graph import Graph
-from compress.ir import keras_graph as networks
-from compress.ir.keras_graph import Tensor, tensors_in
 
 if TYPE_CHECKING:
     import keras

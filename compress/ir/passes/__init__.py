@@ -1,1 +1,1 @@
-"""TODO compress/ir/passes."""
+"""Passes: functions from one network to another that computes the same."""

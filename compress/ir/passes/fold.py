@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.passes.decompose import decomposed, gamma_and_beta, scale_and_shift
 from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+from compress.ir.passes.decompose import decomposed, gamma_and_beta, scale_and_shift
 
 #: Layers that a batch norm can be folded into, and the axis of their kernel that it scales.
 #: For a depthwise kernel [..., in, multiplier] the last two axes together are the output.

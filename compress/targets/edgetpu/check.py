@@ -8,11 +8,12 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from compress.targets.edgetpu import activation_memory, operator_parameters as parameters
-from compress.targets.edgetpu.parameter_memory import Split, split
-from compress.targets.edgetpu.placement import LATE, PlacedOperator, Placement, place
 from compress.errors import ModelError
 from compress.targets.base import Target
+from compress.targets.edgetpu import activation_memory
+from compress.targets.edgetpu import operator_parameters as parameters
+from compress.targets.edgetpu.parameter_memory import Split, split
+from compress.targets.edgetpu.placement import LATE, PlacedOperator, Placement, place
 from compress.tflite.graph import NONE, Graph, Operator
 
 SCHEMA_VERSION = 1

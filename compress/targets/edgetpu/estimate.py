@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from compress.errors import ModelError, PipelineError
+from compress.targets.base import Target
 from compress.targets.edgetpu import latency, operator_parameters
 from compress.targets.edgetpu.check import Check, check
 from compress.targets.edgetpu.inspection import Inspection
-from compress.targets.edgetpu.latency import Latency, Layer, Sent, WEIGHTED
+from compress.targets.edgetpu.latency import WEIGHTED, Latency, Layer, Sent
 from compress.targets.edgetpu.parameter_memory import ROW_BLOCK, up
 from compress.targets.edgetpu.placement import COMPILED
-from compress.errors import ModelError, PipelineError
-from compress.targets.base import Target
 from compress.tflite import macs as arithmetic
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 

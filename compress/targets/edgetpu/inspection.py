@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from compress.errors import ModelError
+from compress.targets.base import Target
 from compress.targets.edgetpu import darwinn_package
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.darwinn_package import Executable, Package
-from compress.errors import ModelError
-from compress.targets.base import Target
 from compress.tflite import graph
 from compress.tflite.graph import Graph, Tensor
 
@@ -89,7 +89,9 @@ def opened(parsed: Graph, where: str = "") -> Inspection:
     Raises:
         ModelError: not compiled, or not by the vendor's compiler.
     """
-    compiled = [operator for operator in parsed.operators if operator.custom and operator.name == darwinn_package.OPERATOR]
+    compiled = [
+        operator for operator in parsed.operators if operator.custom and operator.name == darwinn_package.OPERATOR
+    ]
     if not compiled:
         raise ModelError(
             f"has no {darwinn_package.OPERATOR}: it is not compiled for the Edge TPU",

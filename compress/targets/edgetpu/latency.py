@@ -4,7 +4,7 @@ A network is a list of plain `Layer`s and what is sent over the bus; where they 
 published shapes) is not known here. The form: the array computes 4x4 tiles of the map, 4 input by 64 output channels at
 a time, so only whole steps save time; instructions are sent at every inference; parameters that are streamed overlap
 with their own layer's computing, and on x86 hosts all that is sent overlaps with all that is computed. The constants
-stand in targets/edgetpu.toml; `benchmarks/latency.py` fits them and tells what each published measurement misses by.
+are in `edgetpu.toml`; `benchmarks/latency.py` fits them and reports the error of each published measurement.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from functools import cached_property
 from math import exp
 from typing import Any
 
-from compress.targets.edgetpu import parameter_memory
-from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, Parameters, ROW_BLOCK, Split, up
 from compress.targets.base import Target
+from compress.targets.edgetpu import parameter_memory
+from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, ROW_BLOCK, Parameters, Split, up
 
 TILES = 4
 WEIGHTED = ("conv", "tconv", "fc")
@@ -84,7 +84,9 @@ def parameters(layer: Layer, target: Target) -> Parameters:
         return parameter_memory.NONE
     each, one = taps * up(layer.given[2], INPUT_BLOCK), layer.given[0] * layer.given[1] == 1
     positions = layer.made[0] * layer.made[1]
-    found = parameter_memory.convolution(layer.made[2], each, 4 if layer.kind == "fc" else 12, positions, one_position_in=one)
+    found = parameter_memory.convolution(
+        layer.made[2], each, 4 if layer.kind == "fc" else 12, positions, one_position_in=one
+    )
     return parameter_memory.never_cached(found, each, target)
 
 

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.targets.edgetpu import rules
-from compress.targets.edgetpu.placement import LATE, PlacedOperator, Placement, place, refusal
-from compress.targets.edgetpu.rewrites import Entry, REWRITES, interface
-from compress.targets.edgetpu.rewrites.elementwise import NotEightBitError
-from compress.targets.edgetpu.rewrites.transposes import restored_inputs, transposes, turned_inputs
 from compress.errors import ModelError
 from compress.targets.base import Target
+from compress.targets.edgetpu import rules
+from compress.targets.edgetpu.placement import LATE, PlacedOperator, Placement, place, refusal
+from compress.targets.edgetpu.rewrites import REWRITES, Entry, interface
+from compress.targets.edgetpu.rewrites.elementwise import NotEightBitError
+from compress.targets.edgetpu.rewrites.transposes import restored_inputs, transposes, turned_inputs
 from compress.tflite import comparison
 from compress.tflite.edit import Edit, compact, part
 from compress.tflite.graph import NONE, Graph, Operator
@@ -109,7 +109,9 @@ class Legalized:
         }
 
 
-def legalize(graph: Graph, target: Target, inputs: Sequence[comparison.Feed] = (), *, io: str | None = None) -> Legalized:
+def legalize(
+    graph: Graph, target: Target, inputs: Sequence[comparison.Feed] = (), *, io: str | None = None
+) -> Legalized:
     """Rewrites a model for the Edge TPU compiler.
 
     Args:

@@ -12,9 +12,9 @@ from math import prod
 
 import numpy as np
 
+from compress.targets.base import Target
 from compress.targets.edgetpu import parameter_memory
 from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, Parameters, rows, up
-from compress.targets.base import Target
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 Count = Callable[[Operator, Graph, Target], Parameters]
@@ -120,7 +120,9 @@ def _dense(operator: Operator, graph: Graph, target: Target) -> Parameters:
     flattened = len(given.shape) == 4 and channels > 1 and height * width * channels == weights.shape[1]
     per_output = height * width * up(channels, INPUT_BLOCK) if flattened else up(weights.shape[1], INPUT_BLOCK)
     one = not flattened or height * width == 1
-    found = parameter_memory.convolution(weights.shape[0], per_output, _overhead(operator, graph, target), 1, one_position_in=one)
+    found = parameter_memory.convolution(
+        weights.shape[0], per_output, _overhead(operator, graph, target), 1, one_position_in=one
+    )
     return parameter_memory.never_cached(found, per_output, target)
 
 

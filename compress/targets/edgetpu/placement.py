@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from compress.targets.edgetpu import rules
 from compress.targets.base import Target
+from compress.targets.edgetpu import rules
 from compress.tflite import macs as arithmetic
 from compress.tflite.graph import NONE, Graph, Operator
 

@@ -1,1 +1,1 @@
-"""TODO compress/importers/onnx/ops."""
+"""Import rules for ONNX operators."""

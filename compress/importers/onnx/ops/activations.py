@@ -13,8 +13,8 @@ import numpy as np
 
 from compress.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedError
 from compress.importers.onnx.builder import Call, Rule
-from compress.importers.onnx.ops.elementwise import arithmetic, operands, small, unary
 from compress.importers.onnx.layout import Value
+from compress.importers.onnx.ops.elementwise import arithmetic, operands, small, unary
 from compress.ir.keras_graph import Tensor, tensors_in
 
 SQRT_HALF = 0.5**0.5

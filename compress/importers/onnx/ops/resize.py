@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.importers.common.layer_calls import IMAGE, NUMPY, NotImportedError
-from compress.importers.onnx.builder import Call, UNKNOWN
+from compress.importers.onnx.builder import UNKNOWN, Call
 from compress.importers.onnx.layout import Value, channel_last, laid
 from compress.importers.onnx.ops.convolution import image
 

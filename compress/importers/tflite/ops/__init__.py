@@ -1,1 +1,1 @@
-"""TODO compress/importers/tflite/ops."""
+"""Import rules for TFLite operators."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from compress.importers.tflite.ops import shapes as tflite_shapes
 from compress.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedError
 from compress.importers.tflite.network import Call, Value, reshaped
+from compress.importers.tflite.ops import shapes as tflite_shapes
 
 PADDINGS = ("same", "valid")
 LARGEST_STRIDE = 1024

@@ -16,6 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from compress.artifact import MODEL_EDGETPU, SEGMENT_EDGETPU
+from compress.errors import ModelError, StageError, StoreError
+from compress.targets.base import Target
 from compress.targets.edgetpu import inspection
 from compress.targets.edgetpu.compiler import failures
 from compress.targets.edgetpu.compiler.cache import Cache
@@ -23,9 +26,6 @@ from compress.targets.edgetpu.compiler.failures import Failure
 from compress.targets.edgetpu.compiler.host import Docker, Host, Local, Outcome, Ssh
 from compress.targets.edgetpu.compiler.log import Report, parse
 from compress.targets.edgetpu.darwinn_package import OPERATOR
-from compress.errors import ModelError, StageError, StoreError
-from compress.artifact import MODEL_EDGETPU, SEGMENT_EDGETPU
-from compress.targets.base import Target
 from compress.tflite import graph
 from compress.tflite.graph import Graph
 

@@ -24,8 +24,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.targets.edgetpu.compiler.host import LOG, Outcome
 from compress.files import digest_of, explain, write_atomically
+from compress.targets.edgetpu.compiler.host import LOG, Outcome
 
 FORMAT = 1
 MAX_ENTRY_BYTES = 1 << 30

@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from compress.errors import StageError
 from compress.targets.edgetpu.compiler.host import Outcome
 from compress.targets.edgetpu.compiler.log import parse
-from compress.errors import StageError
 from compress.tflite.graph import Graph, Operator
 
 MAX_NAMED = 3

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from compress.targets.edgetpu.rewrites.elementwise import is_plain, scale_of
 from compress.targets.edgetpu.rewrites.layers import VALID, chosen_numbers, reshape, transposed_numbers
+from compress.tflite.comparison import Runner
 from compress.tflite.edit import Edit, part
 from compress.tflite.graph import DTYPES, NONE, Graph, Operator, Tensor
-from compress.tflite.comparison import Runner
 
 MOVERS = (
     *("BROADCAST_TO", "DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "MIRROR_PAD", "RESHAPE", "REVERSE_V2", "SLICE"),

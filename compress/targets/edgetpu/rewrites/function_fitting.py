@@ -8,11 +8,11 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.targets.edgetpu.rewrites.elementwise import every_value, is_plain, multiplied, number, real, span
 from compress.errors import ModelError
+from compress.targets.edgetpu.rewrites.elementwise import every_value, is_plain, multiplied, number, real, span
+from compress.tflite.comparison import Runner
 from compress.tflite.edit import Edit, part
 from compress.tflite.graph import DTYPES, NONE, Graph, Operator, Quantization, Tensor
-from compress.tflite.comparison import Runner
 
 FUNCTIONS = (
     *("ABS", "CEIL", "COS", "ELU", "EXP", "FLOOR", "GELU", "HARD_SWISH", "LEAKY_RELU", "LOG", "NEG", "RELU_0_TO_1"),

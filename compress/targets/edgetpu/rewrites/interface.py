@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.targets.edgetpu.rewrites.elementwise import is_plain, scale_of
 from compress.errors import ModelError
+from compress.targets.edgetpu.rewrites.elementwise import is_plain, scale_of
+from compress.tflite.comparison import Difference, Feed, Runner, random_feed, recorded, runnable, steps
 from compress.tflite.edit import Edit
 from compress.tflite.graph import DTYPES, NONE, Graph, Quantization, Tensor
-from compress.tflite.comparison import Difference, Feed, Runner, random_feed, recorded, runnable, steps
 from deploy.contract.preprocessing import dequantize, quantize
 
 LARGEST_CONSTANT = 1 << 20
