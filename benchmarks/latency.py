@@ -1,8 +1,8 @@
 """Predicted latency against published ones: `python benchmarks/latency.py [--csv FILE] [--tables FILE] [--write]`.
 
 Fits the constants of `compress/targets/edgetpu/edgetpu.toml` (table `latency`) to the rows of a CSV file whose
-network has a table of layer shapes and is fully mapped, and tells how far the prediction of each row is off when no row of its
-network was used (leave one model out). The interval of a row is made from the misses of all other networks, so
+network has a table of layer shapes and is fully mapped, and reports the error of each prediction when no row of the
+same network was used (leave one model out). The interval of a row is made from the misses of all other networks, so
 whether it holds is a test too. Every model counts as much on a host as any other, however often it was published.
 
 The fit starts from values that are known otherwise and is held near them, weakly (each within a factor of about two):

@@ -32,7 +32,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
-from compress import data as datasets  # noqa: E402
+from compress.data import dataset as datasets  # noqa: E402
 from compress.data import rows  # noqa: E402
 from compress.data.sources import Folder  # noqa: E402
 from compress.pipeline.store import Store  # noqa: E402

@@ -6,7 +6,6 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-import deploy
 from deploy.contract import bundle
 
 SHEBANG = b"#!/usr/bin/env python3\n"
@@ -19,7 +18,7 @@ def content() -> bytes:
 
     Python finds a zip behind the first line too. On PYTHONPATH the file is a folder with the package `deploy` in it.
     """
-    folder = Path(deploy.__file__).parent
+    folder = Path(bundle.__file__).parents[1]
     members = {"__main__.py": MAIN}
     for path in sorted(folder.rglob("*.py")):
         members[f"deploy/{path.relative_to(folder).as_posix()}"] = path.read_bytes()

@@ -75,3 +75,9 @@ def zeros(found: Mapping[str, Redundancy]) -> float:
 def to_json(found: Mapping[str, Redundancy]) -> dict[str, Any]:
     """As plain values, shares rounded."""
     return {name: {**asdict(each), "zeros": round(each.zeros, 4)} for name, each in found.items()}
+
+
+def empty(network: Network) -> list[str]:
+    """Return the names of convolutions and dense layers whose kernel is all zeros."""
+    found = [layer for layer in network.layers.values() if "Conv" in layer.kind or layer.kind == "Dense"]
+    return [each.name for each in found if any(weight.ndim > 1 and not weight.any() for weight in each.weights)]

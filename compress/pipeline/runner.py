@@ -28,7 +28,7 @@ from compress.artifact import (
     Kind,
 )
 from compress.errors import EXIT_INTERRUPTED, CorallineError, ModelError, StageError, StoreError
-from compress.evaluation import Accuracy, DataSummary, Latency, Precision, Sensitivity, Size
+from compress.evaluation import Accuracy, DataSummary, Latency, Precision, Size
 from compress.files import digest_of, explain, write_atomically
 from compress.pipeline import device_results, record
 from compress.pipeline.schema import Pipeline, Step
@@ -36,6 +36,7 @@ from compress.pipeline.store import Store
 from compress.progress import Progress
 from compress.report import render
 from compress.stage import Context, Probe, Stage, Work
+from compress.stages.sensitivity import Sensitivity
 
 STORE = ".store"
 MEASURED = (Kind.KERAS, Kind.FLOAT_TFLITE, Kind.TFLITE, Kind.COMPILED)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from compress.ir.channel_groups import MAKERS, TIED, Channels, Layout
 from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
-from compress.quantization.draft import Draft
 from compress.targets.base import Target
 from compress.targets.edgetpu import estimate, latency, parameter_memory
 from compress.tflite.graph import Graph
@@ -50,6 +49,23 @@ _CHANNEL_BYTES, _DENSE_BYTES, _OPERATOR_BYTES = 28, 4, 550
 """In an 8-bit file, beside weights: of a convolution's channel (a bias; scale and zero point of it and of the kernel),
 of a dense layer's (a bias), and of an operator with its tensors and their names, about."""
 _NO_CHANNELS: Layout = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The files that a network would become.
+
+    Attributes:
+        macs: multiply-accumulates of its float file.
+        size_bytes: of its 8-bit file.
+        graph: the 8-bit file; None where there can be none.
+        missing: why there is none, or "".
+    """
+
+    macs: int
+    size_bytes: int = 0
+    graph: Graph | None = None
+    missing: str = ""
 
 
 @dataclass(frozen=True)

@@ -88,12 +88,6 @@ def made_by(layer: Layer) -> NDArray[np.float64] | None:
     return layer.weights[1].astype(np.float64) if layer.kind.startswith("Separable") else None
 
 
-def empty(network: Network) -> list[str]:
-    """Convolutions and dense layers with a kernel that is all 0: what reads them is given biases at most."""
-    found = [layer for layer in network.layers.values() if "Conv" in layer.kind or layer.kind == "Dense"]
-    return [each.name for each in found if any(weight.ndim > 1 and not weight.any() for weight in each.weights)]
-
-
 def refuse_constant(model: Any, inputs: NDArray[np.float32]) -> None:
     """Nothing, if a model answers differently for some of the samples.
 

@@ -11,8 +11,7 @@ from compress.errors import StageError
 from compress.ir.keras_graph import Network
 from compress.pruning import allocation
 from compress.pruning.allocation import Cut, Lost
-from compress.pruning.cost import Counts
-from compress.quantization.draft import Draft
+from compress.pruning.cost import Counts, Draft
 
 Name = Literal["macs", "parameters", "size", "compute", "latency", "cache"]
 _UNITS = {"macs": "MACs", "parameters": "parameters", "compute": "ms", "latency": "ms"}

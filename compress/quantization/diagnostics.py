@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Network
-from compress.pruning.importance import empty
+from compress.ir.weight_sparsity import empty
 from compress.quantization import activation_statistics
 from compress.quantization.activation_statistics import Statistics
 from compress.quantization.plan import QuantizationPlan, weights_digest

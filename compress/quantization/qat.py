@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.artifact import Facts
-from compress.distillation import losses, teachers
 from compress.ir.keras_graph import Layer, Network, build
 from compress.ir.tensorflow import keras
 from compress.quantization import export, fake_quantization, sparsity_patterns
@@ -25,7 +24,7 @@ from compress.quantization.plan import QuantizationPlan, nudged
 from compress.quantization.qat_settings import RoundedTraining
 from compress.quantization.sparsity_patterns import Pattern
 from compress.stage import Context
-from compress.training.loop import Loss, TrainingSettings, fit, head_of, own_loss
+from compress.training.loop import Loss, TrainingSettings, fit, own_loss
 
 Norms = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
 """Gamma and beta of the batch norms that were folded, by layer (`folding.norms`)."""
@@ -39,16 +38,18 @@ def train(
     context: Context,
     how: RoundedTraining | None = None,
     norms: Norms | None = None,
+    loss: Loss | None = None,
 ) -> tuple[Network, QuantizationPlan, Facts]:
     """Trains with fake quantization.
 
     Args:
-        network: in canonical form; as it is, it is the teacher, where there is one.
+        network: in canonical form.
         plan: the ranges to start from, and what is changed in the weights before; learnt rounding is forgotten.
         settings: how to train.
         context: data, seed, progress. One input and one output: data sets have no more so far.
         how: how to round in training; None for the defaults.
         norms: the batch norms that go on to be trained, where `how` says so.
+        loss: what is minimized; None for the loss of the labels alone.
 
     Returns:
         The network with trained weights, the plan with trained ranges and no edits, the training history and
@@ -65,9 +66,8 @@ def train(
     quantized = fake_quantization.insert(start, points, ranges, following, learnt=how.ranges == "learnt")
     chosen = (norms or {}) if how.batch_norm == "trained" else {}
     model = build(_prepared(fake_quantization.with_rounded_weights(quantized), kept, _moments(start, plan, chosen)))
-    history = fit(
-        model, _loss(network, how, settings, context), settings, context, [_settling(keras(), model, how.settle)]
-    )
+    loss = loss or own_loss(build(network), context)
+    history = fit(model, loss, settings, context, [_settling(keras(), model, how.settle)])
     trained = {operation.name: operation for operation in model.operations}
     layers = {name: _trained(layer, trained[name]) for name, layer in start.layers.items() if layer.weights}
     found = {name: trained[names[name]] for name in following}
@@ -82,15 +82,6 @@ def simulated(network: Network, plan: QuantizationPlan) -> Any:
     return build(
         fake_quantization.with_rounded_weights(fake_quantization.insert(network, rounding.find(network), plan))
     )
-
-
-def _loss(network: Network, how: RoundedTraining, settings: TrainingSettings, context: Context) -> Loss:
-    """Cross entropy with the labels, or with what the float network says too."""
-    model = build(network)
-    if how.distill is None:
-        return own_loss(model, context)
-    teacher = teachers.of_model(model, context.data, "the float model")
-    return losses.loss_of(head_of(model, context.data), [teacher], how.distill, settings, context)
 
 
 def _prepared(network: Network, kept: Mapping[str, Pattern], moments: Mapping[str, tuple[Any, ...]]) -> Network:

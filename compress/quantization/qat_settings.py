@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from compress.distillation.settings import Teaching
 from compress.settings import Settings
 
 
@@ -27,5 +26,3 @@ class RoundedTraining(Settings):
     """folded: into the weights, before the training. trained: on, from each batch's mean and variance."""
     settle: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Last part of the training in which ranges and batch norm stand still, and only weights move."""
-    distill: Teaching | None = None
-    """Learns from the float model too: {weight: 0.9, temperature: 4}, or {} for these; decoupled too."""

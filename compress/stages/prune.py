@@ -166,7 +166,7 @@ class Prune(Stage, TrainingSettings):
         from compress.ir.passes import bn_recalibration
         from compress.pruning import allocation as pruning
         from compress.pruning import importance
-        from compress.quantization.draft import draft
+        from compress.stages.draft import draft
 
         inputs = chosen_inputs(context.data, self.samples, context.seed)[0]
         if not earlier:
@@ -202,10 +202,11 @@ class Prune(Stage, TrainingSettings):
 
     def _warned(self, cut: Cut, missing: str, missed: str, context: Context) -> list[str]:
         """What is odd about the model, told at once and for the record."""
+        from compress.ir import weight_sparsity
         from compress.pruning import importance
         from compress.quantization.export import LOOP
 
-        zeros = importance.empty(cut.network)
+        zeros = weight_sparsity.empty(cut.network)
         found = [f"all weights are 0 in {', '.join(zeros)}: was the model trained?"] if zeros else []
         if cut.importance != self.importance:
             found.append(importance.instead(self.importance, cut.importance))

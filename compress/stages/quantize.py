@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from compress.artifact import MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind
 from compress.data.rows import blocks, rows
 from compress.data.types import Task
+from compress.distillation.settings import Teaching
 from compress.errors import StageError
 from compress.evaluation.average_precision import by_coco
 from compress.files import file_digest
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # a dry run reads settings only
     from compress.ir.keras_graph import Network
     from compress.quantization.plan import QuantizationPlan
     from compress.quantization.search import Search
+    from compress.training.loop import Loss
 
 Samples = NDArray[np.float32]
 DEBUGGED = 32
@@ -53,6 +55,13 @@ class Candidate:
 
         digest = weights_digest(self.network)
         return replace(self.plan, weights_digest=digest, trained_with_rounding=self.method == "qat")
+
+
+class QatSettings(RoundedTraining):
+    """Quantization-aware training: how ranges and batch norm behave, and which teacher there is."""
+
+    distill: Teaching | None = None
+    """Learns from the float model too: {weight: 0.9, temperature: 4}, or {} for these; decoupled too."""
 
 
 class Quantize(Stage, TrainingSettings):
@@ -94,7 +103,7 @@ class Quantize(Stage, TrainingSettings):
     """Passes over the training split (qat)."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
     """Adam's learning rate at the start (qat)."""
-    qat: RoundedTraining = RoundedTraining()
+    qat: QatSettings = QatSettings()
     """How ranges and batch norm behave in training, and who teaches."""
 
     @model_validator(mode="after")
@@ -294,7 +303,9 @@ class Quantize(Stage, TrainingSettings):
             start = calibration.calibrate(search.network, search.samples, search.range_method)
             trained, plan, found = tfmot.train(given, start, self, context)
         else:
-            trained, plan, found = training.train(ptq.network, ptq.plan, self, context, self.qat, fold.norms(given))
+            trained, plan, found = training.train(
+                ptq.network, ptq.plan, self, context, self.qat, fold.norms(given), self._qat_loss(ptq.network, context)
+            )
         qat = Candidate("qat", export.convert(trained, plan, self.io), trained, plan)
         inputs = context.data.inputs("validation")
         answers = {each.method: self._answers(each.content, inputs, context) for each in (ptq, qat)}
@@ -305,6 +316,18 @@ class Quantize(Stage, TrainingSettings):
         name = "validation_accuracy" if context.detector is None else "validation_ap"
         facts.update(found, **{name: scores}, training_agrees=float(same.mean()))
         return qat if scores["qat"] > scores["ptq"] else ptq
+
+    def _qat_loss(self, network: Network, context: Context) -> Loss | None:
+        """Return the loss of QAT with the float network as the teacher; None without a teacher."""
+        from compress.distillation import losses, teachers
+        from compress.ir.keras_graph import build
+        from compress.training import loop
+
+        if self.qat.distill is None:
+            return None
+        model = build(network)
+        teacher = teachers.of_model(model, context.data, "the float model")
+        return losses.loss_of(loop.head_of(model, context.data), [teacher], self.qat.distill, self, context)
 
     def _answers(self, content: bytes, inputs: NDArray[np.float32], context: Context) -> NDArray[np.float32]:
         """What a file gives for each sample: [n, outputs]."""

@@ -14,8 +14,7 @@ from blobs import Silence
 from pictures import flat
 from PIL import Image
 
-from compress import data as dataset
-from compress.data import prefetching
+from compress.data import dataset, prefetching
 from compress.data.dataset import Dataset
 from compress.data.source import CorruptError, Samples, Source
 from compress.data.sources import Folder

@@ -8,12 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import compress.probes.accuracy as host
 import devices
 import numpy as np
 import pytest
 import tiny
 
+import compress.evaluation.accuracy as host
 from compress.tflite import graph
 from deploy import accuracy, measurement, runtime
 from deploy.contract import bundle

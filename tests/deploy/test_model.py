@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import compress.tflite.runtime as host
 import devices
 import numpy as np
 import pytest
 
+import compress.tflite.interpreter as host
 from deploy import Answer, Model
 from deploy.contract import bundle, signature
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, ModelError

@@ -9,6 +9,7 @@ import pytest
 from blobs import Blobs, context
 
 from compress.artifact import Facts
+from compress.distillation import losses, teachers
 from compress.distillation.settings import Teaching
 from compress.ir import keras_graph
 from compress.ir.keras_graph import Network
@@ -17,8 +18,9 @@ from compress.ir.passes.fold import canonical
 from compress.quantization import calibration, export, fake_quantization, qat, quantizer_placement
 from compress.quantization.plan import QuantizationPlan, on_grid
 from compress.quantization.qat_settings import RoundedTraining
+from compress.stage import Context
 from compress.tflite.interpreter import Model
-from compress.training.loop import Head, TrainingSettings, fit, label_loss
+from compress.training.loop import Head, Loss, TrainingSettings, fit, head_of, label_loss
 
 pytestmark = pytest.mark.tensorflow
 
@@ -115,14 +117,27 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Network:
     return keras_graph.read(model)
 
 
+def taught(network: Network, settings: TrainingSettings, run: Context, teaching: Teaching) -> Loss:
+    """The loss of QAT whose teacher is the float network."""
+    model = keras_graph.build(network)
+    teacher = teachers.of_model(model, run.data, "the float model")
+    return losses.loss_of(head_of(model, run.data), [teacher], teaching, settings, run)
+
+
 def trained(
-    read: Network, folder: Path, how: RoundedTraining, data: Blobs | None = None
+    read: Network,
+    folder: Path,
+    how: RoundedTraining,
+    data: Blobs | None = None,
+    teaching: Teaching | None = None,
 ) -> tuple[Network, QuantizationPlan, Facts]:
     """A network after training with rounding; the file agrees with what the training computed."""
     folded, data = canonical(read), data or Blobs()
     plan = calibration.calibrate(folded, data.inputs("train"))
     settings = TrainingSettings(epochs=3, batch_size=16, learning_rate=0.003)
-    made, learnt, facts = qat.train(folded, plan, settings, context(data, folder), how, fold.norms(read))
+    run = context(data, folder)
+    loss = None if teaching is None else taught(folded, settings, run, teaching)
+    made, learnt, facts = qat.train(folded, plan, settings, run, how, fold.norms(read), loss)
     (folder / "m.tflite").write_bytes(export.convert(made, learnt))
     samples = data.inputs("validation")
     scores = Model(folder / "m.tflite", reproducible=True).scores(samples)
@@ -153,7 +168,7 @@ def test_distilled_training_listens_to_the_float_network_alone(small: Network, t
         def inputs(self, split: Any) -> np.ndarray:
             return Blobs().inputs(split)
 
-    trained(small, tmp_path, RoundedTraining(distill=Teaching(weight=1.0, temperature=2.0)), Mislabelled())
+    trained(small, tmp_path, RoundedTraining(), Mislabelled(), Teaching(weight=1.0, temperature=2.0))
 
 
 def test_a_learnt_range_has_the_gradient_of_its_error(keras: Any) -> None:

@@ -1,12 +1,12 @@
-"""The files that a network would become, made in seconds for what they cost: nothing of them is exact but the shapes.
+"""Draft files: the float and 8-bit .tflite files of a network, made in seconds; only their shapes are exact.
 
-What a layer costs can be told from its shape; how a converter and `legalize` put together those that are not known
-here, and what a compiler adds of its own, is only seen in a file.
+The cost of most layers follows from their shapes. What the converter, `legalize` and the compiler make of the other
+layers is only known from a file.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,33 +14,16 @@ from numpy.typing import NDArray
 from compress.errors import ModelError, StageError
 from compress.ir.keras_graph import Layer, Network, Tensor, build
 from compress.ir.passes import fold
+from compress.pruning.cost import Draft
 from compress.quantization import calibration, export, fake_quantization
 from compress.targets.base import Target
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.legalize import legalize
 from compress.tflite import graph
 from compress.tflite import macs as arithmetic
-from compress.tflite.graph import Graph
 
 SAMPLES = 16
 """So many are run through a draft."""
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What a network becomes.
-
-    Attributes:
-        macs: multiply-accumulates of its float file.
-        size_bytes: of its 8-bit file.
-        graph: the 8-bit file; None where there can be none.
-        missing: why there is none, or "".
-    """
-
-    macs: int
-    size_bytes: int = 0
-    graph: Graph | None = None
-    missing: str = ""
 
 
 def draft(network: Network, samples: NDArray[np.float32], target: Target) -> Draft:
