@@ -86,7 +86,8 @@ IMPORTS = "import numpy; from deploy import runtime; runtime.find()"
 ANSWERS = """
 import hashlib, json, sys
 import numpy as np
-from deploy import bundle, runtime
+from deploy import runtime
+from deploy.contract import bundle
 from deploy.model import Model
 
 opened = bundle.read(sys.argv[1])

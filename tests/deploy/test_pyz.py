@@ -19,7 +19,7 @@ from compress.export import runner_pyz
 
 IMPORTED = """\
 import sys
-from deploy import bundle
+from deploy.contract import bundle
 assert bundle.__file__.startswith(sys.argv[1]), bundle.__file__
 print(bundle.read(sys.argv[2]).labels == [u"caf\\u00e9", u"tea"])
 """
@@ -53,7 +53,7 @@ def test_it_holds_the_device_side_and_nothing_else() -> None:
 
 
 def test_equal_sources_are_equal_bytes(tmp_path: Path) -> None:
-    script = "from compress import runner; print(runner.digest())"
+    script = "from compress.export import runner_pyz; print(runner_pyz.digest())"
     copy = tmp_path / "copy"
     for name in ("compress", "deploy"):
         (copy / name).mkdir(parents=True)

@@ -212,7 +212,7 @@ def test_systemd_is_told(path: Path, tmp_path: Path) -> None:
 def test_an_inference_that_never_comes_back(path: Path, tmp_path: Path) -> None:
     """The stand-in for libedgetpu hangs; the end waits for it, but not for ever."""
     program = (
-        "import os, sys, threading; from deploy import listening, model, serve, __main__ as runner; "
+        "import os, sys, threading; from deploy import model, serve, __main__ as runner; "
         "serve.GRACE_S = 0.5; "
         "model.Model.answer = lambda self, tensor: threading.Event().wait(); "
         "sys.exit(runner.main(sys.argv[1:]))"

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.tensorflow
 
 STRIDED = """
 import numpy as np
-from compress.training.tensorflow import keras
+from compress.ir.tensorflow import keras
 library = keras(0)
 image = library.Input((64, 64, 1))
 x = library.layers.Conv2D(16, 1, 2, padding="same", use_bias=False)(image)
@@ -29,7 +29,7 @@ def test_the_gradient_of_a_strided_pointwise_convolution_does_not_crash() -> Non
 
 TRACED = """
 import tensorflow
-from compress.training.tensorflow import keras
+from compress.ir.tensorflow import keras
 
 @tensorflow.function
 def positive(x):

@@ -20,7 +20,8 @@ from compress.pruning import allocation as pruning
 from compress.pruning import cost
 from compress.pruning.allocation import Allocation, Counts, Cut
 from compress.pruning.objective import Objective
-from compress.quantization.draft import Draft, draft
+from compress.pruning.cost import Draft
+from compress.stages.draft import draft
 from compress.targets.base import load
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.estimate import estimate

@@ -207,11 +207,11 @@ ONE_RUN = """
 import sys, warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
-from compress.importers import keras_file
-from compress.quantization import conversion
+from compress.importers.keras import keras_file
+from compress.quantization import export
 
 given, made = map(Path, sys.argv[1:])
-made.write_bytes(conversion.convert_float(keras_file.load(given)))
+made.write_bytes(export.convert_float(keras_file.load(given)))
 """
 
 

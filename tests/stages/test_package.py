@@ -43,8 +43,8 @@ DEVICE = """\
 import sys
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
-from deploy import bundle
-from deploy.preprocessing import quantize
+from deploy.contract import bundle
+from deploy.contract.preprocessing import quantize
 
 read = bundle.read(sys.argv[1])
 for role, golden in read.manifest["golden"]["outputs"].items():

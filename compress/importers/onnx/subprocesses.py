@@ -31,8 +31,8 @@ import json
 import sys
 from pathlib import Path
 from compress.errors import CorallineError
-from compress.importers import onnx_apart, onnx_graph
-onnx_apart.bound()
+from compress.importers.onnx import onnx_graph, subprocesses
+subprocesses.bound()
 try:
     onnx_graph.read(Path(sys.argv[1]), shapes=json.loads(sys.argv[2]))
 except CorallineError:
@@ -41,9 +41,9 @@ except CorallineError:
 RUN = """
 import sys
 from pathlib import Path
-from compress.importers import onnx_apart
-onnx_apart.bound()
-sys.exit(onnx_apart.main(Path(sys.argv[1]), int(sys.argv[2])))
+from compress.importers.onnx import subprocesses
+subprocesses.bound()
+sys.exit(subprocesses.main(Path(sys.argv[1]), int(sys.argv[2])))
 """
 LONGEST_READ_S = 120
 

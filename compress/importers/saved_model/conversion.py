@@ -28,7 +28,7 @@ DEFAULT = "serving_default"
 SECONDS = 600
 MEMORY_BYTES = 12 * 2**30
 SAMPLES = 4
-_CODE = "from compress.importers import saved_model_conversion; saved_model_conversion.child()"
+_CODE = "from compress.importers.saved_model import conversion; conversion.child()"
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ def test_any_bytes_as_a_trailer(end: bytes) -> None:
 
 TOLD = """\
 import json, sys
-from deploy import bundle
+from deploy.contract import bundle
 found = []
 for path in sys.argv[2:]:
     try:

@@ -46,7 +46,7 @@ def test_a_model_that_wants_more_memory_than_it_may_have() -> None:
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", r"onnx crashes when it reads it \(signal 11\)"),
         ("import time; time.sleep(60)", "onnx was not done reading it after 1 s"),
-        ("from compress.importers import onnx_apart; onnx_apart.bound(); bytes(1 << 40)", "MemoryError"),
+        ("from compress.importers.onnx import subprocesses; subprocesses.bound(); bytes(1 << 40)", "MemoryError"),
     ],
 )
 def test_a_file_that_ends_the_process_which_reads_it(
