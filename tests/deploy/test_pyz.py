@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -56,9 +57,7 @@ def test_equal_sources_are_equal_bytes(tmp_path: Path) -> None:
     script = "from compress.export import runner_pyz; print(runner_pyz.digest())"
     copy = tmp_path / "copy"
     for name in ("compress", "deploy"):
-        (copy / name).mkdir(parents=True)
-        for path in (ROOT / name).glob("*.py"):
-            (copy / name / path.name).write_bytes(path.read_bytes())
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "deploy" / "__pycache__").mkdir()
     (copy / "deploy" / "notes.txt").write_text("not a part of it")
     found = {

@@ -19,8 +19,8 @@ from compress.ir.keras_graph import Network
 from compress.pruning import allocation as pruning
 from compress.pruning import cost
 from compress.pruning.allocation import Allocation, Counts, Cut
-from compress.pruning.objective import Objective
 from compress.pruning.cost import Draft
+from compress.pruning.objective import Objective
 from compress.stages.draft import draft
 from compress.targets.base import load
 from compress.targets.edgetpu.check import check

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 import tiny
 from paths import ROOT
 
+from compress.export import runner_pyz
 from compress.tflite import graph
 from compress.tflite.interpreter import Model, describe
 from deploy.contract import bundle
@@ -199,10 +199,7 @@ def crashing_runtime(folder: Path) -> Path:
 
 def pyz(path: Path) -> Path:
     """The device side in one file, as `package` writes it."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for source in sorted((ROOT / "deploy").glob("*.py")):
-            archive.write(source, f"deploy/{source.name}")
-        archive.writestr("__main__.py", "import sys\nfrom deploy.__main__ import main\nsys.exit(main())\n")
+    path.write_bytes(runner_pyz.content())
     return path
 
 
