@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from compress.errors import EXIT_INTERRUPTED, EXIT_PARTLY, EXIT_REFUSED, BudgetError, CorallineError, PipelineError
+from compress.errors import EXIT_INTERRUPTED, EXIT_PARTLY, EXIT_REFUSED, CorallineError, PipelineError, ResultError
 
 EPILOG = """
 other commands:
@@ -43,8 +43,8 @@ other commands:
 
 exit codes:
   0 done   1 internal error   2 pipeline file or arguments   3 data   4 model   5 a stage failed
-  6 disk or permission   7 over budget   8 a bundle cannot be signed   9 check: some operators stay on the CPU
-  10 check: the compiler would refuse the model   14 doctor: errors were found
+  6 disk or permission   7 over budget, or one answer to nearly everything   8 a bundle cannot be signed
+  9 check: some operators stay on the CPU   10 check: the compiler would refuse the model   14 doctor: errors were found
   15 a device was not reached, or keeps what it had   130 interrupted
 """
 
@@ -88,19 +88,14 @@ def _run(arguments: Sequence[str]) -> int:
         return _dry_run(pipeline, options)
     from compress.cli.console import Console
     from compress.pipeline import runner as run
+    from compress.pipeline.acceptance import result_error
 
     with Console(options.out / pipeline.head.name / "run.log") as console:
         console.line(f"coralline: {options.pipeline} -> {options.out / pipeline.head.name}")
         record = run.run(pipeline, options.out, console, frozenset(options.force))
     _print_results(record, options.out / pipeline.head.name, as_json=options.json)
-    broken = [row for row in record["budget"] if row["holds"] is False]
-    if broken:
-        over = "; ".join(
-            f"{row['name']} is {row['measured']['value']:g} {row['unit']}, over the limit of {row['limit']:g} "
-            f"by {row['measured']['value'] - row['limit']:g}"
-            for row in broken
-        )
-        raise BudgetError(over, where="budget")
+    if (error := result_error(record)) is not None:
+        raise error
     return 0
 
 
@@ -123,6 +118,8 @@ def _print_results(record: dict[str, Any], folder: Path, *, as_json: bool) -> No
     if as_json:
         _print(json.dumps(record, indent=1))
         return
+    from compress.report import answers
+
     rows = ("accuracy", "ap", "ap50", "macs", "parameters", "size_bytes", "compressed_bytes", "latency_ms")
     models = record["models"]
     if models["original"] and models["result"]:
@@ -131,6 +128,8 @@ def _print_results(record: dict[str, Any], folder: Path, *, as_json: bool) -> No
             values = [models[side]["measurements"][name]["value"] for side in ("original", "result")]
             shown = ["-" if v is None else f"{v:.4f}" if isinstance(v, float) else f"{v:,}" for v in values]
             _print(f"{name:<16} {shown[0]:>12} {shown[1]:>12}")
+    if told := answers.in_words(record):
+        _print(f"{record['status']}: {told}")
     if record["placement"]:
         _print(record["placement"]["reason"] or "compiled for the Edge TPU")
         _print(record["placement"]["summary"])
@@ -345,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CorallineError as error:
         if _signals:  # imports of C extensions turn an interruption into an error of their own
             return _fail(INTERRUPTED, EXIT_INTERRUPTED, as_json=as_json)
-        as_json = as_json and not isinstance(error, BudgetError)
+        as_json = as_json and not isinstance(error, ResultError)
         return _fail(str(error), error.exit_code, as_json=as_json, facts=error.facts)
     except KeyboardInterrupt:
         return _fail(INTERRUPTED, EXIT_INTERRUPTED, as_json=as_json)
