@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from compress.cli import applications, data, devices, keys, models, output, reference, run
 from compress.cli.parser import Parser, refuse_unknown
 from compress.errors import EXIT_INTERRUPTED, BudgetError, CorallineError, PipelineError
+from compress.version import __version__
 
 PROGRAM = "python -m compress"
 INTERRUPTED = "interrupted; run the same command to go on"
@@ -38,9 +39,7 @@ class _ShowVersion(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *ignored: Any) -> None:
         """Print the version and exit."""
-        import compress
-
-        output.write(f"coralline {compress.__version__}")
+        output.write(f"coralline {__version__}")
         parser.exit()
 
 
