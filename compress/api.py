@@ -19,7 +19,6 @@ from compress.targets import base
 from compress.tflite import graph
 
 if TYPE_CHECKING:
-    import keras
     import numpy as np
     from numpy.typing import NDArray
 
@@ -230,7 +229,7 @@ def load_model(
     signature: str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     samples: NDArray[np.float32] | None = None,
-) -> keras.Model:
+) -> Any:
     """Read a model file as a Keras 3 model whose outputs were compared with those of the original runtime.
 
     Args:
@@ -239,6 +238,9 @@ def load_model(
         signature: the signature of a SavedModel that has several.
         shapes: the shapes of the inputs that are dynamic in an .onnx file, by name.
         samples: float32 [n, ...], as the model's input expects them: compared in addition to random samples.
+
+    Returns:
+        A `keras.Model`. The annotation is `Any` because Keras is imported when it is first used.
 
     Raises:
         UntrustedError: the model contains code, and `trust` is False.
