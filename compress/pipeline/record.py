@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import compress
 from compress.data.types import Task
 from compress.errors import EXIT_INTERRUPTED, DegenerateError, ModelError, ResultError
 from compress.evaluation import accuracy, average_precision
@@ -21,6 +20,7 @@ from compress.pipeline.acceptance import judge_answers, refusal
 from compress.pipeline.schema import Pipeline, Step
 from compress.stage import host
 from compress.tflite.interpreter import version
+from compress.version import __version__
 
 SCHEMA_VERSION = 1
 TOOLS = (
@@ -94,7 +94,7 @@ def build(
         "name": pipeline.head.name,
         "status": status,
         "error": error,
-        "coralline": compress.__version__,
+        "coralline": __version__,
         "seed": pipeline.head.seed,
         "seconds": round(seconds, 3),
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
