@@ -13,8 +13,8 @@ from pathlib import Path
 
 import golden
 import pytest
+from interpreters import interpreters
 from paths import ROOT
-from test_old_interpreters import interpreters
 
 from compress.export import runner_pyz
 

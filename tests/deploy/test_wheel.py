@@ -13,8 +13,8 @@ from typing import Any
 
 import golden
 import pytest
+from interpreters import interpreters
 from paths import ROOT
-from test_old_interpreters import interpreters
 
 
 def built(folder: Path, root: Path = ROOT) -> Path:

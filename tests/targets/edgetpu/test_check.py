@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import edgetpu as measured
+import compiler_evidence
 import one_op
 import pytest
 import tiny
 from one_op import Op, Tensor
+from paths import EDGETPU
 
 from compress.errors import ModelError, PipelineError
 from compress.targets.base import load
@@ -24,21 +25,20 @@ from compress.tflite import graph
 
 TARGET = load("edgetpu")
 MIB = 1 << 20
-EDGETPU = measured.EDGETPU
 shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")
 
 
 @pytest.fixture(scope="module")
 def pairs() -> list[dict[str, Any]]:
     """Prediction and truth for every shared pair, as benchmarks/edgetpu.py measures them."""
-    return [measured.pair(row) for row in json.loads((EDGETPU / "pairs" / "index.json").read_text())]
+    return [compiler_evidence.pair(row) for row in json.loads((EDGETPU / "pairs" / "index.json").read_text())]
 
 
 @shared
 def test_the_reports_two_numbers_on_the_sweep() -> None:
     sweep = json.loads((EDGETPU / "compiler_memory_sweep.json").read_text())
     assert len(sweep) == 177
-    assert sum(measured.reported(row) for row in sweep) >= 176
+    assert sum(compiler_evidence.reported(row) for row in sweep) >= 176
 
 
 @shared
@@ -50,7 +50,7 @@ def test_parameter_bytes_of_real_models(pairs: list[dict[str, Any]]) -> None:
 
 @shared
 def test_few_exact_models_rest_on_what_no_other_confirms(pairs: list[dict[str, Any]]) -> None:
-    found = measured.left_out(pairs)
+    found = compiler_evidence.left_out(pairs)
     assert found["exact_without_branches_of_their_own"] >= 24
     assert found["exact_without_branches_of_their_family"] >= 18
 
