@@ -1,19 +1,23 @@
 """What `check` predicts against real compiled models and the compiler's own reports: `python benchmarks/edgetpu.py`.
 
 Needs the shared files (CORALLINE_SHARED, or ../shared beside the project). Prints a Markdown
-table and every miss, and writes benchmarks/results/edgetpu.json.
+table and every miss, and writes benchmarks/results/edgetpu.json. `--write-fixture` records the operator tables of
+these models, with what the compiler did, in tests/targets/edgetpu/compiled_models.json: tests need no shared files.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import repository
 
-from compiler_evidence import TARGET, left_out, pair, reported
+from compiler_evidence import TARGET, CompiledModel, left_out, real_models, record, reported
 from paths import EDGETPU
 
 from compress.targets.edgetpu.check import check
@@ -33,45 +37,69 @@ def check_seconds() -> float:
     return statistics.median(times)
 
 
-def main() -> None:
-    if not EDGETPU.exists():
-        sys.exit(f"{EDGETPU} is not there; CORALLINE_SHARED names the folder of shared files")
-    pairs = [pair(row) for row in json.loads((EDGETPU / "pairs" / "index.json").read_text())]
-    sweep = json.loads((EDGETPU / "compiler_memory_sweep.json").read_text())
-    missed = [row for row in sweep if not reported(row)]
-    seconds = check_seconds()
+def compared(model: CompiledModel) -> dict[str, Any]:
+    """Prediction and truth of one model, in this order."""
+    return {
+        "name": model.name,
+        "misplaced": model.misplaced(),
+        "parameter_bytes": [model.predicted_parameter_bytes(), model.parameter_bytes],
+        "narrow_bytes_per_tile": [model.predicted_narrow_bytes(), model.narrow_bytes_per_tile],
+    }
 
-    def within(name: str, share: float) -> int:
-        return sum(abs(a - b) <= share * b for a, b in (row[name] for row in pairs))
 
-    count, alone = len(pairs), left_out(pairs)
-    rows = [
-        (f"placement, {count} pairs", "all", sum(not row["misplaced"] for row in pairs)),
-        ("parameter bytes exact", ">= 26", within("parameter_bytes", 0)),
-        ("parameter bytes within 2%", ">= 28", within("parameter_bytes", 0.02)),
-        (
-            "parameter bytes exact, leaving out one pair / one family",
-            "",
-            f"{alone['exact_without_branches_of_their_own']} / {alone['exact_without_branches_of_their_family']}",
-        ),
-        (f"the report's two numbers, {len(sweep)} stacks", ">= 173", len(sweep) - len(missed)),
-        (
-            "narrow memory exact / within 25%",
-            "",
-            f"{within('narrow_bytes_per_tile', 0)} / {within('narrow_bytes_per_tile', 0.25)}",
-        ),
-        ("check of a 4 MB model", "<= 0.2 s", f"{seconds:.3f} s"),
+def within(rows: Sequence[Mapping[str, Any]], figure: str, share: float) -> int:
+    """The number of models whose prediction differs from the truth by at most a share of it."""
+    return sum(abs(ours - real) <= share * real for ours, real in (row[figure] for row in rows))
+
+
+def table(result: Mapping[str, Any], stacks: int) -> list[tuple[str, str, object]]:
+    """The rows of the printed table: figure, bound, measured value."""
+    rows, alone = result["pairs"], result["left_out"]
+    own, family = alone["exact_without_branches_of_their_own"], alone["exact_without_branches_of_their_family"]
+    narrow = [within(rows, "narrow_bytes_per_tile", share) for share in (0, 0.25)]
+    return [
+        (f"placement, {len(rows)} pairs", "all", sum(not row["misplaced"] for row in rows)),
+        ("parameter bytes exact", ">= 26", within(rows, "parameter_bytes", 0)),
+        ("parameter bytes within 2%", ">= 28", within(rows, "parameter_bytes", 0.02)),
+        ("parameter bytes exact, leaving out one pair / one family", "", f"{own} / {family}"),
+        (f"the report's two numbers, {stacks} stacks", ">= 173", stacks - len(result["sweep_missed"])),
+        ("narrow memory exact / within 25%", "", f"{narrow[0]} / {narrow[1]}"),
+        ("check of a 4 MB model", "<= 0.2 s", f"{result['check_s']:.3f} s"),
     ]
+
+
+def show(result: Mapping[str, Any], stacks: int) -> None:
     print("| figure | bound | measured |\n|---|---|---|")
-    print("\n".join(f"| {a} | {b} | {c} |" for a, b, c in rows))
-    for row in pairs:
-        if row["misplaced"] or row["parameter_bytes"][0] != row["parameter_bytes"][1]:
+    for figure, bound, value in table(result, stacks):
+        print(f"| {figure} | {bound} | {value} |")
+    for row in result["pairs"]:
+        predicted, real = row["parameter_bytes"]
+        if row["misplaced"] or predicted != real:
             print(f"\nmissed: {row}")
-    for row in missed:
+    for row in result["sweep_missed"]:
         print(f"\nmissed: {row}")
-    for name, lines in alone["branches_of_one_family"].items():
+    for name, lines in result["left_out"]["branches_of_one_family"].items():
         print(f"\nonly {name}, or its family, reaches:", *lines, sep="\n  ")
-    result = {"pairs": pairs, "left_out": alone, "sweep_missed": missed, "check_s": seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write-fixture", action="store_true", help="only record the operator tables for the tests")
+    options = parser.parse_args()
+    if not EDGETPU.exists():
+        sys.exit(f"{EDGETPU} does not exist; set CORALLINE_SHARED to the folder of shared files")
+    if options.write_fixture:
+        record()
+        return
+    models = real_models()
+    sweep = json.loads((EDGETPU / "compiler_memory_sweep.json").read_text())
+    result = {
+        "pairs": [compared(model) for model in models],
+        "left_out": left_out(models),
+        "sweep_missed": [row for row in sweep if not reported(row)],
+        "check_s": check_seconds(),
+    }
+    show(result, len(sweep))
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 
 

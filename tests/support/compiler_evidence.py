@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import branches
+import operator_tables
 from paths import EDGETPU
 
 from compress.targets.base import load
@@ -19,23 +22,95 @@ MIB = 1 << 20
 VERSIONS = {"16.0": "16.0", "15.0": "15.0", "15.0 or 2.x": "2.1", "1.0": "1.0"}
 
 
-def pair(row: dict[str, Any]) -> dict[str, Any]:
-    """Prediction and truth for one model beside its compiled form."""
-    folder = EDGETPU / "pairs" / row["name"]
-    parsed, real = graph.read(folder / "model.tflite"), inspect(folder / "compiled.tflite")
-    placed = [op.placement for op in place(parsed, TARGET).ops]
-    target = TARGET.compiled_by(VERSIONS[row["behaves_like"]])
-    mapped = [op for op, side in zip(parsed.operators, row["placement"], strict=True) if side == "tpu"]
-    total = sum(operator_parameters.count(op, parsed, target).size_bytes for op in mapped)
-    return {
-        "name": row["name"],
-        "misplaced": sum(a != b for a, b in zip(placed, row["placement"], strict=True)),
-        "parameter_bytes": [total, real.cached_bytes + real.streamed_bytes],
-        "narrow_bytes_per_tile": [
-            activation_memory.bytes_per_tile(parsed, {op.index for op in mapped}),
-            max(each.narrow_bytes_per_tile for each in real.executables),
-        ],
-    }
+@dataclass(frozen=True)
+class CompiledModel:
+    """A model with what the real compiler did with it.
+
+    Attributes:
+        name: its name.
+        parsed: the model before it was compiled.
+        version: the compiler whose rules it follows.
+        placement: "tpu" or "cpu" for each operator.
+        parameter_bytes: all parameters in the compiled file, cached and streamed.
+        narrow_bytes_per_tile: activation memory that the compiled file asks for.
+    """
+
+    name: str
+    parsed: graph.Graph
+    version: str
+    placement: tuple[str, ...]
+    parameter_bytes: int
+    narrow_bytes_per_tile: int
+
+    @property
+    def mapped(self) -> list[graph.Operator]:
+        """The operators that the compiler mapped to the Edge TPU."""
+        return [op for op, side in zip(self.parsed.operators, self.placement, strict=True) if side == "tpu"]
+
+    def misplaced(self) -> int:
+        """The number of operators that are predicted to run in another place."""
+        predicted = [op.placement for op in place(self.parsed, TARGET).ops]
+        return sum(ours != real for ours, real in zip(predicted, self.placement, strict=True))
+
+    def predicted_parameter_bytes(self) -> int:
+        """The predicted parameter bytes of the mapped operators."""
+        target = TARGET.compiled_by(self.version)
+        return sum(operator_parameters.count(op, self.parsed, target).size_bytes for op in self.mapped)
+
+    def predicted_narrow_bytes(self) -> int:
+        """The predicted activation memory."""
+        return activation_memory.bytes_per_tile(self.parsed, {op.index for op in self.mapped})
+
+
+def real_models() -> list[CompiledModel]:
+    """The models in the shared folder; each compiled file is inspected."""
+    models = []
+    for row in json.loads((EDGETPU / "pairs" / "index.json").read_text()):
+        folder = EDGETPU / "pairs" / row["name"]
+        real = inspect(folder / "compiled.tflite")
+        models.append(
+            CompiledModel(
+                name=row["name"],
+                parsed=graph.read(folder / "model.tflite"),
+                version=VERSIONS[row["behaves_like"]],
+                placement=tuple(row["placement"]),
+                parameter_bytes=real.cached_bytes + real.streamed_bytes,
+                narrow_bytes_per_tile=max(each.narrow_bytes_per_tile for each in real.executables),
+            )
+        )
+    return models
+
+
+def recorded_models() -> list[CompiledModel]:
+    """The same models, rebuilt from the operator tables in the repository."""
+    return [
+        CompiledModel(
+            name=row["name"],
+            parsed=operator_tables.graph_of(row["table"]),
+            version=row["version"],
+            placement=tuple(row["placement"]),
+            parameter_bytes=row["parameter_bytes"],
+            narrow_bytes_per_tile=row["narrow_bytes_per_tile"],
+        )
+        for row in operator_tables.load()["models"]
+    ]
+
+
+def record() -> None:
+    """Write the operator tables of the shared models, and the compiler's memory reports, into the repository."""
+    sources = {row["name"]: row for row in json.loads((EDGETPU / "pairs" / "index.json").read_text())}
+    rows = []
+    for model in real_models():
+        origin = {key: sources[model.name][key] for key in ("source", "commit", "licence")}
+        facts = {
+            "name": model.name,
+            "version": model.version,
+            "placement": model.placement,
+            "parameter_bytes": model.parameter_bytes,
+            "narrow_bytes_per_tile": model.narrow_bytes_per_tile,
+        }
+        rows.append(facts | origin | {"table": operator_tables.table_of(model.parsed)})
+    operator_tables.write(rows, json.loads((EDGETPU / "compiler_memory_sweep.json").read_text()))
 
 
 def stack(row: dict[str, Any]) -> list[parameter_memory.Parameters]:
@@ -57,29 +132,21 @@ def reported(row: dict[str, Any]) -> bool:
     return all(abs(size / MIB - row[name]) <= (0.00501 if row[name] >= 1 else 0.00001) for size, name in numbers)
 
 
-def left_out(pairs: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many are exact without a branch that only they, or only models of the same operators, reach."""
-    graphs = {row["name"]: graph.read(EDGETPU / "pairs" / row["name"] / "model.tflite") for row in pairs}
-    rows = {row["name"]: row for row in json.loads((EDGETPU / "pairs" / "index.json").read_text())}
-
-    def reached(name: str) -> frozenset[branches.Branch]:
-        target, placed = TARGET.compiled_by(VERSIONS[rows[name]["behaves_like"]]), rows[name]["placement"]
-        mapped = [op for op, side in zip(graphs[name].operators, placed, strict=True) if side == "tpu"]
-
-        def work() -> list[Any]:
-            return [operator_parameters.count(op, graphs[name], target) for op in mapped]
-
-        return branches.reached(work, (operator_parameters, parameter_memory))
-
-    exact = [row["name"] for row in pairs if row["parameter_bytes"][0] == row["parameter_bytes"][1]]
-    supports = {name: reached(name) for name in graphs}
-    models = branches.alone(supports, {name: name for name in graphs})
-    kinds = {name: tuple(op.name for op in parsed.operators) for name, parsed in graphs.items()}
+def left_out(models: Sequence[CompiledModel]) -> dict[str, Any]:
+    """How many totals are exact without a branch that only they, or only models of the same operators, reach."""
+    supports = {model.name: _reached(model) for model in models}
+    kinds = {model.name: tuple(op.name for op in model.parsed.operators) for model in models}
+    alone = branches.alone(supports, {name: name for name in supports})
     families = branches.alone(supports, kinds)
+    exact = [model.name for model in models if model.predicted_parameter_bytes() == model.parameter_bytes]
     return {
         "exact": len(exact),
-        "exact_without_branches_of_their_own": sum(not models[name] for name in exact),
+        "exact_without_branches_of_their_own": sum(not alone[name] for name in exact),
         "families": len(set(kinds.values())),
         "exact_without_branches_of_their_family": sum(not families[name] for name in exact),
         "branches_of_one_family": {name: lines for name, lines in families.items() if lines},
     }
+
+
+def _reached(model: CompiledModel) -> frozenset[branches.Branch]:
+    return branches.reached(model.predicted_parameter_bytes, (operator_parameters, parameter_memory))
