@@ -14,7 +14,7 @@ import cuts
 import pytest
 import tiny
 from deployments import answers, failed, left, rows
-from interpreters import interpreters
+from interpreters import executable, interpreters
 from remote_host import Host
 
 from compress import ssh
@@ -225,8 +225,7 @@ def test_a_python_without_numpy(
 @pytest.mark.parametrize("python", interpreters())
 def test_on_the_pythons_that_boards_have(host: Host, bundle_file: Write, tmp_path: Path, python: str) -> None:
     runtimes = "try:\n import tflite_runtime.interpreter\nexcept ImportError:\n import ai_edge_litert.interpreter"
-    if not os.access(python, os.X_OK):
-        pytest.skip(f"{python} is not installed")
+    python = executable(python)
     if subprocess.run([python, "-c", f"import numpy\n{runtimes}"], capture_output=True, check=False).returncode:
         pytest.skip(f"{python} has no TFLite runtime")
     host.python(python)
