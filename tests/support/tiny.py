@@ -158,7 +158,7 @@ class _Model:
         model = self.schema.ModelT()
         model.version, model.description = 3, b"tiny"
         model.operatorCodes, model.subgraphs, model.buffers = self.codes, [main], self.buffers
-        return graph.serialize(SimpleNamespace(source=model))
+        return graph.serialize(SimpleNamespace(source=model))  # type: ignore[arg-type]
 
 
 # --- data and pipelines -----------------------------------------------------------------
