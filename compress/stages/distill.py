@@ -36,7 +36,7 @@ class Distill(Stage, TrainingSettings, Teaching):
     """Trains the model, or a student of its own, on the scores of the original or other teachers, and on the labels."""
 
     name: ClassVar[str] = "distill"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original"})
@@ -103,7 +103,7 @@ class Distill(Stage, TrainingSettings, Teaching):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The trained student and its history, who taught it, and when."""
-        from compress.training import distillation, features, fit, working_model
+        from compress.training import distillation, features, fit, healing, working_model
         from compress.training.tensorflow import keras
 
         keras(context.seed)
@@ -114,10 +114,15 @@ class Distill(Stage, TrainingSettings, Teaching):
         names = ", ".join(teacher.name for teacher in teachers)
         context.progress.note(f"distill: {names} {'answer' if teachers[1:] else 'answers'} {when}")
         loss = distillation.loss_of(head, teachers, self, self, context, hints)
-        facts = fit.fit(hints.model if hints else model, loss, self, context)
+        train = fit.fit if self._starts_untrained() else healing.heal
+        facts = train(hints.model if hints else model, loss, self, context)
         working_model.write(hints.student if hints else model, context.folder)
         facts |= {"teachers": [teacher.name for teacher in teachers], "taught": when}
         return facts | ({"features": [list(pair) for pair in hints.pairs]} if hints else {})
+
+    def _starts_untrained(self) -> bool:
+        """Whether the student is built for this training."""
+        return self.student is not None and self.student.maker(Path(), trust=True).produces is Kind.UNTRAINED
 
     def _learner(self, given: Artifact, context: Context) -> Any:
         """The model that is trained; a student is made as `model:` makes one, in a folder that is not kept."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from compress.training.fit import Loss
     from compress.training.importance import Samples
     from compress.training.objective import Objective
-    from compress.training.pruning import Allocation, Cut, Lost
+    from compress.training.pruning import Allocation, Cut, Lost, PruningPlan
 
 STATE = "state.json"
 TRIED: tuple[Allocation, ...] = ("balanced", "uniform")
@@ -41,7 +41,7 @@ class Prune(Stage, TrainingSettings):
     """Removes the channels that matter least, where most is saved for them; then trains what is left."""
 
     name: ClassVar[str] = "prune"
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original", "target"})
@@ -158,7 +158,8 @@ class Prune(Stage, TrainingSettings):
 
     def _smaller(self, model: Any, earlier: list[Facts], loss: Loss | None, context: Context) -> tuple[Any, Facts]:
         """The model after one step more, not yet trained, and what was decided."""
-        from compress.training import importance, network, norms, pruning
+        from compress.training import importance, network, pruning
+        from compress.training.bn_recalibration import recalibrate_batch_norms
         from compress.training.draft import draft
 
         inputs = chosen_inputs(context.data, self.samples, context.seed)[0]
@@ -178,19 +179,17 @@ class Prune(Stage, TrainingSettings):
             for way, each in losses.items()
         }
         plans = {way: pruning.plan(cut, counts) for way, (_, counts) in found.items()}
-        made = {
-            way: network.build(norms.settled(pruning.without(cut, plan), model, inputs)) for way, plan in plans.items()
-        }
-        way = next(iter(made))
+        way = next(iter(plans))
         if len({plan.counts for plan in plans.values()}) > 1:
-            facts["tried"] = {each: self._tried(made[each], loss, context) for each in made}
+            facts["tried"] = {each: self._tried(_pruned(cut, plans[each]), loss, context) for each in plans}
             way = max(facts["tried"], key=lambda each: facts["tried"][each])
-            made[way] = network.build(norms.settled(pruning.without(cut, plans[way]), model, inputs))
+        pruned = _pruned(cut, plans[way])
+        facts |= recalibrate_batch_norms(pruned, context) if plans[way].layers else {}
         facts |= {"importance": cut.importance, "allocation": way}
         facts |= {**goal.compared(cut, *found[way], whole), **plans[way].to_json()}
         missed = goal.missed(*found[way], whole or facts["cost"]["before"]) if left == 1 else ""
         facts["warnings"] = self._warned(cut, files.missing, missed, context)
-        return made[way], {**facts, "done": facts["done"] or left == 1}
+        return pruned, {**facts, "done": facts["done"] or left == 1}
 
     def _warned(self, cut: Cut, missing: str, missed: str, context: Context) -> list[str]:
         """What is odd about the model, told at once and for the record."""
@@ -235,25 +234,26 @@ class Prune(Stage, TrainingSettings):
     def _tried(self, model: Any, loss: Loss | None, context: Context) -> float:
         """Validation accuracy after one pass of training, of which nothing is kept."""
         from compress.training import fit
+        from compress.training.validation import validation_quality
 
         assert loss is not None  # nothing is tried without training
         changes = {"epochs": 1, "ema": None, "subset": None, "early_stopping": None, "warmup": 0.0}
         batches = self.batches_per_epoch(len(context.data.labels("train")))
         changes["gradient_accumulation"] = min(self.gradient_accumulation, batches)
         once = self.model_copy(update=changes)
-        history = fit.fit(model, loss, once, replace(context, unfinished=None, logs=None))["history"]
-        return float(history[-1]["val_accuracy"] or 0.0)
+        fit.fit(model, loss, once, replace(context, unfinished=None, logs=None))
+        return validation_quality(model, context).value
 
     def _trained(self, model: Any, loss: Loss | None, context: Context, step: int, *, last: bool) -> Facts:
-        """Trains what is left after a step."""
-        from compress.training import fit
+        """Train what is left after a step; keep that where validation is no worse."""
+        from compress.training import healing
 
         epochs = self.epochs if last else self.epochs_between
         if not epochs or loss is None:
             return {}
         unfinished, logs = (path / f"step-{step}" if path else None for path in (context.unfinished, context.logs))
         own = replace(context, unfinished=unfinished, logs=logs)
-        return fit.fit(model, loss, self.model_copy(update={"epochs": epochs}), own)
+        return healing.heal(model, loss, self.model_copy(update={"epochs": epochs}), own)
 
     def _keep(self, model: Any, state: State, context: Context) -> None:
         """Leaves what the next try goes on with, if this one is interrupted."""
@@ -281,3 +281,10 @@ class Prune(Stage, TrainingSettings):
             return State([], None), None
         context.progress.note(f"goes on after step {len(state.steps)} of {self.steps}")
         return state, model
+
+
+def _pruned(cut: Cut, plan: PruningPlan) -> Any:
+    """The Keras model without the channels that a plan removes."""
+    from compress.training import network, pruning
+
+    return network.build(pruning.without(cut, plan))

@@ -15,7 +15,7 @@ class Train(Stage, TrainingSettings):
     """Trains the model on the training split; nothing to do for a model that came trained, from a file."""
 
     name: ClassVar[str] = "train"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.UNTRAINED, Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
@@ -34,11 +34,12 @@ class Train(Stage, TrainingSettings):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The trained model and its history."""
-        from compress.training import fit, working_model
+        from compress.training import fit, healing, working_model
         from compress.training.tensorflow import keras
 
         keras(context.seed)
         model = working_model.read(given, context)
-        facts = fit.fit(model, fit.own_loss(model, context), self, context)
+        train = fit.fit if given.kind is Kind.UNTRAINED else healing.heal
+        facts = train(model, fit.own_loss(model, context), self, context)
         working_model.write(model, context.folder)
         return facts
