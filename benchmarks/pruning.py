@@ -1,7 +1,7 @@
 """Pruning for the Edge TPU: `python benchmarks/pruning.py [--networks A,B] [--seeds N] [--cache FOLDER]`.
 
 Each network is trained for each seed, cut to half of its predicted compute time in several ways, and trained again:
-every way for the same passes over the same data, with the network as it was as its teacher, batch norms measured anew
+every way for the same passes over the same data, with the network as it was as its teacher, batch norms recalibrated
 before. These networks are so small that most of their latency is fixed: compute time is what can be halved.
 
 - ours: `prune: {objective: compute, keep: 0.5}`, which chooses on validation;
@@ -45,7 +45,8 @@ from compress.importers import keras_file
 from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Kind
 from compress.stages.prune import Prune
 from compress.target import load
-from compress.training import fit, network, norms, pruning, working_model
+from compress.training import fit, healing, network, pruning, working_model
+from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.cost import Counts
 from compress.training.objective import Objective
 from compress.training.pruning import STEP, Cut
@@ -118,11 +119,11 @@ def baseline(
     cost = goal.cost(cut)
     limit = goal.limit(cut, cost(cut.costs.everything))
     counts = filled(counts_of(cut, cost, limit), cut, cost, limit)
-    inputs = fit.chosen_inputs(subject.data, asked.samples, context.seed)[0]
-    model = network.build(norms.settled(pruning.without(cut, pruning.plan(cut, counts)), subject.model, inputs))
+    model = network.build(pruning.without(cut, pruning.plan(cut, counts)))
+    recalibrate_batch_norms(model, context)
     loss = asked.loss(model, context)
     assert loss is not None  # which it is without training only
-    fit.fit(model, loss, asked, context)
+    healing.heal(model, loss, asked, context)
     working_model.write(model, context.folder)
     return {}
 
