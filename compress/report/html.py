@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compress import report as words
-from compress.report import Plain, charts, devices, pruning, quantization, selection, swapping, validity
+from compress.report import Plain, charts, devices, pruning, quantization, selection, swapping, training, validity
 from compress.report.samples import seen
 
 if TYPE_CHECKING:
@@ -223,7 +223,13 @@ def _stages(record: Plain) -> dict[str, Any]:
             }
         )
     labels = [words.label(name) + ", validation" * (name in words.QUALITY) for name in columns]
-    return {"rows": rows, "columns": labels, "notes": notes.texts, "chosen": selection.lines(record)}
+    return {
+        "rows": rows,
+        "columns": labels,
+        "notes": notes.texts,
+        "chosen": selection.lines(record),
+        "trained": training.lines(record),
+    }
 
 
 def _classes(record: Plain) -> dict[str, Any] | None:
