@@ -58,10 +58,9 @@ def resnet8(library: Any) -> Any:
 @contextmanager
 def without_recalibration() -> Iterator[None]:
     """Stages as they were: no recalibration, and the end of every healing is kept."""
-    nothing = {"recalibrate_batch_norms": lambda *arguments: {}}
     with (
-        mock.patch.multiple(bn_recalibration, **nothing),
-        mock.patch.multiple(fit, **nothing),
+        mock.patch.object(bn_recalibration, "recalibrate_batch_norms", return_value={}),
+        mock.patch.object(fit, "recalibrate_batch_norms", return_value={}),
         mock.patch.object(healing, "heal", fit.fit),
     ):
         yield
@@ -79,18 +78,18 @@ def one(seed: int) -> Run:
             fit.fit(model, fit.label_loss(fit.head_of(model, data)), settings, context)
             found["without"] = {"trained": measured(model, data)}
             working_model.write(model, context.folder)
-            found["without"] |= compressed(context, subfolder(folder, "without"))
+            found["without"] |= compressed(context, data, subfolder(folder, "without"))
         facts = bn_recalibration.recalibrate_batch_norms(model, context)
         found["with"] = {"trained": {**measured(model, data), "facts": facts}}
         working_model.write(model, context.folder)
-        found["with"] |= compressed(context, subfolder(folder, "with"))
+        found["with"] |= compressed(context, data, subfolder(folder, "with"))
     for way in WAYS:
         hits = [f"{stage} {found[way][stage]['hits'].mean():.4f}" for stage in STAGES]
         print(f"seed {seed}, {way} recalibration: {', '.join(hits)}", file=sys.stderr, flush=True)
     return found
 
 
-def compressed(context: Context, folder: Path) -> Run:
+def compressed(context: Context, data: subjects.Arrays, folder: Path) -> Run:
     """The trained model after `prune`, and after `distill` behind it."""
     given = artifact(context.folder)
     context = replace(context, original=given)
@@ -105,7 +104,7 @@ def compressed(context: Context, folder: Path) -> Run:
         facts = stage.run(given, own)
         (facts,) = facts.get("steps", [facts])
         given = artifact(own.folder)
-        found[name] = measured(working_model.read(given, own), context.data)
+        found[name] = measured(working_model.read(given, own), data)
         found[name]["facts"] = {key: facts[key] for key in ("batch_norms", "healing") if key in facts}
         found[name]["seconds"] = round(time.perf_counter() - started, 1)
     return found

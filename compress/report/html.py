@@ -69,6 +69,7 @@ def page(record: Plain) -> str:
         change=_changes(record),
         path=_path(record),
         stages=_stages(record),
+        trained=training.lines(record),
         classes=_classes(record),
         latency=_latency(record),
         devices=_devices(record),
@@ -223,13 +224,7 @@ def _stages(record: Plain) -> dict[str, Any]:
             }
         )
     labels = [words.label(name) + ", validation" * (name in words.QUALITY) for name in columns]
-    return {
-        "rows": rows,
-        "columns": labels,
-        "notes": notes.texts,
-        "chosen": selection.lines(record),
-        "trained": training.lines(record),
-    }
+    return {"rows": rows, "columns": labels, "notes": notes.texts, "chosen": selection.lines(record)}
 
 
 def _classes(record: Plain) -> dict[str, Any] | None:
