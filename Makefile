@@ -26,7 +26,7 @@ check: $(READY)  ## the static checks
 	$(BIN)/mypy --python-version 3.10 deploy
 	$(BIN)/vermin --no-tips --violations -t=3.7- deploy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/test_imports.py
+	$(BIN)/python -m pytest -q tests/architecture
 
 bench: $(READY)  ## the numbers in the README
 	$(BIN)/python benchmarks/main_job.py

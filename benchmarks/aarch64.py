@@ -26,7 +26,8 @@ CPUINFO += "CPU variant\t: 0x0\nCPU part\t: 0xd08\nCPU revision\t: 3\n"
 ANSWERS = """
 import sys
 import numpy as np
-from deploy import bundle, runtime
+from deploy import runtime
+from deploy.contract import bundle
 from deploy.model import Model
 
 opened, found = bundle.read(sys.argv[1]), {}

@@ -33,11 +33,13 @@ import quantization_subjects as subjects
 from distillation import interval, right, subfolder
 from quantization import commit, kept, quiet
 
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Kind
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
+from compress.ir.tensorflow import keras
+from compress.stage import Context
+from compress.stages import working_model
 from compress.stages.distill import Distill
 from compress.stages.prune import Prune
-from compress.training import bn_recalibration, fit, healing, working_model
-from compress.training.tensorflow import keras
+from compress.training import bn_recalibration, healing, loop
 
 RESULTS = Path(__file__).parent / "results" / "bn_recalibration.json"
 CLASSES, SIDE, MOMENTUM, EPOCHS = 43, 32, 0.99, 15
@@ -60,8 +62,8 @@ def without_recalibration() -> Iterator[None]:
     """Stages as they were: no recalibration, and the end of every healing is kept."""
     with (
         mock.patch.object(bn_recalibration, "recalibrate_batch_norms", return_value={}),
-        mock.patch.object(fit, "recalibrate_batch_norms", return_value={}),
-        mock.patch.object(healing, "heal", fit.fit),
+        mock.patch.object(loop, "recalibrate_batch_norms", return_value={}),
+        mock.patch.object(healing, "heal", loop.fit),
     ):
         yield
 
@@ -74,8 +76,8 @@ def one(seed: int) -> Run:
         with without_recalibration():
             model = resnet8(keras(seed))
             context = subjects.context(data, subfolder(folder, "original"), seed)
-            settings = fit.TrainingSettings(epochs=EPOCHS, augment=subjects.FLIPPED)
-            fit.fit(model, fit.label_loss(fit.head_of(model, data)), settings, context)
+            settings = loop.TrainingSettings(epochs=EPOCHS, augment=subjects.FLIPPED)
+            loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context)
             found["without"] = {"trained": measured(model, data)}
             working_model.write(model, context.folder)
             found["without"] |= compressed(context, data, subfolder(folder, "without"))

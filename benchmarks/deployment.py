@@ -31,14 +31,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "deployment"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 import bundles  # noqa: E402
 import cuts  # noqa: E402
 import remote_host  # noqa: E402
 from remote_host import Host  # noqa: E402
 
-from deploy import bundle  # noqa: E402
+from deploy.contract import bundle  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "deployment.json"
 NOISE_BYTES = 3_000_000

@@ -29,16 +29,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 from quantization_subjects import SHARED
 
+from compress.artifact import MODEL_KERAS
+from compress.data.types import Data
+from compress.evaluation.average_precision import by_coco
 from compress.importers import builder
-from compress.pipeline import load
-from compress.probes.precision import by_coco
-from compress.quantization import conversion
+from compress.ir import keras_graph
+from compress.ir.passes import fold
+from compress.ir.tensorflow import keras
+from compress.pipeline.schema import load
+from compress.quantization import export
 from compress.quantization.calibration import calibrate
-from compress.stage import MODEL_KERAS, Data
-from compress.tflite.runtime import Model
-from compress.training import folding, network
-from compress.training.tensorflow import keras
-from deploy.detection import Detector
+from compress.tflite.interpreter import Model
+from deploy.contract.detection import Detector
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results" / "detection.json"
@@ -158,9 +160,9 @@ def one_tensor(path: Path, data: Data, method: str, scores: str, told: dict[str,
     boxes, logits = model.outputs
     right = library.layers.Activation("sigmoid")(logits) if scores == "probabilities" else logits
     joined = library.Model(model.inputs[0], library.layers.Concatenate(-1, name="joined")([boxes, right]))
-    net = folding.canonical(network.read(joined))
+    net = fold.canonical(keras_graph.read(joined))
     samples = data.inputs("train")[np.random.default_rng(0).permutation(len(data.inputs("train")))[:CALIBRATION]]
-    content = conversion.convert(net, calibrate(net, samples, method))
+    content = export.convert(net, calibrate(net, samples, method))
     detector = Detector({**told, "scores": scores})
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "joined.tflite"

@@ -31,15 +31,16 @@ import quantization_subjects as subjects
 from numpy.typing import NDArray
 from quantization import commit, kept, quiet
 
-from compress.importers import keras_file
-from compress.stage import MODEL_KERAS, Artifact, Context, Kind, Stage
+from compress.artifact import MODEL_KERAS, Artifact, Kind
+from compress.distillation.settings import Decoupled, Features
+from compress.importers.keras import keras_file
+from compress.ir.tensorflow import keras
+from compress.stage import Context, Stage
+from compress.stages import working_model
 from compress.stages.distill import Distill
 from compress.stages.train import Train
-from compress.training import working_model
 from compress.training.batches import Augment
-from compress.training.fit import TrainingSettings
-from compress.training.teaching import Decoupled, Features
-from compress.training.tensorflow import keras
+from compress.training.loop import TrainingSettings
 
 RESULTS = Path(__file__).parent / "results" / "distillation.json"
 DRAWS = 10_000

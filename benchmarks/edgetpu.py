@@ -16,11 +16,11 @@ from typing import Any
 
 import support
 
-from compress.edgetpu import activations, memory, parameters
-from compress.edgetpu.check import check
-from compress.edgetpu.inspection import inspect
-from compress.edgetpu.placement import place
-from compress.target import load
+from compress.targets.base import load
+from compress.targets.edgetpu import activation_memory, operator_parameters, parameter_memory
+from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.inspection import inspect
+from compress.targets.edgetpu.placement import place
 from compress.tflite import graph
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,33 +38,33 @@ def pair(row: dict[str, Any]) -> dict[str, Any]:
     placed = [op.placement for op in place(parsed, TARGET).ops]
     target = TARGET.compiled_by(VERSIONS[row["behaves_like"]])
     mapped = [op for op, side in zip(parsed.operators, row["placement"], strict=True) if side == "tpu"]
-    total = sum(parameters.count(op, parsed, target).size_bytes for op in mapped)
+    total = sum(operator_parameters.count(op, parsed, target).size_bytes for op in mapped)
     return {
         "name": row["name"],
         "misplaced": sum(a != b for a, b in zip(placed, row["placement"], strict=True)),
         "parameter_bytes": [total, real.cached_bytes + real.streamed_bytes],
         "narrow_bytes_per_tile": [
-            activations.bytes_per_tile(parsed, {op.index for op in mapped}),
+            activation_memory.bytes_per_tile(parsed, {op.index for op in mapped}),
             max(each.narrow_bytes_per_tile for each in real.executables),
         ],
     }
 
 
-def stack(row: dict[str, Any]) -> list[memory.Parameters]:
+def stack(row: dict[str, Any]) -> list[parameter_memory.Parameters]:
     """The layers of one row of the sweep."""
     given, layers, conv = row["input"][-1], [], row["network"] == "conv"
     for outputs in [row["width"]] * row["layers"] + ([] if conv else [row["classes"]]):
-        each = memory.up(given, 4) * (row["kernel"] ** 2 if conv else 1)
+        each = parameter_memory.up(given, 4) * (row["kernel"] ** 2 if conv else 1)
         places = row["input"][0] * row["input"][1] if conv else 1
-        found = memory.convolution(outputs, each, 8 if conv else 0, places, one_position_in=not conv)
-        layers.append(memory.never_cached(found, each, TARGET))
+        found = parameter_memory.convolution(outputs, each, 8 if conv else 0, places, one_position_in=not conv)
+        layers.append(parameter_memory.never_cached(found, each, TARGET))
         given = outputs
     return layers
 
 
 def reported(row: dict[str, Any]) -> bool:
     """Whether both numbers of the compiler's report are met, to the digits that it prints."""
-    found = memory.split(stack(row), TARGET)
+    found = parameter_memory.split(stack(row), TARGET)
     numbers = ((found.report_on_chip_bytes, "report_on_chip_MiB"), (found.report_off_chip_bytes, "report_off_chip_MiB"))
     return all(abs(size / MIB - row[name]) <= (0.00501 if row[name] >= 1 else 0.00001) for size, name in numbers)
 
@@ -79,9 +79,9 @@ def left_out(pairs: list[dict[str, Any]]) -> dict[str, Any]:
         mapped = [op for op, side in zip(graphs[name].operators, placed, strict=True) if side == "tpu"]
 
         def work() -> list[Any]:
-            return [parameters.count(op, graphs[name], target) for op in mapped]
+            return [operator_parameters.count(op, graphs[name], target) for op in mapped]
 
-        return support.reached(work, (parameters, memory))
+        return support.reached(work, (operator_parameters, parameter_memory))
 
     exact = [row["name"] for row in pairs if row["parameter_bytes"][0] == row["parameter_bytes"][1]]
     supports = {name: reached(name) for name in graphs}

@@ -29,11 +29,11 @@ from typing import Any
 
 from mutations import MUTATORS, Model, mutate
 
-from compress.edgetpu import inspection, package
-from compress.edgetpu.check import check
-from compress.edgetpu.estimate import describe, estimate
 from compress.errors import CorallineError
-from compress.target import load
+from compress.targets.base import load
+from compress.targets.edgetpu import darwinn_package, inspection
+from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.estimate import describe, estimate
 from compress.tflite import graph
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -136,7 +136,7 @@ def answer(content: bytes) -> str:
 
 def _told(parsed: graph.Graph) -> str:
     told: list[Any] = []
-    if any(operator.custom and operator.name == package.OPERATOR for operator in parsed.operators):
+    if any(operator.custom and operator.name == darwinn_package.OPERATOR for operator in parsed.operators):
         try:
             found = inspection.opened(parsed)
             told += [found.to_json(), inspection.describe(found)]

@@ -40,17 +40,17 @@ import numpy as np
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "data"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
-from test_records import example, record  # noqa: E402 - from tests/
+from test_tfrecord import example, record  # noqa: E402 - from tests/
 from test_wav import form, riff  # noqa: E402
 
-from compress.data import Dataset  # noqa: E402
+from compress.data.dataset import Dataset  # noqa: E402
 from compress.data.source import Source  # noqa: E402
 from compress.data.sources import Csv, Folder, Npy, Npz, TfRecord, Wav  # noqa: E402
+from compress.data.types import SPLITS  # noqa: E402
 from compress.errors import CorallineError  # noqa: E402
-from compress.stage import SPLITS  # noqa: E402
-from deploy.preprocessing import Preprocessing  # noqa: E402
+from deploy.contract.preprocessing import Preprocessing  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "hostile_data.json"
 SECONDS, PER_SECOND = 20, 4 << 20
@@ -105,7 +105,7 @@ GOOD: dict[str, tuple[str, bytes]] = {
 
 def source(kind: str, folder: Path) -> Source:
     """A data set around the file of a kind, the rest of it sound."""
-    from compress.data.listing import Labels
+    from compress.data.file_listing import Labels
 
     path = str(folder)
     if kind.startswith("npz"):

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from compress.store import Store
-from deploy import bundle
+from compress.pipeline.store import Store
+from deploy.contract import bundle
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results" / "kill.json"

@@ -1,8 +1,8 @@
 """Predicted latency against published ones: `python benchmarks/latency.py [--csv FILE] [--tables FILE] [--write]`.
 
-Fits the constants of `compress/targets/edgetpu.toml` (table `latency`) to the rows of a CSV file whose network has a
-table of layer shapes and is fully mapped, and tells how far the prediction of each row is off when no row of its
-network was used (leave one model out). The interval of a row is made from the misses of all other networks, so
+Fits the constants of `compress/targets/edgetpu/edgetpu.toml` (table `latency`) to the rows of a CSV file whose
+network has a table of layer shapes and is fully mapped, and reports the error of each prediction when no row of the
+same network was used (leave one model out). The interval of a row is made from the misses of all other networks, so
 whether it holds is a test too. Every model counts as much on a host as any other, however often it was published.
 
 The fit starts from values that are known otherwise and is held near them, weakly (each within a factor of about two):
@@ -29,9 +29,9 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.stats import spearmanr
 
-from compress.edgetpu import latency
-from compress.edgetpu.latency import Layer, Sent
-from compress.target import FOLDER, load
+from compress.targets.base import FOLDER, load
+from compress.targets.edgetpu import latency
+from compress.targets.edgetpu.latency import Layer, Sent
 
 RESULTS = Path(__file__).parent / "results" / "latency.json"
 SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "edgetpu"
@@ -199,7 +199,7 @@ def judged(given: Sequence[Row], told: Sequence[float]) -> dict[str, Any]:
 
 def write(constants: Mapping[str, float], spreads: Mapping[str, float]) -> None:
     """Puts the constants into the target file, which stays as it is otherwise."""
-    path = FOLDER / "edgetpu.toml"
+    path = FOLDER / "edgetpu" / "edgetpu.toml"
     head, tail = path.read_text().split("\n[latency]\n")
     values = {**constants, **{f"spread {host}": value for host, value in spreads.items()}}
     for name, value in values.items():

@@ -17,8 +17,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import latency as benchmark
 
-from compress.edgetpu import latency, memory
-from compress.edgetpu.latency import Layer, Sent
+from compress.targets.edgetpu import latency, parameter_memory
+from compress.targets.edgetpu.latency import Layer, Sent
 
 PUBLISHED = {
     "VGG19": (224, 308, 357),
@@ -56,7 +56,7 @@ def layers(model: Any) -> tuple[Layer, ...]:
         elif kind in ("Add", "Multiply"):
             found.append(Layer("elt", made, given))
         elif kind == "BatchNormalization" and type(source._keras_history.operation).__name__ not in WEIGHTED:
-            found += [Layer("elt", made, given, parameters=memory.constant(made[2]))] * 2
+            found += [Layer("elt", made, given, parameters=parameter_memory.constant(made[2]))] * 2
     return tuple(found)
 
 

@@ -30,13 +30,13 @@ import numpy as np
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
-from compress import data as datasets  # noqa: E402
-from compress.data import gathering  # noqa: E402
+from compress.data import dataset as datasets  # noqa: E402
+from compress.data import rows  # noqa: E402
 from compress.data.sources import Folder  # noqa: E402
-from compress.store import Store  # noqa: E402
-from deploy.preprocessing import Preprocessing  # noqa: E402
+from compress.pipeline.store import Store  # noqa: E402
+from deploy.contract.preprocessing import Preprocessing  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "loading.json"
 CLASSES = 10
@@ -89,7 +89,7 @@ def decoding(data: Any) -> dict[str, Any]:
         size += inputs.nbytes
         count += len(inputs)
         large = inputs.nbytes > datasets.LARGE_BYTES
-        assert gathering.mapped(inputs) == large
+        assert rows.mapped(inputs) == large
     seconds = time.perf_counter() - began
     return {
         "images": count,
@@ -110,8 +110,8 @@ def network(keras: Any, shape: tuple[int, ...]) -> Any:
 
 def training(data: Any, epochs: int, batch: int) -> dict[str, Any]:
     """Steps with batches of the loader, and with one batch given again and again, by turns."""
+    from compress.ir.tensorflow import keras
     from compress.training.batches import Passes, batches
-    from compress.training.tensorflow import keras
 
     library = keras(0)
     import tensorflow as tf
@@ -130,7 +130,7 @@ def training(data: Any, epochs: int, batch: int) -> dict[str, Any]:
 
     inputs, labels = data.inputs("train"), data.labels("train")
     settings = Passes(epochs=epochs, batch_size=batch)
-    same = tf.constant(gathering.rows(inputs, np.arange(batch))), tf.constant(labels[:batch])
+    same = tf.constant(rows.rows(inputs, np.arange(batch))), tf.constant(labels[:batch])
     for _ in range(5):
         step(*same).numpy()
     before = forget()
@@ -154,7 +154,7 @@ def training(data: Any, epochs: int, batch: int) -> dict[str, Any]:
     whole = median(a + b for a, b in zip(waits[rest], loaded[rest], strict=True))
     return {
         "split_bytes": inputs.nbytes,
-        "mapped": gathering.mapped(inputs),
+        "mapped": rows.mapped(inputs),
         "batch": batch,
         "steps": len(waits),
         "waiting_share": round(sum(waits[rest]) / total, 4),

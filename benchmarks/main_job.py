@@ -25,23 +25,24 @@ USUAL = {name: value for name, value in os.environ.items() if name != "PYTHONDON
 CONVERSION = """
 import json, sys, time
 import numpy as np
-from compress.training.tensorflow import keras
+from compress.ir.tensorflow import keras
 library = keras(0)
 model = library.applications.MobileNetV2(input_shape=(96, 96, 3), alpha=0.35, weights=None, classes=10)
-from compress.quantization import calibration, conversion
-from compress.training import folding, network
+from compress.quantization import calibration, export
+from compress.ir import keras_graph
+from compress.ir.passes import fold
 import tensorflow
 samples = np.random.default_rng(0).random((100, 96, 96, 3), np.float32)
 rounds = []
 for _ in range(int(sys.argv[1])):
     start = time.perf_counter()
-    canonical = folding.canonical(network.read(model))
+    canonical = fold.canonical(keras_graph.read(model))
     folded = time.perf_counter()
     plan = calibration.calibrate(canonical, samples)
     calibrated = time.perf_counter()
-    content = conversion.convert(canonical, plan)
+    content = export.convert(canonical, plan)
     done = time.perf_counter()
-    conversion.convert_calibrated(model, samples)
+    export.convert_calibrated(model, samples)
     reference = time.perf_counter()
     rounds.append([folded - start, calibrated - folded, done - calibrated, reference - done])
 print(json.dumps(rounds))

@@ -41,17 +41,21 @@ from distillation import interval, right, subfolder
 from numpy.typing import NDArray
 from quantization import commit, kept, quiet
 
-from compress.importers import keras_file
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Kind
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
+from compress.distillation.settings import Teaching
+from compress.importers.keras import keras_file
+from compress.ir import keras_graph
+from compress.ir.tensorflow import keras
+from compress.pruning import allocation
+from compress.pruning.allocation import STEP, Cut
+from compress.pruning.cost import Counts
+from compress.pruning.objective import Objective
+from compress.stage import Context
+from compress.stages import working_model
 from compress.stages.prune import Prune
-from compress.target import load
-from compress.training import fit, healing, network, pruning, working_model
+from compress.targets.base import load
+from compress.training import healing, loop
 from compress.training.bn_recalibration import recalibrate_batch_norms
-from compress.training.cost import Counts
-from compress.training.objective import Objective
-from compress.training.pruning import STEP, Cut
-from compress.training.teaching import Teaching
-from compress.training.tensorflow import keras
 
 RESULTS = Path(__file__).parent / "results" / "pruning.json"
 EDGETPU = load("edgetpu")
@@ -79,7 +83,7 @@ def large(library: Any, shape: tuple[int, int, int], classes: int) -> Any:
 LARGE = "fsdd_large"
 SUBJECTS: dict[str, Any] = {
     **{name: subjects.SUBJECTS[name] for name in ("grocery_inverted", "grocery_separable", "grocery_residual", "fsdd")},
-    LARGE: subjects.Recipe(LARGE, subjects.spoken, large, 10, fit.TrainingSettings(epochs=8)),
+    LARGE: subjects.Recipe(LARGE, subjects.spoken, large, 10, loop.TrainingSettings(epochs=8)),
 }
 
 
@@ -114,12 +118,12 @@ def baseline(
 ) -> dict[str, Any]:
     """Other counts, then trained as ours."""
     del given
-    cut = pruning.prepare(network.read(subject.model), EDGETPU, "l1", None)
+    cut = allocation.prepare(keras_graph.read(subject.model), EDGETPU, "l1", None)
     goal, asked = Objective("compute", KEEP), settings(subject.name)
     cost = goal.cost(cut)
     limit = goal.limit(cut, cost(cut.costs.everything))
     counts = filled(counts_of(cut, cost, limit), cut, cost, limit)
-    model = network.build(pruning.without(cut, pruning.plan(cut, counts)))
+    model = keras_graph.build(allocation.without(cut, allocation.plan(cut, counts)))
     recalibrate_batch_norms(model, context)
     loss = asked.loss(model, context)
     assert loss is not None  # which it is without training only
@@ -171,11 +175,11 @@ def scratch(earlier: int, cache: Path, subject: subjects.Subject, context: Conte
     del given
     name = subject.name
     found = kept_of(name, "ours", cache, subject.seed)
-    model = network.build(network.read(keras_file.load(Path(found["file"]))))
+    model = keras_graph.build(keras_graph.read(keras_file.load(Path(found["file"]))))
     fresh = keras(context.seed).models.clone_model(model)
     passes = earlier + again(name) + len(set(found["tried"]))
     recipe = SUBJECTS[name].settings.model_copy(update={"epochs": passes})
-    fit.fit(fresh, fit.label_loss(fit.head_of(fresh, subject.data)), recipe, context)
+    loop.fit(fresh, loop.label_loss(loop.head_of(fresh, subject.data)), recipe, context)
     working_model.write(fresh, context.folder)
     return {"passes": passes}
 
@@ -219,7 +223,7 @@ def one(name: str, way: str, cache: Path, seed: int) -> dict[str, Any]:
 
 def figures(model: Any) -> dict[str, Any]:
     """What a network costs as it is."""
-    cut = pruning.prepare(network.read(model), EDGETPU, "l1", None)
+    cut = allocation.prepare(keras_graph.read(model), EDGETPU, "l1", None)
     return cut.costs.to_json(cut.costs.everything, HOST)
 
 

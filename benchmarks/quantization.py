@@ -36,7 +36,7 @@ import quantization_tools as tools
 from numpy.typing import NDArray
 from quantization_tools import OURS, Given
 
-from compress import store
+from compress import files
 
 RESULTS = Path(__file__).parent / "results" / "quantization.json"
 QUICK = ("vww_96", "mini_xception", "magic_wand")
@@ -105,7 +105,7 @@ def kept(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return dict(json.loads(path.read_text(), object_hook=_arrays))
     found = make()
     if "dirty" not in path.name:
-        store.write_atomically(path, json.dumps(found, default=lambda each: each.tolist()).encode())
+        files.write_atomically(path, json.dumps(found, default=lambda each: each.tolist()).encode())
     return found
 
 

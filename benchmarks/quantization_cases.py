@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.training import folding, network
-from compress.training.network import Layer, Network, Tensor, tensors_in
+from compress.ir import keras_graph
+from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+from compress.ir.passes import fold
 
 Floats = NDArray[np.float32]
 IMBALANCES = (4, 16, 64)
@@ -42,7 +43,7 @@ def imbalanced(model: Any, times: int, seed: int, samples: Floats) -> tuple[Any,
     Returns:
         The model, its batch norms folded, and the number of pairs.
     """
-    canonical = folding.canonical(network.read(model))
+    canonical = fold.canonical(keras_graph.read(model))
     random = np.random.default_rng((seed, times))
     changed, pairs = canonical, _pairs(canonical)
     for first, second in pairs:
@@ -50,7 +51,7 @@ def imbalanced(model: Any, times: int, seed: int, samples: Floats) -> tuple[Any,
         factors = float(times) ** random.uniform(-1, 1, maker.weights[0].shape[AXES[maker.kind][1]])
         changed = changed.edited({first: _made(maker, factors)}, {})
         changed = changed.edited({second: _taken(taker, factors)}, {})
-    made = network.build(changed)
+    made = keras_graph.build(changed)
     wanted, found = (np.asarray(each.predict(samples, verbose=0)) for each in (model, made))
     worst = np.abs(wanted - found).max() / max(1.0, np.abs(wanted).max())
     assert worst <= TOLERANCE, f"the injected imbalance changed the function by {worst:.1e}"
@@ -59,7 +60,7 @@ def imbalanced(model: Any, times: int, seed: int, samples: Floats) -> tuple[Any,
 
 def scalable(model: Any) -> bool:
     """Whether there are channels in a model that an imbalance can be injected into."""
-    return bool(_pairs(folding.canonical(network.read(model))))
+    return bool(_pairs(fold.canonical(keras_graph.read(model))))
 
 
 def _pairs(canonical: Network) -> list[tuple[str, str]]:

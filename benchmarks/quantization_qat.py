@@ -1,6 +1,6 @@
 """Quantization-aware training for benchmarks/quantization.py --qat: both engines of the `quantize` stage.
 
-tfmot's has its traps repaired (`compress.quantization.tfmot`): both start from the same calibrated ranges and
+tfmot's has its traps repaired (`compress.engines.tfmot.qat`): both start from the same calibrated ranges and
 round at the same points. Ours trains with batch norm folded, tfmot's with batch norm.
 """
 
@@ -16,13 +16,15 @@ import numpy as np
 import quantization_subjects as subjects
 import quantization_tools as tools
 
+from compress.engines.tfmot import qat as tfmot_qat
+from compress.engines.tfmot import sparsity as weights
 from compress.errors import StageError
-from compress.quantization import conversion, tfmot, training
+from compress.ir import keras_graph
+from compress.ir.passes import fold
+from compress.quantization import export, qat
 from compress.quantization.ranges import METHODS
 from compress.quantization.search import Search
-from compress.training import folding, network
-from compress.training import tfmot as weights
-from compress.training.fit import TrainingSettings
+from compress.training.loop import TrainingSettings
 
 OURS, TFMOT, LEARNT = "coralline QAT", "tfmot QAT", "coralline, learnt rounding"
 SETTINGS = TrainingSettings(epochs=6, learning_rate=0.0005)
@@ -43,32 +45,32 @@ def ours(subject: subjects.Subject, given: tools.Given) -> tools.Made:
     """Our engine, from the best plan after training; notes: agreement of what it computed with the file."""
     started = time.perf_counter()
     search = Search(
-        folding.canonical(network.read(given.model)), given.calibration, given.held_back, "int8", tools.scores
+        fold.canonical(keras_graph.read(given.model)), given.calibration, given.held_back, "int8", tools.scores
     )
     search.ranges([*METHODS])
     if search.equalization(search.range_method):
         search.ranges([*METHODS])
     with tempfile.TemporaryDirectory() as folder:
         context = subjects.context(subject.data, Path(folder), subject.seed)
-        found, plan, _ = training.train(search.network, search.plan, SETTINGS, context)
-    content = conversion.convert(found, plan)
+        found, plan, _ = qat.train(search.network, search.plan, SETTINGS, context)
+    content = export.convert(found, plan)
     seconds = time.perf_counter() - started
     return tools.Made(
-        content, seconds, {"training_agrees_with_file": _agreement(training.simulated(found, plan), content, subject)}
+        content, seconds, {"training_agrees_with_file": _agreement(qat.simulated(found, plan), content, subject)}
     )
 
 
 def by_tfmot(subject: subjects.Subject, given: tools.Given) -> tools.Made:
     """The engine of tfmot as the `quantize` stage has it, from the best ranges; notes: the same."""
     started = time.perf_counter()
-    read = network.read(given.model)
-    search = Search(folding.canonical(read), given.calibration, given.held_back, "int8", tools.scores)
+    read = keras_graph.read(given.model)
+    search = Search(fold.canonical(read), given.calibration, given.held_back, "int8", tools.scores)
     search.ranges([*METHODS])
-    prepared = tfmot.prepare(read, search.plan, subject.seed)
+    prepared = tfmot_qat.prepare(read, search.plan, subject.seed)
     with tempfile.TemporaryDirectory() as folder:
         context = subjects.context(subject.data, Path(folder), subject.seed)
         weights.train(prepared.legacy.model, prepared.network, SETTINGS, context)
-    content = conversion.convert(*prepared.learnt("trained"))
+    content = export.convert(*prepared.learnt("trained"))
     seconds = time.perf_counter() - started
     return tools.Made(
         content, seconds, {"training_agrees_with_file": _agreement(prepared.legacy.model, content, subject)}

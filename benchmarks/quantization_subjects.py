@@ -28,13 +28,15 @@ import quantization_networks as networks
 from numpy.typing import NDArray
 from PIL import Image
 
-from compress.importers import keras_file
-from compress.stage import Artifact, Context, Kind, Objects, Split, Task
-from compress.target import load
-from compress.training import working_model
+from compress.artifact import Artifact, Kind
+from compress.data.types import Objects, Split, Task
+from compress.importers.keras import keras_file
+from compress.ir.tensorflow import keras
+from compress.stage import Context
+from compress.stages import working_model
+from compress.targets.base import load
 from compress.training.batches import Augment
-from compress.training.fit import TrainingSettings, fit, head_of, label_loss
-from compress.training.tensorflow import keras
+from compress.training.loop import TrainingSettings, fit, head_of, label_loss
 
 SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 Floats = NDArray[np.float32]

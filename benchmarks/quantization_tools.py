@@ -16,11 +16,14 @@ import numpy as np
 import quantization_subjects as subjects
 from numpy.typing import NDArray
 
-from compress.quantization import calibration, conversion
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Kind
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
+from compress.ir import keras_graph
+from compress.ir.passes import fold
+from compress.quantization import calibration, export
+from compress.stage import Context
+from compress.stages import working_model
 from compress.stages.quantize import Quantize
-from compress.tflite.runtime import Model
-from compress.training import folding, network, working_model
+from compress.tflite.interpreter import Model
 
 Floats = NDArray[np.float32]
 OURS = "coralline"
@@ -181,12 +184,12 @@ def conversion_ratio(given: Given, repeats: int) -> dict[str, float]:
 
     TFLiteConverter calibrates on one sample, so that next to nothing of its time is calibration.
     """
-    canonical = folding.canonical(network.read(given.model))
+    canonical = fold.canonical(keras_graph.read(given.model))
     plan = calibration.calibrate(canonical, given.calibration)
     rows = []
     for _ in range(repeats + 1):
         started = time.perf_counter()
-        conversion.convert(canonical, plan)
+        export.convert(canonical, plan)
         between = time.perf_counter()
         converted(given.model, given.calibration[:1], dense_per_tensor=True)
         rows.append((between - started, time.perf_counter() - between))

@@ -29,7 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results" / "runner.json"
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "deploy")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 import devices  # noqa: E402
 import tiny  # noqa: E402
@@ -86,7 +86,8 @@ IMPORTS = "import numpy; from deploy import runtime; runtime.find()"
 ANSWERS = """
 import hashlib, json, sys
 import numpy as np
-from deploy import bundle, runtime
+from deploy import runtime
+from deploy.contract import bundle
 from deploy.model import Model
 
 opened = bundle.read(sys.argv[1])

@@ -36,13 +36,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results" / "serve.json"
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "deploy")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 import devices  # noqa: E402
 import numpy as np  # noqa: E402
 import tiny  # noqa: E402
 
-from deploy import bundle  # noqa: E402
+from deploy.contract import bundle  # noqa: E402
 from deploy.model import Model  # noqa: E402
 
 SIZE = (32, 32, 8)

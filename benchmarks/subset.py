@@ -31,16 +31,18 @@ import quantization_networks as networks
 import quantization_subjects as subjects
 from quantization import commit, kept, quiet
 
-from compress.data import Dataset
+from compress.data.dataset import Dataset
 from compress.data.sources import Digits
-from compress.quantization import calibration, conversion
-from compress.stage import SPLITS
-from compress.tflite.runtime import Model
-from compress.training import choosing, fit, folding, network, subset
-from compress.training.fit import TrainingSettings
+from compress.data.types import SPLITS
+from compress.ir import keras_graph
+from compress.ir.passes import fold
+from compress.ir.tensorflow import keras
+from compress.quantization import calibration, export
+from compress.tflite.interpreter import Model
+from compress.training import loop, subset, subset_selection
+from compress.training.loop import TrainingSettings
 from compress.training.subset import Part, Subset
-from compress.training.tensorflow import keras
-from deploy.preprocessing import Preprocessing
+from deploy.contract.preprocessing import Preprocessing
 
 RESULTS = Path(__file__).parent / "results" / "subset.json"
 SHARES = (0.1, 0.3, 0.5)
@@ -67,7 +69,9 @@ def trained(data: Any, seed: int, epochs: int) -> tuple[Any, float]:
     with tempfile.TemporaryDirectory() as folder, quiet():
         began = time.monotonic()
         settings = TrainingSettings(epochs=epochs, batch_size=BATCH)
-        fit.fit(model, fit.label_loss(fit.head_of(model, data)), settings, subjects.context(data, Path(folder), seed))
+        loop.fit(
+            model, loop.label_loss(loop.head_of(model, data)), settings, subjects.context(data, Path(folder), seed)
+        )
         return model, time.monotonic() - began
 
 
@@ -86,10 +90,10 @@ def proxies(data: subjects.Arrays, seed: int) -> dict[str, Any]:
         model, took = trained(data, seed + 1 + number, part.epochs)
         began = time.monotonic()
         if not number:
-            found["features"] = choosing.features(model, inputs)
+            found["features"] = subset_selection.features(model, inputs)
             found["coverage"] = took + time.monotonic() - began
             began = time.monotonic()
-        errors.append(choosing.errors(model, fit.head_of(model, data), inputs, labels))
+        errors.append(subset_selection.errors(model, loop.head_of(model, data), inputs, labels))
         times.append(took + time.monotonic() - began)
     return {**found, "errors": np.mean(errors, axis=0), "hardness": sum(times)}
 
@@ -115,14 +119,14 @@ def choices(data: subjects.Arrays, seed: int, share: float, said: Mapping[str, A
 def calibrated(model: Any, data: subjects.Arrays, seed: int) -> dict[str, float]:
     """How often int8 files agree with their float model, by way and samples."""
     wanted = model.predict(data.inputs("test"), verbose=0).argmax(axis=1)
-    canonical, found = folding.canonical(network.read(model)), {}
+    canonical, found = fold.canonical(keras_graph.read(model)), {}
     for select in SELECTS:
         for count in SAMPLES:
             chosen, _ = calibration.divided(select, count, model, data, seed)
             plan = calibration.calibrate(canonical, data.inputs("train")[chosen])
             with tempfile.TemporaryDirectory() as folder, quiet():
                 path = Path(folder) / "model.tflite"
-                path.write_bytes(conversion.convert(canonical, plan, "int8"))
+                path.write_bytes(export.convert(canonical, plan, "int8"))
                 answers = Model(path, reproducible=True).scores(data.inputs("test")).argmax(axis=1)
             found[f"{select}, {count}"] = float((answers == wanted).mean())
     return found

@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from deploy import bundle, signature
-from deploy.preprocessing import VERSION, Preprocessing
+from deploy.contract import bundle, signature
+from deploy.contract.preprocessing import VERSION, Preprocessing
 
 RESULTS = Path(__file__).parent / "results" / "tamper.json"
 PRIVATE = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"benchmark").digest())

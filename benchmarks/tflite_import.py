@@ -1,9 +1,9 @@
 """Float .tflite files rebuilt with Keras layers: `python benchmarks/tflite_import.py [NAME ...]`.
 
 Networks of keras.applications and some with what these lack, random weights and batch norm statistics, are
-converted to float .tflite files; each file is rebuilt (`compress.importers.tflite_file`) and both are run on the same
-random samples. Real float files of CORALLINE_SHARED come last. Prints a table: operators of the file, layers, and the
-largest difference relative to the largest output; or the operators that Keras has no layers for.
+converted to float .tflite files. Each file is rebuilt (`compress.importers.tflite.tflite_file`), and both are run on
+the same random samples. Real float files of CORALLINE_SHARED come last. Prints a table: operators of the file,
+layers, and the largest difference relative to the largest output; or the operators that Keras has no layers for.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 import networks  # noqa: E402 - from tests/
 
 from compress.errors import ModelError  # noqa: E402
-from compress.importers import tflite_file  # noqa: E402
-from compress.quantization import conversion  # noqa: E402
-from compress.training.tensorflow import keras as door  # noqa: E402
+from compress.importers.tflite import tflite_file  # noqa: E402
+from compress.ir.tensorflow import keras as door  # noqa: E402
+from compress.quantization import export  # noqa: E402
 
 SHARED = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared"))
 SIZES = {
@@ -98,7 +98,7 @@ def files(names: list[str], folder: Path) -> Iterator[tuple[str, Path]]:
     keras = door(0)
     for name in names or CASES:
         path = folder / "model.tflite"
-        path.write_bytes(conversion.convert_float(networks.randomized(CASES[name](keras))))
+        path.write_bytes(export.convert_float(networks.randomized(CASES[name](keras))))
         yield name, path
     if not names:
         yield from ((path.name, path) for path in sorted(SHARED.glob("models/**/*.tflite")))

@@ -1,6 +1,6 @@
 """Coralline: takes a trained model to a Coral Edge TPU and proves what it lost and gained.
 
-`python -m compress pipeline.yaml` is the way in; `compress.pipeline` the one to read first.
+`python -m compress pipeline.yaml` is the way in; `compress.pipeline.schema` the one to read first.
 """
 
 import importlib.metadata

@@ -13,9 +13,9 @@
     ├── SigningError           8   a bundle cannot be signed, or a key cannot be made or used
     └── DeploymentError        15  a device was not reached, or keeps the version that it had
 
-Exit code 0 is success, 8 also a bundle that does not verify (`deploy.bundle.BundleError`),
+Exit code 0 is success, 8 also a bundle that does not verify (`deploy.contract.bundle.BundleError`),
 9 and 10 the answers of `check` (some operators on the CPU; refused), 11 to 13 what `runner.pyz` finds
-on a device and 14 that `doctor` found errors (`deploy.errors`), 130 an interruption with Ctrl-C.
+on a device and 14 that `doctor` found errors (`deploy.contract.errors`), 130 an interruption with Ctrl-C.
 """
 
 from __future__ import annotations

@@ -11,86 +11,18 @@ import importlib.metadata
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from compress.target import Target
+from compress.artifact import Artifact, Facts, Kind
+from compress.data.types import Data, Task
+from compress.progress import Progress
+from compress.settings import Settings
+from compress.targets.base import Target
 
-Split = Literal["train", "validation", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-Task = Literal["classification", "detection"]
 Need = Literal["data", "original", "target", "seed", "name"]
-Facts = dict[str, Any]
-
-
-class Kind(StrEnum):
-    """What an artifact is, and so which stages can take it."""
-
-    UNTRAINED = "untrained keras model"
-    KERAS = "keras model"
-    FLOAT_TFLITE = "float tflite model"
-    TFLITE = "tflite model"
-    COMPILED = "checked tflite model"
-    BUNDLE = "bundle"
-    FINDINGS = "findings of a probe"
-
-
-#: The files in an artifact. Every kind from KERAS to COMPILED has a MODEL_TFLITE, so that
-#: every probe works on every one of them, without TensorFlow.
-MODEL_KERAS = "model.keras"
-MODEL_TFLITE = "model.tflite"
-MODEL_EDGETPU = "model_edgetpu.tflite"
-SEGMENT_EDGETPU = "model_segment_{}_of_{}_edgetpu.tflite"
-SEGMENTS = SEGMENT_EDGETPU.format("*", "*")
-"""Where the model is compiled in parts, for several Edge TPUs: there is no MODEL_EDGETPU then."""
-BUNDLE_FILE = "bundle.coralline"
-PLAN_FILE = "quantization.json"
-"""By which plan a model was quantized: `quantize: {plan: …}` takes it again, edited or not."""
-RUNNER_FILE = "runner.pyz"
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """Something made, complete and never changed again.
-
-    Attributes:
-        digest: SHA-256 over kind, files and facts.
-        kind: what it is.
-        folder: where its files are.
-        files: SHA-256 of each file, by name.
-        facts: what the maker says of it (plain JSON values).
-        seconds: how long making it took.
-    """
-
-    digest: str
-    kind: Kind
-    folder: Path
-    files: Mapping[str, str]
-    facts: Facts
-    seconds: float
-
-    def file(self, name: str) -> Path:
-        """The path of one of its files."""
-        if name not in self.files:
-            raise KeyError(f"a {self.kind} has no {name}; it has {', '.join(self.files)}")
-        return self.folder / name
-
-
-class Objects(NamedTuple):
-    """What is to be found in one image.
-
-    Attributes:
-        boxes: float32 [k, 4]: ymin, xmin, ymax, xmax, fractions of the image's height and width.
-        classes: int64 [k], indices into the class names.
-    """
-
-    boxes: NDArray[np.float32]
-    classes: NDArray[np.int64]
 
 
 class Unfit(NamedTuple):
@@ -112,55 +44,6 @@ DETECTOR_STAGES = "train, swap, quantize, compile, package"
 UNFIT_THROUGH_TFMOT = Unfit("it trains through tfmot, which is set up for classifiers only", DETECTOR_STAGES)
 
 
-class Data(Protocol):
-    """What stages and probes see of a data set (`compress.data.Dataset`)."""
-
-    @property
-    def task(self) -> Task:
-        """What the samples are for."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes; a label is an index into it."""
-
-    @property
-    def preprocessing(self) -> list[dict[str, Any]]:
-        """The preprocessing steps, as they stand in pipeline.yaml."""
-
-    @property
-    def decoding(self) -> dict[str, Any]:
-        """How files become such samples on the device (`deploy.decoding`)."""
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one preprocessed sample, without the batch."""
-
-    def inputs(self, split: Split) -> NDArray[np.float32]:
-        """All samples of a split, preprocessed: [n, *input_shape]. Large ones are a memory map: take slices."""
-
-    def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Some samples of a split as they came, before preprocessing."""
-
-    def labels(self, split: Split) -> NDArray[np.int64]:
-        """The label of every sample of a split: [n]. For detection, what images are divided by."""
-
-    def objects(self, split: Split) -> list[Objects]:
-        """The objects of every sample of a split, for detection."""
-
-    def summary(self) -> Facts:
-        """Counts, shapes, ranges, and what was left out, as plain values."""
-
-
-class Progress(Protocol):
-    """Where long work says how far it is."""
-
-    def update(self, done: int, total: int, **metrics: float) -> None:
-        """`done` of `total` steps are over; metrics are shown beside."""
-
-    def note(self, text: str) -> None:
-        """One line that the user should see."""
-
-
 @dataclass(frozen=True)
 class Context:
     """What a stage or probe is given beside its artifact.
@@ -176,7 +59,7 @@ class Context:
         progress: where to say how far the work is.
         unfinished: a folder whose files the next try finds if this one is interrupted; None: there is none.
         logs: a folder for TensorBoard's files; None: there is none.
-        detector: how the outputs of a model that finds objects are read (`deploy.detection`); None for others.
+        detector: how the outputs of a model that finds objects are read (`deploy.contract.detection`); None for others.
     """
 
     name: str
@@ -190,22 +73,6 @@ class Context:
     unfinished: Path | None = None
     logs: Path | None = None
     detector: Mapping[str, Any] | None = None
-
-
-class Settings(BaseModel):
-    """Strict, frozen settings: unknown keys, wrong types, NaN and infinity are refused.
-
-    The text below a field is its description; `manual` reads it from the code, since that takes
-    longer than all else at start-up.
-    """
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        defer_build=True,  # most settings are not used in most runs, and building costs start-up time
-    )
 
 
 class Work(Settings):

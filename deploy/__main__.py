@@ -1,6 +1,6 @@
 """The runner: `python3 runner.pyz VERB BUNDLE …`, the same as `python3 -m deploy VERB BUNDLE …`.
 
-Results on stdout, everything else on stderr. Exit codes: see `deploy.errors`.
+Results on stdout, everything else on stderr. Exit codes: see `deploy.contract.errors`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from deploy.errors import (
+from deploy.contract.errors import (
     EXIT_FILES,
     EXIT_INTERRUPTED,
     EXIT_UNSOUND,
@@ -135,9 +135,9 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy import listening
+    from deploy import service
 
-    return listening.verb(arguments)
+    return service.verb(arguments)
 
 
 def _doctor_options(parser: argparse.ArgumentParser) -> None:
@@ -198,7 +198,7 @@ def _sample(path: str, decoding: Any) -> Any:
 
 def _opened(arguments: Arguments) -> Any:
     """The verified bundle."""
-    from deploy import bundle, signature
+    from deploy.contract import bundle, signature
 
     return bundle.read(arguments.bundle, signature.trusted(arguments.key))
 

@@ -18,12 +18,12 @@ from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
-from deploy import finding, machine, probe, runtime
-from deploy.bundle import Bundle
-from deploy.errors import DeviceError, EdgeTpuError
+from deploy import evaluation, host, probe, runtime
+from deploy.contract.bundle import Bundle
+from deploy.contract.errors import DeviceError, EdgeTpuError
+from deploy.contract.preprocessing import Array
 from deploy.measurement import finite, missing, paired_drop, proportion, told
 from deploy.model import Model
-from deploy.preprocessing import Array
 from deploy.runtime import Options, Runtime, Session
 
 ROLES = ("original", "int8", "compiled")
@@ -205,7 +205,7 @@ def verify(opened: Bundle, options: Options) -> Dict[str, Any]:
             found[role] = {"verdict": "not run", "note": str(error), "error": error.to_json()}
     verdicts = [each["verdict"] for each in found.values()]
     blocked = found.get("compiled", {}).get("error")
-    wanted = options.device not in ("", "cpu") or (options.device == "" and bool(machine.edge_tpus()))
+    wanted = options.device not in ("", "cpu") or (options.device == "" and bool(host.edge_tpus()))
     ok = "different" not in verdicts and set(verdicts) != {"not run"}
     return {"golden": found, "ok": ok, "blocked": blocked if wanted else None}
 
@@ -226,7 +226,7 @@ def compare(
         RuntimeLibraryError: there is no TFLite runtime.
     """
     if opened.detector is not None:
-        return finding.compare(opened, options, limit, progress)
+        return evaluation.compare(opened, options, limit, progress)
     samples, labels = opened.evaluation()
     samples, labels = samples[:limit], labels[:limit]
     if not samples:
@@ -278,7 +278,7 @@ def text(result: Dict[str, Any]) -> str:
     if "models" not in result:
         return "accuracy: %s" % told(result["accuracy"])
     if any("ap" in each for each in result["models"].values()):
-        return finding.text(result)
+        return evaluation.text(result)
     lines = ["accuracy on %d samples, preprocessing %s" % (result["samples"], result["preprocessing"][:12])]
     lines += ["  %-9s %s" % (role, told(each["accuracy"])) for role, each in result["models"].items()]
     for pair in result["pairs"]:

@@ -22,13 +22,14 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from deploy import machine, probe
-from deploy.doubts import doubts
+from deploy import host as machine
+from deploy import probe
+from deploy.comparability import doubts
+from deploy.contract.errors import ArgumentError
+from deploy.contract.preprocessing import Array
 from deploy.energy import Stretch
-from deploy.errors import ArgumentError
 from deploy.measurement import Measured, measured, missing, told
 from deploy.model import Model
-from deploy.preprocessing import Array
 from deploy.runtime import Session
 
 MOST_RUNS = 1_000_000

@@ -20,7 +20,7 @@ import sysconfig
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from deploy import machine
+from deploy import host
 
 SEVERITIES = ("error", "warning", "note")
 TIMEOUT_S = 60.0
@@ -85,7 +85,7 @@ def look(library: str, root: Optional[str] = None) -> Facts:
     """The facts of this host; `library`: libedgetpu, by name or path."""
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return Facts(
-        root=machine.default_root() if root is None else root,
+        root=host.default_root() if root is None else root,
         python=tuple(sys.version_info[:3]),
         bits=64 if sys.maxsize > 1 << 32 else 32,
         managed=_managed(),
@@ -206,7 +206,7 @@ def child(library: str) -> None:
         return
     tell(step="runtime")
     from deploy import probe, runtime
-    from deploy.errors import DeviceError
+    from deploy.contract.errors import DeviceError
 
     try:
         found = runtime.find()

@@ -10,7 +10,7 @@ import os
 import time
 from typing import Any, Callable, Dict, List, Tuple
 
-from deploy import machine
+from deploy import host
 from deploy.doctor import Facts, Finding
 
 RULES = "/etc/udev/rules.d/99-coral.rules"
@@ -32,7 +32,7 @@ _THROTTLED = (
 
 def findings(facts: Facts) -> List[Finding]:
     """All of them."""
-    tpus = machine.edge_tpus(facts.root)
+    tpus = host.edge_tpus(facts.root)
     result = [] if tpus else [_absent(facts)]
     for tpu in tpus:
         result += _usb(facts, tpu) if tpu["device"].startswith("usb") else _pci(facts, tpu)
@@ -67,7 +67,7 @@ def _usb(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
         why = "the id changes from 1a6e:089a to 18d1:9302 at first use, and both must be allowed"
         result.append(Finding("warning", "udev", what, why, _rule(USB_RULE)))
     speed = tpu["speed_mbps"]
-    if speed is not None and speed < machine.USB3_MBPS:
+    if speed is not None and speed < host.USB3_MBPS:
         what = "%s is connected with %g Mbit/s, not with USB 3" % (tpu["device"], speed)
         why = "everything takes 3 to 10 times as long"
         result.append(Finding("warning", "usb_2", what, why, "lsusb -t  # then use a blue port and a USB 3 cable"))
@@ -79,7 +79,7 @@ def _hub(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
     result = []
     for folder in sorted(glob.glob(os.path.join(facts.root, "sys/bus/usb/devices/*"))):
         number = (_read(folder, "idVendor"), _read(folder, "idProduct"))
-        if number in machine.USB_IDS and "." in os.path.basename(folder):
+        if number in host.USB_IDS and "." in os.path.basename(folder):
             what = "%s is behind a hub (%s)" % (tpu["device"], os.path.basename(folder))
             why = "it takes up to 900 mA; with less it vanishes in the middle of an inference"
             result.append(
@@ -133,7 +133,7 @@ def _ruled(root: str, mark: str) -> bool:
 
 
 def _busy(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
-    held = machine.holders(tpu["node"], facts.root) if tpu["node"] else []
+    held = host.holders(tpu["node"], facts.root) if tpu["node"] else []
     if not held:
         return []
     names = ", ".join("%s (process %d)" % (each["name"], each["pid"]) for each in held)
@@ -146,7 +146,7 @@ def _busy(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
 
 def _heat(facts: Facts) -> List[Finding]:
     result = []
-    for name, celsius in machine.temperatures(facts.root).items():
+    for name, celsius in host.temperatures(facts.root).items():
         apex = name.startswith("apex")
         if apex and celsius < DEAD_C:
             what = "%s tells %g degrees" % (name, celsius)
@@ -162,7 +162,7 @@ def _heat(facts: Facts) -> List[Finding]:
 
 
 def _power(facts: Facts) -> List[Finding]:
-    bits = machine.throttled(facts.root) or 0
+    bits = host.throttled(facts.root) or 0
     found = {}
     for bit, kind, what in _THROTTLED:
         if bits >> bit & 1 and kind not in found:
@@ -188,7 +188,7 @@ def _pages(facts: Facts) -> List[Finding]:
         if not os.path.exists(os.path.join(facts.root, config[1:])):
             config = "/boot/config.txt"
         todo = "echo kernel=kernel8.img | sudo tee -a %s && sudo reboot" % config
-    pci = any(tpu["device"].startswith("pci") for tpu in machine.edge_tpus(facts.root))
+    pci = any(tpu["device"].startswith("pci") for tpu in host.edge_tpus(facts.root))
     return [Finding("error" if pci else "warning", "pages", what, why, todo)]
 
 

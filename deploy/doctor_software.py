@@ -187,9 +187,9 @@ def debian_version(root: str, name: str) -> Optional[str]:
 
 
 def _present(facts: Facts) -> bool:
-    from deploy import machine
+    from deploy import host
 
-    return bool(machine.edge_tpus(facts.root))
+    return bool(host.edge_tpus(facts.root))
 
 
 def _apt(names: str) -> str:

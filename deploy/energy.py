@@ -18,8 +18,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from deploy import machine
-from deploy.errors import ArgumentError
+from deploy import host
+from deploy.contract.errors import ArgumentError
 from deploy.measurement import Measured, measured, missing
 
 UNIT = "mJ"
@@ -36,7 +36,7 @@ class Stretch:
 
     def __init__(self, meter: Optional[str]) -> None:
         self._meter = meter
-        self._counters = machine.energy_counters()
+        self._counters = host.energy_counters()
         self._began = time.time()
 
     def end(self, inferences: int) -> Measured:
@@ -49,7 +49,7 @@ class Stretch:
         ended = time.time()
         if self._meter is not None:
             return _from_meter(_readings(self._meter), self._began, ended, inferences)
-        return _from_counters(self._counters, machine.energy_counters(), inferences)
+        return _from_counters(self._counters, host.energy_counters(), inferences)
 
 
 def _from_counters(before: Dict[str, Any], after: Dict[str, Any], inferences: int) -> Measured:

@@ -13,10 +13,11 @@ from typing import Optional, Tuple, Union
 
 import numpy as np
 
-from deploy import bundle, pictures, recording
-from deploy.decoding import AS_THEY_ARE, Decoding
-from deploy.errors import ImageError
-from deploy.preprocessing import Array
+from deploy import recording
+from deploy.contract import bundle, pictures
+from deploy.contract.decoding import AS_THEY_ARE, Decoding
+from deploy.contract.errors import ImageError
+from deploy.contract.preprocessing import Array
 
 MAX_PIXELS = 1 << 25
 """Of an image: 33 million, 100 MB of colours."""

@@ -12,7 +12,7 @@ from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
-from deploy.preprocessing import Array
+from deploy.contract.preprocessing import Array
 
 Z95 = 1.959963984540054
 """The 97.5th percentile of the standard normal distribution."""

@@ -22,11 +22,12 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tupl
 
 import numpy as np
 
-from deploy import bundle, machine, probe, runtime, signature
-from deploy.detection import Detector
-from deploy.errors import ArgumentError, EdgeTpuError, ImageError, ModelError
+from deploy import host, probe, runtime
+from deploy.contract import bundle, signature
+from deploy.contract.detection import Detector
+from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, ModelError
+from deploy.contract.preprocessing import Array, PreprocessingError, dequantize, quantize
 from deploy.measurement import finite
-from deploy.preprocessing import Array, PreprocessingError, dequantize, quantize
 from deploy.runtime import Options, Session
 
 
@@ -302,7 +303,7 @@ def _why_not(opened: bundle.Bundle, options: Options) -> str:
     Raises:
         EdgeTpuError: there is one, or one was asked for, and it cannot be used.
     """
-    present = machine.edge_tpus()
+    present = host.edge_tpus()
     if not present and not options.device:
         return "no Edge TPU is on USB or PCIe: the int8 model runs on the CPU"
     _try(opened, options)

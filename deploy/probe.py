@@ -20,8 +20,8 @@ from typing import Any, Dict, List, Optional
 
 import numpy as np
 
-from deploy import machine, runtime
-from deploy.errors import ArgumentError, DeviceError, EdgeTpuError, ModelError, RuntimeLibraryError
+from deploy import host, runtime
+from deploy.contract.errors import ArgumentError, DeviceError, EdgeTpuError, ModelError, RuntimeLibraryError
 from deploy.runtime import INSTALL, Options
 
 TIMEOUT_S = 60.0
@@ -261,14 +261,14 @@ def _unloadable(library: str, text: str) -> DeviceError:
 
 def _matching(device: str) -> List[Dict[str, Any]]:
     """The Edge TPUs of the host that a device option may mean."""
-    found = machine.edge_tpus()
+    found = host.edge_tpus()
     kind, _, index = device.partition(":")
     chosen = [each for each in found if not kind or each["device"].startswith(kind)]
     return chosen[int(index) : int(index) + 1] if index else chosen
 
 
 def _held(found: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    return [holder for each in found if each["node"] for holder in machine.holders(each["node"])]
+    return [holder for each in found if each["node"] for holder in host.holders(each["node"])]
 
 
 def _busy(held: List[Dict[str, Any]]) -> DeviceError:
@@ -289,7 +289,7 @@ def _without_delegate(text: str, options: Options) -> DeviceError:
 
 
 def _absent(options: Options) -> DeviceError:
-    others = [each["device"] for each in machine.edge_tpus()]
+    others = [each["device"] for each in host.edge_tpus()]
     if others:
         what = "there is no Edge TPU %s; here is %s" % (options.device, ", ".join(others))
         return EdgeTpuError(what, "use --device %s" % others[0], "no_device")

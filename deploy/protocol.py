@@ -17,12 +17,14 @@ from urllib.parse import parse_qsl
 
 MAX_HEAD_BYTES = 16 * 1024
 MAX_HEADERS = 64
+MAX_LENGTH = 10**15 - 1
 END = b"\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON = "application/json"
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]{0,2000}) HTTP/1\.([01])\Z")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*\Z")
-_LENGTH = re.compile(r"[0-9]{1,15}\Z")
+_NUMBER = re.compile(r"[0-9]{1,15}\Z")
+"""ASCII digits: `str.isdigit` is also true of "\u00b2" and of other digits that `int` refuses or reads differently."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _SINGLE = ("content-length", "transfer-encoding", "host", "authorization", "x-shape", "x-dtype", "expect")
 _REASONS = {
@@ -89,6 +91,14 @@ class Head:
         return self.headers.get("expect", "").lower() == "100-continue"
 
 
+def number(text: str, most: int) -> Optional[int]:
+    """Return a decimal number from a request, or None where the text is not a number from 0 to `most`."""
+    if not _NUMBER.match(text):
+        return None
+    value = int(text)
+    return value if value <= most else None
+
+
 def head(raw: bytes) -> Head:
     """Reads a request head, without the empty line at its end.
 
@@ -108,9 +118,9 @@ def head(raw: bytes) -> Head:
     method = request.group(1).decode()
     if method == "POST" and "content-length" not in headers:
         raise RefusedError(411, "there is no Content-Length", close=True)
-    length = headers.get("content-length", "0")
-    if not _LENGTH.match(length):
-        raise RefusedError(400, "the Content-Length is no number", close=True)
+    length = number(headers.get("content-length", "0"), MAX_LENGTH)
+    if length is None:
+        raise RefusedError(400, "Content-Length is not a number of bytes", close=True)
     if "expect" in headers and headers["expect"].lower() != "100-continue":
         raise RefusedError(417, "only 100-continue can be expected", close=True)
     path, _, query = request.group(2).decode().partition("?")
@@ -118,7 +128,7 @@ def head(raw: bytes) -> Head:
     keep = "close" not in wish if newer else "keep-alive" in wish
     given = headers.get("x-request-id", "")
     request_id = given if _REQUEST_ID.match(given) else uuid.uuid4().hex
-    return Head(method, path, dict(parse_qsl(query)), headers, int(length), keep, request_id)
+    return Head(method, path, dict(parse_qsl(query)), headers, length, keep, request_id)
 
 
 def _headers(lines: Any) -> Dict[str, str]:

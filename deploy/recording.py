@@ -1,6 +1,6 @@
 """A WAV file as a sound: float32 [samples] from -1 to 1, one channel. Anyone may have sent it.
 
-The same numbers as training reads (`compress.data.sources.sound`, which names the specifications).
+The same numbers as training reads (`compress.data.sources.wav`, which names the specifications).
 Runs on Python 3.7 with numpy.
 """
 
@@ -11,8 +11,8 @@ from typing import Any, Dict, Optional, Tuple, Union
 
 import numpy as np
 
-from deploy.errors import ImageError
-from deploy.preprocessing import Array
+from deploy.contract.errors import ImageError
+from deploy.contract.preprocessing import Array
 
 Bytes = Union[bytes, bytearray]
 Kind = Tuple[int, int]

@@ -18,9 +18,9 @@ from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
 
 import numpy as np
 
-from deploy.detection import ordered
-from deploy.errors import ArgumentError, DeviceError, EdgeTpuError, ModelError, RuntimeLibraryError
-from deploy.preprocessing import Array
+from deploy.contract.detection import ordered
+from deploy.contract.errors import ArgumentError, DeviceError, EdgeTpuError, ModelError, RuntimeLibraryError
+from deploy.contract.preprocessing import Array
 
 LIBRARY = "libedgetpu.so.1"
 CUSTOM_OP = "edgetpu-custom-op"

@@ -28,15 +28,17 @@ import hashlib
 import hmac
 import selectors
 import socket
+import sys
 import time
-from typing import Any, Callable, Deque, Dict, List, Optional, Set
+import traceback
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set
 
 from deploy import connection, protocol
 from deploy.connection import Connection, GoneError
-from deploy.decoding import Decoding
-from deploy.errors import ImageError
-from deploy.figures import Figures
+from deploy.contract.decoding import Decoding
+from deploy.contract.errors import ImageError
 from deploy.protocol import Head, RefusedError
+from deploy.service_metrics import Figures
 from deploy.worker import Job, Worker
 
 _PATHS = {"/v1/predict": "POST", "/v1/model": "GET", "/metrics": "GET", "/healthz": "GET", "/readyz": "GET"}
@@ -45,6 +47,8 @@ _OPEN = ("/healthz", "/readyz")
 TICK_S = 0.25
 GRACE_S = 30.0
 MAX_TOP = 1000
+LOG_EVERY_S = 1.0
+"""Internal errors are logged at most this often."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +102,7 @@ class Server:
         self._clients: Set[Connection] = set()
         self._done: Deque[Job] = collections.deque()
         self._held = 0
+        self._logged = float("-inf")
         self._stopping = self.ended = False
         self._token = hashlib.sha256(settings.token.encode()).digest()
         self._selector = selectors.DefaultSelector()
@@ -170,14 +175,40 @@ class Server:
         client, now = key.data, time.monotonic()
         if client not in self._clients:
             return
-        try:
+        with self._isolated(client):
             if mask & selectors.EVENT_READ:
                 self._read(client, now)
             if mask & selectors.EVENT_WRITE and client.phase == connection.WRITE and client.send(now):
                 self._advance(client, now)
             self._watch(client)
+
+    @contextlib.contextmanager
+    def _isolated(self, client: Connection) -> Iterator[None]:
+        """Work for one client; whatever it raises ends that client's request and nothing else."""
+        try:
+            yield
         except GoneError:
             self._vanished(client)
+        except Exception as error:  # noqa: BLE001 - one request must not end the service for all others
+            self._failed(client, error)
+
+    def _failed(self, client: Connection, error: Exception) -> None:
+        """Answers a request that met an error of ours with 500 and closes its connection."""
+        self.figures.rejected("internal")
+        now = time.monotonic()
+        if now - self._logged >= LOG_EVERY_S:
+            self._logged = now
+            traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
+        if client not in self._clients:
+            return
+        if client.phase in (connection.WRITE, connection.DRAIN):  # a part of an answer may have been sent
+            self._drop(client)
+            return
+        try:
+            what = "%s while the request was handled" % type(error).__name__
+            self._refuse(client, RefusedError(500, what, "please report it", close=True))
+        except Exception:  # noqa: BLE001 - the answer may meet the same error
+            self._drop(client)
 
     def _accept(self, listener: Any) -> None:
         for _ in range(32):
@@ -245,16 +276,19 @@ class Server:
     def _expire(self, now: float) -> None:
         """Ends what takes too long."""
         for client in [each for each in self._clients if each.deadline < now]:
-            if client.phase == connection.WAIT:
-                what = "there was no answer within %g s" % self.settings.timeout_s
-                self._refuse(client, RefusedError(504, what, "ask again", headers={"Retry-After": "1"}))
-            elif client.phase == connection.BODY or (client.phase == connection.READ and not client.clean):
-                self._refuse(
-                    client, RefusedError(408, "the request took too long to come", "send it at once", close=True)
-                )
-            else:
-                self.figures.rejected("too slow" if client.phase == connection.WRITE else "idle")
-                self._drop(client)
+            with self._isolated(client):
+                self._expire_client(client)
+
+    def _expire_client(self, client: Connection) -> None:
+        """Ends one client whose time is up."""
+        if client.phase == connection.WAIT:
+            what = "there was no answer within %g s" % self.settings.timeout_s
+            self._refuse(client, RefusedError(504, what, "ask again", headers={"Retry-After": "1"}))
+        elif client.phase == connection.BODY or (client.phase == connection.READ and not client.clean):
+            self._refuse(client, RefusedError(408, "the request took too long to come", "send it at once", close=True))
+        else:
+            self.figures.rejected("too slow" if client.phase == connection.WRITE else "idle")
+            self._drop(client)
 
     # --- requests ---------------------------------------------------------------------
 
@@ -333,7 +367,7 @@ class Server:
 
     def _enqueue(self, client: Connection, head: Head, now: float) -> None:
         if _top(head) is None:
-            raise RefusedError(400, "top=%s is no number from 1 to %d" % (head.query["top"][:20], MAX_TOP))
+            raise RefusedError(400, "top=%s is not a number from 1 to %d" % (head.query["top"][:20], MAX_TOP))
         job = Job(client.body, head.headers.get("x-shape", ""), head.headers.get("x-dtype", ""), client)
         if not self.worker.offer(job):
             self.figures.rejected("queue")
@@ -347,17 +381,21 @@ class Server:
         while self._done:
             job = self._done.popleft()
             client: Connection = job.owner
-            if job.cancelled or client.job is not job:
-                continue
-            self.figures.took(job)
-            head = client.head
-            assert head is not None
-            if job.error is not None:
-                status = 400 if isinstance(job.error, ImageError) else 500
-                self._refuse(client, RefusedError(status, job.error.what, job.error.todo))
-            else:
-                body = protocol.as_json(self._told(job, head))
-                self._answer(client, 200, protocol.answer(200, body, head.request_id, head.keep))
+            if not job.cancelled and client.job is job:
+                with self._isolated(client):
+                    self._answer_job(client, job)
+
+    def _answer_job(self, client: Connection, job: Job) -> None:
+        """Answers the request of a finished job."""
+        self.figures.took(job)
+        head = client.head
+        assert head is not None
+        if job.error is not None:
+            status = 400 if isinstance(job.error, ImageError) else 500
+            self._refuse(client, RefusedError(status, job.error.what, job.error.todo))
+        else:
+            body = protocol.as_json(self._told(job, head))
+            self._answer(client, 200, protocol.answer(200, body, head.request_id, head.keep))
 
     def _told(self, job: Job, head: Head) -> Dict[str, Any]:
         return {
@@ -384,6 +422,5 @@ class Server:
 
 
 def _top(head: Head) -> Optional[int]:
-    """How many classes a request asks for; None if that is no number."""
-    given = head.query.get("top", "3")
-    return int(given) if given.isdigit() and len(given) < 6 and 0 < int(given) <= MAX_TOP else None
+    """Return how many classes a request asks for; None if that is not a number from 1 to `MAX_TOP`."""
+    return protocol.number(head.query.get("top", "3"), MAX_TOP) or None

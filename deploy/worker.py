@@ -13,8 +13,8 @@ import threading
 import time
 from typing import Any, Callable, Deque, Optional
 
-from deploy.decoding import AS_THEY_ARE, Decoding
-from deploy.errors import DeviceError
+from deploy.contract.decoding import AS_THEY_ARE, Decoding
+from deploy.contract.errors import DeviceError
 from deploy.images import Bytes, decoded
 
 STUCK_S = 60.0

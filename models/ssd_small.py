@@ -21,7 +21,7 @@ RATIOS = [1.0, 2.0, 0.5]
 
 
 def detector(input_shape):
-    """Where the anchors stand, as `deploy.detection` reads it.
+    """Where the anchors stand, as `deploy.contract.detection` reads it.
 
     Args:
         input_shape: (height, width, channels) of a preprocessed sample.

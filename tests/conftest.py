@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ import pytest
 import stand_in
 import tiny
 
-sys.path += [str(Path(__file__).parent / name) for name in ("tflite", "deploy")]  # for one_op and devices
 MOUNT, UMOUNT = (shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") for name in ("mount", "umount"))
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background, and inherited by what is run here
@@ -62,7 +60,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> stand_in.Progra
 @pytest.fixture(scope="session")
 def keras() -> Any:
     """Keras on TensorFlow, imported once."""
-    from compress.training.tensorflow import keras
+    from compress.ir.tensorflow import keras
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what TensorFlow's own import warns of

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.types import SPLITS, Split
 from compress.errors import DataError
-from compress.stage import SPLITS, Split
 
 SPLIT_WORDS: dict[str, Split] = {
     "train": "train",

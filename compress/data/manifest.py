@@ -16,7 +16,7 @@ from pathlib import Path
 
 from compress.data import files
 from compress.errors import DataError
-from compress.store import explain, write_atomically
+from compress.files import explain, write_atomically
 
 MAX_BYTES = 256 << 20
 

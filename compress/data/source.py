@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data import files, manifest
-from compress.data.division import Divide, stratified
+from compress.data.splits import Divide, stratified
+from compress.data.types import Objects, Split, Task
 from compress.errors import DataError
-from compress.stage import Objects, Settings, Split, Task
-from compress.store import digest_of
+from compress.files import digest_of
+from compress.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Source(Settings):
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """How files become such samples on the device (`deploy.decoding`); empty where they are not decoded."""
+        """Settings of `deploy.contract.decoding` for the device; empty where samples are not decoded from files."""
         return {}
 
     def beside(self, folder: Path) -> Self:

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.division import spread
-from compress.stage import SPLITS, Facts, Objects, Split, Task
+from compress.artifact import Facts
+from compress.data.splits import spread
+from compress.data.types import SPLITS, Objects, Split, Task
 
 LOOKED_AT = 256
 """Samples of each split that shapes and ranges are told of; others are counted."""

@@ -6,9 +6,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from compress.document import listing, nearest
 from compress.errors import ModelError, UntrustedError
-from compress.shipped import shipped
+from compress.resources import shipped
+from compress.suggestions import listing, nearest
 
 FUNCTION = "build"
 DETECTOR = "detector"
@@ -56,7 +56,7 @@ def build(path: Path, function: str, input_shape: tuple[int, ...], classes: int)
     Raises:
         ModelError: the file has no such function, fails, or gives no Keras model.
     """
-    from compress.training.tensorflow import keras
+    from compress.ir.tensorflow import keras
 
     library = keras()
     model = _called(path, function, (input_shape, classes))
@@ -66,7 +66,7 @@ def build(path: Path, function: str, input_shape: tuple[int, ...], classes: int)
 
 
 def detector(path: Path, input_shape: tuple[int, ...]) -> Any:
-    """The specification of a detector's anchors, as its builder has it (`deploy.detection`).
+    """The specification of a detector's anchors, as its builder has it (`deploy.contract.detection`).
 
     Raises:
         ModelError: the file has no function `detector`, or it fails.

@@ -14,15 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.importers import KERAS_SUFFIXES, SUFFIXES, differences, keras_file, onnx_file, saved_model, tflite_file
-from compress.importers import saved_model_conversion as conversion
-from compress.importers import saved_model_keras as saved_keras
-from compress.importers.differences import Parity
-from compress.importers.onnx_inputs import Shapes
-from compress.importers.parity import TOLERANCE
-from compress.importers.refused import Refused, carrying
-from compress.tflite import proof
-from compress.training import tensorflow
+from compress.importers import KERAS_SUFFIXES, SUFFIXES
+from compress.importers.common import difference
+from compress.importers.common.difference import Parity
+from compress.importers.common.unsupported import Refused, carrying
+from compress.importers.common.verification import TOLERANCE
+from compress.importers.keras import keras_file
+from compress.importers.onnx import onnx_file
+from compress.importers.onnx.onnx_inputs import Shapes
+from compress.importers.saved_model import conversion, saved_model_folder
+from compress.importers.saved_model import keras_model as saved_keras
+from compress.importers.tflite import tflite_file
+from compress.ir import tensorflow
+from compress.tflite import comparison
 
 if TYPE_CHECKING:
     import keras
@@ -151,7 +155,7 @@ def _onnx(path: Path, shapes: Shapes = MappingProxyType({})) -> Found:
 
 
 def _saved_model(path: Path, signature: str | None) -> Found:
-    content = saved_model.read(path)
+    content = saved_model_folder.read(path)
     producer = f"TensorFlow {content.version}" if content.version else ""
     found = content.judged
     if content.config is not None and signature is None and (not found.unsupported or content.refused):
@@ -188,13 +192,13 @@ def _from_tflite(found: Found, file: tflite_file.File, samples: Samples) -> Impo
         raise without_layers(found)
     tensorflow.keras()  # before TensorFlow itself is imported: it reads settings then
     model, _ = tflite_file.load(file, samples)
-    runner, graph = proof.Runner(file.plain.graph), file.plain.graph
+    runner, graph = comparison.Runner(file.plain.graph), file.plain.graph
     shapes = [graph.tensors[index].shape for index in graph.inputs]
     feeds = _feeds(shapes)
     if samples is not None and len(shapes) == 1 and shapes[0] == (1, *samples.shape[1:]):
         feeds += [[sample[None]] for sample in samples]
     pairs = [pair for feed in feeds for pair in zip(runner.run(feed), _answers(model, feed), strict=True)]
-    return Imported(model, differences.compared(pairs, version("ai-edge-litert"), len(feeds) * file.batch))
+    return Imported(model, difference.compared(pairs, version("ai-edge-litert"), len(feeds) * file.batch))
 
 
 def without_layers(found: Found) -> ModelError:
@@ -216,7 +220,7 @@ def _from_graph(found: Found, made: conversion.Converted) -> Imported:
         for feed, outputs in zip(made.inputs, made.outputs, strict=True)
         for wanted, given in zip(outputs, _answers(imported.model, feed), strict=True)
     ]
-    parity = differences.compared(pairs, made.runtime, len(made.inputs))
+    parity = difference.compared(pairs, made.runtime, len(made.inputs))
     if not parity.max_rel <= TOLERANCE:
         what = f"rebuilt in Keras it answers differently, by {parity.max_rel:.2g} of the largest output"
         raise ModelError(what, where=str(found.path), allowed=f"{TOLERANCE:g}")
@@ -227,7 +231,7 @@ def compared(model: keras.Model, other: keras.Model) -> Parity:
     """How far the answers of two models of Keras 3 are apart, on random inputs."""
     feeds = _feeds([(1, *(32 if side is None else side for side in each.shape[1:])) for each in model.inputs], model)
     pairs = [pair for feed in feeds for pair in zip(_answers(model, feed), _answers(other, feed), strict=True)]
-    return differences.compared(pairs, version("keras"), len(feeds))
+    return difference.compared(pairs, version("keras"), len(feeds))
 
 
 def _feeds(shapes: list[tuple[int, ...]], model: Any = None) -> list[list[NDArray[Any]]]:

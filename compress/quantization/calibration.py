@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.types import Data
+from compress.ir.keras_graph import Network
+from compress.quantization.activation_statistics import Statistics, collect
 from compress.quantization.plan import QuantizationPlan
 from compress.quantization.ranges import select
-from compress.quantization.statistics import Statistics, collect
-from compress.stage import Data
-from compress.training import choosing, subset
-from compress.training.fit import head_of
-from compress.training.network import Network
+from compress.training import subset, subset_selection
+from compress.training.loop import head_of
 from compress.training.subset import Indices
 
 
@@ -48,8 +48,8 @@ def _chosen(select: str, count: int, model: Any, data: Data, seed: int) -> Indic
         return way(count, labels, seed)
     inputs = data.inputs("train")
     if select == "hardness":
-        return subset.by_error(count, labels, choosing.errors(model, head_of(model, data), inputs, labels))
-    return subset.covering(count, labels, choosing.features(model, inputs))
+        return subset.by_error(count, labels, subset_selection.errors(model, head_of(model, data), inputs, labels))
+    return subset.covering(count, labels, subset_selection.features(model, inputs))
 
 
 def calibrate(network: Network, samples: NDArray[np.float32], method: str = "minmax") -> QuantizationPlan:

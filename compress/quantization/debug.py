@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.quantization import conversion, correction, equalization, fake
-from compress.quantization import points as rounding
-from compress.quantization.judging import snr_db
+from compress.ir.keras_graph import Layer, Network, Tensor, build, observed, tensors_in
+from compress.ir.tensorflow import keras
+from compress.quantization import bias_correction, equalization, export, fake_quantization
+from compress.quantization import quantizer_placement as rounding
+from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan
-from compress.training.network import Layer, Network, Tensor, build, observed, tensors_in
-from compress.training.tensorflow import keras
 
 WEIGHTS = " (weights)"
 """Behind a layer's name: the rounding of its weights."""
@@ -89,7 +89,7 @@ def to_json(rows: list[LayerError]) -> list[dict[str, Any]]:
 def _scaled(network: Network, plan: QuantizationPlan) -> Network:
     """What the float model computes, channels scaled as the plan says; every layer whose biases it moves has some."""
     none = {name: tuple(0.0 for _ in values) for name, values in plan.bias_shifts.items()}
-    return correction.shifted(equalization.applied(network, plan.factors), none)
+    return bias_correction.shifted(equalization.applied(network, plan.factors), none)
 
 
 def _noise(
@@ -102,9 +102,9 @@ def _noise(
     """
     import tensorflow
 
-    names = fake.layer_names(network, points)
-    switched = fake.switched(fake.insert(network, points, plan))
-    model, gridded = build(switched), conversion.gridded(network, plan)
+    names = fake_quantization.layer_names(network, points)
+    switched = fake_quantization.switched(fake_quantization.insert(network, points, plan))
+    model, gridded = build(switched), export.gridded(network, plan)
     switches = {name: model.get_layer(layer).on for name, layer in names.items()}
     library = keras()  # AutoGraph logs all of os.environ when it is asked for in a traced function
     inputs = tensorflow.constant(samples)
@@ -135,7 +135,7 @@ def _noise(
 
 def _added(model: Any, gridded: Network, plan: QuantizationPlan, energy: Callable[[], float]) -> dict[str, float]:
     """By layer and SHIFTS how much more energy the error has than without them; the model rounds activations."""
-    moved, added = correction.shifted(gridded, plan.bias_shifts), {}
+    moved, added = bias_correction.shifted(gridded, plan.bias_shifts), {}
     for name in _weighted(moved):
         model.get_layer(name).set_weights(list(moved.layers[name].weights))
     everything = energy() if plan.bias_shifts else 0.0
@@ -147,7 +147,7 @@ def _added(model: Any, gridded: Network, plan: QuantizationPlan, energy: Callabl
 
 
 def _weighted(network: Network) -> dict[str, Layer]:
-    return {name: layer for name, layer in network.layers.items() if layer.kind in fake.SCALE_AXES}
+    return {name: layer for name, layer in network.layers.items() if layer.kind in fake_quantization.SCALE_AXES}
 
 
 def _uneven(layer: Layer) -> tuple[str, str]:
@@ -174,9 +174,9 @@ def _ratios(
     samples: NDArray[np.float32],
 ) -> dict[str, float]:
     """By point the mean signal-to-noise ratio of a sample with everything rounded, and biases moved."""
-    names = fake.layer_names(network, points)
-    moved = correction.shifted(conversion.gridded(network, plan), plan.bias_shifts)
-    rounded = fake.insert(moved, points, plan)
+    names = fake_quantization.layer_names(network, points)
+    moved = bias_correction.shifted(export.gridded(network, plan), plan.bias_shifts)
+    rounded = fake_quantization.insert(moved, points, plan)
     library, found = keras(), {}
     places = [Tensor(names[name], list(_calls(points, name)).index(tensor)) for name, tensor in by_name.items()]
     pairs = []

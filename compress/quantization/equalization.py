@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import StageError
-from compress.quantization.points import activation_of
-from compress.training import channels as structure
-from compress.training.channels import MAKERS, Channels, Layout, Numbering
-from compress.training.network import Layer, Network, Tensor
+from compress.ir import channel_groups as structure
+from compress.ir.channel_groups import MAKERS, Channels, Layout, Numbering
+from compress.ir.keras_graph import Layer, Network, Tensor
+from compress.quantization.quantizer_placement import activation_of
 
 Factors = NDArray[np.float64]
 """What each channel number is divided by where it is made, and multiplied by where it is taken."""

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from compress.errors import StageError
-from compress.stage import Settings
-from compress.training.network import Network
+from compress.ir.keras_graph import Network
+from compress.settings import Settings
 
 SCHEMA_VERSION = 2
 LEVELS = 255

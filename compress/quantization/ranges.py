@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.quantization.activation_statistics import Statistics, spread
 from compress.quantization.plan import LEVELS, nudged
-from compress.quantization.statistics import Statistics, spread
 
 Range = tuple[float, float]
 Method = Callable[[Statistics, str], Range]

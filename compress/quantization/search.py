@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.quantization import adaround, conversion, correction, equalization, statistics, warning
+from compress.ir.keras_graph import Network, Tensor, build
+from compress.quantization import activation_statistics, adaround, bias_correction, diagnostics, equalization, export
 from compress.quantization.calibration import calibrate, planned
-from compress.quantization.judging import ByClass, Judge, side_by_side
+from compress.quantization.fidelity import ByClass, Judge, side_by_side
 from compress.quantization.plan import QuantizationPlan
-from compress.quantization.points import without_softmax
-from compress.training.network import Network, Tensor, build
+from compress.quantization.quantizer_placement import without_softmax
 
 LEAST_GAIN_DB = 0.1
 """An improvement that is worth a change of the plan."""
@@ -70,7 +70,7 @@ class Search:
     network: Network
     samples: NDArray[np.float32]
     held_back: NDArray[np.float32]
-    io: conversion.InputType
+    io: export.InputType
     run: Callable[[bytes, NDArray[np.float32]], NDArray[np.float32]]
     trials: list[Trial] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -89,8 +89,8 @@ class Search:
         Raises:
             StageError: it is for another network.
         """
-        conversion.refuse_mismatch(self.network, plan)
-        self.warnings = warning.about_plan(plan, self.network)
+        export.refuse_mismatch(self.network, plan)
+        self.warnings = diagnostics.about_plan(plan, self.network)
         self._try("plan", plan.method, plan)
 
     def ranges(self, methods: Sequence[str]) -> None:
@@ -99,15 +99,15 @@ class Search:
             return
         factors = dict(self._best.plan.factors) if self._best else {}
         current = equalization.applied(self.network, factors)
-        found = statistics.collect(current, self.samples)
-        outliers = statistics.outliers(found)
+        found = activation_statistics.collect(current, self.samples)
+        outliers = activation_statistics.outliers(found)
         if outliers:
-            self.warnings = warning.about_activations(found, outliers)
+            self.warnings = diagnostics.about_activations(found, outliers)
             self._try("ranges", methods[0], replace(planned(found, methods[0]), factors=factors))
             self.ordinary = np.delete(self.samples, outliers, axis=0)
-            found = statistics.collect(current, self.ordinary)
+            found = activation_statistics.collect(current, self.ordinary)
         elif not self.warnings:
-            self.warnings = warning.about_activations(found, [])
+            self.warnings = diagnostics.about_activations(found, [])
         for method in methods:
             choice = f"{method} without outliers" if outliers else method
             self._try("ranges", choice, replace(planned(found, method), factors=factors))
@@ -118,13 +118,13 @@ class Search:
         """Tries factors from weights, and from activations; whether any are kept that were not."""
         channels = equalization.follow(self.network, relu6=True)
         clipped = equalization.clipped(self.network)
-        tops = statistics.largest_by_channel(self.network, clipped, self.samples, 100) if clipped else {}
+        tops = activation_statistics.largest_by_channel(self.network, clipped, self.samples, 100) if clipped else {}
         channels, least = equalization.careful(channels, tops)
         if channels.pinned.all():
             return False
         before = self.plan
         tensors = [Tensor(layer.name) for layer in self.network.layers.values() if equalization.weighted(layer)]
-        seen = statistics.largest_by_channel(self.network, tensors, self.samples)
+        seen = activation_statistics.largest_by_channel(self.network, tensors, self.samples)
         found = {
             "from weights": equalization.from_weights(self.network, channels, least),
             **{
@@ -145,14 +145,14 @@ class Search:
     def bias(self) -> None:
         """Tries to move the mean of every layer's outputs back to where the float model has it."""
         plan = self.plan
-        network = conversion.gridded(equalization.applied(self.network, plan.factors))
-        shifts = correction.measured_shifts(network, plan, self.ordinary)
+        network = export.gridded(equalization.applied(self.network, plan.factors))
+        shifts = bias_correction.measured_shifts(network, plan, self.ordinary)
         self._try("bias", "measured shift", replace(plan, bias_shifts=shifts))
 
     def rounding(self, note: Callable[[str], None]) -> None:
         """Tries rounding that is learnt instead of nearest."""
         plan = self.plan
-        network = conversion.edited(self._compared, plan)
+        network = export.edited(self._compared, plan)
         chosen = adaround.learnt(network, self.ordinary, note)
         self._try("rounding", "learnt", replace(plan, rounding=chosen))
 
@@ -171,14 +171,14 @@ class Search:
     @property
     def content(self) -> bytes:
         """The best plan as a .tflite file."""
-        return conversion.convert(self.network, self.plan, self.io)
+        return export.convert(self.network, self.plan, self.io)
 
     def to_json(self) -> list[dict[str, Any]]:
         """What was tried, as plain maps."""
         return [asdict(trial) for trial in self.trials]
 
     def _try(self, step: str, choice: str, plan: QuantizationPlan) -> None:
-        found = self._run(_Candidate(plan, conversion.convert(self._compared, plan, self.io)), FIRST)
+        found = self._run(_Candidate(plan, export.convert(self._compared, plan, self.io)), FIRST)
         kept = self._best is None or found.gain(self._best).sure
         if self._best is not None and not kept and found.gain(self._best).possible:
             found, self._best = (self._run(each, len(self.held_back)) for each in (found, self._best))

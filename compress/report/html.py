@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compress import report as words
-from compress.report import Plain, charts, devices, pruning, quantization, selection, swapping, training, validity
+from compress.report import (
+    Plain,
+    charts,
+    devices,
+    pruning,
+    quantization,
+    replacement,
+    selection,
+    training,
+    validity,
+)
 from compress.report.samples import seen
 
 if TYPE_CHECKING:
@@ -75,7 +85,7 @@ def page(record: Plain) -> str:
         devices=_devices(record),
         quantization=quantization.section(record),
         pruning=pruning.section(record),
-        swaps=swapping.section(record),
+        swaps=replacement.section(record),
         placement=_placement(record),
         data=_data(record),
         outputs=_outputs(record),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from compress import report as words
-from compress.report import Plain, devices, quantization, selection, swapping, training
+from compress.report import Plain, devices, quantization, replacement, selection, training
 
 MAX_CELL = 120
 MAX_CLASSES = 5
@@ -161,7 +161,7 @@ def _classes(record: Plain) -> list[str]:
 
 
 def _swaps(record: Plain) -> list[str]:
-    found = swapping.section(record)
+    found = replacement.section(record)
     if found is None:
         return []
     rows = [[quote(row[key]) for key in ("what", "by", "count", "layers")] for row in found["swapped"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compress import report as words
-from compress.report import Plain, draw
+from compress.report import Plain, svg
 
 MAX_LAYERS = 40
 COLUMNS, CELL, GAP = 4, (108.0, 60.0), (12.0, 34.0)
@@ -74,7 +74,7 @@ def sensitivity(curves: list[Plain]) -> str:
     """A small chart for each set of channels: accuracy against the share that is kept; what loses most comes first."""
     curves = sorted(curves, key=lambda curve: -max(map(float, curve["divergence"])))[:MAX_LAYERS]
     lines = -(-len(curves) // COLUMNS)
-    size = (draw.WIDTH, lines * (CELL[1] + GAP[1]) + 14)
+    size = (svg.WIDTH, lines * (CELL[1] + GAP[1]) + 14)
     parts, told = [], []
     for place, curve in enumerate(curves):
         left = place % COLUMNS * (CELL[0] + GAP[0])
@@ -82,7 +82,7 @@ def sensitivity(curves: list[Plain]) -> str:
         parts += _small(curve, left, top)
         name = _name(curve)
         told.append(f"{name}: " + ", ".join(f"{kept} kept, accuracy {a:.3f}" for kept, a in _pairs(curve)))
-    return draw.svg("sensitivity", size, "Accuracy when channels of one set are removed", "; ".join(told), parts)
+    return svg.svg("sensitivity", size, "Accuracy when channels of one set are removed", "; ".join(told), parts)
 
 
 def _name(curve: Plain) -> str:
@@ -98,13 +98,13 @@ def _small(curve: Plain, left: float, top: float) -> list[str]:
     """One set: from all channels on the left to the fewest on the right, accuracy from 0 to 1."""
     pairs, (width, height) = _pairs(curve), CELL
     whole = max(pairs[0][0], 1)
-    x, y = draw.Axis(0, 1, left, left + width), draw.Axis(0, 1, top + height, top)
+    x, y = svg.Axis(0, 1, left, left + width), svg.Axis(0, 1, top + height, top)
     points = [(x.at(1 - kept / whole), y.at(accuracy)) for kept, accuracy in pairs]
-    way = " ".join(f"{draw.n(a)},{draw.n(b)}" for a, b in points)
-    parts = [draw.text(left, top - 6, _name(curve), "tick", room=width)]
-    parts += [draw.line(left, y.at(level), left + width, y.at(level), "grid") for level in (0, 0.5, 1)]
+    way = " ".join(f"{svg.n(a)},{svg.n(b)}" for a, b in points)
+    parts = [svg.text(left, top - 6, _name(curve), "tick", room=width)]
+    parts += [svg.line(left, y.at(level), left + width, y.at(level), "grid") for level in (0, 0.5, 1)]
     parts.append(f'<polyline points="{way}" class="curve result" fill="none"/>')
     for (a, b), (kept, accuracy) in zip(points, pairs, strict=True):
-        tip = draw.tip(f"{_name(curve)}: {kept} of {whole} kept, accuracy {accuracy:.3f}")
-        parts.append(f'<circle cx="{draw.n(a)}" cy="{draw.n(b)}" r="3" class="result">{tip}</circle>')
+        tip = svg.tip(f"{_name(curve)}: {kept} of {whole} kept, accuracy {accuracy:.3f}")
+        parts.append(f'<circle cx="{svg.n(a)}" cy="{svg.n(b)}" r="3" class="result">{tip}</circle>')
     return parts

@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from compress.stage import UNFIT_THROUGH_TFMOT, Artifact, Context, Facts, Kind, Need, Stage, Unfit
+from compress.artifact import Artifact, Facts, Kind
+from compress.stage import UNFIT_THROUGH_TFMOT, Context, Need, Stage, Unfit
 from compress.training.batches import Passes
 
 
@@ -31,10 +32,12 @@ class Cluster(Stage, Passes):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The clustered model, the values of every layer, the compressed size before and after, and the history."""
-        from compress.training import network, tfmot, working_model
-        from compress.training.tensorflow import keras
+        from compress.engines.tfmot import sparsity
+        from compress.ir import keras_graph
+        from compress.ir.tensorflow import keras
+        from compress.stages import working_model
 
         keras(context.seed)
-        free = network.read(working_model.read(given, context))
-        clustered, facts = tfmot.cluster(free, self.clusters, self, context)
+        free = keras_graph.read(working_model.read(given, context))
+        clustered, facts = sparsity.cluster(free, self.clusters, self, context)
         return facts | working_model.write_redundant(clustered, given, context)

@@ -8,17 +8,18 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from compress.edgetpu import compiler
-from compress.edgetpu.check import Check, check
-from compress.edgetpu.compiler import IMAGE, SSH_HOST, Compiled, Compiler, Options, log
-from compress.edgetpu.compiler.cache import Cache
-from compress.edgetpu.compiler.host import LOG, Host
-from compress.edgetpu.compiler.log import Report
-from compress.edgetpu.estimate import everywhere
-from compress.edgetpu.inspection import Inspection, opened
+from compress.artifact import MODEL_TFLITE, Artifact, Facts, Kind
 from compress.errors import ModelError
-from compress.stage import MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage
-from compress.target import Target, load
+from compress.stage import Context, Need, Stage
+from compress.targets.base import Target, load
+from compress.targets.edgetpu import compiler
+from compress.targets.edgetpu.check import Check, check
+from compress.targets.edgetpu.compiler import IMAGE, SSH_HOST, Compiled, Compiler, Options, log
+from compress.targets.edgetpu.compiler.cache import Cache
+from compress.targets.edgetpu.compiler.host import LOG, Host
+from compress.targets.edgetpu.compiler.log import Report
+from compress.targets.edgetpu.estimate import everywhere
+from compress.targets.edgetpu.inspection import Inspection, opened
 from compress.tflite import graph
 from compress.tflite.graph import Graph
 

@@ -9,25 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.distillation.settings import Features, Teaching
 from compress.errors import ModelError
-from compress.stage import (
-    DETECTOR_STAGES,
-    MODEL_KERAS,
-    MODEL_TFLITE,
-    Artifact,
-    Context,
-    Facts,
-    Kind,
-    Need,
-    Stage,
-    Unfit,
-)
+from compress.stage import DETECTOR_STAGES, Context, Need, Stage, Unfit
 from compress.stages.load import Origin, content_digest, stage_for
-from compress.training.fit import TrainingSettings
-from compress.training.teaching import Features, Teaching
+from compress.training.loop import TrainingSettings
 
 if TYPE_CHECKING:  # a dry run reads settings only
-    from compress.training.teachers import Teacher
+    from compress.distillation.teachers import Teacher
 
 ORIGINAL = Path("original")
 
@@ -103,18 +93,20 @@ class Distill(Stage, TrainingSettings, Teaching):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The trained student and its history, who taught it, and when."""
-        from compress.training import distillation, features, fit, healing, working_model
-        from compress.training.tensorflow import keras
+        from compress.distillation import features, losses
+        from compress.ir.tensorflow import keras
+        from compress.stages import working_model
+        from compress.training import healing, loop
 
         keras(context.seed)
         model = self._learner(given, context)
-        teachers, head = self._teachers(context), fit.head_of(model, context.data)
+        teachers, head = self._teachers(context), loop.head_of(model, context.data)
         hints = features.watch(model, teachers[0], self.features, context.data) if self.features else None
-        when = distillation.when(self)
+        when = losses.when(self)
         names = ", ".join(teacher.name for teacher in teachers)
         context.progress.note(f"distill: {names} {'answer' if teachers[1:] else 'answers'} {when}")
-        loss = distillation.loss_of(head, teachers, self, self, context, hints)
-        train = fit.fit if self._starts_untrained() else healing.heal
+        loss = losses.loss_of(head, teachers, self, self, context, hints)
+        train = loop.fit if self._starts_untrained() else healing.heal
         facts = train(hints.model if hints else model, loss, self, context)
         working_model.write(hints.student if hints else model, context.folder)
         facts |= {"teachers": [teacher.name for teacher in teachers], "taught": when}
@@ -126,8 +118,8 @@ class Distill(Stage, TrainingSettings, Teaching):
 
     def _learner(self, given: Artifact, context: Context) -> Any:
         """The model that is trained; a student is made as `model:` makes one, in a folder that is not kept."""
-        from compress.importers import keras_file
-        from compress.training import working_model
+        from compress.importers.keras import keras_file
+        from compress.stages import working_model
 
         if self.student is None:
             return working_model.read(given, context)
@@ -137,7 +129,8 @@ class Distill(Stage, TrainingSettings, Teaching):
 
     def _teachers(self, context: Context) -> list[Teacher]:
         """Everyone who teaches, with their weights."""
-        from compress.training import teachers, working_model
+        from compress.distillation import teachers
+        from compress.stages import working_model
 
         found = []
         for path in self.teachers or (ORIGINAL,):

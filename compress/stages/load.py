@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import PositiveInt, model_validator
 
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.errors import ModelError
+from compress.files import file_digest
 from compress.importers import KERAS_SUFFIXES
 from compress.importers import builder as builders
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Settings, Stage
-from compress.store import file_digest
-from deploy.detection import Detector
+from compress.settings import Settings
+from compress.stage import Context, Need, Stage
+from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:
-    from compress.importers.onnx_inputs import Shapes
+    from compress.importers.onnx.onnx_inputs import Shapes
 
 SAMPLES = 8
 """Real ones that a rebuilt model is compared on."""
@@ -56,12 +58,12 @@ class _Load(Stage):
         Raises:
             ModelError: they do not.
         """
-        from compress.training import detecting, fit
+        from compress.training import detection, loop
 
         if context.data.task == "classification":
-            fit.head_of(model, context.data)
+            loop.head_of(model, context.data)
             return {}
-        return {"detector": detecting.head_of(model, context.data, self.detector).detector.specification}
+        return {"detector": detection.head_of(model, context.data, self.detector).detector.specification}
 
     def told(self) -> Facts:
         """The same for a file that is taken as it is: what the user says."""
@@ -72,9 +74,9 @@ def content_digest(path: Path) -> str:
     """Of what a file, or a SavedModel folder, holds."""
     if not path.is_dir():
         return file_digest(path)
-    from compress.importers import saved_model
+    from compress.importers.saved_model import saved_model_folder
 
-    return saved_model.digest(path)
+    return saved_model_folder.digest(path)
 
 
 class Build(_Load):
@@ -89,9 +91,9 @@ class Build(_Load):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """Runs the builder for the data's shape and classes."""
-        from compress.importers import keras_file
-        from compress.training import working_model
-        from compress.training.tensorflow import keras
+        from compress.importers.keras import keras_file
+        from compress.ir.tensorflow import keras
+        from compress.stages import working_model
 
         keras(context.seed)
         shape = context.data.input_shape
@@ -116,7 +118,7 @@ class LoadKeras(_Load):
     def run(self, given: Artifact, context: Context) -> Facts:
         """Loads, checks that model and data fit together, and writes the working model."""
         from compress.importers import model_file
-        from compress.training import working_model
+        from compress.stages import working_model
 
         samples = context.data.inputs("train")[:SAMPLES]
         imported = model_file.load(model_file.read(self.path), trust=context.trust, samples=samples)
@@ -135,8 +137,8 @@ class ImportTflite(_Load):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """Rebuilds it, compares it with the file on random and on real samples, and keeps the file beside it."""
-        from compress.importers import tflite_file
-        from compress.training import working_model
+        from compress.importers.tflite import tflite_file
+        from compress.stages import working_model
 
         file = tflite_file.read(self.path)
         model, apart = tflite_file.load(file, context.data.inputs("train")[:SAMPLES])
@@ -168,8 +170,8 @@ class ImportOnnx(_Load):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """Rebuilds it, and compares it with onnxruntime on random and on real samples."""
-        from compress.importers import onnx_file
-        from compress.training import working_model
+        from compress.importers.onnx import onnx_file
+        from compress.stages import working_model
 
         file = onnx_file.read(self.path, self.shapes)
         model, parity = onnx_file.compared(file, context.data.inputs("train")[:SAMPLES])
@@ -219,10 +221,10 @@ class ConvertSavedModel(LoadFloatTflite):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """Converts, and says what it is."""
-        from compress.importers import saved_model, saved_model_conversion
+        from compress.importers.saved_model import conversion, saved_model_folder
 
         context.progress.note(self.because())
-        made = saved_model_conversion.convert(saved_model.read(self.path), self.signature)
+        made = conversion.convert(saved_model_folder.read(self.path), self.signature)
         (context.folder / MODEL_TFLITE).write_bytes(made.tflite)
         return {"file": self.path.name, "signature": self.signature, "converted_by": made.runtime}
 
@@ -257,16 +259,17 @@ def stage_for(file: Path, signature: str | None = None, shapes: Shapes | None = 
         return LoadKeras(path=file)  # it is read when it is loaded: h5py takes its time to import
     if file.suffix.lower() == ".onnx" and file.is_file():
         return ImportOnnx(path=file, shapes={name: list(sides) for name, sides in (shapes or {}).items()})  # likewise
-    from compress.importers import model_file, saved_model, saved_model_conversion
+    from compress.importers import model_file
+    from compress.importers.saved_model import conversion, saved_model_folder
 
     found = model_file.read(file, signature, shapes)
     if found.becomes == "tflite":
         return LoadTflite(path=file)
-    if isinstance(found.content, saved_model.Content):
+    if isinstance(found.content, saved_model_folder.Content):
         if found.becomes == "keras":
             return LoadKeras(path=file)
         if found.refused:
-            raise saved_model_conversion.refused(found.content)
+            raise conversion.refused(found.content)
         return ConvertSavedModel(path=file, signature=found.signature or "")
     if found.becomes == "keras":
         return ImportTflite(path=file)

@@ -13,32 +13,21 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 import compress
-from compress import runner
-from compress.data import spread
-from compress.edgetpu.placement import newer_than_boards
+from compress.artifact import BUNDLE_FILE, MODEL_EDGETPU, MODEL_TFLITE, RUNNER_FILE, SEGMENTS, Artifact, Facts, Kind
+from compress.data.dataset import spread
+from compress.data.types import Data
 from compress.errors import ModelError, StageError
+from compress.evaluation import average_precision
+from compress.export import runner_pyz
 from compress.measurement import drop, proportion
-from compress.probes import precision
-from compress.stage import (
-    BUNDLE_FILE,
-    MODEL_EDGETPU,
-    MODEL_TFLITE,
-    RUNNER_FILE,
-    SEGMENTS,
-    Artifact,
-    Context,
-    Data,
-    Facts,
-    Kind,
-    Need,
-    Stage,
-)
-from compress.target import load
+from compress.stage import Context, Need, Stage
+from compress.targets.base import load
+from compress.targets.edgetpu.placement import newer_than_boards
 from compress.tflite import graph
-from compress.tflite.runtime import Model, describe, version
-from deploy import bundle
-from deploy.detection import Detector, agreement
-from deploy.preprocessing import VERSION, Preprocessing
+from compress.tflite.interpreter import Model, describe, version
+from deploy.contract import bundle
+from deploy.contract.detection import Detector, agreement
+from deploy.contract.preprocessing import VERSION, Preprocessing
 
 
 class Package(Stage):
@@ -60,7 +49,7 @@ class Package(Stage):
 
     def environment(self) -> dict[str, str]:
         """The manifest names our own version and those of the tools; the runner is packed beside."""
-        return {**self._tools(), "runner": runner.digest()}
+        return {**self._tools(), "runner": runner_pyz.digest()}
 
     def _tools(self) -> dict[str, str]:
         return {**super().environment(), "coralline": compress.__version__, "python": platform.python_version()}
@@ -103,7 +92,7 @@ class Package(Stage):
         }
         content = bundle.pack(manifest, members | files | more)
         (context.folder / BUNDLE_FILE).write_bytes(content)
-        (context.folder / RUNNER_FILE).write_bytes(runner.content())
+        (context.folder / RUNNER_FILE).write_bytes(runner_pyz.content())
         return _facts(content, paths["original"])
 
 
@@ -191,9 +180,9 @@ def _precision(models: Mapping[str, Model], context: Context, indices: list[int]
     answers = {}
     for role, model in models.items():
         answers[role] = [detector(*model.pair(sample)) for sample in samples]
-        facts[role] = precision.found(answers[role], wanted, len(data.class_names), f"COCO, {_note()}")
-    facts["agreement"] = agreement(answers["original"], answers["int8"], precision.SURE)
-    changed: dict[str, Any] = precision.compare(facts, data.class_names, "original", "int8")["measurements"]
+        facts[role] = average_precision.found(answers[role], wanted, len(data.class_names), f"COCO, {_note()}")
+    facts["agreement"] = agreement(answers["original"], answers["int8"], average_precision.SURE)
+    changed: dict[str, Any] = average_precision.compare(facts, data.class_names, "original", "int8")["measurements"]
     return {f"{name}_{role}": facts[role][name] for role in models for name in ("ap", "ap50")} | changed
 
 

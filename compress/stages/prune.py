@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from compress.artifact import MODEL_KERAS, Artifact, Facts, Kind
+from compress.distillation.settings import Teaching
 from compress.errors import ModelError, StageError
-from compress.stage import DETECTOR_STAGES, MODEL_KERAS, Artifact, Context, Facts, Kind, Need, Stage, Unfit
-from compress.store import write_atomically
-from compress.training.fit import TrainingSettings, chosen_inputs
-from compress.training.teaching import Teaching
+from compress.files import write_atomically
+from compress.stage import DETECTOR_STAGES, Context, Need, Stage, Unfit
+from compress.training.loop import TrainingSettings, chosen_inputs
 
 if TYPE_CHECKING:
-    from compress.training.fit import Loss
-    from compress.training.importance import Samples
-    from compress.training.objective import Objective
-    from compress.training.pruning import Allocation, Cut, Lost, PruningPlan
+    from compress.pruning.allocation import Allocation, Cut, Lost, PruningPlan
+    from compress.pruning.importance import Samples
+    from compress.pruning.objective import Objective
+    from compress.training.loop import Loss
 
 STATE = "state.json"
 TRIED: tuple[Allocation, ...] = ("balanced", "uniform")
@@ -101,8 +102,8 @@ class Prune(Stage, TrainingSettings):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The smaller model, what was removed and where, and the history of each step."""
-        from compress.training import working_model
-        from compress.training.tensorflow import keras
+        from compress.ir.tensorflow import keras
+        from compress.stages import working_model
 
         keras(context.seed)
         state, model = self._resumed(context)
@@ -123,7 +124,7 @@ class Prune(Stage, TrainingSettings):
         return {"objective": self._goal().to_json(), "steps": steps}
 
     def _goal(self) -> Objective:
-        from compress.training.objective import Objective
+        from compress.pruning.objective import Objective
 
         keep = self.keep if self.keep_macs is None else self.keep_macs
         if keep is None and self.at_most is None and self.objective != "cache":
@@ -132,7 +133,10 @@ class Prune(Stage, TrainingSettings):
 
     def loss(self, model: Any, context: Context) -> Loss | None:
         """What is trained on: the labels and, as far as asked, the original's scores; None without training."""
-        from compress.training import distillation, fit, teachers, working_model
+        from compress.distillation import losses as distillation
+        from compress.distillation import teachers
+        from compress.stages import working_model
+        from compress.training import loop as fit
 
         between = self.epochs_between if self.steps > 1 else 0
         if not self.epochs and not between:
@@ -158,15 +162,17 @@ class Prune(Stage, TrainingSettings):
 
     def _smaller(self, model: Any, earlier: list[Facts], loss: Loss | None, context: Context) -> tuple[Any, Facts]:
         """The model after one step more, not yet trained, and what was decided."""
-        from compress.training import importance, network, pruning
+        from compress.ir import keras_graph
+        from compress.pruning import allocation as pruning
+        from compress.pruning import importance
+        from compress.stages.draft import draft
         from compress.training.bn_recalibration import recalibrate_batch_norms
-        from compress.training.draft import draft
 
         inputs = chosen_inputs(context.data, self.samples, context.seed)[0]
         if not earlier:
             importance.refuse_constant(model, inputs)
         samples = self._samples(model, context)
-        cut = pruning.prepare(network.read(model), context.target, self.importance, samples)
+        cut = pruning.prepare(keras_graph.read(model), context.target, self.importance, samples)
         files = draft(cut.network, inputs, context.target)
         cut = replace(cut, costs=cut.costs.anchored(cut.costs.everything, files))
         losses, facts = self._losses(cut, samples, context)
@@ -193,10 +199,11 @@ class Prune(Stage, TrainingSettings):
 
     def _warned(self, cut: Cut, missing: str, missed: str, context: Context) -> list[str]:
         """What is odd about the model, told at once and for the record."""
-        from compress.quantization.conversion import LOOP
-        from compress.training import importance
+        from compress.ir import weight_sparsity
+        from compress.pruning import importance
+        from compress.quantization.export import LOOP
 
-        zeros = importance.empty(cut.network)
+        zeros = weight_sparsity.empty(cut.network)
         found = [f"all weights are 0 in {', '.join(zeros)}: was the model trained?"] if zeros else []
         if cut.importance != self.importance:
             found.append(importance.instead(self.importance, cut.importance))
@@ -210,8 +217,8 @@ class Prune(Stage, TrainingSettings):
 
     def _samples(self, model: Any, context: Context) -> Samples | None:
         """Training samples, chosen at random, if anything is to be measured."""
-        from compress.training import fit
-        from compress.training.importance import Samples
+        from compress.pruning.importance import Samples
+        from compress.training import loop as fit
 
         if self.importance != "taylor" and self.allocation != "measured":
             return None
@@ -220,7 +227,8 @@ class Prune(Stage, TrainingSettings):
 
     def _losses(self, cut: Cut, samples: Samples | None, context: Context) -> tuple[dict[str, Lost | None], Facts]:
         """What is lost of each set, by the ways to allocate that are asked for."""
-        from compress.training import pruning, sensitivity
+        from compress.pruning import allocation as pruning
+        from compress.pruning import sensitivity
 
         if self.allocation == "measured":
             assert samples is not None
@@ -233,7 +241,7 @@ class Prune(Stage, TrainingSettings):
 
     def _tried(self, model: Any, loss: Loss | None, context: Context) -> float:
         """Validation accuracy after one pass of training, of which nothing is kept."""
-        from compress.training import fit
+        from compress.training import loop
         from compress.training.validation import validation_quality
 
         assert loss is not None  # nothing is tried without training
@@ -241,7 +249,7 @@ class Prune(Stage, TrainingSettings):
         batches = self.batches_per_epoch(len(context.data.labels("train")))
         changes["gradient_accumulation"] = min(self.gradient_accumulation, batches)
         once = self.model_copy(update=changes)
-        fit.fit(model, loss, once, replace(context, unfinished=None, logs=None))
+        loop.fit(model, loss, once, replace(context, unfinished=None, logs=None))
         return validation_quality(model, context).value
 
     def _trained(self, model: Any, loss: Loss | None, context: Context, step: int, *, last: bool) -> Facts:
@@ -257,7 +265,7 @@ class Prune(Stage, TrainingSettings):
 
     def _keep(self, model: Any, state: State, context: Context) -> None:
         """Leaves what the next try goes on with, if this one is interrupted."""
-        from compress.training import working_model
+        from compress.stages import working_model
 
         if context.unfinished is not None:
             name = f"pruned-{len(state.steps)}-{'cut' if state.cut else 'trained'}.keras"
@@ -268,7 +276,7 @@ class Prune(Stage, TrainingSettings):
 
     def _resumed(self, context: Context) -> tuple[State, Any]:
         """How far an interrupted try came, and its model; None if there is none, or it cannot be read."""
-        from compress.importers import keras_file
+        from compress.importers.keras import keras_file
 
         if context.unfinished is None or not (context.unfinished / STATE).exists():
             return State([], None), None
@@ -285,6 +293,7 @@ class Prune(Stage, TrainingSettings):
 
 def _pruned(cut: Cut, plan: PruningPlan) -> Any:
     """The Keras model without the channels that a plan removes."""
-    from compress.training import network, pruning
+    from compress.ir import keras_graph
+    from compress.pruning import allocation
 
-    return network.build(pruning.without(cut, plan))
+    return keras_graph.build(allocation.without(cut, plan))

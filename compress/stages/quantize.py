@@ -12,20 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from compress.data.gathering import blocks, rows
+from compress.artifact import MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind
+from compress.data.rows import blocks, rows
+from compress.data.types import Task
+from compress.distillation.settings import Teaching
 from compress.errors import StageError
-from compress.probes.precision import by_coco
-from compress.quantization.settings import Calibration, RoundedTraining
-from compress.stage import MODEL_TFLITE, PLAN_FILE, Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
-from compress.store import file_digest
+from compress.evaluation.average_precision import by_coco
+from compress.files import file_digest
+from compress.quantization.qat_settings import Calibration, RoundedTraining
+from compress.stage import Context, Need, Stage, Unfit
 from compress.training.batches import Passes
-from compress.training.fit import TrainingSettings
-from deploy.detection import Detector
+from compress.training.loop import TrainingSettings
+from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:  # a dry run reads settings only
+    from compress.ir.keras_graph import Network
     from compress.quantization.plan import QuantizationPlan
     from compress.quantization.search import Search
-    from compress.training.network import Network
+    from compress.training.loop import Loss
 
 Samples = NDArray[np.float32]
 DEBUGGED = 32
@@ -51,6 +55,13 @@ class Candidate:
 
         digest = weights_digest(self.network)
         return replace(self.plan, weights_digest=digest, trained_with_rounding=self.method == "qat")
+
+
+class QatSettings(RoundedTraining):
+    """Quantization-aware training: how ranges and batch norm behave, and which teacher there is."""
+
+    distill: Teaching | None = None
+    """Learns from the float model too: {weight: 0.9, temperature: 4}, or {} for these; decoupled too."""
 
 
 class Quantize(Stage, TrainingSettings):
@@ -92,7 +103,7 @@ class Quantize(Stage, TrainingSettings):
     """Passes over the training split (qat)."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
     """Adam's learning rate at the start (qat)."""
-    qat: RoundedTraining = RoundedTraining()
+    qat: QatSettings = QatSettings()
     """How ranges and batch norm behave in training, and who teaches."""
 
     @model_validator(mode="after")
@@ -135,57 +146,60 @@ class Quantize(Stage, TrainingSettings):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The int8 model, the plan it was made by, and what was tried."""
-        from compress.quantization import judging, warning
-        from compress.tflite.runtime import Model
-        from compress.training.tensorflow import keras
+        from compress.ir.tensorflow import keras
+        from compress.quantization import diagnostics, fidelity
+        from compress.tflite.interpreter import Model
 
         keras(context.seed)
         facts: Facts = {"warnings": []}
         samples, held_back = self._samples(given, context, facts)
         warn = _warner(facts, context)
         if given.kind is Kind.FLOAT_TFLITE:
-            warn(warning.about_samples(samples))
+            warn(diagnostics.about_samples(samples))
             content = self._by_converter(given, samples, context, facts)
         else:
             content = self._by_plan(given, samples, held_back, context, facts)
         facts["rewritten"] = self._write(content, samples, given, context)
         wanted = Model(given.file(MODEL_TFLITE), reproducible=True).scores(held_back)
         found = Model(context.folder / MODEL_TFLITE, reproducible=True).scores(held_back)
-        judge = judging.judge(context.detector)
+        judge = fidelity.judge(context.detector)
         same = judge.same(wanted, found)
         facts["agreement"] = round(float(same.mean()), 4)
         by_plan, trained = "layers" in facts, facts["kept"] == "qat"
-        warn(warning.about_answers(wanted, same, judge.snr_db(wanted, found), by_plan=by_plan, trained=trained))
+        warn(diagnostics.about_answers(wanted, same, judge.snr_db(wanted, found), by_plan=by_plan, trained=trained))
         return facts
 
     def _by_converter(self, given: Artifact, samples: Samples, context: Context, facts: Facts) -> bytes:
         """A file without layers, quantized by TensorFlow's own quantizer."""
-        from compress.quantization import flatbuffer
+        from compress.quantization import float_tflite
 
         context.progress.note("quantize: the ranges are the converter's own, for a file that has no layers")
         facts |= {"kept": "ptq", "ranges": "found by the converter, for a file without layers"}
-        return flatbuffer.convert(given.file(MODEL_TFLITE).read_bytes(), samples, self.io)
+        return float_tflite.convert(given.file(MODEL_TFLITE).read_bytes(), samples, self.io)
 
     def _by_plan(self, given: Artifact, samples: Samples, held_back: Samples, context: Context, facts: Facts) -> bytes:
         """A model with layers, by the best plan."""
-        from compress.quantization import judging, warning
+        from compress.ir import keras_graph as network
+        from compress.ir.passes import fold
+        from compress.quantization import diagnostics, fidelity
         from compress.quantization.search import Search
-        from compress.training import folding, network, working_model
+        from compress.stages import working_model
 
         warn = _warner(facts, context)
         trained = network.read(working_model.read(given, context))
-        warn([*warning.about_samples(samples), *warning.about_model(trained, samples)])
-        judge = judging.judge(context.detector, logits=True)
-        search = Search(folding.canonical(trained), samples, held_back, self.io, self._outputs(context), judge=judge)
+        warn([*diagnostics.about_samples(samples), *diagnostics.about_model(trained, samples)])
+        judge = fidelity.judge(context.detector, logits=True)
+        search = Search(fold.canonical(trained), samples, held_back, self.io, self._outputs(context), judge=judge)
         content = self._quantized(search, trained, context, facts)
         warn(search.warnings)
         return content
 
     def _quantized(self, search: Search, given: Network, context: Context, facts: Facts) -> bytes:
         """The int8 model by the best plan; by the converter's own calibration where a plan leaves floats."""
-        from compress.quantization import conversion, debug
-        from compress.quantization.conversion import FloatOperatorsError
-        from compress.training import network, redundancy
+        from compress.ir import keras_graph as network
+        from compress.ir import weight_sparsity
+        from compress.quantization import debug, export
+        from compress.quantization.export import FloatOperatorsError
 
         try:
             self._searched(search, given, context)
@@ -200,12 +214,12 @@ class Quantize(Stage, TrainingSettings):
             if self.method == "qat":
                 _warner(facts, context)([f"not trained with rounding, because {error.what}"])
             facts |= {"kept": "ptq", "ranges": f"found by the converter, because {error.what}"}
-            return conversion.convert_calibrated(network.build(given), search.samples, self.io)
+            return export.convert_calibrated(network.build(given), search.samples, self.io)
         plan = best.signed()
         facts["layers"] = debug.to_json(debug.errors(best.network, plan, search.held_back[:DEBUGGED]))
         (context.folder / PLAN_FILE).write_text(plan.to_json())
-        rounded = conversion.gridded(conversion.edited(best.network, best.plan), best.plan)
-        facts["zeros"] = round(redundancy.zeros(redundancy.by_layer(rounded)), 4)
+        rounded = export.gridded(export.edited(best.network, best.plan), best.plan)
+        facts["zeros"] = round(weight_sparsity.zeros(weight_sparsity.by_layer(rounded)), 4)
         facts |= {"kept": best.method, "ranges": best.plan.method}
         return best.content
 
@@ -225,15 +239,15 @@ class Quantize(Stage, TrainingSettings):
 
     def _searched(self, search: Search, given: Network, context: Context) -> None:
         """Tries what the settings allow, and keeps what helps; a plan that was given is not searched for."""
+        from compress.ir import weight_sparsity
         from compress.quantization import plan
         from compress.quantization.ranges import METHODS
-        from compress.training import redundancy
 
         if self.plan is not None:
             search.given(plan.read(self.plan))
             return
         # Factors would give each channel of a clustered kernel values of its own.
-        clustered = any(each.clustered for each in redundancy.by_layer(given).values())
+        clustered = any(each.clustered for each in weight_sparsity.by_layer(given).values())
         methods = [*METHODS] if self.ranges == "auto" else [self.ranges]
         search.ranges(methods)
         tried: set[str] = set()
@@ -249,7 +263,7 @@ class Quantize(Stage, TrainingSettings):
 
     def _outputs(self, context: Context) -> Callable[[bytes, NDArray[np.float32]], NDArray[np.float32]]:
         """Runs a candidate."""
-        from compress.tflite.runtime import Model
+        from compress.tflite.interpreter import Model
 
         def run(content: bytes, samples: NDArray[np.float32]) -> NDArray[np.float32]:
             path = context.folder / MODEL_TFLITE
@@ -260,10 +274,11 @@ class Quantize(Stage, TrainingSettings):
 
     def _write(self, content: bytes, samples: Samples, given: Artifact, context: Context) -> list[dict[str, Any]]:
         """Writes the model, and says what was rewritten for the target's compiler."""
-        from compress.edgetpu.legalize import legalize
-        from compress.quantization import conversion
+        from compress.ir import keras_graph as network
+        from compress.quantization import export
+        from compress.stages import working_model
+        from compress.targets.edgetpu.legalize import legalize
         from compress.tflite import graph
-        from compress.training import network, working_model
 
         path, rewritten = context.folder / MODEL_TFLITE, list[dict[str, Any]]()
         path.write_bytes(content)
@@ -272,31 +287,47 @@ class Quantize(Stage, TrainingSettings):
             found = legalize(graph.read(path), context.target, feeds, io=self.io.upper())
             path.write_bytes(graph.serialize(found.graph))
             rewritten = found.to_json()["changes"]
-        if conversion.float_operators(path.read_bytes()):
+        if export.float_operators(path.read_bytes()):
             layers = network.read(working_model.read(given, context)) if given.kind is Kind.KERAS else None
-            conversion.refuse_float(path.read_bytes(), layers)
+            export.refuse_float(path.read_bytes(), layers)
         return rewritten
 
     def _trained(self, given: Network, search: Search, ptq: Candidate, context: Context, facts: Facts) -> Candidate:
         """Trains with rounding; gives back whichever is better on validation, PTQ where they are equal."""
-        from compress.quantization import calibration, conversion, judging, tfmot, training
-        from compress.training import folding
+        from compress.engines.tfmot import qat as tfmot
+        from compress.ir.passes import fold
+        from compress.quantization import calibration, export, fidelity
+        from compress.quantization import qat as training
 
         if self.engine == "tfmot":
             start = calibration.calibrate(search.network, search.samples, search.range_method)
             trained, plan, found = tfmot.train(given, start, self, context)
         else:
-            trained, plan, found = training.train(ptq.network, ptq.plan, self, context, self.qat, folding.norms(given))
-        qat = Candidate("qat", conversion.convert(trained, plan, self.io), trained, plan)
+            trained, plan, found = training.train(
+                ptq.network, ptq.plan, self, context, self.qat, fold.norms(given), self._qat_loss(ptq.network, context)
+            )
+        qat = Candidate("qat", export.convert(trained, plan, self.io), trained, plan)
         inputs = context.data.inputs("validation")
         answers = {each.method: self._answers(each.content, inputs, context) for each in (ptq, qat)}
         scores = {method: _quality(answer, context) for method, answer in answers.items()}
         model = training.simulated(trained, plan)
-        computed = [judging.side_by_side(model.predict(part, verbose=0)) for part in blocks(inputs)]
-        same = judging.judge(context.detector).same(answers["qat"], np.concatenate(computed))
+        computed = [fidelity.side_by_side(model.predict(part, verbose=0)) for part in blocks(inputs)]
+        same = fidelity.judge(context.detector).same(answers["qat"], np.concatenate(computed))
         name = "validation_accuracy" if context.detector is None else "validation_ap"
         facts.update(found, **{name: scores}, training_agrees=float(same.mean()))
         return qat if scores["qat"] > scores["ptq"] else ptq
+
+    def _qat_loss(self, network: Network, context: Context) -> Loss | None:
+        """Return the loss of QAT with the float network as the teacher; None without a teacher."""
+        from compress.distillation import losses, teachers
+        from compress.ir.keras_graph import build
+        from compress.training import loop
+
+        if self.qat.distill is None:
+            return None
+        model = build(network)
+        teacher = teachers.of_model(model, context.data, "the float model")
+        return losses.loss_of(loop.head_of(model, context.data), [teacher], self.qat.distill, self, context)
 
     def _answers(self, content: bytes, inputs: NDArray[np.float32], context: Context) -> NDArray[np.float32]:
         """What a file gives for each sample: [n, outputs]."""
@@ -306,7 +337,8 @@ class Quantize(Stage, TrainingSettings):
     def _samples(self, given: Artifact, context: Context, facts: Facts) -> tuple[Samples, Samples]:
         """Samples of the training split for calibration, and others held back; classes take turns among these."""
         from compress.quantization import calibration
-        from compress.training import choosing, working_model
+        from compress.stages import working_model
+        from compress.training import subset_selection
 
         began, select = time.monotonic(), self.calibration.select
         model = working_model.read(given, context) if select in BY_MODEL else None
@@ -316,7 +348,7 @@ class Quantize(Stage, TrainingSettings):
         if select != "balanced":
             took = round(time.monotonic() - began, 1)
             facts["calibration"] = {"by": select, "samples": len(chosen), "of": len(inputs), "seconds": took}
-            context.progress.note(f"quantize: {choosing.told(facts['calibration'], 'calibration')}")
+            context.progress.note(f"quantize: {subset_selection.told(facts['calibration'], 'calibration')}")
         # Not sorted: the search looks at the first of the held-back ones first.
         held_back = rest[: self.held_back_samples]
         return rows(inputs, chosen), rows(inputs, held_back if len(held_back) else chosen)

@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from compress.stage import UNFIT_THROUGH_TFMOT, Artifact, Context, Facts, Kind, Need, Stage, Unfit
+from compress.artifact import Artifact, Facts, Kind
+from compress.stage import UNFIT_THROUGH_TFMOT, Context, Need, Stage, Unfit
 from compress.training.batches import Passes
 
 
@@ -39,11 +40,13 @@ class Sparsify(Stage, Passes):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The sparse model, the zeros of every layer, the compressed size before and after, and the history."""
-        from compress.training import network, tfmot, working_model
-        from compress.training.tensorflow import keras
+        from compress.engines.tfmot import sparsity as tfmot
+        from compress.ir import keras_graph
+        from compress.ir.tensorflow import keras
+        from compress.stages import working_model
 
         keras(context.seed)
-        dense = network.read(working_model.read(given, context))
+        dense = keras_graph.read(working_model.read(given, context))
         share = self.sparsity if self.method == "magnitude" else None
         sparse, facts = tfmot.sparsify(dense, share, self, context)
         return facts | working_model.write_redundant(sparse, given, context)

@@ -9,14 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
-from compress.training.activation import Activation
-from compress.training.fit import TrainingSettings, chosen_inputs
-from compress.training.teaching import Teaching
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.data.types import Task
+from compress.distillation.settings import Teaching
+from compress.ir.activations import Activation
+from compress.stage import Context, Need, Stage, Unfit
+from compress.training.loop import TrainingSettings, chosen_inputs
 
 if TYPE_CHECKING:  # a dry run reads settings only
-    from compress.training.network import Network
-    from compress.training.swapping import Swaps
+    from compress.ir.keras_graph import Network
+    from compress.replacement.activations import Swaps
 
 
 class Swap(Stage, TrainingSettings, Teaching):
@@ -65,24 +67,27 @@ class Swap(Stage, TrainingSettings, Teaching):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The swapped and healed model; what was swapped, left and not found; the accuracies on the way."""
-        from compress.training import distillation, fit, healing, network, teachers, working_model
-        from compress.training.tensorflow import keras
+        from compress.distillation import losses, teachers
+        from compress.ir import keras_graph
+        from compress.ir.tensorflow import keras
+        from compress.stages import working_model
+        from compress.training import healing, loop
 
         keras(context.seed)
         teacher = working_model.read(given, context)
         _refuse_misfit(teacher, context, heals=self.epochs > 0)
-        swapped, swaps = self._swapped(network.read(teacher), context)
+        swapped, swaps = self._swapped(keras_graph.read(teacher), context)
         facts = self._said(swaps, context)
         if not swaps.done:
             for name in (MODEL_KERAS, MODEL_TFLITE):
                 shutil.copyfile(given.file(name), context.folder / name)
             return facts
-        model = network.build(swapped)
+        model = keras_graph.build(swapped)
         facts |= _recalibrated(model, context)
         accuracy = {"before": _accuracy(teacher, context), "swapped": _accuracy(model, context)}
         if self.epochs:
             before = teachers.of_model(teacher, context.data, "the model before")
-            loss = distillation.loss_of(fit.head_of(model, context.data), [before], self, self, context)
+            loss = losses.loss_of(loop.head_of(model, context.data), [before], self, self, context)
             facts |= healing.heal(model, loss, self, context)
             accuracy["healed"] = _accuracy(model, context)
         working_model.write(model, context.folder)
@@ -90,16 +95,21 @@ class Swap(Stage, TrainingSettings, Teaching):
 
     def _swapped(self, net: Network, context: Context) -> tuple[Network, Swaps]:
         """Gates and kernels first: what they are measured on are the activations that the model was trained with."""
-        from compress.training import gating, narrowing, swapping
+        from compress.replacement import activations as swapping
+        from compress.replacement import depthwise_kernels, squeeze_excite
 
         swaps = swapping.Swaps()
         if self.squeeze_and_excite == "remove":
-            gates, left = gating.find(net)
-            net, more = gating.removed(net, gating.measure(net, gates, self._samples(context)) if gates else {})
+            gates, left = squeeze_excite.find(net)
+            net, more = squeeze_excite.removed(
+                net, squeeze_excite.measure(net, gates, self._samples(context)) if gates else {}
+            )
             swaps = swaps | swapping.Swaps(left=left) | more
         if self.depthwise_5x5 == "3x3":
-            names, left = narrowing.find(net)
-            net, more = narrowing.narrowed(net, narrowing.measure(net, names, self._samples(context)) if names else {})
+            names, left = depthwise_kernels.find(net)
+            net, more = depthwise_kernels.narrowed(
+                net, depthwise_kernels.measure(net, names, self._samples(context)) if names else {}
+            )
             swaps = swaps | swapping.Swaps(left=left) | more
         kinds = get_args(Activation) if self.activations == "all" else self.activations
         net, more = swapping.activations(net, kinds, self.by)
@@ -144,10 +154,10 @@ class Swap(Stage, TrainingSettings, Teaching):
 def _refuse_misfit(model: Any, context: Context, *, heals: bool) -> None:
     """Healing and accuracy need a classifier of the data; a swap alone a model that takes its samples."""
     from compress.errors import ModelError
-    from compress.training import fit
+    from compress.training import loop
 
     try:
-        fit.head_of(model, context.data)
+        loop.head_of(model, context.data)
     except ModelError:
         shape = context.data.input_shape
         sides = [tuple(each.shape[1:]) for each in model.inputs]
@@ -161,11 +171,11 @@ def _refuse_misfit(model: Any, context: Context, *, heals: bool) -> None:
 def _recalibrated(model: Any, context: Context) -> Facts:
     """The result of batch norm recalibration, or why a model cannot be validated on the data."""
     from compress.errors import ModelError
-    from compress.training import fit
+    from compress.training import loop
     from compress.training.bn_recalibration import recalibrate_batch_norms
 
     try:
-        fit.own_loss(model, context)
+        loop.own_loss(model, context)
     except ModelError as error:
         return {"batch_norms": {"recalibrated": False, "reason": str(error)}}
     return recalibrate_batch_norms(model, context)
@@ -174,12 +184,12 @@ def _recalibrated(model: Any, context: Context) -> Facts:
 def _accuracy(model: Any, context: Context) -> dict[str, Any]:
     """On the validation split; never the test split, which is for the final comparison alone."""
     from compress.errors import ModelError
+    from compress.ir.tensorflow import keras
     from compress.measurement import missing, proportion
-    from compress.training import fit
-    from compress.training.tensorflow import keras
+    from compress.training import loop
 
     try:
-        fit.head_of(model, context.data)
+        loop.head_of(model, context.data)
     except ModelError as error:
         return missing("fraction", f"not a classifier of this data: {error}").to_json()
     inputs, labels = context.data.inputs("validation"), context.data.labels("validation")

@@ -6,9 +6,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from compress.stage import Artifact, Context, Facts, Kind, Need, Stage, Task, Unfit
-from compress.target import Target
-from compress.training.fit import TrainingSettings
+from compress.artifact import Artifact, Facts, Kind
+from compress.data.types import Task
+from compress.stage import Context, Need, Stage, Unfit
+from compress.targets.base import Target
+from compress.training.loop import TrainingSettings
 
 
 class Train(Stage, TrainingSettings):
@@ -34,12 +36,13 @@ class Train(Stage, TrainingSettings):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The trained model and its history."""
-        from compress.training import fit, healing, working_model
-        from compress.training.tensorflow import keras
+        from compress.ir.tensorflow import keras
+        from compress.stages import working_model
+        from compress.training import healing, loop
 
         keras(context.seed)
         model = working_model.read(given, context)
-        train = fit.fit if given.kind is Kind.UNTRAINED else healing.heal
-        facts = train(model, fit.own_loss(model, context), self, context)
+        train = loop.fit if given.kind is Kind.UNTRAINED else healing.heal
+        facts = train(model, loop.own_loss(model, context), self, context)
         working_model.write(model, context.folder)
         return facts

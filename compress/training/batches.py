@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compress.data import gathering
+from compress.data import rows
+from compress.data.types import Task
 from compress.errors import StageError
-from compress.stage import Settings, Task
-from compress.training.tensorflow import keras
+from compress.ir.tensorflow import keras
+from compress.settings import Settings
 
 VALIDATION_BATCH = 32
 """What Keras takes of arrays."""
@@ -76,11 +77,11 @@ def batches(
     """
     import tensorflow as tf
 
-    from compress.training import detecting
+    from compress.training import detection
 
-    drawn_of = _read(inputs, targets) if gathering.mapped(inputs) else _held(inputs, targets)
+    drawn_of = _read(inputs, targets) if rows.mapped(inputs) else _held(inputs, targets)
     shape = inputs.shape[1:]
-    of_images, of_objects = _augmentation, detecting.augmentation
+    of_images, of_objects = _augmentation, detection.augmentation
     change = of_images(settings.augment, shape) if task == "classification" else of_objects(settings.augment)
 
     def drawn(indices: Any, seeds: Any) -> Any:
@@ -101,13 +102,13 @@ def batches(
     # Of numbers, not of a generator: beside that the training waited 30 ms for batches that lay ready (2 busy cores).
     made = tf.data.Dataset.range(first * each, settings.epochs * each).map(numbered)
     # On busy cores a thread that reads may have to wait for its turn: some batches lie ready for that time.
-    ahead = READ_AHEAD if gathering.mapped(inputs) else tf.data.AUTOTUNE
+    ahead = READ_AHEAD if rows.mapped(inputs) else tf.data.AUTOTUNE
     return made.map(drawn, num_parallel_calls=tf.data.AUTOTUNE).prefetch(ahead)
 
 
 def held_out(inputs: NDArray[np.float32], targets: Any) -> Any:
     """Samples as `fit` takes them for validation: arrays as they are, a memory map in batches as Keras would make."""
-    if not gathering.mapped(inputs):
+    if not rows.mapped(inputs):
         return inputs, targets
     import tensorflow as tf
 
@@ -132,7 +133,7 @@ def _read(inputs: NDArray[np.float32], targets: Any) -> Callable[[Any], Any]:
 
     def drawn(indices: Any) -> Any:
         found = tf.numpy_function(
-            lambda places: [gathering.rows(array, places) for array in arrays], [indices], kinds, stateful=False
+            lambda places: [rows.rows(array, places) for array in arrays], [indices], kinds, stateful=False
         )
         for tensor, array in zip(found, arrays, strict=True):
             tensor.set_shape((None, *array.shape[1:]))

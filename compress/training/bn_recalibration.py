@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from compress.data.gathering import rows as rows_of
-from compress.stage import Context, Facts
-from compress.training.tensorflow import keras
+from compress.artifact import Facts
+from compress.data.rows import rows as rows_of
+from compress.ir.tensorflow import keras
+from compress.stage import Context
 from compress.training.validation import comparison, validation_quality
 
 SAMPLES = 1024

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.store import write_atomically
-from compress.training.tensorflow import keras
+from compress.files import write_atomically
+from compress.ir.tensorflow import keras
 
 FILE = "training.npz"
 EVERY_S = 20.0

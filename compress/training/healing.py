@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from compress.stage import Context, Facts
-from compress.training.fit import Loss, TrainingSettings, fit
-from compress.training.tensorflow import set_weights
+from compress.artifact import Facts
+from compress.ir.tensorflow import set_weights
+from compress.stage import Context
+from compress.training.loop import Loss, TrainingSettings, fit
 from compress.training.validation import comparison, validation_quality
 
 

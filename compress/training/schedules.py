@@ -6,7 +6,7 @@ from functools import cache
 from math import pi
 from typing import Any, Literal
 
-from compress.training.tensorflow import keras
+from compress.ir.tensorflow import keras
 
 Name = Literal["cosine", "linear", "steps", "constant"]
 DROPS = (0.5, 0.75)

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compress.data import spread
-from compress.data.gathering import rows
-from compress.stage import Data, Facts, Objects, Settings, Split, Task
+from compress.artifact import Facts
+from compress.data.dataset import spread
+from compress.data.rows import rows
+from compress.data.types import Data, Objects, Split, Task
+from compress.settings import Settings
 
 Way = Literal["random", "stratified", "hardness", "coverage"]
 Indices = NDArray[np.int64]
@@ -73,7 +75,7 @@ class Part:
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """How files become such samples on the device (`deploy.decoding`)."""
+        """How files become such samples on the device (`deploy.contract.decoding`)."""
         return self.whole.decoding
 
     @property

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compress.stage import Context, Facts
-from compress.training.tensorflow import keras
+from compress.artifact import Facts
+from compress.ir.tensorflow import keras
+from compress.stage import Context
 
 BATCH = 64
 
@@ -69,11 +70,11 @@ def _accuracy(model: Any, context: Context) -> float:
 
 
 def _detector_loss(model: Any, context: Context) -> float:
-    from compress.training import detecting
-    from compress.training.fit import Batch
+    from compress.training import detection
+    from compress.training.loop import Batch
 
-    loss = detecting.loss(detecting.head_of(model, context.data, context.detector))
-    objects = detecting.padded(context.data.objects("validation"))
+    loss = detection.loss(detection.head_of(model, context.data, context.detector))
+    objects = detection.padded(context.data.objects("validation"))
     total = 0.0
     for places, outputs in _outputs(model, context):
         total += float(np.sum(np.asarray(loss.of(Batch(None, objects[places]), outputs), np.float64)))

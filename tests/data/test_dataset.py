@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
-from compress.data import Dataset, Splitting, spread, stratified
+from compress.data.dataset import Dataset, Splitting, spread, stratified
 from compress.data.source import Samples, Source
 from compress.data.sources import Digits, Folder, Npz
-from compress.stage import SPLITS
-from deploy.preprocessing import Preprocessing
+from compress.data.types import SPLITS
+from deploy.contract.preprocessing import Preprocessing
 
 X = np.random.default_rng(0).random((40, 3, 3)).astype(np.float32)
 Y = np.arange(40) % 4

@@ -12,17 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paths import ROOT
 from pictures import divided, flat, image
 from PIL import Image
 from pydantic import ValidationError
 
-from compress.data import Dataset
-from compress.data.listing import Classes
+from compress.data.dataset import Dataset
+from compress.data.file_listing import Classes
 from compress.data.sources import Folder, images
 from compress.errors import DataError
-from deploy.preprocessing import Preprocessing
-
-ROOT = Path(__file__).resolve().parents[2]
+from deploy.contract.preprocessing import Preprocessing
 
 
 def dataset(source: Folder, *steps: Any) -> Dataset:

@@ -14,13 +14,13 @@ from blobs import Silence
 from pictures import flat
 from PIL import Image
 
-from compress import data as dataset
-from compress.data import Dataset, decoding
+from compress.data import dataset, prefetching
+from compress.data.dataset import Dataset
 from compress.data.source import CorruptError, Samples, Source
 from compress.data.sources import Folder
 from compress.errors import DataError, StoreError
-from compress.store import FORGOTTEN_DAYS, Store
-from deploy.preprocessing import Preprocessing
+from compress.pipeline.store import FORGOTTEN_DAYS, Store
+from deploy.contract.preprocessing import Preprocessing
 
 
 @pytest.fixture
@@ -73,18 +73,18 @@ def test_what_was_decoded_is_used_again(tmp_path: Path, store: Store, monkeypatc
 
 def test_an_interruption_leaves_nothing_behind(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     data = opened(Folder(path=str(flat(tmp_path / "images", 40))), store)
-    put = decoding.Rows.put
+    put = prefetching.Rows.put
 
     def interrupted(self: Any, index: int, sample: Any) -> None:
         if index == 17:
             raise KeyboardInterrupt
         put(self, index, sample)
 
-    monkeypatch.setattr(decoding.Rows, "put", interrupted)
+    monkeypatch.setattr(prefetching.Rows, "put", interrupted)
     with pytest.raises(KeyboardInterrupt):
         data.inputs("train")
     assert not list(store.folder.rglob("*.npy"))
-    monkeypatch.setattr(decoding.Rows, "put", put)
+    monkeypatch.setattr(prefetching.Rows, "put", put)
     assert len(data.inputs("train")) == 58
 
 
@@ -94,7 +94,7 @@ def test_a_full_disk(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPat
     def full(self: Any, index: int, sample: Any) -> None:
         raise OSError(28, "No space left on device", "x.npy")
 
-    monkeypatch.setattr(decoding.Rows, "put", full)
+    monkeypatch.setattr(prefetching.Rows, "put", full)
     with pytest.raises(StoreError, match="decoded samples cannot be kept: the disk is full"):
         data.inputs("train")
 
@@ -122,22 +122,22 @@ def test_the_order_is_kept_however_long_each_takes() -> None:
         return np.array(index)
 
     progress = Silence()
-    decoding.decode(read, 500, lambda index, value: seen.append(int(value)), progress)
+    prefetching.decode(read, 500, lambda index, value: seen.append(int(value)), progress)
     assert seen == list(range(500))
     assert threading.get_ident() not in threads
     assert progress.seen[-1][:2] == (500, 500)
-    decoding.decode(read, 0, lambda index, value: seen.append(-1))
+    prefetching.decode(read, 0, lambda index, value: seen.append(-1))
     assert len(seen) == 500
 
 
 def test_not_all_is_decoded_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     done = []
-    most = decoding.CHUNK * decoding.AHEAD * decoding.WORKERS + decoding.CHUNK
+    most = prefetching.CHUNK * prefetching.AHEAD * prefetching.WORKERS + prefetching.CHUNK
 
     def put(index: int, value: np.ndarray) -> None:
         assert len(done) <= index + most
 
-    decoding.decode(lambda index: done.append(index) or np.array(index), 2000, put)
+    prefetching.decode(lambda index: done.append(index) or np.array(index), 2000, put)
 
 
 class Faulty(Source):
@@ -166,9 +166,9 @@ def test_corrupt_samples_are_listed() -> None:
     with pytest.raises(DataError, match=r"^\d\d samples cannot be used: data.source.faulty: sample 0: is broken; .*"):
         data.inputs("train")
     with pytest.raises(DataError, match="; and 10 more; remove or repair them, or leave them out with `corrupt: skip"):
-        decoding.decode(lambda index: broken(index), 20, lambda index, value: None)
+        prefetching.decode(lambda index: broken(index), 20, lambda index, value: None)
     with pytest.raises(DataError, match=r"^sample 5: is broken; mend it$"):
-        decoding.decode(lambda index: broken(index) if index == 5 else np.array(0), 20, lambda index, value: None)
+        prefetching.decode(lambda index: broken(index) if index == 5 else np.array(0), 20, lambda index, value: None)
 
 
 def broken(index: int) -> Any:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from pictures import flat
 
-from compress.data import Dataset, files, manifest
+from compress.data import files, manifest
+from compress.data.dataset import Dataset
 from compress.data.sources import Folder, Npy, Npz
 from compress.errors import DataError, StoreError
-from deploy.preprocessing import Preprocessing
+from deploy.contract.preprocessing import Preprocessing
 
 
 def written(path: Path, source: Folder | Npy | Npz) -> Path:

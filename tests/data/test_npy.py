@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.data import Dataset
+from compress.data.dataset import Dataset
 from compress.data.sources import Npy
 from compress.errors import DataError
-from deploy.preprocessing import Preprocessing
+from deploy.contract.preprocessing import Preprocessing
 
 X = np.arange(30 * 4 * 5, dtype=np.uint16).reshape(30, 4, 5).astype(np.uint8)
 Y = np.arange(30) % 3

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from compress.data import SOURCES, Dataset, files
+from compress.data import files
+from compress.data.dataset import SOURCES, Dataset
 from compress.data.source import Source
 from compress.data.sources import Coco, Digits, Folder, Npz, TfRecord, Voc, Wav
-from compress.data.sources.records import Tensor
+from compress.data.sources.tfrecord import Tensor
 from compress.errors import DataError
-from deploy.decoding import parsed
-from deploy.preprocessing import Preprocessing
+from deploy.contract.decoding import parsed
+from deploy.contract.preprocessing import Preprocessing
 
 X = np.arange(30 * 4 * 5, dtype=np.uint16).reshape(30, 4, 5).astype(np.uint8)
 Y = np.arange(30) % 3

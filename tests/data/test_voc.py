@@ -11,11 +11,11 @@ import pytest
 import scenes
 from PIL import Image
 
-from compress.data import Dataset
+from compress.data.dataset import Dataset
 from compress.data.sources.voc import MAX_XML_BYTES, Voc
 from compress.errors import DataError
-from compress.store import file_digest
-from deploy.preprocessing import Preprocessing
+from compress.files import file_digest
+from deploy.contract.preprocessing import Preprocessing
 
 
 def one(folder: Path, text: str | None = None, objects: list[tuple[str, scenes.Box]] | None = None) -> Voc:

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paths import ROOT
 from scipy.signal import resample_poly
 
-from compress.data.listing import Labels
+from compress.data.file_listing import Labels
 from compress.data.sources import Wav
 from compress.errors import DataError
 
-ROOT = Path(__file__).resolve().parents[2]
 WAVEFORM = np.sin(np.arange(800) / 9) * 0.75
 
 

@@ -11,10 +11,12 @@ import devices
 import numpy as np
 import pytest
 
-from deploy import Model, benchmark, bundle, energy, machine
+from deploy import Model, benchmark, energy
+from deploy import host as machine
 from deploy.benchmark import Settings
-from deploy.doubts import MEANING, doubts
-from deploy.errors import ArgumentError
+from deploy.comparability import MEANING, doubts
+from deploy.contract import bundle
+from deploy.contract.errors import ArgumentError
 
 
 @pytest.fixture(scope="module")

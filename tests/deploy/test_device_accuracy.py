@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import tiny
 
-import compress.probes.accuracy as host
+import compress.evaluation.accuracy as host
 from compress.tflite import graph
-from deploy import accuracy, bundle, measurement, runtime
+from deploy import accuracy, measurement, runtime
+from deploy.contract import bundle
 from deploy.model import Model
 from deploy.runtime import Options, Runtime
 

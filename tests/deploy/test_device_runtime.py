@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from deploy import runtime
-from deploy.errors import ArgumentError, RuntimeLibraryError
+from deploy.contract.errors import ArgumentError, RuntimeLibraryError
 from deploy.runtime import Options, Runtime, refusal
 
 

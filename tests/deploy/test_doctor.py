@@ -11,7 +11,7 @@ from typing import Any
 import devices
 import pytest
 
-from deploy import doctor, doctor_device, machine
+from deploy import doctor, doctor_device, host
 from deploy.doctor import Facts, Finding
 
 RULES = 'SUBSYSTEM=="usb", ATTRS{idVendor}=="1a6e"\nSUBSYSTEM=="usb", ATTRS{idVendor}=="18d1"\nSUBSYSTEM=="apex"\n'
@@ -57,7 +57,7 @@ def found(given: Facts) -> dict[str, Finding]:
 
 
 def refuse_access(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.os, "access", lambda *_: False)
+    monkeypatch.setattr(host.os, "access", lambda *_: False)
 
 
 def test_a_sound_host_has_nothing(usb: Path) -> None:

@@ -12,11 +12,12 @@ import devices
 import numpy as np
 import pytest
 
-import compress.tflite.runtime as host
-from deploy import Answer, Model, bundle, signature
-from deploy.errors import ArgumentError, EdgeTpuError, ImageError, ModelError
+import compress.tflite.interpreter as host
+from deploy import Answer, Model
+from deploy.contract import bundle, signature
+from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, ModelError
+from deploy.contract.preprocessing import Preprocessing, dequantize
 from deploy.model import _scores
-from deploy.preprocessing import Preprocessing, dequantize
 
 
 @pytest.fixture(scope="module")

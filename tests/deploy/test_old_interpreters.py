@@ -14,8 +14,8 @@ from pathlib import Path
 
 import golden
 import pytest
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("3.7", "3.8", "3.9", "3.10", "3.12", "3.13")
 
 
@@ -53,7 +53,7 @@ def test_this_interpreter() -> None:
 
 def test_device_side_imports_nothing_else() -> None:
     check = (
-        "import sys, deploy.bundle, deploy.preprocessing, deploy.signature; "
+        "import sys, deploy.contract.bundle, deploy.contract.preprocessing, deploy.contract.signature; "
         "found = set(sys.modules) & {'compress', 'cryptography', 'pydantic', 'tensorflow', 'ai_edge_litert'}; "
         "assert not found, found"
     )

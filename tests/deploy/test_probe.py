@@ -14,7 +14,7 @@ import devices
 import pytest
 
 from deploy import probe
-from deploy.errors import EdgeTpuError
+from deploy.contract.errors import EdgeTpuError
 from deploy.runtime import Options
 
 LATER = "is newer than what Google's libedgetpu 16.0 works with; to do: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,14 +13,14 @@ from pathlib import Path
 
 import golden
 import pytest
+from paths import ROOT
 from test_old_interpreters import interpreters
 
-from compress import runner
+from compress.export import runner_pyz
 
-ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = """\
 import sys
-from deploy import bundle
+from deploy.contract import bundle
 assert bundle.__file__.startswith(sys.argv[1]), bundle.__file__
 print(bundle.read(sys.argv[2]).labels == [u"caf\\u00e9", u"tea"])
 """
@@ -28,7 +29,7 @@ print(bundle.read(sys.argv[2]).labels == [u"caf\\u00e9", u"tea"])
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the runner, a bundle, and a package `deploy` that is not ours."""
-    (tmp_path / "runner.pyz").write_bytes(runner.content())
+    (tmp_path / "runner.pyz").write_bytes(runner_pyz.content())
     (tmp_path / "runner.pyz").chmod(0o755)
     (tmp_path / "tiny.coralline").write_bytes(golden.packed())
     (tmp_path / "deploy").mkdir()
@@ -42,23 +43,21 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def test_it_holds_the_device_side_and_nothing_else() -> None:
-    with zipfile.ZipFile(io.BytesIO(runner.content())) as archive:
+    with zipfile.ZipFile(io.BytesIO(runner_pyz.content())) as archive:
         assert archive.testzip() is None
         there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy").rglob("*.py")}
         assert set(archive.namelist()) == {"__main__.py", *there}
-        assert {"deploy/__init__.py", "deploy/__main__.py", "deploy/bundle.py"} <= there
+        assert {"deploy/__init__.py", "deploy/__main__.py", "deploy/contract/bundle.py"} <= there
         for name in there:
             assert archive.read(name) == (ROOT / name).read_bytes()
-    assert runner.content().startswith(b"#!/usr/bin/env python3\nPK")
+    assert runner_pyz.content().startswith(b"#!/usr/bin/env python3\nPK")
 
 
 def test_equal_sources_are_equal_bytes(tmp_path: Path) -> None:
-    script = "from compress import runner; print(runner.digest())"
+    script = "from compress.export import runner_pyz; print(runner_pyz.digest())"
     copy = tmp_path / "copy"
     for name in ("compress", "deploy"):
-        (copy / name).mkdir(parents=True)
-        for path in (ROOT / name).glob("*.py"):
-            (copy / name / path.name).write_bytes(path.read_bytes())
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "deploy" / "__pycache__").mkdir()
     (copy / "deploy" / "notes.txt").write_text("not a part of it")
     found = {
@@ -72,7 +71,7 @@ def test_equal_sources_are_equal_bytes(tmp_path: Path) -> None:
         ).stdout.strip()
         for place, zone in ((ROOT, "UTC"), (copy, "Asia/Tokyo"))
     }
-    assert found == {runner.digest()} == {hashlib.sha256(runner.content()).hexdigest()}
+    assert found == {runner_pyz.digest()} == {hashlib.sha256(runner_pyz.content()).hexdigest()}
 
 
 def available(interpreter: str) -> str:

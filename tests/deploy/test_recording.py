@@ -9,10 +9,10 @@ import wave
 import numpy as np
 import pytest
 
-from compress.data.sources.sound import opened
+from compress.data.sources.wav import opened
 from compress.errors import DataError
-from deploy.decoding import Decoding
-from deploy.errors import ImageError
+from deploy.contract.decoding import Decoding
+from deploy.contract.errors import ImageError
 from deploy.images import decoded, of_file
 from deploy.recording import sound
 

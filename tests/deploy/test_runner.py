@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from deploy import __main__ as command
-from deploy import bundle, errors
+from deploy.contract import bundle, errors
 
 
 @pytest.fixture(scope="module")

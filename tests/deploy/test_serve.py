@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deploy import bundle
-from deploy.decoding import Decoding
-from deploy.errors import EdgeTpuError
+from deploy.contract import bundle
+from deploy.contract.decoding import Decoding
+from deploy.contract.errors import EdgeTpuError
 from deploy.model import Answer, Model
 from deploy.serve import Server, Settings
 
@@ -460,3 +460,49 @@ def test_prometheus_reads_the_metrics(slow: tuple[Service, Slow]) -> None:
     assert counts == sorted(counts)
     assert counts[-1] == 1
     assert found["coralline_model_info"].samples[0].labels["name"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    "top", ["%C2%B2", "%D9%A3", "%E2%91%A0", "-1", "0", "1001", "1e3", "9" * 400, "", "+3", "%203", "1_0"]
+)
+def test_a_number_that_is_not_one_costs_its_request_alone(slow: tuple[Service, Slow], top: str) -> None:
+    service, _ = slow
+    status, _, answer = service.ask(
+        "POST", f"/v1/predict?top={top}&x=1", bundle.array_bytes(np.zeros((2, 2), np.uint8))
+    )
+    assert status == (200 if top == "" else 400)  # parse_qsl leaves out parameters without a value
+    assert top == "" or "is not a number from 1 to 1000" in answer["error"]["what"]
+    assert service.predict(7)[0] == 200
+
+
+def test_an_internal_error_costs_its_request_alone(
+    slow: tuple[Service, Slow], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    service, _ = slow
+    with service.connect() as other:
+        other.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n12")
+        with monkeypatch.context() as patched:
+            patched.setattr(service.server, "_enqueue", lambda *arguments: 1 / 0)
+            for _ in range(3):
+                status, headers, answer = service.predict(1)
+                assert (status, headers["Connection"]) == (500, "close")
+                assert "ZeroDivisionError" in answer["error"]["what"]
+        with monkeypatch.context() as patched:
+            patched.setattr(service.server, "_told", lambda *arguments: [][1])
+            assert service.predict(1)[0] == 500
+        other.sendall(b"34")
+        assert other.recv(65536).startswith(b"HTTP/1.1 400 ")  # four bytes are not an image
+    assert service.metric('coralline_rejected_total{cause="internal"}') == 4
+    assert service.predict(5)[2]["top"][0]["label"] == "5"
+    assert capfd.readouterr().err.count("Traceback") < 4  # not a flood
+
+
+def test_an_error_while_an_error_is_answered_closes_the_connection(
+    slow: tuple[Service, Slow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, _ = slow
+    with monkeypatch.context() as patched:
+        patched.setattr(service.server, "_admit", lambda *arguments: 1 / 0)
+        patched.setattr(service.server, "_refuse", lambda *arguments: 1 / 0)
+        assert raw(service, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") == b""
+    assert service.predict(5)[0] == 200

@@ -13,9 +13,8 @@ from typing import Any
 
 import golden
 import pytest
+from paths import ROOT
 from test_old_interpreters import interpreters
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def built(folder: Path, root: Path = ROOT) -> Path:
@@ -81,7 +80,7 @@ def test_every_python_takes_it(interpreter: str, wheel: Path, tmp_path: Path) ->
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment = {**kept, "PYTHONPATH": str(there), "HOME": "/nonexistent"}
     run: Any = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False}
-    check = "import deploy, deploy.signature; print(deploy.__file__); import compress"
+    check = "import deploy, deploy.contract.signature; print(deploy.__file__); import compress"
     done = subprocess.run([interpreter, "-W", "error", "-c", check], **run)
     assert done.stdout.strip().startswith(str(there)), done.stderr
     assert "No module named 'compress'" in done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paths import SHARED
 
-from compress.importers import onnx_apart
-from compress.training import tensorflow
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "tests" / "tflite"))  # for one_op
+from compress.importers.onnx import subprocesses
+from compress.ir import tensorflow
 
 
 @pytest.fixture
@@ -24,8 +20,7 @@ def real_model() -> Callable[[str], Path]:
     """Finds a real model file, or skips the test."""
 
     def find(name: str) -> Path:
-        folder = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared"))
-        path = folder / "models" / (name if "/" in name else f"keras/{name}")
+        path = SHARED / "models" / (name if "/" in name else f"keras/{name}")
         if not path.exists():
             pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")
         return path
@@ -82,5 +77,5 @@ def saved_onnx(tmp_path: Path) -> Callable[[Any], Path]:
 @pytest.fixture
 def onnx_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For models that crash nothing: no processes of their own, which take a second each."""
-    monkeypatch.setattr(onnx_apart, "try_reading", lambda path, shapes: None)
-    monkeypatch.setattr(onnx_apart, "run_apart", onnx_apart.main)
+    monkeypatch.setattr(subprocesses, "try_reading", lambda path, shapes: None)
+    monkeypatch.setattr(subprocesses, "run_apart", subprocesses.main)

@@ -12,7 +12,8 @@ import hostile_models
 import pytest
 
 from compress.errors import ModelError
-from compress.importers import library, model_file
+from compress.importers import model_file
+from compress.importers.common import guarded_calls
 
 #: What only building the model can tell.
 BUILT = ("units of 1e9", "large image", "huge image", "kernel of", "by 4000", "negative", "lead out", "text for")
@@ -38,9 +39,9 @@ def test_a_case_is_refused_at_a_look(tmp_path: Path, case: str) -> None:
 def test_no_more_variables_than_a_file_can_hold(keras: Any, tf_keras: Any) -> None:
     for library_of in (keras, tf_keras):
         layers = library_of.layers
-        with pytest.raises(ValueError, match=r"more than 536,870,912"), library.bounded():
+        with pytest.raises(ValueError, match=r"more than 536,870,912"), guarded_calls.bounded():
             layers.Dense(10**9)(library_of.Input((1000,)))
-        with library.bounded():
+        with guarded_calls.bounded():
             assert library_of.Sequential([library_of.Input((4,)), layers.Dense(3)]).count_params() == 15
 
 
@@ -50,4 +51,4 @@ def test_no_larger_tensors_than_a_model_has(keras: Any) -> None:
     outer = keras.Sequential([keras.Input((80, 80, 3)), inner, keras.layers.GlobalAveragePooling2D()])
     for model in (inner, outer):
         with pytest.raises(ValueError, match="makes 3,072,000,000 numbers of one sample"):
-            library.check_tensors(model)
+            guarded_calls.check_tensors(model)

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from compress.errors import ModelError, UntrustedError
-from compress.importers import keras2, model_file, saved_model, saved_model_conversion
-from compress.importers.saved_model_operators import COMPUTE, FILES
+from compress.importers import model_file
+from compress.importers.keras import keras2
+from compress.importers.saved_model import conversion, saved_model_folder
+from compress.importers.saved_model.operators import COMPUTE, FILES
 from compress.stages.load import ConvertSavedModel, LoadKeras, stage_for
 from compress.tflite import graph
 
@@ -116,7 +118,7 @@ def test_a_graph_becomes_a_float_tflite_file(written: Make) -> None:
     stage = stage_for(path)
     assert isinstance(stage, ConvertSavedModel)
     assert "only a graph" in stage.because()
-    made = saved_model_conversion.convert(saved_model.read(path))
+    made = conversion.convert(saved_model_folder.read(path))
     parsed = graph.parse(made.tflite)
     assert [operator.name for operator in parsed.operators] == ["FULLY_CONNECTED"]
     assert parsed.tensors[parsed.inputs[0]].shape == (1, 4)
@@ -184,7 +186,7 @@ def test_graphs_that_reach_out_are_refused_before_they_are_loaded(
     written: Make, function: Any, operator: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(serving_default=function)
-    monkeypatch.setattr(saved_model_conversion.subprocess, "run", None)
+    monkeypatch.setattr(conversion.subprocess, "run", None)
     found = model_file.read(path)
     assert (operator, reason) in [(each.operator, each.reason) for each in found.refused]
     for use in (lambda: model_file.load(found), lambda: stage_for(path)):
@@ -216,13 +218,13 @@ def test_no_operator_on_the_list_reaches_out() -> None:
 
 def test_the_digest_is_of_every_file(written: Make) -> None:
     path = written(serving_default=dense)
-    before = saved_model.digest(path)
+    before = saved_model_folder.digest(path)
     (path / "assets" / "note").parent.mkdir(exist_ok=True)
     (path / "assets" / "note").write_text("a")
-    with_note = saved_model.digest(path)
+    with_note = saved_model_folder.digest(path)
     os.replace(path / "assets" / "note", path / "assets" / "other")
-    assert len({before, with_note, saved_model.digest(path)}) == 3
-    assert stage_for(path).identity()["sha256"] == saved_model.digest(path)
+    assert len({before, with_note, saved_model_folder.digest(path)}) == 3
+    assert stage_for(path).identity()["sha256"] == saved_model_folder.digest(path)
 
 
 def test_damaged_and_hostile_folders(written: Make, tmp_path: Path) -> None:

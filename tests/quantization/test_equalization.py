@@ -9,9 +9,9 @@ import networks
 import numpy as np
 import pytest
 
+from compress.ir import keras_graph
+from compress.ir.passes.fold import canonical
 from compress.quantization import equalization
-from compress.training import network
-from compress.training.folding import canonical
 
 pytestmark = pytest.mark.tensorflow
 
@@ -42,12 +42,12 @@ def test_scaled_channels_do_not_change_what_is_computed(keras: Any, between: str
     x = (SCALED | HELD)[between](keras, layers.Conv2D(8, 3, padding="same", name="first")(image))
     x = (layers.Conv1D if len(x.shape) == 3 else layers.Conv2D)(8, 1)(x)
     model = keras.Model(image, layers.Dense(5)(layers.Flatten()(x)))
-    net = canonical(network.read(networks.randomized(model)))
+    net = canonical(keras_graph.read(networks.randomized(model)))
     channels = equalization.follow(net)
-    assert channels.pinned[channels.layouts[network.Tensor("first")]].all() == held
+    assert channels.pinned[channels.layouts[keras_graph.Tensor("first")]].all() == held
     factors = np.exp(np.random.default_rng(1).uniform(-3, 3, len(channels.group)))[channels.group]
     given = np.random.default_rng(2).normal(size=(4, 6, 6, 3)).astype(np.float32)
     made, wanted = (
-        np.asarray(network.build(each)(given)) for each in (equalization.scaled(net, channels, factors), net)
+        np.asarray(keras_graph.build(each)(given)) for each in (equalization.scaled(net, channels, factors), net)
     )
     np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())

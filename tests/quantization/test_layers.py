@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from blobs import Blobs, context
 
-from compress.edgetpu.legalize import legalize
-from compress.edgetpu.placement import place
-from compress.quantization import calibration, conversion, points, training
-from compress.quantization.judging import snr_db
+from compress.ir import keras_graph
+from compress.ir.passes.fold import canonical
+from compress.quantization import calibration, export, qat, quantizer_placement
+from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan, nudged
-from compress.target import load
+from compress.targets.base import load
+from compress.targets.edgetpu.legalize import legalize
+from compress.targets.edgetpu.placement import place
 from compress.tflite import graph
-from compress.tflite.runtime import Model
-from compress.training import network
-from compress.training.fit import TrainingSettings
-from compress.training.folding import canonical
-from deploy.preprocessing import dequantize, quantize
+from compress.tflite.interpreter import Model
+from compress.training.loop import TrainingSettings
+from deploy.contract.preprocessing import dequantize, quantize
 
 pytestmark = pytest.mark.tensorflow
 
@@ -32,14 +32,14 @@ pytestmark = pytest.mark.tensorflow
 def test_the_file_is_whole_precise_and_what_training_computes(keras: Any, name: str, tmp_path: Path) -> None:
     samples = np.random.default_rng(5).random((40, 12, 12, 3), np.float32)
     model = layers.model(keras, layers.ALL[name])
-    folded = canonical(network.read(model))
+    folded = canonical(keras_graph.read(model))
     plan = calibration.calibrate(folded, samples)
-    content = conversion.convert(folded, plan)  # refuses float operators
+    content = export.convert(folded, plan)  # refuses float operators
     (tmp_path / "m.tflite").write_bytes(content)
     found = Model(tmp_path / "m.tflite", reproducible=True).scores(samples)
     wanted = np.asarray(model(samples, training=False))
     assert snr_db(wanted, found).mean() > 25
-    simulated = np.asarray(training.simulated(folded, plan)(samples, training=False))
+    simulated = np.asarray(qat.simulated(folded, plan)(samples, training=False))
     step = (simulated.max() - simulated.min()) / 255
     assert np.mean(np.abs(found - simulated) <= 2.5 * step) > 0.95
     feeds = [[sample[np.newaxis]] for sample in samples[:4]]
@@ -64,13 +64,13 @@ def test_layers_train_with_rounding(keras: Any, names: tuple[str, ...], tmp_path
     ]
     model = networks.randomized(keras.Model(image, keras.layers.Dense(2)(keras.layers.Concatenate()(ends))))
     data = Images()
-    folded = canonical(network.read(model))
+    folded = canonical(keras_graph.read(model))
     plan = calibration.calibrate(folded, data.inputs("train"))
     settings = TrainingSettings(epochs=1, batch_size=16, learning_rate=0.001)
-    trained, learnt, _ = training.train(folded, plan, settings, context(data, tmp_path))
-    (tmp_path / "m.tflite").write_bytes(conversion.convert(trained, learnt))
+    trained, learnt, _ = qat.train(folded, plan, settings, context(data, tmp_path))
+    (tmp_path / "m.tflite").write_bytes(export.convert(trained, learnt))
     found = Model(tmp_path / "m.tflite", reproducible=True).scores(data.inputs("validation"))
-    simulated = np.asarray(training.simulated(trained, learnt)(data.inputs("validation"), training=False))
+    simulated = np.asarray(qat.simulated(trained, learnt)(data.inputs("validation"), training=False))
     assert snr_db(simulated, found).mean() > 25
 
 
@@ -93,11 +93,11 @@ def test_two_inputs_and_two_outputs_round_in_training_as_in_the_file(keras: Any,
     x = keras.layers.Conv2D(4, 3, activation="relu")(left)
     both = keras.layers.Concatenate()([keras.layers.GlobalAveragePooling2D()(x), keras.layers.Dense(4)(right)])
     ends = [keras.layers.Dense(3, name="three")(both), keras.layers.Dense(2, activation="softmax", name="two")(both)]
-    folded = canonical(network.read(networks.randomized(keras.Model([left, right], ends))))
-    found = points.find(folded)
-    prescribed = points.fixed(folded, found)
+    folded = canonical(keras_graph.read(networks.randomized(keras.Model([left, right], ends))))
+    found = quantizer_placement.find(folded)
+    prescribed = quantizer_placement.fixed(folded, found)
     plan = QuantizationPlan({name: prescribed.get(name, nudged(-3.0, 3.0)) for name in found.values()}, "by hand")
-    model = training.simulated(folded, plan)
+    model = qat.simulated(folded, plan)
     random = np.random.default_rng(0)
     given = [random.random((16, 8, 8, 2), np.float32), random.random((16, 4), np.float32)]
     with tensorflow.GradientTape() as tape:
@@ -105,7 +105,7 @@ def test_two_inputs_and_two_outputs_round_in_training_as_in_the_file(keras: Any,
         loss = sum(tensorflow.reduce_mean(each**2) for each in made)
     gradients = tape.gradient(loss, model.trainable_variables)
     assert all(np.abs(gradient).max() > 0 for gradient in gradients)
-    interpreter = Interpreter(model_content=conversion.convert(folded, plan))
+    interpreter = Interpreter(model_content=export.convert(folded, plan))
     interpreter.allocate_tensors()
     inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
     for row in range(16):

@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 from blobs import Blobs, context
 
-from compress.quantization import calibration, conversion, fake, points, training
+from compress.artifact import Facts
+from compress.distillation import losses, teachers
+from compress.distillation.settings import Teaching
+from compress.ir import keras_graph
+from compress.ir.keras_graph import Network
+from compress.ir.passes import fold
+from compress.ir.passes.fold import canonical
+from compress.quantization import calibration, export, fake_quantization, qat, quantizer_placement
 from compress.quantization.plan import QuantizationPlan, on_grid
-from compress.quantization.settings import RoundedTraining
-from compress.stage import Facts
-from compress.tflite.runtime import Model
-from compress.training import folding, network
-from compress.training.fit import Head, TrainingSettings, fit, label_loss
-from compress.training.folding import canonical
-from compress.training.network import Network
-from compress.training.teaching import Teaching
+from compress.quantization.qat_settings import RoundedTraining
+from compress.stage import Context
+from compress.tflite.interpreter import Model
+from compress.training.loop import Head, Loss, TrainingSettings, fit, head_of, label_loss
 
 pytestmark = pytest.mark.tensorflow
 
@@ -26,12 +29,14 @@ pytestmark = pytest.mark.tensorflow
 def test_what_training_computes_is_what_the_file_computes(
     keras: Any, builder: networks.Builder, tmp_path: Path
 ) -> None:
-    folded = canonical(network.read(networks.randomized(builder(keras))))
+    folded = canonical(keras_graph.read(networks.randomized(builder(keras))))
     samples = np.random.default_rng(5).random((40, 12, 12, 3), np.float32)
     plan = calibration.calibrate(folded, samples)
-    trained = network.build(fake.with_rounded_weights(fake.insert(folded, points.find(folded), plan)))
+    trained = keras_graph.build(
+        fake_quantization.with_rounded_weights(fake_quantization.insert(folded, quantizer_placement.find(folded), plan))
+    )
     expected = np.asarray(trained(samples, training=False))
-    (tmp_path / "m.tflite").write_bytes(conversion.convert(folded, plan))
+    (tmp_path / "m.tflite").write_bytes(export.convert(folded, plan))
     found = Model(tmp_path / "m.tflite", reproducible=True).scores(samples)
     step = (expected.max() - expected.min()) / 255 or 1.0
     assert np.mean(np.abs(found - expected) <= 2.5 * step) > 0.95
@@ -41,7 +46,7 @@ def test_what_training_computes_is_what_the_file_computes(
 def test_weights_are_rounded_in_training_and_their_gradient_passes(keras: Any) -> None:
     import tensorflow
 
-    layer = fake.layers()["QuantizedConv2D"](4, 3)
+    layer = fake_quantization.layers()["QuantizedConv2D"](4, 3)
     x = tensorflow.random.stateless_normal((2, 6, 6, 3), (1, 2))
     layer(x)
     kernel = layer.get_weights()[0]
@@ -56,7 +61,7 @@ def test_weights_are_rounded_in_training_and_their_gradient_passes(keras: Any) -
 
 
 def test_ranges_follow_the_data_in_training_only(keras: Any) -> None:
-    layer = fake.layers()["FakeQuantize"](-1.0, 1.0, average=0.5)
+    layer = fake_quantization.layers()["FakeQuantize"](-1.0, 1.0, average=0.5)
     x = np.array([[-3.0, 5.0]], np.float32)
     layer(x, training=False)
     assert [float(layer.low), float(layer.high)] == [-1.0, 1.0]
@@ -68,7 +73,7 @@ def test_ranges_follow_the_data_in_training_only(keras: Any) -> None:
 
 
 def test_a_range_that_does_not_follow_is_no_variable(keras: Any) -> None:
-    layer = fake.layers()["FakeQuantize"](-1.0, 127 / 128)
+    layer = fake_quantization.layers()["FakeQuantize"](-1.0, 127 / 128)
     x = np.array([[-3.0, 0.5 + 1 / 300, 5.0]], np.float32)
     np.testing.assert_allclose(np.asarray(layer(x, training=True)), [[-1.0, 0.5, 127 / 128]], atol=1e-6)
     assert layer.get_weights() == []
@@ -81,15 +86,15 @@ def test_training_with_rounding_gives_network_and_plan(keras: Any, tmp_path: Pat
     x = layers.BatchNormalization()(layers.Conv2D(4, 3)(image))
     x = layers.Flatten()(layers.ReLU()(x))
     model = keras.Model(image, layers.Dense(2, activation="softmax")(x))
-    folded, data = canonical(network.read(model)), Blobs()
+    folded, data = canonical(keras_graph.read(model)), Blobs()
     plan = calibration.calibrate(folded, data.inputs("train"))
     settings = TrainingSettings(epochs=8, batch_size=16, learning_rate=0.02)
-    trained, learnt, facts = training.train(folded, plan, settings, context(data, tmp_path))
+    trained, learnt, facts = qat.train(folded, plan, settings, context(data, tmp_path))
     assert len(facts["history"]) == 8
     assert learnt.ranges.keys() == plan.ranges.keys()
     softmax = next(name for name, limits in plan.ranges.items() if limits == (0.0, 255 / 256))
     assert learnt.ranges[softmax] == plan.ranges[softmax]
-    (tmp_path / "m.tflite").write_bytes(conversion.convert(trained, learnt))
+    (tmp_path / "m.tflite").write_bytes(export.convert(trained, learnt))
     scores = Model(tmp_path / "m.tflite", reproducible=True).scores(data.inputs("validation"))
     assert (scores.argmax(1) == data.labels("validation")).mean() == 1.0
 
@@ -97,7 +102,7 @@ def test_training_with_rounding_gives_network_and_plan(keras: Any, tmp_path: Pat
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Network:
     """A trained network with three ways to make channels, and a batch norm behind each."""
-    from compress.training.tensorflow import keras as seeded
+    from compress.ir.tensorflow import keras as seeded
 
     layers = seeded(0).layers
     image = seeded().Input((8, 8, 1))
@@ -109,21 +114,34 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Network:
     model = seeded().Model(image, layers.Dense(2, name="scores")(layers.ReLU()(x)))
     settings = TrainingSettings(epochs=8, batch_size=16, learning_rate=0.01)
     fit(model, label_loss(Head("logits")), settings, context(Blobs(), tmp_path_factory.mktemp("small")))
-    return network.read(model)
+    return keras_graph.read(model)
+
+
+def taught(network: Network, settings: TrainingSettings, run: Context, teaching: Teaching) -> Loss:
+    """The loss of QAT whose teacher is the float network."""
+    model = keras_graph.build(network)
+    teacher = teachers.of_model(model, run.data, "the float model")
+    return losses.loss_of(head_of(model, run.data), [teacher], teaching, settings, run)
 
 
 def trained(
-    read: Network, folder: Path, how: RoundedTraining, data: Blobs | None = None
+    read: Network,
+    folder: Path,
+    how: RoundedTraining,
+    data: Blobs | None = None,
+    teaching: Teaching | None = None,
 ) -> tuple[Network, QuantizationPlan, Facts]:
     """A network after training with rounding; the file agrees with what the training computed."""
     folded, data = canonical(read), data or Blobs()
     plan = calibration.calibrate(folded, data.inputs("train"))
     settings = TrainingSettings(epochs=3, batch_size=16, learning_rate=0.003)
-    made, learnt, facts = training.train(folded, plan, settings, context(data, folder), how, folding.norms(read))
-    (folder / "m.tflite").write_bytes(conversion.convert(made, learnt))
+    run = context(data, folder)
+    loss = None if teaching is None else taught(folded, settings, run, teaching)
+    made, learnt, facts = qat.train(folded, plan, settings, run, how, fold.norms(read), loss)
+    (folder / "m.tflite").write_bytes(export.convert(made, learnt))
     samples = data.inputs("validation")
     scores = Model(folder / "m.tflite", reproducible=True).scores(samples)
-    simulated = np.asarray(training.simulated(made, learnt)(samples, training=False))
+    simulated = np.asarray(qat.simulated(made, learnt)(samples, training=False))
     assert (scores.argmax(1) == simulated.argmax(1)).mean() >= 0.99
     assert np.abs(scores - simulated).max() <= 0.03 * np.ptp(simulated)
     assert (scores.argmax(1) == Blobs().labels("validation")).mean() == 1.0
@@ -150,7 +168,7 @@ def test_distilled_training_listens_to_the_float_network_alone(small: Network, t
         def inputs(self, split: Any) -> np.ndarray:
             return Blobs().inputs(split)
 
-    trained(small, tmp_path, RoundedTraining(distill=Teaching(weight=1.0, temperature=2.0)), Mislabelled())
+    trained(small, tmp_path, RoundedTraining(), Mislabelled(), Teaching(weight=1.0, temperature=2.0))
 
 
 def test_a_learnt_range_has_the_gradient_of_its_error(keras: Any) -> None:
@@ -163,7 +181,7 @@ def test_a_learnt_range_has_the_gradient_of_its_error(keras: Any) -> None:
         return tensorflow.reduce_mean((value - x) ** 2)
 
     for high in (0.5, 30.0):  # too narrow: it must grow; too wide: it must shrink
-        layer = fake.layers()["LearntFakeQuantize"](-high, high, average=0.0)
+        layer = fake_quantization.layers()["LearntFakeQuantize"](-high, high, average=0.0)
         layer(x)
         with tensorflow.GradientTape() as tape:
             made = layer(x, training=True)
@@ -176,7 +194,7 @@ def test_a_learnt_range_has_the_gradient_of_its_error(keras: Any) -> None:
 def test_a_learnt_range_stands_still_once_it_has_settled(keras: Any) -> None:
     import tensorflow
 
-    layer = fake.layers()["LearntFakeQuantize"](-1.0, 2.0, average=0.0)
+    layer = fake_quantization.layers()["LearntFakeQuantize"](-1.0, 2.0, average=0.0)
     x = np.linspace(-3, 3, 64, dtype=np.float32)
     layer(x)
     layer.stretch.assign([0.5, -0.5])
@@ -192,13 +210,13 @@ def test_a_learnt_range_stands_still_once_it_has_settled(keras: Any) -> None:
 
 @pytest.mark.parametrize("name", ["conv", "depthwise", "transposed", "hidden"])
 def test_a_batch_norm_taken_up_again_changes_nothing_at_first(small: Network, name: str) -> None:
-    folded, norms = canonical(small), folding.norms(small)
+    folded, norms = canonical(small), fold.norms(small)
     assert norms.keys() == {"conv", "depthwise", "transposed", "hidden"}
     plan = QuantizationPlan({}, "", factors={name: (2.0,)}, bias_shifts={name: (0.25,)})
-    moments = training._moments(folded, plan, {name: norms[name]})
-    start = training._prepared(fake.with_rounded_weights(folded), {}, moments)
+    moments = qat._moments(folded, plan, {name: norms[name]})
+    start = qat._prepared(fake_quantization.with_rounded_weights(folded), {}, moments)
     x = np.random.default_rng(0).random((16, 8, 8, 1), np.float32)
-    plain, normed = network.build(fake.with_rounded_weights(folded)), network.build(start)
+    plain, normed = keras_graph.build(fake_quantization.with_rounded_weights(folded)), keras_graph.build(start)
     np.testing.assert_allclose(np.asarray(normed(x)), np.asarray(plain(x)), rtol=1e-3, atol=1e-4)
     weights = normed.get_layer(name).plain_weights()
     for found, wanted in zip(weights, folded.layers[name].weights, strict=True):
@@ -206,7 +224,7 @@ def test_a_batch_norm_taken_up_again_changes_nothing_at_first(small: Network, na
 
 
 def test_a_batch_norm_in_training_normalizes_by_the_batch_until_it_settles(keras: Any) -> None:
-    layer = fake.layers()["QuantizedConv2D"](3, 3, use_bias=False, normalized=True)
+    layer = fake_quantization.layers()["QuantizedConv2D"](3, 3, use_bias=False, normalized=True)
     x = np.random.default_rng(0).normal(2, 5, (64, 8, 8, 2)).astype(np.float32)
     layer.build(x.shape)
     made = np.asarray(layer(x, training=True))

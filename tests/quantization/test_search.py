@@ -13,28 +13,28 @@ import pytest
 from numpy.typing import NDArray
 
 from compress.errors import StageError
+from compress.ir import keras_graph
+from compress.ir.keras_graph import Network, Tensor
+from compress.ir.passes.fold import canonical
 from compress.quantization import (
+    activation_statistics,
     adaround,
+    bias_correction,
     calibration,
-    conversion,
-    correction,
     debug,
     equalization,
+    export,
     ranges,
-    statistics,
 )
 from compress.quantization import search as search_module
-from compress.quantization.judging import snr_db
+from compress.quantization.activation_statistics import Statistics
+from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan, nudged, packed, unpacked
-from compress.quantization.points import without_softmax
+from compress.quantization.quantizer_placement import without_softmax
 from compress.quantization.search import Search
-from compress.quantization.statistics import Statistics
 from compress.stages.quantize import Quantize
 from compress.tflite import graph
-from compress.tflite.runtime import Model
-from compress.training import network
-from compress.training.folding import canonical
-from compress.training.network import Network, Tensor
+from compress.tflite.interpreter import Model
 
 pytestmark = pytest.mark.tensorflow
 
@@ -44,7 +44,7 @@ def images(count: int, seed: int = 0) -> NDArray[np.float32]:
 
 
 def folded(keras: Any, builder: networks.Builder) -> Network:
-    return canonical(network.read(networks.randomized(builder(keras))))
+    return canonical(keras_graph.read(networks.randomized(builder(keras))))
 
 
 def imbalanced(net: Network, times: float) -> Network:
@@ -55,7 +55,7 @@ def imbalanced(net: Network, times: float) -> Network:
 
 
 def outputs(net: Network, samples: NDArray[np.float32]) -> NDArray[Any]:
-    return np.asarray(network.build(net)(samples))
+    return np.asarray(keras_graph.build(net)(samples))
 
 
 # --- equalization -----------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_what_is_not_homogeneous_holds_its_channels(keras: Any) -> None:
     free = layers.Conv2D(4, 3, name="free")(image)
     held = layers.Conv2D(4, 3, name="held")(layers.ReLU()(free))
     last = layers.Conv2D(4, 3, name="last")(layers.ReLU(6.0)(held))
-    channels = equalization.follow(canonical(network.read(keras.Model(image, last))))
+    channels = equalization.follow(canonical(keras_graph.read(keras.Model(image, last))))
     pinned = {name: channels.pinned[channels.layouts[Tensor(name)]].any() for name in ("free", "held", "last")}
     assert pinned == {"free": False, "held": True, "last": True}
 
@@ -98,8 +98,8 @@ def test_relu6_lets_only_channels_through_that_stay_below_it(keras: Any) -> None
     samples = images(16)
     reach = np.asarray(keras.ops.max(keras.ops.relu(model.get_layer("made")(samples)), axis=(0, 1, 2)))
     model.get_layer("made").set_weights([made / reach * np.array([9.0, 5.8, 0.3, 0.02]), bias])
-    net = canonical(network.read(model))
-    found = statistics.largest_by_channel(net, equalization.clipped(net), samples, 100)
+    net = canonical(keras_graph.read(model))
+    found = activation_statistics.largest_by_channel(net, equalization.clipped(net), samples, 100)
     channels, least = equalization.careful(equalization.follow(net, relu6=True), found)
     factors = equalization.from_weights(net, channels, least)
     changed = equalization.scaled(net, channels, factors)
@@ -150,7 +150,7 @@ def seen(*, corrupt: float = 1.0) -> Statistics:
     """Two hundred samples of a bell curve at one point; in one of them the values are `corrupt` times larger."""
     values = np.random.default_rng(0).normal(0, 1, (200, 500))
     values[17] *= corrupt
-    counts = np.histogram(values, statistics.BINS)[0].astype(float)
+    counts = np.histogram(values, activation_statistics.BINS)[0].astype(float)
     fixed = {"softmax": (0.0, 255 / 256)}
     rows = {"x": values, "softmax": np.abs(values)}
     low, high = ({name: pick(each, axis=1) for name, each in rows.items()} for pick in (np.min, np.max))
@@ -167,11 +167,11 @@ def test_a_range_holds_nearly_everything(method: str) -> None:
 
 def test_the_zeros_of_a_relu_do_not_narrow_the_range_of_least_divergence() -> None:
     values = np.maximum(np.random.default_rng(0).normal(0, 1, (200, 500)), 0)
-    counts = np.histogram(values, statistics.BINS)[0].astype(float)
+    counts = np.histogram(values, activation_statistics.BINS)[0].astype(float)
     low, high = ({"x": pick(values, axis=1)} for pick in (np.min, np.max))
     with_zeros = ranges.select(Statistics(low, high, {"x": counts}, {}), "entropy")["x"]
     assert with_zeros[1] > 2.5
-    for empty in (np.zeros(statistics.BINS), np.eye(1, statistics.BINS)[0]):
+    for empty in (np.zeros(activation_statistics.BINS), np.eye(1, activation_statistics.BINS)[0]):
         empty[0] += 7
         assert np.isfinite(ranges.select(Statistics(low, high, {"x": empty}, {}), "entropy")["x"]).all()
 
@@ -188,7 +188,7 @@ def test_one_corrupt_sample_of_two_hundred() -> None:
 
 def test_the_least_squared_error_is_less_than_that_of_the_whole_range() -> None:
     values = np.random.default_rng(0).standard_t(2, (50, 2000))
-    counts = np.histogram(values, statistics.BINS)[0].astype(float)
+    counts = np.histogram(values, activation_statistics.BINS)[0].astype(float)
     found = Statistics({"x": values.min(axis=1)}, {"x": values.max(axis=1)}, {"x": counts}, {})
     errors = []
     for method in ("minmax", "mse"):
@@ -200,19 +200,21 @@ def test_the_least_squared_error_is_less_than_that_of_the_whole_range() -> None:
 
 def test_collected_statistics_are_those_of_the_values(keras: Any) -> None:
     net = folded(keras, networks.plain)
-    found = statistics.collect(net, images(40))
+    found = activation_statistics.collect(net, images(40))
     name = next(name for name in found.low if "re_lu" in name)
-    values = np.asarray(network.build(network.observed(net, [Tensor(name)]))(images(40)))
+    values = np.asarray(keras_graph.build(keras_graph.observed(net, [Tensor(name)]))(images(40)))
     np.testing.assert_allclose(found.high[name], values.reshape(40, -1).max(axis=1), rtol=1e-5)
     assert found.counts[name].sum() == values.size
-    means = statistics.means_by_channel(net, [Tensor(name)], images(40))[Tensor(name)]
+    means = activation_statistics.means_by_channel(net, [Tensor(name)], images(40))[Tensor(name)]
     np.testing.assert_allclose(means, values.mean(axis=(0, 1, 2)), rtol=1e-3)
 
 
 @pytest.mark.parametrize("value", [128.0, -500.0, 1e20, 1e-20])
 def test_a_tensor_that_is_always_the_same_has_a_range_that_holds_it(keras: Any, value: float) -> None:
     image = keras.Input((12, 12, 3))
-    found = statistics.collect(network.read(keras.Model(image, image * 1.0)), np.full((4, 12, 12, 3), value, "float32"))
+    found = activation_statistics.collect(
+        keras_graph.read(keras.Model(image, image * 1.0)), np.full((4, 12, 12, 3), value, "float32")
+    )
     for method in ranges.METHODS:
         for low, high in ranges.select(found, method).values():
             assert low <= value * 0.99 <= high or high - low <= 1.1e-6
@@ -220,8 +222,8 @@ def test_a_tensor_that_is_always_the_same_has_a_range_that_holds_it(keras: Any, 
 
 
 def test_samples_that_reach_far_are_named() -> None:
-    assert statistics.outliers(seen()) == []
-    assert statistics.outliers(seen(corrupt=10.0)) == [17]
+    assert activation_statistics.outliers(seen()) == []
+    assert activation_statistics.outliers(seen(corrupt=10.0)) == [17]
 
 
 @pytest.mark.parametrize(("corrupt", "samples"), [(1, 20), (1, 30), (2, 64), (3, 100), (5, 200), (20, 100)])
@@ -229,12 +231,12 @@ def test_corrupt_samples_are_named_where_they_are_more_than_a_fiftieth(corrupt: 
     reach = np.random.default_rng(0).uniform(0.9, 1.1, samples)
     reach[:corrupt] *= 1000
     found = Statistics({"x": -reach}, {"x": reach}, {}, {})
-    assert statistics.outliers(found) == [*range(corrupt)]
+    assert activation_statistics.outliers(found) == [*range(corrupt)]
 
 
 def test_a_point_that_is_mostly_zero_has_no_outliers() -> None:
     reach = np.where(np.arange(100) % 5, 0.0, 1.0)
-    assert statistics.outliers(Statistics({"x": reach * 0}, {"x": reach}, {}, {})) == []
+    assert activation_statistics.outliers(Statistics({"x": reach * 0}, {"x": reach}, {}, {})) == []
 
 
 def test_samples_that_do_not_fit_the_model(keras: Any) -> None:
@@ -248,13 +250,13 @@ def test_samples_that_do_not_fit_the_model(keras: Any) -> None:
     made = np.asarray(before(images(100)))
     norm.moving_mean.assign(made.mean(axis=(0, 1, 2)))
     norm.moving_variance.assign(made.var(axis=(0, 1, 2)))
-    net = network.read(model)
-    fitting, other = (statistics.misfit(net, samples) for samples in (images(40, 1), images(40, 1) * 255))
+    net = keras_graph.read(model)
+    fitting, other = (activation_statistics.misfit(net, samples) for samples in (images(40, 1), images(40, 1) * 255))
     assert fitting is not None
     assert other is not None
     assert fitting < 0.5
-    assert other > statistics.FAR
-    assert statistics.misfit(canonical(net), images(4)) is None
+    assert other > activation_statistics.FAR
+    assert activation_statistics.misfit(canonical(net), images(4)) is None
 
 
 def test_samples_fit_a_batch_norm_along_another_axis(keras: Any) -> None:
@@ -263,8 +265,8 @@ def test_samples_fit_a_batch_norm_along_another_axis(keras: Any) -> None:
     norm.build((None, 12, 12, 3))
     rows = np.arange(12, dtype=np.float32)
     norm.set_weights([np.ones(12), np.zeros(12), rows, np.ones(12)])
-    net = network.read(keras.Model(image, norm(image)))
-    apart = statistics.misfit(net, np.zeros((4, 12, 12, 3), np.float32) + rows[:, None, None])
+    net = keras_graph.read(keras.Model(image, norm(image)))
+    apart = activation_statistics.misfit(net, np.zeros((4, 12, 12, 3), np.float32) + rows[:, None, None])
     assert apart == pytest.approx(0, abs=1e-6)
 
 
@@ -273,19 +275,19 @@ def test_samples_fit_a_batch_norm_along_another_axis(keras: Any) -> None:
 
 def test_a_shift_brings_the_mean_back(keras: Any) -> None:
     net = folded(keras, networks.plain)
-    samples = images(correction.SAMPLES)
+    samples = images(bias_correction.SAMPLES)
     plan = calibration.calibrate(net, samples)
     coarse = {name: (low / 4, high / 4) for name, (low, high) in plan.ranges.items()}  # saturates: the mean moves
     plan = QuantizationPlan(coarse, "too narrow")
-    shifts = correction.measured_shifts(net, plan, samples)
+    shifts = bias_correction.measured_shifts(net, plan, samples)
     last = next(name for name in reversed(net.layers) if net.layers[name].kind == "Dense")
-    wanted = statistics.means_by_channel(net, [Tensor(last)], samples)[Tensor(last)]
-    from compress.quantization import fake, points
+    wanted = activation_statistics.means_by_channel(net, [Tensor(last)], samples)[Tensor(last)]
+    from compress.quantization import fake_quantization, quantizer_placement
 
     apart = []
     for each in ({}, shifts):
-        quantized = fake.insert(correction.shifted(net, each), points.find(net), plan)
-        found = statistics.means_by_channel(quantized, [Tensor(last)], samples)[Tensor(last)]
+        quantized = fake_quantization.insert(bias_correction.shifted(net, each), quantizer_placement.find(net), plan)
+        found = activation_statistics.means_by_channel(quantized, [Tensor(last)], samples)[Tensor(last)]
         apart.append(np.abs(found - wanted).max())
     assert apart[1] < 0.05 * apart[0]
 
@@ -318,7 +320,7 @@ def test_an_imbalanced_network_is_as_good_as_the_balanced_one(keras: Any, tmp_pa
     assert quality(hard) > quality(plain) - 3
     assert any(trial.kept for trial in hard.trials if trial.step == "equalization")
     assert hard.plan.factors
-    assert not conversion.float_operators(hard.content)
+    assert not export.float_operators(hard.content)
 
 
 def test_factors_are_tried_again_with_other_ranges_but_never_twice(keras: Any, tmp_path: Path) -> None:
@@ -355,7 +357,7 @@ def test_what_few_samples_do_not_decide_is_run_on_all(keras: Any, monkeypatch: p
     """Of 64 samples a candidate that is surely worse sees 16, one that may be better all, the best one each once."""
     monkeypatch.setattr(search_module, "FIRST", 16)
     net = folded(keras, networks.plain)
-    wanted = np.asarray(network.build(without_softmax(net)).predict(images(64, seed=9), verbose=0))
+    wanted = np.asarray(keras_graph.build(without_softmax(net)).predict(images(64, seed=9), verbose=0))
     noise = np.random.default_rng(0).normal(0, 1, wanted.shape)
     spread = np.where(np.arange(64)[:, None] % 2, 0.02, 0.2)  # so that 16 samples decide little
     wrong = {"minmax": spread, "mse": 0.95 * spread[::-1], "percentile": 20 * spread, "entropy": 0.01 * spread}
@@ -367,7 +369,7 @@ def test_what_few_samples_do_not_decide_is_run_on_all(keras: Any, monkeypatch: p
         return np.asarray((wanted + wrong[content.decode()] * noise)[start : start + len(inputs)])
 
     search = Search(net, images(40), images(64, seed=9), "int8", run)
-    monkeypatch.setattr(conversion, "convert", lambda net, plan, io: plan.method.split()[0].encode())
+    monkeypatch.setattr(export, "convert", lambda net, plan, io: plan.method.split()[0].encode())
     search.ranges(["minmax", "percentile", "mse", "entropy"])
     assert [(trial.choice, trial.samples) for trial in search.trials] == [
         ("minmax", 16),
@@ -424,7 +426,7 @@ def test_biases_that_are_moved_wrongly_are_named(keras: Any) -> None:
     row = debug.errors(net, wrong, images(32, 5))[0]
     assert (row.point, row.cause) == (name + debug.SHIFTS, "what is added to its biases makes the error larger")
     assert row.share > 0.9
-    shifts = correction.measured_shifts(conversion.gridded(net), plan, images(60))
+    shifts = bias_correction.measured_shifts(export.gridded(net), plan, images(60))
     rows = debug.errors(net, replace(plan, bias_shifts=shifts), images(32, 5))
     assert not [row for row in rows if row.cause == "what is added to its biases makes the error larger"]
     assert sum(row.point.endswith(debug.SHIFTS) for row in rows) == len(shifts)
@@ -447,7 +449,7 @@ def test_learnt_rounding_is_better_than_the_nearest_for_what_the_layer_gives(ker
     chosen = adaround.learnt(net, images(64), lambda text: None)
     assert chosen
     plan = QuantizationPlan({}, "by hand", rounding=chosen)
-    nearest, learnt = conversion.gridded(net), conversion.gridded(net, plan)
+    nearest, learnt = export.gridded(net), export.gridded(net, plan)
     for name in chosen:
         kernel, step = net.layers[name].weights[0], adaround.grid(net.layers[name])
         moved = learnt.layers[name].weights[0] / step
@@ -455,7 +457,7 @@ def test_learnt_rounding_is_better_than_the_nearest_for_what_the_layer_gives(ker
         assert np.abs(moved - kernel / step).max() < 1.001  # the step below or above
         assert (np.abs(moved).max(axis=tuple(range(moved.ndim - 1))) <= 127.001).all()
         given = net.layers[name].given()[0]
-        inputs = outputs(network.observed(net, [given]), images(40, 3))
+        inputs = outputs(keras_graph.observed(net, [given]), images(40, 3))
         errors = []
         for each in (nearest, learnt):
             layer = keras.layers.deserialize(dict(net.layers[name].entry))
@@ -476,6 +478,6 @@ def test_a_learnt_rounding_is_in_the_file(keras: Any, tmp_path: Path) -> None:
     changed = replace(plan, rounding={name: packed(up)})
     np.testing.assert_array_equal(unpacked(json.loads(changed.to_json())["rounding"][name], shape), up)
     wanted = adaround.applied(net.layers[name], up) / adaround.grid(net.layers[name])
-    parsed = graph.parse(conversion.convert(net, changed))
+    parsed = graph.parse(export.convert(net, changed))
     stored = [each.array() for each in parsed.tensors if each.is_constant and len(each.shape) == 4]
     assert any(np.array_equal(np.moveaxis(np.rint(wanted), -1, 0), codes) for codes in stored)

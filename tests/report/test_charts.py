@@ -7,7 +7,8 @@ import pytest
 from test_report import RECORDS, Record, crowded, every_measurement, full, hostile, html_of, m, markdown_of
 
 from compress import report
-from compress.report import charts, draw, markdown
+from compress.report import charts, markdown
+from compress.report import svg as draw
 from compress.report.charts import ClassChange, Curve, Operator, Point
 
 NAMES = ["plain", "", "x" * 300, "<script>&\"'", "line\nbreak", "\x00\x1b\u202e\ud800\uffff", "日本語" * 30, "1"]

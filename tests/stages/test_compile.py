@@ -14,13 +14,14 @@ from packages import compiled
 from pydantic import ValidationError
 from stand_in import CHANCE, LOG, VERSION, Answer, Programs, success
 
-from compress.edgetpu.compiler import HOW_TO_COMPILE
+from compress.artifact import MODEL_EDGETPU, MODEL_TFLITE, Artifact, Kind
 from compress.errors import ModelError, StageError
-from compress.record import _placement as recorded
-from compress.stage import MODEL_EDGETPU, MODEL_TFLITE, Artifact, Context, Kind
+from compress.pipeline.record import _placement as recorded
+from compress.stage import Context
 from compress.stages.compile import Compile
 from compress.stages.package import Package
-from compress.target import load
+from compress.targets.base import load
+from compress.targets.edgetpu.compiler import HOW_TO_COMPILE
 
 MODEL = tiny.classifier()
 

@@ -13,17 +13,17 @@ import pytest
 import scenes
 import tiny
 
-from compress import header
+from compress.artifact import MODEL_TFLITE
 from compress.errors import ModelError as HostError
-from compress.pipeline import load
-from compress.run import run
-from compress.stage import MODEL_TFLITE
-from compress.tflite.runtime import Model as HostModel
-from deploy import accuracy, finding
+from compress.export import cpp_header
+from compress.pipeline.runner import run
+from compress.pipeline.schema import load
+from compress.tflite.interpreter import Model as HostModel
+from deploy import accuracy, evaluation
 from deploy.__main__ import main as runner
-from deploy.bundle import Bundle, BundleError, pack, read
-from deploy.detection import Detections
-from deploy.errors import ModelError
+from deploy.contract.bundle import Bundle, BundleError, pack, read
+from deploy.contract.detection import Detections
+from deploy.contract.errors import ModelError
 from deploy.model import Model
 from deploy.runtime import Options
 
@@ -151,7 +151,7 @@ def test_the_average_precision_of_the_device_is_that_of_the_host(made: tuple[Pat
 
 def test_a_header_of_it_is_refused(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(HostError, match="it finds objects; allowed: classifiers"):
-        header.export(made[0] / "found.coralline", tmp_path / "model.h")
+        cpp_header.export(made[0] / "found.coralline", tmp_path / "model.h")
 
 
 def test_the_service_and_the_command_tell_boxes(
@@ -169,7 +169,7 @@ def test_the_service_and_the_command_tell_boxes(
 
 def test_an_application_is_given_labels_scores_and_boxes(made: tuple[Path, dict[str, Any]]) -> None:
     opened = read(str(made[0] / "found.coralline"))
-    samples, wanted = finding.objects(opened)
+    samples, wanted = evaluation.objects(opened)
     near = 0
     with Model(opened, device="cpu") as model:
         for image, (boxes, _) in zip(samples, wanted, strict=True):
@@ -210,7 +210,7 @@ def test_bundles_whose_boxes_cannot_be_read_are_refused(made: tuple[Path, dict[s
         members["evaluation-labels.npy"] = members["evaluation-labels.npy"].replace(b"<f4", b"<i4")
 
     with pytest.raises(BundleError, match="is not 12 samples with their objects"):
-        finding.objects(Bundle(changed(path, wrong)))
+        evaluation.objects(Bundle(changed(path, wrong)))
 
 
 def test_a_detector_with_anchors_of_another_model_is_refused(made: tuple[Path, dict[str, Any]]) -> None:

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import tiny
 from blobs import Blobs, Silence, context
-from test_pipeline import COMPLETE
+from test_schema import COMPLETE
 
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.distillation.settings import Features, Teaching
 from compress.errors import CorallineError, ModelError, UntrustedError
-from compress.importers import keras_file
-from compress.pipeline import load
-from compress.quantization.settings import RoundedTraining
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Context, Facts, Kind
+from compress.importers.keras import keras_file
+from compress.pipeline.schema import load
+from compress.stage import Context
 from compress.stages.distill import Distill
 from compress.stages.load import Origin
-from compress.stages.quantize import Quantize
-from compress.training.teaching import Features, Teaching
+from compress.stages.quantize import QatSettings, Quantize
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras', in model.save
 
@@ -209,9 +209,9 @@ def test_what_cannot_be_is_refused_before_any_work(tmp_path: Path, settings: str
 
 def test_training_with_rounding_takes_the_same_settings_and_refuses_the_same() -> None:
     taught = Teaching(weight=1.0, temperature=2.0)
-    assert Quantize(method="qat", qat=RoundedTraining(distill=taught)).qat.distill == taught
+    assert Quantize(method="qat", qat=QatSettings(distill=taught)).qat.distill == taught
     with pytest.raises(ValueError, match="class_weights: balanced needs the labels"):
-        Quantize(method="qat", class_weights="balanced", qat=RoundedTraining(distill=taught))
+        Quantize(method="qat", class_weights="balanced", qat=QatSettings(distill=taught))
 
 
 def test_a_quantized_model_needs_a_student_to_teach(tmp_path: Path) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tflite"))
 from one_op import Op, Tensor, content, integers
 
-from compress import run as runs
+from compress.artifact import Kind
 from compress.errors import ModelError
-from compress.pipeline import load
-from compress.quantization import conversion
-from compress.stage import Kind
+from compress.pipeline import runner as runs
+from compress.pipeline.schema import load
+from compress.quantization import export
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -71,7 +68,7 @@ def test_a_file_without_layers_is_quantized_as_it_is_and_measured(
     assert facts["agreement"] > 0.9
     assert any("the ranges are the converter's own" in note for note in notes.noted)
     assert any("RESIZE_BILINEAR 'operator 1, large': Keras samples at the centres" in note for note in notes.noted)
-    assert not conversion.float_operators((tmp_path / "out" / "tiny" / "model.tflite").read_bytes())
+    assert not export.float_operators((tmp_path / "out" / "tiny" / "model.tflite").read_bytes())
     assert rows["model"]["measurements"]["accuracy"]["value"] is not None
     assert "found by the converter" in (tmp_path / "out" / "tiny" / "report.html").read_text()
 

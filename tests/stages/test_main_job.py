@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy import bundle
+from deploy.contract import bundle
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
@@ -32,7 +32,7 @@ def compress(folder: Path, model: str, stages: str, *arguments: str, before: str
     """Runs the command line; gives exit code, record and stderr."""
     pipeline = folder / "small.yaml"
     pipeline.write_text(SMALL.format(model=model, stages=stages))
-    program = f"{before}\nimport sys\nfrom compress.__main__ import main\nsys.exit(main(sys.argv[1:]))"
+    program = f"{before}\nimport sys\nfrom compress.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", program, str(pipeline), "--out", str(folder / "runs"), "--json", *arguments],
         capture_output=True,
@@ -77,7 +77,7 @@ def test_every_stage_runs_and_the_record_says_what_it_cost(whole: tuple[Path, di
 
 
 def test_the_bundle_reproduces_its_golden_outputs(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    from compress.tflite.runtime import Model
+    from compress.tflite.interpreter import Model
 
     packed = bundle.read(str(whole[0] / "runs" / "small" / "small.coralline"))
     for role, entry in packed.manifest["models"].items():
@@ -207,11 +207,11 @@ ONE_RUN = """
 import sys, warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
-from compress.importers import keras_file
-from compress.quantization import conversion
+from compress.importers.keras import keras_file
+from compress.quantization import export
 
 given, made = map(Path, sys.argv[1:])
-made.write_bytes(conversion.convert_float(keras_file.load(given)))
+made.write_bytes(export.convert_float(keras_file.load(given)))
 """
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,13 @@ import numpy as np
 import pytest
 import scenes
 import tiny
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "importers"))
 from one_node import Model, constant, node
 
-from compress import run as runs
+from compress.artifact import Kind
 from compress.errors import CorallineError, ModelError
-from compress.pipeline import load
-from compress.quantization import conversion
-from compress.stage import Kind
+from compress.pipeline import runner as runs
+from compress.pipeline.schema import load
+from compress.quantization import export
 from compress.tflite import graph
 
 pytestmark = [
@@ -63,7 +60,7 @@ def test_a_file_is_imported_quantized_and_measured(
     assert any("its input 'x', [1, 1, 4, 4], is channel-last now: [1, 4, 4, 1]" in note for note in notes.noted)
     assert "model.onnx: its input 'x' is taken as [1, 1, 4, 4], as it was asked for" in notes.noted
     made = (tmp_path / "out" / "tiny" / "model.tflite").read_bytes()
-    assert not conversion.float_operators(made)
+    assert not export.float_operators(made)
     assert {"TRANSPOSE", "RESHAPE"}.isdisjoint(operator.name for operator in graph.parse(made).operators)
 
 

@@ -16,25 +16,26 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from paths import ROOT
 from PIL import Image
 from pydantic import ValidationError
 
 import compress
-from compress import runner
-from compress.data import Dataset
+from compress.artifact import BUNDLE_FILE, MODEL_EDGETPU, RUNNER_FILE, Artifact, Kind
+from compress.data.dataset import Dataset
 from compress.data.source import Samples, Source
 from compress.data.sources import Folder, Npz
-from compress.edgetpu.placement import newer_than_boards
 from compress.errors import ModelError
-from compress.stage import BUNDLE_FILE, MODEL_EDGETPU, RUNNER_FILE, Artifact, Context, Kind
+from compress.export import runner_pyz
+from compress.stage import Context
 from compress.stages.package import Package
-from compress.target import load
+from compress.targets.base import load
+from compress.targets.edgetpu.placement import newer_than_boards
 from compress.tflite import graph
-from compress.tflite.runtime import Model
-from deploy import bundle
-from deploy.preprocessing import Preprocessing
+from compress.tflite.interpreter import Model
+from deploy.contract import bundle
+from deploy.contract.preprocessing import Preprocessing
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = [{"scale": {"from": [0, 1], "to": [0, 1]}}, {"resize": {"size": [4, 4]}}]
 
 #: What a device does with a bundle: it has deploy/ and a runtime, and nothing else of ours.
@@ -42,8 +43,8 @@ DEVICE = """\
 import sys
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
-from deploy import bundle
-from deploy.preprocessing import quantize
+from deploy.contract import bundle
+from deploy.contract.preprocessing import quantize
 
 read = bundle.read(sys.argv[1])
 for role, golden in read.manifest["golden"]["outputs"].items():
@@ -169,7 +170,7 @@ def test_the_bundle(artifact: Any, context: Any) -> None:
     around = context()
     facts = Package(golden=3).run(artifact(model=tiny.classifier()), around)
     assert sorted(path.name for path in around.folder.iterdir()) == [BUNDLE_FILE, RUNNER_FILE]
-    assert (around.folder / RUNNER_FILE).read_bytes() == runner.content()
+    assert (around.folder / RUNNER_FILE).read_bytes() == runner_pyz.content()
     read = bundle.read(str(around.folder / BUNDLE_FILE))
     size = (around.folder / BUNDLE_FILE).stat().st_size
     opens = "on boards with TensorFlow 2.5 too"
@@ -361,7 +362,7 @@ def test_a_model_that_has_other_classes_than_the_data(artifact: Any, context: An
 def test_versions_are_part_of_the_key_and_of_the_manifest(artifact: Any, context: Any) -> None:
     found = Package().environment()
     assert found["coralline"] == compress.__version__
-    assert found["runner"] == hashlib.sha256(runner.content()).hexdigest()
+    assert found["runner"] == hashlib.sha256(runner_pyz.content()).hexdigest()
     tools = evaluated(context(), artifact).manifest["tools"]
     assert tools == {name: version for name, version in found.items() if name != "runner"}
     assert tools["numpy"] == np.__version__

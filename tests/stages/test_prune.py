@@ -12,15 +12,16 @@ import pytest
 from blobs import Blobs, Silence, context
 from pydantic import ValidationError
 
+from compress.artifact import MODEL_KERAS, Artifact, Kind
+from compress.distillation.settings import Teaching
 from compress.errors import StageError
-from compress.probes.sensitivity import Sensitivity
-from compress.stage import MODEL_KERAS, Artifact, Context, Kind
-from compress.stages import prune
+from compress.stage import Context
+from compress.stages import prune, working_model
 from compress.stages.prune import Prune
-from compress.target import load
-from compress.tflite import arithmetic, graph
-from compress.training import fit, working_model
-from compress.training.teaching import Teaching
+from compress.stages.sensitivity import Sensitivity
+from compress.targets.base import load
+from compress.tflite import graph, macs
+from compress.training import loop
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -47,8 +48,8 @@ def given(keras: Any, tmp_path: Path) -> Artifact:
     stack += [layers.Conv2D(24, 3, name="second"), layers.ReLU(), layers.Flatten(), layers.Dense(2, name="scores")]
     model, data, folder = keras.Sequential(stack), Blobs(), tmp_path / "given"
     folder.mkdir()
-    settings = fit.TrainingSettings(epochs=3, batch_size=16, learning_rate=0.005)  # longer, and no gradient is left
-    fit.fit(model, fit.label_loss(fit.head_of(model, data)), settings, context(data, folder))
+    settings = loop.TrainingSettings(epochs=3, batch_size=16, learning_rate=0.005)  # longer, and no gradient is left
+    loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context(data, folder))
     working_model.write(model, folder)
     return Artifact("0" * 64, Kind.KERAS, folder, dict.fromkeys((MODEL_KERAS, "model.tflite"), ""), {}, 0)
 
@@ -163,7 +164,7 @@ def test_damaged_state_is_no_state(given: Artifact, work: Context, content: byte
 
 
 def test_without_training_nothing_is_trained(given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "fit", lambda *arguments: pytest.fail("trained"))
+    monkeypatch.setattr(loop, "fit", lambda *arguments: pytest.fail("trained"))
     (step,) = Prune(epochs=0).run(given, work)["steps"]
     assert step["allocation"] == "balanced"
     assert "tried" not in step
@@ -206,7 +207,7 @@ def test_a_model_that_answers_the_same_for_every_sample_is_refused(
 
 def test_a_layer_of_zeros_is_named(keras: Any, given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     rewritten(keras, given, "second")
-    monkeypatch.setattr("compress.training.importance.refuse_constant", lambda *arguments: None)
+    monkeypatch.setattr("compress.pruning.importance.refuse_constant", lambda *arguments: None)
     (step,) = Prune(epochs=0).run(given, work)["steps"]
     assert step["warnings"] == [
         "all weights are 0 in second: was the model trained?",
@@ -223,7 +224,7 @@ def test_sensitivity_says_the_same_of_such_models(
     rewritten(keras, given, "second")
     with pytest.raises(StageError, match=r"the same answer for all of 16 training samples"):
         probe.run({"model": given}, work)
-    monkeypatch.setattr("compress.training.importance.refuse_constant", lambda *arguments: None)
+    monkeypatch.setattr("compress.pruning.importance.refuse_constant", lambda *arguments: None)
     assert probe.run({"model": given}, work)["importance"] == "batch_norm"
     assert work.progress.notes == [  # type: ignore[attr-defined]
         "sensitivity: taylor finds no channel that matters to the loss: batch_norm is used instead"
@@ -273,7 +274,7 @@ def test_a_layer_that_cannot_be_followed_counts_or_is_named(
     model = keras.Sequential([*stack, layers.Dense(96, activation="relu"), layers.Dense(2)])
     working_model.write(model, given.folder)
     (step,) = Prune(keep=0.95, epochs=0, importance="l2").run(given, work)["steps"]
-    real = [arithmetic.total_macs(graph.read(folder / "model.tflite")) for folder in (given.folder, work.folder)]
+    real = [macs.total_macs(graph.read(folder / "model.tflite")) for folder in (given.folder, work.folder)]
     assert [step["cost"]["before"], step["cost"]["after"]] == real
     assert [step["figures"][when]["macs"] for when in ("before", "after")] == real
     if unroll:

@@ -15,18 +15,19 @@ from blobs import Blobs, context
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind
+from compress.data.types import Split
 from compress.errors import CorallineError, StageError
+from compress.ir.keras_graph import Network
+from compress.ir.keras_graph import read as read_network
+from compress.ir.passes.fold import canonical
 from compress.quantization.calibration import calibrate, divided
-from compress.quantization.conversion import float_operators, refuse_mismatch
+from compress.quantization.export import float_operators, refuse_mismatch
 from compress.quantization.plan import read
-from compress.quantization.settings import Calibration
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind, Split
+from compress.quantization.qat_settings import Calibration
+from compress.stages import working_model
 from compress.stages.quantize import Quantize
-from compress.target import load
-from compress.training import working_model
-from compress.training.folding import canonical
-from compress.training.network import Network
-from compress.training.network import read as read_network
+from compress.targets.base import load
 from compress.training.subset import Subset
 
 pytestmark = [

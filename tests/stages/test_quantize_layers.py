@@ -11,15 +11,14 @@ import pytest
 import tiny
 from blobs import Blobs, context
 
-from compress.edgetpu.placement import place
-from compress.quantization import conversion
-from compress.quantization.settings import RoundedTraining
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
-from compress.stages.quantize import Quantize
-from compress.target import load
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.distillation.settings import Teaching
+from compress.quantization import export
+from compress.stages import working_model
+from compress.stages.quantize import QatSettings, Quantize
+from compress.targets.base import load
+from compress.targets.edgetpu.placement import place
 from compress.tflite import graph
-from compress.training import working_model
-from compress.training.teaching import Teaching
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -47,7 +46,7 @@ def test_layers_of_several_steps_train_with_rounding(keras: Any, tmp_path: Path)
     x = layers.Activation("hard_silu")(layers.BatchNormalization()(x))
     x = layers.LayerNormalization()(layers.Conv2D(6, 3, activation="hard_sigmoid")(x))
     model = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
-    how = RoundedTraining(ranges="learnt", batch_norm="trained", settle=0.5, distill=Teaching(weight=0.1))
+    how = QatSettings(ranges="learnt", batch_norm="trained", settle=0.5, distill=Teaching(weight=0.1))
     stage = Quantize(
         method="qat", epochs=6, learning_rate=0.01, batch_size=16, ranges="minmax", correct_bias="off", qat=how
     )
@@ -57,7 +56,7 @@ def test_layers_of_several_steps_train_with_rounding(keras: Any, tmp_path: Path)
     assert facts["training_agrees"] >= 0.98
     assert {trial["step"] for trial in facts["tried"]} == {"ranges", "equalization"}
     parsed = graph.read(tmp_path / "made" / MODEL_TFLITE)
-    assert not conversion.float_operators((tmp_path / "made" / MODEL_TFLITE).read_bytes())
+    assert not export.float_operators((tmp_path / "made" / MODEL_TFLITE).read_bytes())
     assert [op.op for op in place(parsed, load("edgetpu")).ops if op.placement == "cpu"] == []
 
 

@@ -13,14 +13,14 @@ import tiny
 from blobs import Blobs, context
 from pydantic import ValidationError
 
-from compress.edgetpu.check import check
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.errors import ModelError
 from compress.report import render
-from compress.stage import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.stages import working_model
 from compress.stages.swap import Swap
-from compress.target import load
+from compress.targets.base import load
+from compress.targets.edgetpu.check import check
 from compress.tflite import graph
-from compress.training import working_model
 from compress.training.validation import Quality
 
 pytestmark = [
@@ -33,9 +33,9 @@ class Digits:
     """The shipped digits as they come: 8x8, in [0, 1]."""
 
     def __new__(cls) -> Any:
-        from compress.data import Dataset
+        from compress.data.dataset import Dataset
         from compress.data.sources import Digits as Source
-        from deploy.preprocessing import Preprocessing
+        from deploy.contract.preprocessing import Preprocessing
 
         return Dataset(Source(), Preprocessing([{"scale": {"from": [0, 16], "to": [0, 1]}}]), None)
 
@@ -82,11 +82,11 @@ def hard(keras: Any) -> Any:
 
 
 def test_healing_gives_back_what_the_swap_took(keras: Any, tmp_path: Path) -> None:
-    from compress.training import fit
+    from compress.training import loop
 
     data, model = Digits(), network(keras, hard(keras), 10)
-    settings = fit.TrainingSettings(epochs=10, learning_rate=0.01)
-    fit.fit(model, fit.label_loss(fit.head_of(model, data)), settings, context(data, tmp_path))
+    settings = loop.TrainingSettings(epochs=10, learning_rate=0.01)
+    loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context(data, tmp_path))
     stage = Swap(squeeze_and_excite="remove", depthwise_5x5="3x3", epochs=5)
     facts, notes = swapped(model, tmp_path, stage, data)
     accuracy = {when: each["value"] for when, each in facts["accuracy"].items()}
@@ -114,17 +114,17 @@ def test_healing_gives_back_what_the_swap_took(keras: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("activation", ["hard_silu", "gelu", "leaky_relu", "mish", "prelu"])
 def test_everything_is_mapped_that_was_not(keras: Any, tmp_path: Path, activation: str) -> None:
-    from compress.quantization import conversion
+    from compress.quantization import export
 
     def act(x: Any) -> Any:
         return keras.layers.PReLU()(x) if activation == "prelu" else keras.layers.Activation(activation)(x)
 
     model, samples = network(keras, act), Blobs().inputs("train")[:32]
-    before = operators(conversion.convert_calibrated(model, samples, "int8"))
+    before = operators(export.convert_calibrated(model, samples, "int8"))
     assert "cpu" in before.values()
     swapped(model, tmp_path, Swap(epochs=0))
     made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
-    after = conversion.convert_calibrated(working_model.read(made, context(Blobs(), tmp_path)), samples, "int8")
+    after = export.convert_calibrated(working_model.read(made, context(Blobs(), tmp_path)), samples, "int8")
     assert set(operators(after).values()) == {"tpu"}
 
 
@@ -153,11 +153,11 @@ def test_batch_norms_are_recalibrated_where_validation_is_no_worse(
 
 
 def test_healing_that_does_harm_is_not_kept(keras: Any, tmp_path: Path) -> None:
-    from compress.training import fit
+    from compress.training import loop
 
     data, model = Digits(), network(keras, hard(keras), 10)
-    settings = fit.TrainingSettings(epochs=4, learning_rate=0.01)
-    fit.fit(model, fit.label_loss(fit.head_of(model, data)), settings, context(data, tmp_path))
+    settings = loop.TrainingSettings(epochs=4, learning_rate=0.01)
+    loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context(data, tmp_path))
     facts, notes = swapped(model, tmp_path, Swap(epochs=1, learning_rate=10.0, schedule="constant"), data)
     accuracy = {when: each["value"] for when, each in facts["accuracy"].items()}
     assert accuracy["healed"] == accuracy["swapped"] > 0.3

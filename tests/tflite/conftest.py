@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
+from paths import SHARED
 
-SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 MODELS = sorted([*SHARED.glob("edgetpu/pairs/*/model.tflite"), *SHARED.glob("models/**/*.tflite")])
 
 

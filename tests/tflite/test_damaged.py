@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import hostile
@@ -18,17 +16,15 @@ import pytest
 import tiny
 from ai_edge_litert import schema_py_generated as schema
 from one_op import Op, Tensor
+from paths import SHARED
 
-from compress.edgetpu.check import check
-from compress.edgetpu.placement import place
 from compress.errors import ModelError
-from compress.target import load
-from compress.tflite import arithmetic, graph
+from compress.targets.base import load
+from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.placement import place
+from compress.tflite import graph, macs
 
 GOOD = tiny.classifier()
-
-
-SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 
 
 def used(content: bytes) -> bool:
@@ -36,8 +32,8 @@ def used(content: bytes) -> bool:
     try:
         parsed = graph.parse(content, "m.tflite")
         place(parsed, load("edgetpu")).to_json()
-        assert arithmetic.total_macs(parsed) >= 0
-        assert arithmetic.parameters(parsed) >= 0
+        assert macs.total_macs(parsed) >= 0
+        assert macs.parameters(parsed) >= 0
     except ModelError:
         return False
     return True
@@ -186,7 +182,7 @@ LACKING: dict[str, Callable[[Any], None]] = {
 def test_operators_that_lack_something(change: Callable[[Any], None]) -> None:
     parsed = graph.parse(edited(change))
     with pytest.raises(ModelError, match=r"operator 0 \(CONV_2D\) lacks an input, an output or a side"):
-        arithmetic.total_macs(parsed)
+        macs.total_macs(parsed)
 
 
 def test_a_dense_layer_that_lacks_its_weights() -> None:

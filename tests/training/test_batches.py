@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from blobs import Blobs, context
 
-from compress.data import gathering
-from compress.stage import Split
-from compress.training import batches, fit
+from compress.data import rows
+from compress.data.types import Split
+from compress.training import batches, loop
 from compress.training.batches import Augment, Passes
-from compress.training.fit import Head, TrainingSettings
+from compress.training.loop import Head, TrainingSettings
 
 X = np.random.default_rng(0).random((50, 3, 2)).astype(np.float32)
 
@@ -26,18 +26,18 @@ def in_a_file(folder: Path, array: np.ndarray) -> Any:
 
 def test_rows(tmp_path: Path) -> None:
     places = np.array([49, 0, 7, 7])
-    found = gathering.rows(in_a_file(tmp_path, X), places)
+    found = rows.rows(in_a_file(tmp_path, X), places)
     assert type(found) is np.ndarray
     np.testing.assert_array_equal(found, X[places])
-    np.testing.assert_array_equal(gathering.rows(X, places), X[places])
+    np.testing.assert_array_equal(rows.rows(X, places), X[places])
 
 
 def test_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "BLOCK", 32)
-    parts = list(gathering.blocks(in_a_file(tmp_path, X)))
+    monkeypatch.setattr(rows, "BLOCK", 32)
+    parts = list(rows.blocks(in_a_file(tmp_path, X)))
     assert [len(part) for part in parts] == [32, 18]
     np.testing.assert_array_equal(np.concatenate(parts), X)
-    (whole,) = gathering.blocks(X)
+    (whole,) = rows.blocks(X)
     assert whole is X
 
 
@@ -76,7 +76,7 @@ class Filed(Blobs):
 
 @pytest.mark.tensorflow
 def test_training_from_files_gives_the_same_weights(keras: Any, tmp_path: Path) -> None:
-    from compress.training.tensorflow import keras as seeded
+    from compress.ir.tensorflow import keras as seeded
 
     weights, histories = [], []
     for data in (Blobs(), Filed(folder=tmp_path)):
@@ -86,7 +86,7 @@ def test_training_from_files_gives_the_same_weights(keras: Any, tmp_path: Path) 
             [keras.Input((8, 8, 1)), layers.Conv2D(4, 3, activation="relu"), layers.Flatten(), layers.Dense(2)]
         )
         settings = TrainingSettings(epochs=2, batch_size=16, augment=Augment(shift=0.1, flip=True))
-        facts = fit.fit(model, fit.label_loss(Head("logits")), settings, context(data, tmp_path, 1))
+        facts = loop.fit(model, loop.label_loss(Head("logits")), settings, context(data, tmp_path, 1))
         weights.append(model.get_weights())
         histories.append(facts["history"])
     assert histories[0] == histories[1]

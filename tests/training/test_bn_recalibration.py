@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from blobs import Blobs, context
 
-from compress.stage import Objects, Split
-from compress.training import bn_recalibration, fit, validation
+from compress.data.types import Objects, Split
+from compress.training import bn_recalibration, loop, validation
 from compress.training.bn_recalibration import recalibrate_batch_norms
-from compress.training.fit import TrainingSettings
+from compress.training.loop import TrainingSettings
 
 pytestmark = pytest.mark.tensorflow
 
@@ -55,8 +55,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(model: Any, folder: Path, data: Blobs | None = None, **settings: Any) -> dict[str, Any]:
     data = data or Blobs()
     values: dict[str, Any] = {"epochs": 8, "batch_size": 16, "learning_rate": 0.02, **settings}
-    loss = fit.label_loss(fit.head_of(model, data))
-    return fit.fit(model, loss, TrainingSettings(**values), context(data, folder))
+    loss = loop.label_loss(loop.head_of(model, data))
+    return loop.fit(model, loss, TrainingSettings(**values), context(data, folder))
 
 
 def test_a_short_training_with_a_large_momentum_recovers(keras: Any, tmp_path: Path) -> None:
@@ -258,8 +258,8 @@ def test_the_weights_that_come_out_are_those_that_are_measured(
 
 
 def test_an_interruption_in_it_changes_nothing(keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from compress.ir.tensorflow import keras as seeded
     from compress.training import checkpoint
-    from compress.training.tensorflow import keras as seeded
 
     monkeypatch.setattr(checkpoint, "EVERY_S", 0.0)
     given = context(Blobs(), tmp_path)
@@ -268,8 +268,8 @@ def test_an_interruption_in_it_changes_nothing(keras: Any, tmp_path: Path, monke
     def result(folder: Path | None) -> tuple[Any, Any]:
         seeded(0)
         model = network(keras, dropout=0.2)
-        loss, settings = fit.label_loss(fit.Head("softmax")), TrainingSettings(epochs=4, batch_size=16)
-        return fit.fit(model, loss, settings, replace(given, unfinished=folder)), model.get_weights()
+        loss, settings = loop.label_loss(loop.Head("softmax")), TrainingSettings(epochs=4, batch_size=16)
+        return loop.fit(model, loss, settings, replace(given, unfinished=folder)), model.get_weights()
 
     facts, weights = result(None)
     folder = tmp_path / "unfinished"
@@ -317,7 +317,7 @@ def test_of_a_detector_the_loss_decides(keras: Any, tmp_path: Path) -> None:
     detector = {"maps": [{"cells": [2, 2], "boxes": [[0.5, 0.5]]}], "scores": "logits"}
     given = replace(context(Found(), tmp_path), detector=detector)
     settings = TrainingSettings(epochs=15, batch_size=16, learning_rate=0.02)
-    facts = fit.fit(model, fit.own_loss(model, given), settings, given)
+    facts = loop.fit(model, loop.own_loss(model, given), settings, given)
     told = facts["batch_norms"]
     assert (told["recalibrated"], told["metric"]) == (True, "loss")
     assert told["validation_before"] == pytest.approx(facts["history"][-1]["val_loss"], rel=1e-4)

@@ -11,13 +11,16 @@ import pytest
 from blobs import context
 from test_bn_recalibration import Bright, network
 
-from compress.stage import MODEL_KERAS, Artifact, Context, Kind, Split
+from compress.artifact import MODEL_KERAS, Artifact, Kind
+from compress.data.types import Split
+from compress.stage import Context
+from compress.stages import working_model
 from compress.stages.prune import Prune
 from compress.stages.train import Train
-from compress.target import load
-from compress.training import checkpoint, fit, working_model
-from compress.training.fit import Head, TrainingSettings
+from compress.targets.base import load
+from compress.training import checkpoint, loop
 from compress.training.healing import heal
+from compress.training.loop import Head, TrainingSettings
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -48,7 +51,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Context, list
 
 def trained(keras: Any, made: Context) -> Any:
     model = network(keras, dropout=0.2)
-    fit.fit(model, fit.label_loss(Head("softmax")), TrainingSettings(**GENTLE), replace(made, unfinished=None))
+    loop.fit(model, loop.label_loss(Head("softmax")), TrainingSettings(**GENTLE), replace(made, unfinished=None))
     return model
 
 
@@ -62,7 +65,7 @@ def test_a_harmful_training_is_not_kept(keras: Any, work: tuple[Context, list[st
     made, notes = work
     model = trained(keras, made)
     before = [weight.tobytes() for weight in model.get_weights()]
-    facts = heal(model, fit.label_loss(Head("softmax")), TrainingSettings(**GENTLE), replace(made, data=Wrong()))
+    facts = heal(model, loop.label_loss(Head("softmax")), TrainingSettings(**GENTLE), replace(made, data=Wrong()))
     assert [weight.tobytes() for weight in model.get_weights()] == before
     assert facts["healing"]["kept"] is False
     assert facts["healing"]["validation_before"] == accuracy(model) == 1.0
@@ -80,7 +83,7 @@ def test_a_training_that_is_no_worse_is_kept(keras: Any, work: tuple[Context, li
     made, notes = work
     model = network(keras)
     before = accuracy(model)
-    facts = heal(model, fit.label_loss(Head("softmax")), TrainingSettings(**GENTLE), made)
+    facts = heal(model, loop.label_loss(Head("softmax")), TrainingSettings(**GENTLE), made)
     assert facts["healing"] == {
         "kept": True,
         "metric": "accuracy",
@@ -90,7 +93,7 @@ def test_a_training_that_is_no_worse_is_kept(keras: Any, work: tuple[Context, li
     assert accuracy(model) == 1.0
     assert facts["batch_norms"]["recalibrated"] is True
     assert notes == []
-    again = heal(model, fit.label_loss(Head("softmax")), TrainingSettings(**GENTLE), made)
+    again = heal(model, loop.label_loss(Head("softmax")), TrainingSettings(**GENTLE), made)
     assert again["healing"]["kept"] is True  # as good is good enough
 
 
@@ -102,7 +105,7 @@ def test_an_interrupted_healing_ends_as_if_it_had_not_been(
     monkeypatch: pytest.MonkeyPatch,
     data: Bright,
 ) -> None:
-    from compress.training.tensorflow import keras as seeded
+    from compress.ir.tensorflow import keras as seeded
 
     made, _ = work
     monkeypatch.setattr(checkpoint, "EVERY_S", 0.0)
@@ -116,7 +119,7 @@ def test_an_interrupted_healing_ends_as_if_it_had_not_been(
         own = replace(made, data=data, unfinished=folder)
         update = (lambda done, total, **metrics: 1 / (stop - done)) if stop else lambda *arguments, **metrics: None
         monkeypatch.setattr(made.progress, "update", update)
-        facts = heal(model, fit.label_loss(Head("softmax")), TrainingSettings(**GENTLE), own)
+        facts = heal(model, loop.label_loss(Head("softmax")), TrainingSettings(**GENTLE), own)
         return facts, model.get_weights()
 
     facts, weights = healed(None)

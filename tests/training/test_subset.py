@@ -11,10 +11,10 @@ import pytest
 from blobs import Blobs, context
 from pydantic import ValidationError
 
+from compress.data.types import Split
 from compress.errors import StageError
-from compress.stage import Split
-from compress.training import choosing, fit, subset
-from compress.training.fit import Head, TrainingSettings
+from compress.training import loop, subset, subset_selection
+from compress.training.loop import Head, TrainingSettings
 from compress.training.subset import Part, Subset
 
 LABELS = np.array([0] * 60 + [1] * 30 + [2] * 10)
@@ -88,7 +88,7 @@ def test_covering_reaches_every_cluster() -> None:
 
 
 def test_error_is_the_distance_to_the_label() -> None:
-    found = choosing.error_of(np.array([[1, 0, 0], [0, 1, 0], [0.5, 0.25, 0.25]]), np.array([0, 0, 0]))
+    found = subset_selection.error_of(np.array([[1, 0, 0], [0, 1, 0], [0.5, 0.25, 0.25]]), np.array([0, 0, 0]))
     np.testing.assert_allclose(found, [0, np.sqrt(2), np.sqrt(0.375)])
 
 
@@ -119,7 +119,7 @@ def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("softmax", [True, False])
 def test_features_are_what_the_last_layer_is_given(keras: Any, softmax: bool) -> None:
     model, inputs = network(keras, softmax), Blobs().inputs("train")
-    found = choosing.features(model, inputs)
+    found = subset_selection.features(model, inputs)
     assert found.shape == (96, 144)
     dense = next(layer for layer in model.layers if type(layer).__name__ == "Dense")
     kernel, bias = dense.get_weights()
@@ -130,7 +130,7 @@ def test_features_are_what_the_last_layer_is_given(keras: Any, softmax: bool) ->
         logits - logits.mean(1, keepdims=True), wanted - wanted.mean(1, keepdims=True), atol=1e-4
     )
     wide = RANDOM.random((20, 3000), np.float32)
-    near = choosing._projected(wide)
+    near = subset_selection._projected(wide)
     assert near.shape == (20, 256)
     ratio = np.linalg.norm(near[1:] - near[0], axis=1) / np.linalg.norm(wide[1:] - wide[0], axis=1)
     assert (abs(ratio - 1) < 0.3).all()
@@ -154,7 +154,7 @@ def test_training_on_a_part(keras: Any, tmp_path: Path, settings: dict[str, Any]
     part = Subset(share=0.25, epochs=1, **settings)
     training = TrainingSettings(epochs=20, batch_size=8, learning_rate=0.02, subset=part)
     model = network(keras)
-    facts = fit.fit(model, fit.label_loss(Head("softmax")), training, given)
+    facts = loop.fit(model, loop.label_loss(Head("softmax")), training, given)
     assert len(facts["history"]) == 20
     assert facts["history"][-1]["val_accuracy"] == 1.0
     told = facts["subset"]
@@ -162,7 +162,7 @@ def test_training_on_a_part(keras: Any, tmp_path: Path, settings: dict[str, Any]
     assert told["seconds"] >= 0
     assert "24 of 96 samples for training" in notes.notes[0]
     assert "75% saved" in notes.notes[0]
-    kept = np.load(tmp_path / "left" / choosing.FILE)["indices"]
+    kept = np.load(tmp_path / "left" / subset_selection.FILE)["indices"]
     assert len(set(kept.tolist())) == 24
     if settings["by"] != "random":
         np.testing.assert_array_equal(np.bincount(data.labels("train")[kept]), [12, 12])
@@ -173,18 +173,18 @@ def test_an_interrupted_choice_is_found_again(keras: Any, tmp_path: Path) -> Non
     given = replace(context(Blobs(), tmp_path), progress=Notes(), unfinished=tmp_path)
     part = Subset(by="hardness", share=0.25, epochs=1)
     never = replace(given, progress=Notes())
-    np.savez(tmp_path / choosing.FILE, indices=np.arange(24), seconds=4.2)
+    np.savez(tmp_path / subset_selection.FILE, indices=np.arange(24), seconds=4.2)
 
     def trained(number: int) -> Any:
         raise AssertionError(number)
 
-    found, facts = choosing.chosen(part, Head("softmax"), None, trained, never)
+    found, facts = subset_selection.chosen(part, Head("softmax"), None, trained, never)
     np.testing.assert_array_equal(found, np.arange(24))
     assert facts["subset"]["seconds"] == 4.2
-    for damaged in (b"", b"garbage", (tmp_path / choosing.FILE).read_bytes()[:-9]):
-        (tmp_path / choosing.FILE).write_bytes(damaged)
+    for damaged in (b"", b"garbage", (tmp_path / subset_selection.FILE).read_bytes()[:-9]):
+        (tmp_path / subset_selection.FILE).write_bytes(damaged)
         with pytest.raises(AssertionError):
-            choosing.chosen(part, Head("softmax"), None, trained, never)
+            subset_selection.chosen(part, Head("softmax"), None, trained, never)
 
 
 @pytest.mark.tensorflow
@@ -201,8 +201,8 @@ def test_hard_samples_are_those_near_the_border(keras: Any, tmp_path: Path) -> N
     given = replace(context(data, tmp_path), progress=Notes())
     model = network(keras)
     training = TrainingSettings(epochs=5, batch_size=8, learning_rate=0.02)
-    fit.fit(model, fit.label_loss(Head("softmax")), training, given)
-    found, _ = choosing.chosen(
+    loop.fit(model, loop.label_loss(Head("softmax")), training, given)
+    found, _ = subset_selection.chosen(
         Subset(by="hardness", share=0.25, of="model"), Head("softmax"), model, lambda number: None, given
     )
     assert found.max() < 30
@@ -212,4 +212,4 @@ def test_hard_samples_are_those_near_the_border(keras: Any, tmp_path: Path) -> N
 def test_too_small_a_share(keras: Any, tmp_path: Path) -> None:
     training = TrainingSettings(epochs=1, subset=Subset(by="stratified", share=0.01))
     with pytest.raises(StageError, match="leaves 1 samples of 96 for 2 classes"):
-        fit.fit(network(keras), fit.label_loss(Head("softmax")), training, context(Blobs(), tmp_path))
+        loop.fit(network(keras), loop.label_loss(Head("softmax")), training, context(Blobs(), tmp_path))

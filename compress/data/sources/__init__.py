@@ -4,12 +4,12 @@ from compress.data.source import Source
 from compress.data.sources.arrays import Npy, Npz
 from compress.data.sources.coco import Coco
 from compress.data.sources.digits import Digits
-from compress.data.sources.functions import Function
 from compress.data.sources.images import Folder
-from compress.data.sources.records import TfRecord
-from compress.data.sources.series import Csv
-from compress.data.sources.sound import Wav
+from compress.data.sources.python_function import Function
+from compress.data.sources.tfrecord import TfRecord
+from compress.data.sources.time_series import Csv
 from compress.data.sources.voc import Voc
+from compress.data.sources.wav import Wav
 
 SOURCES: dict[str, type[Source]] = {
     source.name: source for source in (Digits, Npz, Npy, Folder, Csv, Wav, TfRecord, Function, Voc, Coco)

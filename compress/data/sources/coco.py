@@ -15,10 +15,10 @@ from pydantic import model_validator
 from compress.data import files
 from compress.data.labels import MOST_CLASSES
 from compress.data.source import Samples, Stored
-from compress.data.sources import objects
-from compress.data.sources.objects import Labelled, number
+from compress.data.sources import bounding_boxes
+from compress.data.sources.bounding_boxes import Labelled, number
+from compress.data.types import SPLITS, Split, Task
 from compress.errors import DataError
-from compress.stage import SPLITS, Split, Task
 
 MAX_JSON_BYTES = 1 << 29
 Plain = dict[str, Any]
@@ -63,7 +63,7 @@ class Coco(Stored):
             DataError: one is not there, or annotations cannot be read.
         """
         images = self._read()[1]
-        objects.refuse_unfit(images)
+        bounding_boxes.refuse_unfit(images)
         annotations = {f"annotations of {split or 'all'}": path for split, path in self._files()}
         return annotations | {f"{image.split or 'all'}: {image.name}": image.path for image in images}
 
@@ -75,7 +75,7 @@ class Coco(Stored):
     def load(self) -> Samples:
         """The annotations; images are decoded when they are read."""
         classes, images = self._read()
-        return objects.samples(images, classes, self.channels)
+        return bounding_boxes.samples(images, classes, self.channels)
 
     def _files(self) -> Iterator[tuple[Split | None, Path]]:
         if self.file is not None:

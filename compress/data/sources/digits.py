@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data import files
-from compress.data.division import stratified
 from compress.data.source import Samples, Source
+from compress.data.splits import stratified
 from compress.errors import DataError
-from compress.shipped import shipped
+from compress.resources import shipped
 
 
 class Digits(Source):

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.listing import Labelled
+from compress.data.file_listing import Labelled
 from compress.data.source import Samples
 from compress.errors import DataError
-from deploy.pictures import pixels
+from deploy.contract.pictures import pixels
 
 MAX_PIXELS = 64_000_000
 MAX_IMAGE_BYTES = 256 << 20
@@ -61,7 +61,7 @@ class Folder(Labelled):
 
 
 def decoded(content: bytes, channels: int, where: str) -> NDArray[np.uint8]:
-    """An image file: uint8 [height, width, channels], as the device decodes it too (`deploy.pictures`).
+    """An image file: uint8 [height, width, channels], as the device decodes it too (`deploy.contract.pictures`).
 
     Raises:
         DataError: it is none, damaged, or too large.

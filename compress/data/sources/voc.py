@@ -15,11 +15,11 @@ from xml.parsers import expat
 from compress.data import files, labels
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, Stored
-from compress.data.sources import objects
+from compress.data.sources import bounding_boxes
+from compress.data.sources.bounding_boxes import Labelled, number
 from compress.data.sources.images import FORMATS
-from compress.data.sources.objects import Labelled, number
+from compress.data.types import Split, Task
 from compress.errors import DataError
-from compress.stage import Split, Task
 
 MAX_XML_BYTES = 4 << 20
 MAX_DEPTH = 32
@@ -124,7 +124,7 @@ class Voc(Stored):
             DataError: the folder or an image is not there, or an annotation cannot be read.
         """
         root, (images, _) = Path(self.path), self._images()
-        objects.refuse_unfit(images)
+        bounding_boxes.refuse_unfit(images)
         found = [*(Path(image.where) for image in images), *(image.path for image in images), *_lists(root)]
         return {os.path.relpath(path, root): path for path in sorted(set(found))}
 
@@ -137,7 +137,7 @@ class Voc(Stored):
         """The annotations; images are decoded when they are read."""
         images, unlisted = self._images()
         note = f"{unlisted:,} images with an .xml file are in no list of ImageSets/Main, and were left out"
-        found = objects.samples(images, self._names(images), self.channels)
+        found = bounding_boxes.samples(images, self._names(images), self.channels)
         return replace(found, notes=(*found.notes, *[note] * bool(unlisted)))
 
     def _names(self, images: list[Labelled]) -> tuple[str, ...]:

@@ -1,0 +1,64 @@
+"""Artifacts: what a stage leaves behind, and the names of the files in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+Facts = dict[str, Any]
+
+
+class Kind(StrEnum):
+    """What an artifact is, and so which stages can take it."""
+
+    UNTRAINED = "untrained keras model"
+    KERAS = "keras model"
+    FLOAT_TFLITE = "float tflite model"
+    TFLITE = "tflite model"
+    COMPILED = "checked tflite model"
+    BUNDLE = "bundle"
+    FINDINGS = "findings of a probe"
+
+
+#: The files in an artifact. Every kind from KERAS to COMPILED has a MODEL_TFLITE, so that
+#: every probe works on every one of them, without TensorFlow.
+MODEL_KERAS = "model.keras"
+MODEL_TFLITE = "model.tflite"
+MODEL_EDGETPU = "model_edgetpu.tflite"
+SEGMENT_EDGETPU = "model_segment_{}_of_{}_edgetpu.tflite"
+SEGMENTS = SEGMENT_EDGETPU.format("*", "*")
+"""Where the model is compiled in parts, for several Edge TPUs: there is no MODEL_EDGETPU then."""
+BUNDLE_FILE = "bundle.coralline"
+PLAN_FILE = "quantization.json"
+"""By which plan a model was quantized: `quantize: {plan: …}` takes it again, edited or not."""
+RUNNER_FILE = "runner.pyz"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Something made, complete and never changed again.
+
+    Attributes:
+        digest: SHA-256 over kind, files and facts.
+        kind: what it is.
+        folder: where its files are.
+        files: SHA-256 of each file, by name.
+        facts: what the maker says of it (plain JSON values).
+        seconds: how long making it took.
+    """
+
+    digest: str
+    kind: Kind
+    folder: Path
+    files: Mapping[str, str]
+    facts: Facts
+    seconds: float
+
+    def file(self, name: str) -> Path:
+        """The path of one of its files."""
+        if name not in self.files:
+            raise KeyError(f"a {self.kind} has no {name}; it has {', '.join(self.files)}")
+        return self.folder / name

@@ -1,0 +1,192 @@
+"""`python -m compress import`: one model file read, rebuilt as a Keras model, and compared with where it came from."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from compress.artifact import MODEL_KERAS
+from compress.errors import DataError, ModelError, PipelineError
+from compress.files import explain, write_atomically
+from compress.importers import model_file
+from compress.importers.common import guarded_calls
+from compress.importers.common.verification import TOLERANCE
+from compress.importers.keras import keras_file
+from compress.importers.model_file import Found, Imported
+from compress.importers.tflite import tflite_file
+
+Report = dict[str, Any]
+"""What --json prints: plain values."""
+
+
+def run(
+    path: Path,
+    out: Path | None,
+    *,
+    trust: bool,
+    signature: str | None,
+    inputs: Path | None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Report:
+    """Imports a file.
+
+    Args:
+        path: the file, or the folder of a SavedModel.
+        out: where the Keras model goes; None: nowhere.
+        trust: whether code that came with it may run.
+        signature: of a SavedModel, the one to take where there are several.
+        inputs: an .npy file of real samples [n, ...] to compare on.
+        shapes: of an .onnx file that leaves sides of its inputs open, by input what they are.
+
+    Raises:
+        PipelineError: OUT is no name for a Keras file, or is the model itself.
+        DataError: the inputs are no samples.
+        ModelError: it cannot be imported; what was found until then is in its facts.
+        StoreError: OUT cannot be written.
+    """
+    if out is not None:
+        _check(path, out)
+    samples = _samples(inputs) if inputs else None
+    report: Report = {"schema_version": 1, "status": "read", "file": str(path), "refused": []}
+    try:
+        found = model_file.read(path, signature, shapes)
+        report |= _told(found)
+        if found.becomes == "tflite" and out is None:
+            return report | _quantized(found.content)
+        imported = model_file.load(found, trust=trust, samples=samples)
+        report |= {"status": "imported", "refused": [], **_model(imported.model, report["notes"])}
+        return report | _written(path, imported, out, trust=trust)
+    except ModelError as error:
+        error.facts = {**report, "status": "failed", **error.facts}
+        raise
+
+
+def _check(path: Path, out: Path) -> None:
+    if out.suffix != ".keras":
+        raise PipelineError(f"OUT is {out.name}", where="-o", allowed="a name that ends in .keras")
+    if out.resolve() == path.resolve() or path.resolve() in out.resolve().parents:
+        raise PipelineError("OUT is the model itself, or lies in it", where="-o", todo="choose another name")
+
+
+def _samples(inputs: Path) -> Any:
+    """Samples for the comparison; never unpickled."""
+    import numpy as np
+
+    try:
+        samples = np.load(inputs, mmap_mode="r", allow_pickle=False)[:100]
+        if samples.dtype.kind not in "fiub" or samples.ndim < 2 or not len(samples):
+            raise ValueError(f"it holds {samples.dtype} {list(samples.shape)}")
+        return np.asarray(samples, np.float32)
+    except (OSError, ValueError, EOFError, TypeError) as error:
+        what = f"cannot be read: {str(error).splitlines()[0][:200]}"
+        raise DataError(what, where=str(inputs), allowed="an .npy file of samples [n, ...]") from error
+
+
+def _told(found: Found) -> Report:
+    return {
+        "format": found.format,
+        "producer": found.producer or None,
+        "becomes": found.becomes,
+        "notes": list(found.notes),
+        "refused": [asdict(each) for each in (*found.refused, *found.untrusted)],
+    }
+
+
+def _quantized(file: tflite_file.File) -> Report:
+    """A quantized .tflite file, which is used as it is."""
+    graph = file.graph
+    ports = [
+        [{"name": tensor.name, "dtype": tensor.dtype.lower(), "shape": list(tensor.shape)} for tensor in tensors]
+        for tensors in ([graph.tensors[index] for index in each] for each in (graph.inputs, graph.outputs))
+    ]
+    return {
+        "inputs": ports[0],
+        "outputs": ports[1],
+        "operators": dict(Counter(operator.name for operator in graph.operators).most_common()),
+        "uses": list(model_file.USES),
+    }
+
+
+def _model(model: Any, notes: list[str]) -> Report:
+    """Inputs, outputs, layers and parameters of a Keras model; nested models are counted by their layers."""
+    from compress.ir import keras_graph
+
+    try:
+        layers = keras_graph.read(model).layers.values()
+        kinds = Counter(layer.kind for layer in layers if layer.kind != "InputLayer")
+    except ModelError as error:
+        kinds = Counter(type(layer).__name__ for layer in model.layers)
+        notes = [*notes, error.what]
+    ports = [
+        [
+            {
+                "name": tensor._keras_history.operation.name,
+                "dtype": str(tensor.dtype),
+                "shape": list(tensor.shape),
+            }
+            for tensor in tensors
+        ]
+        for tensors in (model.inputs, model.outputs)
+    ]
+    return {
+        "inputs": ports[0],
+        "outputs": ports[1],
+        "layers": sum(kinds.values()),
+        "kinds": dict(kinds.most_common()),
+        "parameters": model.count_params(),
+        "notes": notes,
+    }
+
+
+def _written(path: Path, imported: Imported, out: Path | None, *, trust: bool) -> Report:
+    """Writes the model, reads it again, and says how far its answers are from the original's."""
+    from compress.stages import working_model
+
+    with tempfile.TemporaryDirectory() as folder:
+        working_model.write_keras(imported.model, Path(folder))
+        again = keras_file.load(Path(folder) / MODEL_KERAS, trust=trust)
+        content = (Path(folder) / MODEL_KERAS).read_bytes()
+        with guarded_calls.explained(path, "cannot be run", "check that there is memory for it"):
+            reread = model_file.compared(imported.model, again)
+    parity = imported.parity or reread
+    if not reread.max_rel <= TOLERANCE:
+        raise ModelError(f"as it is written it answers differently, by {reread.max_rel:.2g} of the largest output")
+    there = out is not None and out.exists()
+    if out is not None:
+        try:
+            write_atomically(out, content)
+        except OSError as error:
+            raise explain(error, "the model cannot be written", out.parent) from error
+    facts = {f"parity_{name}": value for name, value in asdict(parity).items()}
+    return {**facts, "out": str(out) if out else None, "replaced": there}
+
+
+def describe(report: Report) -> str:
+    """The same for people."""
+    lines = [f"{report['file']}: {report['format']}, written by {report['producer'] or 'a program that does not say'}"]
+    for name in ("inputs", "outputs"):
+        lines += [f"{name:<11} {port['name']}: {port['dtype']} {port['shape']}" for port in report[name]]
+    if report["status"] == "read":
+        kinds = ", ".join(f"{count} {kind}" for kind, count in report["operators"].items())
+        lines += [
+            f"{'operators':<11} {kinds}",
+            f"quantized already; what it can be used for: {', '.join(report['uses'])}",
+        ]
+        return "\n".join(lines)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in report["kinds"].items())
+    own = report["parity_own"]
+    lines += [
+        f"{'layers':<11} {report['layers']}: {kinds}",
+        f"{'parameters':<11} {report['parameters']:,}",
+        f"{'parity':<11} {report['parity_max_abs']:.2g} at most, {report['parity_max_rel']:.2g} of the largest output, "
+        f"on {report['parity_samples']} samples, against {report['parity_against']}"
+        + (f", whose own answers move by {own:.2g} with the last bits of its inputs" if own else ""),
+        *(f"{'note':<11} {note}" for note in report["notes"]),
+    ]
+    if report["out"]:
+        lines.append(f"{'written':<11} {report['out']}{', in place of the file that was there' * report['replaced']}")
+    return "\n".join(lines)

@@ -1,0 +1,227 @@
+"""The manual, from the code: stages with their settings, the JSON schema of pipeline.yaml, the Edge TPU's rules."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import json
+import textwrap
+from functools import cache
+from typing import Any
+
+from compress.data.dataset import SOURCES, Splitting
+from compress.pipeline.schema import Head, Model
+from compress.settings import Settings
+from compress.stages import STAGES
+from compress.targets import base
+from compress.targets.edgetpu import rules
+from compress.targets.edgetpu.rewrites import REWRITES
+from deploy.contract import preprocessing
+
+
+@cache
+def describe_settings() -> None:
+    """Gives the fields of all settings the texts that stand below them in the code."""
+    kinds = [Settings]
+    for kind in kinds:
+        kinds += [each for each in kind.__subclasses__() if each not in kinds]
+        texts = _inherited(kind)
+        for name, field in kind.model_fields.items():
+            field.description = texts.get(name)
+    for kind in kinds * 2:  # again, for those that hold others
+        kind.model_rebuild(force=True)
+
+
+def _inherited(kind: type[Any]) -> dict[str, str]:
+    """The strings below the fields of a class of the project, and below those that it has from others."""
+    ours = [each for each in reversed(kind.__mro__) if each.__module__.partition(".")[0] in ("compress", "deploy")]
+    return {name: text for each in ours for name, text in _texts(each).items()}
+
+
+@cache
+def _texts(kind: type[Any]) -> dict[str, str]:
+    """The strings below the fields of one class."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    pairs = itertools.pairwise(body.body)
+    return {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in pairs
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+
+
+def stages() -> str:
+    """Every stage: what it is for, what it takes and gives, and its settings."""
+    describe_settings()
+    parts = []
+    for name, stage in STAGES.items():
+        takes = " or ".join(sorted(stage.consumes))
+        lines = [name, f"  {_summary(stage)}", f"  takes a {takes}; makes a {stage.produces}"]
+        lines += [f"    {line}" for line in _settings(stage)]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def stages_json() -> list[dict[str, Any]]:
+    """The same as plain values."""
+    describe_settings()
+    return [
+        {
+            "name": name,
+            "summary": _summary(stage),
+            "consumes": sorted(stage.consumes),
+            "produces": stage.produces,
+            "settings": _schema(stage)["properties"],
+        }
+        for name, stage in STAGES.items()
+    ]
+
+
+def _summary(kind: type[Any]) -> str:
+    return (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def _settings(kind: type[Settings], prefix: str = "") -> list[str]:
+    """One line for each setting: name, default, meaning; settings inside settings as `outer.inner`."""
+    lines = []
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            lines += _settings(field.annotation, f"{prefix}{name}.")
+            continue
+        default = "required" if field.is_required() else f"= {_yaml(field.default)}"
+        lines.append(f"{prefix + name:<22} {default:<12} {' '.join((field.description or '').split())}")
+    return lines
+
+
+def _yaml(value: Any) -> str:
+    if value is None or isinstance(value, bool | tuple):
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of pipeline.yaml, for editors."""
+    describe_settings()
+    definitions: dict[str, Any] = {}
+    one = {"oneOf": [{"required": [key], "properties": {key: {"type": "string"}}} for key in ("builder", "file")]}
+    model = _hoisted(_schema(Model), definitions) | one
+    properties = {**_properties(_schema(Head), definitions), "model": model}
+    properties["target"]["enum"] = base.names()
+    properties["data"] = {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["source"],
+        "properties": {
+            "source": _named({name: _hoisted(_schema(kind), definitions) for name, kind in SOURCES.items()}),
+            "preprocess": {"type": "array", "items": _one_of({n: _step(s) for n, s in preprocessing.STEPS.items()})},
+            "split": _hoisted(_schema(Splitting), definitions),
+        },
+    }
+    entries = {name: _hoisted(_schema(kind), definitions) for name, kind in STAGES.items()}
+    properties["stages"] = {"type": "array", "items": _named(entries)}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Coralline pipeline",
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["schema_version", "name", "model", "data", "stages"],
+        "properties": properties,
+        "$defs": definitions,
+    }
+
+
+def _schema(kind: type[Settings]) -> dict[str, Any]:
+    return kind.model_json_schema()
+
+
+def _hoisted(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """A schema whose own definitions have moved to the common ones."""
+    definitions.update(schema.pop("$defs", {}))
+    return schema
+
+
+def _properties(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    properties: dict[str, Any] = _hoisted(schema, definitions)["properties"]
+    return properties
+
+
+def _one_of(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A map with exactly one of these keys. An empty entry may be null."""
+    return {
+        "type": "object",
+        "minProperties": 1,
+        "maxProperties": 1,
+        "additionalProperties": False,
+        "properties": {
+            name: entry if entry.get("required") else {"anyOf": [entry, {"type": "null"}]}
+            for name, entry in entries.items()
+        },
+    }
+
+
+def _named(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The same, or the bare name of an entry that needs no settings."""
+    return {
+        "anyOf": [{"enum": [name for name, entry in entries.items() if not entry.get("required")]}, _one_of(entries)]
+    }
+
+
+def _step(step: Any) -> dict[str, Any]:
+    """A preprocessing step."""
+    fields, texts = preprocessing.fields(step), _inherited(step)
+    return {
+        "type": "object",
+        "description": _summary(step),
+        "additionalProperties": False,
+        "required": preprocessing.needed(step),
+        "properties": {
+            name: field.metadata["kind"].schema() | {"description": texts[field.name]} for name, field in fields.items()
+        },
+    }
+
+
+def operators() -> str:
+    """The page of the Edge TPU's operators, from the rules and the target file; docs/operators.md is its copy."""
+    edgetpu = base.load("edgetpu")
+    lines = [
+        "# What runs on the Edge TPU",
+        "",
+        "Made by `python -m compress operators` from the rules that `check` applies; do not edit.",
+        "",
+        "An operator runs on the Edge TPU if it keeps every rule and does not depend, however indirectly, on a CPU",
+        "operator that itself depends on a TPU operator: the compiler makes one partition.",
+        "",
+        "## Rules",
+        "",
+    ]
+    for rule, status in rules.RULES.items():
+        requirement, advice = rules.manual(rule)
+        lines += [f"### {rule.__name__}", "", requirement, "", advice, "", f'The compiler says: "{status}"', ""]
+    lines += ["## Operators", "", "| operator | newest version | first runtime |", "|---|---|---|"]
+    lines += [
+        f"| {name} | {row['max_version']} | {row['runtime']} |" for name, row in edgetpu.tables["operators"].items()
+    ]
+    return "\n".join([*lines, *_refused(edgetpu), *_rewrites()]) + "\n"
+
+
+def _refused(edgetpu: base.Target) -> list[str]:
+    return [
+        *("", "## Refused", ""),
+        "The newest version that the compiler's TFLite parser takes. An operator with a newer one, an operator that",
+        "is not listed, or an unknown custom operator, and it refuses the whole model.",
+        *("", "| version | operators |", "|---|---|"),
+        *(f"| {version} | {', '.join(names)} |" for version, names in edgetpu.tables["parser"].items()),
+    ]
+
+
+def _rewrites() -> list[str]:
+    lines = ["", "## Rewrites", "", "What `python -m compress legalize` changes, each proved before it is kept.", ""]
+    lines += ["| rewrite | what it does | its output may move by |", "|---|---|---|"]
+    for entry in REWRITES:
+        does = " ".join((inspect.getdoc(entry.rewrite) or "").split())
+        steps = f"{entry.tolerance} step{'s' * (entry.tolerance > 1)}" if entry.tolerance else "nothing"
+        lines.append(f"| {entry.name} | {does} | {steps} |")
+    return lines

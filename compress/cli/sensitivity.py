@@ -1,0 +1,63 @@
+"""`sensitivity`: what removing channels would do to the model of a pipeline, before anything is removed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compress.cli.console import Console
+from compress.errors import PipelineError, StageError
+from compress.pipeline import runner
+from compress.pipeline.schema import SensitivitySettings, load
+
+SCHEMA_VERSION = 1
+SUFFIX = "-sensitivity"
+MOST = 1_000_000
+
+
+def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
+    """Runs the steps before `prune`, and measures the model that they leave.
+
+    Args:
+        path: a pipeline file.
+        samples: of the training split, that it is measured with.
+        out: where runs go; the report goes to a run of its own, named after the pipeline.
+
+    Returns:
+        The curves as plain values, schema 1, and the report's path.
+
+    Raises:
+        CorallineError: the file is wrong, a step fails, or there is nothing to remove.
+    """
+    if not 1 <= samples <= MOST:
+        raise PipelineError(f"--samples {samples}", allowed=f"1 to {MOST:,}")
+    whole = load(path)
+    if whole.data.task == "detection":
+        what = "sensitivity asks which channels the classes of samples depend on, and the data is for detection"
+        raise PipelineError(what, where=str(path), allowed="data with one class for each sample")
+    if not whole.unpruned:
+        raise PipelineError(
+            "there is no model with layers before any stage: channels cannot be removed from it",
+            where=str(path),
+            allowed="a model that is, or is rebuilt as, a Keras model",
+        )
+    measured = whole.head.measure.model_copy(update={"sensitivity": SensitivitySettings(samples=samples)})
+    name = whole.head.name[: 64 - len(SUFFIX)] + SUFFIX
+    head = whole.head.model_copy(update={"name": name, "measure": measured})
+    with Console(out / name / "run.log") as console:
+        console.line(f"coralline: sensitivity of {path} -> {out / name}")
+        record = runner.run(replace(whole, head=head, steps=whole.unpruned), out, console)
+    if "missing" in record["sensitivity"]:
+        raise StageError(record["sensitivity"]["missing"])
+    return {"schema_version": SCHEMA_VERSION, **record["sensitivity"]}, out / name / "report.html"
+
+
+def describe(found: dict[str, Any], report: Path) -> str:
+    """A line for each set of channels, the one that means most first."""
+    lines = [f"accuracy on {found['samples']} training samples by the channels that are kept; nothing is trained"]
+    for curve in sorted(found["curves"], key=lambda curve: -max(curve["divergence"])):
+        more = f" (+{len(curve['layers']) - 1})" if len(curve["layers"]) > 1 else ""
+        points = "  ".join(f"{kept}: {a:.3f}" for kept, a in zip(curve["kept"], curve["accuracy"], strict=True))
+        lines.append(f"  {curve['layers'][0] + more:<32} {points}")
+    return "\n".join([*lines, f"report: {report}"])

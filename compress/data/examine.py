@@ -1,0 +1,62 @@
+"""Looks at a whole data set before anything is run with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compress.artifact import Facts
+from compress.data import files, manifest
+from compress.data.dataset import Dataset
+from compress.data.types import SPLITS
+from compress.errors import DataError
+from compress.progress import Progress
+
+SCHEMA_VERSION = 1
+
+
+def examine(data: Dataset, progress: Progress) -> tuple[Facts, bool]:
+    """Reads and preprocesses every sample, as a run would, and tells what the data is.
+
+    Args:
+        data: the data set of a pipeline.
+        progress: who is told how far it is.
+
+    Returns:
+        Plain values: `classes` and the data's summary, with everything that cannot be read, and `refused`: what else a
+        run would refuse; and whether a run would refuse the data because of either.
+
+    Raises:
+        DataError: the data is missing, or not what it should be.
+    """
+    tolerant = data.tolerant()
+    tolerant.work_in(None, progress)
+    summary, refused = tolerant.summary(), []
+    for split in SPLITS:
+        try:
+            tolerant.try_out(split)
+        except DataError as error:
+            refused.append(str(error))
+    found = {
+        "schema_version": SCHEMA_VERSION,
+        "source": data.source.name,
+        "classes": list(tolerant.class_names),
+        **summary,
+        "refused": refused,
+    }
+    corrupt = bool(tolerant.corrupt) and getattr(data.source, "corrupt", "refuse") == "refuse"
+    return found, corrupt or bool(refused)
+
+
+def write_manifest(data: Dataset, path: Path) -> int:
+    """Writes the checksums of all files that a data set comes from; gives back how many there are.
+
+    Raises:
+        DataError: it does not come from files, or one cannot be read.
+        StoreError: the manifest cannot be written.
+    """
+    found = data.source.files()
+    if not found:
+        raise DataError("comes from no files of yours", where=f"data.source.{data.source.name}")
+    digests = files.digests(found)
+    manifest.write(path, {found[name]: digest for name, digest in digests.items()})
+    return len(digests)

@@ -1,0 +1,282 @@
+"""Files that are samples, with their labels: from the folders that they lie in, or from a CSV table."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data import labels, tables
+from compress.data.file_tree import Tree, inside, tree
+from compress.data.labels import SPLIT_WORDS
+from compress.data.source import Samples, Stored
+from compress.data.splits import Divide, by_group, stratified
+from compress.data.types import Split
+from compress.errors import DataError
+from compress.settings import Settings
+
+MOST_KINDS = 10
+"""Kinds of files that a note names."""
+
+
+class Labels(Settings):
+    """A CSV table with a header that says what each file shows."""
+
+    table: str
+    """The CSV file; its path inside the folder or archive."""
+    file: str = "file"
+    """Column with the path of each sample, likewise."""
+    label: str = "label"
+    """Column with its label: the name of a class, or a whole number from 0."""
+    split: str | None = None
+    """Column with its split (train, val or test); by default the column `split`, if there is one, or `Split`."""
+    group: str | None = None
+    """Column of what no two splits may share, such as a speaker or a device, nor the splits of the table."""
+
+
+class Classes(Settings):
+    """A file with the names of the classes, in the order of their indices."""
+
+    file: str
+    """A text file with a name in each line, or a CSV file with the two columns below; its path inside the folder."""
+    index: str | None = None
+    """Column with the index of the class."""
+    name: str | None = None
+    """Column with its name."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One sample's file."""
+
+    file: str
+    label: str
+    split: Split | None = None
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The samples of a source, found but not decoded.
+
+    Attributes:
+        tree: where they are.
+        listed: the samples, in a fixed order.
+        label: index of each sample's class.
+        class_names: the classes.
+        grouped: whether groups are to stay together.
+        notes: what else there is to know.
+    """
+
+    tree: Tree
+    listed: Sequence[Listed]
+    label: Any
+    class_names: tuple[str, ...]
+    grouped: bool
+    notes: tuple[str, ...] = ()
+
+    def samples(self, read: Callable[[int], NDArray[Any]], *, skip: bool) -> Samples:
+        """The samples, each decoded by `read` when it is asked for; `skip`: damaged ones are left out."""
+        groups = np.array([each.group for each in self.listed], np.str_) if self.grouped else None
+        divide: Divide = stratified if groups is None else by_group(np.unique(groups, return_inverse=True)[1])
+        return Samples(
+            self.label,
+            self.class_names,
+            read,
+            splits=labels.splits(each.split for each in self.listed),
+            divide=divide,
+            describe=lambda index: self.tree.describe(self.listed[index].file),
+            skip=skip,
+            notes=self.notes,
+            groups=groups,
+        )
+
+
+class InFiles(Stored):
+    """A source whose samples are files in a folder or a tar archive."""
+
+    paths: ClassVar[tuple[str, ...]] = ("path", "manifest")
+    suffixes: ClassVar[tuple[str, ...]]
+    single: ClassVar[bool] = False
+    """Whether the path may be that of one such file."""
+
+    path: str
+    """Path of the folder, or of a tar archive of one (.tar; .tar.gz, .tar.bz2 and .tar.xz are unpacked first), from
+    the pipeline file's folder."""
+    corrupt: Literal["refuse", "skip"] = "refuse"
+    """What to do about samples that cannot be read: refuse names them; skip leaves them out and lists them."""
+
+    def tree(self) -> Tree:
+        """The files there are."""
+        return tree(Path(self.path), single=self.single)
+
+    def used(self, tree: Tree) -> tuple[str, ...]:
+        """The files that samples and labels come from."""
+        return tuple(name for name in tree.names if name.lower().endswith(self.suffixes))
+
+    def files(self) -> dict[str, Path]:
+        """The files that are used, or the archive that they are in."""
+        found = self.tree()
+        return found.files(self.used(found))
+
+
+class Labelled(InFiles):
+    """A source of files that have one label each: by the folders they are in, or by a table."""
+
+    labels: Labels | None = None
+    """A table of labels; without one, a sample's class is the folder that it is in."""
+    classes: Classes | None = None
+    """A file with the names of the classes; by default the labels themselves."""
+
+    def used(self, tree: Tree) -> tuple[str, ...]:
+        """Samples, and the tables."""
+        more = [each for each in (self.labels and self.labels.table, self.classes and self.classes.file) if each]
+        return (*(each.file for each in self.listing(tree)), *(inside(name, tree.where) for name in more))
+
+    def listing(self, tree: Tree) -> list[Listed]:
+        """Every sample with label and split, in a fixed order."""
+        known = {self.classes.file} if self.classes else set()
+        found = _tabled(tree, self.labels) if self.labels else _foldered(tree, self.suffixes, known)
+        if not found:
+            shown = f"CLASS/*{{{','.join(self.suffixes)}}}, or the same inside train/, val/ and test/"
+            allowed = "a row for each sample" if self.labels else shown
+            what = f"lists no files in {self.labels.table}" if self.labels else "holds no samples"
+            raise DataError(what, where=tree.where, allowed=allowed)
+        return found
+
+    def found(self) -> Opened:
+        """Samples and labels, nothing decoded."""
+        tree = self.tree()
+        listed = self.listing(tree)
+        classes = class_names_of(tree, self.classes)
+        words = [each.label for each in listed]
+        reading = labels.read if self.labels else labels.named
+        found = reading(words, classes, tree.describe(self.labels.table) if self.labels else tree.where)
+        return Opened(tree, listed, *found, bool(self.labels and self.labels.group), self.notes(tree))
+
+    def notes(self, tree: Tree) -> tuple[str, ...]:
+        """How many files are no samples, where a table does not say which ones are."""
+        return () if self.labels else passed_over(tree.names, self.used(tree), self.suffixes)
+
+
+def passed_over(names: Sequence[str], used: Sequence[str], suffixes: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """A note on the files that are not used, counted by their suffixes, if there are any.
+
+    Args:
+        names: of all files.
+        used: of those that are.
+        suffixes: of files that would be used if they lay in the folder of a class.
+    """
+    rest = sorted(set(names) - set(used))
+    ends = [os.path.splitext(name)[1].lower() for name in rest]
+    kinds = Counter(f"{end} in no folder of a class" if end in suffixes else end or "without a suffix" for end in ends)
+    shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(MOST_KINDS))
+    return (f"{len(rest):,} files were passed over: {shown}{', ...' * (len(kinds) > MOST_KINDS)}",) if rest else ()
+
+
+def _foldered(tree: Tree, suffixes: tuple[str, ...], known: set[str]) -> list[Listed]:
+    """Samples in folders of classes, which may be in folders of splits; `known`: files that are no samples."""
+    divided = _divided(tree)
+    depth = 1 if divided else 0
+    found = []
+    for name in tree.names:
+        parts = name.split("/")
+        if len(parts) > depth + 1 and name.lower().endswith(suffixes):
+            found.append(Listed(name, parts[depth], SPLIT_WORDS[parts[0].lower()] if divided else None))
+    if found:
+        _refuse_empty(tree, [name for name in tree.folders if name.count("/") == depth], found, known)
+    return found
+
+
+def _refuse_empty(tree: Tree, folders: Sequence[str], found: Sequence[Listed], known: set[str]) -> None:
+    """Nothing, if every class has a sample: without it, the classes after it would be counted in another way."""
+    classes = {each.label for each in found} | {part for name in known for part in name.split("/")[:-1]}
+    empty = next((name for name in folders if name.split("/")[-1] not in classes), None)
+    if empty is not None:
+        others = passed_over([name for name in tree.names if name.startswith(f"{empty}/")], ())
+        reason = (
+            f"the folder {empty!r} is that of a class and holds no samples{''.join(f' ({note})' for note in others)}"
+        )
+        todo = "convert its files, or remove the folder"
+        raise DataError(reason, where=tree.where, allowed="a sample of every class", todo=todo)
+
+
+def _divided(tree: Tree) -> bool:
+    """Whether the folders at the top are splits; otherwise they are classes."""
+    top = [name for name in tree.folders if "/" not in name]
+    splits = [name for name in top if name.lower() in SPLIT_WORDS]
+    others = [name for name in top if name not in splits]
+    if len(splits) > 1 and others:  # one alone may be a class: a train, a test
+        reason = f"holds the folder {others[0]!r} beside {splits[0]!r} and {splits[1]!r}"
+        raise DataError(reason, where=tree.where, allowed="either splits or classes")
+    pairs = [name.split("/")[:2] for name in tree.folders if "/" in name]
+    own = {inner for outer, inner in pairs if outer in splits}
+    alike = next(((outer, inner) for outer, inner in pairs if inner in own and outer not in splits), None)
+    if alike:
+        reason = f"holds {splits[0]!r} and {alike[0]!r}, each with a folder {alike[1]!r}"
+        todo = f"is {alike[0]!r} a split? give it one of these names, or put it elsewhere"
+        raise DataError(reason, where=tree.where, allowed=f"for splits: {', '.join(SPLIT_WORDS)}", todo=todo)
+    return bool(splits) and not others
+
+
+def _tabled(tree: Tree, settings: Labels) -> list[Listed]:
+    """Samples as a table lists them."""
+    where = tree.describe(settings.table)
+    with tree.open(settings.table) as stream:
+        header = tables.header(stream, where)
+    words = [name for name in header if name.strip().lower() == "split"]
+    split = settings.split or ("split" if "split" in words else next(iter(words), None))
+    columns = [settings.file, settings.label, *(name for name in (split, settings.group) if name)]
+    found: dict[str, Listed] = {}
+    known = set(tree.names)
+    with tree.open(settings.table) as stream:
+        for number, (file, *more) in tables.table(stream, where, columns):
+            line = f"{where}, line {number}"
+            name = inside(file, line)
+            label, *more = (text.strip() for text in more)
+            if len(found) == tables.MAX_NAMES:
+                raise DataError("lists too many files", where=where, allowed=f"{tables.MAX_NAMES:,}")
+            if name in found:
+                raise DataError(f"lists {name!r} a second time", where=line, todo="leave one of the rows out")
+            if name not in known:
+                raise DataError(f"lists {name!r}, which is not there", where=line, todo="check labels.file and path")
+            labels.check(label, line)
+            group = more[-1] if settings.group else ""
+            if group:
+                labels.check(group, line)
+            of = labels.split_named(more[0], line) if split else None
+            found[name] = Listed(name, label, of, group)
+    return list(found.values())
+
+
+def class_names_of(tree: Tree, settings: Classes | None) -> tuple[str, ...] | None:
+    """The names of the classes by their indices, where a file has them.
+
+    Raises:
+        DataError: the file cannot be read, or has not one name for every index from 0.
+    """
+    if settings is None:
+        return None
+    where = tree.describe(settings.file)
+    if (settings.index is None) != (settings.name is None):
+        raise DataError("classes needs both index and name, or neither", where="data.source", todo="name both columns")
+    with tree.open(settings.file) as stream:
+        if settings.index is None or settings.name is None:
+            names = [row[0] for _, row in tables.rows(stream, where, delimiter="\x1f")]
+            found = dict(enumerate(name.strip() for name in names if name.strip()))
+        else:
+            found = {}
+            for number, (index, name) in tables.table(stream, where, [settings.index, settings.name]):
+                if not (index.isascii() and index.isdigit()) or len(index) > 6:
+                    raise DataError(f"{index!r} is no class index", where=f"{where}, line {number}")
+                if found.setdefault(int(index), name.strip()) != name.strip():
+                    raise DataError(f"class {index} has two names: {found[int(index)]!r} and {name!r}", where=where)
+    if sorted(found) != list(range(len(found))) or not found:
+        raise DataError(f"names {len(found)} classes", where=where, allowed="indices from 0 without gaps")
+    return tuple(found[index] for index in range(len(found)))

@@ -1,0 +1,134 @@
+"""Samples decoded ahead by several threads, into memory or into a file that outlives the run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data.source import LEAVE_OUT, CorruptError, several
+from compress.progress import Progress
+
+WORKERS = min(os.cpu_count() or 1, 8)
+CHUNK = 16
+"""Samples that a thread decodes at a time."""
+AHEAD = 4
+"""Chunks for each thread that may wait to be taken."""
+Read = Callable[[int], NDArray[Any]]
+Put = Callable[[int, NDArray[Any]], None]
+
+
+def decode(read: Read, count: int, put: Put, progress: Progress | None = None, todo: str = LEAVE_OUT) -> None:
+    """Decodes samples 0 to `count`, several at once, and hands them on in their order.
+
+    Args:
+        read: decodes one; called by several threads at once.
+        count: how many there are.
+        put: is given index and sample, in this thread.
+        progress: who is told how far it is.
+        todo: what can be done about several samples that are corrupt.
+
+    Raises:
+        DataError: samples are corrupt; all of them are in the message, ten by their names.
+    """
+    problems = corrupt(read, count, put, progress)
+    if problems:
+        raise several([error for _, error in problems], todo)
+
+
+def corrupt(
+    read: Read, count: int, put: Put | None = None, progress: Progress | None = None
+) -> list[tuple[int, CorruptError]]:
+    """Decodes samples, hands on those that can be (until one cannot), and gives back what is wrong with the others."""
+    problems: list[tuple[int, CorruptError]] = []
+    pending: deque[tuple[int, Future[list[NDArray[Any] | CorruptError]]]] = deque()
+    with (
+        warnings.catch_warnings(action="ignore"),  # here, since threads share the filters: decoders warn of much
+        contextlib.redirect_stdout(sys.stderr),  # likewise: a user's function may print, and results go to stdout
+        ThreadPoolExecutor(WORKERS) as pool,
+    ):
+        try:
+            for start in range(0, count + CHUNK * AHEAD * WORKERS, CHUNK):
+                if start < count:
+                    pending.append((start, pool.submit(_chunk, read, start, min(start + CHUNK, count))))
+                if pending and (len(pending) >= AHEAD * WORKERS or start >= count):
+                    begin, future = pending.popleft()
+                    for index, sample in enumerate(future.result(), begin):
+                        if isinstance(sample, CorruptError):
+                            problems.append((index, sample))
+                        elif put and not problems:
+                            put(index, sample)
+                    if progress:
+                        progress.update(min(begin + CHUNK, count), count)
+        finally:
+            for _, future in pending:
+                future.cancel()
+    return problems
+
+
+def _chunk(read: Read, start: int, end: int) -> list[NDArray[Any] | CorruptError]:
+    found: list[NDArray[Any] | CorruptError] = []
+    for index in range(start, end):
+        try:
+            found.append(read(index))
+        except CorruptError as error:
+            found.append(error)
+    return found
+
+
+class Rows:
+    """Where samples of one shape go: into memory, or where they are large together, into a file.
+
+    Args:
+        count: how many will come.
+        large: bytes from which on they go into the file.
+        path: the file, a .npy file; None: always into memory.
+        keep: whether they go anywhere; otherwise only their shape is known.
+    """
+
+    def __init__(self, count: int, large: int, path: Path | None, *, keep: bool = True) -> None:
+        self._count, self._large, self._path, self._keep = count, large, path, keep
+        self._array: NDArray[np.float32] | None = None
+        self._stream: Any = None
+        self.shape: tuple[int, ...] | None = None
+
+    def put(self, index: int, sample: NDArray[np.float32]) -> None:
+        """Takes the next sample."""
+        if self.shape is None:
+            self.shape = sample.shape
+            whole = (self._count, *sample.shape)
+            if not self._keep:
+                return
+            if self._path is not None and sample.nbytes * self._count > self._large:
+                self._stream = self._path.open("wb")
+                header = {"descr": "<f4", "fortran_order": False, "shape": whole}
+                np.lib.format.write_array_header_1_0(self._stream, header)
+            else:
+                self._array = np.empty(whole, np.float32)
+        if self._stream is not None:
+            self._stream.write(np.ascontiguousarray(sample, "<f4").data)
+        elif self._array is not None:
+            self._array[index] = sample
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def taken(self) -> NDArray[np.float32] | None:
+        """What is in memory; None where everything is in the file, and on the disk."""
+        if self._stream is not None:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+        return self._array

@@ -1,0 +1,219 @@
+"""Objects in images: what the sources for detection have in common."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.data import files
+from compress.data.source import Samples
+from compress.data.sources.images import ERRORS, FORMATS, MAX_IMAGE_BYTES, MAX_PIXELS, decoded
+from compress.data.types import SPLITS, Objects, Split
+from compress.errors import DataError
+
+ORIENTATION = 0x0112
+"""The EXIF tag that says how viewers turn a photo (Exif 2.3, 4.6.4); 1: not at all, 5 to 8: by a quarter."""
+BEYOND = 1.0
+"""Pixels that a box may reach beyond its image: programs round, or count from 1. It is cut off there."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """An image with its objects, as a file of annotations has them.
+
+    Attributes:
+        path: the image.
+        size: its width and height as the annotations have them; None where they do not.
+        boxes: (xmin, ymin, xmax, ymax) in pixels, with the place that each stands in.
+        names: the class of each box.
+        split: the split that it belongs to, if the data says.
+        where: the file, and the place in it, for messages.
+        name: of the image, in the annotations.
+    """
+
+    path: Path
+    size: tuple[int, int] | None
+    boxes: tuple[tuple[tuple[float, float, float, float], str], ...]
+    names: tuple[str, ...]
+    split: Split | None
+    where: str
+    name: str
+
+
+def number(value: Any, where: str) -> float:
+    """A finite number.
+
+    Raises:
+        DataError: it is none.
+    """
+    try:
+        found = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise DataError(f"{str(value)[:60]!r} is no number", where=where, todo="repair the annotation")
+    return found
+
+
+def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
+    """Width and height of an image as it is stored, and its EXIF orientation.
+
+    Raises:
+        DataError: there is no such image, or it cannot be read.
+    """
+    from PIL import Image
+
+    if not path.is_file():
+        raise DataError(f"there is no image {path}", where=where, todo="add it, or remove its annotation")
+    try:
+        with warnings.catch_warnings(action="ignore"), Image.open(path, formats=tuple(set(FORMATS.values()))) as image:
+            width, height = image.size
+            orientation = _orientation(image)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"is not a readable image: {error}", where=str(path), todo="remove or repair it") from error
+    if width * height > MAX_PIXELS:
+        raise DataError(f"has {width}x{height} pixels", where=str(path), allowed=str(MAX_PIXELS))
+    return (width, height), orientation
+
+
+def _orientation(image: Any) -> int:
+    """The EXIF orientation of an opened image; 1 where it has none that a viewer could follow."""
+    try:
+        found = image.getexif().get(ORIENTATION) if "exif" in image.info else 1
+    except ERRORS:
+        return 1
+    return found if found in range(1, 9) else 1
+
+
+def pixels(path: Path, channels: int) -> NDArray[np.uint8]:
+    """The pixels of an image: [height, width, channels], RGB or grey.
+
+    Raises:
+        DataError: it cannot be decoded.
+    """
+    with files.opened(path) as stream:
+        size = files.size_of(stream)
+        if size > MAX_IMAGE_BYTES:
+            raise DataError(f"has {size} bytes", where=str(path), allowed=f"{MAX_IMAGE_BYTES} bytes")
+        return decoded(stream.read(), channels, str(path))
+
+
+def relative(
+    box: tuple[float, float, float, float], size: tuple[int, int], where: str
+) -> tuple[float, float, float, float]:
+    """A box in pixels (xmin, ymin, xmax, ymax) as fractions of the image: (ymin, xmin, ymax, xmax).
+
+    Raises:
+        DataError: it is empty or inverted, or lies outside of the image.
+    """
+    left, top, right, bottom = box
+    if right <= left or bottom <= top:
+        raise DataError(
+            f"the box from ({left:g}, {top:g}) to ({right:g}, {bottom:g}) is empty or inverted",
+            where=where,
+            allowed="xmin < xmax and ymin < ymax",
+            todo="repair or remove it",
+        )
+    width, height = size
+    outside = min(left, top) < -BEYOND or right > width + BEYOND or bottom > height + BEYOND
+    ends = np.clip([top / height, left / width, bottom / height, right / width], 0, 1)
+    if outside or ends[2] <= ends[0] or ends[3] <= ends[1]:
+        raise DataError(
+            f"the box from ({left:g}, {top:g}) to ({right:g}, {bottom:g}) is outside of the image",
+            where=where,
+            allowed=f"0 to {width} across and 0 to {height} down",
+            todo="repair or remove it; was the image scaled or turned after it was annotated?",
+        )
+    return float(ends[0]), float(ends[1]), float(ends[2]), float(ends[3])
+
+
+def refuse_unfit(images: Sequence[Labelled]) -> None:
+    """Nothing, if every image is there, and none of them twice, which would be in two splits.
+
+    Raises:
+        DataError: one is not, or is.
+    """
+    known: dict[str, str] = {}
+    for image in images:
+        if not image.path.is_file():
+            todo = "add it, or remove its annotation"
+            raise DataError(f"there is no image {image.path}", where=image.where, todo=todo)
+        path = os.path.realpath(image.path)
+        if path in known:
+            todo = "join the two, or remove one"
+            raise DataError(f"the image {image.path} is annotated in {known[path]} too", where=image.where, todo=todo)
+        known[path] = image.where
+
+
+def samples(images: Sequence[Labelled], classes: Sequence[str], channels: int) -> Samples:
+    """Images with their objects as samples.
+
+    Raises:
+        DataError: an image is missing, there twice, of another size than annotated, or has a box that cannot be.
+    """
+    refuse_unfit(images)
+    place = {name: index for index, name in enumerate(classes)}
+    found = []
+    doubtful = []
+    for image in images:
+        size, sure = _size(image)
+        doubtful += [image.path] * (not sure)
+        boxes = [relative(box, size, where) for box, where in image.boxes]
+        labels = np.array([place[name] for name in image.names], np.int64)
+        found.append(Objects(np.array(boxes, np.float32).reshape(-1, 4), labels))
+    splits: dict[Split, NDArray[np.int64]] = {
+        split: np.flatnonzero([image.split == split for image in images]) for split in SPLITS
+    }
+    return Samples(
+        strata(found, len(classes)),
+        tuple(classes),
+        lambda index: pixels(images[index].path, channels),
+        {split: indices for split, indices in splits.items() if len(indices)},
+        lambda index: str(images[index].path),
+        notes=_about_turned(doubtful),
+        objects=tuple(found),
+    )
+
+
+def _size(image: Labelled) -> tuple[tuple[int, int], bool]:
+    """An image's width and height, and whether its boxes can only be meant for the pixels as they are stored.
+
+    Raises:
+        DataError: it is missing, or of another size than annotated.
+    """
+    size, orientation = head_of(image.path, image.where)
+    if image.size not in (None, size):
+        told = f"is annotated as {image.size[0]}x{image.size[1]}" if image.size else ""
+        more = f" (viewers turn it, by its EXIF orientation {orientation}, which counts for nothing here)"
+        raise DataError(
+            f"the image {told}, and {image.path.name} is {size[0]}x{size[1]}{more * (orientation != 1)}",
+            where=image.where,
+            todo="annotate the image as it is: was it scaled or turned since?",
+        )
+    told_apart = image.size is not None and orientation >= 5 and size[0] != size[1]
+    return size, orientation == 1 or told_apart
+
+
+def _about_turned(images: Sequence[Path]) -> tuple[str, ...]:
+    if not images:
+        return ()
+    what = f"{len(images):,} images have an EXIF orientation, by which viewers turn them (the first is {images[0]})"
+    return (f"{what}: boxes are taken to be meant for the pixels as they are stored",)
+
+
+def strata(objects: Sequence[Objects], classes: int) -> NDArray[np.int64]:
+    """What images are divided by: the class of theirs that fewest images have; `classes` where there is no object."""
+    counts = np.zeros(classes + 1, np.int64)
+    for each in objects:
+        counts[np.unique(each.classes)] += 1
+    return np.array(
+        [min(each.classes, key=lambda label: (counts[label], label), default=classes) for each in objects], np.int64
+    )

@@ -1,0 +1,314 @@
+"""TFRecord files of tf.train.Example, read without TensorFlow.
+
+The formats: tensorflow.org/tutorials/load_data/tfrecord (a record is its length, the checksum of that, its content,
+the checksum of that), example.proto and feature.proto in tensorflow/core/example, and
+protobuf.dev/programming-guides/encoding.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from compress.data import crc32c, files, labels
+from compress.data.file_listing import Classes, InFiles, class_names_of, passed_over
+from compress.data.file_tree import Tree, inside
+from compress.data.labels import SPLIT_WORDS
+from compress.data.source import Samples, several
+from compress.data.sources.images import decoded
+from compress.data.types import Split
+from compress.errors import DataError
+from compress.settings import Settings
+
+MAX_RECORD = 256 << 20
+MAX_RECORDS = 50_000_000
+_NAME = re.compile(r"\.(tfrecords?|tfrec|records?)(-\d+-of-\d+)?$", re.IGNORECASE)
+_KINDS = {False: "number", True: "name"}
+Features = dict[str, Any]
+"""By name: bytes (a list of them where there are several), a list of whole numbers, or float32 [n]."""
+
+
+class Tensor(Settings):
+    """A feature that holds numbers."""
+
+    feature: str
+    """Name of the feature: a list of numbers, or their bytes (little-endian)."""
+    shape: Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 24)], ...], Field(min_length=1, max_length=3)]
+    """Shape of a sample."""
+    dtype: Literal["uint8", "int8", "uint16", "int16", "int32", "float32", "float64"] = "float32"
+    """Type of the numbers, where they are bytes."""
+
+
+class TfRecord(InFiles):
+    """TFRecord files of tf.train.Example: one, a folder of them, or a tar archive. Checksums are verified.
+
+    Splits are told from folders train/, val/ and test/, or from words in file names (mnist-train.tfrecord).
+    """
+
+    name: ClassVar[str] = "tfrecord"
+    single: ClassVar[bool] = True
+
+    image: str | None = None
+    """Name of the feature with an encoded image (PNG, JPEG, BMP, WebP)."""
+    tensor: Tensor | None = None
+    """The feature with numbers, where samples are no images."""
+    label: str
+    """Name of the feature with the label: a whole number from 0, or the name of a class."""
+    classes: Classes | None = None
+    """A file with the names of the classes; by default the labels themselves."""
+    channels: Literal[1, 3] = 3
+    """3: images are decoded as RGB; 1: as grey levels."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.image is None) == (self.tensor is None):
+            raise ValueError("needs either the key 'image' or the key 'tensor'")
+        return self
+
+    def used(self, tree: Tree) -> tuple[str, ...]:
+        """The record files, and that of the classes."""
+        found = tuple(name for name in tree.names if self.tree_of_one(tree) or _NAME.search(name))
+        if not found:
+            raise DataError(
+                "holds no TFRecord files", where=tree.where, allowed="*.tfrecord, *.tfrec, *.tfrecord-00000-of-00010"
+            )
+        return (*found, *([inside(self.classes.file, tree.where)] if self.classes else []))
+
+    @staticmethod
+    def tree_of_one(tree: Tree) -> bool:
+        """Whether the path was that of a file, whatever it is called."""
+        return len(tree.names) == 1 and not tree.folders
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Images as they are decoded here."""
+        return {"image_channels": self.channels} if self.image else {}
+
+    def load(self) -> Samples:
+        """Finds all records and their labels; samples are decoded, and checksums verified, when they are read."""
+        tree = self.tree()
+        names = self.used(tree)[: -1 if self.classes else None]
+        records, problems = self._records(tree, names)
+        if problems and self.corrupt == "refuse":
+            raise several(problems)
+        if not records:
+            raise DataError("holds no records", where=tree.where)
+        other = next((each for each in records if each.named != records[0].named), None)
+        if other is not None:
+            what = f"its label is {other.label!r}, a {_KINDS[other.named]}, and others are {_KINDS[not other.named]}s"
+            where = f"{tree.describe(names[other.file])}, record at byte {other.start}"
+            raise DataError(what, where=where, allowed="numbers alone, or names alone")
+        known = class_names_of(tree, self.classes)
+        label, class_names = labels.read([each.label for each in records], known, tree.where)
+        splits = _splits(names, tree.where)
+
+        def read(index: int) -> NDArray[Any]:
+            with tree.open(names[records[index].file]) as stream:
+                return self._decoded(stream, records[index], describe(index))
+
+        def describe(index: int) -> str:
+            return f"{tree.describe(names[records[index].file])}, record at byte {records[index].start}"
+
+        return Samples(
+            label,
+            class_names,
+            read,
+            labels.splits(splits[each.file] for each in records),
+            describe,
+            skip=self.corrupt == "skip",
+            corrupt=tuple(map(str, problems)),
+            notes=passed_over(tree.names, self.used(tree)),
+        )
+
+    def _records(self, tree: Tree, names: tuple[str, ...]) -> tuple[list[Record], list[DataError]]:
+        """Every record with its label, and what is wrong with the others."""
+        found: list[Record] = []
+        problems: list[DataError] = []
+        for number, name in enumerate(names):
+            where = tree.describe(name)
+            with tree.open(name) as stream:
+                try:
+                    for start, content in _contents(stream, where):
+                        try:
+                            label = self._label(content, f"{where}, record at byte {start}")
+                            found.append(Record(number, start, *label))
+                        except DataError as error:
+                            problems.append(error)
+                        if len(found) > MAX_RECORDS:
+                            raise DataError("has too many records", where=where, allowed=f"{MAX_RECORDS:,}")
+                except DataError as error:  # nothing behind this can be found
+                    problems.append(error)
+        return found, problems
+
+    def _label(self, content: bytes, where: str) -> tuple[str, bool]:
+        """The label, and whether it is a name."""
+        features = _checked_features(content, where, {self.label})
+        value = features.get(self.label)
+        if isinstance(value, bytes):
+            text = value.decode("utf-8", "replace")
+            labels.check(text, where)
+            return text, True
+        if not isinstance(value, list) or len(value) != 1 or value[0] < 0:
+            raise DataError(f"has no label in {self.label!r}", where=where, allowed="one whole number, or a name")
+        return str(value[0]), False
+
+    def _decoded(self, stream: BinaryIO, record: Record, where: str) -> NDArray[Any]:
+        stream.seek(record.start)
+        content = _content(stream, where, files.size_of(stream))
+        (expected,) = struct.unpack("<I", stream.read(4))
+        if crc32c.masked(crc32c.crc32c(content)) != expected:
+            raise DataError("its checksum is wrong", where=where, todo="write the file anew")
+        wanted = self.image or (self.tensor and self.tensor.feature) or ""
+        value = _checked_features(content, where, {wanted}).get(wanted)
+        if self.tensor is not None:
+            return _numbers(value, self.tensor, where)
+        if not isinstance(value, bytes):
+            raise DataError(f"has no image in {wanted!r}", where=where, allowed="the bytes of an encoded image")
+        return decoded(value, self.channels, where)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Where a record begins, in which file, its label, and whether that is a name."""
+
+    file: int
+    start: int
+    label: str
+    named: bool
+
+
+def _splits(names: tuple[str, ...], where: str) -> list[Split | None]:
+    """The split of each file, from the words in its name."""
+    found: list[Split | None] = []
+    for name in names:
+        meant = {SPLIT_WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_WORDS}
+        found.append(meant.pop() if len(meant) == 1 else None)
+    labels.refuse_parts(names, found, where)
+    return found
+
+
+def _contents(stream: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
+    """Every record of a file with its place; their own checksums are left for later."""
+    total = files.size_of(stream)
+    while (start := stream.tell()) < total:
+        yield start, _content(stream, f"{where}, record at byte {start}", total)
+        stream.seek(4, 1)
+
+
+def _content(stream: BinaryIO, where: str, total: int) -> bytes:
+    """The record at the stream's place, up to its checksum."""
+    todo = "write the file anew; one that is compressed must be unpacked"
+    head = stream.read(12)
+    if len(head) < 12:
+        raise DataError("is cut short", where=where, todo=todo)
+    size, check = struct.unpack("<QI", head)
+    if crc32c.masked(crc32c.crc32c(head[:8])) != check:
+        raise DataError("is no TFRecord: the checksum of its length is wrong", where=where, todo=todo)
+    if size > min(MAX_RECORD, total - stream.tell() - 4):
+        there = total - stream.tell()
+        raise DataError(f"is cut short, or too large: {size:,} bytes of {there:,}", where=where, todo=todo)
+    return stream.read(size)
+
+
+def _checked_features(content: bytes, where: str, wanted: set[str]) -> Features:
+    try:
+        found = features(content, wanted)
+    except (ValueError, IndexError, UnicodeDecodeError, struct.error) as error:
+        raise DataError(f"is no tf.train.Example: {error}", where=where, todo="write the file anew") from error
+    for name, value in found.items():
+        if isinstance(value, list) and len(value) > 1 and isinstance(value[0], bytes):
+            raise DataError(f"has {len(value)} values of bytes in {name!r}", where=where, allowed="one")
+    return found
+
+
+def _numbers(value: Any, tensor: Tensor, where: str) -> NDArray[Any]:
+    if isinstance(value, bytes):
+        dtype = np.dtype(tensor.dtype).newbyteorder("<")
+        if len(value) % dtype.itemsize:
+            allowed = f"{math.prod(tensor.shape) * dtype.itemsize:,} for {list(tensor.shape)} of {tensor.dtype}"
+            raise DataError(f"has {len(value):,} bytes in {tensor.feature!r}", where=where, allowed=allowed)
+        found = np.frombuffer(value, dtype)
+    else:
+        found = np.asarray([] if value is None else value)
+    if found.size != math.prod(tensor.shape):
+        allowed = f"{math.prod(tensor.shape):,} for {list(tensor.shape)}"
+        raise DataError(f"has {found.size:,} numbers in {tensor.feature!r}", where=where, allowed=allowed)
+    return found.reshape(tensor.shape)
+
+
+def features(content: bytes, wanted: set[str]) -> Features:
+    """Some features of a serialized tf.train.Example, by name.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found: Features = {}
+    for number, inner in _fields(memoryview(content)):
+        for also, entry in _fields(inner) if number == 1 else ():
+            if also != 1:
+                continue
+            parts = dict(_fields(entry))
+            name = bytes(parts.get(1, b"")).decode()
+            if name in wanted:
+                found[name] = _feature(parts.get(2, memoryview(b"")))
+    return found
+
+
+def _feature(content: memoryview) -> bytes | list[bytes] | list[int] | NDArray[np.float32]:
+    for number, values in _fields(content):
+        if number == 1:
+            found = [bytes(value) for _, value in _fields(values)]
+            return found if len(found) > 1 else b"".join(found)
+        packed = b"".join(bytes(value) for _, value in _fields(values))
+        if number == 2:
+            return np.frombuffer(packed, "<f4")
+        if number == 3:
+            return [value - (value >> 63 << 64) for value in _varints(packed)]
+    return b""
+
+
+def _fields(content: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Field numbers and contents of a protobuf message; numbers as the bytes that they are stored in."""
+    place = 0
+    while place < len(content):
+        key, place = _varint(content, place)
+        kind = key & 7
+        if kind == 0:
+            _, end = _varint(content, place)
+        elif kind == 2:
+            size, place = _varint(content, place)
+            end = place + size
+        elif kind in (1, 5):
+            end = place + (8 if kind == 1 else 4)
+        else:
+            raise ValueError(f"a field of kind {kind}")
+        if end > len(content):
+            raise ValueError("a field is cut short")
+        yield key >> 3, content[place:end]
+        place = end
+
+
+def _varints(content: bytes) -> Iterator[int]:
+    place = 0
+    while place < len(content):
+        value, place = _varint(content, place)
+        yield value
+
+
+def _varint(content: memoryview | bytes, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = content[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (1 << 64) - 1, place
+    raise ValueError("a number is too long")

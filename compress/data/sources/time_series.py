@@ -1,0 +1,225 @@
+"""Time series in CSV files, cut into windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from compress.data import labels, tables
+from compress.data.file_listing import Labelled, Listed, class_names_of
+from compress.data.file_tree import Tree
+from compress.data.source import Samples, several
+from compress.data.splits import Divide, Indices, by_group, by_time
+from compress.errors import DataError
+
+MAX_VALUES = 1 << 30
+_BLOCK = 4096
+FEW_WINDOWS = "add rows, or change data.split"
+FEW_FILES = (
+    "a class in one file (or group) is in one split: set `divide: time`, or add files of it, or change data.split"
+)
+
+
+class Csv(Labelled):
+    """Time series in CSV files with a header, cut into windows: a file, or a folder of them. Rows are in time's order.
+
+    A sample is a window: float32 [window, columns]. No window has rows of two files. The label stands in a column,
+    or is that of the file: the folder that it is in, or a row of a table, as in `folder`. Either way files may lie in
+    folders train/, val/ and test/.
+    """
+
+    name: ClassVar[str] = "csv"
+    suffixes: ClassVar[tuple[str, ...]] = (".csv",)
+    single: ClassVar[bool] = True
+
+    columns: Annotated[tuple[str, ...], Field(min_length=1)]
+    """The columns of a window, in this order."""
+    window: Annotated[int, Field(ge=1, le=1_000_000)]
+    """Rows of a window."""
+    stride: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Rows from the beginning of a window to that of the next; by default as many as a window has."""
+    label_column: str | None = None
+    """Column with the label of each row; without it, labels are those of files."""
+    label_changes: Literal["split", "majority"] = "split"
+    """Where the label changes: split lets no window go across; majority gives it the label of most of its rows."""
+    short: Literal["leave", "pad"] = "leave"
+    """What becomes of stretches that are shorter than a window: left out, or filled up with zeros at their end."""
+    divide: Literal["file", "time"] = "file"
+    """How samples are divided where there are no splits: by whole files (or groups of the table), or by time, where
+    the last of each class is for the test. Either way no two splits have a row in common."""
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    """What stands between the columns."""
+
+    def listing(self, tree: Tree) -> list[Listed]:
+        """Every file; without labels of its own where a column has them, with the split whose folder it is in."""
+        if self.label_column is None or self.labels is not None:
+            return super().listing(tree)
+        tabled = self.classes.file if self.classes else None
+        names = [name for name in tree.names if name.lower().endswith(self.suffixes) and name != tabled]
+        if not names:
+            raise DataError("holds no samples", where=tree.where, allowed="*.csv")
+        words = [name.lower().partition("/")[0].removesuffix(".csv") for name in names]  # train/a.csv, or train.csv
+        splits = [labels.SPLIT_WORDS.get(word) if len(names) > 1 else None for word in words]
+        labels.refuse_parts(names, splits, tree.where)
+        return [Listed(name, "", split) for name, split in zip(names, splits, strict=True)]
+
+    def load(self) -> Samples:
+        """Reads all files and finds their windows."""
+        tree = self.tree()
+        listed = self.listing(tree)
+        series, corrupt = self._series(tree, listed)
+        windows, left = self._windows(series)
+        if not windows:
+            todo = "set window to fewer rows, or short: pad"
+            raise DataError(f"no stretch of {self.window} rows is there", where=tree.where, todo=todo)
+        names = class_names_of(tree, self.classes)
+        label, class_names = labels.read([each.label for each in windows], names, tree.where)
+        of = [listed[series[each.series].place] for each in windows]
+        starts = np.array([each.start for each in windows], np.int64)
+        short = f"{left} stretches shorter than {self.window} rows were left out"
+        grouped = self.labels is not None and self.labels.group is not None
+        groups = np.array([each.group for each in of], np.str_) if grouped else None
+
+        def read(index: int) -> NDArray[np.float32]:
+            rows = series[windows[index].series].values[starts[index] : starts[index] + windows[index].length]
+            return np.pad(rows, ((0, self.window - len(rows)), (0, 0)))
+
+        return Samples(
+            label,
+            class_names,
+            read,
+            labels.splits(each.split for each in of),
+            lambda index: f"{tree.describe(of[index].file)}, row {starts[index] + 1}",
+            self._divide(np.array([each.series for each in windows]), starts, groups),
+            corrupt=tuple(corrupt),
+            notes=(*[short] * bool(left), *self.notes(tree)),
+            groups=groups,
+            few=FEW_FILES if self.divide == "file" else FEW_WINDOWS,
+        )
+
+    def _divide(self, series: NDArray[np.int64], starts: NDArray[np.int64], groups: NDArray[np.str_] | None) -> Divide:
+        if self.divide == "time":
+            return by_time(series, starts, self.window)
+        own = series if groups is None else np.unique(groups, return_inverse=True)[1]
+        return by_group(own) if len(np.unique(own)) > 1 else _undivided
+
+    def _series(self, tree: Tree, listed: list[Listed]) -> tuple[list[Series], list[str]]:
+        """What is in the files, and which of them cannot be read and may be left out."""
+        found, problems, size = [], [], 0
+        for place, each in enumerate(listed):
+            try:
+                series = self._read(tree, each, place)
+            except DataError as error:
+                problems.append(error)
+                continue
+            size += series.values.size
+            if size > MAX_VALUES:
+                raise DataError(f"has more than {MAX_VALUES:,} values", where=tree.where, todo="make .npy files of it")
+            found.append(series)
+        if problems and self.corrupt == "refuse":
+            raise several(problems)
+        return found, [str(error) for error in problems]
+
+    def _read(self, tree: Tree, listed: Listed, place: int) -> Series:
+        where = tree.describe(listed.file)
+        wanted = [*self.columns, *([self.label_column] if self.label_column else [])]
+        width, parts, words, size = len(self.columns), [np.zeros((0, len(self.columns)), np.float32)], [], 0
+        with tree.open(listed.file) as stream:
+            for block in _blocks(tables.table(stream, where, wanted, self.delimiter)):
+                parts.append(_numbers([row[:width] for _, row in block], [line for line, _ in block], where))
+                words += [row[width].strip() if self.label_column else listed.label for _, row in block]
+                size += parts[-1].size
+                if size > MAX_VALUES:
+                    raise DataError(f"has more than {MAX_VALUES:,} values", where=where, todo="make .npy files of it")
+        for row, word in enumerate(words):
+            labels.check(word, f"{where}, row {row + 1}")
+        return Series(np.concatenate(parts), np.array(words, np.str_), place)
+
+    def _windows(self, series: list[Series]) -> tuple[list[Window], int]:
+        """All windows, and how many stretches are shorter than one."""
+        found, left = [], 0
+        stride = self.stride or self.window
+        for number, each in enumerate(series):
+            changes = np.flatnonzero(each.words[1:] != each.words[:-1]) + 1
+            ends = [0, *(changes if self.label_changes == "split" else ()), len(each.words)]
+            for start, end in pairwise(ends):
+                if 0 < end - start < self.window and self.short == "pad":
+                    found.append(Window(number, int(start), int(end - start), _most(each.words[start:end])))
+                elif end - start < self.window:
+                    left += 1
+                found += [
+                    Window(number, first, self.window, _most(each.words[first : first + self.window]))
+                    for first in range(int(start), int(end) - self.window + 1, stride)
+                ]
+        return found, left
+
+
+@dataclass(frozen=True)
+class Series:
+    """One file: float32 [rows, columns], the label of each row, and the file's place in the listing."""
+
+    values: NDArray[np.float32]
+    words: NDArray[np.str_]
+    place: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of a series with one label."""
+
+    series: int
+    start: int
+    length: int
+    label: str
+
+
+def _undivided(labels: Indices, indices: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
+    raise DataError(
+        "one file (or group) cannot be divided by files", where="data.source.csv", todo="set `divide: time`"
+    )
+
+
+def _most(words: NDArray[np.str_]) -> str:
+    if (words == words[0]).all():
+        return str(words[0])
+    found, counts = np.unique(words, return_counts=True)
+    return str(found[counts.argmax()])
+
+
+def _blocks(rows: Iterator[tuple[int, list[str]]]) -> Iterator[list[tuple[int, list[str]]]]:
+    block = []
+    for row in rows:
+        block.append(row)
+        if len(block) == _BLOCK:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _numbers(rows: list[list[str]], lines: list[int], where: str) -> NDArray[np.float32]:
+    """Text as numbers; what is none, or not finite, is named with its line."""
+    with np.errstate(over="ignore"):
+        try:
+            values: NDArray[Any] = np.array(rows, np.float64).astype(np.float32)
+        except (ValueError, OverflowError):
+            values = np.array([[_number(text) for text in row] for row in rows], np.float64).astype(np.float32)
+    bad = np.argwhere(~np.isfinite(values))
+    if len(bad):
+        row, column = bad[0]
+        shown = rows[row][column][:40]
+        raise DataError(f"{shown!r} is no finite number", where=f"{where}, line {lines[row]}", todo="repair the file")
+    return values
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

@@ -1,0 +1,188 @@
+"""Folders of recordings in WAV files.
+
+The format: Microsoft and IBM, Multimedia Programming Interface and Data Specifications 1.0 (1991), and Microsoft,
+Multiple Channel Audio Data and WAVE Files (2007) for WAVE_FORMAT_EXTENSIBLE.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from compress.data import files
+from compress.data.file_listing import Labelled
+from compress.data.source import Samples
+from compress.errors import DataError
+
+PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
+MAX_RATE, MAX_CHANNELS, MAX_CHUNKS = 768_000, 64, 10_000
+MAX_TERM = 50_000
+"""Of the ratio between two rates, in lowest terms: memory and time grow with it. Even 44101 to 48000 is less."""
+HALF = 10
+"""Values to each side that resample_poly of scipy.signal looks at, in times of the ratio's larger term."""
+TYPES: dict[tuple[int, int], Any] = {(PCM, 8): "u1", (PCM, 16): "<i2", (PCM, 24): "u1", (PCM, 32): "<i4"}
+TYPES |= {(FLOAT, 32): "<f4", (FLOAT, 64): "<f8"}
+_TAIL = bytes.fromhex("000000001000800000aa00389b71")
+"""How the sub-format of an extensible file goes on behind its first two bytes (KSDATAFORMAT_SUBTYPE_*)."""
+
+
+class Wav(Labelled):
+    """A folder of WAV files, laid out as in `folder`, or with a table of labels: PCM of 8, 16, 24 or 32 bits, or float.
+
+    A sample is one channel of `seconds` at `rate`: float32 [samples], full scale is -1 to 1.
+    """
+
+    name: ClassVar[str] = "wav"
+    suffixes: ClassVar[tuple[str, ...]] = (".wav", ".wave")
+
+    rate: Annotated[int, Field(ge=1, le=MAX_RATE)]
+    """Samples per second."""
+    seconds: Annotated[float, Field(gt=0, le=3600)]
+    """Length of every sample: longer recordings are cut, shorter ones filled up with silence at their end."""
+    channels: Literal["mix", "first"] = "mix"
+    """What becomes of several channels: mix takes their mean, first the first."""
+    resample: bool = False
+    """Whether recordings of other rates are resampled, instead of being refused."""
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Recordings as they are decoded here."""
+        return {"sound_channels": self.channels, "sound_rate": self.rate}
+
+    def load(self) -> Samples:
+        """Labels from folders or table; recordings are decoded when they are read."""
+        found = self.found()
+
+        def read(index: int) -> NDArray[np.float32]:
+            name = found.listed[index].file
+            with found.tree.open(name) as stream:
+                return self._decoded(stream, found.tree.describe(name))
+
+        return found.samples(read, skip=self.corrupt == "skip")
+
+    def _decoded(self, stream: BinaryIO, where: str) -> NDArray[np.float32]:
+        sound = opened(stream, where)
+        if sound.rate != self.rate and not self.resample:
+            raise DataError(
+                f"has {sound.rate} samples per second",
+                where=where,
+                allowed=str(self.rate),
+                todo="set resample: true, or another rate",
+            )
+        count = round(self.seconds * self.rate)
+        common = math.gcd(self.rate, sound.rate)
+        up, down = self.rate // common, sound.rate // common
+        if max(up, down) > MAX_TERM:
+            what = f"has {sound.rate} samples per second, which are to {self.rate} as {down} to {up}"
+            raise DataError(
+                what, where=where, allowed=f"a ratio of numbers up to {MAX_TERM}", todo="resample it before"
+            )
+        beyond = 0 if up == down else math.ceil(HALF * max(up, down) / up) + 1  # that the last values depend on
+        values = sound.read(math.ceil(count * down / up) + beyond)
+        mono = values[:, 0] if self.channels == "first" else values.mean(axis=1, dtype=np.float32)
+        if up != down:
+            from scipy.signal import resample_poly
+
+            mono = resample_poly(mono, up, down).astype(np.float32)
+        return np.pad(mono[:count], (0, max(count - len(mono), 0)))
+
+
+@dataclass(frozen=True)
+class Sound:
+    """An open WAV file, its values at the stream's place.
+
+    Attributes:
+        stream: the file.
+        where: what to call it.
+        rate: frames per second.
+        channels: values in a frame.
+        kind: format and bits of a value.
+        frames: how many there are.
+    """
+
+    stream: BinaryIO
+    where: str
+    rate: int
+    channels: int
+    kind: tuple[int, int]
+    frames: int
+
+    def read(self, most: int) -> NDArray[np.float32]:
+        """The first so many frames: [frames, channels], full scale is -1 to 1.
+
+        Raises:
+            DataError: there are fewer than the file says.
+        """
+        count = min(most, self.frames)
+        size = count * self.channels * self.kind[1] // 8
+        content = self.stream.read(size)
+        if len(content) != size:
+            raise _broken("it is cut short", self.where)
+        raw: NDArray[Any] = np.frombuffer(content, TYPES[self.kind])
+        if self.kind == (PCM, 24):
+            parts = raw.reshape(-1, 3).astype(np.int32)
+            raw = (parts[:, 0] << 8 | parts[:, 1] << 16 | parts[:, 2] << 24) >> 8
+        values: NDArray[Any] = raw.astype(np.float64 if self.kind[1] > 16 else np.float32)
+        if self.kind[0] == PCM:
+            full = 2.0 ** (self.kind[1] - 1)
+            values = (values - full if self.kind[1] == 8 else values) / values.dtype.type(full)
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused as such
+            return values.astype(np.float32).reshape(count, self.channels)
+
+
+def opened(stream: BinaryIO, where: str) -> Sound:
+    """Reads the header of a WAV file, up to its values.
+
+    Raises:
+        DataError: it is none, damaged, cut short, or of another kind than PCM and float.
+    """
+    total = files.size_of(stream)
+    magic = stream.read(12)
+    if magic[:4] != b"RIFF" or magic[8:] != b"WAVE":
+        raise _broken("it does not begin with RIFF and WAVE", where)
+    form: bytes | None = None
+    for _ in range(MAX_CHUNKS):
+        head = stream.read(8)
+        if len(head) < 8:
+            break
+        name, size = struct.unpack("<4sI", head)
+        if name == b"data":
+            if form is None:
+                raise _broken("its values come before its format", where)
+            if size > total - stream.tell():
+                raise _broken(f"it is cut short: {size:,} bytes of values, {total - stream.tell():,} are there", where)
+            rate, channels, kind = _format(form, where)
+            frames = size // (channels * kind[1] // 8)
+            if not frames:
+                raise _broken("it has no frames", where)
+            return Sound(stream, where, rate, channels, kind, frames)
+        if name == b"fmt ":
+            form = stream.read(min(size, 40))
+            stream.seek(-len(form), 1)
+        stream.seek(size + size % 2, 1)  # chunks begin at even places
+    raise _broken("it has no values", where)
+
+
+def _format(form: bytes, where: str) -> tuple[int, int, tuple[int, int]]:
+    """Rate, channels, and kind of the values."""
+    if len(form) < 16:
+        raise _broken("its format is cut short", where)
+    tag, channels, rate, _, block, bits = struct.unpack("<HHIIHH", form[:16])
+    if tag == EXTENSIBLE and len(form) >= 40 and form[26:40] == _TAIL:
+        (tag,) = struct.unpack("<H", form[24:26])
+    if (tag, bits) not in TYPES:
+        allowed = "PCM of 8, 16, 24 or 32 bits, float of 32 or 64"
+        raise DataError(f"is of format {tag} with {bits} bits", where=where, allowed=allowed, todo="convert it")
+    if not 1 <= channels <= MAX_CHANNELS or not 1 <= rate <= MAX_RATE or block != channels * bits // 8:
+        raise _broken(f"{channels} channels, {rate} frames per second, {block} bytes each", where)
+    return rate, channels, (tag, bits)
+
+
+def _broken(reason: str, where: str) -> DataError:
+    return DataError(f"is not a readable WAV file: {reason}", where=where, todo="remove or repair it")

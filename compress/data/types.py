@@ -1,0 +1,89 @@
+"""Types of a data set that other packages use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.artifact import Facts
+
+Split = Literal["train", "validation", "test"]
+
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+Task = Literal["classification", "detection"]
+
+
+class Objects(NamedTuple):
+    """What is to be found in one image.
+
+    Attributes:
+        boxes: float32 [k, 4]: ymin, xmin, ymax, xmax, fractions of the image's height and width.
+        classes: int64 [k], indices into the class names.
+    """
+
+    boxes: NDArray[np.float32]
+    classes: NDArray[np.int64]
+
+
+class DecodedCache(Protocol):
+    """A folder that outlives a run, where decoded samples are kept (`compress.pipeline.store.Store`)."""
+
+    @property
+    def folder(self) -> Path:
+        """The root of the cache, for messages."""
+
+    def kept(self, key: str) -> Path:
+        """Return the folder for decoded samples of a data set; files appear in it by renaming, so all are complete."""
+
+    def lock(self, key: str, waiting: Callable[[], None]) -> AbstractContextManager[None]:
+        """Hold a key while its files are written; call `waiting` first if another process holds it."""
+
+    def scratch(self) -> AbstractContextManager[Path]:
+        """Return an empty folder that is removed afterwards."""
+
+
+class Data(Protocol):
+    """What stages and probes see of a data set (`compress.data.Dataset`)."""
+
+    @property
+    def task(self) -> Task:
+        """What the samples are for."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; a label is an index into it."""
+
+    @property
+    def preprocessing(self) -> list[dict[str, Any]]:
+        """The preprocessing steps, as they stand in pipeline.yaml."""
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """How files become such samples on the device (`deploy.contract.decoding`)."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one preprocessed sample, without the batch."""
+
+    def inputs(self, split: Split) -> NDArray[np.float32]:
+        """All samples of a split, preprocessed: [n, *input_shape]. Large ones are a memory map: take slices."""
+
+    def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """Some samples of a split as they came, before preprocessing."""
+
+    def labels(self, split: Split) -> NDArray[np.int64]:
+        """The label of every sample of a split: [n]. For detection, what images are divided by."""
+
+    def objects(self, split: Split) -> list[Objects]:
+        """The objects of every sample of a split, for detection."""
+
+    def summary(self) -> Facts:
+        """Counts, shapes, ranges, and what was left out, as plain values."""

@@ -1,0 +1,1 @@
+"""Knowledge distillation: teachers, and the losses that a student learns from."""

@@ -1,0 +1,1 @@
+"""Other libraries as engines for what the other packages do themselves."""

@@ -1,0 +1,1 @@
+"""tensorflow-model-optimization (tfmot) and tf-keras: sparsity, clustering and QAT."""

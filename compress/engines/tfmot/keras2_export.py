@@ -1,0 +1,181 @@
+"""A network as a model of tf-keras, for tools that know no Keras 3: the reverse of `importers.keras2`.
+
+Layers with weights become the tf-keras layers of the same name, with the same weights. All others
+stay the Keras 3 layers that they are and run inside the tf-keras model, so that nothing needs a
+counterpart that only computes; layers with weights that have none run there too, untrained.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import ModelError
+from compress.importers.keras.keras2 import TOLERANCE, difference
+from compress.ir.keras_graph import Layer, Network, Tensor, build, tensors_in
+from compress.ir.passes import fold
+from compress.ir.tensorflow import keras
+
+COUNTERPARTS = {
+    *("Conv1D", "Conv2D", "Conv2DTranspose", "DepthwiseConv2D", "SeparableConv1D", "SeparableConv2D"),
+    *("Dense", "BatchNormalization", "LayerNormalization", "PReLU"),
+}
+Change = Callable[[Layer, Any], Any]
+"""(layer, its counterpart with weights, or None where there is none) -> the tf-keras layer to use, or None."""
+
+
+@dataclass(frozen=True)
+class Legacy:
+    """A network in tf-keras.
+
+    Attributes:
+        model: the tf-keras model.
+        variables: by layer its weights, in the network's order; they stay the same when a tool wraps the layer.
+        frozen: layers with weights that cannot be trained in tf-keras: what they are.
+    """
+
+    model: Any
+    variables: Mapping[str, list[Any]]
+    frozen: Mapping[str, str]
+
+    def weights(self) -> dict[str, tuple[NDArray[np.float32], ...]]:
+        """The current weights of every layer that has a counterpart."""
+        return {name: tuple(each.numpy() for each in variables) for name, variables in self.variables.items()}
+
+
+def library(seed: int | None = None) -> Any:
+    """tf-keras; with a seed, everything random starts from it."""
+    keras(seed)
+    import tf_keras
+
+    if seed is not None:
+        tf_keras.utils.set_random_seed(seed)
+    return tf_keras
+
+
+def unchanged(layer: Layer, counterpart: Any) -> Any:
+    """Leaves every layer as it is."""
+    del layer
+    return counterpart
+
+
+def plain(network: Network) -> Legacy:
+    """The network in tf-keras, checked to compute the same.
+
+    Raises:
+        ModelError: it answers differently.
+    """
+    made = legacy(network)
+    found = difference(made.model, build(network))
+    if not found <= TOLERANCE:
+        raise ModelError(
+            f"rebuilt in tf-keras the model answers differently, by {found:.2g} of the largest output",
+            allowed=f"{TOLERANCE:g}",
+            todo="use the stages that work in Keras 3, and report which layers the model has",
+        )
+    return made
+
+
+def legacy(network: Network, change: Change = unchanged) -> Legacy:
+    """The network in tf-keras, with its layers changed while it is built.
+
+    Args:
+        network: any network; activations inside of layers become layers of their own.
+        change: what to use instead of a layer.
+    """
+    return _Building(fold.split_activations(network), change).made()
+
+
+class _Building:
+    """One rebuild: the layers and tensors made so far."""
+
+    def __init__(self, network: Network, change: Change) -> None:
+        self.network, self.change = network, change
+        self.tf_keras, self.keras = library(), keras()
+        self.live = {operation.name: operation for operation in build(network).operations}
+        self.layers: dict[str, Any] = {}
+        self.variables: dict[str, list[Any]] = {}
+        self.frozen: dict[str, str] = {}
+        self.tensors: dict[Tensor, Any] = {}
+
+    def made(self) -> Legacy:
+        """Calls every layer in order."""
+        for layer, call in self.network.in_order():
+            if layer.kind == "InputLayer":
+                shape, dtype = self.network.shapes[Tensor(layer.name)], self.live[layer.name].dtype
+                outputs = self.tf_keras.Input(shape, name=layer.name, dtype=dtype)
+            else:
+                outputs = self._called(layer, call)
+            for number, tensor in enumerate(self.keras.tree.flatten(outputs)):
+                self.tensors[Tensor(layer.name, call, number)] = tensor
+        ends = [self._filled(structure) for structure in (self.network.inputs, self.network.outputs)]
+        ends = [end[0] if isinstance(end, list) and len(end) == 1 else end for end in ends]
+        return Legacy(self.tf_keras.Model(*ends, name=self.network.name), self.variables, self.frozen)
+
+    def _called(self, layer: Layer, call: int) -> Any:
+        given = layer.given(call)
+        if layer.name not in self.layers:
+            counterpart = self._counterpart(layer)
+            self.layers[layer.name] = self.change(layer, counterpart)
+            if layer.weights and counterpart is None:
+                self.frozen[layer.name] = layer.kind
+        made = self.layers[layer.name]
+        if made is not None:
+            return made(self.tensors[given[0]])
+        name = layer.name if call == 0 else f"{layer.name}_call{call}"
+        kept = _kept(self.tf_keras, self.live[layer.name], layer.calls[call], bool(layer.weights))
+        return kept(name=name)([self.tensors[tensor] for tensor in given])
+
+    def _counterpart(self, layer: Layer) -> Any:
+        """The tf-keras layer of the same name with the same weights, if there is one."""
+        custom = not isinstance(layer.config.get("activation", "linear"), str)
+        known = str(layer.entry.get("module")).startswith("keras.") and layer.kind in COUNTERPARTS
+        if not (layer.weights and known) or custom:
+            return None
+        kind = getattr(self.tf_keras.layers, layer.kind)
+        counterpart = kind(**dict(_options(layer, kind)), name=layer.name)
+        counterpart.build((None, *self.network.shapes[layer.given()[0]]))
+        counterpart.set_weights(list(layer.weights))
+        self.variables[layer.name] = list(counterpart.weights)
+        return counterpart
+
+    def _filled(self, structure: Any) -> Any:
+        return _filled(self.keras, structure, self.tensors)
+
+
+def _options(layer: Layer, kind: Any) -> Iterator[tuple[str, Any]]:
+    """The settings of a Keras 3 layer that its counterpart has too; initial values are of no use any more."""
+    accepted = inspect.signature(kind.__init__).parameters
+    yield "trainable", layer.config.get("trainable", True)
+    for name, value in layer.config.items():
+        if name in accepted and name != "name" and not name.endswith("_initializer"):
+            if isinstance(value, dict):  # regularizers and constraints, in the form of Keras 2
+                value = {key: value[key] for key in ("class_name", "config")}
+            yield name, value
+
+
+def _kept(tf_keras: Any, live: Any, structure: Any, frozen: bool) -> Any:
+    """A class of tf-keras layer that makes one call of a Keras 3 layer, given the call's tensors as a list."""
+    library = keras()
+    trains = "training" in inspect.signature(live.call).parameters
+
+    class Kept(tf_keras.layers.Layer):  # type: ignore[misc]
+        def call(self, inputs: Any, training: Any = None) -> Any:
+            given = inputs if isinstance(inputs, list | tuple) else [inputs]
+            filled = _filled(library, structure, dict(zip(tensors_in(structure), given, strict=True)))
+            kwargs = {key: value for key, value in filled["kwargs"].items() if value is not None}
+            if trains and training is not None:  # as in Keras 3, stronger than what a call was recorded with
+                kwargs["training"] = training and not frozen
+            return live(*filled["args"], **kwargs)
+
+    return Kept
+
+
+def _filled(library: Any, structure: Any, tensors: Mapping[Tensor, Any]) -> Any:
+    """A structure with values in place of `Tensor`."""
+    return library.tree.map_structure(lambda leaf: tensors[leaf] if isinstance(leaf, Tensor) else leaf, structure)

@@ -1,0 +1,221 @@
+"""Sparse and clustered weights through tensorflow-model-optimization (tfmot), the one door to it.
+
+tfmot works on tf-keras: the network is rebuilt there (`legacy_keras`), the layers that tfmot
+takes are wrapped one by one, trained, and their weights taken back by name.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from compress.artifact import Facts
+from compress.engines.tfmot import keras2_export
+from compress.engines.tfmot.keras2_export import Legacy
+from compress.errors import StageError
+from compress.ir import weight_sparsity
+from compress.ir.keras_graph import Layer, Network, build
+from compress.stage import Context
+from compress.training import callbacks as monitoring
+from compress.training import loop
+from compress.training.batches import Passes, batches, held_out
+
+RAMP = 2 / 3
+"""Part of the training in which zeros are added; the rest repairs what that lost."""
+TURNS = 60
+"""How often zeros are added on the way."""
+DEPTHWISE = "tfmot leaves depthwise kernels alone: they are few weights, and all of them matter"
+
+
+def library() -> Any:
+    """The package tensorflow_model_optimization."""
+    keras2_export.library()
+    before = os.environ.get("TF_USE_LEGACY_KERAS")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="distutils", category=DeprecationWarning)
+        import tensorflow_model_optimization
+        import tensorflow_model_optimization.python.core.clustering.keras.experimental.cluster  # as its manual has it
+    if before is None:  # tfmot sets it, for itself and for every process started later
+        os.environ.pop("TF_USE_LEGACY_KERAS", None)
+    return tensorflow_model_optimization
+
+
+def rounding_layer(name: str) -> Any:
+    """The layer of tfmot that rounds a tensor to 8 bits in a range that follows the data as a slow average."""
+    tool = library()
+    # Not part of tfmot's public interface, which has it in quantize_model only.
+    from tensorflow_model_optimization.python.core.quantization.keras.quantize_layer import QuantizeLayer
+
+    quantizer = tool.quantization.keras.quantizers.MovingAverageQuantizer(
+        num_bits=8, per_axis=False, symmetric=False, narrow_range=False
+    )
+    return QuantizeLayer(quantizer, name=name)
+
+
+def sparsify(network: Network, sparsity: float | None, settings: Passes, context: Context) -> tuple[Network, Facts]:
+    """Trains while weights become zero, the smallest ones first.
+
+    Args:
+        network: the trained network.
+        sparsity: share of zeros in each kernel at the end; None: 2 of 4 neighbours along the input channels.
+        settings: how to train.
+        context: data, seed, progress.
+
+    Returns:
+        The sparse network; the history, and why some layers were left as they are.
+
+    Raises:
+        StageError: tfmot takes no layer of this network, or the loss is no longer a number.
+        ModelError: the network cannot be rebuilt in tf-keras.
+    """
+    tool = library()
+    left = {name: reason for name, reason in _reasons(network, by_four=sparsity is None).items() if reason}
+    _refuse_nothing(network, left, "sparsify")
+    if sparsity is None:
+        how: dict[str, Any] = {"sparsity_m_by_n": (2, 4)}
+    else:
+        how = {"pruning_schedule": _schedule(tool, sparsity, settings, context)}
+
+    def change(layer: Layer, counterpart: Any) -> Any:
+        taken = counterpart is not None and layer.kind in weight_sparsity.KERNELS and layer.name not in left
+        return tool.sparsity.keras.prune_low_magnitude(counterpart, **how) if taken else counterpart
+
+    made = _rebuilt(network, change, context)
+    history = train(made.model, network, settings, context, [tool.sparsity.keras.UpdatePruningStep()])
+    return taken_back(network, made.weights()), {**history, "left": left}
+
+
+def cluster(network: Network, clusters: int, settings: Passes, context: Context) -> tuple[Network, Facts]:
+    """Trains while the weights of each kernel share a few values; zeros of sparse kernels stay.
+
+    Args:
+        network: the trained network, sparse or not.
+        clusters: how many values a kernel may have.
+        settings: how to train.
+        context: data, seed, progress.
+
+    Returns:
+        The clustered network; the history, and why some layers were left as they are.
+
+    Raises:
+        StageError: tfmot takes no layer of this network, or the loss is no longer a number.
+        ModelError: the network cannot be rebuilt in tf-keras.
+    """
+    tool = library().clustering.keras
+    left = {name: reason for name, reason in _reasons(network, clusters=clusters).items() if reason}
+    _refuse_nothing(network, left, "cluster")
+    found = weight_sparsity.by_layer(network)
+    first = tool.CentroidInitialization.KMEANS_PLUS_PLUS
+
+    def change(layer: Layer, counterpart: Any) -> Any:
+        if counterpart is None or layer.name not in found or layer.name in left:
+            return counterpart
+        if found[layer.name].sparse:
+            return tool.experimental.cluster.cluster_weights(counterpart, clusters, first, preserve_sparsity=True)
+        return tool.cluster_weights(counterpart, clusters, first)
+
+    made = _rebuilt(network, change, context)
+    history = train(made.model, network, settings, context)
+    stripped = {layer.name: layer for layer in tool.strip_clustering(made.model).layers}
+    weights = {name: tuple(stripped[name].get_weights()) for name in made.variables}
+    return taken_back(network, weights), {**history, "left": left}
+
+
+def train(model: Any, network: Network, settings: Passes, context: Context, callbacks: Sequence[Any] = ()) -> Facts:
+    """Trains a tf-keras model in place, on the labels: the same data, loss and schedule as in `fit.fit`.
+
+    Args:
+        model: the tf-keras model.
+        network: what it was made of.
+        settings: how to train.
+        context: data, seed, progress.
+        callbacks: of tfmot.
+
+    Returns:
+        `history`: one map for each epoch.
+
+    Raises:
+        StageError: the loss is no longer a number.
+    """
+    tf_keras = keras2_export.library(context.seed)
+    loss = loop.label_loss(loop.head_of(build(network), context.data))
+    inputs, labels = context.data.inputs("train"), context.data.labels("train")
+    steps = settings.batches_per_epoch(len(labels))
+    schedule = tf_keras.optimizers.schedules.CosineDecay(settings.learning_rate, steps * settings.epochs)
+    model.compile(
+        tf_keras.optimizers.Adam(schedule),
+        loss=lambda labels, outputs: loss.of(loop.Batch(None, labels), outputs),
+        metrics=["accuracy"],
+        jit_compile=False,
+    )
+    validation = held_out(context.data.inputs("validation"), context.data.labels("validation"))
+    reporting = monitoring.reporting(tf_keras, context.progress, steps, settings.epochs)
+    history = model.fit(
+        batches(inputs, labels, settings, context.seed),
+        epochs=settings.epochs,
+        steps_per_epoch=steps,
+        validation_data=validation,
+        shuffle=False,
+        verbose=0,
+        callbacks=[*callbacks, reporting],
+    ).history
+    return {"history": loop.rows(history)}
+
+
+def taken_back(network: Network, weights: Mapping[str, tuple[Any, ...]]) -> Network:
+    """The network with trained weights, by layer name."""
+    layers = {name: layer for name, layer in network.layers.items() if name in weights}
+    return network.edited({name: replace(layer, weights=weights[name]) for name, layer in layers.items()}, {})
+
+
+def _rebuilt(network: Network, change: Callable[[Layer, Any], Any], context: Context) -> Legacy:
+    """The network in tf-keras with layers wrapped; before that it is proved to be the same there."""
+    frozen = keras2_export.plain(network).frozen
+    if frozen:
+        shown = ", ".join(f"{kind} {name!r}" for name, kind in frozen.items())
+        context.progress.note(f"not trained here, because tf-keras has no counterpart: {shown}")
+    keras2_export.library(context.seed)
+    return keras2_export.legacy(network, change)
+
+
+def _schedule(tool: Any, sparsity: float, settings: Passes, context: Context) -> Any:
+    """More and more zeros, fast at first (Zhu and Gupta, To prune, or not to prune, 2017)."""
+    steps = settings.batches_per_epoch(len(context.data.labels("train"))) * settings.epochs
+    frequency = max(1, steps // TURNS)
+    end = max(1, int(steps * RAMP) // frequency) * frequency
+    return tool.sparsity.keras.PolynomialDecay(0.0, sparsity, 0, end, frequency=frequency)
+
+
+def _reasons(network: Network, *, by_four: bool = False, clusters: int = 0) -> dict[str, str]:
+    """Why tfmot leaves a layer as it is, by layer with a matrix of weights; an empty text where it takes it."""
+    found = {}
+    for layer in network.layers.values():
+        kernel = weight_sparsity.kernel(layer)
+        if kernel is None:
+            if any(each.ndim > 1 for each in layer.weights):
+                found[layer.name] = f"tfmot knows no kernel in a {layer.kind}"
+        elif layer.kind == "DepthwiseConv2D":
+            found[layer.name] = DEPTHWISE
+        elif by_four and (kernel.ndim == 3 or layer.kind == "Conv2DTranspose"):
+            found[layer.name] = f"2by4 knows no {layer.kind}"
+        elif by_four and kernel.shape[-2] < 3:
+            found[layer.name] = f"2by4 needs 3 input channels or more; there are {kernel.shape[-2]}"
+        elif kernel.size <= clusters:
+            found[layer.name] = f"it has {kernel.size} weights, no more than clusters"
+        elif clusters == 2 and weight_sparsity.by_layer(network)[layer.name].sparse:
+            found[layer.name] = "it is sparse, and zeros need a cluster of their own beside two others"
+        elif not isinstance(layer.config.get("activation", "linear"), str):
+            found[layer.name] = "its activation is a function of your own"
+        else:
+            found[layer.name] = ""
+    return found
+
+
+def _refuse_nothing(network: Network, left: Mapping[str, str], stage: str) -> None:
+    taken = [layer for layer in network.layers.values() if layer.kind in weight_sparsity.KERNELS]
+    if all(layer.name in left for layer in taken):
+        shown = "; ".join(f"{network.layers[name].kind} {name!r}: {reason}" for name, reason in left.items())
+        raise StageError(f"tfmot takes no layer of this model: {shown or 'none has weights'}", todo=f"remove `{stage}`")

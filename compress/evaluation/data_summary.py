@@ -1,0 +1,27 @@
+"""What the data set is: counts, classes, shape. Kept, so that a run with nothing to do need not load it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from compress.artifact import Artifact, Facts
+from compress.stage import Context, Need, Probe
+
+
+class DataSummary(Probe):
+    """Describes the data set."""
+
+    name: ClassVar[str] = "data"
+    version: ClassVar[int] = 2
+    needs: ClassVar[frozenset[Need]] = frozenset({"data"})
+
+    def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
+        """`classes`, `input_shape`, `preprocess`, and the data's summary (`compress.data.summary`)."""
+        data = context.data
+        return {
+            "classes": list(data.class_names),
+            "input_shape": list(data.input_shape),
+            "preprocess": data.preprocessing,
+            **data.summary(),
+        }

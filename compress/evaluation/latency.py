@@ -1,0 +1,69 @@
+"""Latency on this host: all subjects in turn, one inference each, so that noise hits them alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from compress.artifact import MODEL_TFLITE, Artifact, Facts
+from compress.measurement import Measurement
+from compress.stage import Context, Need, Probe, host
+from compress.tflite.interpreter import Model, version
+
+WARMUP = 20
+PERCENTILES = {"latency_ms": 50, "latency_p90_ms": 90, "latency_p99_ms": 99}
+
+
+class Latency(Probe):
+    """Time of one inference with the TFLite runtime's default kernels: input set, invoke, output read."""
+
+    name: ClassVar[str] = "latency"
+    needs: ClassVar[frozenset[Need]] = frozenset({"data"})
+    tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert",)
+
+    runs: Annotated[int, Field(ge=1)]
+    """Timed inferences of each model."""
+    threads: Annotated[int, Field(ge=1)]
+    """Threads of the runtime."""
+
+    def environment(self) -> dict[str, str]:
+        """Versions and the machine: a time measured elsewhere is no answer here."""
+        return {**super().environment(), **host()}
+
+    def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
+        """For each subject its percentiles and `times_ms`; and the `conditions`."""
+        sample = context.data.inputs("validation")[0]
+        models = {
+            name: Model(artifact.file(MODEL_TFLITE), reproducible=False, threads=self.threads)
+            for name, artifact in subjects.items()
+        }
+        tensors = {name: model.feed(sample) for name, model in models.items()}
+        times: dict[str, list[float]] = {name: [] for name in models}
+        for turn in range(-WARMUP, self.runs):
+            context.progress.update(max(turn, 0), self.runs)
+            for name, model in models.items():
+                started = time.perf_counter_ns()
+                model.raw(tensors[name])
+                if turn >= 0:
+                    times[name].append((time.perf_counter_ns() - started) / 1e6)
+        conditions = {
+            "runtime": f"{version()}, default kernels",
+            "threads": self.threads,
+            "runs": self.runs,
+            "warmup": WARMUP,
+            "order": "the models in turn",
+            **host(),
+        }
+        return {"conditions": conditions, **{name: self._summary(values) for name, values in times.items()}}
+
+    def _summary(self, values: list[float]) -> dict[str, Any]:
+        note = f"{self.threads} thread{'s' if self.threads > 1 else ''}, {self.runs} runs after {WARMUP} of warm-up"
+        measured: dict[str, Any] = {
+            name: Measurement(float(np.percentile(values, share)), "ms", "measured", note=note).to_json()
+            for name, share in PERCENTILES.items()
+        }
+        return {**measured, "times_ms": [round(value, 5) for value in values]}

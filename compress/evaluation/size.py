@@ -1,0 +1,38 @@
+"""File size, parameters and multiply-accumulates of a .tflite file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from compress.artifact import MODEL_TFLITE, Artifact, Facts
+from compress.measurement import Measurement
+from compress.stage import Context, Probe
+from compress.tflite import graph, macs
+
+
+class Size(Probe):
+    """What a model weighs."""
+
+    name: ClassVar[str] = "size"
+    version: ClassVar[int] = 2
+
+    def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
+        """`size_bytes`, `compressed_bytes`, `parameters` and `macs` of each subject."""
+        del context
+        return {name: self._measure(artifact) for name, artifact in subjects.items()}
+
+    @staticmethod
+    def _measure(artifact: Artifact) -> Facts:
+        path = artifact.file(MODEL_TFLITE)
+        parsed = graph.read(path)
+        counted = "counted in the .tflite graph, batch norm folded"
+        measurements = {
+            "size_bytes": Measurement(path.stat().st_size, "bytes", "measured", note="size of the .tflite file"),
+            "compressed_bytes": Measurement(
+                macs.compressed_bytes(path.read_bytes()), "bytes", "measured", note="the file by zlib at level 9"
+            ),
+            "parameters": Measurement(macs.parameters(parsed), "parameters", "measured", note=counted),
+            "macs": Measurement(macs.total_macs(parsed), "MACs", "measured", note=counted),
+        }
+        return {name: measurement.to_json() for name, measurement in measurements.items()}

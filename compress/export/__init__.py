@@ -1,0 +1,1 @@
+"""Files for applications: Frigate, C++ header, runner.pyz, signatures."""

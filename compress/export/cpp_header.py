@@ -1,0 +1,216 @@
+"""A bundle's model as a C++ header for coralmicro (Dev Board Micro): bytes, quantization, labels, preprocessing.
+
+Not tested on hardware: it compiles, and its numbers are those of the bundle. C++17, nothing but <cmath> and
+<cstdint>. The arithmetic is that of `deploy.contract.preprocessing` after the resize and the crop, which the camera
+driver does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.errors import ModelError, PipelineError
+from compress.files import explain, write_atomically
+from deploy.contract import bundle
+
+ALIGNMENT = 16
+_PER_LINE = 20
+_TYPES = {"int8": "std::int8_t", "uint8": "std::uint8_t"}
+_TEXT = """\
+// {name}.coralline, the {role} model, as a header for coralmicro and other C++17 programs.
+// Made by Coralline. NOT TESTED ON HARDWARE: it compiles, and its numbers are those of the bundle.
+// SHA-256 of the model: {digest}
+// Preprocessing of the bundle: {steps}
+//
+//   auto* input = interpreter.input_tensor(0);        // kInput.dims, quantized as kInput says
+//   for each pixel and channel of an image that has kHeight x kWidth:
+//     tflite::GetTensorData<{input_type}>(input)[i] = Quantized(pixel, channel);
+//   Invoke(); Score(tflite::GetTensorData<{output_type}>(interpreter.output_tensor(0))[k]) is the score of kLabels[k].
+#ifndef {guard}
+#define {guard}
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+namespace coralline::{space} {{
+
+struct Tensor {{
+  int dims[4];
+  int rank;
+  float scale;
+  int zero_point;
+}};
+
+inline constexpr Tensor kInput = {input};
+inline constexpr Tensor kOutput = {output};
+inline constexpr int kHeight = {height}, kWidth = {width}, kChannels = {channels};
+
+// What a resized pixel is for the model, for each channel: pixel * kFactor + kOffset. The bundle's steps are taken
+// together here and rounded once, so that Quantized() may differ from Python's by one step on some pixels.
+inline constexpr float kFactor[] = {{{factor}}};
+inline constexpr float kOffset[] = {{{offset}}};
+
+inline constexpr int kLabelCount = {label_count};
+inline constexpr const char* kLabels[] = {{{labels}}};
+
+// The model's input for one value of a resized image. Rounds half to even, as the bundle's Python does.
+inline {input_type} Quantized(float pixel, int channel) {{
+  const float value = std::nearbyint((pixel * kFactor[channel] + kOffset[channel]) / kInput.scale) +
+                      static_cast<float>(kInput.zero_point);
+  return static_cast<{input_type}>(value < {low} ? {low} : value > {high} ? {high} : value);
+}}
+
+// The score that an output stands for.
+inline float Score({output_type} stored) {{
+  return static_cast<float>(static_cast<int>(stored) - kOutput.zero_point) * kOutput.scale;
+}}
+
+inline constexpr std::size_t kModelSize = {size};
+alignas({alignment}) inline constexpr std::uint8_t kModel[kModelSize] = {{
+{model}
+}};
+
+}}  // namespace coralline::{space}
+
+#endif  // {guard}
+"""
+
+
+def export(path: Path, out: Path, role: str | None = None) -> str:
+    """Writes the header; which model it holds.
+
+    Args:
+        path: a bundle.
+        out: the header.
+        role: `compiled` or `int8`; None: the compiled model, if there is one.
+
+    Raises:
+        ModelError: not a bundle, or without such a model.
+        PipelineError: the bundle has no model of this role.
+        StoreError: the header cannot be written.
+    """
+    try:
+        opened = bundle.read(str(path))
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except bundle.BundleError as error:
+        raise ModelError(str(error), where=str(path)) from error
+    if opened.detector is not None:
+        raise ModelError("it finds objects", where=str(path), allowed="classifiers: a header has one output")
+    models = opened.manifest["models"]
+    wanted = role or ("compiled" if "compiled" in models else "int8")
+    if wanted not in models:
+        raise PipelineError(f"the bundle has no {wanted} model", where=str(path), allowed=", ".join(sorted(models)))
+    content = text(opened, wanted, str(path))
+    try:
+        write_atomically(out, content.encode())
+    except OSError as error:
+        raise explain(error, f"{out} cannot be written") from error
+    return wanted
+
+
+def text(opened: bundle.Bundle, role: str, where: str = "") -> str:
+    """The header.
+
+    Raises:
+        ModelError: the model is not 8 bits wide at both ends, its input is no image, or its preprocessing has
+            other steps than resize, crop, scale and normalize.
+    """
+    entry = opened.manifest["models"][role]
+    content = opened.members[entry["file"]]
+    given, made = entry["input"], entry["output"]
+    for end, tensor in (("input", given), ("output", made)):
+        if tensor["dtype"] not in _TYPES or not tensor["scale"]:
+            raise ModelError(f"its {end} is {tensor['dtype']}; coralmicro takes int8 and uint8", where=where)
+    if len(given["shape"]) != 4 or len(made["shape"]) > 4:
+        raise ModelError(f"its input {given['shape']} is no image [1, height, width, channels]", where=where)
+    limits = np.iinfo(given["dtype"])
+    _, height, width, channels = given["shape"]
+    factor, offset = _line(opened.manifest["preprocessing"]["steps"], channels, where)
+    space = re.sub(r"[^a-z0-9]+", "_", opened.manifest["name"].lower()).strip("_") or "model"
+    space = f"m_{space}" if space[0].isdigit() else space
+    labels = list(opened.labels)
+    return _TEXT.format(
+        name=_comment(opened.manifest["name"]),
+        role=role,
+        digest=next(row["sha256"] for row in opened.manifest["members"] if row["name"] == entry["file"]),
+        steps=_comment(json.dumps(opened.manifest["preprocessing"]["steps"])),
+        guard=f"CORALLINE_{space.upper()}_H_",
+        space=space,
+        input=_tensor(given),
+        output=_tensor(made),
+        input_type=_TYPES[given["dtype"]],
+        output_type=_TYPES[made["dtype"]],
+        height=height,
+        width=width,
+        channels=channels,
+        factor=", ".join(map(_float, factor)),
+        offset=", ".join(map(_float, offset)),
+        label_count=len(labels),
+        labels=", ".join(_string(label) for label in labels) or "nullptr",
+        low=f"{limits.min}.0f",
+        high=f"{limits.max}.0f",
+        size=len(content),
+        alignment=ALIGNMENT,
+        model=_bytes(content),
+    )
+
+
+def _line(steps: Sequence[dict[str, Any]], channels: int, where: str) -> tuple[list[float], list[float]]:
+    """What `scale` and `normalize` do to a value, taken together: factor and offset of each channel.
+
+    Raises:
+        ModelError: there is a step that this header has no arithmetic for.
+    """
+    factor, offset = np.ones(channels), np.zeros(channels)
+    for step in steps:
+        ((name, settings),) = step.items()
+        if name == "scale":
+            (low, high), (first, last) = settings["from"], settings.get("to", (0.0, 1.0))
+            by, plus = (last - first) / (high - low), first - low * (last - first) / (high - low)
+            factor, offset = factor * by, offset * by + plus
+        elif name == "normalize":
+            mean, deviation = np.asarray(settings["mean"], float), np.asarray(settings["std"], float)
+            factor, offset = factor / deviation, (offset - mean) / deviation
+        elif name not in ("resize", "crop"):
+            raise ModelError(
+                f"its preprocessing has the step {name}, which the header has no arithmetic for",
+                where=where,
+                allowed="resize, crop, scale, normalize",
+            )
+    return factor.tolist(), offset.tolist()
+
+
+def _tensor(tensor: dict[str, Any]) -> str:
+    shape = [*tensor["shape"], 1, 1, 1, 1][:4]
+    dims = ", ".join(map(str, shape))
+    return f"{{{{{dims}}}, {len(tensor['shape'])}, {_float(tensor['scale'])}, {tensor['zero_point']}}}"
+
+
+def _float(value: float) -> str:
+    """A float32 as a C++ literal that gives exactly this number."""
+    shown = f"{np.float32(value):.9g}"
+    return f"{shown}f" if any(mark in shown for mark in ".en") else f"{shown}.0f"
+
+
+def _string(label: str) -> str:
+    """A C++ string of UTF-8. Octal escapes end after three digits, so what follows cannot be taken for one."""
+    plain = {byte: chr(byte) for byte in range(32, 127) if chr(byte) not in '"\\?'}
+    return '"' + "".join(plain.get(byte, f"\\{byte:03o}") for byte in label.encode("utf-8", "replace")) + '"'
+
+
+def _comment(told: str) -> str:
+    """A text that stays in its line: a backslash at the end would take the next one in."""
+    return re.sub(r"[^\x20-\x7e]|\\", " ", told)
+
+
+def _bytes(content: bytes) -> str:
+    rows = (content[place : place + _PER_LINE] for place in range(0, len(content), _PER_LINE))
+    return "\n".join("    " + ", ".join(f"0x{byte:02x}" for byte in row) + "," for row in rows)

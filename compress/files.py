@@ -1,0 +1,73 @@
+"""Files: digests, atomic writes, and errors of the operating system as messages."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from compress.errors import StoreError
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 of a plain JSON value, independent of the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def explain(error: OSError, what: str, folder: Path | None = None) -> StoreError:
+    """An operating system error as a message that says what to do; `folder`: where, if the error does not say."""
+    where = str(error.filename2 or error.filename or folder or "")  # of a copy: what could not be written
+    reasons = {
+        errno.ENOSPC: ("the disk is full", "free some space and run again: finished stages are kept"),
+        errno.EDQUOT: ("the disk quota is used up", "free some space and run again: finished stages are kept"),
+        errno.EACCES: ("no permission", "change the folder's rights, or choose another with --out"),
+        errno.EPERM: ("not permitted", "change the folder's rights, or choose another with --out"),
+        errno.EROFS: ("the file system is read-only", "choose another folder with --out"),
+        errno.ENOTDIR: ("a part of the path is a file, not a folder", "choose another folder with --out"),
+        errno.EEXIST: ("a file is in the way", "remove it, or choose another folder with --out"),
+    }
+    reason, todo = reasons.get(error.errno or 0, (error.strerror or str(error), ""))
+    return StoreError(f"{what}: {reason}", where=where, todo=todo)
+
+
+def write_atomically(path: Path, content: bytes, scratch: Path | None = None, mode: int = 0o644) -> None:
+    """Writes a file so that it is either the old or the new one at every moment.
+
+    Args:
+        path: the file.
+        content: what it shall hold.
+        scratch: a folder of the same file system for the new file until it is complete; by default the file's own.
+        mode: its permissions.
+    """
+    handle, temporary = tempfile.mkstemp(dir=scratch or path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,303 @@
+"""A device at the other end of one SSH connection, or a folder here, with `deploy.contract.agent` at work in it.
+
+One process of ssh carries everything, so that there is one connection and one authentication for each device, and
+nothing to multiplex. What the remote shell is given is one fixed line (`_BOOT`) and the name of the Python; paths,
+digests and everything else travel as data.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock, Timer
+from typing import Any
+
+from compress import ssh
+from compress.errors import DeploymentError, PipelineError
+from compress.fleet.address import Address
+from deploy.contract import agent
+
+MAX_LINE = 1 << 26
+MAX_BEFORE_GREETING = 200
+GREETING_TIMEOUT_S = 60.0
+"""After connecting, which ssh limits: a login shell that reads what is meant for Python would wait for ever."""
+_BOOT = (
+    'import base64,os,sys,zlib;sys.version_info>=(3,7)or sys.exit("Python %d.%d is too old"%sys.version_info[:2]);'
+    'exec(zlib.decompress(base64.b64decode(b"".join(iter(lambda:os.read(0,1).strip(),b"")))))'
+)
+"""Runs the program in the first line of standard input, and leaves what is behind that line to it."""
+_PROGRAM = """
+import sys, types
+for name, text in {sources!r}.items():
+    sys.modules[name] = module = types.ModuleType(name)
+    module.__path__ = []
+    exec(compile(text, name, "exec"), module.__dict__)
+sys.modules["deploy.contract.agent"].serve()
+"""
+_PROFILE = "see whether its login shell's profile reads, prints or ends something where nobody is at a terminal"
+HELLO = json.dumps({"hello": agent.GREETING}).encode()
+_SILENT = ("it does not answer", "check that it is on, and the network")
+_SSH_FAILED = 255
+_SSH = {
+    "REMOTE HOST IDENTIFICATION HAS CHANGED": (
+        "its host key is another one than before",
+        "find out why; if it was installed anew: ssh-keygen -R HOST",
+    ),
+    "Host key verification failed": (
+        "its host key is not known",
+        "ssh-keyscan HOST >> ~/.ssh/known_hosts, and compare the key with the one that the device shows",
+    ),
+    "Permission denied (": ("it does not let us in", "ssh-copy-id, or --identity FILE"),
+    "Could not resolve hostname": ("nothing has this name", "check the address"),
+    "Connection refused": ("it refuses the connection", "start its SSH server, or check the port"),
+    "timed out": _SILENT,
+    "No route to host": _SILENT,
+}
+"""What ssh says where it failed itself, what that means, and what to do about it."""
+_OLD_PYTHON = ("its Python is too old", "--python /path/to/python3.7 or newer")
+_THERE = {
+    "Unknown option: -I": _OLD_PYTHON,
+    "is too old": _OLD_PYTHON,
+    **dict.fromkeys(
+        ("exit code 126", "exit code 127"),  # of a shell that cannot run a program, or does not find it (POSIX)
+        ("it has no such Python", "sudo apt-get install python3, or --python /path/to/python3"),
+    ),
+}
+"""The same for what the other end says, and its exit code."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """How devices are reached.
+
+    Attributes:
+        python: the Python there, by name or path; `~/…` is below the home folder there.
+        known_hosts: a file of host keys, instead of the user's own.
+        identity: a file with a private key, instead of the user's own.
+    """
+
+    python: str = "python3"
+    known_hosts: Path | None = None
+    identity: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.python or self.python.startswith("-") or not self.python.isprintable():
+            raise PipelineError(f"--python {self.python!r} is no program", allowed="a name or a path")
+
+    def command(self, address: Address) -> list[str]:
+        """What starts the agent in a process of its own; for a folder of this machine, with this Python."""
+        if address.host is None:
+            return [sys.executable, "-IS", "-c", _BOOT]
+        options = ["-o", "StrictHostKeyChecking=yes", "-o", "ServerAliveCountMax=4", "-o", "ClearAllForwardings=yes"]
+        options += ["-o", "LogLevel=ERROR"]  # no banner: it is not why something failed
+        options += ["-o", "ControlMaster=no", "-o", "RemoteCommand=none"]  # what the user's settings have for people
+        if self.known_hosts:
+            options += ["-o", f"UserKnownHostsFile={_quoted(self.known_hosts)}", "-o", "GlobalKnownHostsFile=/dev/null"]
+        if self.identity:
+            options += ["-i", str(self.identity.absolute()), "-o", "IdentitiesOnly=yes"]
+        options += ["-p", str(address.port)] if address.port else []
+        options += ["-l", address.user] if address.user else []
+        home, program = ("~/", self.python[2:]) if self.python.startswith("~/") else ("", self.python)
+        return ssh.command(address.host, f"{home}{shlex.join([program, '-IS', '-c', _BOOT])}", options)
+
+
+def _quoted(path: Path) -> str:
+    """A path as ssh's settings want it."""
+    text = str(path.absolute())
+    if '"' in text or "\n" in text:
+        raise PipelineError(f"{text!r} cannot be given to ssh", todo="use a path without quotation marks")
+    return '"{}"'.format(text.replace("%", "%%"))
+
+
+def program() -> bytes:
+    """The agent as one line, as `_BOOT` takes it."""
+    folder = Path(agent.__file__).parent
+    sources = {"deploy": "", "deploy.contract": ""}
+    for name in ("releases", "agent"):
+        sources[f"deploy.contract.{name}"] = (folder / f"{name}.py").read_text(encoding="utf-8")
+    return base64.b64encode(zlib.compress(_PROGRAM.format(sources=sources).encode(), 9)) + b"\n"
+
+
+class RefusedError(DeploymentError):
+    """A step that the agent refused; the connection stays open.
+
+    Attributes:
+        kind: as in `deploy.contract.releases.ReleaseError`.
+    """
+
+    def __init__(self, error: Mapping[str, Any], where: str) -> None:
+        super().__init__(str(error.get("what")), where=where, todo=str(error.get("todo", "")))
+        self.kind, self.current = error.get("kind"), error.get("current")
+
+
+class Session:
+    """An open connection: questions and answers in order."""
+
+    def __init__(self, address: Address, process: subprocess.Popen[bytes], errors: Any) -> None:
+        self.address, self._process, self._errors = address, process, errors
+        self._greeted, self._heard = False, b""
+
+    def greet(self) -> None:
+        """Sends the agent and waits until it is there."""
+        late = Timer(GREETING_TIMEOUT_S + ssh.CONNECT_TIMEOUT_S, self._process.kill)
+        late.start()
+        try:
+            self._send(program())
+            for _ in range(MAX_BEFORE_GREETING):
+                self._heard = self._line()
+                if self._heard.rstrip().endswith(HELLO):  # behind what the login shell said
+                    self._greeted = True
+                    return
+        except DeploymentError as error:
+            if self._process.returncode != -signal.SIGKILL:
+                raise
+            raise self._failed("its Python does not answer", _PROFILE) from error
+        finally:
+            late.cancel()
+        raise self._failed("the login shell there says too much", _PROFILE)
+
+    def ask(self, do: str, **asked: Any) -> Any:
+        """One request, and what comes back.
+
+        Raises:
+            RefusedError: it could not be done.
+            DeploymentError: the connection ended.
+        """
+        self._send(json.dumps({"do": do, **asked}).encode() + b"\n")
+        return self._answer()
+
+    def put(self, pieces: Iterable[tuple[str, int, bytes]]) -> list[bool]:
+        """Sends pieces (SHA-256, bytes that are there already, content), and only then waits for the answers.
+
+        Returns:
+            Whether each arrived whole.
+        """
+        count = 0
+        for digest, offset, content in pieces:
+            asked = {"do": "put", "sha256": digest, "offset": offset, "size": len(content)}
+            self._send(json.dumps(asked).encode() + b"\n")
+            self._send(content[offset:])
+            count += 1
+        answers: list[bool] = []
+        refused = None
+        for _ in range(count):
+            try:
+                answers.append(bool(self._answer()))
+            except RefusedError as error:
+                refused = refused or error
+        if refused:
+            raise refused
+        return answers
+
+    def _send(self, content: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(content)
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError) as error:
+            raise self._lost() from error
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline(MAX_LINE)
+        if not line.endswith(b"\n"):
+            raise self._lost()
+        return line
+
+    def _answer(self) -> Any:
+        try:
+            answer = json.loads(self._line())
+            if "error" not in answer:
+                return answer["answer"]
+            error = dict(answer["error"])
+        except (ValueError, KeyError, TypeError) as problem:
+            raise DeploymentError("what it answers is not understood", where=str(self.address)) from problem
+        raise RefusedError(error, str(self.address))
+
+    def _lost(self) -> DeploymentError:
+        """Why the connection ended, from what ssh and the other end said."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        self._errors.seek(0)
+        said, code = self._errors.read(1 << 16).decode(errors="replace"), self._process.returncode
+        heard = "" if self._greeted else self._heard.decode(errors="replace")
+        last = f"{_last(said) or _last(heard) or 'no message'}, exit code {code}"
+        if self._greeted:
+            return self._failed(f"the connection ended: {last}", "run the same command again: what arrived is kept")
+        for text, (meaning, todo) in (_SSH if code == _SSH_FAILED else _THERE).items():
+            if text in f"{said}, exit code {code}":
+                return self._failed(f"{meaning} ({last})", todo)
+        if code == _SSH_FAILED:
+            return self._failed(f"it cannot be reached ({last})", f"see what ssh -v {self.address.host} says")
+        return self._failed(f"the connection ended before Python answered ({last})", _PROFILE)
+
+    def _failed(self, what: str, todo: str) -> DeploymentError:
+        return DeploymentError(what, where=str(self.address), todo=todo)
+
+
+def _last(said: str) -> str:
+    """The last line that is not of a traceback or a drawing."""
+    lines = [line.strip() for line in said.splitlines() if any(map(str.isalpha, line))]
+    return lines[-1] if lines else ""
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+_guard = Lock()
+
+
+@contextmanager
+def connected(address: Address, access: Access) -> Iterator[Session]:
+    """A session with a device; whatever ends it ends the agent too.
+
+    Raises:
+        DeploymentError: it cannot be reached, or has no Python that can be used.
+    """
+    with tempfile.TemporaryFile() as errors:
+        command = access.command(address)
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+            )
+        except OSError as error:
+            what = f"{command[0]} cannot be run: {error.strerror}"
+            raise DeploymentError(what, todo="sudo apt-get install openssh-client") from error
+        with _guard:
+            _running.add(process)
+        try:
+            session = Session(address, process, errors)
+            session.greet()
+            yield session
+        finally:
+            _end(process)
+            with _guard:
+                _running.discard(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Closes the connection, and waits for a moment until the other end has let go of its lock."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(OSError):
+        process.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(2)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def cut_all() -> None:
+    """Ends every connection: after an interruption."""
+    with _guard:
+        for process in _running:
+            process.kill()

@@ -1,0 +1,1 @@
+"""Parts that the importers of all formats share."""

@@ -1,0 +1,53 @@
+"""What a Keras 2 model and its rebuild answer to the same inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compress.ir import tensorflow
+
+if TYPE_CHECKING:
+    import keras
+    import tf_keras
+
+
+def answers(old: tf_keras.Model, new: keras.Model, samples: Any) -> tuple[list[tuple[Any, Any]], int]:
+    """Each output of both models for random inputs, and for the samples if there are any; and how many those are."""
+    import tensorflow as tf
+
+    for size in (32, 96, 224):  # of every side that the model leaves open
+        inputs = _random_inputs(old, size)
+        try:
+            expected = tf.nest.flatten(old(inputs, training=False))
+            break
+        except (ValueError, tf.errors.InvalidArgumentError):
+            if size == 224 or all(None not in tensor.shape[1:] for tensor in old.inputs):
+                raise
+    flatten = tensorflow.keras().tree.flatten
+    pairs = list(zip(map(np.asarray, expected), map(np.asarray, flatten(new(inputs, training=False))), strict=True))
+    count = len(tf.nest.flatten(inputs)[0])
+    if samples is not None and len(old.inputs) == 1 and old.inputs[0].shape.is_compatible_with(samples.shape):
+        real = tf.nest.pack_sequence_as(old._nested_inputs, [tf.cast(samples, old.inputs[0].dtype)])
+        both = (tf.nest.flatten(old(real, training=False)), flatten(new(real, training=False)))
+        pairs += zip(*(map(np.asarray, each) for each in both), strict=True)
+        count += len(samples)
+    return pairs, count
+
+
+def _random_inputs(old: tf_keras.Model, size: int) -> Any:
+    """Standard normal values; whole numbers where the model looks them up or asks for them."""
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    limits = [getattr(layer, "input_dim", getattr(layer, "num_tokens", None)) for layer in old._flatten_layers()]
+    bound = min((limit for limit in limits if limit), default=0)
+    values = []
+    for tensor in old.inputs:
+        batch, *sides = tensor.shape
+        shape = [2 if batch is None else batch, *(size if side is None else side for side in sides)]
+        whole = bound or not tensor.dtype.is_floating
+        value = random.integers(0, bound or 2, shape) if whole else random.standard_normal(shape)
+        values.append(tf.constant(value.astype(tensor.dtype.as_numpy_dtype)))
+    return tf.nest.pack_sequence_as(old._nested_inputs, values)

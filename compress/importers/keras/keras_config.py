@@ -1,0 +1,278 @@
+"""Stored configurations of Keras models: what they name, what building them would run, and sizes that nobody means.
+
+A configuration can carry Python code, or name code to import. Everything in it that is not on a list of known
+objects is told, before any library sees it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from compress.importers.common import protobuf_wire
+from compress.importers.common.unsupported import Refused
+from compress.importers.keras import keras2_functions
+
+MAX_DEPTH = 250
+MOST_CALLS = 10_000
+"""Calls of layers in one model, those in nested models counted each time the model is called."""
+LISTS = {"ListWrapper", "_ListWrapper"}
+"""What TensorFlow wraps the lists of a model in."""
+MOST_PER_SIDE = 2**31
+MOST_REPEATED = 2**12
+#: What only Keras 2 has.
+_ONLY = """AbstractRNNCell AddLoss AddMetric ClassMethod CuDNNGRU CuDNNLSTM DenseFeatures DeviceWrapper DropoutWrapper
+InstanceMethod InstanceProperty LinearModel LocallyConnected1D LocallyConnected2D RadialConstraint RandomHeight
+RandomWidth ResidualWrapper SequenceFeatures SlicingOpLambda SyncBatchNormalization TFOpLambda TensorFlowOpLayer
+ThresholdedReLU WideDeepModel"""
+#: Layers that run a function of TensorFlow; given to tf_keras only if there is a counterpart (`keras2_functions`).
+OPERATIONS = {"SlicingOpLambda", "TFOpLambda", "TensorFlowOpLayer"}
+#: ... and those that nothing can stand for.
+REFUSED = set(_ONLY.split()) - OPERATIONS - {"SyncBatchNormalization", "ThresholdedReLU"}
+_ND = """AdaptiveAveragePooling AdaptiveMaxPooling AveragePooling AvgPool Conv ConvLSTM Convolution Cropping
+DepthwiseConv GlobalAveragePooling GlobalAvgPool GlobalMaxPool GlobalMaxPooling MaxPool MaxPooling SeparableConv
+SeparableConvolution SpatialDropout UpSampling ZeroPadding"""
+_CLASSES = """Activation ActivityRegularization Add AdditiveAttention AlphaDropout Attention AugMix AutoContrast
+Average BatchNormalization BatchNormalizationV1 BatchNormalizationV2 Bidirectional CategoryEncoding CenterCrop
+Concatenate Constant Constraint ContrastLimitedAdaptiveHistogramEqualization Conv1DTranspose Conv2DTranspose
+Conv3DTranspose Convolution1DTranspose Convolution2DTranspose Convolution3DTranspose CutMix DTypePolicy DTypePolicyMap
+Dense Discretization Dot Dropout ELU EinsumDense Embedding Equalization Flatten FloatDTypePolicy Functional GRU
+GRUCell GRUCellV1 GRUCellV2 GRUV1 GRUV2 GaussianDropout GaussianNoise GlorotNormal GlorotUniform GroupNormalization
+GroupQueryAttention GroupedQueryAttention HashedCrossing Hashing HeNormal HeUniform Identity IdentityInitializer
+Initializer InputLayer InputSpec IntegerLookup L1 L1L2 L2 LSTM LSTMCell LSTMCellV1 LSTMCellV2 LSTMV1 LSTMV2 Layer
+LayerNormalization LayerScale LeakyReLU LecunNormal LecunUniform Masking MaxNorm MaxNumBoundingBoxes Maximum
+MelSpectrogram MinMaxNorm Minimum MixUp Model MultiHeadAttention Multiply NonNeg Normalization Ones Orthogonal
+OrthogonalInitializer OrthogonalRegularizer PReLU Permute Pipeline Policy PolicyV1 QuantizedDTypePolicy
+QuantizedFloat8DTypePolicy RMSNormalization RNN RandAugment RandomBrightness RandomColorDegeneration RandomColorJitter
+RandomContrast RandomCrop RandomElasticTransform RandomErasing RandomFlip RandomGaussianBlur RandomGrayscale RandomHue
+RandomInvert RandomNormal RandomPerspective RandomPosterization RandomRotation RandomSaturation RandomSharpness
+RandomShear RandomTranslation RandomUniform RandomZoom ReLU Regularizer RepeatVector Rescaling Reshape Resizing
+ReversibleEmbedding STFT STFTInitializer STFTSpectrogram Sequential SimpleRNN SimpleRNNCell Softmax Solarization
+SpectralNormalization StackedRNNCells StochasticDepth StringLookup Subtract SyncBatchNormalization TextVectorization
+ThresholdedReLU TimeDistributed TruncatedNormal UnitNorm UnitNormalization VarianceScaling Wrapper Zeros
+__tensor__ __numpy__ __bytes__ __ellipsis__ __slice__ __keras_tensor__ __tuple__ TensorShape"""
+#: Every class of Keras 2 and 3 that only computes, and every activation.
+KNOWN = {f"{name}{rank}D" for name in _ND.split() for rank in (1, 2, 3)} | set(f"{_CLASSES} {_ONLY}".split())
+_ACTIVATIONS = """celu elu exponential gelu glu hard_shrink hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu
+linear log_sigmoid log_softmax mish relu relu6 selu sigmoid silu soft_shrink softmax softplus softsign sparse_plus
+sparse_sigmoid sparsemax squareplus swish tanh tanh_shrink threshold"""
+ACTIVATIONS = set(_ACTIVATIONS.split())
+
+#: Objects of Keras itself that run what the file, or a file beside it, says.
+RUNS = {
+    "Lambda": "runs Python code",
+    "TFSMLayer": "runs a SavedModel from another path",
+    "TorchModuleWrapper": "unpickles a PyTorch module",
+    "JaxLayer": "runs Python code that it carries or names",
+    "FlaxLayer": "runs Python code that it carries or names",
+    "__lambda__": "is Python code in serialized form",
+}
+_OURS = re.compile(r"(keras|tf_keras|keras_core|tensorflow\.keras|builtins)(\.|$)|tensorflow\.python\.ops\.init_ops")
+_OPERATIONS = re.compile(r"keras\.(src\.)?(ops|quantizers)(\.|$)")
+#: Where modules of older releases are found today.
+_MOVED = (("tensorflow.keras", "keras"), ("keras_core", "keras"), ("keras.engine.", "keras.src.engine."))
+_SIZE_NAMES = """
+units filters kernel_size strides pool_size target_shape output_dim input_dim input_length depth_multiplier
+batch_input_shape batch_shape groups dilation_rate height width num_heads key_dim value_dim num_tokens max_tokens
+num_bins sequence_length fft_length num_mel_bins dims axis output_size"""
+_SIZES = set(_SIZE_NAMES.split())
+_REPEATED = {"size", "n", "padding", "cropping", "output_padding"}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a configuration would do.
+
+    Attributes:
+        untrusted: what building it would execute, import or read from elsewhere.
+        unsupported: layers of Keras 2 that no layer of Keras 3 can stand for.
+        problem: what makes it no configuration of a model, or one to do harm; empty: nothing.
+    """
+
+    untrusted: tuple[Refused, ...] = ()
+    unsupported: tuple[Refused, ...] = ()
+    problem: str = ""
+
+
+def shown(value: object) -> str:
+    """A name from the file, safe to print: short, quoted, no control characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _bare(value: str) -> str:
+    """The same without quotes, for what stands in a field of its own."""
+    return shown(value)[1:-1] if isinstance(value, str) and len(value) < 80 else shown(value).strip("'\"")
+
+
+def loadable(value: Any) -> Any:
+    """A configuration without what compiled it, and with the module names of today."""
+    if isinstance(value, list):
+        return [loadable(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: loadable(item) for key, item in value.items() if key != "compile_config"}
+    if "class_name" in kept and isinstance(module := kept.get("module"), str):
+        for old, new in _MOVED:
+            if module == old or module.startswith(old.rstrip(".") + "."):
+                kept["module"] = module = new + module[len(old) :]
+    return kept
+
+
+def settled(value: Any) -> Any:
+    """A configuration without the forms that single releases of Keras 2 had for numbers and lists.
+
+    Source: arrays as {"type": "ndarray", "value": …} in Keras 2.0 to 2.2, lists as {"class_name": "ListWrapper",
+    "items": …} in TensorFlow 1.14 to 2.3.
+    """
+    if isinstance(value, list):
+        return [settled(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") == "ndarray" and set(value) == {"type", "value"}:
+        return settled(value["value"])
+    if value.get("class_name") in LISTS and isinstance(value.get("items"), list):
+        return settled(value["items"])
+    return {key: settled(item) for key, item in value.items()}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a value stands: under which key, in which layer, how deep, and how often it is called."""
+
+    key: str = ""
+    owner: str = ""
+    depth: int = 0
+    calls: int = 1
+
+
+def judged(config: dict[str, Any]) -> Judged:
+    """Walks a whole configuration; a loop, so that no depth can exhaust the stack."""
+    if not isinstance(config.get("class_name"), str) or "config" not in config:
+        return Judged(problem="its configuration does not describe a model (no class_name and config)")
+    untrusted: list[Refused] = []
+    unsupported: list[Refused] = []
+    stack: list[tuple[Any, _Place]] = [(config, _Place())]
+    calls = 0
+    while stack:
+        value, place = stack.pop()
+        if place.depth > MAX_DEPTH:
+            return Judged(problem=f"its configuration is nested deeper than {MAX_DEPTH} levels")
+        if isinstance(value, str):
+            untrusted += _judge_text(place.key, value, place.owner)
+        elif isinstance(value, int | float) and (problem := _absurd(place.key.removesuffix("[]"), value)):
+            return Judged(problem=f"{problem} in {shown(place.owner)}")
+        elif isinstance(value, list):
+            inside = _Place(place.key.removesuffix("[]") + "[]", place.owner, place.depth + 1, place.calls)
+            stack += [(item, inside) for item in reversed(value)]
+        elif isinstance(value, dict):
+            place = _entered(value, place)
+            calls += place.calls if place.key in ("layers[]", "config[]") else 0
+            if calls > MOST_CALLS:
+                return Judged(problem=f"its layers are called more than {MOST_CALLS:,} times")
+            if "class_name" in value:
+                untrusted += _judge(value, place.owner)
+                unsupported += _judge_support(value, place.owner)
+            inner = [(item, _Place(name, place.owner, place.depth + 1, place.calls)) for name, item in value.items()]
+            stack += reversed(inner)
+    return Judged(tuple(dict.fromkeys(untrusted)), tuple(dict.fromkeys(unsupported)))
+
+
+def _entered(value: dict[str, Any], place: _Place) -> _Place:
+    """The place with the name and the calls of the layer that begins here, if one does."""
+    inner, nodes = value.get("config"), value.get("inbound_nodes")
+    name = inner.get("name") if isinstance(inner, dict) else None
+    times = max(len(nodes), 1) if isinstance(nodes, list) and "class_name" in value else 1
+    owner = name if isinstance(name, str) else place.owner
+    return _Place(place.key, owner, place.depth, place.calls * times)
+
+
+def _absurd(key: str, value: float) -> str:
+    """What is wrong with a number, if it is a size."""
+    limit = MOST_REPEATED if key in _REPEATED else MOST_PER_SIDE if key in _SIZES else math.inf
+    if isinstance(value, int) and abs(value) >= 2**63 and key != "seed":
+        return f"it has a number of {value.bit_length()} bits"
+    if limit is not math.inf and not abs(value) <= limit:
+        return f"{key} is {value:g}, which no layer can have,"
+    return ""
+
+
+def _judge(entry: dict[str, Any], owner: str) -> list[Refused]:
+    """What one serialized object would run: nothing if it is a known one of Keras."""
+    name, module, registered = entry["class_name"], entry.get("module"), entry.get("registered_name")
+    ours = module is None or (isinstance(module, str) and _OURS.match(module) is not None)
+    if not isinstance(name, str):
+        return [Refused(owner, shown(name), "is of a class that has no name")]
+    if name in LISTS and set(entry) == {"class_name", "items"}:
+        return []
+    if name in RUNS:
+        return [Refused(owner, name, f"{RUNS[name]}{_code(entry)}")]
+    if name == "function":
+        name, known = entry.get("config"), ACTIVATIONS
+        if isinstance(name, str) and name in known and ours and registered in (None, name, "function"):
+            return []
+        return [Refused(owner, "function", f"calls the function {shown(name)} of module {shown(module)}")]
+    operation = isinstance(module, str) and _OPERATIONS.match(module)
+    if ours and registered in (None, name) and (name in KNOWN or operation):
+        return []
+    wanted = registered if isinstance(registered, str) else name
+    reason = f"is of the custom class {shown(wanted)}"
+    return [Refused(owner, _bare(wanted), f"{reason} from module {shown(module)}" if module else reason)]
+
+
+def _code(entry: dict[str, Any]) -> str:
+    """Which code a Lambda layer has: bytecode, or the name of a function."""
+    config = entry.get("config")
+    config = config if isinstance(config, dict) else {}
+    function, module = config.get("function", config), config.get("module", entry.get("module"))
+    if isinstance(function, dict) and isinstance(function.get("items"), list):  # a tuple, in a SavedModel
+        function = function["items"]
+    if isinstance(function, dict) and isinstance(function.get("config"), dict):
+        function = function["config"]
+    if isinstance(function, dict):
+        module = function.get("module", module)
+        function = function.get("code", function.get("value", function.get("config")))
+    code = function[0] if isinstance(function, list) and function else function
+    if isinstance(code, str) and (isinstance(function, list) or len(code) > 60 or not code.isidentifier()):
+        return f": {len(code) * 3 // 4:,} bytes of bytecode, whose source is not in the file"
+    if isinstance(code, str):
+        return f": the function {shown(code)} of module {shown(module)}, which is not in the file"
+    return " that it carries or names"
+
+
+def _judge_support(entry: dict[str, Any], owner: str) -> list[Refused]:
+    """Why a layer of Keras 2 has no counterpart, if it has none."""
+    name, config = str(entry["class_name"]), entry.get("config")
+    if name in REFUSED:
+        return [Refused(owner, name, "Keras 3 has no such layer")]
+    if name not in OPERATIONS:
+        return []
+    config = config if isinstance(config, dict) else {}
+    if name == "TensorFlowOpLayer":
+        operator = _operator(config.get("node_def"))
+        known, wanted = keras2_functions.node(operator), f"the node {shown(operator)}"
+    else:
+        known, wanted = keras2_functions.function(config.get("function")), f"tf.{_bare(str(config.get('function')))}"
+    return [] if known else [Refused(owner, name, f"{wanted} has no counterpart")]
+
+
+def _operator(stored: object) -> object:
+    """The operator of a GraphDef node, stored as JSON or in protobuf's wire format (field 2 of NodeDef)."""
+    if isinstance(stored, dict):
+        return stored.get("op")
+    try:
+        return protobuf_wire.text(stored.encode(), 2) if isinstance(stored, str) else None
+    except ValueError:
+        return None
+
+
+def _judge_text(key: str, value: str, owner: str) -> list[Refused]:
+    """What a plain string would run or read, where Keras takes it for a name."""
+    if key == "activation" or key.endswith("_activation"):
+        known = value in ACTIVATIONS | KNOWN
+        return [] if known else [Refused(owner, "function", f"calls the function {shown(value)}")]
+    if key.endswith(("_initializer", "_regularizer", "_constraint")) and ">" in value:
+        return [Refused(owner, _bare(value), f"is of the custom class {shown(value)}")]
+    return [Refused(owner, "vocabulary", f"reads the file {shown(value)}")] if key == "vocabulary" else []

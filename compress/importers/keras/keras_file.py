@@ -1,0 +1,304 @@
+"""Keras files (.keras, .h5): what loading one would run, and loading it as a Keras 3 model.
+
+A Keras file can carry Python code, or name code to import, and what refuses it depends on
+format and version: tf_keras ignores `safe_mode` for .h5. So the stored configuration is read
+first, without Keras, and everything in it that is not on a list of known objects is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from compress.errors import ModelError, UntrustedError
+from compress.importers.common import guarded_calls
+from compress.importers.common.difference import Parity
+from compress.importers.common.guarded_calls import READ_ERRORS
+from compress.importers.common.unsupported import Refused, carrying
+from compress.importers.keras import hdf5_weights, keras2, keras2_weights, keras_config
+from compress.importers.keras.hdf5_weights import MAX_WEIGHTS_BYTES
+from compress.importers.keras.keras_config import MAX_DEPTH, loadable, shown
+from compress.ir import mixed_precision, tensorflow
+
+if TYPE_CHECKING:
+    import keras
+
+MAX_CONFIG_BYTES = 64 * 2**20
+ALLOWED = "a .keras, .h5 or .hdf5 file with architecture and weights"
+RESAVE = "save it again with Keras: model.save('model.keras')"
+CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a Keras file says of itself.
+
+    Attributes:
+        format: the container, whatever the file is called.
+        keras_version: the version that wrote it; empty where it does not say.
+        config: the stored model configuration, for "keras" without compile_config (never loaded).
+        untrusted: what loading would execute, import or read from elsewhere.
+        unsupported: layers of Keras 2 that no layer of Keras 3 can stand for.
+        backend: what Keras computed with, where an HDF5 file says so: tensorflow, theano, cntk.
+    """
+
+    format: Literal["keras", "h5"]
+    keras_version: str
+    config: dict[str, Any]
+    untrusted: tuple[Refused, ...]
+    unsupported: tuple[Refused, ...]
+    backend: str = ""
+
+    @property
+    def from_keras2(self) -> bool:
+        """Whether it was written by Keras 1 or 2, or by something that does not say."""
+        return not self.keras_version or self.keras_version.startswith(("1.", "2."))
+
+
+def scan(path: Path) -> Scan:
+    """Reads the stored configuration, without Keras and without running anything.
+
+    Raises:
+        ModelError: it is not a Keras file, is damaged, or is made to do harm.
+    """
+    import h5py
+
+    try:
+        is_zip = path.is_file() and zipfile.is_zipfile(path)
+        is_hdf5 = path.is_file() and h5py.is_hdf5(path)
+        if is_zip and is_hdf5:
+            raise _refusal(path, "is a zip archive and an HDF5 file at once: which one is loaded would be chance")
+        if is_zip:
+            version, config = _read_keras(path)
+            return _scanned(path, "keras", version, config)
+        if is_hdf5:
+            version, backend, config = _read_h5(path)
+            return replace(_scanned(path, "h5", version, config), backend=backend)
+        raise _refusal(path, _strange(path))
+    except RecursionError as error:
+        raise _refusal(path, f"its configuration is nested deeper than {MAX_DEPTH} levels") from error
+    except READ_ERRORS as error:
+        raise _refusal(
+            path, f"cannot be read: {guarded_calls.first_line(error)}", "check that it was copied completely"
+        ) from error
+
+
+def load(path: Path, *, trust: bool = False) -> keras.Model:
+    """Loads a Keras file as a Keras 3 Functional or Sequential model, not compiled.
+
+    Files of Keras 2 are rebuilt layer by layer, and the outputs compared (`compress.importers.keras.keras2`).
+
+    Args:
+        path: the file.
+        trust: whether code that came with it may run.
+
+    Raises:
+        UntrustedError: it would run code, and `trust` is not given.
+        ModelError: it is damaged, or Keras 3 cannot express it.
+    """
+    return compared(path, scan(path), trust=trust)[0]
+
+
+def compared(path: Path, found: Scan, *, trust: bool, samples: Any = None) -> tuple[keras.Model, Parity | None]:
+    """The same of a file that was scanned, with the parity of a model that was rebuilt.
+
+    Args:
+        path: the file.
+        found: its scan.
+        trust: whether code that came with it may run.
+        samples: real samples [n, ...] that a rebuilt model is compared on, beside random ones.
+
+    Raises:
+        UntrustedError: it would run code, and `trust` is not given.
+        ModelError: it is damaged, or Keras 3 cannot express it.
+    """
+    if found.untrusted and not trust:
+        raise untrusted(path, found.untrusted)
+    if found.unsupported:
+        raise keras2.missing(found.unsupported, str(path))
+    with guarded_calls.quiet(), _explained(path, found), tempfile.TemporaryDirectory() as folder:
+        if (backend := tensorflow.keras().config.backend()) != "tensorflow":
+            raise ModelError(f"Keras runs on {backend}", where="KERAS_BACKEND", allowed="tensorflow", todo="unset it")
+        place = _prepared(path, found, Path(folder))
+        if found.from_keras2:
+            return keras2.rebuild(_from_keras2(place, found, trust), str(path), samples)
+        with guarded_calls.bounded():
+            model = tensorflow.keras().saving.load_model(place, compile=False, safe_mode=not trust)
+            model = mixed_precision.single(model)
+        guarded_calls.check_tensors(model)
+    if not getattr(model, "inputs", None):
+        raise ModelError("the model has no defined inputs", where=str(path), todo=keras2.INPUT)
+    return model, None
+
+
+def untrusted(path: Path, found: Sequence[Refused]) -> UntrustedError:
+    """The error that says what loading would run."""
+    what = f"loading would run or import what the file says: {'; '.join(map(str, found))}"
+    todo = "if you know where the file comes from, set `trust: true` under `model:`, or give --trust to `import`"
+    return carrying(UntrustedError(what, where=str(path), todo=todo), found)
+
+
+def _from_keras2(place: str, found: Scan, trust: bool) -> Any:
+    """The model as tf-keras loads it; from the configuration where that has forms which tf-keras knows no more."""
+    import tf_keras
+
+    config = keras_config.settled(found.config)
+    with guarded_calls.bounded():
+        if found.format == "keras" or config == found.config:
+            model = tf_keras.saving.load_model(place, compile=False, safe_mode=not trust)
+        else:
+            model = tf_keras.models.model_from_json(json.dumps(config))
+            model.load_weights(place)
+    if found.backend == "theano":
+        keras2_weights.turn_kernels(model)
+    return model
+
+
+def _explained(path: Path, found: Scan) -> AbstractContextManager[None]:
+    """What the libraries raise, with the version that wrote the file."""
+    version = f"Keras {found.keras_version}" if found.keras_version else "an unknown version of Keras"
+    custom = "custom classes are not in the file: register them first, or " if found.untrusted else ""
+    return guarded_calls.explained(path, f"cannot be loaded (written by {version})", custom + RESAVE)
+
+
+def _refusal(path: Path, what: str, todo: str = RESAVE) -> ModelError:
+    return ModelError(what, where=str(path), allowed=ALLOWED, todo=todo)
+
+
+def _strange(path: Path) -> str:
+    """What a file is that is neither zip nor HDF5."""
+    if path.is_dir():
+        return "is a folder (a SavedModel?)"
+    if not path.exists():
+        return "does not exist"
+    with path.open("rb") as stream:
+        start = stream.read(8)
+    if not start:
+        return "is empty"
+    if start.startswith((b"PK\x03\x04", b"\x89HDF")):
+        return "is cut off: its beginning is right, its end is missing"
+    if start[0] == 0x80 and start[1:2] <= b"\x05":
+        return "is a Python pickle, which can run code when it is opened"
+    return "is neither a zip archive nor an HDF5 file"
+
+
+def _read_keras(path: Path) -> tuple[str, dict[str, Any]]:
+    """Version and configuration of a .keras archive, after a look at everything in it."""
+    import h5py
+
+    with zipfile.ZipFile(path) as archive:
+        _check_members(path, archive)
+        names = set(archive.namelist())
+        if CONFIG not in names:
+            torch = any(name.endswith("data.pkl") for name in names)
+            raise _refusal(path, f"has no {CONFIG}" + (": it is a PyTorch file" if torch else ""))
+        if WEIGHTS not in names:
+            raise _refusal(path, f"has no {WEIGHTS}")
+        config = _parsed(path, CONFIG, archive.read(CONFIG))
+        metadata = _parsed(path, METADATA, archive.read(METADATA)) if METADATA in names else {}
+        with h5py.File(io.BytesIO(archive.read(WEIGHTS)), "r") as file:
+            _check_weights(path, file)
+    version = metadata.get("keras_version")
+    version = version if isinstance(version, str) else ""
+    return version, loadable(config)
+
+
+def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
+    """Refuses archives that are made to fill the disk, to leave the folder, or to confuse."""
+    seen: set[str] = set()
+    total = 0
+    for info in archive.infolist():
+        name, size, packed = info.filename, info.file_size, max(info.compress_size, 1)
+        parts = re.split(r"[/\\]", name)
+        total += size
+        if not parts[0] or ".." in parts or ":" in parts[0] or stat.S_ISLNK(info.external_attr >> 16):
+            raise _refusal(path, f"has a member that leads out of the archive: {shown(name)}")
+        if name in seen:
+            raise _refusal(path, f"has two members called {shown(name)}")
+        if info.flag_bits & 1:
+            raise _refusal(path, f"is encrypted ({shown(name)})")
+        if name.lower().endswith((".pkl", ".pickle", ".joblib")) and CONFIG in archive.namelist():
+            raise _refusal(path, f"has a Python pickle in it ({shown(name)}), which can run code when it is opened")
+        if name in (CONFIG, METADATA) and (size > MAX_CONFIG_BYTES or size > max(2**20, 200 * packed)):
+            raise _refusal(path, f"its {name} would unpack from {packed:,} to {size:,} bytes")
+        if total > MAX_WEIGHTS_BYTES or size > max(2**28, 100 * packed):
+            raise _refusal(path, f"its {shown(name)} would unpack from {packed:,} to {size:,} bytes")
+        seen.add(name)
+
+
+def _read_h5(path: Path) -> tuple[str, str, dict[str, Any]]:
+    """Version, backend and configuration of a whole-model HDF5 file."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        if "model_config" not in file.attrs:
+            weights = "layer_names" in file.attrs or "layers" in file or "_layer_checkpoint_dependencies" in file
+            raise _refusal(
+                path,
+                "has weights only, no architecture" if weights else "has no model_config: it is no Keras model",
+                "build the model in code, load these weights into it, then model.save('model.keras')",
+            )
+        _check_weights(path, file)
+        text = file.attrs["model_config"]
+        version, backend = (_word(file.attrs.get(name, "")) for name in ("keras_version", "backend"))
+    if not isinstance(text, str | bytes):
+        raise _refusal(path, "its model_config is not text")
+    return version, backend, _parsed(path, "model_config", text)
+
+
+def _word(value: object) -> str:
+    value = value.decode() if isinstance(value, bytes) else value
+    return value if isinstance(value, str) else ""
+
+
+def _check_weights(path: Path, file: Any) -> None:
+    """Refuses links and data that lie outside the file, and sizes that nobody stored."""
+    if found := hdf5_weights.problem(file):
+        raise _refusal(path, found)
+
+
+def _parsed(path: Path, name: str, text: str | bytes) -> dict[str, Any]:
+    if len(text) > MAX_CONFIG_BYTES:
+        raise _refusal(path, f"its {name} is larger than {MAX_CONFIG_BYTES:,} bytes")
+    try:
+        value = json.loads(text if isinstance(text, str) else text.decode())
+    except ValueError as error:
+        raise _refusal(path, f"its {name} is not JSON: {guarded_calls.first_line(error)}") from error
+    if not isinstance(value, dict):
+        raise _refusal(path, f"its {name} is not a JSON object")
+    return value
+
+
+def _scanned(path: Path, container: Literal["keras", "h5"], version: str, config: dict[str, Any]) -> Scan:
+    found = keras_config.judged(config)
+    if found.problem:
+        raise _refusal(path, found.problem)
+    return Scan(container, version, config, found.untrusted, found.unsupported)
+
+
+def _prepared(path: Path, found: Scan, folder: Path) -> str:
+    """The file as the libraries want it: a suffix that fits, and the configuration that was scanned."""
+    if found.format == "h5":
+        if path.suffix in (".h5", ".hdf5"):
+            return str(path.absolute())
+        os.symlink(path.absolute(), folder / "model.h5")
+        return str(folder / "model.h5")
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(folder / "model.keras", "w") as target:
+        target.writestr(CONFIG, json.dumps(found.config))
+        target.writestr(METADATA, json.dumps({"keras_version": found.keras_version}))
+        for name in source.namelist():
+            if name == WEIGHTS or (name.startswith("assets/") and not name.endswith("/")):
+                with source.open(name) as given, target.open(name, "w", force_zip64=True) as copy:
+                    shutil.copyfileobj(given, copy)
+    return str(folder / "model.keras")

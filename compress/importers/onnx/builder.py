@@ -1,0 +1,283 @@
+"""What the rules for ONNX operators work with: the network in the making, and one operator at a time.
+
+Rules make plain values (`training.network`) of operators, and say how the network has their
+numbers (`onnx_layout`); `onnx_network` calls them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.importers.common import layer_calls
+from compress.importers.common.layer_calls import LAYERS, NotImportedError, entry, free_name
+from compress.importers.onnx import layout
+from compress.importers.onnx.layout import Order, Value, laid, natural, sides_of
+from compress.importers.onnx.onnx_graph import Graph, Node
+from compress.ir.keras_graph import Layer, Tensor, tensors_in
+
+FLOAT = "FLOAT"
+UNKNOWN = Tensor("?")
+"""What a template of a value has for a tensor."""
+
+
+@dataclass
+class Draft:
+    """A network in the making.
+
+    Attributes:
+        graph: what it is made of.
+        layers: what was made so far, by name.
+        shapes: of each tensor of the network, without the batch.
+        values: by tensor of the graph.
+        holders: the tensors of the graph that one of the network's stands for.
+        used: how often the network's tensors are taken.
+        padded: what a layer that only pads with zeros was given, and (before, after) for each place.
+        changed: tensors of the graph that the network does not have any more as they were.
+    """
+
+    graph: Graph
+    layers: dict[str, Layer] = field(default_factory=dict)
+    shapes: dict[Tensor, tuple[int | None, ...]] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+    holders: dict[Tensor, list[str]] = field(default_factory=dict)
+    used: Counter[Tensor] = field(default_factory=Counter)
+    padded: dict[Tensor, tuple[Value, list[tuple[int, int]]]] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.takers = Counter(name for node in self.graph.nodes for name in node.inputs)
+        self.takers.update(self.graph.outputs)
+
+    def add(self, layer: Layer, like: Value) -> Value:
+        """Puts a layer in; what it makes is laid out as `like`."""
+        self.layers[layer.name] = layer
+        self.used.update(tensors_in(list(layer.calls)))
+        value = replace(like, tensor=Tensor(layer.name))
+        self.shapes[value.tensor] = value.sides
+        return value
+
+    def keep(self, name: str, value: Value) -> None:
+        """Notes how the network has a tensor of the graph."""
+        self.values[name] = value
+        self.holders.setdefault(value.tensor, []).append(name)
+
+    def input(self, name: str, order: Order) -> Value:
+        """An input of the graph as an input of the network."""
+        shape = self.graph.shapes[name]
+        made = laid(UNKNOWN, shape, order, sides_of(shape, order) or (1,))
+        called = free_name(title(name), self.layers)
+        config = {"name": called, "batch_shape": [None, *made.sides], "dtype": "float32"}
+        return self.add(Layer(called, "InputLayer", entry(LAYERS, "InputLayer", config), (), ()), made)
+
+    def alone(self, value: Value) -> Layer | None:
+        """The layer that makes a value, if nothing else takes what it makes: it may be changed."""
+        names = self.holders.get(value.tensor, ())
+        if self.used[value.tensor] or any(self.takers[name] != 1 or name in self.graph.outputs for name in names):
+            return None
+        return self.layers.get(value.tensor.layer)
+
+    def rewrite(self, value: Value, layer: Layer) -> None:
+        """Puts a layer in the place of the one that makes a value; it makes something else."""
+        self.layers[layer.name] = layer
+        self.changed.update(self.holders.get(value.tensor, ()))
+
+
+def title(name: str) -> str:
+    """What a layer may be called: "model/stem/conv/Relu:0" gives stem_conv, "/features/features.0/Conv" features_0."""
+    parts = [part for part in name.split(";", 1)[0].split(":", 1)[0].replace("//", "/").split("/") if part]
+    while len(parts) > 1 and parts[-1][0].isupper():  # what TensorFlow and PyTorch call their operations
+        parts.pop()
+    parts = [part for at, part in enumerate(parts) if at == 0 or part != parts[at - 1]]
+    if len(parts) > 1 and parts[-1].startswith(f"{parts[-2]}."):
+        parts.pop(-2)
+    return "_".join(parts[1:][-2:] or parts)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator, and all that a rule needs to make layers of it.
+
+    Attributes:
+        draft: where the layers go.
+        node: the operator.
+    """
+
+    draft: Draft
+    node: Node
+
+    # --- what the operator is given ------------------------------------------------------
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """One of its attributes."""
+        return self.node.settings.get(name, default)
+
+    def has(self, place: int) -> bool:
+        """Whether it has such an input."""
+        return place < len(self.node.inputs) and bool(self.node.inputs[place])
+
+    def is_constant(self, place: int) -> bool:
+        """Whether an input is there, and a constant."""
+        return self.has(place) and self.node.inputs[place] in self.draft.graph.constants
+
+    def constant(self, place: int) -> NDArray[Any]:
+        """An input that must be a constant."""
+        if not self.has(place):
+            raise NotImportedError(f"its input {place} is missing")
+        if not self.is_constant(place):
+            raise NotImportedError(f"its input {place}, {self.node.inputs[place][:80]!r}, is computed")
+        return self.draft.graph.constants[self.node.inputs[place]]
+
+    def weights(self, place: int) -> NDArray[np.float32]:
+        """A constant input of floats."""
+        numbers = self.constant(place)
+        if numbers.dtype.kind != "f":
+            raise NotImportedError(f"its input {place}, {self.node.inputs[place][:80]!r}, is {numbers.dtype}")
+        return np.asarray(numbers, np.float32)
+
+    def integers(self, name: str, place: int | None = None) -> list[int] | None:
+        """Axes, sizes and the like: an attribute, or in later opsets a constant input; None if neither is there."""
+        if self.setting(name) is not None:
+            return [int(number) for number in np.asarray(self.setting(name)).reshape(-1)]
+        if place is None or not self.has(place):
+            return None
+        return [int(number) for number in self.constant(place).reshape(-1)]
+
+    def number(self, name: str, place: int | None, default: float) -> float:
+        """A number, likewise."""
+        if self.setting(name) is not None:
+            return float(self.setting(name))
+        if place is None or not self.has(place):
+            return default
+        numbers = self.constant(place).reshape(-1)
+        return float(numbers[0]) if numbers.size else default
+
+    def value(self, place: int, *types: str) -> Value:
+        """An input that must be computed, and of floats unless other types are named."""
+        if not self.has(place):
+            raise NotImportedError(f"its input {place} is missing")
+        name = self.node.inputs[place]
+        if name in self.draft.graph.constants:
+            raise NotImportedError(f"its input {place}, {name[:80]!r}, is a constant")
+        kind, shape = self.draft.graph.types.get(name, "?"), self.draft.graph.shapes.get(name)
+        if kind not in (types or (FLOAT,)):
+            raise NotImportedError(f"its input {place}, {name[:80]!r}, is {kind}")
+        if name not in self.draft.values or shape is None or 0 in shape:
+            raise NotImportedError(f"its input {place}, {name[:80]!r}, has no shape, or none that could be told")
+        return self.draft.values[name]
+
+    def made(self, place: int = 0) -> tuple[int, ...]:
+        """The shape of what it makes."""
+        shape = self.draft.graph.shapes.get(self.node.outputs[place])
+        if shape is None or 0 in shape:
+            raise NotImportedError("the shape of what it makes could not be told" if shape is None else "it is empty")
+        return shape
+
+    # --- layers --------------------------------------------------------------------------
+
+    def layer(
+        self,
+        kind: str,
+        config: Mapping[str, Any],
+        given: Sequence[Any],
+        like: Value,
+        weights: Sequence[NDArray[np.float32]] = (),
+    ) -> Value:
+        """A layer of Keras; `given` are its arguments, what it makes is laid out as `like`."""
+        settings = {"name": self._name(), **config}
+        return self.draft.add(layer_calls.made(LAYERS, kind, settings, given, weights), like)
+
+    def operation(self, module: str, kind: str, config: Mapping[str, Any], given: Sequence[Any], like: Value) -> Value:
+        """One of Keras' operations, for what no layer does; the same otherwise."""
+        return self.draft.add(layer_calls.made(module, kind, {"name": self._name(), **config}, given), like)
+
+    def _name(self) -> str:
+        """A free name: that of the module for weights of PyTorch, that of the operator, or that of what it makes."""
+        weights = [name for name in self.node.inputs[1:2] if name.endswith(".weight")]
+        own = self.node.name if "/" in self.node.name else weights[0][: -len(".weight")] if weights else self.node.name
+        return free_name(title(own if not own.isdigit() else f"{self.node.operator}_{own}"), self.draft.layers)
+
+    # --- how numbers are laid out --------------------------------------------------------
+
+    def arranged(self, value: Value, order: Order, *, whole: bool = False) -> Value:
+        """The value with its axes in this order, and each one a side of the network; layers only where need be."""
+        sides = sides_of(value.shape, order, whole=whole) or (1,)
+        target = laid(value.tensor, value.shape, order, sides)
+        moved = layout.transposed(value, order)
+        if moved is None:
+            return self.arranged(self.straightened(value), order, whole=whole)
+        if moved.straight:
+            return self._in_sides(value, target)
+        if (dims := layout.directly(value.sides, target.sides, moved)) is not None:
+            return self.layer("Permute", {"dims": dims}, [value], target)
+        return self._in_sides(self._permuted(value, moved.parts, moved.order), target)
+
+    def straightened(self, value: Value) -> Value:
+        """The value with its numbers in the graph's order."""
+        if value.straight:
+            return value
+        moved = self._permuted(value, value.parts, value.order)
+        return replace(moved, parts=(prod(value.shape),), order=(0,))
+
+    def in_line(self, value: Value) -> Value:
+        """The value with a single side in the network, its numbers in the order that they have there."""
+        return self._in_sides(value, replace(value, sides=(prod(value.shape),)))
+
+    def _in_sides(self, value: Value, target: Value) -> Value:
+        if value.sides == target.sides:
+            return replace(target, tensor=value.tensor)
+        if len(target.sides) == 1 and len(value.sides) > 1:
+            return self.layer("Flatten", {}, [value], target)
+        return self.layer("Reshape", {"target_shape": list(target.sides)}, [value], target)
+
+    def _permuted(self, value: Value, parts: Sequence[int], order: Sequence[int]) -> Value:
+        """The numbers moved: seen as `parts` in this order they become `parts` in their own."""
+        sides = tuple(parts[part] for part in order)
+        seen = self._in_sides(value, replace(value, sides=sides))
+        dims = [order.index(part) + 1 for part in range(len(parts))]
+        return self.layer("Permute", {"dims": dims}, [seen], replace(value, sides=tuple(parts)))
+
+    def plain(self, value: Value, *axes: int) -> Placed:
+        """The value with each axis a side of the network, these ones certainly."""
+        rank = len(value.shape)
+        order = natural(value)
+        if order is None:
+            value, order = self.straightened(value), tuple(range(rank))
+        whole = bool(order) and order[0] in axes
+        value = self.arranged(value, order, whole=whole)
+        return Placed(value, order, len(value.sides) == rank)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A value of which each axis is a side of the network.
+
+    Attributes:
+        value: the value.
+        order: its axes as they follow each other in the network.
+        whole: whether the network has all of them, and its own batch before them.
+    """
+
+    value: Value
+    order: Order
+    whole: bool
+
+    def axis(self, axis: int) -> int:
+        """An axis of the graph's tensor as Keras counts it; the last one is -1."""
+        place = self.order.index(axis) + self.whole
+        return -1 if place == len(self.order) + self.whole - 1 else place
+
+    def like(self, shape: Sequence[int]) -> Value:
+        """A template: another shape, laid out likewise."""
+        shape = tuple(int(side) for side in shape)
+        sides = tuple(shape[axis] for axis in self.order)
+        return laid(UNKNOWN, shape, self.order, sides if self.whole else sides[1:])
+
+
+Rule = Callable[[Call], Value | list[Value]]

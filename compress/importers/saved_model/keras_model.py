@@ -1,0 +1,46 @@
+"""The Keras 2 model that a SavedModel folder describes: rebuilt from its configuration and its weights.
+
+The graph in the folder is not loaded, so nothing of it runs.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from compress.importers.common import guarded_calls
+from compress.importers.common.difference import Parity
+from compress.importers.keras import keras2, keras_file
+from compress.importers.saved_model.saved_model_folder import WEIGHTS, Content
+
+if TYPE_CHECKING:
+    import keras
+
+
+def load(content: Content, *, trust: bool, samples: Any = None) -> tuple[keras.Model, Parity]:
+    """The model in Keras 3, and how far its answers are from those of tf-keras.
+
+    Args:
+        content: of a folder that describes a Keras model.
+        trust: whether code that came with it may run.
+        samples: real samples [n, ...] that both are run on, beside random ones.
+
+    Raises:
+        UntrustedError: it would run code, and `trust` is not given.
+        ModelError: it is damaged, or Keras 3 cannot express it.
+    """
+    assert content.config is not None  # the caller has looked
+    if content.judged.untrusted and not trust:
+        raise keras_file.untrusted(content.path, content.judged.untrusted)
+    if content.judged.unsupported:
+        raise keras2.missing(content.judged.unsupported, str(content.path))
+    what = f"cannot be loaded (written by Keras {content.keras_version})"
+    with guarded_calls.quiet(), guarded_calls.explained(content.path, what, keras_file.RESAVE):
+        import tf_keras
+
+        with guarded_calls.bounded():
+            old = tf_keras.models.model_from_json(json.dumps(content.config))
+        status = old.load_weights(str(content.path / WEIGHTS))
+        if old.weights:
+            status.assert_existing_objects_matched()
+        return keras2.rebuild(old, str(content.path), samples)

@@ -1,0 +1,243 @@
+"""SavedModel folders: what one holds, found out without TensorFlow, so that nothing of it runs.
+
+A folder that Keras 2 wrote describes its model (keras_metadata.pb, or the object graph of older releases), and is
+rebuilt from that and its weights. Any other is a graph of TensorFlow functions: it can become a float .tflite file.
+
+Source: tensorflow/core/protobuf/{saved_model,meta_graph,saved_object_graph}.proto, keras/protobuf/saved_metadata.proto.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.errors import ModelError
+from compress.importers.common import protobuf_wire
+from compress.importers.common.unsupported import Refused
+from compress.importers.keras.keras_config import Judged, judged, loadable, shown
+from compress.importers.saved_model.operators import FILES, reason
+
+GRAPH, METADATA, WEIGHTS = "saved_model.pb", "keras_metadata.pb", "variables/variables"
+ALLOWED = "a folder with saved_model.pb, as model.export() or tf.saved_model.save() write it"
+LARGEST_GRAPH = 2**28
+MOST_FILES = 1000
+IGNORED = "__saved_model_init_op", "__saved_model_train_op"
+_NETWORKS = {"_tf_keras_network", "_tf_keras_sequential", "_tf_keras_model"}
+_DTYPES = {1: "float32", 2: "float64", 3: "int32", 4: "uint8", 6: "int8", 7: "string", 9: "int64", 10: "bool"}
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a signature: shape with the batch, None for a side that is open."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A function that the folder offers."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a SavedModel folder holds.
+
+    Attributes:
+        path: the folder.
+        version: of TensorFlow, that wrote it.
+        keras_version: of Keras, where it describes a Keras model; otherwise empty.
+        config: the configuration of that model.
+        judged: what building it from the configuration would do.
+        signatures: what it offers.
+        refused: operators of its graph that touch files, run code, or are not known.
+    """
+
+    path: Path
+    version: str
+    keras_version: str
+    config: dict[str, Any] | None
+    judged: Judged
+    signatures: tuple[Signature, ...]
+    refused: tuple[Refused, ...]
+
+
+def files(path: Path) -> dict[str, Path]:
+    """Every file of the folder, by its name in it.
+
+    Raises:
+        ModelError: there are links or far too many files in it.
+    """
+    found: dict[str, Path] = {}
+    for each in sorted(path.rglob("*")):
+        if each.is_symlink() or not (each.is_file() or each.is_dir()):
+            raise refusal(path, f"has a link or a device in it: {shown(each.name)}")
+        if each.is_file():
+            found[str(each.relative_to(path))] = each
+        if len(found) > MOST_FILES:
+            raise refusal(path, f"has more than {MOST_FILES:,} files")
+    return found
+
+
+def digest(path: Path) -> str:
+    """SHA-256 over all files of the folder and their names.
+
+    Raises:
+        ModelError: there are links or far too many files in it.
+    """
+    total = hashlib.sha256()
+    for name, file in files(path).items():
+        with file.open("rb") as stream:
+            total.update(f"{name}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def read(path: Path) -> Content:
+    """Reads what a folder says of itself.
+
+    Raises:
+        ModelError: it is no SavedModel, is damaged, or is made to do harm.
+    """
+    if not (path / GRAPH).is_file():
+        raise refusal(path, f"has no {GRAPH}" if path.is_dir() else "is no folder")
+    known = files(path)
+    try:
+        data = _bytes(path, known[GRAPH])
+        graphs = list(protobuf_wire.messages(data, 2))
+        if len(graphs) != 1:
+            raise refusal(path, f"has {len(graphs)} graphs in it, not one")
+        root = _described(path, known, graphs[0])
+        version, config, found = _configuration(path, root)
+        info = next(protobuf_wire.messages(graphs[0], 1), memoryview(b""))
+        signatures = tuple(each for each in _signatures(graphs[0]) if each.name not in IGNORED)
+        return Content(path, protobuf_wire.text(info, 5), version, config, found, signatures, _refused(graphs[0]))
+    except (ValueError, RecursionError) as error:
+        raise refusal(path, f"cannot be read: {str(error)[:200]}") from error
+    except OSError as error:
+        raise refusal(path, f"cannot be read: {error.strerror}") from error
+
+
+def refusal(path: Path, what: str) -> ModelError:
+    """The error that says what is wrong with a folder."""
+    return ModelError(what, where=str(path), allowed=ALLOWED, todo="save it again")
+
+
+def _bytes(path: Path, file: Path) -> bytes:
+    if (size := file.stat().st_size) > LARGEST_GRAPH:
+        raise refusal(path, f"its {file.name} has {size:,} bytes, more than {LARGEST_GRAPH:,}")
+    return file.read_bytes()
+
+
+def _described(path: Path, known: dict[str, Path], graph: memoryview) -> dict[str, Any] | None:
+    """What Keras 2 stored of the model: in a file of its own since 2.5, in the object graph before."""
+    if METADATA in known:
+        for node in protobuf_wire.messages(_bytes(path, known[METADATA]), 1):
+            if protobuf_wire.whole(node, 2) == 0 and protobuf_wire.text(node, 4) in _NETWORKS:
+                return _object(protobuf_wire.text(node, 5))
+    for objects in protobuf_wire.messages(graph, 7):
+        first = next(protobuf_wire.messages(objects, 1), memoryview(b""))
+        for user in protobuf_wire.messages(first, 4):
+            if protobuf_wire.text(user, 1) in _NETWORKS:
+                return _object(protobuf_wire.text(user, 3))
+    return None
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    value = json.loads(text) if text else None
+    return value if isinstance(value, dict) else None
+
+
+def _configuration(path: Path, root: dict[str, Any] | None) -> tuple[str, dict[str, Any] | None, Judged]:
+    """Version and configuration of the Keras model, if its layers are described: a class of one's own is not."""
+    if root is None or not isinstance(root.get("config"), dict) or "layers" not in root["config"]:
+        return "", None, Judged()
+    config = {"class_name": root.get("class_name"), "config": loadable(root["config"])}
+    found = judged(config)
+    if found.problem:
+        raise refusal(path, found.problem)
+    return str(root.get("keras_version") or "2")[:20], config, found
+
+
+def _signatures(graph: memoryview) -> Iterator[Signature]:
+    for entry in protobuf_wire.messages(graph, 5):
+        signature = next(protobuf_wire.messages(entry, 2), memoryview(b""))
+        ports = [tuple(sorted(_ports(signature, number), key=lambda port: port.name)) for number in (1, 2)]
+        yield Signature(protobuf_wire.text(entry, 1), *ports)
+
+
+def _ports(signature: memoryview, number: int) -> Iterator[Port]:
+    for entry in protobuf_wire.messages(signature, number):
+        info = next(protobuf_wire.messages(entry, 2), memoryview(b""))
+        shape = next(protobuf_wire.messages(info, 3), memoryview(b""))
+        sides = [protobuf_wire.whole(side, 1) for side in protobuf_wire.messages(shape, 2)]
+        open_sides = tuple(None if side >= 2**63 else side for side in sides)  # -1
+        dtype = _DTYPES.get(protobuf_wire.whole(info, 2), "another type")
+        yield Port(protobuf_wire.text(entry, 1), dtype, None if protobuf_wire.whole(shape, 3) else open_sides)
+
+
+def _refused(graph: memoryview) -> tuple[Refused, ...]:
+    """The nodes that may not run, wherever they are; saving and restoring only where nothing calls it."""
+    if not any(protobuf_wire.messages(graph, 7)):
+        why = "was saved by TensorFlow 1, whose graphs run as a whole when they are loaded"
+        return (Refused(GRAPH, "SavedModel", why),)
+    found: list[Refused] = []
+    defined = next(protobuf_wire.messages(graph, 2), memoryview(b""))
+    bodies = {_function_name(body): list(protobuf_wire.messages(body, 3)) for body in _functions(defined)}
+    top = list(protobuf_wire.messages(defined, 1))
+    callable_ones = _called(graph, bodies, top)
+    for name, nodes in [("", top), *bodies.items()]:
+        savers = not name or name not in callable_ones
+        for node in nodes:
+            operator = protobuf_wire.text(node, 2)
+            problem = None if savers and operator in FILES else reason(operator, bodies)
+            if problem:
+                found.append(
+                    Refused(f"{name}/{protobuf_wire.text(node, 1)}".strip("/"), shown(operator)[1:-1], problem)
+                )
+    return tuple(dict.fromkeys(found))[:100]
+
+
+def _functions(defined: memoryview) -> Iterator[memoryview]:
+    for library in protobuf_wire.messages(defined, 2):
+        yield from protobuf_wire.messages(library, 1)
+
+
+def _function_name(body: memoryview) -> str:
+    return protobuf_wire.text(next(protobuf_wire.messages(body, 1), memoryview(b"")), 1)
+
+
+def _called(graph: memoryview, bodies: dict[str, list[memoryview]], top: list[memoryview]) -> set[str]:
+    """Functions that another function calls, that an object offers, or that a signature's node calls."""
+    saver = {"saver_filename", "save", "Const", "NoOp"}
+    found: set[str] = set()
+    for name, nodes in bodies.items():
+        for node in nodes:
+            found |= _attributes(node, bodies) - {name}
+    for node in top:
+        if (
+            not protobuf_wire.text(node, 1).startswith(tuple(saver))
+            and protobuf_wire.text(node, 2) != "StatefulPartitionedCall"
+        ):
+            found |= _attributes(node, bodies)
+    for objects in protobuf_wire.messages(graph, 7):
+        found |= {protobuf_wire.text(entry, 1) for entry in protobuf_wire.messages(objects, 2)}
+    return found
+
+
+def _attributes(node: memoryview, bodies: dict[str, list[memoryview]]) -> set[str]:
+    """The functions that a node names: as its operator, or in its attributes."""
+    names = {protobuf_wire.text(node, 2)}
+    for entry in protobuf_wire.messages(node, 5):
+        for value in protobuf_wire.messages(entry, 2):
+            listed = [each for group in protobuf_wire.messages(value, 1) for each in protobuf_wire.messages(group, 9)]
+            names |= {protobuf_wire.text(each, 1) for each in [*protobuf_wire.messages(value, 10), *listed]}
+    return names & bodies.keys()

@@ -1,0 +1,1 @@
+"""Import of float .tflite files."""

@@ -1,0 +1,350 @@
+"""What each TFLite operator with weights, or element by element, becomes in Keras (`tflite_network` calls these).
+
+The arithmetic of every operator is that of TFLite's reference kernels
+(tensorflow/lite/kernels/internal/reference) and of its schema.fbs, version 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from compress.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedError
+from compress.importers.tflite.network import Call, Value, reshaped
+from compress.importers.tflite.ops import shapes as tflite_shapes
+
+PADDINGS = ("same", "valid")
+LARGEST_STRIDE = 1024
+
+
+def _pair(call: Call, height: str, width: str) -> list[int]:
+    """[height, width] of two options."""
+    pair = [int(call.option(name, 1)) for name in (height, width)]
+    if not all(0 < each <= LARGEST_STRIDE for each in pair):
+        raise NotImportedError(f"its {height} and {width} are {pair}")
+    return pair
+
+
+def _strides(call: Call) -> list[int]:
+    return _pair(call, "strideH", "strideW")
+
+
+def _window(call: Call) -> dict[str, Any]:
+    """Strides, dilation and padding of a convolution, as Keras has them."""
+    strides, dilation = _strides(call), _pair(call, "dilationHFactor", "dilationWFactor")
+    if max(strides) > 1 and max(dilation) > 1:
+        raise NotImportedError(f"it has both strides {strides} and dilation {dilation}")
+    return {"strides": strides, "dilation_rate": dilation, "padding": _padding(call)}
+
+
+def _padding(call: Call) -> str:
+    number = call.option("padding")
+    if number not in (0, 1):
+        raise NotImportedError(f"its padding is number {number}")
+    return PADDINGS[number]
+
+
+def _spatial(size: int, kernel: int, stride: int, dilation: int, padding: str) -> int:
+    reach = (kernel - 1) * dilation + 1
+    return -(-size // stride) if padding == "same" else (size - reach) // stride + 1
+
+
+def _like(given: Value, window: Mapping[str, Any], kernel: tuple[int, ...], channels: int) -> Value:
+    """The shape that a window of a kernel's size makes of an image."""
+    batch, *sides, _ = given.shape
+    made = [
+        _spatial(size, reach, stride, dilation, window["padding"])
+        for size, reach, stride, dilation in zip(
+            sides, kernel, window["strides"], window.get("dilation_rate", (1, 1)), strict=True
+        )
+    ]
+    if min(made) < 1:
+        raise NotImportedError(f"a window of {list(kernel)} does not fit {list(given.shape)}")
+    return Value(given.tensor, (batch, *made, channels))
+
+
+def _bias(call: Call, place: int, count: int) -> list[Any]:
+    """The bias, if there is one, as weights."""
+    if call.count <= place:
+        return []
+    bias = call.weights(place)
+    if bias.size != count:
+        raise NotImportedError(f"it has {bias.size} biases for {count} channels")
+    return [bias.reshape(-1)]
+
+
+def _kernel(call: Call, place: int) -> Any:
+    kernel = call.weights(place)
+    if kernel.ndim != 4 or kernel.size == 0:
+        raise NotImportedError(f"its weights have the shape {list(kernel.shape)}")
+    return kernel
+
+
+def conv_2d(call: Call) -> Value:
+    """CONV_2D: weights [out, height, width, in / groups]."""
+    given, kernel, window = call.batched(0, 4), _kernel(call, 1), _window(call)
+    groups, left = divmod(given.shape[3], kernel.shape[3])
+    if left or not groups or kernel.shape[0] % groups:
+        raise NotImportedError(f"weights {list(kernel.shape)} do not fit {given.shape[3]} channels")
+    size = kernel.shape[1:3]
+    weights = [kernel.transpose(1, 2, 3, 0), *_bias(call, 2, kernel.shape[0])]
+    config = {**window, "filters": kernel.shape[0], "kernel_size": list(size), "groups": groups}
+    config["use_bias"] = len(weights) > 1
+    like = _like(given, window, size, kernel.shape[0])
+    return call.activated(call.layer("Conv2D", config, [given], like, weights))
+
+
+def depthwise_conv_2d(call: Call) -> Value:
+    """DEPTHWISE_CONV_2D: weights [1, height, width, in * multiplier]; uneven strides as a grouped convolution."""
+    given, kernel, window = call.batched(0, 4), _kernel(call, 1), _window(call)
+    channels, out, size = given.shape[3], kernel.shape[3], kernel.shape[1:3]
+    if kernel.shape[0] != 1 or out % channels:
+        raise NotImportedError(f"weights {list(kernel.shape)} do not fit {channels} channels")
+    bias = _bias(call, 2, out)
+    config = {**window, "kernel_size": list(size), "use_bias": bool(bias)}
+    like = _like(given, window, size, out)
+    if window["strides"][0] == window["strides"][1]:
+        weights = [kernel.reshape(*size, channels, out // channels), *bias]
+        made = call.layer("DepthwiseConv2D", {**config, "depth_multiplier": out // channels}, [given], like, weights)
+    else:
+        weights = [kernel.reshape(*size, 1, out), *bias]
+        made = call.layer("Conv2D", {**config, "filters": out, "groups": channels}, [given], like, weights)
+    return call.activated(made)
+
+
+def transpose_conv(call: Call) -> Value:
+    """TRANSPOSE_CONV: output shape, weights [out, height, width, in], input, bias."""
+    wanted, kernel, given = call.integers(0), _kernel(call, 1), call.batched(2, 4)
+    strides, padding = _strides(call), _padding(call)
+    if len(wanted) != 4 or kernel.shape[3] != given.shape[3]:
+        raise NotImportedError(f"weights {list(kernel.shape)} do not fit {list(given.shape)}")
+    usual, extra = True, []
+    for size, reach, stride, out in zip(given.shape[1:3], kernel.shape[1:3], strides, wanted[1:3], strict=True):
+        least = (size - 1) * stride + (reach % 2 if padding == "same" else reach)
+        usual = usual and out == (size * stride if padding == "same" else least + max(stride - reach, 0))
+        extra.append(out - least)
+    if not usual and not all(0 <= each < stride for each, stride in zip(extra, strides, strict=True)):
+        raise NotImportedError(f"its output of {wanted} is none that Keras makes of {list(given.shape)}")
+    weights = [kernel.transpose(1, 2, 0, 3), *_bias(call, 3, kernel.shape[0])]
+    config = {"filters": kernel.shape[0], "kernel_size": list(kernel.shape[1:3]), "strides": strides}
+    config |= {"padding": padding, "use_bias": len(weights) > 1, "output_padding": None if usual else extra}
+    like = Value(given.tensor, (given.shape[0], *wanted[1:3], kernel.shape[0]))
+    return call.activated(call.layer("Conv2DTranspose", config, [given], like, weights))
+
+
+def fully_connected(call: Call) -> Value:
+    """FULLY_CONNECTED: weights [out, in]; what comes before the last side is kept, or becomes one."""
+    given, weights = call.value(0), call.weights(1)
+    if weights.ndim != 2 or weights.size == 0 or call.option("weightsFormat"):
+        raise NotImportedError(f"its weights have the shape {list(weights.shape)}, or an order of their own")
+    out, taken = weights.shape
+    if not given.shape or given.shape[-1] != taken:
+        if prod(given.shape) % taken:
+            raise NotImportedError(f"weights {list(weights.shape)} do not fit {list(given.shape)}")
+        given = reshaped(call, given, (prod(given.shape) // taken, taken))
+    bias = _bias(call, 2, out)
+    like = Value(given.tensor, (*given.shape[:-1], out), given.whole)
+    if len(like.sides) < 1:
+        raise NotImportedError(f"its input has the shape {list(given.shape)}")
+    made = call.layer("Dense", {"units": out, "use_bias": bool(bias)}, [given], like, [weights.T, *bias])
+    return reshaped(call, call.activated(made), call.made.shape)
+
+
+def pool(kind: str) -> Callable[[Call], Value]:
+    """AVERAGE_POOL_2D and MAX_POOL_2D; the average is over what lies in the image."""
+
+    def rule(call: Call) -> Value:
+        given = call.batched(0, 4)
+        size = [int(call.option("filterHeight", 1)), int(call.option("filterWidth", 1))]
+        if not all(0 < side <= 2**20 for side in size):
+            raise NotImportedError(f"its window is {size}")
+        window = {"strides": _strides(call), "padding": _padding(call)}
+        like = _like(given, window, (size[0], size[1]), given.shape[3])
+        return call.activated(call.layer(kind, {**window, "pool_size": size}, [given], like))
+
+    return rule
+
+
+def _broadcast(call: Call, places: tuple[int, int]) -> tuple[list[Any], Value]:
+    """Both operands with as many sides, and the shape of what they make together."""
+    operands: list[Any] = [call.weights(place) if call.is_constant(place) else call.value(place) for place in places]
+    computed = [each for each in operands if isinstance(each, Value)]
+    if not computed:
+        raise NotImportedError("both of its inputs are constants")
+    shapes = [tuple(each.shape) for each in operands]
+    try:
+        shape = np.broadcast_shapes(*shapes)
+    except ValueError as error:
+        raise NotImportedError(f"{list(shapes[0])} and {list(shapes[1])} do not fit each other") from error
+    whole = any(each.whole for each in computed) or shape[:1] != (call.draft.batch,)
+    for position, each in enumerate(operands):
+        if isinstance(each, Value):
+            sides = (*(1,) * (len(shape) - len(each.shape)), *each.shape)
+            operands[position] = reshaped(call, each, sides, whole=whole)
+        elif not whole and each.ndim == len(shape) and each.shape[0] not in (1,):
+            raise NotImportedError("its constant differs from sample to sample")
+    return operands, Value(computed[0].tensor, shape, whole)
+
+
+def arithmetic(kind: str, layer: bool) -> Callable[[Call], Value]:
+    """Two operands, element by element: a layer for two computed tensors, otherwise an operation."""
+
+    def rule(call: Call) -> Value:
+        operands, like = _broadcast(call, (0, 1))
+        if layer and all(isinstance(each, Value) for each in operands):
+            made = call.layer(kind, {}, [operands], like)
+        else:
+            made = call.operation(NUMPY, kind, {}, operands, like)
+        return call.activated(made)
+
+    return rule
+
+
+def squared_difference(call: Call) -> Value:
+    """SQUARED_DIFFERENCE."""
+    operands, like = _broadcast(call, (0, 1))
+    difference = call.operation(NUMPY, "Subtract", {}, operands, like)
+    return call.layer("Multiply", {}, [[difference, difference]], like)
+
+
+def square(call: Call) -> Value:
+    """SQUARE, which has no 8-bit form, as a product."""
+    given = call.value(0)
+    return call.layer("Multiply", {}, [[given, given]], given)
+
+
+def negative(call: Call) -> Value:
+    """NEG, likewise."""
+    given = call.value(0)
+    return call.operation(NUMPY, "Multiply", {}, [given, -1.0], given)
+
+
+def unary(module: str, kind: str, **config: Any) -> Callable[[Call], Value]:
+    """One of Keras' operations, element by element."""
+
+    def rule(call: Call) -> Value:
+        given = call.value(0)
+        return call.operation(module, kind, config, [given], given)
+
+    return rule
+
+
+def activation(name: str) -> Callable[[Call], Value]:
+    """An activation by Keras' name."""
+
+    def rule(call: Call) -> Value:
+        return call.activation(name, call.value(0))
+
+    return rule
+
+
+def gelu(call: Call) -> Value:
+    """GELU."""
+    given = call.value(0)
+    return call.operation(NN, "Gelu", {"approximate": bool(call.option("approximate", False))}, [given], given)
+
+
+def leaky_relu(call: Call) -> Value:
+    """LEAKY_RELU."""
+    given, slope = call.value(0), float(call.option("alpha", 0.0))
+    if not np.isfinite(slope) or slope < 0:
+        raise NotImportedError(f"its slope is {slope}")
+    return call.layer("LeakyReLU", {"negative_slope": slope}, [given], given)
+
+
+def prelu(call: Call) -> Value:
+    """PRELU: a slope for each channel, or for each number of a sample."""
+    given, alpha = call.value(0), call.weights(1)
+    sides = (*(1,) * (len(given.sides) - alpha.ndim), *alpha.shape)[-len(given.sides) :]
+    fits = len(sides) == len(given.sides) and prod(sides) == alpha.size
+    if not fits or any(a not in (1, b) for a, b in zip(sides, given.sides, strict=True)):
+        raise NotImportedError(f"slopes {list(alpha.shape)} do not fit {list(given.shape)}")
+    shared = [axis + 1 for axis, side in enumerate(sides) if side == 1 and given.sides[axis] != 1]
+    return call.layer("PReLU", {"shared_axes": shared or None}, [given], given, [alpha.reshape(sides)])
+
+
+def softmax(call: Call) -> Value:
+    """SOFTMAX over the last side."""
+    given, beta = call.value(0), float(call.option("beta", 1.0))
+    if beta != 1.0:
+        given = call.operation(NUMPY, "Multiply", {}, [given, beta], given)
+    return call.layer("Softmax", {"axis": -1}, [given], given)
+
+
+def normalization(call: Call) -> Value:
+    """L2_NORMALIZATION over the last side."""
+    given = call.value(0)
+    return call.activated(call.layer("UnitNormalization", {"axis": -1}, [given], given))
+
+
+def batch_matmul(call: Call) -> Value:
+    """BATCH_MATMUL; one constant matrix on the right is a dense layer's."""
+    flips = [bool(call.option(name, False)) for name in ("adjX", "adjY")]
+    if call.is_constant(1) and call.stored(1).elements == prod(call.stored(1).shape[-2:]):
+        given, right = call.value(0), call.weights(1).reshape(call.stored(1).shape[-2:])
+        right, given = right.T if flips[1] else right, tflite_shapes.flipped(call, given) if flips[0] else given
+        if len(given.sides) < 2 or right.ndim != 2 or given.shape[-1] != right.shape[0]:
+            raise NotImportedError(f"{list(given.shape)} and {list(right.shape)} do not fit each other")
+        like = Value(given.tensor, (*given.shape[:-1], right.shape[1]), given.whole)
+        made = call.layer("Dense", {"units": right.shape[1], "use_bias": False}, [given], like, [right])
+        return reshaped(call, made, call.made.shape)
+    operands = [call.value(place) for place in (0, 1)]
+    operands = [tflite_shapes.flipped(call, each) if flip else each for each, flip in zip(operands, flips, strict=True)]
+    first, second = operands
+    fits = len(first.shape) == len(second.shape) > 1 and first.whole == second.whole
+    if not fits or first.shape[-1] != second.shape[-2] or first.shape[:-2] != second.shape[:-2]:
+        raise NotImportedError(f"{list(first.shape)} and {list(second.shape)} do not fit each other")
+    like = Value(first.tensor, (*first.shape[:-1], second.shape[-1]), first.whole)
+    if len(first.shape) == 2 and not first.whole:
+        raise NotImportedError("it mixes the samples of a batch")
+    return call.operation(NUMPY, "Matmul", {}, operands, like)
+
+
+RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {
+    "CONV_2D": conv_2d,
+    "DEPTHWISE_CONV_2D": depthwise_conv_2d,
+    "TRANSPOSE_CONV": transpose_conv,
+    "FULLY_CONNECTED": fully_connected,
+    "AVERAGE_POOL_2D": pool("AveragePooling2D"),
+    "MAX_POOL_2D": pool("MaxPooling2D"),
+    "ADD": arithmetic("Add", layer=True),
+    "SUB": arithmetic("Subtract", layer=True),
+    "MUL": arithmetic("Multiply", layer=True),
+    "DIV": arithmetic("Divide", layer=False),
+    "MAXIMUM": arithmetic("Maximum", layer=True),
+    "MINIMUM": arithmetic("Minimum", layer=True),
+    "POW": arithmetic("Power", layer=False),
+    "SQUARED_DIFFERENCE": squared_difference,
+    "RELU": activation("relu"),
+    "RELU6": activation("relu6"),
+    "RELU_N1_TO_1": activation("relu_n1_to_1"),
+    "RELU_0_TO_1": unary(NUMPY, "Clip", x_min=0.0, x_max=1.0),
+    "LOGISTIC": activation("sigmoid"),
+    "TANH": activation("tanh"),
+    "ELU": activation("elu"),
+    "HARD_SWISH": activation("hard_silu"),
+    "LOG_SOFTMAX": activation("log_softmax"),
+    "GELU": gelu,
+    "LEAKY_RELU": leaky_relu,
+    "PRELU": prelu,
+    "SOFTMAX": softmax,
+    "L2_NORMALIZATION": normalization,
+    "BATCH_MATMUL": batch_matmul,
+    "RSQRT": unary(MATH, "Rsqrt"),
+    "EXP": unary(NUMPY, "Exp"),
+    "LOG": unary(NUMPY, "Log"),
+    "SQRT": unary(NUMPY, "Sqrt"),
+    "SQUARE": square,
+    "ABS": unary(NUMPY, "Absolute"),
+    "NEG": negative,
+    "SIN": unary(NUMPY, "Sin"),
+    "COS": unary(NUMPY, "Cos"),
+    "FLOOR": unary(NUMPY, "Floor"),
+    "CEIL": unary(NUMPY, "Ceil"),
+    "SIGN": unary(NUMPY, "Sign"),
+    **tflite_shapes.RULES,
+}
+"""By operator what becomes of it; one that is not here has no counterpart."""

@@ -1,0 +1,105 @@
+"""Activations: what Keras calls them, and which one a function is by its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import erf, sqrt
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.ir.passes.decompose import SELU_ALPHA, SELU_SCALE
+
+Activation = Literal[
+    "silu", "hard_silu", "gelu", "mish", "elu", "selu", "celu", "softplus", "tailed", "leaky_relu", "threshold", "prelu"
+]
+
+NAMES: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "hard_silu": "hard_silu",
+    "hard_swish": "hard_silu",
+    "gelu": "gelu",
+    "mish": "mish",
+    "elu": "elu",
+    "selu": "selu",
+    "celu": "celu",
+    "softplus": "softplus",
+    "leaky_relu": "leaky_relu",
+}
+"""Keras' names of activations."""
+CLASSES: Mapping[str, Activation] = {
+    "Silu": "silu",
+    "HardSilu": "hard_silu",
+    "Gelu": "gelu",
+    "Mish": "mish",
+    "ELU": "elu",
+    "Elu": "elu",
+    "Selu": "selu",
+    "Celu": "celu",
+    "Softplus": "softplus",
+    "LeakyReLU": "leaky_relu",
+    "LeakyRelu": "leaky_relu",
+}
+"""Layers and operations that only apply an activation, by their class."""
+OTHERS: Mapping[str, str] = {
+    "HardShrink": "hard_shrink",
+    "LogSigmoid": "log_sigmoid",
+    "SoftShrink": "soft_shrink",
+    "Softsign": "softsign",
+    "SparsePlus": "sparse_plus",
+    "SparseSigmoid": "sparse_sigmoid",
+    "Squareplus": "squareplus",
+    "TanhShrink": "tanh_shrink",
+    "Threshold": "threshold",
+}
+"""Operations that are an activation too, which a ReLU is not put in the place of."""
+FREE = {"linear", "relu", "relu6", "sigmoid", "tanh", "softmax", "hard_sigmoid", "hard_tanh"}
+"""Activations that are one operator of the Edge TPU at most, or, a hard sigmoid, a factor behind a ReLU6."""
+Values = NDArray[np.float64]
+POINTS = np.linspace(-12.0, 12.0, 241)
+NEAR = 2e-3
+"""What two spellings of one function may differ by; GELU and its approximation by tanh differ by 5e-4."""
+
+
+def _sigmoid(x: Values) -> Values:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def _elu(x: Values) -> Values:
+    return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
+
+
+def _softplus(x: Values) -> Values:
+    return np.asarray(np.logaddexp(0, x))
+
+
+FUNCTIONS: Mapping[Activation, Callable[[Values], Values]] = {
+    "silu": lambda x: x * _sigmoid(x),
+    "hard_silu": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    "gelu": lambda x: x * np.array([0.5 * (1 + erf(each / sqrt(2))) for each in x]),
+    "mish": lambda x: x * np.tanh(_softplus(x)),
+    "elu": _elu,
+    "selu": lambda x: SELU_SCALE * np.where(x > 0, x, SELU_ALPHA * _elu(np.minimum(x, 0))),
+    "softplus": _softplus,
+}
+
+
+def recognised(values: Values) -> Activation | None:
+    """Which activation a function is, from its values at POINTS.
+
+    `tailed`: none that has a name here, but near x above, bounded below, and negative between.
+    """
+    if not np.isfinite(values).all():
+        return None
+    for kind, function in FUNCTIONS.items():
+        if np.abs(values - function(POINTS)).max() <= NEAR:
+            return kind
+    slope = float(values[0] / POINTS[0])
+    leaky = np.where(POINTS > 0, POINTS, slope * POINTS)
+    if 0 < abs(slope) < 1 and np.abs(values - leaky).max() <= NEAR:
+        return "leaky_relu"
+    far = POINTS >= 8
+    near_x = np.abs(values[far] / POINTS[far] - 1).max() <= 0.02
+    return "tailed" if near_x and -2 <= values.min() < -0.02 and abs(values[0] - values[10]) < 0.1 else None

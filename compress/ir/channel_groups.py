@@ -1,0 +1,328 @@
+"""Structured pruning, first of three questions: which channels move together?
+
+Every channel of every layer that makes channels gets a number. Following the graph, a
+tensor's *layout* is the number of the channel at each place of its last axis: an
+addition ties the numbers of its operands together (union-find), a concatenation joins
+layouts, a flatten repeats them. What is tied is kept or removed together; what the
+graph does with channels in a way not known here (or shows to the outside) is pinned.
+
+Idea: Fang et al., DepGraph, CVPR 2023; here by channel instead of by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+
+Layout = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+#: Layers that make channels, and the axes of their kernel: (in, out).
+MAKERS = {
+    "Conv1D": (1, 2),
+    "Conv2D": (2, 3),
+    "Conv2DTranspose": (3, 2),
+    "Dense": (0, 1),
+}
+#: Layers that treat each channel by itself; their weights, if any, run along the channels in the last axis.
+BY_CHANNEL = {
+    *("Activation", "ReLU", "LeakyReLU", "ELU", "Identity"),
+    *("Relu", "Relu6", "Sigmoid", "HardSigmoid", "HardSwish", "HardSilu", "Silu", "Gelu", "Tanh"),
+    *("Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise", "GaussianDropout"),
+    *("MaxPooling2D", "AveragePooling2D", "GlobalAveragePooling2D", "GlobalMaxPooling2D"),
+    *("MaxPooling1D", "AveragePooling1D", "GlobalAveragePooling1D", "GlobalMaxPooling1D"),
+    *("ZeroPadding1D", "ZeroPadding2D", "Cropping1D", "Cropping2D", "UpSampling1D", "UpSampling2D"),
+    *("Rescaling", "Resizing"),
+    "BatchNormalization",
+}
+#: Functions that make each number of one number alone; softmax and its like look across channels.
+ELEMENTWISE = {
+    *(
+        "linear",
+        "relu",
+        "relu6",
+        "leaky_relu",
+        "elu",
+        "selu",
+        "celu",
+        "gelu",
+        "silu",
+        "swish",
+        "sigmoid",
+        "log_sigmoid",
+    ),
+    *("hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh", "tanh", "softplus", "softsign", "exponential", "mish"),
+}
+TIED = {"Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum"}
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Which channels there are, and which belong together.
+
+    Attributes:
+        layouts: the channel at each place of the last axis, by tensor.
+        group: for each channel number the number of its group (the smallest in it).
+        pinned: for each channel number whether it must stay.
+        held: layers inside the network that pin channels, or have kernels and make channels, because it is not
+            known here what they do with them.
+    """
+
+    layouts: Mapping[Tensor, Layout]
+    group: NDArray[np.int64]
+    pinned: Mask
+    held: tuple[str, ...] = ()
+
+    def tied(self, kept: Mask) -> Mask:
+        """`kept`, by group, as a mask over channel numbers."""
+        return kept[self.group] | self.pinned
+
+
+class Numbering:
+    """Channel numbers with union-find and pins, while a graph is followed."""
+
+    def __init__(self) -> None:
+        self.parent: list[int] = []
+        self.pins: list[Layout] = []
+        self.fixed: set[int] = set()
+
+    def fresh(self, count: int) -> Layout:
+        """So many new channels."""
+        start = len(self.parent)
+        self.parent.extend(range(start, start + count))
+        return np.arange(start, start + count)
+
+    def root(self, number: int) -> int:
+        """The number that stands for all that a number is tied to."""
+        while self.parent[number] != number:
+            self.parent[number] = self.parent[self.parent[number]]
+            number = self.parent[number]
+        return number
+
+    def tie(self, first: Layout, second: Layout) -> None:
+        """Ties the channels of two layouts, place by place."""
+        for a, b in zip(first.tolist(), second.tolist(), strict=True):
+            a, b = self.root(a), self.root(b)
+            self.parent[max(a, b)] = min(a, b)
+
+    def pin(self, layout: Layout) -> None:
+        """Keeps the channels of a layout as they are."""
+        self.pins.append(layout)
+        self.fixed.update(layout.tolist())
+
+    def free(self, layout: Layout) -> bool:
+        """Whether a layout has channels that were not pinned so far."""
+        return not self.fixed.issuperset(layout.tolist())
+
+
+LayoutRule = Callable[[Layer, int, list[Layout], Network, Numbering, Mapping[Tensor, Layout]], Layout | None]
+"""The layout that a call makes; None where it is not understood."""
+
+
+def follow(network: Network) -> Channels:
+    """Numbers the channels of a network and ties them."""
+    return numbered(network, layout)
+
+
+def numbered(network: Network, rule: LayoutRule) -> Channels:
+    """The same with another rule for what a call makes of the layouts that it is given."""
+    numbers = Numbering()
+    layouts: dict[Tensor, Layout] = {}
+    held: dict[str, None] = {}
+    ends = set(tensors_in(network.outputs))
+    for layer, call in network.in_order():
+        given = [layouts[tensor] for tensor in layer.given(call)] if layer.calls else []
+        outputs = sorted(t for t in network.shapes if t.layer == layer.name and t.call == call)
+        made = rule(layer, call, given, network, numbers, layouts)
+        own = any(numbers.free(each) for each in given) or any(weight.ndim > 1 for weight in layer.weights)
+        if made is None and layer.calls and own and not ends.issuperset(outputs):
+            held[layer.name] = None
+        for tensor in outputs:
+            layouts[tensor] = made if made is not None else _opaque(given, network.shapes[tensor], numbers)
+    for tensor in ends:
+        numbers.pin(layouts[tensor])
+    group = np.array([numbers.root(number) for number in range(len(numbers.parent))], np.int64)
+    pinned = np.zeros(len(group), bool)
+    for layout in numbers.pins:
+        pinned[group[layout]] = True
+    return Channels(layouts, group, pinned[group], tuple(held))
+
+
+def _opaque(given: list[Layout], shape: tuple[int | None, ...], numbers: Numbering) -> Layout:
+    """What is not understood keeps all it is given, and makes channels that stay."""
+    for layout in given:
+        numbers.pin(layout)
+    made = numbers.fresh(shape[-1] or 1 if shape else 1)
+    numbers.pin(made)
+    return made
+
+
+def layout(
+    layer: Layer,
+    call: int,
+    given: list[Layout],
+    network: Network,
+    numbers: Numbering,
+    layouts: Mapping[Tensor, Layout],
+) -> Layout | None:
+    """The layout that a call makes; None where it is not understood."""
+    if layer.config.get("data_format") == "channels_first" or _by_position(layer):
+        return None
+    if layer.kind in (*MAKERS, "SeparableConv2D", "SeparableConv1D"):
+        return _made_by_maker(layer, call, given[0], numbers, layouts)
+    if not _elementwise(layer):
+        return None
+    if layer.kind == "DepthwiseConv2D":
+        if call:  # a second call with other channels would need the same weights for them
+            numbers.tie(layouts[layer.given(0)[0]], given[0])
+        return np.repeat(given[0], layer.config["depth_multiplier"])
+    if layer.kind == "BatchNormalization" and _axis(layer) not in (-1, len(network.shapes[layer.given(call)[0]])):
+        return None
+    if layer.kind in (*BY_CHANNEL, "PReLU"):
+        if call and layer.weights:
+            numbers.tie(layouts[layer.given(0)[0]], given[0])
+        return given[0]
+    if layer.kind in TIED and len(given) > 1:
+        return _tied(given, numbers)
+    if layer.kind in (*TIED, "TrueDivide", "Divide") and len(given) == 1 and not _constants(layer.calls[call]):
+        return given[0]
+    if layer.kind == "Concatenate":
+        rank = len(network.shapes[layer.given(call)[0]])
+        return np.concatenate(given) if layer.config.get("axis", -1) in (-1, rank) else _stacked(given, numbers)
+    if layer.kind in ("Flatten", "Reshape"):
+        made = _reshaped(given[0], network.shapes[layer.given(call)[0]], network.shapes[Tensor(layer.name, call)])
+        if call and made is not None and layer.kind == "Reshape":  # which has one target for all its calls
+            numbers.tie(layouts[Tensor(layer.name, 0)], made)
+        return made
+    return None
+
+
+def _elementwise(layer: Layer) -> bool:
+    """Whether the activation inside a layer, if there is one, treats each channel by itself."""
+    activation = layer.config.get("activation") or "linear"
+    return isinstance(activation, str) and activation in ELEMENTWISE
+
+
+def _by_position(layer: Layer) -> bool:
+    """Whether a setting of a layer that goes by channel holds a number for each of them."""
+    noise = layer.config.get("noise_shape")
+    scales = (layer.config.get(name) for name in ("scale", "offset")) if layer.kind == "Rescaling" else ()
+    return bool(noise and noise[-1] not in (None, 1)) or any(isinstance(each, list | tuple | dict) for each in scales)
+
+
+def _axis(layer: Layer) -> int:
+    axis = layer.config.get("axis", -1)
+    return int(axis[0] if isinstance(axis, list) else axis)
+
+
+def _made_by_maker(
+    layer: Layer, call: int, given: Layout, numbers: Numbering, layouts: Mapping[Tensor, Layout]
+) -> Layout:
+    """Fresh channels; a shared layer makes the same ones at each call, from tied inputs.
+
+    A grouped convolution loses whole groups: what one group reads and makes is tied.
+    """
+    if call:
+        numbers.tie(layouts[layer.given(0)[0]], given)
+        return layouts[Tensor(layer.name, 0)]
+    made = numbers.fresh(int(layer.config["filters" if "filters" in layer.config else "units"]))
+    if (groups := layer.config.get("groups", 1)) > 1:
+        for into, out in zip(np.split(given, groups), np.split(made, groups), strict=True):
+            together = np.concatenate([into, out])
+            numbers.tie(np.full_like(together, out[0]), together)
+    if not _elementwise(layer):
+        numbers.pin(made)
+    return made
+
+
+def _tied(given: list[Layout], numbers: Numbering) -> Layout | None:
+    """Operands of one element-wise layer; one with a single channel is broadcast and not tied."""
+    full = max(given, key=len)
+    for layout in given:
+        if len(layout) == len(full):
+            numbers.tie(full, layout)
+        elif len(layout) == 1:
+            numbers.pin(layout)
+        else:
+            return None
+    return full
+
+
+def _stacked(given: list[Layout], numbers: Numbering) -> Layout:
+    """Operands that are joined along another axis: channel by channel the same ones."""
+    for layout in given[1:]:
+        numbers.tie(given[0], layout)
+    return given[0]
+
+
+def _constants(call: Any) -> bool:
+    """Whether a call is given an array: one number for each channel, which cannot be cut; a single number can stay."""
+    if isinstance(call, dict):
+        return call.get("class_name") in ("__numpy__", "__tensor__") or any(map(_constants, call.values()))
+    return isinstance(call, list | tuple) and any(map(_constants, call))
+
+
+def _reshaped(layout: Layout, before: tuple[int | None, ...], after: tuple[int | None, ...]) -> Layout | None:
+    """The layout after a reshape, if every row along the new last axis has the same."""
+    if None in before or None in after or not after:
+        return None
+    spread = np.broadcast_to(layout, [side or 1 for side in before]).reshape(-1, after[-1] or 1)
+    return spread[0] if (spread == spread[0]).all() else None
+
+
+def remove(network: Network, channels: Channels, kept: Mask) -> Network:
+    """The network without the channels whose place in `kept` (by channel number) is False."""
+
+    def keep(tensor: Tensor) -> Mask:
+        mask: Mask = kept[channels.layouts[tensor]]
+        return mask
+
+    return replace(
+        network,
+        layers={name: _cut(layer, keep, network) for name, layer in network.layers.items()},
+        shapes={
+            tensor: (*shape[:-1], int(keep(tensor).sum())) if shape and shape[-1] else shape
+            for tensor, shape in network.shapes.items()
+        },
+    )
+
+
+def _cut(layer: Layer, keep: Callable[[Tensor], Mask], network: Network) -> Layer:
+    """One layer with fewer channels in and out."""
+    if not layer.calls:
+        return layer
+    before, after = keep(layer.given()[0]), keep(Tensor(layer.name))
+    if before.all() and after.all():  # what is not understood may have its channels elsewhere
+        return layer
+    if layer.kind in MAKERS:
+        into, out = MAKERS[layer.kind]
+        kernel, key = layer.weights[0], "filters" if "filters" in layer.config else "units"
+        changes = {key: int(after.sum())}
+        if (groups := layer.config.get("groups", 1)) > 1:  # a group is kept or removed as a whole
+            changes["groups"] = int(after.sum()) * groups // len(after)
+        else:
+            kernel = np.compress(before, kernel, axis=into)
+        kernel = np.compress(after, kernel, axis=out)
+        return replace(layer, weights=(kernel, *(w[..., after] for w in layer.weights[1:]))).configured(**changes)
+    if layer.kind.startswith("Separable"):
+        depthwise, pointwise, *bias = layer.weights
+        repeated = np.repeat(before, layer.config["depth_multiplier"])
+        pointwise = np.compress(after, np.compress(repeated, pointwise, axis=-2), axis=-1)
+        weights = (np.compress(before, depthwise, axis=-2), pointwise, *(w[after] for w in bias))
+        return replace(layer, weights=weights).configured(filters=int(after.sum()))
+    if layer.kind == "DepthwiseConv2D":
+        kernel = np.compress(before, layer.weights[0], axis=2)
+        return replace(layer, weights=(kernel, *(w[after] for w in layer.weights[1:])))
+    if layer.kind in (*BY_CHANNEL, "PReLU"):
+        each = (w[..., after] if w.shape and w.shape[-1] == len(after) else w for w in layer.weights)
+        return replace(layer, weights=tuple(each))
+    if layer.kind == "Reshape":
+        shape = network.shapes[Tensor(layer.name)]
+        return layer.configured(target_shape=[*shape[:-1], int(after.sum())])
+    return layer

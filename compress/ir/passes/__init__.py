@@ -1,0 +1,1 @@
+"""Passes: functions from one network to another that computes the same."""

@@ -1,0 +1,276 @@
+"""Layers that work in several steps, as one layer a step: every inner tensor gets a name, and so a range.
+
+A layer's steps are written as a small Keras model, which takes the layer's place as a nested
+model would. A factor and an offset for each channel become a depthwise 1x1 convolution: one
+operator, whose int8 weights hold any factor exactly. The function stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.ir.keras_graph import Layer, Network, Tensor, inlined, map_tensors, read
+from compress.ir.tensorflow import keras
+
+Steps = Callable[[Layer, list[Any]], Any]
+"""(layer, its symbolic inputs) -> its symbolic output in single steps; None where it has to stay as it is."""
+SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
+"""Klambauer et al., Self-Normalizing Neural Networks, 2017."""
+EXACT_RELUS = (None, 6.0)
+"""Upper ends of a ReLU that TFLite has as an operator of its own."""
+
+
+def decomposed(network: Network, name: str) -> Network:
+    """The network with one layer in single steps, where it is known how."""
+    layer = network.layers[name]
+    steps = STEPS.get(kind_of(layer))
+    if steps is None or not layer.calls:
+        return network
+    library = keras()
+    shapes = [[network.shapes[tensor] for tensor in layer.given(call)] for call in range(len(layer.calls))]
+    if any(given != shapes[0] for given in shapes) or any(None in shape for shape in shapes[0]):
+        return network
+    inputs = [library.Input(shape) for shape in shapes[0]]
+    output = steps(layer, inputs)
+    if output is None:
+        return network
+    return inlined(network, name, _named(read(library.Model(inputs, output))))
+
+
+def kind_of(layer: Layer) -> str:
+    """The layer's class; for one that only applies an activation the name of that."""
+    activation = layer.config.get("activation") if layer.kind == "Activation" else None
+    return activation if isinstance(activation, str) else layer.kind
+
+
+def scale_and_shift(norm: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What a batch norm does outside of training, as factor and offset of each channel."""
+    gamma, beta = gamma_and_beta(norm)
+    mean, variance = (weight.astype(np.float64) for weight in norm.weights[-2:])
+    factor = gamma / np.sqrt(variance + norm.config.get("epsilon", 1e-3))
+    return factor, beta - mean * factor
+
+
+def gamma_and_beta(norm: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The deviation and mean that a norm gives its channels; 1 and 0 where it has none of its own."""
+    weights = [weight.astype(np.float64) for weight in norm.weights]
+    gamma = weights.pop(0) if norm.config.get("scale", True) else np.ones(1)
+    beta = weights.pop(0) if norm.config.get("center", True) else np.zeros(1)
+    return gamma, beta
+
+
+def _named(network: Network) -> Network:
+    """The network with layers named after their kinds: Keras' own names count what was made before."""
+    names: dict[str, str] = {}
+    for layer, _ in network.in_order():
+        same = sum(network.layers[name].kind == layer.kind for name in names)
+        names.setdefault(layer.name, layer.kind.lower() + (f"_{same}" if same else ""))
+
+    def moved(tensor: Tensor) -> Tensor:
+        return replace(tensor, layer=names[tensor.layer])
+
+    layers = {
+        names[layer.name]: replace(
+            layer.configured(name=names[layer.name]), name=names[layer.name], calls=map_tensors(layer.calls, moved)
+        )
+        for layer in network.layers.values()
+    }
+    shapes = {moved(tensor): shape for tensor, shape in network.shapes.items()}
+    inputs, outputs = map_tensors(network.inputs, moved), map_tensors(network.outputs, moved)
+    return Network(network.name, layers, inputs, outputs, shapes)
+
+
+def _by_channel(x: Any, factor: Any, offset: Any) -> Any:
+    """One factor and one offset, or one for every channel, as a depthwise 1x1 convolution."""
+    layers, channels, shape = keras().layers, x.shape[-1], x.shape[1:]
+    try:
+        factor, offset = (
+            np.broadcast_to(np.asarray(values, np.float64).squeeze(), (channels,)).astype(np.float32)
+            for values in (factor, offset)
+        )
+    except ValueError:  # along another axis
+        return None
+    convolution = layers.DepthwiseConv2D(1)
+    if len(shape) == 3:
+        y = convolution(x)
+    else:
+        y = layers.Reshape(shape)(convolution(layers.Reshape((prod(shape[:-1]), 1, channels))(x)))
+    convolution.set_weights([factor.reshape(1, 1, channels, 1), offset])
+    return y
+
+
+def _rescaling(layer: Layer, inputs: list[Any]) -> Any:
+    return _by_channel(inputs[0], layer.config["scale"], layer.config["offset"])
+
+
+def _normalization(layer: Layer, inputs: list[Any]) -> Any:
+    axis, rank = layer.config["axis"], len(inputs[0].shape)
+    if axis is not None and list(axis) not in ([-1], [rank - 1]):
+        return None
+    stored = layer.weights[:2] or (layer.config["mean"], layer.config["variance"])
+    mean, variance = (np.asarray(values, np.float64) for values in stored)
+    deviation = np.maximum(np.sqrt(variance), keras().config.epsilon())
+    if layer.config["invert"]:
+        return _by_channel(inputs[0], deviation, mean)
+    return _by_channel(inputs[0], 1 / deviation, -mean / deviation)
+
+
+def _batch_norm(layer: Layer, inputs: list[Any]) -> Any:
+    axis, rank = layer.config.get("axis", -1), len(inputs[0].shape)
+    last = (axis[0] if isinstance(axis, list) else axis) in (-1, rank - 1)
+    return _by_channel(inputs[0], *scale_and_shift(layer)) if last else None
+
+
+def _einsum_dense(layer: Layer, inputs: list[Any]) -> Any:
+    """A dense layer written as an equation ("abc,cd->abd"); other equations stay."""
+    layers, config = keras().layers, layer.config
+    given, kernel, made = config["equation"].replace("...", ".").replace("->", ",").split(",")
+    if len(kernel) != 2 or made != given[:-1] + kernel[1] or given[-1] != kernel[0]:
+        return None
+    if config["bias_axes"] not in (None, kernel[1]):
+        return None
+    dense = layers.Dense(layer.weights[0].shape[1], use_bias=len(layer.weights) > 1)
+    y = dense(inputs[0])
+    dense.set_weights(list(layer.weights))
+    activation = config.get("activation")
+    return y if activation in (None, "linear") else layers.Activation(activation)(y)
+
+
+def _hard_sigmoid(layer: Layer, inputs: list[Any]) -> Any:
+    del layer
+    return keras().ops.relu6(inputs[0] + 3.0) * (1 / 6)
+
+
+def _elu(layer: Layer, inputs: list[Any]) -> Any:
+    return _exponential_below(inputs[0], 1.0, float(layer.config.get("alpha", 1.0)))
+
+
+def _selu(layer: Layer, inputs: list[Any]) -> Any:
+    del layer
+    return _exponential_below(inputs[0], SELU_SCALE, SELU_SCALE * SELU_ALPHA)
+
+
+def _exponential_below(x: Any, above: float, below: float) -> Any:
+    """Where x > 0 above * x, elsewhere below * (exp(x) - 1)."""
+    ops = keras().ops
+    positive = ops.relu(x) if above == 1 else ops.relu(x) * above
+    curve = ops.exp(ops.minimum(x, 0.0))
+    return positive + (curve * below if below != 1 else curve) - below
+
+
+def _softplus(layer: Layer, inputs: list[Any]) -> Any:
+    """log(1 + exp(x)), where no inner tensor is larger than x: relu(x) + log(1 + exp(-|x|))."""
+    del layer
+    ops, x = keras().ops, inputs[0]
+    return ops.relu(x) + ops.log(ops.exp(ops.minimum(x, x * -1.0)) + 1.0)
+
+
+def _mish(layer: Layer, inputs: list[Any]) -> Any:
+    return inputs[0] * keras().ops.tanh(_softplus(layer, inputs))
+
+
+def _softsign(layer: Layer, inputs: list[Any]) -> Any:
+    """That is x / (1 + |x|), without a division, which TFLite does not have in 8 bits."""
+    del layer
+    ops, x = keras().ops, inputs[0]
+    root = ops.rsqrt(ops.maximum(x, x * -1.0) + 1.0)
+    return x * (root * root)
+
+
+def _relu(layer: Layer, inputs: list[Any]) -> Any:
+    """A ReLU that ends elsewhere than at 6."""
+    ops, limit = keras().ops, layer.config.get("max_value")
+    if limit in EXACT_RELUS or layer.config.get("threshold"):
+        return None
+    slope = layer.config.get("negative_slope") or 0.0
+    y = ops.leaky_relu(inputs[0], slope) if slope else ops.relu(inputs[0])
+    return ops.minimum(y, float(limit))
+
+
+def _in_pairs(name: str) -> Steps:
+    """An element-wise layer of more than two tensors as one after the other: TFLite's take two."""
+
+    def steps(layer: Layer, inputs: list[Any]) -> Any:
+        del layer
+        join = getattr(keras().layers, name)
+        total = inputs[0]
+        for other in inputs[1:]:
+            total = join()([total, other])
+        return total if len(inputs) > 2 else None
+
+    return steps
+
+
+def _average(layer: Layer, inputs: list[Any]) -> Any:
+    del layer
+    total = inputs[0]
+    for other in inputs[1:]:
+        total = keras().layers.Add()([total, other])
+    return total * (1 / len(inputs))
+
+
+def _layer_norm(layer: Layer, inputs: list[Any]) -> Any:
+    x, axis = inputs[0], layer.config["axis"]
+    if (list(axis) if isinstance(axis, list | tuple) else [axis]) not in ([-1], [len(x.shape) - 1]):
+        return None
+    return _by_channel(_standardized(x, [-1], layer.config["epsilon"]), *gamma_and_beta(layer))
+
+
+def _group_norm(layer: Layer, inputs: list[Any]) -> Any:
+    x, groups = inputs[0], layer.config["groups"]
+    if layer.config.get("axis", -1) not in (-1, len(x.shape) - 1):
+        return None
+    channels, layers = x.shape[-1], keras().layers
+    groups = channels if groups == -1 else groups
+    y = layers.Reshape((prod(x.shape[1:-1]), groups, channels // groups))(x)
+    y = layers.Reshape(x.shape[1:])(_standardized(y, [1, 3], layer.config["epsilon"]))
+    return _by_channel(y, *gamma_and_beta(layer))
+
+
+def _unit_norm(layer: Layer, inputs: list[Any]) -> Any:
+    ops, x = keras().ops, inputs[0]
+    axis = layer.config["axis"]
+    squares = ops.sum(x * x, axis=axis if isinstance(axis, int) else list(axis), keepdims=True)
+    return x * ops.rsqrt(ops.maximum(squares, 1e-12))
+
+
+def _standardized(x: Any, axes: list[int], epsilon: float) -> Any:
+    """The values with mean 0 and variance 1 along some axes."""
+    ops = keras().ops
+    apart = x - ops.mean(x, axis=axes, keepdims=True)
+    variance = ops.mean(apart * apart, axis=axes, keepdims=True)
+    return apart * ops.rsqrt(variance + epsilon)
+
+
+#: By the kind of layer, or the activation's name.
+STEPS: Mapping[str, Steps] = {
+    "Rescaling": _rescaling,
+    "Normalization": _normalization,
+    "BatchNormalization": _batch_norm,
+    "LayerNormalization": _layer_norm,
+    "GroupNormalization": _group_norm,
+    "UnitNormalization": _unit_norm,
+    "EinsumDense": _einsum_dense,
+    "hard_sigmoid": _hard_sigmoid,
+    "HardSigmoid": _hard_sigmoid,
+    "elu": _elu,
+    "ELU": _elu,
+    "Elu": _elu,
+    "selu": _selu,
+    "Selu": _selu,
+    "softplus": _softplus,
+    "Softplus": _softplus,
+    "mish": _mish,
+    "Mish": _mish,
+    "softsign": _softsign,
+    "Softsign": _softsign,
+    "ReLU": _relu,
+    "Average": _average,
+    **{name: _in_pairs(name) for name in ("Add", "Multiply", "Maximum", "Minimum")},
+}

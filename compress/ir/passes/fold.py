@@ -1,0 +1,187 @@
+"""Batch norm folded into the layer before it, and fused activations taken out: the form that is quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+from compress.ir.passes.decompose import decomposed, gamma_and_beta, scale_and_shift
+
+#: Layers that a batch norm can be folded into, and the axis of their kernel that it scales.
+#: For a depthwise kernel [..., in, multiplier] the last two axes together are the output.
+WEIGHTED = {
+    "Conv1D": -1,
+    "Conv2D": -1,
+    "Dense": -1,
+    "Conv1DTranspose": 1,
+    "Conv2DTranspose": 2,
+    "DepthwiseConv1D": None,
+    "DepthwiseConv2D": None,
+}
+
+
+def canonical(network: Network) -> Network:
+    """The same function in single steps: activations as layers of their own, batch norm folded where it can be."""
+    return _everywhere(decomposed, _everywhere(_fold_batch_norms, unfolded(network)))
+
+
+def unfolded(network: Network) -> Network:
+    """The same function in single steps, but for its batch norms."""
+    return _everywhere(_in_steps, split_activations(_everywhere(_split_separable, network)))
+
+
+def split_activations(network: Network) -> Network:
+    """The same function with activations as layers of their own."""
+    return _everywhere(_split_activations, network)
+
+
+def folded_dense(network: Network) -> Network:
+    """The same function with batch norm folded into dense layers, and nowhere else."""
+
+    def fold(network: Network, name: str) -> Network:
+        given = network.layers[name].given() if network.layers[name].calls else []
+        dense = bool(given) and network.layers[given[0].layer].kind == "Dense"
+        return _fold_batch_norms(network, name) if dense else network
+
+    return _everywhere(fold, network)
+
+
+def _everywhere(step: Callable[[Network, str], Network], network: Network) -> Network:
+    for name in list(network.layers):
+        network = step(network, name)
+    return network
+
+
+def norms(network: Network) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    """Gamma and beta of the batch norms that `canonical` folds, by the layer that each is folded into."""
+    network, found = unfolded(network), {}
+    for norm in network.layers.values():
+        layer = _source(network, norm)
+        if layer is not None:
+            gamma, beta = gamma_and_beta(norm)
+            channels = norm.weights[-1].shape
+            found[layer.name] = np.broadcast_to(gamma, channels), np.broadcast_to(beta, channels)
+    return found
+
+
+def _in_steps(network: Network, name: str) -> Network:
+    """What works in several steps taken apart; batch norms wait, since most can be folded."""
+    return network if network.layers[name].kind == "BatchNormalization" else decomposed(network, name)
+
+
+def _shapes(network: Network, new: str, like: Tensor, calls: int) -> Network:
+    """The network with shapes for the tensors of a new layer, those of `like`."""
+    added = {Tensor(new, call): network.shapes[replace(like, call=call)] for call in range(calls)}
+    return replace(network, shapes={**network.shapes, **added})
+
+
+def _appended(network: Network, layer: Layer, name: str, entry: dict[str, Any], weights: Any = ()) -> Network:
+    """`layer`, with a new layer after each of its calls that everyone else takes instead."""
+    calls = tuple({"args": [Tensor(layer.name, call)], "kwargs": {}} for call in range(len(layer.calls)))
+    moved = {Tensor(layer.name, call): Tensor(name, call) for call in range(len(layer.calls))}
+    network = _shapes(network.edited({layer.name: layer}, moved), name, Tensor(layer.name), len(calls))
+    return network.edited({name: Layer(name, entry["class_name"], entry, calls, weights)}, {})
+
+
+def _entry(kind: str, config: dict[str, Any]) -> dict[str, Any]:
+    return {"module": "keras.layers", "class_name": kind, "config": config, "registered_name": None}
+
+
+def _free(network: Network, name: str) -> str:
+    while name in network.layers:
+        name += "_"
+    return name
+
+
+def _split_activations(network: Network, name: str) -> Network:
+    """`Conv2D(activation="relu")` as a linear convolution and an activation."""
+    layer = network.layers[name]
+    activation = layer.config.get("activation", "linear")
+    if layer.kind not in WEIGHTED or activation in ("linear", None):
+        return network
+    new = _free(network, f"{name}_activation")
+    entry = _entry("Activation", {"name": new, "activation": activation})
+    return _appended(network, layer.configured(activation="linear"), new, entry)
+
+
+def _split_separable(network: Network, name: str) -> Network:
+    """`SeparableConv1D` and 2D as a depthwise and a pointwise convolution."""
+    layer = network.layers[name]
+    config = dict(layer.config)
+    if layer.kind not in ("SeparableConv1D", "SeparableConv2D") or config["padding"] == "causal":
+        return network
+    depthwise, pointwise, *bias = layer.weights
+    kinds = f"DepthwiseConv{layer.kind[-2:]}", f"Conv{layer.kind[-2:]}"
+    shared = {key: config[key] for key in ("kernel_size", "strides", "padding", "dilation_rate", "data_format")}
+    first = replace(
+        layer,
+        kind=kinds[0],
+        entry=_entry(
+            kinds[0],
+            {"name": name, "depth_multiplier": config["depth_multiplier"], "use_bias": False, **shared},
+        ),
+        weights=(depthwise,),
+    )
+    new = _free(network, f"{name}_pointwise")
+    second = {
+        "name": new,
+        "filters": config["filters"],
+        "kernel_size": 1,
+        "use_bias": config["use_bias"],
+        "activation": config["activation"],
+    }
+    network = _appended(network, first, new, _entry(kinds[1], second), (pointwise, *bias))
+    middle = {
+        Tensor(name, call): (*network.shapes[Tensor(name, call)][:-1], prod(depthwise.shape[-2:]))
+        for call in range(len(layer.calls))
+    }
+    return replace(network, shapes={**network.shapes, **middle})
+
+
+def _fold_batch_norms(network: Network, name: str) -> Network:
+    """A batch norm whose only source is a weighted linear layer that nobody else looks at."""
+    norm = network.layers[name]
+    layer = _source(network, norm)
+    if layer is None:
+        return network
+    moved = {Tensor(name, call): norm.given(call)[0] for call in range(len(norm.calls))}
+    return network.edited({layer.name: _folded(layer, norm), name: None}, moved)
+
+
+def _source(network: Network, norm: Layer) -> Layer | None:
+    """The layer that a batch norm can be folded into; called as often as it, where the two are shared."""
+    if norm.kind != "BatchNormalization" or not norm.calls:
+        return None
+    sources = [norm.given(call)[0] for call in range(len(norm.calls))]
+    layer = network.layers[sources[0].layer]
+    consumers, shown = network.consumers(), set(tensors_in(network.outputs))
+    alone = all(len(consumers[source]) == 1 and source not in shown for source in sources)
+    every = {(source.layer, source.call) for source in sources} == {(layer.name, n) for n in range(len(layer.calls))}
+    rank = len(network.shapes[sources[0]])
+    axis = norm.config.get("axis", -1)
+    last = (axis[0] if isinstance(axis, list) else axis) in (-1, rank)
+    linear = layer.config.get("activation", "linear") in ("linear", None)
+    return layer if layer.kind in WEIGHTED and alone and every and last and linear else None
+
+
+def _folded(layer: Layer, norm: Layer) -> Layer:
+    """Kernel times scale, bias moved along. Computed in double precision."""
+    factor, offset = scale_and_shift(norm)
+    kernel = layer.weights[0].astype(np.float64)
+    bias = layer.weights[1].astype(np.float64) if layer.config.get("use_bias", True) else np.float64(0)
+    axis = WEIGHTED[layer.kind]
+    if axis is None:
+        scaled = kernel * factor.reshape(kernel.shape[-2:])
+    else:
+        scaled = np.moveaxis(np.moveaxis(kernel, axis, -1) * factor, -1, axis)
+    shifted = bias * factor + offset
+    return replace(
+        layer.configured(use_bias=True),
+        weights=(scaled.astype(np.float32), np.broadcast_to(shifted, factor.shape).astype(np.float32)),
+    )

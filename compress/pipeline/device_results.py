@@ -1,0 +1,147 @@
+"""What devices have measured, beside the run that made their bundle: `runs/NAME/devices/DEVICE.json`.
+
+A file that comes back from a device is not trusted: it must be a result of the runner, its numbers must be numbers,
+and in a report it stands only beside just the models that it is about.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from compress.errors import DataError, StoreError
+from compress.files import explain
+from deploy.contract import bundle
+
+FOLDER = "devices"
+MAX_BYTES = 1 << 25
+TODO = "runner.pyz bench BUNDLE --out results.json"
+MAX_VALUE = 1e18
+"""Of a measurement, in whatever unit: an exabyte, or 30 million years in ms. NaN is not below it either."""
+MAX_WORD = 20
+"""Of units and verdicts, in characters: longer ones would make the report's table wider than any page."""
+_HOW = ("measured", "missing")
+_SHOWN = {
+    "median": "latency_ms",
+    "p90": "latency_p90_ms",
+    "p99": "latency_p99_ms",
+    "throughput": "throughput",
+}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A file that a device wrote, as plain values.
+
+    Raises:
+        DataError: it is no result of the runner's `bench`.
+        StoreError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise explain(error, "the results cannot be read", path) from error
+    if len(content) > MAX_BYTES:
+        raise DataError("is too large for results", where=str(path), allowed=f"{MAX_BYTES} bytes")
+    try:
+        found = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is no JSON: {error}", where=str(path), todo=TODO) from error
+    return checked(found, str(path))
+
+
+def checked(found: Any, where: str) -> dict[str, Any]:
+    """A result of `bench`, if it is one; `where`: its name in messages.
+
+    Raises:
+        DataError: it is none.
+    """
+    if not isinstance(found, dict) or found.get("schema_version") != 1 or found.get("verb") != "bench":
+        raise DataError("is no result of `runner.pyz bench` of schema 1", where=where, todo=TODO)
+    about, measured = found.get("bundle"), found.get("benchmark")
+    if not isinstance(about, dict) or not isinstance(about.get("models"), dict) or not isinstance(measured, dict):
+        raise DataError("does not say what was measured", where=where, todo=TODO)
+    parts = [measured.get(name) for name in ("model", "host", "steady")]
+    if not all(isinstance(part, dict) for part in parts) or not isinstance(measured.get("doubts"), list):
+        raise DataError("has no complete benchmark", where=where, todo=TODO)
+    for name, value in measured["steady"].items():
+        if not _is_measurement(value):
+            raise DataError(f"benchmark.steady.{name} is no measurement", where=where, todo=TODO)
+    return found
+
+
+def _is_measurement(value: Any) -> bool:
+    if not isinstance(value, Mapping) or value.get("how") not in _HOW:
+        return False
+    numbers = [value.get(name) for name in ("value", "low", "high")]
+    sound = all(each is None or (type(each) in (int, float) and 0 <= each <= MAX_VALUE) for each in numbers)
+    texts = all(isinstance(value.get(name), str) for name in ("unit", "note")) and len(value["unit"]) <= MAX_WORD
+    return sound and texts and (value.get("value") is None) == (value["how"] == "missing")
+
+
+def models(content: bytes) -> dict[str, str] | None:
+    """The models of a bundle, role to SHA-256; None for what is no bundle."""
+    try:
+        manifest = bundle.Bundle(content).manifest
+    except bundle.BundleError:
+        return None
+    digests = {row["name"]: row["sha256"] for row in manifest["members"]}
+    return {role: digests[entry["file"]] for role, entry in manifest["models"].items()}
+
+
+def measured(run: Path, made: bytes) -> list[dict[str, Any]]:
+    """What the record of a run says of devices: of those that have measured the models of this bundle.
+
+    Args:
+        run: the run's folder.
+        made: its bundle.
+    """
+    known, rows = models(made), []
+    for path in sorted((run / FOLDER).glob("*.json")):
+        try:
+            found = read(path)
+        except (DataError, StoreError):
+            continue
+        if found["bundle"]["models"] == known:
+            rows.append(_row(path.stem, found))
+    return rows
+
+
+def _row(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """One device: what it is, its measurements, and what makes them doubtful."""
+    result = found["benchmark"]
+    model, host = result["model"], result["host"]
+    runtime = model.get("runtime") if isinstance(model.get("runtime"), Mapping) else {}
+    taken = {shown: result["steady"][key] for key, shown in _SHOWN.items() if key in result["steady"]}
+    for key, shown in (("first_inference", "first_inference_ms"), ("memory", "memory_bytes")):
+        if _is_measurement(result.get(key)):
+            taken[shown] = result[key]
+    for key in ("accuracy", "ap", "ap50"):
+        quality = _inner(found, "accuracy", "models", model.get("role"), key)
+        if _is_measurement(quality):
+            taken[key] = quality
+    golden = {role: _inner(found, "golden", role, "verdict") for role in found["bundle"]["models"]}
+    doubts = [each.get("what") for each in result["doubts"] if isinstance(each, Mapping)]
+    return {
+        "device": name,
+        "board": _text(host.get("board") or host.get("processor") or host.get("architecture")),
+        "python": _text(host.get("python")),
+        "runtime": _text(f"{runtime.get('name')} {runtime.get('version')}"),
+        "model": _text(f"{model.get('role')} on {model.get('device')}"),
+        "measurements": taken,
+        "golden": {role: _text(verdict)[:MAX_WORD] for role, verdict in golden.items() if verdict is not None},
+        "doubts": [_text(each) for each in doubts],
+    }
+
+
+def _inner(value: Any, *keys: Any) -> Any:
+    """What stands at the end of a path of keys, or None."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) and isinstance(key, str) else None
+    return value
+
+
+def _text(value: Any) -> str:
+    return str(value)[:200] if isinstance(value, str) else "not told"

@@ -1,0 +1,220 @@
+"""The record of a run: plain values, all that the report shows. It is report.json, schema 1."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import compress
+from compress.data.types import Task
+from compress.errors import ModelError
+from compress.evaluation import accuracy, average_precision
+from compress.files import file_digest
+from compress.measurement import Measurement, missing
+from compress.pipeline.schema import Pipeline, Step
+from compress.stage import host
+from compress.tflite.interpreter import version
+
+SCHEMA_VERSION = 1
+TOOLS = (
+    *("ai-edge-litert", "keras", "numpy", "scikit-learn"),
+    *("tensorflow", "tensorflow-model-optimization", "tf-keras"),
+)
+
+
+def stage_row(step: Step, task: Task) -> dict[str, Any]:
+    """A step before it has run."""
+    return {
+        "id": step.id,
+        "stage": step.stage.name,
+        "status": "not run",
+        "seconds": None,
+        "reason": None,
+        "kind": step.makes,
+        "settings": step.stage.model_dump(mode="json", exclude={"id"}),
+        "facts": {},
+        "measurements": unmeasured(f"skipped: {step.skip}" if step.skip else "the run did not get so far", task),
+    }
+
+
+QUALITY: dict[Task, tuple[str, ...]] = {"classification": ("accuracy",), "detection": ("ap", "ap50")}
+"""What tells how good a model is: fractions."""
+UNITS = {
+    "parameters": "parameters",
+    "macs": "MACs",
+    "size_bytes": "bytes",
+    "compressed_bytes": "bytes",
+}
+
+
+def unmeasured(reason: str, task: Task) -> dict[str, Any]:
+    """The measurements of a stage that has none, and why."""
+    units = {**dict.fromkeys(QUALITY[task], "fraction"), **UNITS}
+    return {name: missing(unit, reason).to_json() for name, unit in units.items()}
+
+
+def quality(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """How good a model is, of what a probe found: accuracy, or average precision."""
+    return {name: facts[name] for names in QUALITY.values() for name in names if name in facts}
+
+
+def build(
+    pipeline: Pipeline,
+    rows: Mapping[str, dict[str, Any]],
+    findings: Mapping[str, Any],
+    outputs: Mapping[str, Path],
+    error: dict[str, Any] | None,
+    seconds: float,
+) -> dict[str, Any]:
+    """Puts together what was found.
+
+    Args:
+        pipeline: what was run.
+        rows: the row of each step.
+        findings: facts of the probes: `data`, `test`, `latency`, `sensitivity`, and the `steps` that were compared.
+        outputs: the files that were left for the user.
+        error: what failed, if anything did.
+        seconds: how long the run took.
+    """
+    models = _models(rows, findings)
+    comparison = _comparison(models, findings)
+    budget = _budget(pipeline, models, comparison)
+    status = "ok"
+    if any(row["holds"] is False for row in budget):
+        status = "over budget"
+    if error is not None:
+        status = "interrupted" if error["exit_code"] == 130 else "failed"
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": pipeline.head.name,
+        "status": status,
+        "error": error,
+        "coralline": compress.__version__,
+        "seed": pipeline.head.seed,
+        "seconds": round(seconds, 3),
+        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "target": {"name": pipeline.target.name, "summary": pipeline.target.summary},
+        "pipeline": dict(pipeline.settings),
+        "data": _data(pipeline, findings),
+        "stages": list(rows.values()),
+        "models": models,
+        "comparison": comparison,
+        "latency": _latency(findings),
+        "placement": _placement(rows),
+        "sensitivity": findings.get("sensitivity"),
+        "budget": budget,
+        "outputs": {
+            name: {"sha256": file_digest(path), "size_bytes": path.stat().st_size} for name, path in outputs.items()
+        },
+        "environment": {**host(), "python": platform.python_version(), "tools": _tools(), "runtime": version()},
+    }
+
+
+def _tools() -> dict[str, str]:
+    return {tool: importlib.metadata.version(tool) for tool in TOOLS}
+
+
+def _models(rows: Mapping[str, dict[str, Any]], findings: Mapping[str, Any]) -> dict[str, Any]:
+    """Test accuracy, size and latency of the original and the result."""
+    if "steps" not in findings:
+        return {"original": None, "result": None}
+    models: dict[str, Any] = {}
+    for name, step in findings["steps"].items():
+        timed = {key: value for key, value in findings["latency"][name].items() if key != "times_ms"}
+        measurements = {**rows[step]["measurements"], **quality(findings["test"][name]), **timed}
+        models[name] = {"stage": step, "measurements": measurements}
+    return models
+
+
+def _comparison(models: dict[str, Any], findings: Mapping[str, Any]) -> dict[str, Any] | None:
+    if "steps" not in findings:
+        return None
+    compare = accuracy.compare if "accuracy" in findings["test"]["result"] else average_precision.compare
+    comparison = compare(findings["test"], findings["data"]["classes"], "original", "result")
+    for name, ratio in (("macs", "macs_ratio"), ("size_bytes", "size_ratio"), ("latency_ms", "latency_ratio")):
+        comparison["measurements"][ratio] = _ratio(models, name).to_json()
+    return comparison
+
+
+def _ratio(models: dict[str, Any], name: str) -> Measurement:
+    before, after = (models[side]["measurements"][name]["value"] for side in ("original", "result"))
+    if not before:
+        return missing("fraction", f"the original's {name} is {before}")
+    return Measurement(after / before, "fraction", "measured", note="result / original, both measured in this run")
+
+
+def _latency(findings: Mapping[str, Any]) -> dict[str, Any] | None:
+    if "latency" not in findings:
+        return None
+    facts = findings["latency"]
+    return {"conditions": facts["conditions"], **{name: facts[name]["times_ms"] for name in ("original", "result")}}
+
+
+def _placement(rows: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """What the last compile stage found."""
+    found = [row["facts"] for row in rows.values() if "placement" in row["facts"]]
+    if not found:
+        return None
+    facts = found[-1]
+    return {
+        **facts["placement"],
+        "compiled": facts["compiled"],
+        "reason": facts.get("reason", ""),
+        "how_to_compile": facts.get("how_to_compile", ""),
+        "expected_latency": facts.get("expected_latency", {}),
+    }
+
+
+def _budget(pipeline: Pipeline, models: dict[str, Any], comparison: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Each limit that was set, with what was measured."""
+    limits = pipeline.head.budget.model_dump(exclude_none=True)
+    units = {"accuracy_drop": "fraction", "ap_drop": "fraction", "latency_ms": "ms", "size_bytes": "bytes"}
+    rows = []
+    for name, limit in limits.items():
+        if comparison is None:
+            measured = missing(units[name], "the run did not get so far").to_json()
+        elif name in ("accuracy_drop", "ap_drop"):
+            measured = comparison["measurements"][name]
+        else:
+            measured = models["result"]["measurements"][name]
+        value = measured["value"]
+        holds = None if value is None else value <= limit
+        rows.append({"name": name, "limit": limit, "unit": units[name], "measured": measured, "holds": holds})
+    return rows
+
+
+def _data(pipeline: Pipeline, findings: Mapping[str, Any]) -> dict[str, Any] | None:
+    if "data" not in findings:
+        return None
+    source = pipeline.settings["data"]["source"]
+    return {"source": source if isinstance(source, str) else next(iter(source)), **findings["data"]}
+
+
+def quantized_layers(folder: Path) -> list[dict[str, Any]]:
+    """What the last `quantize` of a run found out about each rounded tensor.
+
+    Raises:
+        ModelError: the folder holds no report of a run that quantized.
+    """
+    path = folder / "report.json"
+    try:
+        stages = json.loads(path.read_text(encoding="utf-8"))["stages"]
+        found = [stage["facts"]["layers"] for stage in stages if "layers" in (stage.get("facts") or {})]
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror}", where=str(path), todo="run the pipeline first") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError("is no report of ours", where=str(path), todo="run the pipeline again") from error
+    if not found:
+        raise ModelError(
+            "has nothing about quantized layers",
+            where=str(path),
+            todo="run a pipeline with `quantize`; where the converter found the ranges, as the report says, layers are "
+            "not told apart",
+        )
+    rows: list[dict[str, Any]] = found[-1]
+    return rows

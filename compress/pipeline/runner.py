@@ -1,0 +1,352 @@
+"""Runs a pipeline: the loop over the stages, then the probes, then the report.
+
+Every piece of work, stage or probe, is asked of the store first and done only if no
+artifact answers its key. The record of what was found becomes the report, whatever
+happens: a failed or interrupted run has one too.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from compress.artifact import (
+    BUNDLE_FILE,
+    MODEL_EDGETPU,
+    MODEL_KERAS,
+    MODEL_TFLITE,
+    PLAN_FILE,
+    RUNNER_FILE,
+    SEGMENTS,
+    Artifact,
+    Kind,
+)
+from compress.errors import EXIT_INTERRUPTED, CorallineError, ModelError, StageError, StoreError
+from compress.evaluation import Accuracy, DataSummary, Latency, Precision, Size
+from compress.files import digest_of, explain, write_atomically
+from compress.pipeline import device_results, record
+from compress.pipeline.schema import Pipeline, Step
+from compress.pipeline.store import Store
+from compress.progress import Progress
+from compress.report import render
+from compress.stage import Context, Probe, Stage, Work
+from compress.stages.sensitivity import Sensitivity
+
+STORE = ".store"
+MEASURED = (Kind.KERAS, Kind.FLOAT_TFLITE, Kind.TFLITE, Kind.COMPILED)
+"""The kinds that have a MODEL_TFLITE."""
+
+
+NOTHING = Artifact("", Kind.UNTRAINED, Path(), {}, {}, 0.0)
+"""What the first stage is given, and the original before there is one."""
+
+
+class Monitor(Protocol):
+    """Where a run tells what it is doing."""
+
+    def working(self, title: str) -> AbstractContextManager[Progress]:
+        """Around one piece of work: shows its progress, keeps the noise of libraries in the log."""
+
+    def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
+        """A line about a piece of work that is over: made, kept, skipped, ..."""
+
+    def log(self, text: str) -> None:
+        """Text for the log file alone."""
+
+
+@dataclass
+class Session:
+    """One run, and what it has found so far.
+
+    Attributes:
+        pipeline: what is run.
+        store: where artifacts are found and published.
+        folder: where report and outputs go: `<out>/<name>`.
+        monitor: who is told.
+        forced: ids of steps that are made anew even if the store has them.
+        rows: the record's row of each step.
+        artifacts: what each step left, by step id.
+        original: the id of the step whose model everything is compared with.
+    """
+
+    pipeline: Pipeline
+    store: Store
+    folder: Path
+    monitor: Monitor
+    forced: frozenset[str] = frozenset()
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    original: str | None = None
+
+    def key(self, work: Work, given: Mapping[str, Artifact]) -> str:
+        """The digest of everything that a piece of work's result depends on."""
+        pipeline = self.pipeline
+        needs: dict[str, Any] = {
+            "data": lambda: pipeline.data.digest,
+            "target": lambda: pipeline.target.digest,
+            "seed": lambda: pipeline.head.seed,
+            "name": lambda: pipeline.head.name,
+            "original": lambda: self.artifacts[self.original].digest if self.original else None,
+        }
+        return digest_of(
+            {
+                "work": ["stage" if isinstance(work, Stage) else "probe", work.name, work.version],
+                "settings": work.identity(),
+                "environment": work.environment(),
+                "given": {name: artifact.digest for name, artifact in given.items()},
+                "needs": {need: needs[need]() for need in sorted(work.needs)},
+            }
+        )
+
+    def obtain(
+        self, title: str, work: Stage | Probe, given: Mapping[str, Artifact], kind: Kind
+    ) -> tuple[Artifact, bool]:
+        """The artifact of a piece of work, and whether it was there already."""
+        with self._explained(""):  # what is wrong with files and tools names its own place
+            key = self.key(work, given)
+        with self._explained(title):
+            found = None if title in self.forced else self.store.find(key)
+            if found:
+                self._tell(title, work, "kept", found.seconds)
+                return found, True
+            started = time.monotonic()
+            with self.monitor.working(title) as progress:
+                waiting = f"{title}: another run is making this; waiting for it"
+                with self.store.lock(key, lambda: progress.note(waiting)):
+                    found = None if title in self.forced else self.store.find(key)
+                    if title in self.forced:
+                        self.store.renew(key)
+                    artifact = found or self._make(work, given, kind, key, self._context(title, key, progress))
+        self._tell(title, work, "kept" if found else "made", time.monotonic() - started)
+        return artifact, bool(found)
+
+    @contextmanager
+    def _explained(self, title: str) -> Iterator[None]:
+        """The one place where whatever a library raises becomes an error of ours, with the work's title."""
+        try:
+            yield
+        except CorallineError as error:
+            error.where = ": ".join(part for part in (title, error.where) if part)
+            raise
+        except OSError as error:
+            raise explain(error, title or "preparing the run", self.store.folder) from error
+        except Exception as error:
+            cause: BaseException | None = error
+            while cause is not None:  # imports of C extensions turn Ctrl-C into an error of their own
+                if isinstance(cause, KeyboardInterrupt):
+                    raise KeyboardInterrupt from error
+                cause = cause.__cause__ or cause.__context__
+            self.monitor.log(traceback.format_exc())
+            first = (str(error).strip() or "no message").splitlines()[0]
+            todo = f"the traceback is in {self.folder / 'run.log'}"
+            raise StageError(f"{type(error).__name__}: {first}", where=title, todo=todo) from error
+
+    def _tell(self, title: str, work: Work, status: str, seconds: float) -> None:
+        """A line for every stage; probes are worth one only when they took a while."""
+        if isinstance(work, Stage) or (seconds >= 1 and status == "made"):
+            self.monitor.done(title, status, seconds)
+
+    def _make(
+        self, work: Stage | Probe, given: Mapping[str, Artifact], kind: Kind, key: str, context: Context
+    ) -> Artifact:
+        """Does the work in a scratch folder and publishes what it leaves there."""
+        started = time.monotonic()
+        with self.store.scratch() as folder:
+            subject = given.get("given", NOTHING)
+            detector = subject.facts.get("detector")
+            context = replace(context, folder=folder, detector=detector)
+            if isinstance(work, Stage):  # how a detector is read belongs to the model, and goes on with it
+                facts = ({"detector": detector} if detector else {}) | work.run(subject, context)
+            else:
+                facts = work.run(given, context)
+            return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
+
+    def _context(self, title: str, key: str, progress: Progress) -> Context:
+        """What a piece of work is given; its folder is not there yet."""
+        pipeline = self.pipeline
+        pipeline.data.work_in(self.store, progress)
+        return Context(
+            pipeline.head.name,
+            Path(),
+            pipeline.data,
+            self.artifacts[self.original] if self.original else NOTHING,
+            pipeline.target,
+            pipeline.head.seed,
+            pipeline.model.trust,
+            progress,
+            self.store.unfinished(key),
+            self.folder / "tensorboard" / title,
+        )
+
+
+def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Runs a pipeline, and leaves report and outputs in `out/<name>`.
+
+    Returns:
+        The record, as it stands in report.json; its `status` is "ok" or "over budget".
+
+    Raises:
+        CorallineError: something failed; the report is written all the same.
+        KeyboardInterrupt: the same for Ctrl-C.
+    """
+    store = Store(out / STORE)
+    store.prepare()
+    session = Session(pipeline, store, out / pipeline.head.name, monitor, forced)
+    started = time.monotonic()
+    findings: dict[str, Any] = {}
+    try:
+        _stages(session)
+        _probes(session, findings)
+    except (CorallineError, KeyboardInterrupt) as error:
+        failed = next((row["id"] for row in session.rows.values() if row["status"] == "failed"), None)
+        exit_code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+        message = str(error) or "interrupted with Ctrl-C"
+        told = {"stage": failed, "message": message, "exit_code": exit_code}
+        try:
+            _publish(session, findings, told, time.monotonic() - started)
+        except StoreError as second:  # a full disk, most likely: what went wrong first matters more
+            monitor.log(str(second))
+        raise
+    return _publish(session, findings, None, time.monotonic() - started)
+
+
+def _stages(session: Session) -> None:
+    """Every step in its order; fills rows, artifacts and the original."""
+    steps = session.pipeline.steps
+    for step in steps:
+        session.rows[step.id] = record.stage_row(step, session.pipeline.data.task)
+    current: Artifact | None = None
+    for step in steps:
+        row = session.rows[step.id]
+        if step.skip:
+            row.update(status="skipped", reason=step.skip)
+            session.monitor.done(step.id, "skipped", None, step.skip)
+            continue
+        if session.original is None and step.stage.name not in ("load", "train"):
+            session.original = _last(session)
+        row["status"] = "failed"
+        given = {"given": current} if current else {}
+        current, kept = session.obtain(step.id, step.stage, given, step.stage.produces)
+        session.artifacts[step.id] = current
+        row.update(
+            status="kept" if kept else "made", seconds=current.seconds, kind=current.kind, facts=dict(current.facts)
+        )
+    if session.original is None:
+        session.original = _last(session)
+
+
+def _last(session: Session) -> str:
+    """The id of the last step that left a model that can be measured."""
+    trained = [name for name, artifact in session.artifacts.items() if artifact.kind in MEASURED]
+    return trained[-1] if trained else next(iter(session.artifacts))
+
+
+def _probes(session: Session, findings: dict[str, Any]) -> None:
+    """Measures every model on validation and in size; original and result on test and in time."""
+    findings["data"] = session.obtain("data", DataSummary(), {}, Kind.FINDINGS)[0].facts
+    judge = Precision if session.pipeline.data.task == "detection" else Accuracy
+    models = {name: artifact for name, artifact in session.artifacts.items() if artifact.kind in MEASURED}
+    for name, artifact in session.artifacts.items():
+        if artifact.kind not in MEASURED:
+            session.rows[name]["measurements"] = record.unmeasured(
+                f"a {artifact.kind} is not measured", session.pipeline.data.task
+            )
+            continue
+        subject = {"model": artifact}
+        size, _ = session.obtain(f"size of {name}", Size(), subject, Kind.FINDINGS)
+        quality, _ = session.obtain(f"accuracy of {name}", judge(split="validation"), subject, Kind.FINDINGS)
+        session.rows[name]["measurements"] = {**record.quality(quality.facts["model"]), **size.facts["model"]}
+    _sensitivity(session, findings)
+    if session.original not in models:
+        return
+    result = list(models)[-1]
+    pair = {"original": models[session.original], "result": models[result]}
+    settings = session.pipeline.head.measure.latency
+    test, _ = session.obtain("accuracy on test", judge(split="test"), pair, Kind.FINDINGS)
+    latency, _ = session.obtain("latency", Latency(runs=settings.runs, threads=settings.threads), pair, Kind.FINDINGS)
+    findings.update(steps={"original": session.original, "result": result}, test=test.facts, latency=latency.facts)
+
+
+def _sensitivity(session: Session, findings: dict[str, Any]) -> None:
+    """What removing channels would do to the last Keras model before anything is removed, if that is asked for."""
+    settings = session.pipeline.head.measure.sensitivity
+    if settings is None:
+        return
+    unpruned = [session.artifacts.get(step.id) for step in session.pipeline.unpruned]
+    models = [each for each in unpruned if each and each.kind is Kind.KERAS]
+    if not models:
+        findings["sensitivity"] = {"missing": "there is no model with layers before `prune`"}
+        return
+    probe, subject = Sensitivity(samples=settings.samples), {"model": models[-1]}
+    try:
+        findings["sensitivity"] = session.obtain("sensitivity", probe, subject, Kind.FINDINGS)[0].facts
+    except (StageError, ModelError) as error:  # the run is no worse for it
+        findings["sensitivity"] = {"missing": str(error)}
+
+
+def _publish(
+    session: Session, findings: dict[str, Any], error: dict[str, Any] | None, seconds: float
+) -> dict[str, Any]:
+    """Writes the outputs and the report; removes outputs of earlier runs that no longer hold."""
+    outputs = _outputs(session) if error is None else {}
+    found = record.build(session.pipeline, session.rows, findings, outputs, error, seconds)
+    try:
+        session.folder.mkdir(parents=True, exist_ok=True)
+        bundle = f"{session.pipeline.head.name}.coralline"
+        old = {MODEL_KERAS, MODEL_TFLITE, MODEL_EDGETPU, PLAN_FILE, RUNNER_FILE, bundle}
+        for name in (old | {path.name for path in session.folder.glob(SEGMENTS)}) - outputs.keys():
+            (session.folder / name).unlink(missing_ok=True)
+        contents = {name: path.read_bytes() for name, path in outputs.items()}
+        made = contents.get(bundle)
+        found["devices"] = device_results.measured(session.folder, made) if made else []
+        contents |= render(found)
+        with session.store.scratch() as scratch:
+            for name, content in contents.items():
+                mode = 0o755 if name == RUNNER_FILE else 0o644
+                write_atomically(session.folder / name, content, scratch, mode)
+    except OSError as problem:
+        raise explain(problem, "the report cannot be written") from problem
+    return found
+
+
+def _outputs(session: Session) -> dict[str, Path]:
+    """The files that users came for, from the newest artifact that has each."""
+    names = {
+        MODEL_KERAS: MODEL_KERAS,
+        MODEL_TFLITE: MODEL_TFLITE,
+        MODEL_EDGETPU: MODEL_EDGETPU,
+        PLAN_FILE: PLAN_FILE,
+        BUNDLE_FILE: f"{session.pipeline.head.name}.coralline",
+        RUNNER_FILE: RUNNER_FILE,
+    }
+    outputs: dict[str, Path] = {}
+    for artifact in session.artifacts.values():
+        known = [name for name in artifact.files if name in names or fnmatchcase(name, SEGMENTS)]
+        outputs.update({names.get(name, name): artifact.file(name) for name in known})
+    return outputs
+
+
+def preview(pipeline: Pipeline, out: Path, forced: frozenset[str] = frozenset()) -> list[tuple[Step, str]]:
+    """What a run would do with each step, without doing it: "kept", "skipped" or "to do"."""
+    session = Session(pipeline, Store(out / STORE), out / pipeline.head.name, cast(Monitor, None), forced)
+    known, current, result = True, None, []
+    for step in pipeline.steps:
+        if step.skip:
+            result.append((step, "skipped"))
+            continue
+        if session.original is None and step.stage.name not in ("load", "train") and known:
+            session.original = _last(session)
+        found = None
+        if known and step.id not in forced:
+            found = session.store.find(session.key(step.stage, {"given": current} if current else {}))
+        known = found is not None
+        if found:
+            current = session.artifacts[step.id] = found
+        result.append((step, "kept" if found else "to do"))
+    return result

@@ -1,0 +1,210 @@
+"""The store: artifacts by content, found again by the digest of what was asked.
+
+::
+
+    artifacts/<digest>/   files and artifact.json; complete from the moment it exists
+    keys/<key>            one line: the digest of the artifact that answers this key
+    locks/<key>           held (flock) by the process that is making it
+    unfinished/<key>/     what a process that was interrupted left for the next one that makes it
+    kept/<key>/           decoded samples, whole files, used again by any run; removed when they are not for long
+    scratch/<random>/     work in progress; what killed processes left is cleared by the
+                          next process that finds itself alone
+    lock                  held, shared, by every process that works here
+
+An artifact is published by one rename, after everything in it is on the disk. So a
+process can be killed at any moment, and any number can work on the same store.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from compress.artifact import Artifact, Facts, Kind
+from compress.files import digest_of, explain, file_digest, sync, write_atomically
+
+MANIFEST = "artifact.json"
+FORGOTTEN_DAYS = 14
+"""What was left unfinished, or kept and not used, for so long is removed."""
+
+
+class Store:
+    """A folder of artifacts. Nothing is created before something is to be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find(self, key: str) -> Artifact | None:
+        """The artifact that answers a key, or None. A damaged one counts as none."""
+        try:
+            line = (self.folder / "keys" / key).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise explain(error, "the store cannot be read", self.folder) from error
+        return self._open(line[:64].decode()) if re.fullmatch(rb"[0-9a-f]{64}\n", line) else None
+
+    def _open(self, digest: str) -> Artifact | None:
+        """An artifact whose every byte is what was published, or None."""
+        folder = self.folder / "artifacts" / digest
+        try:
+            content = json.loads((folder / MANIFEST).read_bytes())
+            if _artifact_digest(content) != digest:
+                return None
+            if any(file_digest(folder / name) != expected for name, expected in content["files"].items()):
+                return None
+            return Artifact(
+                digest, Kind(content["kind"]), folder, content["files"], content["facts"], content["seconds"]
+            )
+        except (FileNotFoundError, ValueError, KeyError, TypeError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise explain(error, "the store cannot be read", self.folder) from error
+
+    def prepare(self) -> None:
+        """Creates the folders, and clears scratch if no other process works here.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        try:
+            for name in ("artifacts", "keys", "locks", "scratch", "unfinished", "kept"):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+            presence = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+            weakref.finalize(self, os.close, presence)
+            if _try_lock(presence):
+                for left in (self.folder / "scratch").iterdir():
+                    shutil.rmtree(left)
+                for left in (*(self.folder / "unfinished").iterdir(), *(self.folder / "kept").iterdir()):
+                    if left.is_dir() and time.time() - left.stat().st_mtime > FORGOTTEN_DAYS * 86_400:
+                        shutil.rmtree(left)
+            fcntl.flock(presence, fcntl.LOCK_SH)
+        except OSError as error:
+            raise explain(error, "the store cannot be written", self.folder) from error
+
+    @contextmanager
+    def lock(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
+        """Holds a key while it is being made; calls `waiting` if another process holds it.
+
+        Raises:
+            StoreError: the disk is full, or the folder cannot be written.
+        """
+        try:
+            stream = (self.folder / "locks" / key).open("w")
+        except OSError as error:
+            raise explain(error, "the store cannot be written", self.folder) from error
+        with stream:
+            if not _try_lock(stream.fileno()):
+                waiting()
+                fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """An empty folder for work in progress, gone afterwards whatever happens."""
+        folder = Path(tempfile.mkdtemp(dir=self.folder / "scratch"))
+        try:
+            (folder / "work").mkdir()
+            yield folder / "work"
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def unfinished(self, key: str) -> Path:
+        """A folder for what interrupted work leaves to the next try; whoever uses it holds the key's lock.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        folder = self.folder / "unfinished" / key
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise explain(error, "the store cannot be written", self.folder) from error
+        return folder
+
+    def kept(self, key: str) -> Path:
+        """A folder for decoded samples, in use from now on. Files in it are whole: they come there by renaming.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        folder = self.folder / "kept" / key
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            os.utime(folder)
+        except OSError as error:
+            raise explain(error, "the store cannot be written", self.folder) from error
+        return folder
+
+    def forget(self, key: str) -> None:
+        """Removes what interrupted work has left."""
+        shutil.rmtree(self.folder / "unfinished" / key, ignore_errors=True)
+
+    def renew(self, key: str) -> None:
+        """Removes what interrupted work has left, unless that was begun anew itself and only goes on.
+
+        Raises:
+            StoreError: the folder cannot be written.
+        """
+        mark = self.folder / "unfinished" / key / "begun-anew"
+        if not mark.exists():
+            self.forget(key)
+            self.unfinished(key)
+            mark.touch()
+
+    def publish(self, key: str, kind: Kind, folder: Path, facts: Facts, seconds: float) -> Artifact:
+        """Makes a scratch folder an artifact, and the answer to a key.
+
+        Raises:
+            StoreError: the disk is full, or the folder cannot be written.
+        """
+        try:
+            return self._publish(key, kind, folder, facts, seconds)
+        except OSError as error:
+            raise explain(error, "the store cannot be written", self.folder) from error
+
+    def _publish(self, key: str, kind: Kind, folder: Path, facts: Facts, seconds: float) -> Artifact:
+        files = {path.name: file_digest(path) for path in sorted(folder.iterdir())}
+        content = {"kind": kind.value, "files": files, "facts": facts, "seconds": round(seconds, 3)}
+        digest = _artifact_digest(content)
+        (folder / MANIFEST).write_text(json.dumps(content, indent=1, allow_nan=False))
+        for path in (*folder.iterdir(), folder):
+            sync(path)
+        place = self.folder / "artifacts" / digest
+        while (artifact := self._open(digest)) is None:
+            try:
+                os.rename(folder, place)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+                if self._open(digest) is None:  # damaged: out of the way, then again
+                    os.rename(place, folder.parent / "damaged")
+        sync(place.parent)
+        write_atomically(self.folder / "keys" / key, digest.encode() + b"\n", folder.parent)
+        self.forget(key)
+        return artifact
+
+
+def _artifact_digest(content: dict[str, Any]) -> str:
+    """The digest covers what came out, not how long it took."""
+    return digest_of({name: content[name] for name in ("kind", "files", "facts")})
+
+
+def _try_lock(handle: int) -> bool:
+    """Takes the lock if it is free. It ends when the file is closed, or with the process."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,160 @@
+"""A YAML file as plain values, with the line of every key.
+
+YAML 1.2: `1e-3` is a number, `no` is a string. Duplicate keys, anchors, aliases, tags,
+infinity, control characters and more than one document are refused: a pipeline file says
+what it means once, and every value in it can stand in a one-line message.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.errors import PipelineError
+from compress.suggestions import shown
+
+Location = tuple[str | int, ...]
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 32
+MAX_INTEGER = (1 << 63) - 1
+_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, other ends of lines, and halves of characters."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed file.
+
+    Attributes:
+        path: the file.
+        value: maps, lists, strings, numbers, booleans and None.
+        lines: line (from 1) of each key and list item, by its location.
+    """
+
+    path: Path
+    value: Any
+    lines: dict[Location, int]
+
+    def where(self, location: Location) -> str:
+        """`file:line: key` for a message; for a missing key the line of what should hold it."""
+        known = location
+        while known not in self.lines and known:
+            known = known[:-1]
+        dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+        return f"{self.path}:{self.lines.get(known, 1)}" + (f": {dotted}" if dotted else "")
+
+
+def read(path: Path) -> Document:
+    """Reads a YAML file.
+
+    Raises:
+        PipelineError: not there, not readable, not YAML, or more than plain YAML.
+    """
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise PipelineError(
+            f"cannot be read: {error.strerror}", where=str(path), todo="give the path of a pipeline file"
+        ) from error
+    if len(content) > MAX_BYTES:
+        raise PipelineError("is too large for a pipeline file", where=str(path), allowed=f"{MAX_BYTES} bytes")
+    try:
+        return _parse(content.decode("utf-8"), path)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise PipelineError("is not a text file in UTF-8", where=f"{path}:{line}") from error
+
+
+def _parse(text: str, path: Path) -> Document:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    lines: dict[Location, int] = {}
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        _refuse_extras(yaml, text, path)
+        root = yaml.compose(text)
+        if root is None:
+            raise PipelineError("is empty", where=str(path), todo="start from the shipped pipeline.yaml")
+        return Document(path, _plain(yaml, root, (), lines, path), lines)
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        begun = error.context_mark.line + 1 if error.context_mark else line
+        problem = " ".join(part for part in (error.context, error.problem) if part)
+        since = f" (begun in line {begun})" if begun != line else ""
+        raise PipelineError(f"is not valid YAML: {problem}{since}", where=f"{path}:{line}") from error
+    except YAMLError as error:
+        line = text.count("\n", 0, getattr(error, "position", 0)) + 1
+        first = str(error).splitlines()[0]
+        raise PipelineError(f"is not valid YAML: {first}", where=f"{path}:{line}") from error
+    except (ValueError, OverflowError) as error:  # the parser's own, for \U with more than 10FFFF
+        raise PipelineError("is not valid YAML: an escape stands for no character", where=str(path)) from error
+
+
+def _refuse_extras(yaml: Any, text: str, path: Path) -> None:
+    """Anchors, aliases, tags, depth: looked for in the event stream, before anything is built."""
+    from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, DocumentStartEvent
+
+    depth = documents = 0
+    for event in yaml.parse(text):
+        where = f"{path}:{event.start_mark.line + 1}"
+        if isinstance(event, AliasEvent) or getattr(event, "anchor", None):
+            raise PipelineError("anchors and aliases (&, *) are not allowed", where=where, todo="write the value out")
+        if getattr(event, "tag", None):
+            raise PipelineError(f"the tag {event.tag!r} is not allowed", where=where, todo="remove it")
+        if isinstance(event, DocumentStartEvent) and event.version and tuple(event.version) != (1, 2):
+            raise PipelineError("the version in the %YAML line is not allowed", where=where, allowed="1.2")
+        depth += isinstance(event, CollectionStartEvent)
+        depth -= isinstance(event, CollectionEndEvent)
+        documents += isinstance(event, DocumentStartEvent)
+        if depth > MAX_DEPTH:
+            raise PipelineError("is nested too deeply", where=where, allowed=f"{MAX_DEPTH} levels")
+        if documents > 1:
+            raise PipelineError("a second document (---) is not allowed", where=where)
+
+
+def _plain(yaml: Any, node: Any, location: Location, lines: dict[Location, int], path: Path) -> Any:
+    """A composed node as plain values; fills `lines`."""
+    from ruamel.yaml.nodes import MappingNode, SequenceNode
+
+    line = node.start_mark.line + 1
+    lines.setdefault(location, line)
+    if isinstance(node, SequenceNode):
+        return [_plain(yaml, item, (*location, i), lines, path) for i, item in enumerate(node.value)]
+    if not isinstance(node, MappingNode):
+        return _scalar(yaml, node, f"{path}:{line}")
+    result: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        key = key_node.value
+        if not isinstance(key, str) or key == "<<" or _UNFIT.search(key):
+            raise PipelineError("a key must be a plain word; merging (<<) is not allowed", where=f"{path}:{line}")
+        if key in result:
+            first = lines[(*location, key)]
+            raise PipelineError(
+                f"the key {key!r} stands twice (first in line {first})", where=f"{path}:{line}", todo="remove one"
+            )
+        lines[(*location, key)] = line
+        result[key] = _plain(yaml, value_node, (*location, key), lines, path)
+    return result
+
+
+def _scalar(yaml: Any, node: Any, where: str) -> Any:
+    kind = str(node.tag).removeprefix("tag:yaml.org,2002:")
+    if kind not in ("null", "bool", "int", "float"):
+        if unfit := _UNFIT.search(node.value):
+            raise PipelineError(f"the text holds the character {unfit[0]!r}", where=where, allowed="one line of text")
+        return str(node.value)
+    try:
+        value = yaml.constructor.construct_object(node)
+    except ValueError as error:
+        raise PipelineError(f"{shown(node.value)} is no number", where=where) from error
+    if kind == "int" and abs(value) > MAX_INTEGER:
+        raise PipelineError(f"{shown(node.value)} is too large", where=where, allowed=f"numbers up to {MAX_INTEGER}")
+    if kind == "float" and not math.isfinite(value):
+        raise PipelineError(f"{shown(node.value)} is infinite or not a number", where=where, allowed="finite numbers")
+    return value

@@ -1,0 +1,1 @@
+"""Structured pruning: which channels matter least, and how many are removed from which layers."""

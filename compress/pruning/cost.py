@@ -1,0 +1,386 @@
+"""What a network would cost with fewer channels: weights, multiply-accumulates, and time and memory on the Edge TPU.
+
+A network becomes a list of `Piece`s, each an operator of the .tflite file that will be made of it, with the layouts of
+its channels. So the cost of any choice of channels is known without building the smaller network. What cannot be
+followed (a recurrent layer, an attention) keeps its channels, and so costs the same in every choice: that much is taken
+from the files of one of them (`draft`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.ir.channel_groups import MAKERS, TIED, Channels, Layout
+from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+from compress.targets.base import Target
+from compress.targets.edgetpu import estimate, latency, parameter_memory
+from compress.tflite.graph import Graph
+
+Sets = Sequence[NDArray[np.int64]]
+"""Groups of channels that are chosen among each other, the most important first."""
+Counts = tuple[int, ...]
+"""How many groups of each set are kept."""
+_SEPARABLE = ("SeparableConv2D", "SeparableConv1D")
+_KERNELS = (*MAKERS, *_SEPARABLE, "DepthwiseConv2D")
+_NOTHING = {
+    *("InputLayer", "Dropout", "SpatialDropout2D", "GaussianNoise", "GaussianDropout", "Identity"),
+    *("Flatten", "Reshape", "ZeroPadding1D", "ZeroPadding2D"),
+}
+"""Layers of which nothing is left in the .tflite file, or nothing that takes time."""
+_FUSED = {"linear", "relu", "relu6"}
+_OPERATORS = {
+    "silu": 2,
+    "swish": 2,
+    "hard_silu": 3,
+    "hard_swish": 3,
+    "gelu": 6,
+    **dict.fromkeys(("elu", "selu", "celu", "softplus", "mish"), 10),
+}
+"""What an activation becomes that is not fused, once it is legalized; others are one operator."""
+_CHANNEL_BYTES, _DENSE_BYTES, _OPERATOR_BYTES = 28, 4, 550
+"""In an 8-bit file, beside weights: of a convolution's channel (a bias; scale and zero point of it and of the kernel),
+of a dense layer's (a bias), and of an operator with its tensors and their names, about."""
+_NO_CHANNELS: Layout = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The files that a network would become.
+
+    Attributes:
+        macs: multiply-accumulates of its float file.
+        size_bytes: of its 8-bit file.
+        graph: the 8-bit file; None where there can be none.
+        missing: why there is none, or "".
+    """
+
+    macs: int
+    size_bytes: int = 0
+    graph: Graph | None = None
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An operator, and the channels that it reads and makes.
+
+    Attributes:
+        layer: with all its channels.
+        given: layout of its input; empty if that does not change.
+        made: layout of its output.
+        macs: multiply-accumulates for each channel made, and each channel read if `mixes`.
+        mixes: whether every channel made is computed from all channels read.
+        constant: whether it has a number for each channel made, which is sent at every inference.
+    """
+
+    layer: latency.Layer
+    given: Layout
+    made: Layout
+    macs: int = 0
+    mixes: bool = False
+    constant: bool = False
+
+
+@dataclass(frozen=True)
+class Weights:
+    """An array of weights: `each` for every combination of one channel from each layout.
+
+    Of a kernel, `beside` tells the bytes that come with each of its output channels in an 8-bit file; None of others.
+    """
+
+    each: int
+    layouts: tuple[Layout, ...]
+    beside: int | None = None
+
+
+def pieces(network: Network, channels: Channels) -> list[Piece]:
+    """The operators that a network becomes."""
+    consumers = network.consumers()
+    found: list[Piece] = []
+    for layer, call in network.in_order():
+        if not layer.calls or layer.kind in _NOTHING:
+            continue
+        given, made = layer.given(call)[:1], Tensor(layer.name, call)
+        source = given[0] if given else made
+        if layer.kind in _KERNELS:
+            found += _kernels(layer, network.shapes[source], network.shapes[made], channels, (source, made))
+            count = _operators(str(layer.config.get("activation", "linear")))
+        else:
+            count = _count(layer, source, network, alone=len(consumers.get(source, [])) == 1)
+        kind, window = _window(layer, network.shapes[source], network.shapes[made])
+        form = latency.Layer(kind, _map(network.shapes[made]), _map(network.shapes[source]), window, name=layer.name)
+        constant = layer.kind in ("BatchNormalization", "PReLU")
+        found += [Piece(form, channels.layouts[source], channels.layouts[made], constant=constant)] * count
+    return found
+
+
+def _operators(activation: str) -> int:
+    return 0 if activation in _FUSED else _OPERATORS.get(activation, 1)
+
+
+def _count(layer: Layer, source: Tensor, network: Network, *, alone: bool) -> int:
+    """How many operators a layer without a kernel becomes: none if the one before does its work too."""
+    before = network.layers[source.layer]
+    plain = str(before.config.get("activation", "linear")) == "linear"
+    if layer.kind == "BatchNormalization":
+        return 0 if alone and plain and before.kind in _KERNELS else 2
+    limit = layer.config.get("max_value")
+    name = str(layer.config.get("activation", layer.kind))
+    if layer.kind == "ReLU" and limit in (None, 6) and not layer.config.get("negative_slope"):
+        name = "relu"
+    fused = name in _FUSED and alone and plain and before.kind in (*_KERNELS, *TIED, "BatchNormalization")
+    return 0 if fused or name == "linear" else max(_operators(name), 1)
+
+
+def _window(layer: Layer, given: tuple[int | None, ...], made: tuple[int | None, ...]) -> tuple[str, tuple[int, int]]:
+    """Pooling and its window; everything else goes element by element."""
+    if "Pooling" not in layer.kind:
+        return "elt", (1, 1)
+    if layer.kind.startswith("Global"):
+        return "pool", _map(given)[:2]
+    size = layer.config["pool_size"]
+    sides = (size,) if isinstance(size, int) else tuple(size)
+    return "pool", (int((1, *sides)[-2]), int(sides[-1]))
+
+
+def _kernels(
+    layer: Layer,
+    given: tuple[int | None, ...],
+    made: tuple[int | None, ...],
+    channels: Channels,
+    ends: tuple[Tensor, Tensor],
+) -> list[Piece]:
+    """The operators with weights that a layer becomes."""
+    source, result = (channels.layouts[tensor] for tensor in ends)
+    before, after = _map(given), _map(made)
+    shape, places = layer.weights[0].shape, after[0] * after[1]
+    if layer.kind == "Dense":
+        kind = "fc" if len(made) == 1 else "conv"
+        return [Piece(latency.Layer(kind, after, before, name=layer.name), source, result, places, mixes=True)]
+    taps = (int((1, *shape[:-2])[-2]), int(shape[-3]))
+    area, name = taps[0] * taps[1], layer.name
+    if layer.kind == "DepthwiseConv2D":
+        return [Piece(latency.Layer("dw", after, before, taps, name=name), source, result, places * area)]
+    if layer.kind in _SEPARABLE:
+        between = np.repeat(source, layer.config["depth_multiplier"])
+        middle = (*after[:2], len(between))
+        deep = Piece(latency.Layer("dw", middle, before, taps, name=name), source, between, places * area)
+        return [deep, Piece(latency.Layer("conv", after, middle, name=name), between, result, places, mixes=True)]
+    if layer.kind == "Conv2DTranspose":
+        form = latency.Layer("tconv", after, before, taps, name=name)
+        return [Piece(form, source, result, before[0] * before[1] * area, mixes=True)]
+    if (groups := layer.config.get("groups", 1)) > 1:  # the compiler is given a split, one for each, and their union
+        each = len(source) // groups
+        form = latency.Layer("conv", after, (*before[:2], each), taps, name=name)
+        parts = [Piece(form, _NO_CHANNELS, part, places * area * each) for part in np.split(result, groups)]
+        split, union = (latency.Layer("elt", one, one, name=name) for one in (before, after))
+        return [Piece(split, source, source), *parts, Piece(union, result, result)]
+    return [Piece(latency.Layer("conv", after, before, taps, name=name), source, result, places * area, mixes=True)]
+
+
+def _map(shape: tuple[int | None, ...]) -> tuple[int, int, int]:
+    """Height, width and channels."""
+    height, width, channels = (1, 1, 1, *(side or 1 for side in shape))[-3:]
+    return height, width, channels
+
+
+def weights(network: Network, channels: Channels) -> list[Weights]:
+    """All arrays of weights, by the channels that they run along."""
+    found = []
+    for layer in network.layers.values():
+        if not layer.weights or not layer.calls:
+            continue
+        given, made = channels.layouts[layer.given()[0]], channels.layouts[Tensor(layer.name)]
+        arrays = list(layer.weights)
+        if layer.config.get("data_format") == "channels_first":
+            found += [Weights(array.size, ()) for array in arrays]
+            continue
+        if layer.kind in (*_SEPARABLE, "DepthwiseConv2D"):
+            found.append(Weights(arrays.pop(0).size // len(given), (given,), _CHANNEL_BYTES))
+        if layer.kind in (*_SEPARABLE, *MAKERS):
+            grouped = layer.config.get("groups", 1) > 1
+            both = (made,) if grouped else (given, made)
+            beside = _DENSE_BYTES if layer.kind == "Dense" else _CHANNEL_BYTES
+            found.append(Weights(arrays.pop(0).size // prod(map(len, both)), both, beside))
+        for array in arrays:
+            along = (made,) if array.shape and array.shape[-1] == len(made) else ()
+            found.append(Weights(array.size // prod(map(len, along)), along))
+    return found
+
+
+def _compute_ms(layers: Sequence[latency.Layer], target: Target, clock: str = "max") -> float:
+    return sum(latency.compute_ms(layer, target.tables["latency"], clock) for layer in layers)
+
+
+class Costs:
+    """Costs of a network by how many groups of each set it keeps.
+
+    Args:
+        network: as it is.
+        channels: of the network.
+        sets: which groups are chosen among each other, the most important first.
+        target: the Edge TPU.
+    """
+
+    def __init__(self, network: Network, channels: Channels, sets: Sets, target: Target) -> None:
+        self.target, self.sets = target, sets
+        self._place = {int(g): (s, rank) for s, members in enumerate(sets) for rank, g in enumerate(members)}
+        self._group = channels.group
+        self._layouts: dict[bytes, int] = {}
+        self._widths: list[tuple[int, tuple[tuple[int, NDArray[np.int64]], ...]]] = []
+        self._pieces = [(each, self._known(each.given), self._known(each.made)) for each in pieces(network, channels)]
+        self._weights = [(each, [self._known(one) for one in each.layouts]) for each in weights(network, channels)]
+        inputs = (network.shapes[tensor] for tensor in tensors_in(network.inputs))
+        self._inputs = sum(prod(side or 1 for side in shape) for shape in inputs)
+        outputs = [network.shapes[tensor] for tensor in tensors_in(network.outputs)]
+        self._outputs = sum(latency.sent_bytes(_map(shape)) for shape in outputs)
+        self._cut: dict[tuple[int, int, int], latency.Layer] = {}
+        self._missed = defaultdict[str, float](float)
+        self._anchor: tuple[Counts, Graph] | None = None
+
+    def anchored(self, counts: Counts, files: Draft) -> Costs:
+        """The same costs, but those of one choice are what its files tell, and all others are off by as much."""
+        found = copy.copy(self)
+        found._missed, found._anchor = defaultdict(float), None
+        real: dict[str, float] = {"macs": files.macs - found.macs(counts)}
+        if files.graph is not None:
+            real["size_bytes"] = files.size_bytes - found.size_bytes(counts)
+        if files.graph is not None and self.target.accelerated:
+            layers = estimate.layers_of(files.graph, self.target)
+            held = latency.split(layers, self.target)
+            allocated = sum(each.parameters.allocated_bytes for each in layers if not each.parameters.always_streamed)
+            real["compute_ms"] = _compute_ms(layers, self.target) - found.compute_ms(counts)
+            real["streamed_bytes"] = held.streamed_bytes - found.streamed_bytes(counts)
+            real["cached_bytes"] = allocated - found.cached_bytes(counts, found.never_cached(counts))
+            found._anchor = counts, files.graph
+        found._missed.update(real)
+        return found
+
+    def _known(self, layout: Layout) -> int:
+        """The number of a layout, counted set by set: how many of its channels the first groups of a set are."""
+        key = layout.tobytes()
+        if key not in self._layouts:
+            self._layouts[key] = len(self._widths)
+            fixed, found = 0, dict[int, NDArray[np.int64]]()
+            for number in self._group[layout].tolist():
+                if number not in self._place:
+                    fixed += 1
+                    continue
+                index, rank = self._place[number]
+                found.setdefault(index, np.zeros(len(self.sets[index]) + 1, np.int64))[rank + 1] += 1
+            self._widths.append((fixed, tuple((index, each.cumsum()) for index, each in found.items())))
+        return self._layouts[key]
+
+    @property
+    def everything(self) -> Counts:
+        """All groups of all sets."""
+        return tuple(map(len, self.sets))
+
+    def widths(self, counts: Counts) -> list[int]:
+        """Channels of each layout."""
+        return [fixed + sum(int(each[counts[index]]) for index, each in parts) for fixed, parts in self._widths]
+
+    def macs(self, counts: Counts) -> int:
+        """Multiply-accumulates of one inference."""
+        wide = self.widths(counts)
+        own = sum(each.macs * wide[made] * (wide[given] if each.mixes else 1) for each, given, made in self._pieces)
+        return own + round(self._missed["macs"])
+
+    def parameters(self, counts: Counts) -> int:
+        """Weights of all layers, as Keras counts them."""
+        wide = self.widths(counts)
+        return sum(each.each * prod(wide[one] for one in along) for each, along in self._weights)
+
+    def size_bytes(self, counts: Counts) -> int:
+        """The 8-bit file: a byte for each weight of a kernel, and what comes with each of its output channels."""
+        wide = self.widths(counts)
+        total = self._missed["size_bytes"] + _OPERATOR_BYTES * sum(wide[made] > 0 for *_, made in self._pieces)
+        for each, along in self._weights:
+            if each.beside is not None:
+                total += each.each * prod(wide[one] for one in along) + each.beside * wide[along[-1]]
+        return round(total)
+
+    def layers(self, counts: Counts) -> list[latency.Layer]:
+        """What runs on the Edge TPU, as `latency` knows it."""
+        wide = self.widths(counts)
+        return [
+            self._narrowed(place, wide[given] if len(each.given) else 0, wide[made])
+            for place, (each, given, made) in enumerate(self._pieces)
+            if wide[made]  # a group of a convolution may be gone
+        ]
+
+    def _narrowed(self, place: int, given: int, made: int) -> latency.Layer:
+        if (place, given, made) not in self._cut:
+            layer = self._pieces[place][0].layer
+            cut = replace(
+                layer, made=(*layer.made[:2], made), given=(*layer.given[:2], given or layer.given[2]), index=place
+            )
+            constant = self._pieces[place][0].constant
+            held = parameter_memory.constant(made) if constant else latency.parameters(cut, self.target)
+            self._cut[place, given, made] = replace(cut, parameters=held)
+        return self._cut[place, given, made]
+
+    def compute_ms(self, counts: Counts, clock: str = "max") -> float:
+        """What the array alone takes."""
+        missed = self._missed["compute_ms"] * latency.CLOCKS[clock]
+        return _compute_ms(self.layers(counts), self.target, clock) + missed
+
+    def latency_ms(self, counts: Counts, host: str, clock: str = "max") -> float:
+        """The predicted latency of one inference on a host."""
+        layers = self.layers(counts)
+        orders = latency.instruction_bytes(layers, self._inputs + self._outputs)
+        sent = latency.Sent(self._inputs, self._outputs, orders, tuple(self._streamed(layers)))
+        own = latency.predict(layers, sent, self.target.tables["latency"], host, clock).total
+        name = f"latency_ms {host} {clock}"
+        if self._anchor is not None and name not in self._missed:
+            self._missed[name] = 0.0
+            chosen, graph = self._anchor
+            real = estimate.estimate(graph, self.target, host, clock).latency.total
+            self._missed[name] = real - self.latency_ms(chosen, host, clock)
+        return own + self._missed[name]
+
+    def _streamed(self, layers: Sequence[latency.Layer]) -> list[int]:
+        held = latency.split(layers, self.target)
+        return [each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True)]
+
+    def streamed_bytes(self, counts: Counts) -> int:
+        """Parameters that are sent at every inference."""
+        return max(sum(self._streamed(self.layers(counts))) + round(self._missed["streamed_bytes"]), 0)
+
+    def cached_bytes(self, counts: Counts, without: Collection[int] = ()) -> int:
+        """The on-chip memory that all parameters would take together, but for some pieces."""
+        own = sum(layer.parameters.allocated_bytes for layer in self.layers(counts) if layer.index not in without)
+        return own + round(self._missed["cached_bytes"])
+
+    def never_cached(self, counts: Counts) -> frozenset[int]:
+        """The pieces whose parameters are streamed however empty the memory is."""
+        return frozenset(layer.index for layer in self.layers(counts) if layer.parameters.always_streamed)
+
+    def streamed_always(self, counts: Counts) -> list[int]:
+        """What the parameters of these pieces take, in bytes."""
+        held = (layer.parameters for layer in self.layers(counts))
+        return [each.size_bytes for each in held if each.always_streamed]
+
+    def to_json(self, counts: Counts, host: str, clock: str = "max") -> dict[str, Any]:
+        """All of them, as a plain map; time and memory only where the target has an accelerator."""
+        plain = {
+            "macs": self.macs(counts),
+            "parameters": self.parameters(counts),
+            "size_bytes": self.size_bytes(counts),
+        }
+        if not self.target.accelerated:
+            return plain
+        return {
+            **plain,
+            "compute_ms": float(f"{self.compute_ms(counts, clock):.4g}"),
+            "latency_ms": float(f"{self.latency_ms(counts, host, clock):.4g}"),
+            "streamed_bytes": self.streamed_bytes(counts),
+        }

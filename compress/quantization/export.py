@@ -1,0 +1,257 @@
+"""From the working model to a .tflite file: float as it is, or full-integer by a plan.
+
+The fast path (DESIGN: `from_concrete_functions` without the model, batch 1) takes about a
+second where `from_keras_model` takes twenty, for the same bytes. A plan reaches the file
+through fake quantization behind every fused operator and weights that already lie on their
+grid: no representative data and no second calibration.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import ModelError, StageError
+from compress.ir.keras_graph import Layer, Network, Tensor, build
+from compress.quantization import adaround, bias_correction, equalization, fake_quantization
+from compress.quantization import quantizer_placement as rounding
+from compress.quantization.plan import QuantizationPlan, on_grid, unpacked
+from compress.tflite.graph import parse
+
+InputType = Literal["int8", "uint8"]
+
+
+LOOP = "WHILE"
+"""A loop, such as a recurrent layer that is not unrolled: stays float, and makes the converter's own calibration
+(TensorFlow 2.21) end the process."""
+ATTEMPTS = 20
+"""TensorFlow 2.21's quantizer leaves a SPLIT float (one of which not all outputs are taken, one in an unrolled GRU or
+LSTM) in about every second run, each by itself; the files in which it does not are all the same."""
+
+
+class FloatOperatorsError(StageError):
+    """Some operators would have stayed float."""
+
+
+def convert_float(model: Any) -> bytes:
+    """The model as a float32 .tflite file with batch 1.
+
+    Raises:
+        ModelError: TensorFlow Lite does not have what a layer does; the layer is named.
+    """
+    return _convert(model, None)
+
+
+def convert(network: Network, plan: QuantizationPlan, io: InputType = "int8") -> bytes:
+    """The network as a full-integer .tflite file.
+
+    Args:
+        network: in canonical form (`training.folding.canonical`).
+        plan: a range for every point.
+        io: type of the file's input and output.
+
+    Raises:
+        FloatOperatorsError: an operator would have stayed float; its layers are named.
+        StageError: a layer works in a loop, which nothing here can quantize.
+    """
+    changed = gridded(edited(network, plan), plan)
+    quantized = fake_quantization.fixed(fake_quantization.insert(changed, rounding.find(changed), plan))
+    return refuse_float(_quantized(build(quantized), io), network)
+
+
+def gridded(network: Network, plan: QuantizationPlan | None = None) -> Network:
+    """The network with all weights rounded onto their 8-bit grids: to the nearest step, or as a plan has learnt."""
+    rounding = plan.rounding if plan else {}
+    return network.edited({name: _on_grid(layer, rounding.get(name)) for name, layer in network.layers.items()}, {})
+
+
+def edited(network: Network, plan: QuantizationPlan) -> Network:
+    """The network with the weights and biases that a plan gives it, not yet rounded."""
+    return bias_correction.shifted(equalization.applied(network, plan.factors), plan.bias_shifts)
+
+
+def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
+    """Nothing, if a plan that was read from a file fits a network.
+
+    Raises:
+        StageError: a range is missing or too many, a prescribed one is another, or an edit does not fit its layer, or
+            would have no effect.
+    """
+    found = rounding.find(network)
+    points = set(found.values())
+    wrong = [f"no range for {name}" for name in sorted(points - plan.ranges.keys())]
+    wrong += [f"a range for {name}, which is not rounded" for name in sorted(plan.ranges.keys() - points)]
+    wrong += [f"factors for a layer {name}" for name in plan.factors if name not in network.layers]
+    for name, values in plan.bias_shifts.items():
+        layer = network.layers.get(name)
+        if (
+            layer is None
+            or layer.kind not in fake_quantization.SCALE_AXES
+            or len(values) != network.shapes[Tensor(name)][-1]
+        ):
+            wrong.append(f"{len(values)} bias shifts for a layer {name}")
+    for name, text in plan.rounding.items():
+        layer = network.layers.get(name)
+        try:
+            if layer is None or layer.kind not in fake_quantization.SCALE_AXES:
+                raise ValueError
+            unpacked(text, layer.weights[0].shape)
+        except ValueError:
+            wrong.append(f"rounding for a layer {name}")
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise StageError(f"the plan is for another model: it has {', '.join(wrong[:3])}{more}", todo="make it anew")
+    for name, prescribed in rounding.fixed(network, found).items():
+        if not np.allclose(plan.ranges[name], prescribed, atol=1e-6):
+            low, high = plan.ranges[name]
+            raise StageError(
+                f"the plan has the range {low:g} to {high:g} for {name}",
+                allowed=f"{prescribed[0]:g} to {prescribed[1]:g}, which TensorFlow Lite prescribes",
+            )
+    equalization.applied(network, plan.factors)
+
+
+def refuse_float(content: bytes, network: Network | None = None) -> bytes:
+    """The same .tflite file.
+
+    Args:
+        content: the file.
+        network: what it was made of, for the names of its layers.
+
+    Raises:
+        FloatOperatorsError: some of its operators work on floats; their layers are named.
+        StageError: some work in a loop, which the converter's own calibration does not take either.
+    """
+    left = float_operators(content)
+    loops = [name for name, kind in left.items() if kind == LOOP]
+    if left:
+        layers = _layers_of(loops or list(left), network) if network else []
+        inside = f" in {', '.join(layers)}" if layers else ""
+        if loops:
+            raise StageError(
+                f"{LOOP}{inside} has no 8-bit form",
+                todo="give recurrent layers `unroll=True`, or replace what works in a loop",
+            )
+        shown = "; ".join(f"{kind} ({name})" for name, kind in list(left.items())[:5])
+        raise FloatOperatorsError(
+            f"{len(left)} operators would stay float{inside}: {shown}",
+            todo="replace these layers",
+        )
+    return content
+
+
+def _layers_of(tensors: list[str], network: Network) -> list[str]:
+    """The layers that tensors of a file were made by: kinds and names. TensorFlow appends a number to names."""
+    parts = [part for name in tensors for path in name.split(";") for part in path.split("/")]
+    named = [short if (short := re.sub(r"_\d+$", "", part)) in network.layers else part for part in parts]
+    found = [network.layers[name] for name in dict.fromkeys(named) if name in network.layers]
+    return [f"{layer.kind} {layer.name!r}" for layer in found]
+
+
+def convert_calibrated(model: Any, samples: NDArray[np.float32], io: InputType = "int8") -> bytes:
+    """The model as a full-integer .tflite file whose ranges the converter itself finds.
+
+    For models with a layer that works in several steps (a scaling, some activations), whose
+    inner tensors no plan of ours names. Operators that the converter has in float only stay so.
+
+    Args:
+        model: the Keras model.
+        samples: preprocessed calibration samples [n, ...].
+        io: type of the file's input and output.
+    """
+    return _quantized(model, io, samples)
+
+
+def _quantized(model: Any, io: InputType, samples: NDArray[np.float32] | None = None) -> bytes:
+    """The model in 8 bits, asked for again where a split alone stayed float."""
+    content = _convert(model, io, samples)
+    for _ in range(ATTEMPTS - 1):
+        left = set(float_operators(content).values())
+        if "SPLIT" not in left or left - {"SPLIT", "QUANTIZE", "DEQUANTIZE"}:
+            break
+        content = _convert(model, io, samples)
+    return content
+
+
+def _on_grid(layer: Layer, learnt: str | None) -> Layer:
+    if layer.kind not in fake_quantization.SCALE_AXES:
+        return layer
+    kernel = layer.weights[0]
+    if learnt is None:
+        kernel = on_grid(kernel, fake_quantization.SCALE_AXES[layer.kind])
+    else:
+        kernel = adaround.applied(layer, unpacked(learnt, kernel.shape))
+    return replace(layer, weights=(kernel, *layer.weights[1:]))
+
+
+def float_operators(content: bytes) -> Mapping[str, str]:
+    """Operators of a .tflite file that work on floats: kind by name of the output."""
+    graph = parse(content)
+    return {
+        graph.made(operator)[0].name: operator.name
+        for operator in graph.operators
+        if any(tensor.dtype.startswith("FLOAT") for tensor in (*graph.given(operator), *graph.made(operator)))
+    }
+
+
+def _convert(model: Any, io: InputType | None, samples: NDArray[np.float32] | None = None) -> bytes:
+    import tensorflow
+    from tensorflow.lite.python.convert_phase import ConverterError
+
+    signature = [tensorflow.TensorSpec((1, *tensor.shape[1:]), tensor.dtype, tensor.name) for tensor in model.inputs]
+    function = tensorflow.function(
+        lambda *inputs: model(list(inputs) if len(inputs) > 1 else inputs[0], training=False),
+        input_signature=signature,
+    )
+    converter = tensorflow.lite.TFLiteConverter.from_concrete_functions([function.get_concrete_function()])
+    if io is not None:
+        converter.optimizations = [tensorflow.lite.Optimize.DEFAULT]
+        converter.inference_input_type = converter.inference_output_type = getattr(tensorflow, io)
+        # The compiler of 2021 and the TF 2.5 interpreter take per-channel dense weights for per-tensor ones.
+        converter._experimental_disable_per_channel_quantization_for_dense_layers = True
+    if samples is not None:
+        converter.representative_dataset = lambda: ([sample[np.newaxis]] for sample in samples)
+        converter.target_spec.supported_ops = [tensorflow.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    with warnings.catch_warnings():
+        # "Statistics for quantized inputs were expected": they are in the graph, as fake quantization.
+        warnings.filterwarnings("ignore", message="Statistics for quantized inputs", category=UserWarning)
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        try:
+            content: bytes = converter.convert()
+        except ConverterError as error:
+            raise _unconverted(model, signature, str(error)) from error
+    return content
+
+
+def _unconverted(model: Any, signature: list[Any], said: str) -> ModelError:
+    """What to tell of a model that the converter does not take: the operators, and the layers that use them."""
+    import tensorflow
+
+    operators = sorted(set(re.findall(r"'tf\.(\w+)' op is neither", said)))
+    if not operators:
+        return ModelError(f"TensorFlow Lite's converter does not take the model: {' '.join(said.split())[:300]}")
+    layers: dict[str, None] = {}
+
+    def watched(layer: Any) -> Any:
+        def call(*values: Any, **named: Any) -> Any:
+            graph = tensorflow.compat.v1.get_default_graph()
+            before = len(graph.get_operations())
+            made = layer(*values, **named)
+            if any(each.type in operators for each in graph.get_operations()[before:]):
+                layers[f"{type(layer).__name__} {layer.name!r}"] = None
+            return made
+
+        return call
+
+    functional = getattr(model, "_functional", model)  # of a sequential model
+    tensorflow.function(
+        lambda *inputs: functional._run_through_graph(inputs, operation_fn=watched), autograph=False
+    ).get_concrete_function(*signature)
+    inside = f" of {', '.join(layers)}" if layers else ""
+    return ModelError(f"TensorFlow Lite has no {', '.join(operators)}{inside}", todo="replace these layers")

@@ -1,0 +1,255 @@
+"""Fake quantization in Keras: layers that round in training as the 8-bit file will.
+
+Source: Jacob et al., Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference, CVPR 2018. Weights are rounded by `kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from compress.ir.keras_graph import Layer, Network, Tensor
+from compress.ir.tensorflow import keras
+from compress.quantization import fake_quantized_layers
+from compress.quantization.plan import LEVELS, QuantizationPlan
+
+PACKAGE = "coralline"
+FAKE = "FakeQuantize"
+SWITCHED = "SwitchedFakeQuantize"
+LEARNT = "LearntFakeQuantize"
+FIXED = "FixedFakeQuantize"
+AVERAGE = 0.99
+"""Share of a range that stays in one training step, where it follows the data."""
+#: Weighted layers and the axes of their kernel that one scale runs over.
+SCALE_AXES = {
+    "Conv1D": (0, 1),
+    "Conv2D": (0, 1, 2),
+    "Conv1DTranspose": (0, 2),
+    "Conv2DTranspose": (0, 1, 3),
+    "DepthwiseConv1D": (0,),
+    "DepthwiseConv2D": (0, 1),
+    "Dense": (0, 1),
+}
+
+
+@cache
+def layers() -> dict[str, Any]:
+    """The layer classes, registered with Keras. Made when first asked, since Keras is imported late."""
+    library = keras()
+    register = library.saving.register_keras_serializable(PACKAGE)
+    plain = _fake_quantize(library)
+    made = {FAKE: register(plain), SWITCHED: register(_switched(plain)), LEARNT: register(_learnt(library, plain))}
+    made[FIXED] = register(_fixed(library))
+    for kind, axes in SCALE_AXES.items():
+        made[f"Quantized{kind}"] = register(fake_quantized_layers.quantized(library, kind, axes))
+    return made
+
+
+def _fake_quantize(library: Any) -> Any:
+    """The layer that rounds activations."""
+    import tensorflow
+
+    class FakeQuantize(library.layers.Layer):  # type: ignore[misc]
+        """Rounds to 8 bits between `low` and `high`.
+
+        With `average` < 1 the range follows the data in training, as long as the weight `moves` is 1.
+        """
+
+        def __init__(self, low: float, high: float, average: float = 1.0, **settings: Any) -> None:
+            super().__init__(**settings)
+            self.limits, self.average = (low, high), average
+
+        def build(self, shape: Any) -> None:
+            del shape
+            if self.average == 1.0:  # constants: with variables a conversion takes a fifth longer
+                return
+            for name, start in (("low", self.limits[0]), ("high", self.limits[1]), ("moves", 1.0)):
+                constant = library.initializers.Constant(start)
+                setattr(self, name, self.add_weight(name=name, shape=(), initializer=constant, trainable=False))
+
+        def compute_output_spec(self, x: Any, training: bool = False) -> Any:
+            del training  # Keras takes some products for sparse; TensorFlow would not round those
+            return library.KerasTensor(x.shape, dtype=x.dtype)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if self.average == 1.0:
+                return tensorflow.quantization.fake_quant_with_min_max_args(x, *self.limits)
+            if training:
+                for limit, found in ((self.low, library.ops.min(x)), (self.high, library.ops.max(x))):
+                    found = library.ops.clip(found, *((-1e30, 0.0) if limit is self.low else (1e-6, 1e30)))
+                    step = self.moves * (1 - self.average)
+                    limit.assign(limit + step * (library.ops.stop_gradient(found) - limit))
+            return tensorflow.quantization.fake_quant_with_min_max_vars(x, self.low, self.high)
+
+        def get_config(self) -> dict[str, Any]:
+            low, high = self.limits
+            return {**super().get_config(), "low": low, "high": high, "average": self.average}
+
+    return FakeQuantize
+
+
+def _fixed(library: Any) -> Any:
+    """The operation that rounds activations in a range that never moves."""
+    import tensorflow
+
+    class FixedFakeQuantize(library.Operation):  # type: ignore[misc]
+        """Rounds as FakeQuantize does with `average` 1. No layer, since those take Keras much longer."""
+
+        def __init__(self, low: float, high: float, name: str | None = None) -> None:
+            super().__init__(name=name)
+            self.limits = low, high
+
+        def compute_output_spec(self, x: Any) -> Any:
+            return library.KerasTensor(x.shape, dtype=x.dtype)
+
+        def call(self, x: Any) -> Any:
+            with library.name_scope(self.name):
+                pass  # layers open theirs twice, once to be built: tensors keep the names that these give them
+            with library.name_scope(self.name):
+                return tensorflow.quantization.fake_quant_with_min_max_args(x, *self.limits)
+
+        def get_config(self) -> dict[str, Any]:
+            return {"name": self.name, "low": self.limits[0], "high": self.limits[1]}
+
+    return FixedFakeQuantize
+
+
+def _learnt(library: Any, rounding: Any) -> Any:
+    """FakeQuantize with a gradient for both ends of its range."""
+    import tensorflow
+
+    class LearntFakeQuantize(rounding):  # type: ignore[misc]
+        """Learns its range in training, as long as the weight `moves` is 1; `average` must be 0.
+
+        Source: Bhalgat et al., LSQ+, CVPR workshops 2020: the error of rounding is a gradient for the step, that
+        of saturation one for the ends (TensorFlow's own gradient has the second part only). As in Jain et al.,
+        Trained Quantization Thresholds, MLSys 2020, logarithms are learnt: a step is a share of the range.
+        """
+
+        def build(self, shape: Any) -> None:
+            super().build(shape)
+            self.stretch = self.add_weight(name="stretch", shape=(2,), initializer="zeros")
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            made = tensorflow.quantization.fake_quant_with_min_max_vars
+            if not training:
+                return made(x, self.low, self.high)
+            ops, still = library.ops, library.ops.stop_gradient
+            low, high = (limit * ops.exp(self.stretch[end]) for end, limit in enumerate(self.limits))
+            for limit, learnt in ((self.low, low), (self.high, high)):
+                limit.assign(limit + self.moves * (still(learnt) - limit))
+            low, high = self.low + self.moves * (low - still(low)), self.high + self.moves * (high - still(high))
+            step, inside = (high - low) / LEVELS, ops.minimum(ops.maximum(x, low), high)
+            return inside + step * still((made(x, self.low, self.high) - inside) / step)
+
+    return LearntFakeQuantize
+
+
+def _switched(rounding: Any) -> Any:
+    """FakeQuantize with a switch."""
+
+    class SwitchedFakeQuantize(rounding):  # type: ignore[misc]
+        """Rounds only while its weight `on` is 1."""
+
+        def build(self, shape: Any) -> None:
+            super().build(shape)
+            self.on = self.add_weight(name="on", shape=(), initializer="zeros", trainable=False)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return x + self.on * (super().call(x, training) - x)
+
+    return SwitchedFakeQuantize
+
+
+def insert(
+    network: Network,
+    points: Mapping[Tensor, str],
+    plan: QuantizationPlan,
+    following: Collection[str] = (),
+    *,
+    learnt: bool = False,
+) -> Network:
+    """The network with a FakeQuantize behind every point; tensors of one name share one layer.
+
+    Args:
+        network: in canonical form.
+        points: what `points.find` found.
+        plan: a range for every point.
+        following: the points whose range follows the data in training.
+        learnt: whether it follows its gradient instead.
+    """
+    layers()
+    names = layer_names(network, points)
+    calls: dict[str, list[Tensor]] = {name: [] for name in names}
+    for tensor, name in points.items():
+        calls[name].append(tensor)
+    moved = {
+        tensor: Tensor(names[name], call) for name, tensors in calls.items() for call, tensor in enumerate(tensors)
+    }
+    rerouted = network.edited({}, moved)
+    added = {
+        names[name]: _layer(
+            names[name],
+            tensors,
+            plan.ranges[name],
+            (0.0 if learnt else AVERAGE) if name in following else 1.0,
+        )
+        for name, tensors in calls.items()
+    }
+    shapes = {after: network.shapes[before] for before, after in moved.items()}
+    return replace(rerouted, layers={**rerouted.layers, **added}, shapes={**network.shapes, **shapes})
+
+
+def layer_names(network: Network, points: Mapping[Tensor, str]) -> dict[str, str]:
+    """The name of the FakeQuantize layer of every point."""
+    names: dict[str, str] = {}
+    for name in dict.fromkeys(points.values()):
+        free = f"{name}_quantized".replace(":", "_")
+        while free in network.layers or free in names.values():
+            free += "_"
+        names[name] = free
+    return names
+
+
+def _layer(name: str, tensors: list[Tensor], limits: tuple[float, float], average: float) -> Layer:
+    config = {"name": name, "low": limits[0], "high": limits[1], "average": average}
+    kind = FAKE if average else LEARNT
+    entry = {"module": None, "class_name": kind, "config": config, "registered_name": f"{PACKAGE}>{kind}"}
+    calls = tuple({"args": [tensor], "kwargs": {}} for tensor in tensors)
+    return Layer(name, kind, entry, calls, ())
+
+
+def switched(network: Network) -> Network:
+    """The network with every FakeQuantize off until its weight `on` is set to 1."""
+    changed = {}
+    for layer in network.layers.values():
+        if layer.kind == FAKE:
+            entry = {**layer.entry, "class_name": SWITCHED, "registered_name": f"{PACKAGE}>{SWITCHED}"}
+            changed[layer.name] = replace(layer, kind=SWITCHED, entry=entry)
+    return network.edited(changed, {})
+
+
+def fixed(network: Network) -> Network:
+    """The network with every FakeQuantize an operation without weights, for ranges that are final."""
+    changed = {}
+    for layer in network.layers.values():
+        if layer.kind == FAKE:
+            config = {name: layer.config[name] for name in ("name", "low", "high")}
+            entry = {**layer.entry, "class_name": FIXED, "config": config, "registered_name": f"{PACKAGE}>{FIXED}"}
+            changed[layer.name] = replace(layer, kind=FIXED, entry=entry)
+    return network.edited(changed, {})
+
+
+def with_rounded_weights(network: Network) -> Network:
+    """The network with every weighted layer replaced by one that rounds its kernel in training."""
+    layers()
+    changed = {}
+    for layer in network.layers.values():
+        if layer.kind in SCALE_AXES:
+            kind = f"Quantized{layer.kind}"
+            entry = {**layer.entry, "module": None, "class_name": kind, "registered_name": f"{PACKAGE}>{kind}"}
+            changed[layer.name] = replace(layer, kind=kind, entry=entry)
+    return network.edited(changed, {})

@@ -1,0 +1,154 @@
+"""Quantization-aware training: the canonical network learns to live with its rounding.
+
+Ranges start from the calibrated plan; weights are rounded in every step with a straight-through
+gradient. Zeros and clusters that the weights come with are kept (`patterns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.artifact import Facts
+from compress.ir.keras_graph import Layer, Network, build
+from compress.ir.tensorflow import keras
+from compress.quantization import export, fake_quantization, sparsity_patterns
+from compress.quantization import quantizer_placement as rounding
+from compress.quantization.fake_quantized_layers import EPSILON
+from compress.quantization.plan import QuantizationPlan, nudged
+from compress.quantization.qat_settings import RoundedTraining
+from compress.quantization.sparsity_patterns import Pattern
+from compress.stage import Context
+from compress.training.loop import Loss, TrainingSettings, fit, own_loss
+
+Norms = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
+"""Gamma and beta of the batch norms that were folded, by layer (`folding.norms`)."""
+LEAST_VARIANCE = 1e-8
+
+
+def train(
+    network: Network,
+    plan: QuantizationPlan,
+    settings: TrainingSettings,
+    context: Context,
+    how: RoundedTraining | None = None,
+    norms: Norms | None = None,
+    loss: Loss | None = None,
+) -> tuple[Network, QuantizationPlan, Facts]:
+    """Trains with fake quantization.
+
+    Args:
+        network: in canonical form.
+        plan: the ranges to start from, and what is changed in the weights before; learnt rounding is forgotten.
+        settings: how to train.
+        context: data, seed, progress. One input and one output: data sets have no more so far.
+        how: how to round in training; None for the defaults.
+        norms: the batch norms that go on to be trained, where `how` says so.
+        loss: what is minimized; None for the loss of the labels alone.
+
+    Returns:
+        The network with trained weights, the plan with trained ranges and no edits, the training history and
+        which layers keep zeros or clusters.
+
+    Raises:
+        StageError: the loss is no longer a number.
+    """
+    how = how or RoundedTraining()
+    start, ranges = export.edited(network, plan), replace(plan, factors={}, bias_shifts={}, rounding={})
+    points, kept = rounding.find(start), sparsity_patterns.find(start)
+    names = fake_quantization.layer_names(start, points)
+    following = names.keys() - (names if how.ranges == "held" else rounding.fixed(start, points)).keys()
+    quantized = fake_quantization.insert(start, points, ranges, following, learnt=how.ranges == "learnt")
+    chosen = (norms or {}) if how.batch_norm == "trained" else {}
+    model = build(_prepared(fake_quantization.with_rounded_weights(quantized), kept, _moments(start, plan, chosen)))
+    loss = loss or own_loss(build(network), context)
+    history = fit(model, loss, settings, context, [_settling(keras(), model, how.settle)])
+    trained = {operation.name: operation for operation in model.operations}
+    layers = {name: _trained(layer, trained[name]) for name, layer in start.layers.items() if layer.weights}
+    found = {name: trained[names[name]] for name in following}
+    moved = {name: nudged(float(layer.low), float(layer.high)) for name, layer in found.items()}
+    method = f"{plan.method}, then {how.ranges} in {settings.epochs} epochs of training"
+    facts = {**history, **_described(kept)}
+    return start.edited(layers, {}), replace(ranges, ranges={**plan.ranges, **moved}, method=method), facts
+
+
+def simulated(network: Network, plan: QuantizationPlan) -> Any:
+    """The Keras model that computes in float what the file of a network and its plan computes."""
+    return build(
+        fake_quantization.with_rounded_weights(fake_quantization.insert(network, rounding.find(network), plan))
+    )
+
+
+def _prepared(network: Network, kept: Mapping[str, Pattern], moments: Mapping[str, tuple[Any, ...]]) -> Network:
+    """The network with layers that keep patterns, and have a batch norm of their own."""
+    changed = {}
+    for name in {**kept, **moments}:
+        layer = network.layers[name]
+        weights = layer.weights
+        if name in moments:
+            layer = layer.configured(normalized=True, use_bias=False)
+            weights = (weights[0], *moments[name], np.ones((), np.float32))
+        if name in kept:
+            layer = layer.configured(distinct=int(kept[name].codes.max()) + 1)
+            weights = (*weights, kept[name].codes)
+        changed[name] = replace(layer, weights=weights)
+    return network.edited(changed, {})
+
+
+def _moments(network: Network, plan: QuantizationPlan, norms: Norms) -> dict[str, tuple[Any, ...]]:
+    """Gamma, beta, mean and variance of batch norms behind the folded kernels, by layer.
+
+    What a batch norm made has the deviation gamma and the mean beta; the plan scaled and moved it. So these are
+    the statistics of the folded layer too, and a norm with them changes nothing at first.
+    """
+    found = {}
+    for name, (gamma, beta) in norms.items():
+        layer = network.layers[name]
+        if layer.config.get("data_format") == "channels_first":
+            continue
+        factors, shifts = (np.asarray(edit) for edit in (plan.factors.get(name, 1.0), plan.bias_shifts.get(name, 0.0)))
+        variance, centre = np.maximum((gamma / factors) ** 2, LEAST_VARIANCE), beta / factors + shifts
+        values = (np.sqrt(variance + EPSILON), centre, centre - layer.weights[1], variance)
+        found[name] = tuple(np.asarray(value, np.float32) for value in values)
+    return found
+
+
+def _trained(layer: Layer, live: Any) -> Layer:
+    """The layer with the weights of its trained counterpart."""
+    plain = layer.kind in fake_quantization.SCALE_AXES
+    return replace(layer, weights=tuple(live.plain_weights() if plain else live.get_weights()))
+
+
+def _settling(library: Any, model: Any, share: float) -> Any:
+    """A Keras callback that lets ranges and batch norms stand still for the last part of the training."""
+    moving = [layer for layer in model.layers if hasattr(layer, "moves")]
+
+    class Settling(library.callbacks.Callback):  # type: ignore[misc]
+        done, settled = 0, False
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            del logs
+            self.done = epoch * self.params["steps"]  # the first epoch is not 0 where an interrupted training goes on
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            del batch, logs
+            if not self.settled and self.done >= ceil(self.params["steps"] * self.params["epochs"] * (1 - share)):
+                self.settled = True
+                for layer in moving:
+                    layer.moves.assign(0.0)
+            self.done += 1
+
+    return Settling()
+
+
+def _described(kept: Mapping[str, Pattern]) -> Facts:
+    """Which layers keep what."""
+    return {
+        "kept_zeros": {name: round(pattern.zeros, 4) for name, pattern in kept.items() if pattern.zeros},
+        "kept_clusters": {name: pattern.clusters for name, pattern in kept.items() if pattern.clusters},
+    }

@@ -1,0 +1,79 @@
+"""Zeros and clusters in weights, found from the weights themselves: what training with rounding must keep.
+
+Sparse weights have many exact zeros, clustered ones few distinct values. Folding a batch norm
+scales each output channel, so that the distinct values of a clustered kernel are counted in
+each channel then. Either way weights that are equal stay equal, and zeros stay zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.ir.keras_graph import Layer, Network
+from compress.ir.passes.fold import WEIGHTED
+from compress.ir.weight_sparsity import MANY, MOST, SPARSE
+from compress.quantization.fake_quantization import SCALE_AXES
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What is kept in one kernel.
+
+    Attributes:
+        codes: shaped like the kernel; weights of one code stay equal, those of code 0 stay 0.
+        zeros: share of the weights that stay 0.
+        clusters: distinct values other than 0 in an output channel, at most; 0 where there are no clusters.
+    """
+
+    codes: NDArray[np.int32]
+    zeros: float
+    clusters: int
+
+
+def find(network: Network) -> dict[str, Pattern]:
+    """The patterns of a network's kernels, by layer; layers without one left out.
+
+    Args:
+        network: in canonical form, with the weights that training starts from.
+    """
+    found = {layer.name: _pattern(layer) for layer in network.layers.values() if layer.kind in SCALE_AXES}
+    return {name: pattern for name, pattern in found.items() if pattern is not None}
+
+
+def _pattern(layer: Layer) -> Pattern | None:
+    kernel = layer.weights[0]
+    zero = kernel == 0
+    sparse = bool(zero.mean() >= SPARSE) and not zero.all()
+    groups, clusters = _clusters(layer, zero)
+    if groups is None and not sparse:
+        return None
+    if groups is None:
+        groups = np.arange(kernel.size).reshape(kernel.shape)
+    codes = np.where(zero & sparse, -1, groups)
+    codes = np.unique(codes, return_inverse=True)[1].reshape(kernel.shape)
+    return Pattern((codes + (not sparse)).astype(np.int32), float(zero.mean()) if sparse else 0.0, clusters)
+
+
+def _clusters(layer: Layer, zero: NDArray[np.bool_]) -> tuple[NDArray[np.int64] | None, int]:
+    """The number of each weight's cluster, and how many clusters there are; (None, 0) without any."""
+    kernel, channels = layer.weights[0], _channels(layer)
+    numbers = np.unique(kernel, return_inverse=True)[1].reshape(kernel.shape)
+    counts = [len(np.unique(kernel[(channels == channel) & ~zero])) for channel in range(channels.max() + 1)]
+    distinct = len(np.unique(kernel[~zero]))
+    if 1 < distinct <= MOST and MANY * distinct <= kernel.size:
+        return numbers, max(counts)
+    if not 0 < max(counts) <= MOST or MANY * sum(counts) > kernel.size:
+        return None, 0
+    pairs = np.stack([channels.ravel(), numbers.ravel()])
+    return np.unique(pairs, axis=1, return_inverse=True)[1].reshape(kernel.shape), max(counts)
+
+
+def _channels(layer: Layer) -> NDArray[np.int64]:
+    """The output channel of each weight."""
+    shape, axis = layer.weights[0].shape, WEIGHTED[layer.kind]
+    if axis is None:
+        return np.broadcast_to(np.arange(np.prod(shape[-2:])).reshape(shape[-2:]), shape)
+    return np.broadcast_to(np.moveaxis(np.arange(shape[axis]).reshape(-1, *[1] * (len(shape) - 1)), 0, axis), shape)

@@ -1,0 +1,1 @@
+"""Replacement of activations and blocks that the target runs badly."""

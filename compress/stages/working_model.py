@@ -1,0 +1,65 @@
+"""The working model on disk: model.keras for the next stage, model.tflite for every probe."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts
+from compress.importers.keras import keras_file
+from compress.ir import keras_graph, weight_sparsity
+from compress.quantization import export
+from compress.stage import Context
+from compress.tflite.macs import compressed_bytes
+
+MEANING = "A smaller download; the Edge TPU stores and computes every weight, so no memory or time is saved there."
+
+
+def read(artifact: Artifact, context: Context) -> Any:
+    """The Keras model of an artifact.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    return keras_file.load(artifact.file(MODEL_KERAS), trust=context.trust)
+
+
+def write(model: Any, folder: Path) -> None:
+    """Writes a trained model both ways; the same model gives the same bytes."""
+    write_keras(model, folder)
+    (folder / MODEL_TFLITE).write_bytes(export.convert_float(model))
+
+
+def write_redundant(made: keras_graph.Network, given: Artifact, context: Context) -> Facts:
+    """Writes a model with zeros or shared weights, and says what that saves: bytes of a download, and nothing else."""
+    write(keras_graph.build(made), context.folder)
+    found = weight_sparsity.by_layer(made)
+    before, after = (
+        compressed_bytes(path.read_bytes()) for path in (given.file(MODEL_TFLITE), context.folder / MODEL_TFLITE)
+    )
+    share = weight_sparsity.zeros(found)
+    context.progress.note(
+        f"{share:.0%} of the weights are 0; the float file compressed: {before:,} -> {after:,} bytes. {MEANING}"
+    )
+    return {
+        "zeros": round(share, 4),
+        "kernels": weight_sparsity.to_json(found),
+        "compressed_bytes": {"before": before, "after": after},
+        "meaning": MEANING,
+    }
+
+
+def write_keras(model: Any, folder: Path) -> None:
+    """Writes model.keras without the date that Keras puts into it."""
+    path = folder / MODEL_KERAS
+    model.save(path)
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    metadata = json.loads(members["metadata.json"])
+    metadata["date_saved"] = ""
+    members["metadata.json"] = json.dumps(metadata, sort_keys=True).encode()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(members):
+            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), members[name])

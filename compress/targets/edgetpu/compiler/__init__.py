@@ -1,0 +1,262 @@
+"""The vendor's compiler, where there is one: what is asked of it, and what is made of its answer.
+
+It is closed, x86-64 only and no longer developed, so most machines have none. It can be on PATH,
+named by a setting, in a Docker image or on another host; and a cache of its results can be shared,
+so that nobody needs it twice for the same model and options.
+
+Source of the options: coral.ai/docs/edgetpu/compiler, table 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress.artifact import MODEL_EDGETPU, SEGMENT_EDGETPU
+from compress.errors import ModelError, StageError, StoreError
+from compress.targets.base import Target
+from compress.targets.edgetpu import inspection
+from compress.targets.edgetpu.compiler import failures
+from compress.targets.edgetpu.compiler.cache import Cache
+from compress.targets.edgetpu.compiler.failures import Failure
+from compress.targets.edgetpu.compiler.host import Docker, Host, Local, Outcome, Ssh
+from compress.targets.edgetpu.compiler.log import Report, parse
+from compress.targets.edgetpu.darwinn_package import OPERATOR
+from compress.tflite import graph
+from compress.tflite.graph import Graph
+
+HOW_TO_COMPILE = (
+    "run `edgetpu_compiler -s model.tflite` on an x86-64 Debian or Ubuntu machine (or container) that has the "
+    "vendor's package edgetpu-compiler, then run the pipeline again with it on PATH, or say where it is: "
+    "`compile: {compiler: /path/to/edgetpu_compiler}`, `compile: {docker: IMAGE}` or `compile: {ssh: HOST}`"
+)
+IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$"
+"""A Docker image: name, tag or digest, never an option."""
+SSH_HOST = r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$"
+"""A host, or what ~/.ssh/config calls it, perhaps with a user; never an option."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked of the compiler. The table of operators (`-s`) always is.
+
+    Attributes:
+        all_subgraphs: several partitions on the Edge TPU (`-a`).
+        min_runtime: the oldest runtime that must load the result (`-m`).
+        num_segments: parts for as many Edge TPUs (`-n`); 1: the whole.
+        intermediate_tensors: where the Edge TPU's part ends (`-i`).
+        search_delegate: leave operators at the end to the CPU until the rest compiles (`-d`; compiler 16).
+        child_timeout_s: the compiler's own limit for each try (`-t`; compiler 16).
+    """
+
+    all_subgraphs: bool = False
+    min_runtime: int | None = None
+    num_segments: int = 1
+    intermediate_tensors: tuple[str, ...] = ()
+    search_delegate: bool = False
+    child_timeout_s: int | None = None
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Those that the result depends on, always in the same order: part of the cache's key."""
+        chosen = {
+            ("-a",): self.all_subgraphs,
+            ("-d",): self.search_delegate,
+            ("-i", ",".join(self.intermediate_tensors)): bool(self.intermediate_tensors),
+            ("-m", str(self.min_runtime)): self.min_runtime is not None,
+            ("-n", str(self.num_segments)): self.num_segments > 1,
+        }
+        return ("-s", *(part for argument, wanted in chosen.items() if wanted for part in argument))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The files that the compiler makes of model.tflite."""
+        if self.num_segments == 1:
+            return (MODEL_EDGETPU,)
+        return tuple(SEGMENT_EDGETPU.format(index, self.num_segments) for index in range(self.num_segments))
+
+
+def find(compiler: str | None, docker: str | None, ssh: str | None, target: Target, folder: Path | None) -> Host | None:
+    """Where the compiler is: as one of three settings says, or on PATH; None if it is not.
+
+    Nothing is run, and what a setting names need not be there: a cached result may make it needless.
+
+    Args:
+        compiler: path of the program on this machine.
+        docker: a Docker image that has it on its PATH.
+        ssh: another host that has it on its PATH.
+        target: the target, which knows the compiler's name.
+        folder: where the compiler on this machine may work; by default the system's folder for such files.
+    """
+    name = str(target.tables["compiler"]["name"])
+    if docker is not None:
+        return Docker(docker, name)
+    if ssh is not None:
+        return Ssh(ssh, name)
+    if compiler is not None:
+        return Local(Path(compiler).expanduser().absolute(), folder)  # a bare name would be looked for on PATH
+    found = shutil.which(name)
+    return Local(Path(found), folder) if found else None
+
+
+def identity(host: Host | None, cache: Cache | None) -> dict[str, str]:
+    """What changes when another run may have another result: the compiler; without one, what the cache holds."""
+    known = host.identity() if host else "none"
+    if known != "none" or cache is None:
+        return {"compiler": known}
+    return {"compiler": known, "cache": " ".join(cache.names)}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What came of a model.
+
+    Attributes:
+        log: everything the compiler printed, unchanged.
+        reports: the same as values: one, or one for each segment.
+        files: the compiled model, or its segments, by name.
+    """
+
+    log: str
+    reports: tuple[Report, ...]
+    files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A compiler, and how it is used.
+
+    Attributes:
+        host: where it runs; None: nowhere, and only the cache can help.
+        options: what is asked of it.
+        timeout_s: how long one try may take.
+        retries: how often a failure that may be chance is tried again.
+        cache: where results are looked for and kept.
+        version: the version wanted, in full or its beginning; None: the one in `usual` from the cache, any from a host.
+        usual: the target's version.
+    """
+
+    host: Host | None
+    options: Options
+    timeout_s: float
+    retries: int
+    cache: Cache | None
+    version: str | None
+    usual: str
+
+    def compile(self, model: bytes, note: Callable[[str], None]) -> Compiled | None:
+        """Compiles a model; None if there is no compiler and no cached result.
+
+        Args:
+            model: the .tflite file.
+            note: told what happens meanwhile, and everything that a failing compiler printed.
+
+        Raises:
+            ModelError: the model is no .tflite file.
+            StageError: the compiler failed, cannot be run, took too long or is another version, or the model has not
+                the tensors that are asked for.
+        """
+        original = graph.parse(model)
+        self._check_tensors(original)
+        for path, outcome in self._cached(model, note):
+            judged = self._judge(outcome, original)
+            if isinstance(judged, Compiled):
+                return judged
+            if isinstance(judged, Failure) and judged.certain:
+                note(f"{outcome.log}\nThis is an earlier run. Remove {path} to compile again.")
+                raise judged.error("an earlier run, from the cache")
+            note(f"the cached result {path} is not used: {judged if isinstance(judged, ModelError) else judged.cause}")
+        return self._run(model, original, note) if self.host else None
+
+    def _cached(self, model: bytes, note: Callable[[str], None]) -> Sequence[tuple[Path, Outcome]]:
+        if self.cache is None:
+            return ()
+        wanted = self.version or self.usual
+        found = self.cache.find(model, self.options.arguments, wanted, self.options.outputs, note)
+        return [(path, outcome) for path, outcome in found if path.name.endswith(f"-{parse(outcome.log)[0].version}")]
+
+    def _run(self, model: bytes, original: Graph, note: Callable[[str], None]) -> Compiled:
+        """Runs the compiler until it succeeds, or fails for good."""
+        assert self.host is not None
+        limit = self.options.child_timeout_s
+        arguments = (*self.options.arguments, *(("-t", str(limit)) if limit is not None else ()))
+        for attempt in itertools.count(1):
+            outcome = self.host.run(model, arguments, self.options.outputs, self.timeout_s)
+            self._check_version(parse(outcome.log)[0].version)
+            judged = self._judge(outcome, original)
+            if isinstance(judged, ModelError):
+                note(outcome.log)
+                raise StageError(f"what the compiler made cannot be used: {judged}", where=self.host.where)
+            if isinstance(judged, Compiled) or judged.certain:
+                self._keep(model, outcome, note)
+            if isinstance(judged, Compiled):
+                return judged
+            if not judged.flaky or attempt > self.retries:
+                note(outcome.log)
+                raise judged.error(self.host.where)
+            note(f"the compiler failed ({judged.what}), which may be chance: try {attempt + 1} of {self.retries + 1}")
+        raise AssertionError
+
+    def _keep(self, model: bytes, outcome: Outcome, note: Callable[[str], None]) -> None:
+        if self.cache is None:
+            return
+        try:
+            self.cache.keep(model, self.options.arguments, parse(outcome.log)[0].version, outcome)
+        except StoreError as error:  # the result is there all the same
+            note(str(error))
+
+    def _judge(self, outcome: Outcome, original: Graph) -> Compiled | Failure | ModelError:
+        """A success that holds what was asked for, a failure, or what is wrong with the compiled model."""
+        if outcome.exit_code != 0 or any(name not in outcome.files for name in self.options.outputs):
+            return failures.recognize(outcome, original)
+        reports = parse(outcome.log)
+        try:
+            parts = [graph.parse(outcome.files[name], name) for name in self.options.outputs]
+            custom = [part for part in parts if any(op.custom and op.name == OPERATOR for op in part.operators)]
+            if not custom and not any(report.mapped for report in reports):
+                return failures.nothing_mapped(outcome, self.options.min_runtime)
+            for part in custom or parts:
+                inspection.opened(part)
+        except ModelError as error:
+            return error
+        if len(parts) == 1 and not self._fits(parts[0], original):
+            return ModelError("the compiled model has other inputs or outputs than the original: it is another one")
+        return Compiled(outcome.log, reports, outcome.files)
+
+    def _fits(self, part: Graph, original: Graph) -> bool:
+        """Whether inputs and outputs are the original's. The compiler leaves them so (29 of 29 published pairs)."""
+        same_outputs = _tensors(part, part.outputs) == _tensors(original, original.outputs)
+        cut = bool(self.options.intermediate_tensors) or self.options.search_delegate  # no such pair is published
+        return _tensors(part, part.inputs) == _tensors(original, original.inputs) and (same_outputs or cut)
+
+    def _check_version(self, version: str | None) -> None:
+        if self.version is not None and version is not None and not f"{version}.".startswith(f"{self.version}."):
+            assert self.host is not None
+            raise StageError(
+                f"is version {version} of the compiler, and compile.compiler_version asks for {self.version}",
+                where=self.host.where,
+            )
+
+    def _check_tensors(self, original: Graph) -> None:
+        names = {tensor.name for op in original.operators for tensor in original.made(op)}
+        absent = [name for name in self.options.intermediate_tensors if name not in names]
+        if absent:
+            raise StageError(
+                f"no operator makes a tensor {absent[0]!r}",
+                where="compile.intermediate_tensors",
+                todo="`check --json` lists the outputs of all operators",
+            )
+
+
+def _tensors(model: Graph, indices: Sequence[int]) -> list[tuple[str, tuple[int, ...], str]]:
+    return [(tensor.name, tensor.shape, tensor.dtype) for tensor in (model.tensors[index] for index in indices)]
+
+
+def known_version(version: str | None, target: Target) -> str | None:
+    """The target's name ("16.0") for a version as the compiler prints it, if it knows that one."""
+    short = re.match(r"[0-9]+\.[0-9]+", version or "")
+    return short[0] if short and short[0] in target.tables["compiler"]["runtimes"] else None

@@ -1,0 +1,294 @@
+"""Where the vendor's compiler runs: on this machine, in a Docker image, on another host over SSH.
+
+Each host takes the bytes of a model and gives back an `Outcome`; what it needs meanwhile is
+gone afterwards. A time limit or Ctrl-C ends everything that was started, there too.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tarfile
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from compress import ssh
+from compress.errors import StageError
+from compress.files import file_digest
+
+MODEL = "model.tflite"
+LOG = "compiler.log"
+_EXIT_CODE = "exit_code"
+CLEAN_UP_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run of the compiler left.
+
+    Attributes:
+        exit_code: as the shell or the system says it; negative: killed by that signal.
+        log: everything it printed, unchanged.
+        files: the files that were asked for and are there, by name.
+    """
+
+    exit_code: int
+    log: str
+    files: Mapping[str, bytes]
+
+
+class Host(Protocol):
+    """Where the compiler runs."""
+
+    @property
+    def where(self) -> str:
+        """Its name in messages."""
+
+    def identity(self) -> str:
+        """What changes when the compiler there does, as far as that is known without running it; "none": not there."""
+
+    def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> Outcome:
+        """Runs the compiler once.
+
+        Args:
+            model: the .tflite file.
+            options: its options.
+            outputs: names of the files to bring back.
+            timeout_s: how long that may take, transport included.
+
+        Raises:
+            StageError: it cannot be run there, or takes too long.
+        """
+
+
+@dataclass(frozen=True)
+class Local:
+    """The compiler on this machine; `folder`: where it works."""
+
+    program: Path
+    folder: Path | None = None
+
+    @property
+    def where(self) -> str:
+        """The program."""
+        return str(self.program)
+
+    def identity(self) -> str:
+        """Digest of the program. The vendor's is a script before the real one, which may change alone."""
+        path = self.program.resolve()
+        if not path.is_file():
+            return "none"
+        real = path.parent / "edgetpu_compiler_bin" / "edgetpu_compiler"
+        return "+".join(file_digest(each) for each in (path, real) if each.is_file())
+
+    def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> Outcome:
+        """See `Host.run`."""
+        if not (self.program.is_file() and os.access(self.program, os.X_OK)):
+            raise StageError("is not a program that can be run", where=self.where, todo="check compile.compiler")
+        with tempfile.TemporaryDirectory(prefix=".compiler-", dir=self.folder) as name:
+            folder = Path(name)
+            (folder / MODEL).write_bytes(model)
+            # In the folder, so that the log names no folder: it must be the same on every machine.
+            done = _execute([str(self.program), *options, MODEL], self.where, timeout_s, cwd=folder)
+            files = {output: folder / output for output in outputs}
+            found = {output: path.read_bytes() for output, path in files.items() if path.is_file()}
+        return Outcome(done.returncode, done.stdout.decode(errors="replace"), found)
+
+
+_SCRIPT = """
+size=$1 limit=$2; shift 2
+exec 3<&0
+folder=$(mktemp -d) || exit 1
+compiler=
+finish() { test -z "$compiler" || kill "$compiler"; rm -rf "$folder"; }
+trap finish EXIT
+trap "exit 1" HUP INT TERM PIPE
+mkdir "$folder/out" && cd "$folder/out" || exit 1
+head -c "$size" > model.tflite
+test "$(wc -c < model.tflite)" -eq "$size" || exit 1
+timeout -k 1 "$limit" "$@" model.tflite < /dev/null > compiler.log 2>&1 3<&- &
+compiler=$!
+{ cat <&3; kill $$; } > /dev/null 2>&1 &
+watcher=$!
+wait "$compiler"
+echo $? > exit_code
+compiler=
+kill "$watcher"
+rm model.tflite
+tar -cf - .
+"""
+"""What runs before the compiler in a container or on another host, and after it.
+
+The model comes on standard input, which stays open until the result is there: its end means that
+nobody waits any longer, and ends the compiler. `timeout` ends all that the compiler started, also
+where that end is never heard of. Needs a POSIX shell, coreutils and tar.
+"""
+
+
+def _far(command: Sequence[str], where: str, model: bytes, outputs: Sequence[str], timeout_s: float) -> Outcome:
+    """Runs a command that carries `_SCRIPT` to where the compiler is."""
+    done = _execute(command, where, timeout_s, content=model)
+    files = _unpacked(done.stdout, {LOG, _EXIT_CODE, *outputs})
+    if done.returncode != 0 or LOG not in files or not files.get(_EXIT_CODE, b"").strip().isdigit():
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        what = f"the compiler cannot be run there (exit code {done.returncode}): {said[-1] if said else 'no message'}"
+        raise StageError(what, where=where, todo="try the same command by hand, or name another host")
+    exit_code = int(files.pop(_EXIT_CODE))
+    log = files.pop(LOG).decode(errors="replace")
+    if exit_code in (126, 127):
+        raise StageError(f"the compiler was not found there: {log.strip()}", where=where)
+    return Outcome(exit_code, log, files)
+
+
+def _script(program: str, options: Sequence[str], model: bytes, timeout_s: float) -> list[str]:
+    """The arguments of `sh` that run the compiler. Its own limit is a second later than ours."""
+    return ["-c", _SCRIPT, "sh", str(len(model)), str(int(timeout_s) + 1), program, *options]
+
+
+@dataclass(frozen=True)
+class Docker:
+    """The compiler in a Docker image, without network."""
+
+    image: str
+    program: str
+
+    @property
+    def where(self) -> str:
+        """The image."""
+        return f"docker image {self.image}"
+
+    def identity(self) -> str:
+        """The image's id; "none" where it is not (yet) there."""
+        command = ["docker", "image", "inspect", "--format", "{{.Id}}", self.image]
+        try:
+            return _execute(command, self.where, CLEAN_UP_TIMEOUT_S).stdout.decode(errors="replace").strip() or "none"
+        except StageError:
+            return "none"
+
+    def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> Outcome:
+        """See `Host.run`. The container has a name, so that it can be removed whatever happened to the client."""
+        name = f"coralline-{uuid.uuid4().hex}"
+        closed = ["--network", "none", "--cap-drop", "ALL", "--log-driver", "none"]
+        command = ["docker", "run", "--rm", "--interactive", "--name", name, *closed, "--entrypoint", "sh", self.image]
+        try:
+            return _far(
+                [*command, *_script(self.program, options, model, timeout_s)], self.where, model, outputs, timeout_s
+            )
+        except BaseException:
+            with suppress(StageError):
+                _execute(["docker", "rm", "--force", name], self.where, CLEAN_UP_TIMEOUT_S)
+            raise
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """The compiler on another host, which is reached without a password and is known already."""
+
+    host: str
+    program: str
+
+    @property
+    def where(self) -> str:
+        """The host."""
+        return f"ssh {self.host}"
+
+    def identity(self) -> str:
+        """The host's name: asking it for more would need it at every run, also where nothing is to do."""
+        return self.host
+
+    def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> Outcome:
+        """See `Host.run`."""
+        there = shlex.join(["sh", *_script(self.program, options, model, timeout_s)])
+        return _far(ssh.command(self.host, there), self.where, model, outputs, timeout_s)
+
+
+def _unpacked(content: bytes, names: set[str]) -> dict[str, bytes]:
+    """The plain files of these names in a tar archive; nothing if it is none."""
+    files: dict[str, bytes] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+            for member in archive:
+                name = member.name.removeprefix("./")
+                if name in names and member.isreg() and not member.issparse() and member.size <= len(content):
+                    stream = archive.extractfile(member)
+                    files[name] = stream.read() if stream else b""
+    except (tarfile.TarError, OSError, ValueError, EOFError):
+        return {}
+    return files
+
+
+def _execute(
+    command: Sequence[str], where: str, timeout_s: float, *, cwd: Path | None = None, content: bytes | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Runs a command in a session of its own; whatever ends the wait ends all of that session.
+
+    Args:
+        command: program and arguments.
+        where: its name in messages.
+        timeout_s: how long it may take.
+        cwd: its working directory; then its two outputs come as one.
+        content: what it is given on standard input, which then stays open until it has ended.
+
+    Raises:
+        StageError: it cannot be run, or takes too long.
+    """
+    out, errors = subprocess.PIPE, subprocess.PIPE if cwd is None else subprocess.STDOUT
+    try:
+        with (
+            _standard_input(content) as source,
+            subprocess.Popen(
+                command, stdin=source, stdout=out, stderr=errors, cwd=cwd, start_new_session=True
+            ) as process,
+        ):
+            try:
+                printed = process.communicate(timeout=timeout_s)
+            except BaseException:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # the real program works in a child of its own
+                process.wait()
+                raise
+    except OSError as error:
+        missing = shutil.which(command[0]) is None
+        what = f"{command[0]} was not found" if missing else f"the compiler cannot be run: {error.strerror}"
+        raise StageError(what, where=where) from error
+    except subprocess.TimeoutExpired as error:
+        what = f"the compiler took longer than {timeout_s:g} s"
+        raise StageError(what, where=where, todo="raise compile.timeout_s") from error
+    return subprocess.CompletedProcess(command, process.returncode, printed[0], printed[1] or b"")
+
+
+@contextmanager
+def _standard_input(content: bytes | None) -> Iterator[int]:
+    """A handle to read `content` from that comes to no end before this does; without content, nothing to read."""
+    if content is None:
+        yield subprocess.DEVNULL
+        return
+    given, held = os.pipe()
+    ended = threading.Event()
+    feeder = threading.Thread(target=_feed, args=(held, content, ended), daemon=True)
+    feeder.start()
+    try:
+        yield given
+    finally:
+        os.close(given)
+        ended.set()
+        feeder.join(timeout=1.0)
+
+
+def _feed(handle: int, content: bytes, ended: threading.Event) -> None:
+    rest = memoryview(content)
+    with suppress(BrokenPipeError):  # nobody reads any longer
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+    ended.wait()
+    os.close(handle)

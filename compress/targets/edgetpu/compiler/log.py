@@ -1,0 +1,232 @@
+"""What the vendor's compiler prints, as values.
+
+`parse` reads a log and `expected` puts the prediction of `check` into the same form, so that the
+two compare line by line (`differences`). A line that means nothing here is kept, word for word.
+
+Source: logs of versions 1.0 to 16.0 published with compiled models and in issue threads of
+google-coral/edgetpu. 1.0 and 2.0 print no memory with `-s -o`; 2.0 may print the memory that is
+available where later ones print what remains; 15.0 leaves memory out of some logs; 16.0 adds its
+child process, and with `-n` prints everything again for each segment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from compress.targets.edgetpu.check import Check
+from compress.targets.edgetpu.placement import MAPPED, PlacedOperator, Placement
+from compress.tflite.graph import Graph, Operator
+
+
+@dataclass(frozen=True, order=True)
+class Row:
+    """A line of the compiler's table: so many operators of a kind have this status."""
+
+    op: str
+    status: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the compiler says of a model, or is expected to say. None: it does not say.
+
+    Attributes:
+        version: of the compiler.
+        operations: its table, in alphabetical order.
+        subgraphs: partitions on the Edge TPU.
+        total: operators in all.
+        on_tpu: operators on the Edge TPU (printed only where some stay on the CPU).
+        on_cpu: operators on the CPU (likewise).
+        on_chip_bytes: parameters kept on the chip, rounded as printed.
+        on_chip_remaining_bytes: what they leave of its memory, rounded.
+        on_chip_available_bytes: what they may take of it (2.0), rounded.
+        off_chip_bytes: parameters sent at every inference, rounded.
+        errors: lines that say what went wrong, word for word.
+        unknown: lines that mean nothing to this program, word for word.
+    """
+
+    version: str | None = None
+    operations: tuple[Row, ...] = ()
+    subgraphs: int | None = None
+    total: int | None = None
+    on_tpu: int | None = None
+    on_cpu: int | None = None
+    on_chip_bytes: float | None = None
+    on_chip_remaining_bytes: float | None = None
+    on_chip_available_bytes: float | None = None
+    off_chip_bytes: float | None = None
+    errors: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def mapped(self) -> int | None:
+        """How many operators run on the Edge TPU, wherever in the log that stands."""
+        if self.operations:
+            return sum(row.count for row in self.operations if row.status == MAPPED)
+        return self.on_tpu
+
+    def to_json(self) -> dict[str, Any]:
+        """As a plain map, for facts."""
+        return {**asdict(self), "operations": [asdict(row) for row in self.operations]}
+
+
+_VERSION = re.compile(r"Edge TPU Compiler version (\S+)")
+_INPUT = re.compile(r"Input(?: model)?: .*")
+_HEAD = re.compile(r"Operator +Count +Status")
+_ROW = re.compile(r"(\S+) +([0-9]{1,9}) +(\S.*)")
+_SIZE = re.compile(r"(.+): *([0-9]{1,9}(?:\.[0-9]{1,9})?)(B|KiB|MiB|GiB)")
+_NUMBER = re.compile(r"(.+): *([0-9]{1,9})")
+_UNITS = {"B": 1.0, "KiB": 1024.0, "MiB": 1024.0**2, "GiB": 1024.0**3}
+_SIZES = {
+    "On-chip memory used for caching model parameters": "on_chip_bytes",
+    "On-chip memory remaining for caching model parameters": "on_chip_remaining_bytes",
+    "On-chip memory available for caching model parameters": "on_chip_available_bytes",
+    "Off-chip memory used for streaming uncached model parameters": "off_chip_bytes",
+}
+_NUMBERS = {
+    "Number of Edge TPU subgraphs": "subgraphs",
+    "Total number of operations": "total",
+    "Number of operations that will run on Edge TPU": "on_tpu",
+    "Number of operations that will run on CPU": "on_cpu",
+}
+_ERROR = re.compile(
+    r"ERROR: .*|Compilation failed.*|Compilation timeout.*|Internal compiler error.*|Invalid model: .*"
+    r"|Model could not be parsed.*|Model not quantized.*|.*terminating with uncaught exception.*"
+    r"|.*Segmentation fault.*"
+)
+_NOTHING_MORE = re.compile(
+    r"Models? compiled successfully in [0-9]+ ms\.|Model successfully compiled but not all operations are supported.*"
+    r"|Started a compilation timeout timer of [0-9]+ seconds\.|Compilation child process completed within.*"
+    r"|Compilation succeeded!|Output(?: model)?: .*|(?:Input|Output) size: .*|Operation log: .*"
+    r"|See the operation log file for individual operation details\."
+    r"|Searching for valid delegate with step [0-9]+|Try to compile segment with [0-9]+ ops|Intermediate tensors: .*"
+)
+"""Lines that are understood and say nothing that is kept; the last three belong to `-d`."""
+
+
+@dataclass
+class _Block:
+    """The part of a log about one model, while it is read."""
+
+    has_input: bool = False
+    in_table: bool = False
+    values: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+    def take(self, line: str) -> None:
+        """Puts a line where it belongs."""
+        row = _ROW.fullmatch(line) if self.in_table else None
+        self.in_table = bool(row or _HEAD.fullmatch(line))
+        size, number = _SIZE.fullmatch(line), _NUMBER.fullmatch(line)
+        if row:
+            self.rows.append(Row(row[1], row[3], int(row[2])))
+        elif size and size[1] in _SIZES:
+            self.values[_SIZES[size[1]]] = float(size[2]) * _UNITS[size[3]]
+        elif number and number[1] in _NUMBERS:
+            self.values[_NUMBERS[number[1]]] = int(number[2])
+        elif _ERROR.fullmatch(line):
+            self.errors.append(line)
+        elif not (self.in_table or _INPUT.fullmatch(line) or _NOTHING_MORE.fullmatch(line)):
+            self.unknown.append(line)
+
+    def report(self, version: str | None) -> Report:
+        rows, errors, unknown = tuple(sorted(self.rows)), tuple(self.errors), tuple(self.unknown)
+        return Report(version, rows, errors=errors, unknown=unknown, **self.values)
+
+
+def parse(log: str) -> tuple[Report, ...]:
+    """A report for every model in a log: one, or one for each segment. Blank lines are dropped, nothing else."""
+    version, blocks = None, [_Block()]
+    for line in filter(None, (line.strip() for line in log.splitlines())):
+        told = _VERSION.fullmatch(line)
+        if told and version in (None, told[1]):
+            version = told[1]
+            continue
+        if _INPUT.fullmatch(line):
+            if blocks[-1].has_input:
+                blocks.append(_Block())
+            blocks[-1].has_input = True
+        blocks[-1].take(line)
+    return tuple(block.report(version) for block in blocks)
+
+
+def expected(found: Check, graph: Graph, version: str) -> Report:
+    """What the compiler is expected to print for the graph that was checked."""
+    ops = found.placement.ops
+    names = ["CUSTOM" if operator.custom else operator.name for operator in graph.operators]
+    counted = Counter((name, op.status) for name, op in zip(names, ops, strict=True))
+    sizes = found.parameters
+    on_tpu = sum(op.placement == "tpu" for op in ops)
+    return Report(
+        version,
+        tuple(sorted(Row(op, status, count) for (op, status), count in counted.items())),
+        subgraphs=found.subgraphs,
+        total=len(ops),
+        on_tpu=on_tpu,
+        on_cpu=len(ops) - on_tpu,
+        on_chip_bytes=sizes.report_on_chip_bytes if sizes else None,
+        off_chip_bytes=sizes.report_off_chip_bytes if sizes else None,
+    )
+
+
+def differences(predicted: Report, real: Report) -> list[dict[str, Any]]:
+    """Where the compiler printed something else than was expected; nothing where it printed nothing.
+
+    Sizes are equal if they are to the digits that it prints.
+    """
+    tables = [Counter[tuple[str, str]](), Counter[tuple[str, str]]()]
+    for table, report in zip(tables, (predicted, real), strict=True):
+        for row in report.operations:
+            table[row.op, row.status] += row.count
+    rows = sorted(tables[0].keys() | tables[1].keys()) if real.operations else []
+    pairs = [(f"{op}: {status}", tables[0][op, status], tables[1][op, status], 0.0) for op, status in rows]
+    for name in ("subgraphs", "total", "on_tpu", "on_cpu", "on_chip_bytes", "off_chip_bytes"):
+        one, other = getattr(predicted, name), getattr(real, name)
+        if one is not None and other is not None:
+            pairs.append((name, one, other, _last_digit(other) if name.endswith("_bytes") else 0.0))
+    return [
+        {"name": name, "predicted": one, "real": other}
+        for name, one, other, step in pairs
+        if abs(one - other) > step * 1.001  # rounded or cut off: both are within one step of what it prints
+    ]
+
+
+def _last_digit(size_bytes: float) -> float:
+    """What the last of two decimals is worth in the unit that the compiler chooses for a size."""
+    return 0.01 * max(unit for unit in _UNITS.values() if unit <= max(size_bytes, 1.0))
+
+
+def as_compiled(placement: Placement, original: Graph, compiled: Sequence[Graph], real: Sequence[Report]) -> Placement:
+    """The placement that the compiled model has: what is on the CPU still stands in it, by kind and outputs.
+
+    Args:
+        placement: what was expected; its reasons stay where it was right.
+        original: the model.
+        compiled: the compiled model, or its segments.
+        real: what the compiler printed.
+    """
+    left = {_named(graph, operator) for graph in compiled for operator in graph.operators}
+    ops = []
+    for op, operator in zip(placement.ops, original.operators, strict=True):
+        side = "cpu" if _named(original, operator) in left else "tpu"
+        ops.append(op if side == op.placement else _surprise(op, side, real))
+    return Placement(tuple(ops), None)
+
+
+def _named(graph: Graph, operator: Operator) -> tuple[str, ...]:
+    return operator.name, *(tensor.name for tensor in graph.made(operator))
+
+
+def _surprise(op: PlacedOperator, side: str, real: Sequence[Report]) -> PlacedOperator:
+    """An operator that the compiler placed otherwise than expected."""
+    known = {row.status for report in real for row in report.operations if row.op == op.op and row.status != MAPPED}
+    status = MAPPED if side == "tpu" else " or ".join(sorted(known))
+    reason = "" if side == "tpu" else "the compiler decided so; no rule here foresees it"
+    return replace(op, placement=side, status=status, reason=reason, advice="")

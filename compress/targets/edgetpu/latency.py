@@ -1,0 +1,203 @@
+"""How long one inference takes, predicted from the shapes of the layers.
+
+A network is a list of plain `Layer`s and what is sent over the bus; where they come from (a .tflite file, a table of
+published shapes) is not known here. The form: the array computes 4x4 tiles of the map, 4 input by 64 output channels at
+a time, so only whole steps save time; instructions are sent at every inference; parameters that are streamed overlap
+with their own layer's computing, and on x86 hosts all that is sent overlaps with all that is computed. The constants
+are in `edgetpu.toml`; `benchmarks/latency.py` fits them and reports the error of each published measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp
+from typing import Any
+
+from compress.targets.base import Target
+from compress.targets.edgetpu import parameter_memory
+from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, ROW_BLOCK, Parameters, Split, up
+
+TILES = 4
+WEIGHTED = ("conv", "tconv", "fc")
+KINDS = (*WEIGHTED, "dw", "pool", "elt")
+"""Kinds of layers: convolution, transposed, dense; depthwise, pooling, and whatever goes element by element."""
+CLOCKS = {"max": 1.0, "std": 2.0}
+"""Cycles take so many times as long: libedgetpu1-std runs an Edge TPU on USB at half of what libedgetpu1-max does."""
+_PASSES = ((192, 1), (363, 4), (409, 6))
+"""KiB of input, border and output in a tile, up to which weights are streamed so many times; beyond, 9 times."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer that runs on the Edge TPU.
+
+    Attributes:
+        kind: one of KINDS.
+        made: height, width and channels of its output.
+        given: the same of its input.
+        kernel: height and width of its window; 1x1 for what has none.
+        parameters: what its parameters take.
+        index: its operator in the model, for the reader.
+        name: the same, as a word.
+    """
+
+    kind: str
+    made: tuple[int, int, int]
+    given: tuple[int, int, int]
+    kernel: tuple[int, int] = (1, 1)
+    parameters: Parameters = parameter_memory.NONE
+    index: int = 0
+    name: str = ""
+
+    @cached_property
+    def megacycles(self) -> float:
+        """Millions of cycles of the array: whole tiles, whole steps of channels."""
+        height, width = (self.given if self.kind == "tconv" else self.made)[:2]
+        taps = self.kernel[0] * self.kernel[1]
+        positions = up(height, TILES) * up(width, TILES) // TILES**2
+        if self.kind in WEIGHTED:
+            blocks = up(self.given[2], INPUT_BLOCK) * up(self.made[2], ROW_BLOCK) // (INPUT_BLOCK * ROW_BLOCK)
+        else:
+            blocks = up(self.made[2], INPUT_BLOCK) // INPUT_BLOCK
+        return positions * taps * blocks / 1e6
+
+    @cached_property
+    def passes(self) -> int:
+        """How many times its weights are sent if they are streamed: large maps are computed part by part."""
+        sides = []
+        for side in (0, 1):
+            stride = max(round(self.given[side] / max(self.made[side], 1)), 1)
+            sides.append(-(-self.given[side] // TILES) + max(self.kernel[side] - stride, 0))
+        held = sides[0] * sides[1] * up(self.given[2], INPUT_BLOCK)
+        held += -(-self.made[0] // TILES) * -(-self.made[1] // TILES) * up(self.made[2], INPUT_BLOCK)
+        return next((count for limit, count in _PASSES if held <= limit * 1024), 9)
+
+
+def parameters(layer: Layer, target: Target) -> Parameters:
+    """What the parameters of a layer take that is known by its shape alone: per-channel scales, and a bias."""
+    taps = layer.kernel[0] * layer.kernel[1]
+    if layer.kind == "dw":
+        return parameter_memory.depthwise(layer.made[2], taps, 12)
+    if layer.kind not in WEIGHTED:
+        return parameter_memory.NONE
+    each, one = taps * up(layer.given[2], INPUT_BLOCK), layer.given[0] * layer.given[1] == 1
+    positions = layer.made[0] * layer.made[1]
+    found = parameter_memory.convolution(
+        layer.made[2], each, 4 if layer.kind == "fc" else 12, positions, one_position_in=one
+    )
+    return parameter_memory.never_cached(found, each, target)
+
+
+def instruction_bytes(layers: Sequence[Layer], sent_bytes: int) -> int:
+    """About how many bytes of instructions the compiler makes; half of compiled models are within a fifth of it.
+
+    Args:
+        layers: what runs on the Edge TPU.
+        sent_bytes: inputs and outputs together.
+    """
+    total = 6099 * max(sent_bytes / 2**20 - 2, 0)
+    for layer in layers:
+        if layer.kind == "fc":
+            total += 15034 + 706 * -(-layer.made[2] // ROW_BLOCK)
+        elif layer.kind in WEIGHTED:
+            total += 893 + 1067 * (0, 1, 3)[sum(side % TILES > 0 for side in layer.made[:2])]
+        else:
+            total += 445 if layer.kind == "dw" else 1157
+    return int(total)
+
+
+def sent_bytes(made: tuple[int, int, int]) -> int:
+    """What a map takes on the bus to the host: its channels in blocks of 4, as compiled models have it."""
+    return made[0] * made[1] * up(made[2], INPUT_BLOCK)
+
+
+def split(layers: Sequence[Layer], target: Target) -> Split:
+    """Which layers' parameters are streamed: what `check` says of the same operators."""
+    return parameter_memory.split([layer.parameters for layer in layers], target)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What goes over the bus at every inference, in bytes.
+
+    Attributes:
+        inputs: from the host.
+        outputs: to the host.
+        instructions: of the program.
+        streamed: parameters of each layer, once; 0 where they are cached.
+        entries: how many times the Edge TPU is started.
+    """
+
+    inputs: int
+    outputs: int
+    instructions: int
+    streamed: tuple[int, ...]
+    entries: int = 1
+
+
+@dataclass(frozen=True)
+class Latency:
+    """A prediction, in ms.
+
+    Attributes:
+        total: the sum of `parts`.
+        low: with `high`, the interval that measurements are expected in.
+        high: see `low`.
+        parts: `fixed_ms` (starting, and instructions), `input_ms`, `compute_ms`, `stream_ms`, `output_ms`, `cpu_ms`.
+        layers: of each layer, its share of computing and streaming.
+    """
+
+    total: float
+    low: float
+    high: float
+    parts: Mapping[str, float]
+    layers: tuple[float, ...]
+
+
+def compute_ms(layer: Layer, constants: Mapping[str, Any], clock: str = "max") -> float:
+    """What the array takes for a layer alone."""
+    each = constants["conv_ns"] if layer.kind in WEIGHTED else constants["window_ns"]
+    return float(layer.megacycles * each * CLOCKS[clock])
+
+
+def predict(
+    layers: Sequence[Layer], sent: Sent, constants: Mapping[str, Any], host: str, clock: str = "max"
+) -> Latency:
+    """The latency of one inference.
+
+    Args:
+        layers: what runs on the Edge TPU.
+        sent: what goes over the bus.
+        constants: the target's table `latency`.
+        host: a key of `constants["hosts"]`.
+        clock: a key of CLOCKS.
+    """
+    bus = constants["hosts"][host]
+    each = bus["transfer_ms_per_mb"] / 1e6
+    computed = [compute_ms(layer, constants, clock) for layer in layers]
+    streamed = [each * count * layer.passes for layer, count in zip(layers, sent.streamed, strict=True)]
+    orders = each * sent.instructions + constants["layer_us"] * len(layers) / 1000
+    inputs = each * sent.inputs
+    if bus["overlap"]:  # of everything sent with everything computed: the longer of both, rounded where they meet
+        power = bus["overlap"]
+        moved = orders + inputs + sum(streamed)
+        apart = sum(computed) + moved
+        share = (sum(computed) ** power + moved**power) ** (1 / power) / apart if apart else 1.0
+        orders, inputs = orders * share, inputs * share
+        streamed, computed = [each * share for each in streamed], [each * share for each in computed]
+    else:  # layer by layer
+        streamed = [max(slow - fast, 0.0) for slow, fast in zip(streamed, computed, strict=True)]
+    parts = {
+        "fixed_ms": bus["fixed_ms"] * sent.entries + orders,
+        "input_ms": inputs,
+        "compute_ms": sum(computed),
+        "stream_ms": sum(streamed),
+        "output_ms": bus["output_ms_per_mb"] / 1e6 * sent.outputs,
+        "cpu_ms": 0.0,
+    }
+    spread = exp(bus["spread"])
+    total = sum(parts.values())
+    each_layer = tuple(fast + slow for fast, slow in zip(computed, streamed, strict=True))
+    return Latency(total, total / spread, total * spread, parts, each_layer)

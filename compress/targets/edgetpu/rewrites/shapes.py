@@ -1,0 +1,223 @@
+"""Rewrites of operators that only move numbers: exact, every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from compress.targets.edgetpu.rewrites.elementwise import is_plain, number, scale_of, start
+from compress.targets.edgetpu.rewrites.layers import SAME, VALID, reshape
+from compress.tflite.edit import Edit
+from compress.tflite.graph import NONE, Graph, Operator, Quantization, Tensor
+
+UNARY = ("RELU", "RELU6", "RELU_N1_TO_1", "LOGISTIC", "TANH", "QUANTIZE", "HARD_SWISH", "LEAKY_RELU", "ABS", "NEG")
+_TO_MAP = ("EXPAND_DIMS", "RESHAPE"), ("CONV_2D", "DEPTHWISE_CONV_2D")
+_FROM_MAP = ("SQUEEZE", "RESHAPE"), ("BATCH_TO_SPACE_ND",)
+"""What converters write between SPACE_TO_BATCH_ND and BATCH_TO_SPACE_ND for a 1-D convolution."""
+BINARY = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")
+
+
+def repeated_map(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """RESIZE_BILINEAR of a 1x1 map becomes RESIZE_NEAREST_NEIGHBOR: there is only one value to repeat."""
+    x = graph.given(operator)[0]
+    if x.shape[1:3] != (1, 1) or operator.name != "RESIZE_BILINEAR":
+        return
+    edit, _, out = start(operator, graph)
+    options = edit.options("ResizeNearestNeighborOptions")
+    edit.add("RESIZE_NEAREST_NEIGHBOR", list(operator.inputs), [out.index], options)
+    yield edit
+
+
+def strided_slice(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """STRIDED_SLICE with strides over height and width becomes SLICE and a 1x1 MAX_POOL_2D with those strides."""
+    x, *constants = graph.given(operator)
+    masked = any(operator.option(name, 0) for name in ("ellipsisMask", "newAxisMask", "shrinkAxisMask", "offset"))
+    if masked or len(x.shape) != 4 or not all(each.is_constant for each in constants):
+        return
+    begin, end, strides = (each.array().ravel().tolist() for each in constants)
+    if (strides[0], strides[3]) != (1, 1) or min(strides) < 1 or strides == [1, 1, 1, 1]:
+        return
+    masks = operator.option("beginMask", 0), operator.option("endMask", 0)
+    starts, sizes = [], []
+    for axis, side in enumerate(x.shape):
+        first, last, _ = slice(
+            None if masks[0] >> axis & 1 else begin[axis], None if masks[1] >> axis & 1 else end[axis]
+        ).indices(side)
+        starts.append(first)
+        sizes.append(last - first)
+    edit, _, out = start(operator, graph)
+    given = x.index
+    if tuple(sizes) != x.shape:
+        given = edit.like(x, "slice", shape=sizes)
+        edit.add("SLICE", [x.index, edit.integers("begin", *starts), edit.integers("size", *sizes)], [given])
+    options = edit.options(
+        "Pool2DOptions", padding=VALID, strideH=strides[1], strideW=strides[2], filterHeight=1, filterWidth=1
+    )
+    edit.add("MAX_POOL_2D", [given], [out.index], options)
+    yield edit
+
+
+def split_sizes(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """SPLIT_V becomes a SLICE for each part."""
+    x, _, axis = graph.given(operator)
+    if not axis.is_constant:
+        return
+    along, begin = int(axis.array().ravel()[0]) % len(x.shape), 0
+    edit, _, _ = start(operator, graph)
+    for out in graph.made(operator):
+        _slice(edit, x, along, begin, out.shape, out.index)
+        begin += out.shape[along]
+    yield edit
+
+
+def unpack(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """UNPACK becomes a SLICE and a RESHAPE for each part."""
+    edit, x, _ = start(operator, graph)
+    along = operator.option("axis", 0) % len(x.shape)
+    shape = tuple(1 if axis == along else side for axis, side in enumerate(x.shape))
+    for index, out in enumerate(graph.made(operator)):
+        part = edit.like(x, f"part{index}", shape=shape)
+        _slice(edit, x, along, index, shape, part)
+        _reshape(edit, part, out)
+    yield edit
+
+
+def gather(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """GATHER of neighbouring indices becomes SLICE, and RESHAPE where an axis is dropped."""
+    x, indices = graph.given(operator)
+    if not indices.is_constant or operator.option("batchDims", 0):
+        return
+    edit, _, out = start(operator, graph)
+    along = operator.option("axis", 0) % len(x.shape)
+    chosen = [int(index) % x.shape[along] for index in indices.array().ravel()]
+    if not chosen or chosen != list(range(chosen[0], chosen[0] + len(chosen))):
+        return
+    shape = tuple(len(chosen) if axis == along else side for axis, side in enumerate(x.shape))
+    part = out.index if shape == out.shape else edit.like(x, "part", shape=shape)
+    _slice(edit, x, along, chosen[0], shape, part)
+    if part != out.index:
+        _reshape(edit, part, out)
+    yield edit
+
+
+def pad_value(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """PADV2 becomes PAD; with a value other than 0, between two ADD that shift by it and change no code."""
+    x, amounts, value = graph.given(operator)
+    if not value.is_constant or not is_plain(x):
+        return
+    (scale, zero_point), code = scale_of(x), int(value.array().ravel()[0])
+    edit, _, out = start(operator, graph)
+    if code == zero_point:
+        edit.add("PAD", [x.index, amounts.index], [out.index], edit.options("PadOptions"))
+        yield edit
+        return
+    shifted = Quantization((scale,), (code,), 0)
+    given, made = edit.like(x, "shifted", quantization=shifted), edit.like(out, "shifted", quantization=shifted)
+    for source, shift, target in ((x.index, zero_point - code, given), (made, code - zero_point, out.index)):
+        edit.add("ADD", [source, number(edit, x, scale * shift)], [target], edit.options("AddOptions"))
+    edit.add("PAD", [given, amounts.index], [made], edit.options("PadOptions"))
+    yield edit
+
+
+def depth_to_space(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """DEPTH_TO_SPACE becomes a TRANSPOSE_CONV whose weights are ones and zeros."""
+    edit, x, out = start(operator, graph)
+    block, channels = operator.option("blockSize", 1), out.shape[3]
+    weights = np.zeros((channels, block, block, x.shape[3]), np.int8)
+    for row, column, channel in np.ndindex(block, block, channels):
+        weights[channel, row, column, (row * block + column) * channels + channel] = 127
+    kernel = edit.tensor(f"{out.name}/ones", weights.shape, "INT8", Quantization((1 / 127,), (0,), 0), weights)
+    bias = np.zeros(channels, np.int32)
+    zeros = edit.tensor(f"{out.name}/zeros", (channels,), "INT32", Quantization((scale_of(x)[0] / 127,), (0,), 0), bias)
+    options = edit.options("TransposeConvOptions", padding=SAME, strideH=block, strideW=block)
+    shape = edit.integers("shape", *out.shape)
+    edit.add("TRANSPOSE_CONV", [shape, kernel, x.index, zeros], [out.index], options)
+    yield edit
+
+
+def dilated_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """SPACE_TO_BATCH_ND, a convolution and BATCH_TO_SPACE_ND become one convolution with dilation."""
+    convolution = only_consumer(graph, operator)
+    after = only_consumer(graph, convolution) if convolution else None
+    if convolution is None or after is None or after.name != "BATCH_TO_SPACE_ND":
+        return
+    if convolution.name not in ("CONV_2D", "DEPTHWISE_CONV_2D") or convolution.option("padding", SAME) != VALID:
+        return
+    x, block, pads = graph.given(operator)
+    crops = graph.tensors[after.inputs[2]]
+    if not (block.is_constant and pads.is_constant and crops.is_constant) or block.elements != 2:
+        return
+    rate, amounts = block.array().ravel().tolist(), pads.array() - crops.array()
+    if convolution.option("strideH", 1) != 1 or convolution.option("strideW", 1) != 1 or (amounts < 0).any():
+        return
+    edit, out = Edit(graph), graph.made(after)[0]
+    edit.remove(operator, after)
+    kernel = graph.tensors[convolution.inputs[1]].shape[1:3]
+    reach = [(side - 1) * each for side, each in zip(kernel, rate, strict=True)]
+    same = all(int(a[0]) == r // 2 and int(a[0] + a[1]) == r for a, r in zip(amounts, reach, strict=True))
+    given = x.index
+    if not same and amounts.any():
+        given = _padded(edit, x, x.index, x.shape, [[0, 0], *amounts.tolist(), [0, 0]])
+    changed = {"padding": SAME if same else VALID, "dilationHFactor": rate[0], "dilationWFactor": rate[1]}
+    edit.change(convolution, inputs=[given, *convolution.inputs[1:]], outputs=[out.index], options=changed)
+    yield edit
+
+
+def dilated_row(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """The same over one axis, as of a dilated Conv1D: RESHAPE, one CONV_2D with dilation, RESHAPE."""
+    chain: list[Operator] = [operator]
+    for wanted in (*_TO_MAP, *_FROM_MAP):
+        after = only_consumer(graph, chain[-1])
+        if after is None or after.name not in wanted:
+            return
+        chain.append(after)
+    _, widened, convolution, _, last = chain
+    (x, block, pads), crops = graph.given(operator), graph.tensors[last.inputs[2]]
+    if not all(each.is_constant for each in (block, pads, crops)) or block.elements != 1 or len(x.shape) != 3:
+        return
+    kernel, amounts = graph.tensors[convolution.inputs[1]].shape, pads.array() - crops.array()
+    batch, *sides = graph.made(operator)[0].shape  # files of any batch size do not say that it is the block's
+    wide = graph.made(widened)[0].shape == (batch, 1, *sides)
+    strides = convolution.option("strideH", 1), convolution.option("strideW", 1)
+    if not wide or kernel[1] != 1 or strides != (1, 1) or convolution.option("padding", SAME) != VALID:
+        return
+    edit, out, rate = Edit(graph), graph.made(last)[0], block.array().item()
+    edit.remove(*chain)
+    shape = (1, *x.shape)
+    given = reshape(edit, x.index, edit.like(x, "row", shape=shape), shape)
+    if amounts.any():
+        given = _padded(edit, x, given, shape, [[0, 0], [0, 0], *amounts.tolist(), [0, 0]])
+    made = edit.like(out, "row", shape=(1, *out.shape))
+    options = dict.fromkeys(("dilationHFactor", "dilationWFactor"), rate)
+    edit.change(convolution, inputs=[given, *convolution.inputs[1:]], outputs=[made], options=options)
+    reshape(edit, made, out.index, out.shape)
+    yield edit
+
+
+# --- parts ------------------------------------------------------------------------------
+
+
+def only_consumer(graph: Graph, operator: Operator) -> Operator | None:
+    """The one operator that takes an operator's output, if nothing else does."""
+    (output,) = operator.outputs if len(operator.outputs) == 1 else (NONE,)
+    consumers = graph.consumers.get(output, [])
+    return consumers[0] if len(consumers) == 1 and output not in graph.outputs else None
+
+
+def _padded(edit: Edit, x: Tensor, given: int, shape: Sequence[int], amounts: Sequence[Sequence[int]]) -> int:
+    around = np.asarray(amounts, np.int32)
+    made = edit.like(x, "padded", shape=[side + int(each.sum()) for side, each in zip(shape, around, strict=True)])
+    paddings = edit.tensor(f"{x.name}/paddings", around.shape, "INT32", values=around)
+    edit.add("PAD", [given, paddings], [made], edit.options("PadOptions"))
+    return made
+
+
+def _slice(edit: Edit, x: Tensor, along: int, begin: int, shape: Sequence[int], made: int) -> None:
+    starts = [begin if axis == along else 0 for axis in range(len(x.shape))]
+    edit.add("SLICE", [x.index, edit.integers("begin", *starts), edit.integers("size", *shape)], [made])
+
+
+def _reshape(edit: Edit, given: int, out: Tensor) -> None:
+    options = edit.options("ReshapeOptions", newShape=list(out.shape))
+    edit.add("RESHAPE", [given, edit.integers("shape", *out.shape)], [out.index], options)

@@ -1,0 +1,186 @@
+"""Float graphs in their plain form: weights as float32 constants, shapes known, nothing that only computes those.
+
+Converters store weights as float16 or 8-bit numbers behind DEQUANTIZE (or let the operators
+turn them back), and compute shapes from a batch that is not fixed. Neither is part of the function.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import ModelError
+from compress.tflite import comparison
+from compress.tflite import graph as graphs
+from compress.tflite.graph import NONE, Graph, Operator, Tensor
+
+MOST_NUMBERS = 2**28
+"""In one tensor of a graph that is computed with: 1 GiB."""
+EIGHT_BITS = ("INT8", "UINT8")
+_CHANCE = ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL")
+_FLOATS = ("FLOAT32", "FLOAT16")
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A float graph in its plain form.
+
+    Attributes:
+        graph: the graph; tensors and operators numbered by themselves.
+        numbers: for each of its operators the number that it had in the file.
+        notes: what of the file is no longer in it, in words.
+    """
+
+    graph: Graph
+    numbers: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def is_float(graph: Graph) -> bool:
+    """Whether a graph computes with floats, and with nothing that is quantized."""
+    computed = [graph.tensors[index] for index in graph.inputs]
+    computed += [tensor for operator in graph.operators for tensor in graph.made(operator)]
+    dtypes = {tensor.dtype for tensor in computed}
+    quantized = {tensor.dtype for tensor in computed if tensor.quantization} & {*EIGHT_BITS, "INT16"}
+    return "FLOAT32" in dtypes and not quantized
+
+
+def plain(graph: Graph) -> Plain:
+    """The plain form of a float graph.
+
+    Raises:
+        ModelError: a tensor or its value makes no sense, or its inputs have no fixed shape.
+    """
+    for index in graph.inputs:
+        if graph.tensors[index].dynamic:
+            raise ModelError(
+                f"its input {graph.tensors[index].name!r} has sides that change from call to call",
+                todo="convert the model again with a fixed input shape",
+            )
+    known, shapes = _weights(graph), dict[int, tuple[int, ...]]()
+    stored = [tensor for index, tensor in enumerate(graph.tensors) if index in known]
+    notes = [_note(dtype, stored) for dtype in dict.fromkeys(tensor.dtype for tensor in stored)]
+    known.update(_dequantized(graph, known))
+    fixed = _fixed(graph, known)
+    if any(tensor.dynamic for tensor in graph.tensors) or fixed:
+        shapes, values = _seen(graph, fixed)
+        known.update(values)
+    for tensor in graph.tensors:
+        shape = shapes.get(tensor.index, tensor.shape)
+        if prod(shape) > MOST_NUMBERS:
+            raise ModelError(f"tensor {tensor.name!r} has the shape {list(shape)}", allowed=f"{MOST_NUMBERS:,} numbers")
+    numbers = tuple(op.index for op in graph.operators if not all(index in known for index in op.outputs))
+    return Plain(_changed(graph, known, shapes, numbers), numbers, tuple(notes))
+
+
+def _note(dtype: str, stored: list[Tensor]) -> str:
+    count = sum(tensor.dtype == dtype for tensor in stored)
+    return f"{count} constants of {dtype} are taken as float32"
+
+
+def _weights(graph: Graph) -> dict[int, NDArray[Any]]:
+    """The constants that a float graph stores in fewer bits, as float32."""
+    used = {index for operator in graph.operators for index in operator.inputs if index != NONE}
+    tensors = [graph.tensors[index] for index in sorted(used) if graph.tensors[index].is_constant]
+    return {
+        tensor.index: _as_float(tensor)
+        for tensor in tensors
+        if tensor.dtype == "FLOAT16" or (tensor.dtype in EIGHT_BITS and tensor.quantization)
+    }
+
+
+def _as_float(tensor: Tensor) -> NDArray[np.float32]:
+    """The real values of a constant.
+
+    Raises:
+        ModelError: its scales do not fit its shape.
+    """
+    values, quantization = tensor.array(), tensor.quantization
+    if tensor.dtype not in EIGHT_BITS or quantization is None:
+        return np.asarray(values, np.float32)
+    scale = np.asarray(quantization.scale, np.float32)
+    zero = np.asarray(quantization.zero_point or [0], np.float32)
+    if len(scale) > 1:
+        axis = quantization.axis
+        if not 0 <= axis < values.ndim or values.shape[axis] != len(scale) or len(zero) not in (1, len(scale)):
+            raise ModelError(f"tensor {tensor.name!r}: {len(scale)} scales do not fit {list(tensor.shape)}")
+        sides = [-1 if side == axis else 1 for side in range(values.ndim)]
+        scale, zero = scale.reshape(sides), zero.reshape(sides) if len(zero) > 1 else zero
+    return np.asarray((values.astype(np.float32) - zero) * scale, np.float32)
+
+
+def _dequantized(graph: Graph, known: Mapping[int, NDArray[Any]]) -> dict[int, NDArray[Any]]:
+    """What DEQUANTIZE makes of constants."""
+    return {
+        operator.outputs[0]: known[operator.inputs[0]]
+        for operator in graph.operators
+        if operator.name == "DEQUANTIZE" and operator.outputs and operator.inputs[:1] and operator.inputs[0] in known
+    }
+
+
+def _fixed(graph: Graph, known: Mapping[int, Any]) -> set[int]:
+    """The tensors that hold the same whatever the inputs hold, and are no constants yet."""
+    found: set[int] = set()
+    for operator in graph.operators:
+        given = [index for index in operator.inputs if index != NONE]
+        constant = all(graph.tensors[index].is_constant or index in known or index in found for index in given)
+        settled = operator.name in ("SHAPE", "RANK") or (given and constant)
+        stateful = operator.custom or operator.name in _CHANCE or operator.name.startswith(("WHILE", "IF", "CALL"))
+        if settled and not stateful and not any(index in known for index in operator.outputs):
+            found.update(operator.outputs)
+    return found
+
+
+def _seen(graph: Graph, wanted: set[int]) -> tuple[dict[int, tuple[int, ...]], dict[int, NDArray[Any]]]:
+    """The shapes that computed tensors really have, and the values of some of them: from one run on zeros."""
+    cut = comparison.runnable(graph)
+    runner = comparison.Runner(cut, keep=True)
+    runner.run([np.zeros(graph.tensors[i].shape, graphs.DTYPES.get(graph.tensors[i].dtype)) for i in graph.inputs], [])
+    shapes, values = {}, {}
+    for operator in cut.operators:
+        for index in operator.outputs:
+            try:
+                value = runner.interpreter.get_tensor(index)
+            except ValueError:  # a resource, or a tensor that no operator has filled
+                continue
+            shapes[index] = tuple(int(side) for side in value.shape)
+            if index in wanted:
+                values[index] = np.array(value)
+    return shapes, values
+
+
+def _changed(
+    graph: Graph, known: Mapping[int, NDArray[Any]], shapes: Mapping[int, tuple[int, ...]], numbers: tuple[int, ...]
+) -> Graph:
+    """The graph with values in place of what is known, and the operators of these numbers alone."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    source, main = copy.copy(graph.source), copy.copy(graph.source.subgraphs[0])
+    source.buffers, main.tensors = list(source.buffers), list(main.tensors)
+    for index in {*known, *shapes}:
+        made = main.tensors[index] = copy.copy(main.tensors[index])
+        made.shape, made.shapeSignature = list(shapes.get(index, graph.tensors[index].shape)), None
+        if index in known:
+            value = np.ascontiguousarray(known[index])
+            buffer = schema.BufferT()
+            buffer.data = np.frombuffer(value.tobytes(), np.uint8)
+            made.buffer, made.shape = len(source.buffers), list(value.shape)
+            source.buffers.append(buffer)
+            if graph.tensors[index].dtype in (*EIGHT_BITS, *_FLOATS):
+                made.type, made.quantization = schema.TensorType.FLOAT32, None
+    main.operators = [main.operators[number] for number in numbers]
+    source.subgraphs = [main, *source.subgraphs[1:]]
+    return graphs.from_source(source)
+
+
+def title(operator: Operator, number: int, graph: Graph) -> str:
+    """An operator as it is named to people: its kind, its number in the file, the tensor that it makes."""
+    made = graph.made(operator)
+    name = made[0].name if made else "nothing"
+    return f"{operator.name} (operator {number}, {name if len(name) <= 80 else name[:77] + '...'!r})"

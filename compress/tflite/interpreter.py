@@ -1,0 +1,138 @@
+"""Runs a .tflite model on this host: float samples in, float scores out, whatever the model's own types."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import ModelError
+from deploy.contract.detection import ordered
+from deploy.contract.preprocessing import dequantize, quantize
+
+
+class Model:
+    """A loaded model with one input and one output, or with a detector's two: boxes and scores.
+
+    Attributes:
+        outputs: the details of the outputs; of a detector the boxes first, wherever the file has them.
+        output: the last of them.
+
+    Args:
+        path: the .tflite file.
+        reproducible: without the accelerated kernels (XNNPACK), whose int8 results differ
+            by some steps between versions; the reference kernels agree to the bit.
+        threads: threads of the runtime.
+
+    Raises:
+        ModelError: the runtime refuses it, or it has several inputs or outputs.
+    """
+
+    def __init__(self, path: Path, *, reproducible: bool, threads: int = 1) -> None:
+        from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+        resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES if reproducible else OpResolverType.AUTO
+        try:
+            self.interpreter = Interpreter(str(path), num_threads=threads, experimental_op_resolver_type=resolver)
+            self.interpreter.allocate_tensors()
+        except (ValueError, RuntimeError) as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ModelError(f"the TFLite runtime refuses it: {first}", where=str(path)) from error
+        inputs, outputs = self.interpreter.get_input_details(), self.interpreter.get_output_details()
+        found = outputs if len(outputs) == 1 else ordered(outputs)
+        if len(inputs) != 1 or found is None:
+            raise ModelError(
+                f"has {len(inputs)} inputs and {len(outputs)} outputs",
+                where=str(path),
+                allowed="one of each, or the boxes [1, anchors, 4] and scores [1, anchors, classes] of a detector",
+            )
+        self.input, self.outputs, self.output = inputs[0], found, found[-1]
+        for end, detail in (("input", self.input), *(("output", each) for each in found)):
+            if np.issubdtype(detail["dtype"], np.integer) and not detail["quantization"][0]:
+                raise ModelError(
+                    f"its {end} is {np.dtype(detail['dtype']).name} without one scale",
+                    where=str(path),
+                    allowed="float, or quantized per tensor",
+                )
+
+    def feed(self, sample: NDArray[np.float32]) -> NDArray[Any]:
+        """A preprocessed sample (without batch) as the model's input tensor, quantized if it is.
+
+        Raises:
+            ModelError: the sample's shape does not fit.
+        """
+        shape = tuple(int(side) for side in self.input["shape"])
+        if (1, *sample.shape) != shape:
+            raise ModelError(
+                f"takes {list(shape)}, but the data gives {[1, *sample.shape]}",
+                todo="add a resize step to data.preprocess, or choose another model",
+            )
+        dtype = self.input["dtype"]
+        if np.issubdtype(dtype, np.integer):
+            scale, zero_point = self.input["quantization"]
+            quantized: NDArray[Any] = quantize(sample[np.newaxis], scale, zero_point, dtype)
+            return quantized
+        return sample[np.newaxis].astype(dtype)
+
+    def raw(self, tensor: NDArray[Any]) -> NDArray[Any]:
+        """One inference: input tensor in, a copy of the output tensor out, in the model's own types.
+
+        A detector's two outputs side by side: [1, anchors * (4 + classes)].
+        """
+        self.interpreter.set_tensor(self.input["index"], tensor)
+        self.interpreter.invoke()
+        found: list[NDArray[Any]] = [self.interpreter.get_tensor(each["index"]) for each in self.outputs]
+        return found[0] if len(found) == 1 else np.concatenate([each.reshape(1, -1) for each in found], axis=1)
+
+    def pair(self, sample: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """A detector's answer for one preprocessed sample, dequantized: boxes [anchors, 4], scores [anchors, classes].
+
+        Raises:
+            ModelError: it has one output only, or the sample's shape does not fit.
+        """
+        if len(self.outputs) != 2:
+            raise ModelError(
+                "has one output", allowed="the boxes and scores of a detector", todo="choose another model"
+            )
+        shapes = [tuple(int(side) for side in each["shape"][1:]) for each in self.outputs]
+        row = self.raw(self.feed(sample)).reshape(-1)
+        cut = math.prod(shapes[0])
+        boxes, scores = (
+            _dequantized(piece, detail).reshape(shape)
+            for piece, shape, detail in zip((row[:cut], row[cut:]), shapes, self.outputs, strict=True)
+        )
+        return boxes, scores
+
+    def scores(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The output for every sample of a batch, dequantized and flattened: [n, outputs]; two of them side by side."""
+        if len(self.outputs) == 2:
+            return np.stack([np.concatenate([part.reshape(-1) for part in self.pair(sample)]) for sample in samples])
+        rows = [self.raw(self.feed(sample)).reshape(-1) for sample in samples]
+        return _dequantized(np.stack(rows), self.output)
+
+
+def _dequantized(stored: NDArray[Any], detail: dict[str, Any]) -> NDArray[np.float32]:
+    if np.issubdtype(stored.dtype, np.integer):
+        return cast(NDArray[np.float32], dequantize(stored, *detail["quantization"]))
+    return stored.astype(np.float32)
+
+
+def describe(detail: dict[str, Any]) -> dict[str, Any]:
+    """An input or output as it stands in a bundle's manifest."""
+    scale, zero_point = detail["quantization"]
+    return {
+        "name": str(detail["name"]),
+        "shape": [int(side) for side in detail["shape"]],
+        "dtype": np.dtype(detail["dtype"]).name,
+        "scale": float(scale) or None,
+        "zero_point": int(zero_point),
+    }
+
+
+def version() -> str:
+    """Name and version of the runtime."""
+    return f"ai-edge-litert {importlib.metadata.version('ai-edge-litert')}"

@@ -1,0 +1,77 @@
+"""What a training tells while it runs: progress, and curves for TensorBoard."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.errors import StageError
+from compress.ir.tensorflow import keras
+from compress.progress import Progress
+
+
+def reporting(library: Any, progress: Progress, steps: int, epochs: int, first: int = 0) -> Any:
+    """A callback of Keras 3 or tf-keras that tells the progress, and stops when the loss is no longer a number.
+
+    Args:
+        library: which of them.
+        progress: who is told.
+        steps: of an epoch.
+        epochs: of the whole training.
+        first: how many of them were done before.
+    """
+
+    class Report(library.callbacks.Callback):  # type: ignore[misc]
+        done = first * steps
+        validation: dict[str, float]
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.validation = {}
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.done += 1
+            shown = {name: float(logs[name]) for name in ("loss", "accuracy") if name in (logs or {})}
+            if not np.isfinite(shown.get("loss", 0.0)):
+                raise StageError(
+                    f"training diverged: the loss is {shown['loss']} in epoch {(self.done - 1) // steps + 1}",
+                    todo="choose a smaller learning_rate, and look at the data's range",
+                )
+            progress.update(self.done, steps * epochs, **shown, **self.validation)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.validation = {name: float(logs[name]) for name in ("val_accuracy",) if name in (logs or {})}
+
+    return Report()
+
+
+def tensorboard(folder: Path, first: int) -> Any:
+    """A callback that writes the figures of every epoch as TensorBoard's scalars; TensorBoard itself is not needed.
+
+    A training that begins at epoch 0 removes the curves of an earlier one.
+
+    Source: the scalar plugin's data format, tensorboard/plugins/scalar/metadata.py: version 0, an empty mode.
+    """
+    import tensorflow
+
+    plugin = tensorflow.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
+    scalar = tensorflow.compat.v1.SummaryMetadata(plugin_data=plugin)
+
+    class Curves(keras().callbacks.Callback):  # type: ignore[misc]
+        def on_train_begin(self, logs: Any = None) -> None:
+            if not first:
+                shutil.rmtree(folder, ignore_errors=True)
+            self.writer = tensorflow.summary.create_file_writer(str(folder))
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            with self.writer.as_default():
+                for name, value in (logs or {}).items():
+                    tensorflow.summary.write(name, np.float32(value), step=epoch + 1, metadata=scalar)
+            self.writer.flush()
+
+        def on_train_end(self, logs: Any = None) -> None:
+            self.writer.close()
+
+    return Curves()

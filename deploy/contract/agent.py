@@ -1,0 +1,165 @@
+"""What the host sends to a device, to work on the releases there for as long as the connection lasts.
+
+Host and device talk over this process's standard input and output, in lines of JSON; behind a line of the host
+with `"do": "put"` come the bytes of a piece. Every line of the host is answered by one line, `{"answer": ...}` or
+`{"error": {"kind", "what", "todo", "current"}}`, in the same order. The first line from here is GREETING; what
+comes before it was printed by the login shell. When the connection ends, so does this, and what runs is what ran.
+Runs on Python 3.7 with the standard library alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import time
+from typing import Any, Callable, Dict, Iterator, Optional
+
+from deploy.contract.releases import Folder, Message, ReleaseError
+
+GREETING = "coralline-releases-1"
+SILENCE_S = 120.0
+"""A host that says nothing for so long is gone: of a dead connection the system may not know for hours."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
+_OWNED = 'deploy to a folder of your own, or make this one yours, there: sudo install -d -o "$USER" FOLDER'
+
+
+class GoneError(Exception):
+    """The host ended the connection, or has been silent for too long."""
+
+
+class Link:
+    """The host: `source` and `sink` are file descriptors."""
+
+    def __init__(self, source: int, sink: int) -> None:
+        self._source, self._sink, self._held = source, sink, b""
+
+    def _fill(self, timeout_s: float) -> None:
+        """Reads what there is; within the time there must be something."""
+        if not select.select([self._source], [], [], timeout_s)[0]:
+            raise GoneError("silent for %g s" % timeout_s)
+        block = os.read(self._source, 1 << 16)
+        if not block:
+            raise GoneError("the connection ended")
+        self._held += block
+
+    def line(self) -> Message:
+        """The next request."""
+        while b"\n" not in self._held:
+            self._fill(SILENCE_S)
+        line, _, self._held = self._held.partition(b"\n")
+        message = json.loads(line.decode("utf-8"))
+        if not isinstance(message, dict):
+            raise ReleaseError("request", "a request is a map")
+        return message
+
+    def content(self, size: int) -> Iterator[bytes]:
+        """The next `size` bytes, as they come."""
+        while size > 0:
+            if not self._held:
+                self._fill(SILENCE_S)
+            block, self._held = self._held[:size], self._held[size:]
+            size -= len(block)
+            yield block
+
+    def wait(self, seconds: float) -> None:
+        """Waits, unless the host goes meanwhile."""
+        end = time.monotonic() + seconds
+        while select.select([self._source], [], [], max(end - time.monotonic(), 0.0))[0]:
+            if len(self._held) > 1 << 20:  # the host asks far ahead: it is there
+                time.sleep(seconds)
+                return
+            self._fill(0.0)
+
+    def say(self, message: Message) -> None:
+        """One line to the host."""
+        rest = (json.dumps(message) + "\n").encode()
+        while rest:
+            try:
+                rest = rest[os.write(self._sink, rest) :]
+            except BrokenPipeError:
+                raise GoneError("the connection ended")
+
+
+class Agent:
+    """Does what the host asks for: a method for each request."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._folder: Optional[Folder] = None
+        self.requests: Dict[str, Callable[[Message], Any]] = {
+            "open": self.open,
+            "want": self.want,
+            "put": self.put,
+            "install": lambda asked: self.folder.install(asked["release"], asked["files"]),
+            "run": self.run,
+            "switch": lambda asked: self.folder.switch(asked["release"]),
+            "discard": lambda asked: self.folder.discard(asked["release"]),
+            "prune": lambda asked: self.folder.prune(asked["keep"]),
+            "write": lambda asked: self.folder.write(asked["name"], asked["text"]),
+        }
+
+    @property
+    def folder(self) -> Folder:
+        """The folder that was opened."""
+        if self._folder is None:
+            raise ReleaseError("request", "no folder is open")
+        return self._folder
+
+    def open(self, asked: Message) -> Message:
+        """Locks the folder, and tells what is there."""
+        self._folder = Folder(asked["path"], asked["by"], asked["create"])
+        return self._folder.describe()
+
+    def want(self, asked: Message) -> Message:
+        """Which pieces of a release must be sent."""
+        if self.folder.whole(asked["release"]):
+            self.folder.drop_incoming()  # of a deployment that was cut between installing it and this
+            return {"whole": True, "missing": {}}
+        return {"whole": False, "missing": self.folder.missing(asked["pieces"], asked["total"])}
+
+    def put(self, asked: Message) -> bool:
+        """Takes a piece from `offset` on; all its bytes are read, also where they cannot be kept."""
+        content = self.link.content(asked["size"] - asked["offset"])
+        try:
+            return self.folder.put(asked["sha256"], asked["offset"], asked["size"], content)
+        finally:
+            for _ in content:
+                pass
+
+    def run(self, asked: Message) -> Message:
+        """Runs a verb of the runner."""
+        return self.folder.run(asked["release"], asked["command"], asked["timeout_s"], self.link.wait)
+
+    def answer(self, asked: Message) -> Message:
+        """Does one request."""
+        try:
+            return {"answer": self.requests[asked["do"]](asked)}
+        except ReleaseError as error:
+            return self._error(error)
+        except OSError as error:
+            full = error.errno in _FULL
+            if full and self._folder:
+                self.folder.clear()
+                self.folder.drop_incoming()
+            what = "%s: %s" % (error.filename, error.strerror) if error.filename else str(error)
+            todo = "free some space" if full else _OWNED if error.errno in _FORBIDDEN else ""
+            return self._error(ReleaseError("disk" if full else "files", what, todo))
+
+    def _error(self, error: ReleaseError) -> Message:
+        current = self._folder.current() if self._folder else None
+        return {"error": {"kind": error.kind, "what": error.what, "todo": error.todo, "current": current}}
+
+
+def serve() -> None:
+    """Works for the host on standard input and output, until it goes."""
+    link = Link(0, 1)
+    agent = Agent(link)
+    try:
+        link.say({"hello": GREETING})
+        while True:
+            link.say(agent.answer(link.line()))
+    except GoneError:
+        return

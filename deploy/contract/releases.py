@@ -1,0 +1,383 @@
+"""Releases in a folder of a device: put beside what runs, verified, switched to by one rename.
+
+::
+
+    current -> releases/<release>   what runs; a file with that text where there are no links (FAT)
+    releases/<release>/             bundle.coralline, runner.pyz, release.json: complete from the moment it exists
+    incoming/                       pieces that have arrived for a release that is not complete yet
+    history.jsonl                   one line for each switch: when, to what, by whom
+    coralline.service, README.txt   how to run it; nothing is installed by itself
+    .lock                           held (flock) while somebody works here: the kernel lets go of it when that
+                                    process ends, however it ends
+
+`deploy.contract.agent` does these steps for the host, one after the other. Runs on Python 3.7 with the standard library
+alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+BUNDLE, RUNNER, RELEASE = "bundle.coralline", "runner.pyz", "release.json"
+TEXTS = ("coralline.service", "README.txt")
+MAX_OUTPUT = 1 << 25
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_CURRENT = re.compile(r"releases/([0-9a-f]{64})\s*\Z")
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+Message = Dict[str, Any]
+Wait = Callable[[float], None]
+
+
+class ReleaseError(Exception):
+    """A step that could not be done. `kind`: locked, disk, files, damaged, absent, timeout, or request."""
+
+    def __init__(self, kind: str, what: str, todo: str = "") -> None:
+        super().__init__(what)
+        self.kind, self.what, self.todo = kind, what, todo
+
+
+def release_name(bundle_sha256: str, runner_sha256: str) -> str:
+    """The name of the release of these two files."""
+    return hashlib.sha256(("%s %s\n%s %s\n" % (BUNDLE, bundle_sha256, RUNNER, runner_sha256)).encode()).hexdigest()
+
+
+class Folder:
+    """The folder of a device, locked as long as this object is open.
+
+    Raises:
+        ReleaseError: somebody else works there, or there is nothing and `create` is not given.
+        OSError: it cannot be made or read.
+    """
+
+    def __init__(self, path: str, by: str, create: bool) -> None:
+        self.path, self.by = os.path.abspath(os.path.expanduser(path)), by
+        if not create and not os.path.isdir(self._in("releases")):
+            raise ReleaseError("absent", "nothing was deployed to %s" % self.path, "deploy a bundle there first")
+        os.makedirs(self._in("releases"), exist_ok=True)
+        os.makedirs(self._in("incoming"), exist_ok=True)
+        self._lock = os.open(self._in(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._lock, 300).decode("utf-8", "replace").strip() or "another deployment"
+            os.close(self._lock)
+            raise ReleaseError("locked", "%s works in %s" % (holder, self.path), "wait until it is done")
+        self.clear()
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, ("%s (since %s)\n" % (by, _now())).encode()[:300], 0)
+        running = self.current()
+        if running and self._history()[-1:] != [running]:  # a cut came between the switch and its line
+            self._remember(running)
+
+    def _in(self, *parts: str) -> str:
+        return os.path.join(self.path, *parts)
+
+    def clear(self) -> None:
+        """Removes what an interrupted step left. Pieces that arrived stay: the next try needs them."""
+        for name in os.listdir(self._in("releases")):
+            if name.startswith("."):
+                shutil.rmtree(self._in("releases", name))
+        for name in os.listdir(self.path):
+            if name.startswith(".new-"):
+                os.unlink(self._in(name))
+
+    def describe(self) -> Message:
+        """What is there."""
+        return {
+            "path": self.path,
+            "current": self.current(),
+            "previous": self.previous(),
+            "releases": self.releases(),
+            "python": platform.python_version(),
+            "program": sys.executable,
+            "machine": platform.machine(),
+            "node": platform.node(),
+        }
+
+    def current(self) -> Optional[str]:
+        """The release that runs, if any."""
+        try:
+            text = os.readlink(self._in("current"))
+        except FileNotFoundError:
+            return None
+        except OSError:  # no link: a file, where there are none
+            with open(self._in("current"), encoding="utf-8", errors="replace") as stream:
+                text = stream.read(200)
+        found = _CURRENT.match(text)
+        return found.group(1) if found else None
+
+    def previous(self) -> Optional[str]:
+        """The release that ran before the current one, if it is still there."""
+        running, there = self.current(), self.releases()
+        return next((name for name in reversed(self._history()) if name != running and name in there), None)
+
+    def releases(self) -> List[str]:
+        """All releases, the one that was switched to last at the end."""
+        names = [name for name in os.listdir(self._in("releases")) if _DIGEST.match(name)]
+        order = {name: place for place, name in enumerate(self._history())}
+        return sorted(names, key=lambda name: (order.get(name, -1), name))
+
+    def _history(self) -> List[str]:
+        try:
+            with open(self._in("history.jsonl"), encoding="utf-8", errors="replace") as stream:
+                lines = stream.readlines()
+        except FileNotFoundError:
+            return []
+        found = [re.search(r'"release": "([0-9a-f]{64})"', line) for line in lines]  # the last line may be cut
+        return [each.group(1) for each in found if each]
+
+    def _remember(self, release: str) -> None:
+        line = json.dumps({"time": _now(), "release": release, "by": self.by}, sort_keys=True)
+        with open(self._in("history.jsonl"), "a+b") as stream:
+            if stream.tell() and (stream.seek(-1, os.SEEK_END), stream.read(1))[1] != b"\n":
+                line = "\n" + line
+            stream.write(line.encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    # --- what arrives -------------------------------------------------------------------
+
+    def missing(self, pieces: Dict[str, int], total: int) -> Dict[str, int]:
+        """Which pieces are not here: SHA-256 to how many bytes of it have arrived already.
+
+        What arrived for other releases is removed, and so are releases that never ran: of deployments that were cut
+        before the switch. What is still needed must fit on the disk.
+
+        Args:
+            pieces: SHA-256 to size.
+            total: size of the files that they make up.
+        """
+        for name in os.listdir(self._in("incoming")):
+            if name.partition(".")[0] not in pieces:
+                os.unlink(self._in("incoming", name))
+        ran = self._history()
+        for release in [each for each in self.releases() if each not in ran]:
+            parts = {digest for entry in self._about(release).values() for digest, _ in entry["pieces"]}
+            if not parts or parts - pieces.keys():  # otherwise it is the one that comes again
+                self.discard(release)
+        known = self._known(set(pieces))
+        lacking = {}
+        for digest, size in pieces.items():
+            whole, part = self._in("incoming", digest), self._in("incoming", digest + ".part")
+            if digest in known or os.path.exists(whole):
+                continue
+            lacking[digest] = os.path.getsize(part) if os.path.exists(part) else 0
+            if lacking[digest] >= size:
+                os.unlink(part)
+                lacking[digest] = 0
+        need = total + sum(pieces[digest] - there for digest, there in lacking.items())
+        disk = os.statvfs(self.path)
+        if disk.f_bavail * disk.f_frsize < need:
+            free = disk.f_bavail * disk.f_frsize
+            raise ReleaseError("disk", "the disk needs %d bytes for this, and has %d" % (need, free), "free some space")
+        return lacking
+
+    def _known(self, wanted: Any) -> Dict[str, Any]:
+        """Pieces of the releases that are here, sound ones: SHA-256 to file, offset and size."""
+        found: Dict[str, Any] = {}
+        for release in self.releases():
+            for name, entry in self._about(release).items():
+                path, offset = self._in("releases", release, name), 0
+                for digest, size in entry["pieces"]:
+                    new = digest in wanted and digest not in found
+                    if new and hashlib.sha256(_part(path, offset, size)).hexdigest() == digest:
+                        found[digest] = (path, offset, size)
+                    offset += size
+        return found
+
+    def _about(self, release: str) -> Message:
+        """The files of a release, as its release.json tells them; nothing if that is not whole."""
+        try:
+            with open(self._in("releases", release, RELEASE), encoding="utf-8") as stream:
+                files = json.load(stream)["files"]
+                return {name: files[name] for name in (BUNDLE, RUNNER)}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def put(self, digest: str, offset: int, size: int, content: Iterator[bytes]) -> bool:
+        """Takes the rest of a piece; whether it is whole now. One that is damaged is dropped."""
+        part = self._in("incoming", _checked(digest) + ".part")
+        with open(part, "ab" if offset else "wb") as stream:
+            if stream.tell() != offset:
+                raise ReleaseError("request", "%s has %d bytes, not %d" % (part, stream.tell(), offset))
+            for block in content:
+                stream.write(block)
+                stream.flush()  # so that a cut loses nothing that arrived
+            os.fsync(stream.fileno())
+        if os.path.getsize(part) != size or _digest(part) != digest:
+            os.unlink(part)
+            return False
+        os.replace(part, self._in("incoming", digest))
+        return True
+
+    def install(self, release: str, files: Message) -> None:
+        """Puts a release together from its pieces, beside the others; every byte of it is on the disk then.
+
+        Raises:
+            ReleaseError: a piece is missing, or the whole is not what it should be.
+        """
+        if release_name(files[BUNDLE]["sha256"], files[RUNNER]["sha256"]) != release:
+            raise ReleaseError("request", "%s is not the release of these files" % release)
+        folder, place = self._in("releases", ".new"), self._in("releases", release)
+        os.mkdir(folder)
+        known = self._known({digest for entry in files.values() for digest, _ in entry["pieces"]})
+        for name in (BUNDLE, RUNNER):
+            with open(os.path.join(folder, name), "wb") as stream:
+                for digest, size in files[name]["pieces"]:
+                    stream.write(_part(*known.get(digest, (self._in("incoming", _checked(digest)), 0, size))))
+                stream.flush()
+                os.fsync(stream.fileno())
+            if _digest(os.path.join(folder, name)) != files[name]["sha256"]:
+                raise ReleaseError("damaged", "%s is not what was sent" % name, "deploy again")
+        _write(os.path.join(folder, RELEASE), json.dumps({"installed": _now(), "by": self.by, "files": files}))
+        if os.path.isdir(place):  # damaged since, and perhaps what runs: mended file by file
+            for name in (BUNDLE, RUNNER, RELEASE):
+                os.replace(os.path.join(folder, name), os.path.join(place, name))
+            os.rmdir(folder)
+        else:
+            _sync(folder)
+            os.rename(folder, place)
+        _sync(self._in("releases"))
+        self.drop_incoming()
+
+    def drop_incoming(self) -> None:
+        """Removes all pieces that have arrived."""
+        for name in os.listdir(self._in("incoming")):
+            os.unlink(self._in("incoming", name))
+
+    # --- what runs ----------------------------------------------------------------------
+
+    def whole(self, release: str) -> bool:
+        """Whether every byte of a release is what was installed."""
+        about = self._about(_checked(release))
+        if not about or release_name(about[BUNDLE]["sha256"], about[RUNNER]["sha256"]) != release:
+            return False
+        try:
+            return all(_digest(self._in("releases", release, name)) == about[name]["sha256"] for name in about)
+        except OSError:
+            return False
+
+    def switch(self, release: str) -> None:
+        """Makes a release the current one, by one rename."""
+        if not self.whole(release):
+            raise ReleaseError("damaged", "the release %s is damaged" % release, "deploy it again")
+        target, temporary = "releases/%s" % release, self._in(".new-current")
+        try:
+            os.symlink(target, temporary)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            _write(temporary, target + "\n")
+        os.replace(temporary, self._in("current"))
+        _sync(self.path)
+        self._remember(release)
+
+    def prune(self, keep: int) -> List[str]:
+        """Removes all but the last `keep` releases; never the current one or the one before."""
+        never = {self.current(), self.previous()}
+        there = self.releases()
+        rest = [name for name in there if name not in never]
+        removed = rest[: max(len(there) - max(keep, 1), 0)]
+        for release in removed:
+            self.discard(release)
+        return removed
+
+    def discard(self, release: str) -> None:
+        """Removes a release that does not run. Renamed first, so that no half of one ever has its name."""
+        if release == self.current():
+            raise ReleaseError("request", "%s is what runs" % release)
+        trash = self._in("releases", ".old-" + _checked(release))
+        os.rename(self._in("releases", release), trash)
+        shutil.rmtree(trash)
+
+    def write(self, name: str, text: str) -> None:
+        """Writes one of TEXTS."""
+        if name not in TEXTS:
+            raise ReleaseError("request", "%r is not written here" % name)
+        _write(self._in(".new-text"), text)
+        os.replace(self._in(".new-text"), self._in(name))
+
+    def run(
+        self, release: Optional[str], command: List[str], timeout_s: float, wait: Callable[[float], None]
+    ) -> Message:
+        """Runs a verb of a release's own runner on its bundle.
+
+        Args:
+            release: its name; None: the current one.
+            command: the verb and its arguments.
+            timeout_s: how long that may take.
+            wait: waits so many seconds; whatever it raises ends the runner.
+        """
+        folder = self._in("releases", _checked(release or self.current() or ""))
+        program = [sys.executable, os.path.join(folder, RUNNER), command[0], os.path.join(folder, BUNDLE), "--json"]
+        with tempfile.TemporaryFile(dir=self.path) as out, tempfile.TemporaryFile(dir=self.path) as errors:
+            process = subprocess.Popen(
+                program + command[1:], stdin=subprocess.DEVNULL, stdout=out, stderr=errors, start_new_session=True
+            )
+            try:
+                end = time.monotonic() + timeout_s
+                while process.poll() is None:
+                    if time.monotonic() > end:
+                        raise ReleaseError("timeout", "%s took longer than %g s" % (command[0], timeout_s))
+                    wait(0.05)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            said = [(stream.seek(0), stream.read(MAX_OUTPUT))[1].decode("utf-8", "replace") for stream in (out, errors)]
+        return {"exit_code": process.returncode, "output": said[0], "errors": said[1][-20000:]}
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _checked(digest: str) -> str:
+    if not _DIGEST.match(digest):
+        raise ReleaseError("request", "%r is no SHA-256" % digest)
+    return digest
+
+
+def _digest(path: str) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            found.update(block)
+    return found.hexdigest()
+
+
+def _part(path: str, offset: int, size: int) -> bytes:
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(offset)
+            return stream.read(size)
+    except FileNotFoundError:
+        return b""  # its digest tells
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,210 @@
+"""Signatures: Ed25519 (RFC 8032), and the keys that a device trusts.
+
+`cryptography` verifies where the device has it; otherwise the arithmetic below, in plain
+Python. Both hold to the strict reading of RFC 8032, section 5.1.7, without the cofactor:
+s < L, canonical encodings only; and both refuse public keys of small order, under which
+anybody can sign. Nothing here is secret, so nothing needs constant time. Signing is the
+host's work (`compress.export.signing`).
+
+A key file is PEM, as `openssl pkey -pubout` writes it::
+
+    -----BEGIN PUBLIC KEY-----
+    MCowBQYDK2VwAyEA + the 32 bytes of the key in base64: its name in messages
+    -----END PUBLIC KEY-----
+
+Runs on Python 3.7 with the standard library alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import warnings
+from typing import Dict, List, Optional, Sequence, Tuple
+
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+FOLDERS = ("/etc/coralline/keys", "~/.config/coralline/keys")
+"""Where the keys that a device trusts are: every file `*.pem`."""
+MAX_KEY_FILE_BYTES = 10_000
+_PEM = re.compile(rb"\s*-----BEGIN PUBLIC KEY-----\s([A-Za-z0-9+/=\s]*)-----END PUBLIC KEY-----\s*\Z")
+_INFO = bytes.fromhex("302a300506032b6570032100")
+"""What stands before the key in a SubjectPublicKeyInfo (RFC 8410)."""
+
+
+class KeyFileError(ValueError):
+    """A key file that cannot be used. Exit code 2."""
+
+    exit_code = 2
+
+
+def key_name(public_key: bytes) -> str:
+    """A public key as it stands in its .pem file."""
+    return base64.b64encode(public_key).decode()
+
+
+def read_key(path: str) -> bytes:
+    """The public key in a .pem file: 32 bytes.
+
+    Raises:
+        KeyFileError: it holds something else, or cannot be read.
+    """
+    try:
+        with open(path, "rb") as stream:
+            found = _PEM.match(stream.read(MAX_KEY_FILE_BYTES))
+        info = base64.b64decode(b"".join(found.group(1).split()), validate=True) if found else b""
+    except OSError as error:
+        raise KeyFileError("%s: the key cannot be read: %s" % (path, error.strerror))
+    except binascii.Error as error:
+        raise KeyFileError("%s: not base64: %s" % (path, error))
+    key = info[len(_INFO) :]
+    if info[: len(_INFO)] != _INFO or len(key) != KEY_BYTES:
+        raise KeyFileError(
+            "%s: not an Ed25519 public key in PEM; make one: openssl pkey -in PRIVATE -pubout -out %s" % (path, path)
+        )
+    if not usable(key):
+        raise KeyFileError("%s: this key is no point that only its owner can sign for" % path)
+    return key
+
+
+def trusted(files: Sequence[str] = ()) -> Dict[bytes, str]:
+    """The public keys whose signatures are accepted, each with the file it is from.
+
+    Args:
+        files: key files; without any, all `*.pem` in `FOLDERS`. Where a folder is, but cannot
+            be read, nothing is trusted.
+
+    Raises:
+        KeyFileError: a file that holds no key, or cannot be read.
+    """
+    paths = list(files)
+    for folder in FOLDERS if not files else ():
+        place = os.path.expanduser(folder)
+        if not os.path.isabs(place):  # nobody's home: not a folder `~` in the working directory
+            continue
+        try:
+            paths += [os.path.join(place, name) for name in sorted(os.listdir(place)) if name.endswith(".pem")]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise KeyFileError("%s: the keys cannot be read: %s" % (place, error.strerror))
+    return {read_key(path): path for path in paths}
+
+
+def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:
+    """Whether the owner of a key signed a message.
+
+    Args:
+        public_key: 32 bytes.
+        signature: 64 bytes.
+        message: any bytes.
+    """
+    if not usable(public_key) or len(signature) != SIGNATURE_BYTES:
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on an old Python it asks for a newer one
+            from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    except BaseException as error:  # missing, too old, or broken: then some versions panic, which is no Exception
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        return verify_plainly(public_key, signature, message)
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+    except InvalidSignature:
+        return False
+    except UnsupportedAlgorithm:  # an OpenSSL without Ed25519
+        return verify_plainly(public_key, signature, message)
+    return True
+
+
+# --- the curve: -x^2 + y^2 = 1 + d x^2 y^2 over the integers modulo P (RFC 8032, 5.1) --------
+
+P = 2**255 - 19
+L = 2**252 + 27742317777372353535851937790883648493
+D = -121665 * pow(121666, P - 2, P) % P
+_ROOT = pow(2, (P - 1) // 4, P)
+"""A square root of -1."""
+Point = Tuple[int, int, int, int]
+"""Extended homogeneous coordinates: x = X/Z, y = Y/Z, x y = T/Z."""
+_ZERO: Point = (0, 1, 1, 0)
+
+
+def _add(first: Point, second: Point) -> Point:
+    """The sum of any two points (5.1.4)."""
+    x1, y1, z1, t1 = first
+    x2, y2, z2, t2 = second
+    a, b = (y1 - x1) * (y2 - x2) % P, (y1 + x1) * (y2 + x2) % P
+    c, d = 2 * D * t1 * t2 % P, 2 * z1 * z2 % P
+    e, f, g, h = b - a, d - c, d + c, b + a
+    return e * f % P, g * h % P, f * g % P, e * h % P
+
+
+def _double(point: Point) -> Point:
+    """The sum of a point and itself (5.1.4)."""
+    x, y, z, _ = point
+    a, b = x * x % P, y * y % P
+    h = a + b
+    e, g = h - (x + y) * (x + y) % P, a - b
+    f = 2 * z * z % P + g
+    return e * f % P, g * h % P, f * g % P, e * h % P
+
+
+def _decode(text: bytes) -> Optional[Point]:
+    """The point that 32 bytes stand for, or None (5.1.3)."""
+    number = int.from_bytes(text, "little")
+    sign, y = number >> 255, number & ((1 << 255) - 1)
+    if len(text) != KEY_BYTES or y >= P:
+        return None
+    u, v = (y * y - 1) % P, (D * y * y + 1) % P
+    x = u * pow(v, 3, P) * pow(u * pow(v, 7, P), (P - 5) // 8, P) % P
+    if (v * x * x + u) % P == 0:
+        x = x * _ROOT % P
+    if (v * x * x - u) % P or (x == 0 and sign):
+        return None
+    if x & 1 != sign:
+        x = P - x
+    return x, y, 1, x * y % P
+
+
+def _encode(point: Point) -> bytes:
+    """The 32 bytes that stand for a point (5.1.2)."""
+    x, y, z, _ = point
+    inverse = pow(z, P - 2, P)
+    return (y * inverse % P | (x * inverse % P & 1) << 255).to_bytes(KEY_BYTES, "little")
+
+
+_BASE = _decode((4 * pow(5, P - 2, P) % P).to_bytes(KEY_BYTES, "little")) or _ZERO
+
+
+def usable(public_key: bytes) -> bool:
+    """Whether 32 bytes are a point's canonical encoding, and not one of the eight points of small order."""
+    point = _decode(public_key)
+    if point is None:
+        return False
+    for _ in range(3):
+        point = _double(point)
+    return point[0] != 0
+
+
+def verify_plainly(public_key: bytes, signature: bytes, message: bytes) -> bool:
+    """`verify` without `cryptography`: s B - k A is encoded as R (5.1.7)."""
+    point = _decode(public_key)
+    s = int.from_bytes(signature[KEY_BYTES:], "little")
+    if point is None or len(signature) != SIGNATURE_BYTES or s >= L:
+        return False
+    k = int.from_bytes(hashlib.sha512(signature[:KEY_BYTES] + public_key + message).digest(), "little") % L
+    x, y, z, t = point
+    minus: Point = (P - x, y, z, P - t)
+    sums: List[Point] = [_ZERO, _BASE, minus, _add(_BASE, minus)]
+    total = _ZERO
+    for bit in range(L.bit_length() - 1, -1, -1):  # both products at once (Straus)
+        total = _double(total)
+        which = (s >> bit & 1) + 2 * (k >> bit & 1)
+        if which:
+            total = _add(total, sums[which])
+    return _encode(total) == signature[:KEY_BYTES]

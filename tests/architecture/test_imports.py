@@ -1,0 +1,176 @@
+"""Which modules may import what, and when."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import tiny
+from paths import ROOT
+from tiny import Coralline, environment
+
+from compress.cli.main import main
+from compress.pipeline.schema import load
+
+CODE = [path for package in ("compress", "deploy") for path in sorted((ROOT / package).rglob("*.py"))]
+LATE = ("tensorflow", "keras", "tf_keras", "tensorflow_model_optimization")
+TENSORFLOW_ROOMS = ("ir", "importers", "training", "pruning", "quantization", "distillation", "replacement", "engines")
+SLOW = {*LATE, "sklearn", "scipy", "h5py", "onnx"}
+
+WRAPPER = """
+import sys
+from compress.__main__ import main
+try:
+    code = main(sys.argv[2:])
+except SystemExit as end:
+    code = end.code
+with open(sys.argv[1], "w") as stream:
+    stream.write("\\n".join(sys.modules))
+sys.exit(code)
+"""
+
+
+def imported(tmp_path: Path, *arguments: object, before: str = "") -> set[str]:
+    """The top-level modules that a command has imported when it is done."""
+    command = [sys.executable, "-W", "error", "-c", before + WRAPPER, tmp_path / "modules", *arguments]
+    done = subprocess.run(
+        [str(part) for part in command], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return {name.partition(".")[0] for name in (tmp_path / "modules").read_text().split()}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["stages", "--help"], ["schema", "--help"]])
+def test_help_needs_nothing_but_python(tmp_path: Path, arguments: list[str]) -> None:
+    block = (
+        "import sys\nfor name in ('numpy', 'pydantic', 'ruamel', 'rich', 'PIL', 'jinja2'): sys.modules[name] = None\n"
+    )
+    modules = imported(tmp_path, *arguments, before=block)
+    assert not modules & {*SLOW, "ai_edge_litert"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["stages"], ["stages", "--json"], ["schema"], [ROOT / "pipeline.yaml", "--dry-run"]],
+    ids=lambda arguments: " ".join(Path(str(argument)).name for argument in arguments),
+)
+def test_commands_that_do_no_work_import_nothing_slow(tmp_path: Path, arguments: list[object]) -> None:
+    assert not imported(tmp_path, *arguments) & SLOW
+
+
+def test_a_run_with_nothing_to_do_imports_nothing_slow(tmp_path: Path, coralline: Coralline) -> None:
+    path = tiny.project(tmp_path / "project")
+    assert coralline(path).returncode == 0
+    assert not imported(tmp_path, path, "--json") & SLOW  # ai_edge_litert is: its schema tells what the model is
+    record = json.loads((tmp_path / "runs" / "tiny" / "report.json").read_text())
+    assert set(tiny.statuses(record).values()) == {"kept"}
+
+
+def test_a_run_of_stages_that_need_no_tensorflow_does_not_import_it(tmp_path: Path) -> None:
+    assert not imported(tmp_path, tiny.project(tmp_path / "project")) & SLOW
+
+
+def test_a_pipeline_with_training_is_checked_without_tensorflow() -> None:
+    assert [step.stage.name for step in load(ROOT / "pipeline.yaml").steps[:3]] == ["load", "train", "prune"]
+    names = {path.name for path in CODE}
+    assert {"schema.py", "bundle.py"} <= names  # the tests below see the code
+
+
+MODULES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in CODE]
+ALONE = """
+import sys
+known = set(sys.modules)
+for name in sys.argv[1:]:
+    for loaded in [module for module in sys.modules if module.partition(".")[0] in ("compress", "deploy")]:
+        del sys.modules[loaded]
+    try:
+        __import__(name)
+    except Exception as error:
+        print(f"{name}: {type(error).__name__}: {error}")
+    print(*(f"{name} imports {slow}" for slow in SLOW & sys.modules.keys()), sep="\\n")
+"""
+
+
+def test_every_module_can_be_imported_first_and_imports_nothing_slow() -> None:
+    script = f"SLOW = {SLOW!r}\n{ALONE}"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, *MODULES],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ""
+
+
+def test_the_working_directory_does_not_shadow_what_is_shipped(tmp_path: Path) -> None:
+    for name in ("models", "calibration_data", "runs", "tests"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('imported from the working directory')\n")
+    imported(tmp_path, ROOT / "pipeline.yaml", "--dry-run", "--out", tmp_path / "out")
+
+
+# --- the text of the code ---------------------------------------------------------------
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def imports(tree: ast.AST, late: bool = False) -> Iterator[tuple[str, int, bool]]:
+    """Every imported module with its line, and whether the import is late: in a function, or for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno, late) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "", node.lineno, late
+        function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not node.orelse
+        yield from imports(node, late or function or typing)
+
+
+def test_this_file_finds_imports_where_they_are() -> None:
+    text = "import a.b\nif True:\n  from c import d\ndef f():\n  import keras\nclass C:\n  import e\n"
+    found = [*imports(ast.parse(f"{text}if TYPE_CHECKING:\n  import f\n"))]
+    assert found == [("a.b", 1, False), ("c", 3, False), ("keras", 5, True), ("e", 7, False), ("f", 9, True)]
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tensorflow_is_imported_late_and_in_few_rooms_only(path: Path) -> None:
+    rooms = [ROOT / "compress" / room for room in TENSORFLOW_ROOMS]
+    rooms.append(ROOT / "deploy" / "runtime.py")  # on a device, where it is the only runtime
+    for name, line, late in imports(parsed(path)):
+        if name.partition(".")[0] in LATE:
+            assert any(path.is_relative_to(room) for room in rooms), f"{path}:{line} imports {name}"
+            assert late, f"{path}:{line} imports {name} outside of a function"
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_imported_by_way_of_a_string(path: Path) -> None:
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            assert called not in ("import_module", "__import__"), f"{path}:{node.lineno}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deploy").rglob("*.py")), ids=lambda path: path.name)
+def test_the_device_side_needs_numpy_alone(path: Path) -> None:
+    allowed = {*sys.stdlib_module_names, "numpy", "deploy", "tflite_runtime", "ai_edge_litert", "tensorflow"}
+    allowed |= {"PIL", "cv2", "pycoral", "cryptography"}  # used if they are there
+    for name, line, late in imports(parsed(path)):
+        assert name.partition(".")[0] in allowed, f"{path}:{line} imports {name}"
+        assert late or name.partition(".")[0] in {*sys.stdlib_module_names, "numpy", "deploy"}, f"{path}:{line}"
+
+
+def test_the_command_is_the_module() -> None:
+    (script,) = entry_points(group="console_scripts", name="coralline")
+    loaded: Callable[..., int] = script.load()
+    assert loaded is main

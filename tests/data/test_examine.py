@@ -1,0 +1,141 @@
+"""`python -m compress data`: what a pipeline's data is, with nothing run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pictures import flat, image
+
+from compress.cli.main import main
+from compress.data.dataset import Dataset
+from compress.data.sources import Folder, Npz
+from compress.data.summary import describe
+from compress.errors import DataError
+from deploy.contract.preprocessing import Preprocessing
+
+HEAD = "schema_version: 1\nname: t\nmodel: {builder: digits_cnn}\nstages: [{train: {epochs: 1}}, quantize]\n"
+
+
+def pipeline(folder: Path, **settings: Any) -> Path:
+    flat(folder / "images", 12)
+    path = folder / "pipeline.yaml"
+    path.write_text(HEAD + "data:\n  source: " + json.dumps({"folder": {"path": "images", **settings}}))
+    return path
+
+
+def test_sound_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", str(pipeline(tmp_path)), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["source"] == "folder"
+    assert found["classes"] == ["cat", "dog"]
+    assert found["samples"] == {"train": 18, "validation": 2, "test": 4}
+    assert found["counts"] == {"train": [9, 9], "validation": [1, 1], "test": [2, 2]}
+    assert (found["imbalance"], found["missing"]) == (1.0, [])
+    assert (found["shapes"], found["dtypes"]) == ([[4, 6, 3], [4, 6, 3]], ["uint8"])
+    assert (found["range"], found["looked_at"]) == ([0, 111], 24)
+    assert found["corrupt"] == {"count": 0, "first": []}
+
+
+def test_corrupt_files_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = pipeline(tmp_path)
+    (tmp_path / "images" / "cat" / "5.png").write_bytes(b"no image")
+    assert main(["data", str(path)]) == 3  # a run would refuse this
+    told = capsys.readouterr().out
+    assert "1 samples cannot be read, and are not counted" in told
+    assert "cat/5.png: is not a readable image" in told
+    assert main(["data", str(pipeline(tmp_path / "again", corrupt="skip"))]) == 0
+
+
+def arrays(folder: Path, x: np.ndarray, steps: str = "") -> Path:
+    np.savez(folder / "d.npz", x=x, y=np.arange(len(x)) % 3)
+    path = folder / "pipeline.yaml"
+    path.write_text(HEAD + f"data: {{source: {{npz: {{file: d.npz}}}}, preprocess: [{steps}]}}")
+    return path
+
+
+def test_every_sample_of_every_source_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.zeros((3000, 4, 4, 1), np.float32)
+    assert main(["data", str(arrays(tmp_path, x))]) == 0
+    capsys.readouterr()
+    bad = np.arange(12) * 250
+    x[bad] = np.nan
+    assert main(["data", str(arrays(tmp_path, x)), "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    told = [
+        f"data.source.npz: sample {index}: has values that are NaN or infinite; remove or repair it" for index in bad
+    ]
+    assert (found["corrupt"], found["refused"]) == ({"count": 12, "first": told}, [])
+    with pytest.raises(DataError, match=r"samples cannot be used: .*; remove or repair them$"):  # npz cannot skip any
+        Dataset(Npz(file=str(tmp_path / "d.npz")), Preprocessing([]), None).inputs("train")
+
+
+def test_what_preprocessing_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.zeros((60, 4, 4), np.float32)
+    x[7] = 3e38
+    path = arrays(tmp_path, x, "{scale: {from: [0, 1.0e-3]}}")
+    assert main(["data", str(path)]) == 3
+    assert "a run would refuse this: data.source.npz: sample 7: has values that are NaN" in capsys.readouterr().out
+    assert main(["data", str(arrays(tmp_path, x[:, :0]))]) == 3
+    assert "a run would refuse this: data.source.npz: sample " in capsys.readouterr().out
+
+
+def test_images_of_different_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = pipeline(tmp_path)
+    image(tmp_path / "images" / "cat" / "5.png", (5, 4))
+    assert main(["data", str(path)]) == 3
+    told = r"a run would refuse this: .*: has shape \[4, \d, 3\] after preprocessing, others have .*; put a resize step"
+    assert re.search(told, capsys.readouterr().out)
+    path.write_text(path.read_text() + "\n  preprocess: [{resize: {size: [4, 4]}}]")
+    assert main(["data", str(path)]) == 0
+
+
+def test_splits_of_different_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = pipeline(tmp_path)
+    flat(tmp_path / "images" / "train", 12)
+    for kind in ("cat", "dog"):
+        shutil.rmtree(tmp_path / "images" / kind)
+        image(tmp_path / "images" / "test" / kind / "1.png", (5, 4))
+    told = "the test split has shape [4, 5, 3] after preprocessing, train [4, 6, 3]; put a resize step"
+    assert main(["data", str(path)]) == 3
+    assert told in capsys.readouterr().out
+    data = Dataset(Folder(path=str(tmp_path / "images")), Preprocessing([]), None)
+    data.inputs("train")
+    with pytest.raises(DataError, match=re.escape(told)):
+        data.inputs("test")
+
+
+def test_a_manifest_is_written_and_then_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = pipeline(tmp_path, manifest="sums.toml")
+    assert main(["data", str(path), "--write-manifest", str(tmp_path / "sums.toml")]) == 0
+    assert "checksums of 24 files" in capsys.readouterr().out
+    assert '"images/dog/7.png" = "' in (tmp_path / "sums.toml").read_text()
+    assert main([str(path), "--dry-run", "--out", str(tmp_path / "runs")]) == 0
+    (tmp_path / "images" / "dog" / "7.png").write_bytes(b"other")
+    assert main([str(path), "--dry-run", "--out", str(tmp_path / "runs")]) == 3
+    assert "1 changed: images/dog/7.png" in capsys.readouterr().err
+    (tmp_path / "p.yaml").write_text(HEAD + "data: {source: digits}")
+    assert main(["data", str(tmp_path / "p.yaml"), "--write-manifest", str(tmp_path / "x")]) == 3
+    assert "comes from no files of yours" in capsys.readouterr().err
+
+
+def test_imbalance_and_classes_without_samples(tmp_path: Path) -> None:
+    x = np.linspace(-2, 3, 40 * 9).reshape(40, 3, 3).astype(np.float32)
+    split = np.array((["train"] * 3 + ["test"]) * 9 + ["val"] * 4)
+    np.savez(tmp_path / "d.npz", x=x, y=np.where(np.arange(40) % 8 == 1, 0, 1), split=split)
+    source = Npz(file=str(tmp_path / "d.npz"), split="split", classes=("rare", "common"))
+    data = Dataset(source, Preprocessing([]), None)
+    found = data.summary()
+    assert found["imbalance"] == 4.4
+    assert found["range"] == [-2.0, 3.0]
+    text = describe({"classes": list(data.class_names), **found})
+    assert "the most frequent class has 4.4 training samples for one of the rarest" in text
+    more = Npz(file=str(tmp_path / "d.npz"), split="split", classes=("rare", "common", "absent"))
+    missing = Dataset(more, Preprocessing([]), None).summary()
+    assert (missing["imbalance"], missing["missing"]) == (None, ["absent"])
+    assert "no training sample: absent" in describe({"classes": ["rare", "common", "absent"], **missing})

@@ -1,0 +1,268 @@
+"""TFRecord files: as TensorFlow writes them, and what is refused of them."""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from pydantic import ValidationError
+
+from compress.data.crc32c import LANE, crc32c, masked
+from compress.data.dataset import Dataset
+from compress.data.file_listing import Classes
+from compress.data.sources import TfRecord
+from compress.data.sources.tfrecord import Tensor, features
+from compress.errors import DataError
+from deploy.contract.preprocessing import Preprocessing
+
+
+def varint(value: int) -> bytes:
+    found = b""
+    while value > 0x7F:
+        found += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return found + bytes([value])
+
+
+def field(number: int, content: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def example(**values: Any) -> bytes:
+    """A serialized tf.train.Example: bytes, or arrays of whole numbers or floats, packed."""
+    entries = b""
+    for name, value in values.items():
+        if isinstance(value, bytes):
+            made = field(1, field(1, value))
+        elif np.asarray(value).dtype.kind == "f":
+            made = field(2, field(1, np.asarray(value, "<f4").tobytes()))
+        else:
+            made = field(3, field(1, b"".join(varint(int(each) & (1 << 64) - 1) for each in np.ravel(value))))
+        entries += field(1, field(1, name.encode()) + field(2, made))
+    return field(1, entries)
+
+
+def record(content: bytes) -> bytes:
+    head = struct.pack("<Q", len(content))
+    return head + struct.pack("<I", masked(crc32c(head))) + content + struct.pack("<I", masked(crc32c(content)))
+
+
+def png(value: int, side: int = 4) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (side, side), (value, 0, 0)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def write(path: Path, count: int = 20, **more: Any) -> Path:
+    rows = [record(example(image=png(index), label=index % 2, **more)) for index in range(count)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(rows))
+    return path
+
+
+def source(path: Path, **settings: Any) -> TfRecord:
+    return TfRecord(path=str(path), **{"image": "image", "label": "label"} | settings)
+
+
+def bit_by_bit(content: bytes) -> int:
+    value = 0xFFFFFFFF
+    for byte in content:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    return value ^ 0xFFFFFFFF
+
+
+def test_known_checksums() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
+    assert crc32c(b"\xff" * 32) == 0x62A8AB43
+
+
+@given(st.binary(max_size=LANE * 9))
+def test_checksums(content: bytes) -> None:
+    assert crc32c(content) == bit_by_bit(content)
+
+
+def test_checksum_of_much() -> None:
+    content = np.random.default_rng(0).bytes(200_001)
+    assert crc32c(content) == bit_by_bit(content)
+
+
+def test_images(tmp_path: Path) -> None:
+    samples = source(write(tmp_path / "data.tfrecord")).load()
+    assert samples.class_names == ("0", "1")
+    assert samples.labels.tolist() == [0, 1] * 10
+    assert samples.read(7).shape == (4, 4, 3)
+    assert samples.read(7)[0, 0, 0] == 7
+    assert "data.tfrecord, record at byte " in samples.describe(7)
+    assert source(tmp_path / "data.tfrecord", channels=1).load().read(7).shape == (4, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (np.arange(6, dtype="<f4") / 4, "float32"),
+        (np.arange(6) - 3, "float32"),
+        ((np.arange(6) - 3).astype("<i2").tobytes(), "int16"),
+        ((np.arange(6) * 1.5).astype("<f8").tobytes(), "float64"),
+        (np.arange(6, dtype=np.uint8).tobytes(), "uint8"),
+    ],
+)
+def test_tensors(tmp_path: Path, value: Any, dtype: str) -> None:
+    path = tmp_path / "data.tfrecord"
+    path.write_bytes(record(example(x=value, kind=b"walk")) + record(example(x=value, kind=b"run")))
+    found = source(path, image=None, tensor=Tensor(feature="x", shape=(3, 2), dtype=dtype), label="kind").load()
+    assert found.class_names == ("run", "walk")
+    expected = np.frombuffer(value, np.dtype(dtype).newbyteorder("<")) if isinstance(value, bytes) else value
+    np.testing.assert_array_equal(found.read(0), np.reshape(expected, (3, 2)))
+
+
+def test_numbers_that_are_not_packed() -> None:
+    unpacked = field(3, b"\x08\x05\x08" + varint((1 << 64) - 2))
+    content = field(1, field(1, field(1, b"n") + field(2, unpacked)))
+    assert features(content, {"n"}) == {"n": [5, -2]}
+
+
+def test_other_words_for_splits(tmp_path: Path) -> None:
+    for name in ("training", "testing", "dev"):
+        write(tmp_path / f"{name}.tfrecord", 6)
+    assert {split: len(of) for split, of in source(tmp_path).load().splits.items()} == dict.fromkeys(
+        ("train", "validation", "test"), 6
+    )
+
+
+def test_files_of_another_suffix(tmp_path: Path) -> None:
+    write(tmp_path / "a.tfrecord", 6)
+    write(tmp_path / "b.tfrec", 6)
+    (tmp_path / "readme.md").write_text("two files")
+    samples = source(tmp_path).load()
+    assert (len(samples.labels), samples.notes) == (12, ("1 files were passed over: 1 .md",))
+
+
+def test_splits_and_classes(tmp_path: Path) -> None:
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001", "test-00000-of-00001"):
+        write(tmp_path / f"flowers-{name.partition('-')[0]}.tfrecord-{name.partition('-')[2]}", 6)
+    (tmp_path / "names.txt").write_text("daisy\nrose\n")
+    data = Dataset(source(tmp_path, classes=Classes(file="names.txt")), Preprocessing([]), None)
+    assert [len(data.labels(split)) for split in ("train", "validation", "test")] == [12, 6, 6]
+    assert data.class_names == ("daisy", "rose")
+    write(tmp_path / "more.tfrecord")
+    with pytest.raises(DataError, match=r"'more\.tfrecord' is of no split, other files are"):
+        source(tmp_path).load()
+
+
+@pytest.mark.tensorflow
+def test_as_tensorflow_writes_them(tmp_path: Path) -> None:
+    import tensorflow
+
+    train = tensorflow.train
+    with tensorflow.io.TFRecordWriter(str(tmp_path / "t.tfrecord")) as writer:
+        for index in range(6):
+            made = {
+                "image": train.Feature(bytes_list=train.BytesList(value=[png(index, 40)])),
+                "x": train.Feature(float_list=train.FloatList(value=[index, 0.5])),
+                "n": train.Feature(int64_list=train.Int64List(value=[-index, 1 << 40])),
+                "label": train.Feature(bytes_list=train.BytesList(value=[b"even" if index % 2 == 0 else b"odd"])),
+            }
+            writer.write(train.Example(features=train.Features(feature=made)).SerializeToString())
+    samples = source(tmp_path / "t.tfrecord").load()
+    assert samples.class_names == ("even", "odd")
+    assert [samples.read(index)[0, 0, 0] for index in range(6)] == list(range(6))
+    for name, last in (("x", [5, 0.5]), ("n", [-5, 1 << 40])):
+        found = source(tmp_path / "t.tfrecord", image=None, tensor=Tensor(feature=name, shape=(2,))).load()
+        np.testing.assert_array_equal(found.read(5), last)
+
+
+def test_either_image_or_tensor() -> None:
+    for more in ({}, {"image": "a", "tensor": {"feature": "x", "shape": [2]}}):
+        with pytest.raises(ValidationError, match="needs either the key 'image' or the key 'tensor'"):
+            TfRecord.model_validate_json(__import__("json").dumps({"path": "p", "label": "l", **more}))
+
+
+def two(**values: list[bytes]) -> bytes:
+    """A serialized tf.train.Example with any number of bytes in each feature."""
+    made = {name: field(1, b"".join(field(1, each) for each in several)) for name, several in values.items()}
+    return field(1, b"".join(field(1, field(1, name.encode()) + field(2, value)) for name, value in made.items()))
+
+
+GOOD = record(example(image=png(0), label=0))
+BAD: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "holds no records"),
+    "text": (b"this is no record at all", "is no TFRecord: the checksum of its length is wrong"),
+    "gzip": (b"\x1f\x8b" + GOOD, "is no TFRecord.*one that is compressed must be unpacked"),
+    "short header": (GOOD + GOOD[:11], "record at byte 118: is cut short|record at byte .*: is cut short"),
+    "cut short": (GOOD + GOOD[:-1], "is cut short, or too large"),
+    "giant": (
+        struct.pack("<Q", 1 << 60) + struct.pack("<I", masked(crc32c(struct.pack("<Q", 1 << 60)))) + GOOD,
+        "is cut short, or too large: 1,152,921,504,606,846,976 bytes",
+    ),
+    "no example": (record(b"\xff" * 99), "is no tf.train.Example"),
+    "wrong kind of field": (record(b"\x0b\x0c"), "is no tf.train.Example: a field of kind 3"),
+    "field cut short": (record(b"\x0a\x7f"), "is no tf.train.Example: a field is cut short"),
+    "no label": (record(example(image=png(0))), "has no label in 'label'"),
+    "two labels": (record(example(image=png(0), label=[1, 2])), "has no label in 'label'"),
+    "negative label": (record(example(image=png(0), label=-1)), "has no label in 'label'"),
+    "no image": (record(example(label=0)), "has no image in 'image'"),
+    "numbers as image": (record(example(image=[1, 2], label=0)), "has no image in 'image'"),
+    "bad image": (record(example(image=b"no image", label=0)), "is not a readable image"),
+    "names and numbers as labels": (
+        GOOD + record(example(image=png(0), label=b"zero")),
+        "record at byte 118: its label is 'zero', a name, and others are numbers; allowed: numbers alone, or",
+    ),
+    "two names as labels": (record(two(label=[b"a", b"b"], image=[png(0)])), "has 2 values of bytes in 'label'; allow"),
+    "two images": (record(two(label=[b"a"], image=[png(0), png(1)])), "has 2 values of bytes in 'image'; allowed: one"),
+    "a changed byte": (GOOD.replace(b"IHDR", b"IHDX"), "its checksum is wrong"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD.values(), ids=BAD)
+def test_bad_files(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "bad.tfrecord").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        source(tmp_path / "bad.tfrecord").load().read(0)
+
+
+def test_bytes_that_are_too_many_for_a_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "data.tfrecord"
+    path.write_bytes(record(example(x=bytes(24) + b"zz", label=0)))
+    samples = source(path, image=None, tensor=Tensor(feature="x", shape=(3, 2))).load()
+    with pytest.raises(DataError, match=r"has 26 bytes in 'x'; allowed: 24 for \[3, 2\] of float32"):
+        samples.read(0)
+
+
+def test_bad_records_are_left_out_when_asked(tmp_path: Path) -> None:
+    path = write(tmp_path / "data.tfrecord", 30)
+    content = path.read_bytes()
+    place = content.index(b"IHDR", 500)
+    path.write_bytes(content[:place] + b"X" + content[place + 1 : -20])
+    with pytest.raises(DataError):
+        source(path).load()
+    data = Dataset(source(path, corrupt="skip"), Preprocessing([]), None)
+    assert sum(len(data.labels(split)) for split in ("train", "validation", "test")) == 28
+    assert len(data.corrupt) == 2
+    assert "checksum is wrong" in data.corrupt[1]
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    path = write(tmp_path / "data.tfrecord", 4)
+    content = path.read_bytes()
+    random = np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        changed = bytearray(content)
+        changed[random.integers(len(content))] ^= 1 << random.integers(8)
+        path.write_bytes(changed)
+        try:
+            samples = source(path).load()
+            [samples.read(index) for index in range(len(samples.labels))]
+        except DataError:
+            refused += 1
+    assert refused == 300  # every bit of a record is in a checksum

@@ -1,0 +1,161 @@
+"""The device's end of a deployment: what it answers, and when it goes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.contract import agent, releases
+
+Ends = tuple[agent.Agent, int, int]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """An agent, and the host's ends of its pipes: to write to, and to read from."""
+    source, host_out = os.pipe()
+    host_in, sink = os.pipe()
+    yield agent.Agent(agent.Link(source, sink)), host_out, host_in
+    for handle in (source, host_out, host_in, sink):
+        try:
+            os.close(handle)
+        except OSError:
+            continue
+
+
+def test_a_host_that_is_silent(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "SILENCE_S", 0.05)
+    with pytest.raises(agent.GoneError, match="silent"):
+        ends[0].link.line()
+
+
+def test_a_host_that_goes_in_a_line_or_a_piece(ends: Ends) -> None:
+    os.write(ends[1], b'{"do": "x"}\nabc')
+    assert ends[0].link.line() == {"do": "x"}
+    os.close(ends[1])
+    with pytest.raises(agent.GoneError):
+        list(ends[0].link.content(10))
+
+
+def test_a_host_that_does_not_read(ends: Ends) -> None:
+    os.close(ends[2])
+    with pytest.raises(agent.GoneError):
+        ends[0].link.say({"answer": 1})
+
+
+def test_a_host_that_goes_ends_the_runner(ends: Ends, tmp_path: Path) -> None:
+    made, host_out, _ = ends
+    place = tmp_path / "there" / "releases" / ("0" * 64)
+    made.answer({"do": "open", "path": str(tmp_path / "there"), "by": "test", "create": True})
+    place.mkdir()
+    (place / releases.RUNNER).write_text(
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+    )
+    threading.Timer(1.0, os.close, [host_out]).start()
+    with pytest.raises(agent.GoneError):
+        made.answer({"do": "run", "release": "0" * 64, "command": ["verify"], "timeout_s": 30})
+    pid = (tmp_path / "pid").read_text()
+    time.sleep(0.1)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def error(made: agent.Agent, asked: dict[str, Any]) -> str:
+    return str(made.answer(asked)["error"]["kind"])
+
+
+def test_what_cannot_be_done(ends: Ends, tmp_path: Path) -> None:
+    made, path = ends[0], str(tmp_path / "there")
+    assert error(made, {"do": "switch", "release": "0" * 64}) == "request"
+    assert error(made, {"do": "open", "path": path, "by": "test", "create": False}) == "absent"
+    assert "answer" in made.answer({"do": "open", "path": path, "by": "test", "create": True})
+    assert error(made, {"do": "switch", "release": "0" * 64}) == "damaged"
+    assert error(made, {"do": "switch", "release": "../../etc"}) == "request"
+    assert error(made, {"do": "write", "name": "../x", "text": ""}) == "request"
+    assert error(made, {"do": "want", "release": "0" * 64, "pieces": {}, "total": 1 << 60}) == "disk"
+    other = agent.Agent(made.link)
+    assert error(other, {"do": "open", "path": path, "by": "test", "create": True}) == "locked"
+    assert error(other, {"do": "open", "path": "/proc/1/x", "by": "test", "create": True}) == "files"
+    slow = tmp_path / "there" / "releases" / ("0" * 64)
+    slow.mkdir()
+    (slow / releases.RUNNER).write_text("import time\ntime.sleep(60)\n")
+    assert error(made, {"do": "run", "release": "0" * 64, "command": ["verify"], "timeout_s": 0.1}) == "timeout"
+
+
+def test_a_piece_that_cannot_be_kept_is_read_all_the_same(ends: Ends, tmp_path: Path) -> None:
+    made, host_out, _ = ends
+    made.answer({"do": "open", "path": str(tmp_path / "there"), "by": "test", "create": True})
+    os.write(host_out, json.dumps({"do": "put", "sha256": "0" * 64, "offset": 5, "size": 8}).encode() + b"\nabc{}\n")
+    assert "error" in made.answer(made.link.line())
+    assert made.link.line() == {}
+
+
+def test_a_cut_line_of_the_history(tmp_path: Path) -> None:
+    path = tmp_path / "there"
+    one, two = "1" * 64, "2" * 64
+    (path / "releases" / one).mkdir(parents=True)
+    (path / "releases" / two).mkdir()
+    os.symlink(f"releases/{two}", path / "current")
+    (path / "history.jsonl").write_text(json.dumps({"release": one}) + '\n{"by": "me", "rel')
+    folder = releases.Folder(str(path), "test", create=False)
+    assert (folder.current(), folder.previous()) == (two, one)
+    assert (path / "history.jsonl").read_text().count(two) == 1  # what a cut after the switch left out
+    assert releases.Folder.previous(folder) == one
+
+
+def test_a_folder_of_somebody_else(ends: Ends, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir(mode=0o555)
+    asked = {"do": "open", "path": str(tmp_path / "theirs" / "shop"), "by": "", "create": True}
+    if root := os.geteuid() == 0:
+        os.seteuid(65534)  # root may write everywhere
+    try:
+        error = ends[0].answer(asked)["error"]
+    finally:
+        if root:
+            os.seteuid(0)
+    assert "Permission denied" in error["what"]
+    assert "sudo install -d" in error["todo"]
+    assert not list((tmp_path / "theirs").iterdir())
+
+
+def installed(folder: releases.Folder, text: bytes) -> tuple[str, dict[str, int]]:
+    """A release of two small files: its name and pieces."""
+    files, pieces = {}, {}
+    for name in (releases.BUNDLE, releases.RUNNER):
+        content = text + name.encode()
+        digest = hashlib.sha256(content).hexdigest()
+        folder.put(digest, 0, len(content), iter([content]))
+        files[name], pieces[digest] = {"sha256": digest, "pieces": [[digest, len(content)]]}, len(content)
+    name = releases.release_name(*(files[each]["sha256"] for each in (releases.BUNDLE, releases.RUNNER)))
+    folder.install(name, files)
+    return name, pieces
+
+
+def test_releases_that_never_ran_make_room_before_anything_is_sent(tmp_path: Path) -> None:
+    """Deployments that were cut before the switch must not fill a disk: the next one could never begin."""
+    folder = releases.Folder(str(tmp_path / "there"), "test", create=True)
+    ran, _ = installed(folder, b"ran")
+    folder.switch(ran)
+    cut, again = installed(folder, b"cut")
+    assert folder.missing(again, 100) == {}  # what arrived is not sent twice
+    assert sorted(folder.releases()) == sorted([ran, cut])
+    assert folder.missing({"0" * 64: 10}, 100) == {"0" * 64: 0}
+    assert folder.releases() == [ran]
+
+
+def test_what_a_deployment_left_that_was_cut_when_its_release_was_whole(ends: Ends, tmp_path: Path) -> None:
+    made, there = ends[0], tmp_path / "there"
+    made.answer({"do": "open", "path": str(there), "by": "test", "create": True})
+    release, pieces = installed(made.folder, b"whole")
+    for digest in pieces:
+        (there / "incoming" / digest).write_bytes(b"arrived")
+    found = made.answer({"do": "want", "release": release, "pieces": pieces, "total": 100})
+    assert found == {"answer": {"whole": True, "missing": {}}}
+    assert not list((there / "incoming").iterdir())

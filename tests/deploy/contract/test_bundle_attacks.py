@@ -1,0 +1,475 @@
+"""Archives made to deceive: each is refused with a BundleError, and nothing is unpacked."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import os
+import struct
+import warnings
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import golden
+import numpy as np
+import pytest
+import signer
+from archives import central, manifest, patched, table, written
+
+from deploy.contract import bundle
+from deploy.contract.bundle import Bundle, BundleError
+from deploy.contract.preprocessing import Preprocessing
+
+GOOD = golden.packed()
+
+
+KEY = signer.public_key()
+
+
+def refused(content: bytes, message: str | None = None) -> None:
+    """As it is, and also if somebody who is trusted signed it."""
+    with pytest.raises(BundleError, match=message):
+        Bundle(content)
+    with pytest.raises(BundleError, match=message):
+        Bundle(content + signer.trailer(content), [KEY])
+
+
+def archive(change: Callable[[zipfile.ZipInfo], None] = lambda info: None, **options: Any) -> bytes:
+    """The golden bundle packed again, with a change to every entry of its table."""
+    extra: list[tuple[str, bytes]] = options.pop("extra", [])
+    comment = options.pop("comment", b"")
+    stream = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(stream, "w", **options) as packed:
+        warnings.simplefilter("ignore")  # duplicate names
+        members = [("manifest.json", written_manifest()), *sorted(golden.members().items())]
+        for name, content in members + extra:
+            info = zipfile.ZipInfo(name)
+            info.create_system, info.external_attr = 3, 0o100644 << 16
+            change(info)
+            packed.writestr(info, content)
+        packed.comment = comment
+    return stream.getvalue()
+
+
+def written_manifest() -> bytes:
+    with zipfile.ZipFile(io.BytesIO(GOOD)) as opened:
+        return opened.read("manifest.json")
+
+
+def test_the_helpers_write_good_bundles() -> None:
+    assert archive() == GOOD
+    assert written(manifest()) == GOOD
+    assert Bundle(written(manifest())).labels == ["café", "tea"]
+
+
+# --- the zip ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../etc/passwd",
+        "..",
+        "a/../b",
+        "/etc/passwd",
+        "\\\\host\\share",
+        "C:\\x",
+        "a\\b",
+        "folder/",
+        ".npy",
+        "x" * 200,
+        "caf\u00e9.npy",
+        "a:b",
+        "-rf",
+    ],
+)
+def test_names(name: str) -> None:
+    members = {**golden.members(), name: b"x"}
+    refused(written(manifest(members=table(members)), members), "member name")
+
+
+def test_a_name_that_stands_twice() -> None:
+    refused(archive(extra=[("int8.tflite", b"another")]), "not allowed")
+    refused(archive(extra=[("int8.tflite", golden.members()["int8.tflite"])]), "not allowed")
+    refused(archive(extra=[("manifest.json", written_manifest())]), "not allowed")
+
+
+def test_symbolic_links_and_other_attributes() -> None:
+    for mode in (0o120777 << 16, 0o100755 << 16, 0o040755 << 16 | 0x10, 0):
+        refused(archive(lambda info, mode=mode: setattr(info, "external_attr", mode)))
+    refused(archive(lambda info: setattr(info, "create_system", 0)))
+    refused(archive(lambda info: setattr(info, "date_time", (2026, 1, 1, 0, 0, 0))))
+    refused(archive(lambda info: setattr(info, "extra", b"\x55\x54\x00\x00")))
+    refused(archive(lambda info: setattr(info, "comment", b"hello")))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_compressed_members(method: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = archive(lambda info: setattr(info, "compress_type", method))
+    monkeypatch.delattr(zipfile.ZipFile, "read")  # nothing is even unpacked
+    refused(content, "compressed")
+
+
+def test_a_bomb() -> None:
+    members = {**golden.members(), "zeros.bin": bytes(50_000_000)}
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("manifest.json", json.dumps(manifest(members=table(members))))
+        for name, content in sorted(members.items()):
+            packed.writestr(name, content)
+    assert len(stream.getvalue()) < 100_000
+    refused(stream.getvalue(), "compressed")
+
+
+def test_a_bomb_of_members_that_share_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table says that every member reaches to the end of the file; nothing of that size is read."""
+    size = 1_000_000
+    local = b"".join(
+        struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, 0, 0, 33, 0, size, size, len(name), 0) + name
+        for name in (b"manifest.json", b"a", b"b", b"c")
+    )
+    places = [0, 43, 74, 105]
+    table_of_contents = b"".join(
+        struct.pack(
+            "<4s4B4H3I5H2I", b"PK\1\2", 20, 3, 20, 0, 0, 0, 0, 33, 0, size, size, len(name), 0, 0, 0, 0, 0, place
+        )
+        + name
+        for name, place in zip((b"manifest.json", b"a", b"b", b"c"), places, strict=True)
+    )
+    body = local + bytes(size)
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 4, 4, len(table_of_contents), len(body), 0)
+    content = body + table_of_contents + end
+    assert zipfile.ZipFile(io.BytesIO(content)).namelist() == ["manifest.json", "a", "b", "c"]
+    read: list[int] = []
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda self, info: read.append(info.file_size) or b"")
+    refused(content, "shares bytes with another")
+    assert sum(read) <= 2 * len(content)  # as it is, and signed
+
+
+def test_the_encrypted_flag() -> None:
+    content = GOOD
+    with zipfile.ZipFile(io.BytesIO(GOOD)) as opened:
+        local = [info.header_offset for info in opened.infolist()]
+    for place in local:
+        content = patched(content, place + 6, "H", 1)
+    for place in central(GOOD):
+        content = patched(content, place + 8, "H", 1)
+    refused(content)
+
+
+@pytest.mark.parametrize("flag", [1 << bit for bit in range(16)])
+def test_every_flag_of_an_entry(flag: int) -> None:
+    for place in central(GOOD):
+        refused(patched(GOOD, place + 8, "H", flag))
+
+
+@pytest.mark.parametrize("field", [20, 24, 42])
+@pytest.mark.parametrize("value", [0, 1, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_sizes_and_places_of_entries(field: int, value: int) -> None:
+    for number, place in enumerate(central(GOOD)):
+        if (field, value, number) != (42, 0, 0):  # the first member stands at 0
+            refused(patched(GOOD, place + field, "I", value))
+
+
+def test_zip64() -> None:
+    refused(archive(lambda info: setattr(info, "extra", struct.pack("<HHQQ", 1, 16, 1, 1))))
+    sizes = struct.pack("<HHQ", 1, 8, 5)  # too short for what is said to be in it
+    for place in central(GOOD)[:1]:
+        name = struct.unpack("<H", GOOD[place + 28 : place + 30])[0]
+        changed = patched(patched(GOOD, place + 20, "II", 0xFFFFFFFF, 0xFFFFFFFF), place + 30, "H", len(sizes))
+        content = changed[: place + 46 + name] + sizes + changed[place + 46 + name :]
+        content = content[:-22] + patched(content[-22:], 12, "I", struct.unpack("<I", GOOD[-10:-6])[0] + len(sizes))
+        refused(content)
+    record = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, 4, 4, 300, len(GOOD))
+    locator = struct.pack("<4sIQI", b"PK\6\7", 0, len(GOOD) - 22, 1)
+    refused(GOOD[:-22] + record + locator + GOOD[-22:])
+
+
+def test_comments() -> None:
+    refused(archive(comment=b"hello"))
+    refused(GOOD[:-2] + b"\5\0hello")
+
+
+def test_the_manifest_comes_first() -> None:
+    members = {"a.npy": b"x", **golden.members()}
+    names = ["a.npy", "manifest.json", *sorted(golden.members())]
+    everything = {**members, "manifest.json": written_manifest()}
+    refused(bundle.archive_of({name: everything[name] for name in names}), "first member must be manifest")
+    refused(bundle.archive_of(golden.members()), "first member must be manifest")
+    refused(bundle.archive_of({}), "first member must be manifest")
+
+
+def test_members_in_another_order() -> None:
+    backwards = {"manifest.json": written_manifest(), **dict(sorted(golden.members().items(), reverse=True))}
+    refused(bundle.archive_of(backwards), "not those that the manifest lists")
+
+
+def test_nothing_is_written_and_nothing_else_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = {**golden.members(), "../../escaped": b"x", "/tmp/escaped": b"x"}
+    hostile = [
+        written(manifest(members=table(members)), members),
+        archive(lambda info: setattr(info, "external_attr", 0o120777 << 16)),
+        archive(extra=[("int8.tflite", b"another")]),
+    ]
+
+    def touched(*arguments: Any, **options: Any) -> None:
+        raise AssertionError(f"touches a file: {arguments}")
+
+    for place, name in ((builtins, "open"), (io, "open"), (os, "open"), (os, "mkdir"), (os, "symlink")):
+        monkeypatch.setattr(place, name, touched)
+    for content in hostile:
+        refused(content)
+
+
+# --- the members ------------------------------------------------------------------------
+
+
+def test_a_member_that_the_manifest_does_not_list() -> None:
+    refused(written(manifest(), {**golden.members(), "z.bin": b""}), "not those that the manifest lists")
+
+
+def test_a_member_that_is_not_there() -> None:
+    lacking = {name: content for name, content in golden.members().items() if name != "int8.tflite"}
+    refused(written(manifest(), lacking), "not those that the manifest lists")
+    refused(written(manifest(members=table(lacking)), lacking), r"names 'int8\.tflite', which is not in the bundle")
+
+
+def test_other_content() -> None:
+    members = {**golden.members(), "int8.tflite": b"another model whatever"}
+    refused(written(manifest(), members), r"int8\.tflite is not what was packed")
+    same_size = {**golden.members(), "int8.tflite": b"NOT REALLY A MODEL"}
+    refused(written(manifest(), same_size), r"int8\.tflite is not what was packed")
+
+
+@pytest.mark.parametrize("key", ["name", "size", "sha256"])
+@pytest.mark.parametrize("value", [None, "", 0, [], {}, "int8.tflite", 1e300])
+def test_the_table_of_members(key: str, value: Any) -> None:
+    rows = manifest()["members"]
+    changed = [{**row, key: value} for row in rows]
+    if changed != rows:
+        refused(written(manifest(members=changed)))
+    refused(written(manifest(members=[{k: v for k, v in row.items() if k != key} for row in rows])))
+
+
+# --- the manifest -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [0, 2, -1, "1", None, [], {}, 1.5])
+def test_another_schema(version: Any) -> None:
+    refused(written(manifest(schema_version=version)), r"has schema .* reads 1")
+
+
+@pytest.mark.parametrize("content", [None, [], "text", 1, True, [manifest()]])
+def test_a_manifest_that_is_no_map(content: Any) -> None:
+    refused(written(content), "no schema_version")
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"{'a': 1}", b"NaN", b"\0", b'{"a": 1} {"b": 2}'])
+def test_a_manifest_that_is_no_json(text: bytes) -> None:
+    refused(written(text))
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+def test_numbers_that_json_does_not_have(number: bytes) -> None:
+    text = json.dumps(manifest(note="@"), indent=1, sort_keys=True).encode() + b"\n"
+    refused(written(text.replace(b'"@"', number)), "not JSON")
+
+
+def test_one_way_to_write_it() -> None:
+    text = written_manifest()
+    for other in (
+        json.dumps(manifest()).encode(),
+        text.rstrip(),
+        text + b"\n",
+        b"\xef\xbb\xbf" + text,
+        text.replace(b'"name": "tiny"', b'"name": "other",\n "name": "tiny"'),
+        text.replace(b"caf\\u00e9", "café".encode()),
+        text.replace(b'"schema_version": 1', b'"schema_version": 1.0'),
+        text.replace(b'"schema_version": 1', b'"schema_version": true'),
+    ):
+        assert other != text
+        refused(written(other))
+
+
+@pytest.mark.parametrize(
+    "place", ["note", "schema_version", "labels", "steps", "size", "inputs", "file", "members", "models"]
+)
+def test_deep_nesting(place: str) -> None:
+    for depth in (*range(790, 1010, 23), 100_000):
+        changed = manifest()
+        if place in ("steps", "size"):
+            changed["preprocessing"]["steps"] = "@" if place == "steps" else [{"resize": {"size": "@"}}]
+        elif place in ("inputs", "file"):
+            changed["golden"]["inputs"] = "@" if place == "inputs" else ["@"]
+        else:
+            changed[place] = "@"
+        text = json.dumps(changed, indent=1, sort_keys=True).encode() + b"\n"
+        refused(written(text.replace(b'"@"', b"[" * depth + b"]" * depth)))
+
+
+MISSING = [
+    ("name",),
+    ("coralline",),
+    ("labels",),
+    ("preprocessing",),
+    ("preprocessing", "digest"),
+    ("preprocessing", "steps"),
+    ("models",),
+    ("models", "int8", "file"),
+    ("models", "int8", "input"),
+    ("models", "int8", "output", "scale"),
+    ("golden",),
+    ("golden", "inputs"),
+    ("golden", "outputs"),
+    ("members",),
+]
+
+
+def changed_at(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """The manifest with another value at a place, or without it (Ellipsis)."""
+    content = manifest()
+    inner = content
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is ...:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return content
+
+
+@pytest.mark.parametrize("path", MISSING, ids=".".join)
+def test_a_part_that_is_missing(path: tuple[str, ...]) -> None:
+    refused(written(changed_at(path, ...)))
+
+
+@pytest.mark.parametrize("value", [None, 1, [[]], {"a": {}}, True, [None]])
+@pytest.mark.parametrize("path", [path for path in MISSING if path[-1] != "scale"], ids=".".join)
+def test_a_part_of_another_type(path: tuple[str, ...], value: Any) -> None:
+    refused(written(changed_at(path, value)))
+
+
+def test_files_that_are_named_but_absent() -> None:
+    for path, value in (
+        (("models", "int8", "file"), "other.tflite"),
+        (("golden", "inputs"), ["absent.npy"]),
+        (("golden", "outputs"), {"int8": "absent.npy"}),
+        (("golden", "inputs"), ["../../etc/passwd"]),
+        (("golden", "inputs"), ["manifest.json"]),
+    ):
+        refused(written(changed_at(path, value)), "which is not in the bundle")
+
+
+def test_files_that_are_named_in_another_way() -> None:
+    refused(written(changed_at(("golden", "inputs"), {"golden-input-0.npy": 0})), "not of schema 1")
+    refused(written(changed_at(("golden", "outputs"), ["golden-output-int8.npy"])), "incomplete")
+    refused(written(changed_at(("models",), [manifest()["models"]["int8"]])), "incomplete")
+
+
+def test_roles() -> None:
+    entry = manifest()["models"]["int8"]
+    refused(written(changed_at(("models",), {"other": entry})), "not of schema 1")
+    refused(written(changed_at(("golden", "outputs"), {"original": "golden-output-int8.npy"})), "not of schema 1")
+    refused(written(manifest(models={}, golden={"inputs": [], "outputs": {}})), "not of schema 1")
+    assert Bundle(written(changed_at(("models",), {"int8": entry, "original": entry}))).manifest["models"]
+
+
+# --- preprocessing ----------------------------------------------------------------------
+
+
+def test_preprocessing_must_be_what_its_digest_says() -> None:
+    other = Preprocessing([{"resize": {"size": [5, 7]}}])
+    refused(written(changed_at(("preprocessing", "digest"), other.digest)), "not what this version")
+    refused(written(changed_at(("preprocessing", "steps"), other.specification)), "not what this version")
+    both = {"version": 1, "digest": other.digest, "steps": other.specification}
+    assert Bundle(written(changed_at(("preprocessing",), both))).preprocessing.digest == other.digest
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [{"grayscale": {}}],
+        [{"resize": {}}],
+        [{"log_mel": {"rate": 8000, "frame": 256, "step": 128, "bins": 200}}],
+        [{"resize": {"size": [0, 0]}}],
+        [{"resize": {"size": [10**400, 1]}}],
+        [{"scale": {"from": [0, 0]}}],
+        [{"normalize": {"mean": [0], "std": [0]}}],
+    ],
+)
+def test_preprocessing_that_cannot_be_used(steps: Any) -> None:
+    says = "preprocessing cannot be used.*; Coralline 0.0 packed it: is this runner older?"
+    refused(written(changed_at(("preprocessing", "steps"), steps)), says)
+
+
+# --- the evaluation sample --------------------------------------------------------------
+
+INPUTS, LABELS = np.zeros((2, 3, 3), np.uint8), np.array([0, 1])
+EVALUATION = {
+    "split": "test",
+    "inputs": ["evaluation-inputs-0.npy"],
+    "labels": "evaluation-labels.npy",
+    "outputs": {"int8": "evaluation-output-int8.npy"},
+    "metrics": {},
+}
+
+
+def evaluated(entry: Any, inputs: Any = INPUTS, labels: Any = LABELS) -> bytes:
+    arrays = {"inputs-0": inputs, "labels": labels, "output-int8": np.zeros((2, 2), np.int8)}
+    more = {f"evaluation-{name}.npy": bundle.array_bytes(np.asarray(array)) for name, array in arrays.items()}
+    members = {**golden.members(), **more}
+    return written(manifest(evaluation=entry, members=table(members)), members)
+
+
+def test_an_evaluation_sample() -> None:
+    samples, labels = Bundle(evaluated(EVALUATION)).evaluation()
+    assert [sample.shape for sample in samples] == [(3, 3)] * 2
+    assert labels.tolist() == [0, 1]
+    assert Bundle(evaluated(None)).evaluation()[0] == Bundle(GOOD).evaluation()[0] == []
+
+
+@pytest.mark.parametrize("value", [None, 1, "", "int8.tflitf", [[]], {"a": {}}, True, [None], ["../../etc/passwd"]])
+@pytest.mark.parametrize("key", ["inputs", "labels", "outputs", "metrics"])
+def test_an_evaluation_entry_of_another_type(key: str, value: Any) -> None:
+    if (key, type(value)) != ("metrics", dict):
+        refused(evaluated({**EVALUATION, key: value}))
+    refused(evaluated({name: part for name, part in EVALUATION.items() if name != key}))
+    refused(evaluated(value if value is not None else []))
+
+
+def test_an_evaluation_of_a_model_that_is_not_there() -> None:
+    refused(evaluated({**EVALUATION, "outputs": {"original": "evaluation-labels.npy"}}), "not of schema 1")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels"),
+    [
+        (INPUTS, [0]),
+        (INPUTS, [0, 1, 1]),
+        (INPUTS, [0, 2]),
+        (INPUTS, [-1, 0]),
+        (INPUTS, [0.0, 1.0]),
+        (INPUTS, [[0], [1]]),
+        (INPUTS, 1),
+    ],
+)
+def test_an_evaluation_sample_whose_labels_do_not_fit(inputs: Any, labels: Any) -> None:
+    opened = Bundle(evaluated(EVALUATION, inputs, labels))
+    with pytest.raises(BundleError, match="with a label each"):
+        opened.evaluation()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels"), [(INPUTS[0, 0], [0, 1, 1]), (INPUTS[:0], []), (INPUTS[:, None, None], [0, 1])]
+)
+def test_an_evaluation_sample_of_another_shape(inputs: Any, labels: Any) -> None:
+    opened = Bundle(evaluated(EVALUATION, inputs, labels))
+    with pytest.raises(BundleError, match="stacks of two to four axes"):
+        opened.evaluation()
+
+
+@pytest.mark.parametrize("tools", [None, 1, "", []])
+def test_tools_of_another_type(tools: Any) -> None:
+    refused(written(manifest(tools=tools)), "not of schema 1")

@@ -1,0 +1,163 @@
+"""Image files on the device: the same numbers as in training, whichever decoder is there."""
+
+from __future__ import annotations
+
+import io
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from compress.data.sources import images as training
+from deploy import images
+from deploy.contract import pictures
+from deploy.contract.decoding import Decoding
+from deploy.contract.errors import ImageError
+from deploy.contract.preprocessing import Array
+
+Decode = Callable[[bytes], Array]
+GRADIENT = np.mgrid[0:30, 0:50][0] * 8
+"""Dark above, light below: [30, 50], 0 to 232."""
+
+
+@pytest.fixture(params=["Pillow", "OpenCV"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Called, it makes this a device with one decoder and no other one."""
+    if request.param == "Pillow":
+        return lambda: monkeypatch.setitem(sys.modules, "cv2", None)
+    pytest.importorskip("cv2", reason="there is no OpenCV here")
+    return lambda: monkeypatch.setitem(sys.modules, "PIL", None)
+
+
+def written(image: Image.Image, form: str, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, form, **options)
+    return stream.getvalue()
+
+
+def turned(orientation: int) -> bytes:
+    """A photo that viewers turn."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return written(Image.fromarray(GRADIENT.astype(np.uint8)).convert("RGB"), "JPEG", exif=exif, quality=95)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("decode", [images.decoded, images.of_file])
+def test_an_orientation_is_ignored(decode: Decode, orientation: int, device: Callable[[], None]) -> None:
+    content = turned(orientation)
+    wanted = training.decoded(content, 3, "photo")
+    device()
+    np.testing.assert_allclose(decode(content).astype(int), wanted, atol=2)
+    np.testing.assert_allclose(wanted[..., 0].astype(int), GRADIENT, atol=4)
+
+
+DEEP = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64) * 16
+"""All levels of 16 bits, in steps of 16."""
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_upper_8_of_16_bits(channels: int, device: Callable[[], None]) -> None:
+    content = written(Image.fromarray(DEEP), "PNG")
+    wanted = np.repeat((DEEP >> 8)[..., np.newaxis], channels, axis=2)
+    device()
+    found = pictures.decoded(content, channels)
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, wanted)
+    if sys.modules["PIL"]:
+        np.testing.assert_array_equal(training.decoded(content, channels, "x.png"), wanted)
+
+
+def test_the_upper_8_of_16_bits_where_nobody_asked_for_channels(device: Callable[[], None]) -> None:
+    content = written(Image.fromarray(DEEP), "PNG")
+    device()
+    for found in (images.decoded(content), images.of_file(content)):
+        assert (found == (DEEP >> 8)[..., np.newaxis]).all()
+
+
+def test_16_bits_as_older_pillows_open_them() -> None:
+    """They say mode I, of 32 bits, to a PNG file of 16."""
+    old = Image.fromarray(DEEP.astype(np.int32))
+    old.format = "PNG"
+    np.testing.assert_array_equal(pictures.pixels(old, 1)[..., 0], DEEP >> 8)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_more_than_16_bits_are_refused(dtype: Any, device: Callable[[], None]) -> None:
+    content = written(Image.fromarray(np.ones((4, 4), dtype)), "TIFF")
+    device()
+    with pytest.raises(ImageError, match="numbers of 32 bits, or floats, and images have 8 or 16"):
+        images.of_file(content)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_colours_and_grey_levels(mode: str, channels: int, device: Callable[[], None]) -> None:
+    colours = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)).convert(mode)
+    content = written(colours, "PNG")
+    wanted = np.asarray(colours.convert("RGB").convert("L" if channels == 1 else "RGB")).reshape(40, 50, channels)
+    np.testing.assert_array_equal(training.decoded(content, channels, "x.png"), wanted)
+    device()
+    np.testing.assert_array_equal(pictures.decoded(content, channels), wanted)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "WEBP"])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_format_gets_the_channels_of_the_training(
+    form: str, mode: str, channels: int, device: Callable[[], None]
+) -> None:
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)).resize((70, 50))
+    content = written(picture.convert(mode), form, **({"lossless": True} if form == "WEBP" else {}))
+    wanted = training.decoded(content, channels, f"x.{form}").astype(int)
+    device()
+    for decode in (lambda: images.decoded(content, decoding=Decoding(channels)),
+                   lambda: images.decoded(bytearray(content), decoding=Decoding(channels)),
+                   lambda: images.of_file(content, Decoding(channels))):  # fmt: skip
+        found = decode()
+        assert found.shape == (50, 70, channels)
+        np.testing.assert_allclose(found, wanted, atol=2 if form == "JPEG" else 0)
+
+
+def webp(kind: bytes, content: bytes) -> bytes:
+    return b"RIFF" + struct.pack("<I", len(content) + 12) + b"WEBP" + kind + struct.pack("<I", len(content)) + content
+
+
+@pytest.mark.parametrize(
+    ("content", "sides"),
+    [
+        (b"BM" + bytes(12) + struct.pack("<Iii", 40, 30000, -20000), "30000 x 20000"),
+        (b"BM" + bytes(12) + struct.pack("<IHH4x", 12, 65535, 65535), "65535 x 65535"),
+        (b"BM" + bytes(12) + struct.pack("<Iii", 40, -5, 7), "-5 x 7"),
+        (b"BM", "0 x 0"),
+        (webp(b"VP8X", bytes(4) + b"\xff\xff\xff\xff\xff\xff"), "16777216 x 16777216"),
+        (webp(b"VP8L", b"\x2f\xff\xff\xff\x0f"), "16384 x 16384"),
+        (webp(b"VP8 ", b"\0\0\0\x9d\x01\x2a\xff\x3f\xff\xff"), "16383 x 16383"),
+        (webp(b"VP9 ", bytes(30)), "0 x 0"),
+        (webp(b"VP8X", b""), "0 x 0"),
+    ],
+)
+def test_what_is_too_large_is_refused_before_it_is_decoded(content: bytes, sides: str) -> None:
+    with pytest.raises(ImageError, match=f"the image has {sides} pixels; at most"):
+        images.decoded(content)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "WEBP"])
+def test_damaged_ones_are_refused_or_read(form: str, device: Callable[[], None]) -> None:
+    random = np.random.default_rng(0)
+    content = written(Image.fromarray(random.integers(0, 256, (9, 11, 3), np.uint8)), form)
+    device()
+    refused = 0
+    for _ in range(300):
+        changed = bytearray(content)
+        for place in random.integers(0, min(len(content), 120), 3):
+            changed[place] = random.integers(256)
+        try:
+            assert images.decoded(changed, decoding=Decoding(3)).shape[2] == 3
+        except ImageError:
+            refused += 1
+    assert refused > 20

@@ -1,0 +1,245 @@
+"""The verb `serve`, as a process of its own: sockets, the token, the unit, signals, systemd."""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import http.client
+import json
+import re
+import shlex
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import devices
+import pytest
+
+from deploy.contract import bundle
+from deploy.model import Model
+
+BODY = bundle.array_bytes(devices.images(1)[0])
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("bundle") / "tiny.coralline"
+    made.write_bytes(devices.packed(samples=0))
+    return made
+
+
+@contextlib.contextmanager
+def served(*arguments: object, python: str = sys.executable, **more: object) -> Iterator[tuple[Any, str]]:
+    """The process, and what it listens on."""
+    command = [python, "-W", "error", "-m", "deploy", "serve", *map(str, arguments), "--json"]
+    process = subprocess.Popen(
+        command, env=devices.environment(**more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    place, noise = None, ""
+    while place is None:
+        line = process.stderr.readline()
+        noise += line
+        assert line, noise
+        place = re.match(r"runner: listening on (\S+)", line)
+    try:
+        yield process, place[1]
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ask(place: str, path: str = "/v1/predict", body: bytes = BODY, token: str = "") -> tuple[int, Any]:
+    client = http.client.HTTPConnection(place.removeprefix("http://"), timeout=20)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    client.request("POST" if body else "GET", path, body or None, headers)
+    answer = client.getresponse()
+    content = answer.read()
+    client.close()
+    return answer.status, json.loads(content) if content.startswith(b"{") else content
+
+
+def ended(process: Any, number: int = signal.SIGTERM) -> Any:
+    process.send_signal(number)
+    out, noise = process.communicate(timeout=30)
+    assert process.returncode == 0, noise
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("python", devices.pythons())
+def test_on_every_interpreter(python: str, path: Path) -> None:
+    with Model(str(path), "int8") as model:
+        wanted = model.bundle.array("golden-input-0.npy")
+        label = model(wanted).label
+    with served(path, "--port", 0, "--role", "int8", python=python) as (process, place):
+        for _ in range(3):
+            status, found = ask(place, body=bundle.array_bytes(wanted))
+            assert (status, found["top"][0]["label"]) == (200, label)
+        assert ask(place, body=b"garbage")[0] == 400
+        facts = ask(place, "/v1/model", b"")[1]
+        assert (facts["name"], facts["role"], facts["labels"]) == ("tiny", "int8", devices.LABELS)
+        assert facts["decoding"] == {"image_channels": None, "sound_channels": "mix", "sound_rate": None}
+        assert ask(place, "/readyz", b"") == (200, b"ok\n")
+        told = ended(process)
+    counts = {(row["path"], row["code"]): row["count"] for row in told["requests"]}
+    assert counts[("/v1/predict", "200")] == 3
+    assert counts[("/v1/predict", "400")] == 1
+
+
+def test_ctrl_c_ends_it_gently_too(path: Path) -> None:
+    with served(path, "--port", 0) as (process, place):
+        assert ask(place)[0] == 200
+        assert ended(process, signal.SIGINT)["verb"] == "serve"
+
+
+def test_a_unix_socket(path: Path, tmp_path: Path) -> None:
+    place = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(place))  # a dead process left it
+    with served(path, "--unix", place) as (process, shown):
+        assert shown == f"unix:{place}"
+        assert stat.S_IMODE(place.stat().st_mode) == 0o660
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(place))
+            sock.sendall(b"POST /v1/predict HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY)
+            found = b""
+            while came := sock.recv(65536):
+                found += came
+        assert b'"top": [{"label"' in found
+        second = devices.runner("serve", path, "--unix", place)
+        assert (second.returncode, "somebody listens" in second.stderr) == (2, True)
+        ended(process)
+    assert not place.exists()
+
+
+def test_a_file_is_not_removed_for_a_socket(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("mine")
+    done = devices.runner("serve", path, "--unix", tmp_path / "s")
+    assert (done.returncode, "no socket" in done.stderr) == (2, True)
+    assert (tmp_path / "s").read_text() == "mine"
+
+
+def token(tmp_path: Path, text: str = "s" * 32, mode: int = 0o600) -> Path:
+    (tmp_path / "token").write_text(text + "\n")
+    (tmp_path / "token").chmod(mode)
+    return tmp_path / "token"
+
+
+def test_other_hosts_need_a_token(path: Path, tmp_path: Path) -> None:
+    done = devices.runner("serve", path, "--host", "0.0.0.0", "--port", 0)
+    assert (done.returncode, "needs a token" in done.stderr) == (2, True)
+    with served(path, "--host", "0.0.0.0", "--port", 0, "--token-file", token(tmp_path)) as (process, place):
+        place = place.replace("0.0.0.0", "127.0.0.1")
+        assert ask(place)[0] == 401
+        assert ask(place, token="s" * 31)[0] == 401
+        assert ask(place, token="s" * 32)[0] == 200
+        ended(process)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "told"),
+    [
+        ("s" * 32, 0o644, "can be read by others; to do: chmod 600"),
+        ("short", 0o600, "holds no token"),
+        ("white space in the middle of it", 0o600, "holds no token"),
+        ("", 0o600, "holds no token"),
+    ],
+)
+def test_tokens_that_are_none(text: str, mode: int, told: str, path: Path, tmp_path: Path) -> None:
+    done = devices.runner("serve", path, "--token-file", token(tmp_path, text, mode))
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--port", "99999"], 2),
+        (["--queue", "0"], 2),
+        (["--host", "no.such.host.invalid", "--token-file", "/nowhere"], 2),
+        (["--token-file", "/nowhere"], 6),
+        (["--unix", "/nowhere/s"], 6),
+    ],
+)
+def test_what_cannot_be(arguments: list[str], code: int, path: Path) -> None:
+    assert devices.runner("serve", path, *arguments).returncode == code
+
+
+def test_a_port_that_is_taken(path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = devices.runner("serve", path, "--port", taken.getsockname()[1])
+    assert (done.returncode, "in use" in done.stderr) == (6, True)
+
+
+def test_the_unit(path: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "50% $off"
+    odd.mkdir()
+    arguments = ["--port", 8081, "--unix", "/run/coralline/s", "--token-file", odd / "token"]
+    done = devices.runner("serve", path, *arguments, "--print-unit")
+    assert (done.returncode, done.stderr) == (0, "")
+    parsed = configparser.RawConfigParser(strict=False)
+    parsed.optionxform = str  # type: ignore[method-assign, assignment]
+    parsed.read_string(done.stdout)
+    service = parsed["Service"]
+    command = [part.replace("%%", "%").replace("$$", "$") for part in shlex.split(service["ExecStart"])]
+    assert command[:4] == [sys.executable, "-m", "deploy", "serve"]
+    assert command[command.index("--token-file") + 1] == str(odd / "token")
+    assert command[command.index("--port") + 1] == "8081"
+    assert (service["Type"], service["RuntimeDirectory"]) == ("notify", "coralline")
+    assert "BUNDLE" not in service["ExecStart"]
+
+
+def test_systemd_is_told(path: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+        with served(path, "--port", 0, NOTIFY_SOCKET=tmp_path / "notify") as (process, _):
+            assert manager.recv(100) == b"READY=1"
+            assert manager.recv(100) == b"WATCHDOG=1"
+            process.send_signal(signal.SIGTERM)
+            while manager.recv(100) != b"STOPPING=1":
+                pass
+            process.communicate(timeout=20)
+            assert process.returncode == 0
+
+
+def test_an_inference_that_never_comes_back(path: Path, tmp_path: Path) -> None:
+    """The stand-in for libedgetpu hangs; the end waits for it, but not for ever."""
+    program = (
+        "import os, sys, threading; from deploy import model, serve, __main__ as runner; "
+        "serve.GRACE_S = 0.5; "
+        "model.Model.answer = lambda self, tensor: threading.Event().wait(); "
+        "sys.exit(runner.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "serve", str(path), "--port", "0", "--role", "int8"]
+    process = subprocess.Popen(command, env=devices.environment(), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while not (found := re.match(r"runner: listening on http://(\S+):(\d+)", process.stderr.readline())):
+        pass
+    with socket.create_connection((found[1], int(found[2])), timeout=20) as sock:
+        sock.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        _, noise = process.communicate(timeout=20)
+    assert (process.returncode, "never came back" in noise) == (12, True), noise
+
+
+def test_an_answer_that_is_under_way_is_sent_before_the_end(path: Path) -> None:
+    with served(path, "--port", 0) as (process, place):
+        host, port = place.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as sock:
+            sock.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY)
+            time.sleep(0.3)
+            process.send_signal(signal.SIGTERM)
+            found = b""
+            while came := sock.recv(65536):
+                found += came
+        assert found.startswith(b"HTTP/1.1 200 OK")
+        process.communicate(timeout=20)
+        assert process.returncode == 0

@@ -1,0 +1,29 @@
+"""docs/data.md: every example is a data section that is read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+from compress.data.dataset import SOURCES
+from compress.pipeline.schema import load
+
+TEXT = (ROOT / "docs" / "data.md").read_text()
+EXAMPLES = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_are_read(tmp_path: Path, example: str) -> None:
+    path = tmp_path / "pipeline.yaml"
+    builder = "ssd_small" if re.search(r"\b(voc|coco):", example) else "digits_cnn"
+    head = f"schema_version: 1\nname: example\nmodel: {{builder: {builder}}}\n"
+    path.write_text(head + "stages: [{train: {epochs: 1}}, quantize]\n" + example)
+    assert load(path).data.source.name in example
+
+
+def test_every_source_has_an_example() -> None:
+    shown = {name for name in SOURCES for example in EXAMPLES if re.search(rf"\b{name}:", example)}
+    assert shown == SOURCES.keys() - {"digits"}

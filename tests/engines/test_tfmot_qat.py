@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import networks
+import numpy as np
+import pytest
+from blobs import Blobs, context
+
+from compress.engines.tfmot import qat
+from compress.engines.tfmot import sparsity as weights
+from compress.errors import StageError
+from compress.ir import keras_graph, weight_sparsity
+from compress.ir.passes import fold
+from compress.quantization import calibration, export, plan
+from compress.tflite.interpreter import Model
+from compress.training.loop import TrainingSettings
+
+pytestmark = pytest.mark.tensorflow
+
+SETTINGS = TrainingSettings(epochs=2, batch_size=8, learning_rate=0.002)
+
+
+def channels(keras: Any) -> Any:
+    """Concatenation, a transposed convolution, two depthwise channels from one, batch norm behind a dense layer."""
+    layers = keras.layers
+    image = keras.Input((8, 8, 1))
+    x = layers.Conv2D(6, 3, padding="same", activation="relu", name="wide")(image)
+    y = layers.DepthwiseConv2D(3, padding="same", depth_multiplier=2, name="depthwise")(x)
+    y = layers.ReLU(6.0)(layers.BatchNormalization()(y))
+    y = layers.Conv2DTranspose(4, 2, 2, name="transposed")(layers.MaxPooling2D()(y))
+    y = layers.ReLU()(layers.BatchNormalization()(y))
+    x = layers.Concatenate()([y, x])
+    x = layers.BatchNormalization(name="late")(layers.Dense(24, name="dense")(layers.Flatten()(x)))
+    return keras.Model(image, layers.Dense(2, activation="softmax", name="scores")(layers.ReLU()(x)), name="channels")
+
+
+def prepared(given: keras_graph.Network, samples: np.ndarray) -> qat.Prepared:
+    return qat.prepare(given, calibration.calibrate(fold.canonical(given), samples), 0)
+
+
+def agreement(made: qat.Prepared, samples: np.ndarray, folder: Path) -> float:
+    """How many outputs of the file and the tf-keras model are within two and a half steps of each other."""
+    expected = np.asarray(made.legacy.model(samples, training=False))
+    (folder / "m.tflite").write_bytes(export.convert(*made.learnt("")))
+    found = Model(folder / "m.tflite", reproducible=True).scores(samples)
+    step = (expected.max() - expected.min()) / 255 or 1.0
+    return float(np.mean(np.abs(found - expected) <= 2.5 * step))
+
+
+@pytest.mark.parametrize(
+    "builder", [networks.plain, networks.inverted_residual, networks.squeeze_excite, networks.nested]
+)
+def test_what_tfmot_computes_is_what_the_file_computes(keras: Any, builder: networks.Builder, tmp_path: Path) -> None:
+    given = keras_graph.read(networks.randomized(builder(keras)))
+    samples = np.random.default_rng(5).random((60, 12, 12, 3), np.float32)
+    made = prepared(given, samples)
+    made.legacy.model(samples, training=True)  # one step without an optimizer: weights get their ranges
+    assert agreement(made, samples, tmp_path) > 0.95
+
+
+def test_the_known_traps_are_repaired(keras: Any, tmp_path: Path) -> None:
+    given, data = keras_graph.read(networks.randomized(channels(keras))), Blobs()
+    made = prepared(given, data.inputs("train"))
+    for name, layer in made.rounded.items():  # calibrated, not +-6
+        assert qat._range(layer) == pytest.approx(made.plan.ranges[name], rel=1e-5, abs=1e-6)
+    assert "late" not in made.network.layers
+    weights.train(made.legacy.model, made.network, SETTINGS, context(data, tmp_path))
+    assert agreement(made, data.inputs("validation"), tmp_path) > 0.95
+    trained, learnt = made.learnt("tested")
+    assert learnt.ranges.keys() == made.plan.ranges.keys()
+    assert any(learnt.ranges[name] != made.plan.ranges[name] for name in made.rounded)
+    softmax = next(name for name, limits in made.plan.ranges.items() if limits == plan.FIXED["softmax"])
+    assert learnt.ranges[softmax] == made.plan.ranges[softmax]
+    before = fold.canonical(given)
+    for name in ("wide", "depthwise", "transposed", "dense", "scores"):
+        assert trained.layers[name].weights[0].shape == before.layers[name].weights[0].shape
+        assert not np.array_equal(trained.layers[name].weights[0], before.layers[name].weights[0])
+
+
+def test_zeros_and_clusters_survive_into_the_file(keras: Any, tmp_path: Path) -> None:
+    given, data = keras_graph.read(networks.randomized(channels(keras))), Blobs()
+    random = np.random.default_rng(1)
+    sparse = random.normal(size=given.layers["dense"].weights[0].shape).astype(np.float32)
+    sparse[np.abs(sparse) < 0.8] = 0
+    shared = random.choice(np.linspace(-1, 1, 4), given.layers["transposed"].weights[0].shape).astype(np.float32)
+    shared.ravel()[::2] = 0
+    few = random.choice(np.array([0, -0.3, 0.1, 0.5], np.float32), given.layers["scores"].weights[0].shape)
+    few.ravel()[::2] = 0
+    changed = {"dense": sparse, "transposed": shared, "scores": few}
+    layers = given.layers
+    given = weights.taken_back(given, {name: (new, *layers[name].weights[1:]) for name, new in changed.items()})
+    made = prepared(given, data.inputs("train"))
+    assert made.preserved == {"dense": "zeros", "transposed": "zeros", "scores": "zeros and clusters"}
+    weights.train(made.legacy.model, made.network, SETTINGS, context(data, tmp_path))
+    trained, _ = made.learnt("")
+    gridded = export.gridded(trained)
+    for name, before in changed.items():
+        after = gridded.layers[name].weights[0]
+        assert not after[before == 0].any(), name
+        assert not np.array_equal(trained.layers[name].weights[0], fold.canonical(given).layers[name].weights[0])
+    assert weight_sparsity.of(gridded.layers["scores"].weights[0]).distinct <= 4
+
+
+def test_layers_that_tfmot_rejects_are_named_together(keras: Any, tmp_path: Path) -> None:
+    given = keras_graph.read(networks.randomized(networks.branches(keras)))
+    layers = keras.layers
+    image = keras.Input((8, 4))
+    x = layers.PReLU(shared_axes=[1], name="slope")(layers.Conv1D(4, 3, name="line")(image))
+    line = keras_graph.read(keras.Model(image, layers.Dense(2)(layers.Flatten()(x))))
+    samples = np.random.default_rng(0).random((8, 8, 4), np.float32)
+    with pytest.raises(StageError, match="tfmot quantizes no Conv1D 'line', PReLU 'slope'") as caught:
+        prepared(line, samples)
+    assert "engine: coralline" in caught.value.todo
+    with pytest.raises(StageError, match="no PReLU"):
+        prepared(given, np.random.default_rng(0).random((8, 12, 12, 3), np.float32))

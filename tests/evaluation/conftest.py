@@ -1,0 +1,51 @@
+"""Small models as artifacts, and the context that a probe is given."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+
+from compress.artifact import MODEL_TFLITE, Artifact, Kind
+from compress.stage import Context
+from compress.targets.base import load
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Callable[..., Artifact]:
+    """An artifact that holds one of the models of tests/tiny.py, or the bytes given."""
+
+    def make(content: bytes | None = None, **options: Any) -> Artifact:
+        content = tiny.classifier(**options) if content is None else content
+        digest = hashlib.sha256(content).hexdigest()
+        folder = tmp_path / digest
+        folder.mkdir(exist_ok=True)
+        (folder / MODEL_TFLITE).write_bytes(content)
+        return Artifact(digest, Kind.TFLITE, folder, {MODEL_TFLITE: digest}, {}, 0.0)
+
+    return make
+
+
+@pytest.fixture
+def context(tmp_path: Path, artifact: Callable[..., Artifact]) -> Callable[..., Context]:
+    """A context with the samples and labels given."""
+
+    def make(samples: Any = None, labels: Any = None, classes: tuple[str, ...] = ("a", "b", "c")) -> Context:
+        samples = np.random.default_rng(0).random((12, 4, 4, 1), np.float32) if samples is None else samples
+        labels = np.arange(len(samples)) % len(classes) if labels is None else labels
+        data = SimpleNamespace(
+            class_names=classes,
+            inputs=lambda split: samples,
+            labels=lambda split: labels,
+            input_shape=samples.shape[1:],
+            preprocessing=[{"scale": {"from": [0, 2]}}],
+        )
+        return Context("tiny", tmp_path, data, artifact(), load("edgetpu"), 0, False, tiny.Notes())  # type: ignore[arg-type]
+
+    return make

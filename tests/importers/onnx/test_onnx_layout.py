@@ -1,0 +1,63 @@
+"""The bookkeeping of where numbers are, against numpy that really moves them."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compress.importers.onnx import layout
+from compress.importers.onnx.layout import Value, in_shape, laid, transposed
+from compress.ir.keras_graph import Tensor
+
+SHAPES = st.lists(st.sampled_from([1, 1, 2, 3, 4, 6]), min_size=1, max_size=5).map(tuple)
+HERE = Tensor("here")
+
+
+def agrees(value: Value, numbers: np.ndarray, stored: np.ndarray) -> None:
+    """What the network stores is what the value says of the graph's numbers."""
+    assert value.shape == numbers.shape
+    assert np.array_equal(numbers.reshape(-1)[value.positions], stored)
+    assert np.array_equal(value.placed(numbers).reshape(-1), stored)
+
+
+@given(SHAPES, st.data())
+def test_reshapes_and_transposes_are_kept_track_of(shape: tuple[int, ...], data: st.DataObject) -> None:
+    numbers = np.arange(prod(shape)).reshape(shape)
+    order = tuple(data.draw(st.permutations(range(len(shape)))))
+    value, stored = laid(HERE, shape, order), numbers.transpose(order).reshape(-1)
+    for _ in range(data.draw(st.integers(0, 4))):
+        agrees(value, numbers, stored)
+        if data.draw(st.booleans()):
+            order = tuple(data.draw(st.permutations(range(numbers.ndim))))
+            turned = transposed(value, order)
+            if turned is None:  # nothing was said about the numbers, so nothing can be wrong
+                return
+            value, numbers = turned, numbers.transpose(order)
+        else:
+            target = data.draw(st.sampled_from([(-1,), (1, -1), (-1, 1), (*numbers.shape, 1), numbers.shape[::-1]]))
+            numbers = numbers.reshape(target)
+            value = in_shape(value, numbers.shape)
+    agrees(value, numbers, stored)
+
+
+@given(SHAPES, st.data())
+def test_the_natural_order_is_one_that_moves_nothing(shape: tuple[int, ...], data: st.DataObject) -> None:
+    order = tuple(data.draw(st.permutations(range(len(shape)))))
+    value = laid(HERE, shape, order)
+    found = layout.natural(value)
+    assert found is not None
+    assert sorted(found) == list(range(len(shape)))
+    again = laid(HERE, shape, found)
+    assert (again.parts, again.order) == (value.parts, value.order)
+
+
+def test_channels_that_are_spread_have_no_natural_order() -> None:
+    value = laid(HERE, (1, 6, 4, 5), (0, 2, 3, 1))
+    assert layout.natural(in_shape(value, (1, 120))) is None
+    shuffled = transposed(in_shape(value, (1, 2, 3, 4, 5)), (0, 2, 1, 3, 4))
+    assert shuffled is not None
+    assert layout.natural(in_shape(shuffled, (1, 6, 4, 5))) is None
+    assert layout.natural(shuffled) == (0, 3, 4, 2, 1)

@@ -1,0 +1,275 @@
+"""Removing channels must give what the network with these channels masked everywhere gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import networks
+import numpy as np
+import pytest
+
+from compress.ir import channel_groups as structure
+from compress.ir import keras_graph
+from compress.ir.channel_groups import Channels, Mask
+from compress.ir.keras_graph import Layer, Network, Tensor
+from compress.pruning import cost
+from compress.pruning.importance import gated, made_by
+from compress.targets.base import load
+
+pytestmark = pytest.mark.tensorflow
+
+
+def chosen(net: Network, channels: Channels, share: float, seed: int = 1) -> Mask:
+    """Some groups of every layer removed at random, at least four kept."""
+    random = np.random.default_rng(seed)
+    kept = np.ones(len(channels.group), bool)
+    for layer in net.layers.values():
+        if layer.calls and made_by(layer) is not None:
+            groups = np.unique(channels.group[channels.layouts[Tensor(layer.name)]])
+            groups = random.permutation(groups[~channels.pinned[groups]])
+            left = groups[kept[groups]]  # layers that are tied to earlier ones have lost theirs already
+            kept[left[: max(min(int(share * len(groups)) + len(left) - len(groups), len(left) - 4), 0)]] = False
+    return channels.tied(kept)
+
+
+def masked(net: Network, channels: Channels, kept: Mask) -> Network:
+    """The network with every tensor multiplied by 0 where a channel is removed, by a Keras layer behind each."""
+    added, moved = {}, {}
+    for tensor, layout in channels.layouts.items():
+        mask = kept[layout].astype(float)
+        if not mask.all():
+            name = f"mask_{len(added)}"
+            config = {"name": name, "scale": mask.tolist(), "offset": 0.0}
+            entry = {"module": "keras.layers", "class_name": "Rescaling", "config": config, "registered_name": None}
+            added[name] = Layer(name, "Rescaling", entry, ({"args": [tensor], "kwargs": {}},), ())
+            moved[tensor] = Tensor(name)
+    rerouted = net.edited({}, moved)
+    return replace(rerouted, layers={**rerouted.layers, **added})
+
+
+def outputs(model: Any, given: Any) -> list[Any]:
+    made = model(given, training=False)
+    return [np.asarray(each) for each in (made if isinstance(made, list | tuple) else [made])]
+
+
+def assert_same(made: list[Any], wanted: list[Any]) -> None:
+    for one, other in zip(made, wanted, strict=True):
+        assert np.ptp(other) > 1e-3  # an output that says nothing would prove nothing
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * np.abs(other).max())
+
+
+def resnext(keras: Any) -> Any:
+    """A grouped convolution between others, and a hard-swish made of operations with constants."""
+    layers = keras.layers
+    image = keras.Input((12, 12, 3))
+    x = layers.Conv2D(32, 3, padding="same", activation="relu")(image)
+    y = layers.Conv2D(32, 3, padding="same", groups=8, use_bias=False)(x)
+    y = layers.BatchNormalization()(y)
+    y = y * layers.ReLU(6.0)(y + 3.0) * (1.0 / 6.0)
+    x = layers.Conv2D(48, 1)(y)
+    x = layers.Conv2D(48, 3, groups=48)(x)  # as many groups as channels
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(image, layers.Dense(5)(x), name="resnext")
+
+
+def detector(keras: Any) -> Any:
+    """Boxes and scores from two maps, each joined along the positions."""
+    layers = keras.layers
+    image = keras.Input((24, 24, 3))
+    x, boxes, scores = image, [], []
+    for filters in (12, 16, 24):
+        x = layers.Conv2D(filters, 3, strides=2, padding="same", use_bias=False)(x)
+        x = layers.ReLU(6.0)(layers.BatchNormalization()(x))
+        if filters > 12:
+            head = layers.SeparableConv2D(16, 3, padding="same", activation="relu")(x)
+            boxes.append(layers.Reshape((-1, 4))(layers.Conv2D(8, 1)(head)))
+            scores.append(layers.Reshape((-1, 3))(layers.Conv2D(6, 1)(head)))
+    return keras.Model(image, [layers.Concatenate(axis=1)(boxes), layers.Concatenate(axis=1)(scores)], name="detector")
+
+
+def u_net(keras: Any) -> Any:
+    """Down and up again, with maps passed across."""
+    layers = keras.layers
+    image = keras.Input((16, 16, 3))
+    skips, x = [], image
+    for filters in (8, 16):
+        x = layers.Conv2D(filters, 3, padding="same")(x)
+        x = layers.ReLU()(layers.BatchNormalization()(x))
+        skips.append(x)
+        x = layers.MaxPooling2D()(x)
+    x = layers.Conv2D(24, 3, padding="same", activation="gelu")(x)
+    for filters, skip in zip((16, 8), reversed(skips), strict=True):
+        x = layers.Concatenate()([layers.Conv2DTranspose(filters, 2, 2)(x), skip])
+        x = layers.Conv2D(filters, 3, padding="same", activation="sigmoid")(x)  # 0 becomes 0.5
+    x = layers.UpSampling2D(2)(x)
+    return keras.Model(image, layers.Conv2D(3, 1)(x), name="u_net")
+
+
+OWN = (*networks.ALL, networks.nested_to_the_end, networks.shared_backwards, resnext, detector, u_net)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+@pytest.mark.parametrize("builder", OWN, ids=lambda b: b.__name__)
+def test_removal_is_exact(keras: Any, builder: networks.Builder, share: float) -> None:
+    model = networks.randomized(builder(keras))
+    given = np.random.default_rng(2).random((4, *model.input_shape[1:]), np.float32)
+    net = keras_graph.read(model)
+    channels = structure.follow(net)
+    kept = chosen(net, channels, share)
+    smaller = keras_graph.build(structure.remove(net, channels, kept))
+    expected = outputs(keras_graph.build(masked(net, channels, kept)), given)
+    assert_same(outputs(smaller, given), expected)
+    assert smaller.count_params() < (1 - 0.6 * share) * model.count_params()
+    off = np.repeat(kept[np.newaxis].astype(np.float32), len(given), axis=0)
+    assert_same(outputs(gated(net, channels), [given, off]), expected)
+
+
+APPLICATIONS: dict[str, Callable[[Any], Any]] = {
+    "MobileNetV1": lambda keras: keras.applications.MobileNet(**_small(), alpha=0.25),
+    "MobileNetV2": lambda keras: keras.applications.MobileNetV2(**_small(), alpha=0.35),
+    "MobileNetV3": lambda keras: keras.applications.MobileNetV3Small(**_small(), alpha=0.75),
+    "ResNet50V2": lambda keras: keras.applications.ResNet50V2(**_small()),
+    "DenseNet121": lambda keras: keras.applications.DenseNet121(**_small()),
+    "EfficientNetB0": lambda keras: keras.applications.EfficientNetB0(**_small()),
+    "Xception": lambda keras: keras.applications.Xception(**_small(71)),
+}
+
+
+def _small(side: int = 32) -> dict[str, Any]:
+    return {"input_shape": (side, side, 3), "weights": None, "classes": 10, "classifier_activation": None}
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_removal_is_exact_in_known_architectures(keras: Any, name: str) -> None:
+    model = networks.randomized(APPLICATIONS[name](keras))
+    scale = 255 if name in ("MobileNetV3", "EfficientNetB0") else 1
+    given = np.random.default_rng(2).random((2, *model.input_shape[1:]), np.float32) * scale
+    net = keras_graph.read(model)
+    channels = structure.follow(net)
+    switched = gated(net, channels)
+    for share in (0.3, 0.6):
+        kept = chosen(net, channels, share)
+        smaller = keras_graph.build(structure.remove(net, channels, kept))
+        off = np.repeat(kept[np.newaxis].astype(np.float32), len(given), axis=0)
+        assert_same(outputs(smaller, given), outputs(switched, [given, off]))
+        assert smaller.count_params() < (1 - 0.6 * share) * model.count_params()
+
+
+def test_outputs_are_never_cut(keras: Any) -> None:
+    net = keras_graph.read(networks.branches(keras))
+    channels = structure.follow(net)
+    smaller = structure.remove(net, channels, chosen(net, channels, 0.7))
+    assert keras_graph.build(smaller).output_shape == (None, 5)
+
+
+def test_a_grouped_convolution_loses_whole_groups(keras: Any) -> None:
+    net = keras_graph.read(resnext(keras))
+    channels = structure.follow(net)
+    smaller = structure.remove(net, channels, chosen(net, channels, 0.5))
+    first = next(layer for layer in smaller.layers.values() if layer.config.get("groups", 1) > 1)
+    assert first.config["groups"] == 4
+    assert first.weights[0].shape[2:] == (4, 16)  # four channels in each of four groups
+
+
+def test_what_is_not_understood_is_left_alone_and_named(keras: Any) -> None:
+    image = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(8, 3, name="free")(image)
+    x = keras.layers.Conv2D(8, 3, name="before")(x)
+    x = keras.layers.LayerNormalization(name="norm")(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    model = keras.Model(image, keras.layers.Dense(3)(x))
+    channels = structure.follow(keras_graph.read(model))
+    assert channels.held == ("norm",)
+    assert channels.pinned[channels.layouts[Tensor("before")]].all()
+    assert not channels.pinned[channels.layouts[Tensor("free")]].any()
+
+
+def test_a_constant_operand_holds_the_channels_that_it_is_added_to(keras: Any) -> None:
+    image = keras.Input((6, 6, 3))
+    x = keras.layers.Conv2D(4, 3, name="conv")(image)
+    x = keras.ops.add(x, np.arange(4, dtype=np.float32))
+    x = keras.layers.Conv2D(5, 1, name="next")(x)
+    model = keras.Model(image, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(x)))
+    channels = structure.follow(keras_graph.read(model))
+    assert channels.pinned[channels.layouts[Tensor("conv")]].all()
+    assert not channels.pinned[channels.layouts[Tensor("next")]].any()
+
+
+def whole(net: Network, channels: Channels) -> Network:
+    """The network with all its channels, rebuilt."""
+    return structure.remove(net, channels, np.ones(len(channels.group), bool))
+
+
+def test_functions_across_channels_hold_them(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((8, 8, 3))
+    inside = layers.Conv2D(8, 1, activation="softmax", name="inside")(image)
+    x = layers.Conv2D(8, 1, name="before")(inside)
+    x = layers.Activation("log_softmax", name="activation")(x)
+    x = layers.DepthwiseConv2D(3, activation="softmax", name="depthwise")(layers.Conv2D(8, 1, name="deep")(x))
+    x = layers.Conv2D(8, 1, name="free")(x)
+    model = keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
+    channels = structure.follow(keras_graph.read(model))
+    pinned = {name: channels.pinned[channels.layouts[Tensor(name)]].all() for name in ("inside", "before", "deep")}
+    assert pinned == {"inside": True, "before": True, "deep": True}
+    assert channels.held == ("activation", "depthwise")
+    assert not channels.pinned[channels.layouts[Tensor("free")]].any()
+
+
+def test_settings_and_constants_with_a_number_for_each_channel_hold_them(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((8, 8, 3))
+    x = layers.Rescaling([1.0, 2.0, 3.0, 4.0], name="scaled")(layers.Conv2D(4, 1)(image))
+    x = layers.Dropout(0.5, noise_shape=(None, 1, 1, 4), name="dropped")(layers.Conv2D(4, 1)(x))
+    x = keras.ops.multiply(layers.Conv2D(4, 1)(x), keras.ops.convert_to_tensor([1.0, 2.0, 3.0, 4.0]))
+    model = keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
+    channels = structure.follow(keras_graph.read(model))
+    assert {"scaled", "dropped"} < set(channels.held)
+    assert len(channels.held) == 3
+    assert channels.pinned.all()
+
+
+def test_what_is_not_understood_is_rebuilt_as_it_is(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((8, 8, 3))
+    x = layers.Permute((3, 1, 2))(layers.Conv2D(6, 1)(image))
+    x = layers.Conv2D(5, 3, data_format="channels_first", name="first")(x)
+    x = layers.BatchNormalization(axis=1, name="norm")(x)
+    x = layers.TimeDistributed(layers.Dense(4))(x)
+    model = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
+    net = keras_graph.read(model)
+    channels = structure.follow(net)
+    for _ in range(2):  # Keras takes settings out of what it is given
+        assert keras_graph.build(whole(net, channels)).count_params() == model.count_params()
+    costs = cost.Costs(net, channels, [], load("edgetpu"))
+    assert costs.parameters(()) == model.count_params()
+
+
+def test_a_reshape_that_is_called_twice_ties_its_inputs(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((4, 4, 3))
+    flat = layers.Reshape((16, -1))
+    a, b = flat(layers.Conv2D(8, 1, name="a")(image)), flat(layers.Conv2D(8, 1, name="b")(image))
+    x = layers.GlobalAveragePooling1D()(layers.Concatenate()([a, b]))
+    net = keras_graph.read(keras.Model(image, layers.Dense(2)(x)))
+    channels = structure.follow(net)
+    kept = channels.layouts[Tensor("a")], channels.layouts[Tensor("b")]
+    assert (channels.group[kept[0]] == channels.group[kept[1]]).all()
+    assert keras_graph.build(structure.remove(net, channels, chosen(net, channels, 0.5))).output_shape == (None, 2)
+
+
+def test_gates_reach_inputs_that_have_a_name(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((6, 6, 2))
+    x = layers.Conv2D(8, 3, name="a")(inputs=image)
+    x = layers.Conv2D(8, 3, name="b")(inputs=x)
+    model = networks.randomized(keras.Model(image, layers.Dense(2)(layers.Flatten()(x))))
+    net = keras_graph.read(model)
+    channels = structure.follow(net)
+    kept = chosen(net, channels, 0.5)
+    given = np.random.default_rng(0).random((3, 6, 6, 2), np.float32)
+    off = np.repeat(kept[np.newaxis].astype(np.float32), 3, axis=0)
+    smaller = keras_graph.build(structure.remove(net, channels, kept))
+    assert_same(outputs(gated(net, channels), [given, off]), outputs(smaller, given))

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import networks
+import numpy as np
+import pytest
+
+from compress.errors import ModelError
+from compress.ir import keras_graph
+from compress.ir.keras_graph import Tensor
+from compress.ir.mixed_precision import lowered
+from compress.ir.passes.fold import canonical
+from compress.training import subset_selection
+
+pytestmark = pytest.mark.tensorflow
+
+
+def images(count: int = 3, channels: int = 3) -> np.ndarray:
+    return np.random.default_rng(1).random((count, 12, 12, channels), np.float32)
+
+
+@pytest.mark.parametrize(
+    "builder", [*networks.ALL, networks.nested_to_the_end, networks.shared_backwards], ids=lambda b: b.__name__
+)
+def test_a_model_read_and_built_again_computes_the_same(keras: Any, builder: networks.Builder) -> None:
+    model = networks.randomized(builder(keras))
+    again = keras_graph.build(keras_graph.read(model))
+    given = images(channels=model.input_shape[-1])
+    for made, wanted in zip(keras.tree.flatten(again(given)), keras.tree.flatten(model(given)), strict=True):
+        np.testing.assert_array_equal(np.asarray(made), np.asarray(wanted))
+
+
+def test_an_adapted_normalization_stays_adapted(keras: Any) -> None:
+    read = keras_graph.read(model := networks.adapted(keras))
+    given = np.random.default_rng(1).normal(30, 8, (5, 12, 12, 3)).astype(np.float32)
+    wanted = np.asarray(model(given))
+    np.testing.assert_allclose(np.asarray(keras_graph.build(read)(given)), wanted, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(keras_graph.build(canonical(read))(given)), wanted, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(lowered(model, "mixed_bfloat16")(given)), wanted, atol=0.1)
+    fresh = subset_selection.fresh(model, 0)
+    again = fresh.get_layer("normalization")(given)
+    np.testing.assert_allclose(np.asarray(again), np.asarray(model.get_layer("normalization")(given)), atol=1e-5)
+
+
+def test_keras_is_given_the_layers_in_order_and_goes_over_them_once(
+    keras: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from keras.src.models import functional
+
+    model = networks.randomized(networks.inverted_residual(keras))
+    read = keras_graph.read(model)
+    backwards = replace(read, layers=dict(reversed(read.layers.items())))
+    asked, real = [], functional.deserialize_node
+    monkeypatch.setattr(functional, "deserialize_node", lambda *given: asked.append(given) or real(*given))
+    again = keras_graph.build(backwards)
+    assert len(asked) == sum(len(layer.calls) for layer in read.layers.values())
+    np.testing.assert_array_equal(np.asarray(again(images())), np.asarray(model(images())))
+
+
+def test_nested_models_are_inlined(keras: Any) -> None:
+    read = keras_graph.read(networks.nested(keras))
+    assert not {layer.kind for layer in read.layers.values()} & {"Sequential", "Functional"}
+    assert [len(layer.calls) for layer in read.layers.values() if layer.name == "body_" + layer.name[5:]]
+
+
+def test_operators_and_keyword_arguments_survive(keras: Any) -> None:
+    left, right = keras.Input((4,)), keras.Input((4,))
+    x = keras.layers.Dense(3)(keras.ops.relu(left * 2.0 - right))
+    model = keras.Model([left, right], [x, keras.ops.mean(x, axis=-1, keepdims=True)])
+    again = keras_graph.build(keras_graph.read(model))
+    given = [np.random.default_rng(i).random((2, 4), np.float32) for i in range(2)]
+    for mine, theirs in zip(again(given), model(given), strict=True):
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
+
+
+def test_in_order_gives_every_call_after_what_it_needs(keras: Any) -> None:
+    read = keras_graph.read(networks.branches(keras))
+    done: set[Tensor] = set()
+    for layer, call in read.in_order():
+        assert not layer.calls or set(layer.given(call)) <= done
+        done.add(Tensor(layer.name, call))
+    assert len(done) == len(read.layers)
+
+
+def test_a_subclassed_model_is_refused_with_what_to_do(keras: Any) -> None:
+    class Hidden(keras.Model):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(ModelError, match=r"written as a class.*functional or sequential"):
+        keras_graph.read(Hidden())
+
+
+def test_edited_moves_consumers_and_outputs(keras: Any) -> None:
+    model = networks.plain(keras)
+    read = keras_graph.read(model)
+    norm = next(layer for layer in read.layers.values() if layer.kind == "BatchNormalization")
+    without = read.edited({norm.name: None}, {Tensor(norm.name): norm.given()[0]})
+    assert norm.name not in without.layers
+    assert len(keras_graph.build(without).layers) == len(model.layers) - 1

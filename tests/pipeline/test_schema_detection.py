@@ -1,0 +1,124 @@
+"""Pipelines on data with boxes: what goes with them, and what is refused before any work is done."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from compress.errors import PipelineError
+from compress.pipeline.schema import load
+
+SOURCE = {"coco": {"file": "all.json"}}
+ANCHORS = {"maps": [{"cells": [2, 2], "boxes": [[0.5, 0.5]]}]}
+STAGES = ["train", {"swap": {"epochs": 0}}, "quantize", "compile", "package"]
+
+
+def pipeline(folder: Path, **keys: Any) -> Path:
+    content = {
+        "schema_version": 1,
+        "name": "found",
+        "model": {"builder": "ssd_small"},
+        "data": {"source": SOURCE, "preprocess": [{"resize": {"size": [64, 64]}}, {"scale": {"from": [0, 255]}}]},
+        "stages": STAGES,
+        "budget": {"ap_drop": 0.02, "size_bytes": 1000000},
+    } | keys
+    path = folder / "pipeline.yaml"
+    path.write_text(json.dumps(content, indent=1))
+    return path
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(PipelineError) as told:
+        load(path)
+    assert re.match(rf"{re.escape(str(path))}:\d+: ", str(told.value))
+    return str(told.value).partition(": ")[2]
+
+
+def test_what_goes_with_boxes_is_taken(tmp_path: Path) -> None:
+    found = load(pipeline(tmp_path))
+    assert found.data.task == "detection"
+    assert [step.stage.name for step in found.steps] == ["load", *(s if isinstance(s, str) else "swap" for s in STAGES)]
+
+
+@pytest.mark.parametrize(
+    ("stage", "told"),
+    [
+        ("distill", "stages[1]: stage 2 (distill): what teachers say is compared class by class"),
+        ("cluster", "stages[1]: stage 2 (cluster): it trains through tfmot"),
+        ("sparsify", "stages[1]: stage 2 (sparsify): it trains through tfmot"),
+        ("prune", "stages[1]: stage 2 (prune): which channels matter is measured by the classes of samples"),
+        ("swap", "stages[1]: stage 2 (swap): epochs: what heals"),
+        ({"train": {"class_weights": "balanced"}}, "class_weights: a detector's loss"),
+        ({"train": {"augment": {"rotate": 10}}}, "augment.rotate: a box around a turned object is not the turned box"),
+        ({"quantize": {"method": "qat", "class_weights": "balanced"}}, "stage 2 (quantize): class_weights"),
+        ({"train": {"subset": {"by": "random", "share": 0.5}}}, "subset: samples are chosen by their classes"),
+        ({"quantize": {"calibration": {"select": "hardness"}}}, "select: hardness}: it looks at the classes"),
+        ({"quantize": {"method": "qat", "engine": "tfmot"}}, "engine: tfmot trains classifiers only"),
+        ({"quantize": {"method": "qat", "qat": {"distill": {}}}}, "qat.distill: what a teacher says"),
+    ],
+)
+def test_stages_and_settings_for_classes_are_refused(tmp_path: Path, stage: Any, told: str) -> None:
+    message = refused(pipeline(tmp_path, stages=["train", stage]))
+    assert told in message
+    assert "(the data is for detection)" in message
+    assert "; allowed: " in message
+
+
+def test_nothing_is_asked_of_a_stage_that_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "model.tflite").write_bytes(tiny.classifier())
+    model = {"file": "model.tflite", "detector": ANCHORS}
+    found = load(pipeline(tmp_path, model=model, stages=["compile", "package"]))
+    assert found.steps[0].stage.identity()["detector"] == ANCHORS
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"budget": {"accuracy_drop": 0.1}}, "budget.accuracy_drop: accuracy_drop is of classifiers"),
+        ({"measure": {"sensitivity": {}}}, "measure.sensitivity: sensitivity asks which channels"),
+        ({"model": {"builder": "ssd_small", "detector": {"maps": []}}}, "maps must be a list of maps"),
+        ({"model": {"builder": "ssd_small", "detector": {**ANCHORS, "most": 0}}}, "most must be a whole number"),
+    ],
+)
+def test_settings_that_do_not_go_with_boxes_are_refused(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
+    assert told in refused(pipeline(tmp_path, **keys))
+
+
+def test_a_file_needs_to_be_told_where_its_anchors_stand(tmp_path: Path) -> None:
+    (tmp_path / "model.tflite").write_bytes(tiny.classifier())
+    told = refused(pipeline(tmp_path, model={"file": "model.tflite"}, stages=["package"]))
+    assert "model: where the anchors of the model stand is not known" in told
+    assert "say it under model.detector: see docs/detection.md" in told
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ({"crop": {"size": [8, 8]}}, "crop moves what is in the image"),
+        ({"pad": {"size": [80, 80]}}, "pad moves what is in the image"),
+        ({"resize": {"size": [8, 8], "fit": "crop"}}, "resize with fit: crop moves what is in the image"),
+        ({"resize": {"size": [8, 8], "fit": "pad"}}, "resize with fit: pad moves what is in the image"),
+    ],
+)
+def test_steps_that_move_what_is_in_the_image_are_refused(tmp_path: Path, step: dict[str, Any], told: str) -> None:
+    data = {"source": SOURCE, "preprocess": [{"scale": {"from": [0, 255]}}, step]}
+    assert f"data.preprocess[1]: {told}" in refused(pipeline(tmp_path, data=data))
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"budget": {"ap_drop": 0.1}}, "budget.ap_drop: ap_drop is of detectors"),
+        ({"model": {"builder": "digits_cnn", "detector": ANCHORS}}, "model.detector: model.detector says where boxes"),
+    ],
+)
+def test_what_is_for_boxes_is_refused_beside_classes(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
+    given = {"data": {"source": "digits"}, "budget": {}} | keys
+    message = refused(pipeline(tmp_path, **given))
+    assert told in message
+    assert "(the data is for classification)" in message

@@ -1,0 +1,460 @@
+"""The store: complete or not there, whatever happens to the processes, the files and the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from compress.artifact import Artifact, Kind
+from compress.errors import StoreError
+from compress.files import digest_of, file_digest, write_atomically
+from compress.pipeline.store import Store
+
+KEY = "k" * 64
+OTHER = "o" * 64
+FACTS = {"accuracy": 0.5, "history": [1, 2.5, None], "names": {"b": True, "a": "é"}}
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+from compress.stage import Kind
+from compress.pipeline.store import Store
+
+def wait_for(name):
+    while not os.path.exists(name):
+        time.sleep(0.002)
+
+store = Store(Path(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / ".store"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a process with a `store`; its standard input and output are pipes. It is gone after the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(folder: Path, code: str, *arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", SCRIPT + code, str(folder), *map(str, arguments)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def publish(store: Store, key: str = KEY, content: bytes = b"content" * 1000, facts: Any = FACTS) -> Artifact:
+    store.prepare()
+    with store.scratch() as work:
+        (work / "model.tflite").write_bytes(content)
+        (work / "plan.json").write_text("{}")
+        return store.publish(key, Kind.TFLITE, work, facts, 1.23456)
+
+
+def everything(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+# --- find and publish -------------------------------------------------------------------
+
+
+def test_what_is_published_is_found(folder: Path) -> None:
+    published = publish(Store(folder))
+    found = Store(folder).find(KEY)
+    assert found == published
+    assert found is not None
+    assert (found.kind, found.facts, found.seconds) == (Kind.TFLITE, FACTS, 1.235)
+    assert found.file("model.tflite").read_bytes() == b"content" * 1000
+    assert found.files == {name: file_digest(found.folder / name) for name in ("model.tflite", "plan.json")}
+    assert Store(folder).find(OTHER) is None
+    assert tiny.unsound(folder) == []
+    with pytest.raises(KeyError, match=r"a tflite model has no model\.keras; it has model\.tflite, plan\.json"):
+        found.file("model.keras")
+
+
+def test_looking_creates_nothing(tmp_path: Path) -> None:
+    assert Store(tmp_path / "no" / "store").find(KEY) is None
+    assert everything(tmp_path) == []
+
+
+def test_two_keys_may_have_one_answer(folder: Path) -> None:
+    store = Store(folder)
+    assert publish(store, KEY) == publish(store, OTHER)
+    assert len(list((folder / "artifacts").iterdir())) == 1
+    assert store.find(KEY) == store.find(OTHER)
+
+
+@pytest.mark.parametrize("change", [{"content": b"other"}, {"facts": {"accuracy": 0.6}}])
+def test_another_content_is_another_artifact(folder: Path, change: dict[str, Any]) -> None:
+    store = Store(folder)
+    first = publish(store, KEY)
+    assert publish(store, OTHER, **change).digest != first.digest
+    assert store.find(KEY) == first
+
+
+def test_a_new_answer_replaces_the_old_and_removes_nothing(folder: Path) -> None:
+    store = Store(folder)
+    old = publish(store, KEY, b"old")
+    new = publish(store, KEY, b"new")
+    assert store.find(KEY) == new
+    assert old.file("model.tflite").read_bytes() == b"old"
+
+
+def test_digests_are_those_of_earlier_versions() -> None:
+    """Whoever changes this makes every existing store worthless."""
+    expected = "098dac5985569565abd2e7f5e2fffcb9"
+    assert digest_of({"b": [1, 0.1, None, True, "é"], "a": {}})[:32] == expected
+
+
+def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
+    assert digest_of({"a": 1, "b": {"c": 2, "d": 3}}) == digest_of({"b": {"d": 3, "c": 2}, "a": 1})
+    assert digest_of({"a": [1, 2]}) != digest_of({"a": [2, 1]})
+    assert digest_of({"a": 1}) != digest_of({"a": "1"})
+    with pytest.raises(ValueError, match="Out of range"):
+        digest_of({"a": float("nan")})
+
+
+# --- damage -----------------------------------------------------------------------------
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+ARTIFACT_DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "flipped bit": lambda folder: flip(folder / "model.tflite"),
+    "truncated file": lambda folder: os.truncate(folder / "model.tflite", 100),
+    "empty file": lambda folder: os.truncate(folder / "plan.json", 0),
+    "missing file": lambda folder: (folder / "plan.json").unlink(),
+    "truncated manifest": lambda folder: os.truncate(folder / "artifact.json", 50),
+    "empty manifest": lambda folder: os.truncate(folder / "artifact.json", 0),
+    "missing manifest": lambda folder: (folder / "artifact.json").unlink(),
+    "binary manifest": lambda folder: (folder / "artifact.json").write_bytes(b"\xff\0"),
+    "manifest is a list": lambda folder: (folder / "artifact.json").write_text("[]"),
+    "manifest without facts": lambda folder: (folder / "artifact.json").write_text('{"kind": "bundle"}'),
+    "changed facts": lambda folder: rewrite(folder / "artifact.json", facts={"accuracy": 1.0}),
+    "changed kind": lambda folder: rewrite(folder / "artifact.json", kind="bundle"),
+    "without time": lambda folder: (folder / "artifact.json").write_text(
+        json.dumps({k: v for k, v in json.loads((folder / "artifact.json").read_text()).items() if k != "seconds"})
+    ),
+    "missing folder": lambda folder: shutil.rmtree(folder),
+    "a file instead": lambda folder: (shutil.rmtree(folder), folder.write_text("x")),
+    "empty folder": lambda folder: (shutil.rmtree(folder), folder.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", ARTIFACT_DAMAGE)
+def test_a_damaged_artifact_counts_as_none_and_can_be_published_again(folder: Path, damage: str) -> None:
+    store = Store(folder)
+    published = publish(store)
+    ARTIFACT_DAMAGE[damage](published.folder)
+    assert store.find(KEY) is None
+    assert publish(store) == published
+    assert store.find(KEY) == published
+    assert tiny.unsound(folder) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"x", b"\xff\xfe", b"\0" * 65, b"../../artifacts\n", b"f" * 64 + b"\n", b"f" * 5000, b"F" * 64 + b"\n"],
+)
+def test_a_damaged_key_counts_as_none_and_can_be_published_again(folder: Path, content: bytes) -> None:
+    store = Store(folder)
+    published = publish(store)
+    (folder / "keys" / KEY).write_bytes(content)
+    assert store.find(KEY) is None
+    assert publish(store) == published
+    assert store.find(KEY) == published
+
+
+def test_a_failure_while_working_leaves_nothing(folder: Path) -> None:
+    store = Store(folder)
+    store.prepare()
+
+    def fail() -> None:
+        with store.scratch() as work:
+            (work / "half").write_bytes(b"half")
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        fail()
+    with pytest.raises(ValueError, match="Out of range"), store.scratch() as work:
+        store.publish(KEY, Kind.TFLITE, work, {"loss": float("inf")}, 0.0)
+    assert everything(folder / "scratch") == everything(folder / "artifacts") == everything(folder / "keys") == []
+
+
+# --- several processes ------------------------------------------------------------------
+
+PUBLISHER = """
+names = sys.argv[3:]
+store.prepare()
+print("ready", flush=True)
+wait_for(sys.argv[2])
+for key in names:
+    with store.scratch() as work:
+        (work / "model.tflite").write_bytes(b"content of " + key.encode())
+        artifact = store.publish(key, Kind.TFLITE, work, {"key": key}, 0.0)
+    assert store.find(key) == artifact, key
+print("done", flush=True)
+"""
+
+
+def test_processes_that_publish_the_same_keys_at_once_all_end_right(
+    folder: Path, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    keys = [digest_of(number) for number in range(40)]
+    processes = [start(folder, PUBLISHER, tmp_path / "go", *keys) for _ in range(3)]
+    assert [line(process) for process in processes] == ["ready"] * 3
+    (tmp_path / "go").touch()
+    assert [line(process) for process in processes] == ["done"] * 3
+    assert [process.wait() for process in processes] == [0] * 3
+    assert tiny.unsound(folder) == []
+    assert all(Store(folder).find(key) for key in keys)
+
+
+HOLDER = """
+store.prepare()
+with store.lock(sys.argv[2], lambda: print("waiting", flush=True)):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_key_is_held_by_one_process_at_a_time(folder: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
+    holder = start(folder, HOLDER, KEY)
+    assert line(holder) == "held"
+    store = Store(folder)
+    store.prepare()
+    told: list[str] = []
+
+    def waiting() -> None:
+        assert holder.poll() is None
+        told.append("waiting")
+        assert holder.stdin is not None
+        holder.stdin.close()  # the holder ends
+
+    with store.lock(KEY, waiting):
+        assert told == ["waiting"]
+        assert holder.wait() == 0
+    with store.lock(KEY, lambda: told.append("again")):
+        assert told == ["waiting"]
+
+
+def test_other_keys_are_free_meanwhile(folder: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
+    holder = start(folder, HOLDER, KEY)
+    assert line(holder) == "held"
+    with Store(folder).lock(OTHER, lambda: pytest.fail("waits for another key")):
+        assert holder.poll() is None
+
+
+def test_the_lock_of_a_killed_process_is_free(folder: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
+    holder = start(folder, HOLDER, KEY)
+    assert line(holder) == "held"
+    holder.kill()
+    holder.wait()
+    with Store(folder).lock(KEY, lambda: pytest.fail("waits for a process that is gone")):
+        pass
+
+
+WORKER = """
+store.prepare()
+with store.scratch() as work:
+    (work / "half").write_bytes(b"half")
+    print(work, flush=True)
+    sys.stdin.read()
+    (work / "half").write_bytes(b"whole")
+    store.publish(sys.argv[2], Kind.TFLITE, work, {}, 0.0)
+print("published", flush=True)
+"""
+
+
+def test_scratch_of_a_killed_process_is_cleared_by_the_next_that_is_alone(
+    folder: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    killed, working = start(folder, WORKER, KEY), start(folder, WORKER, OTHER)
+    left, kept = Path(line(killed)), Path(line(working))
+    killed.kill()
+    killed.wait()
+    assert (left / "half").exists()
+    Store(folder).prepare()
+    assert (kept / "half").exists()  # somebody works there, and nobody can say who works where
+    assert working.stdin is not None
+    working.stdin.close()
+    assert line(working) == "published"
+    assert working.wait() == 0
+    Store(folder).prepare()
+    assert everything(folder / "scratch") == []
+    assert Store(folder).find(OTHER) is not None
+    assert Store(folder).find(KEY) is None
+
+
+def test_a_store_that_is_still_used_here_is_not_cleared(folder: Path) -> None:
+    first, second = Store(folder), Store(folder)
+    first.prepare()
+    with first.scratch() as work:
+        second.prepare()
+        assert work.is_dir()
+
+
+ENDLESS = """
+import itertools
+store.prepare()
+print("ready", flush=True)
+for number in itertools.count(int(sys.argv[2])):
+    key = f"{number:064x}"
+    with store.lock(key, lambda: None), store.scratch() as work:
+        for name in ("a", "b", "c"):
+            (work / name).write_bytes(key.encode() * 100)
+        store.publish(key, Kind.TFLITE, work, {"key": key}, 0.0)
+"""
+
+
+def test_a_process_can_be_killed_at_any_moment(folder: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
+    dice = random.Random(20)
+    for attempt in range(8):
+        process = start(folder, ENDLESS, attempt * 100_000)
+        assert line(process) == "ready"
+        time.sleep(dice.uniform(0, 0.05))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        Store(folder).prepare()
+        assert tiny.unsound(folder) == []
+    assert len(list((folder / "keys").iterdir())) > 0
+
+
+# --- disks and folders ------------------------------------------------------------------
+
+
+def refused(function: Callable[[], Any]) -> str:
+    with pytest.raises(StoreError) as caught:
+        function()
+    assert caught.value.exit_code == 6
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def test_a_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    message = refused(Store(tmp_path / "runs" / ".store").prepare)
+    assert message.startswith(f"{tmp_path}/runs/.store")
+    assert "the store cannot be written: a part of the path is a file, not a folder; choose another folder" in message
+    assert (tmp_path / "runs").read_text() == "a file"
+    assert "a file" in refused(Store(tmp_path / "runs").prepare)
+
+
+def test_looking_where_a_file_is_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    message = refused(lambda: Store(tmp_path / "runs").find(KEY))
+    assert "the store cannot be read: a part of the path is a file, not a folder" in message
+
+
+def test_a_folder_without_permission(unwritable: Path) -> None:
+    message = refused(Store(unwritable / "runs").prepare)
+    assert message.startswith(f"{unwritable}/runs: the store cannot be written: ")
+    assert "choose another" in message
+    assert everything(unwritable) == []
+
+
+def test_a_store_that_became_read_only_is_still_read(mounted: Callable[..., Path]) -> None:
+    folder = mounted()
+    published = publish(Store(folder / "store"))
+    mounted(options="remount,ro")
+    assert Store(folder / "store").find(KEY) == published
+    message = refused(lambda: publish(Store(folder / "store"), OTHER))
+    assert "the file system is read-only; choose another folder with --out" in message
+
+
+def test_a_full_disk(mounted: Callable[..., Path]) -> None:
+    folder = mounted()
+    store = Store(folder / "store")
+    store.prepare()
+    with store.scratch() as work:
+        (work / "model.tflite").write_bytes(b"content")
+        tiny.fill(folder)
+        facts = {"text": "x" * 10_000}
+        message = refused(lambda: store.publish(KEY, Kind.TFLITE, work, facts, 0.0))
+    assert message.startswith(f"{folder}/store")
+    assert "the store cannot be written: the disk is full; free some space and run again" in message
+    assert tiny.unsound(folder / "store") == []
+    assert store.find(KEY) is None
+    (folder / "filler").unlink()
+    assert store.find(KEY) is None
+    published = publish(store)
+    assert store.find(KEY) == published
+    assert tiny.unsound(folder / "store") == []
+
+
+def test_a_disk_without_room_for_another_file(mounted: Callable[..., Path]) -> None:
+    folder = mounted()
+    store = Store(folder / "store")
+    store.prepare()
+    tiny.fill(folder)
+    for number in range(100_000):  # a new, empty file needs an inode
+        try:
+            (folder / f"inode-{number}").touch()
+        except OSError:
+            break
+    message = refused(lambda: store.lock(KEY, lambda: None).__enter__())
+    assert "the store cannot be written: the disk is full" in message
+
+
+# --- single files -----------------------------------------------------------------------
+
+
+def test_a_file_is_the_old_or_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_atomically(path, b"old")
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert everything(tmp_path) == [path]
+
+
+def test_a_file_that_cannot_be_replaced_leaves_no_other(tmp_path: Path) -> None:
+    (tmp_path / "report.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomically(tmp_path / "report.json", b"new")
+    assert everything(tmp_path) == [tmp_path / "report.json"]
+
+
+def test_a_full_disk_keeps_the_old_file(mounted: Callable[..., Path]) -> None:
+    folder = mounted()
+    write_atomically(folder / "report.json", b"old")
+    tiny.fill(folder)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(folder / "report.json", b"new" * 10_000)
+    assert (folder / "report.json").read_bytes() == b"old"
+    assert sorted(path.name for path in folder.iterdir()) == ["filler", "report.json"]

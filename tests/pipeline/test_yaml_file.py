@@ -1,0 +1,306 @@
+"""YAML as plain values: what is read, what is refused, and with which line."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from compress.errors import PipelineError
+from compress.pipeline.yaml_file import MAX_BYTES, MAX_DEPTH, Document, read
+from compress.suggestions import nearest, shown
+
+
+@pytest.fixture
+def parse(tmp_path: Path) -> Any:
+    def parse(content: str | bytes) -> Document:
+        path = tmp_path / "file.yaml"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return read(path)
+
+    return parse
+
+
+def refusal(parse: Any, content: str | bytes) -> str:
+    """The message for a file that is refused, without the folder it is in."""
+    with pytest.raises(PipelineError) as caught:
+        parse(content)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "file.yaml" in message
+    return "file.yaml" + message.partition("file.yaml")[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("1E3", 1000.0),
+        ("12", 12),
+        ("+12", 12),
+        ("-0", 0),
+        ("017", 17),  # YAML 1.1 would say 15
+        ("0o17", 15),
+        ("0x1F", 31),
+        (".5", 0.5),
+        ("1.", 1.0),
+        ("9223372036854775807", 2**63 - 1),
+        ("-9223372036854775807", 1 - 2**63),
+        ("true", True),
+        ("FALSE", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("no", "no"),
+        ("yes", "yes"),
+        ("on", "on"),
+        ("off", "off"),
+        ("y", "y"),
+        ("1:30", "1:30"),  # YAML 1.1 would say 90
+        ("2001-12-31", "2001-12-31"),
+        ("'12'", "12"),
+        ('"true"', "true"),
+        ("=", "="),
+        ("<<", "<<"),
+        ("caffè ☕", "caffè ☕"),
+        ("[]", []),
+        ("{}", {}),
+        ("[1, [2, {a: b}]]", [1, [2, {"a": "b"}]]),
+    ],
+)
+def test_values_are_those_of_yaml_1_2(parse: Any, text: str, value: Any) -> None:
+    found = parse(f"key: {text}\n").value
+    assert found == {"key": value}
+    assert type(found["key"]) is type(value)
+
+
+def test_numbers_as_keys_stay_words(parse: Any) -> None:
+    assert parse("1: a\n1.0: b\ntrue: c\n").value == {"1": "a", "1.0": "b", "true": "c"}
+
+
+def test_lines_of_nested_keys_and_items(parse: Any) -> None:
+    document = parse("# a comment\na:\n  b:\n    - x\n    -\n      c: 1\n      d: {e: 2,\n        f: 3}\n\ng: 4\n")
+    assert document.lines == {
+        (): 2,
+        ("a",): 2,
+        ("a", "b"): 3,
+        ("a", "b", 0): 4,
+        ("a", "b", 1): 6,
+        ("a", "b", 1, "c"): 6,
+        ("a", "b", 1, "d"): 7,
+        ("a", "b", 1, "d", "e"): 7,
+        ("a", "b", 1, "d", "f"): 8,
+        ("g",): 10,
+    }
+
+
+def test_where_names_the_key_and_the_line_of_what_should_hold_it(parse: Any, tmp_path: Path) -> None:
+    document = parse("a:\n  b:\n    - {c: 1}\n")
+    path = tmp_path / "file.yaml"
+    assert document.where(()) == f"{path}:1"
+    assert document.where(("a", "b", 0, "c")) == f"{path}:3: a.b[0].c"
+    assert document.where(("a", "b", 0, "missing")) == f"{path}:3: a.b[0].missing"
+    assert document.where(("a", "missing", "too")) == f"{path}:1: a.missing.too"
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_lines_do_not_depend_on_the_end_of_line(parse: Any, newline: str) -> None:
+    assert parse(newline.join(["a: 1", "b:", "  c: 2", ""])).lines[("b", "c")] == 3
+
+
+def test_byte_order_mark_is_no_content(parse: Any) -> None:
+    assert parse("\ufeffa: 1\n").value == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "file.yaml:3: the key 'a' stands twice (first in line 1)"),
+        ("x:\n  a: 1\n  a: 1\n", "file.yaml:3: the key 'a' stands twice (first in line 2)"),
+        ("x: {a: 1, a: 2}\n", "file.yaml:1: the key 'a' stands twice"),
+        ("a: &x 1\n", "file.yaml:1: anchors and aliases"),
+        ("a: 1\nb: &x {c: 1}\n", "file.yaml:2: anchors and aliases"),
+        ("a: 1\nb: *x\n", "file.yaml:2: anchors and aliases"),
+        ("a: 1\nb:\n  <<: {c: 1}\n", "file.yaml:3: a key must be a plain word; merging (<<)"),
+        ("a: 1\n? [b, c]\n: 2\n", "file.yaml:2: a key must be a plain word"),
+        ("a: 1\n{b: c}: 2\n", "file.yaml:2: a key must be a plain word"),
+        ('a: 1\n"b\\nc": 2\n', "file.yaml:2: a key must be a plain word"),
+        ("a: 1\nb: !!python/object:os.system x\n", "file.yaml:2: the tag 'tag:yaml.org,2002:python/object:os.system'"),
+        ("a: !!binary aGk=\n", "file.yaml:1: the tag 'tag:yaml.org,2002:binary' is not allowed"),
+        ("a: 1\nb: !!set {c}\n", "file.yaml:2: the tag 'tag:yaml.org,2002:set' is not allowed"),
+        ("a: !!int 3\n", "file.yaml:1: the tag 'tag:yaml.org,2002:int' is not allowed"),
+        ("a: !!bool x\n", "file.yaml:1: the tag 'tag:yaml.org,2002:bool' is not allowed"),
+        ("!mine a: 1\n", "file.yaml:1: the tag '!mine' is not allowed"),
+        ("a: ! 1\n", "file.yaml:1: the tag '!' is not allowed"),
+        ("a: 1\n---\nb: 1\n", "file.yaml:2: a second document (---) is not allowed"),
+        ("%YAML 1.1\n---\na: no\n", "the version in the %YAML line is not allowed; allowed: 1.2"),
+        ("a: 1\nb: [1, 2\nc: 3\n", "file.yaml:3: is not valid YAML"),
+        ("a: [1, 2\n\n\n", "(begun in line 1)"),
+        ("a:\n\tb: 1\n", "file.yaml:2: is not valid YAML"),
+        ("a: 'x\n", "is not valid YAML"),
+        ('a: "\\q"\n', "file.yaml:1: is not valid YAML"),
+        ('a: "\\U00110000"\n', "file.yaml: is not valid YAML: an escape stands for no character"),
+        ('a: "\\UFFFFFFFF"\n', "file.yaml: is not valid YAML: an escape stands for no character"),
+        ("a: 1\nb: 1e999\n", "file.yaml:2: '1e999' is infinite or not a number"),
+        ("a: 1\nb: -.inf\n", "file.yaml:2: '-.inf' is infinite or not a number"),
+        ("a: 1\nb: .NaN\n", "file.yaml:2: '.NaN' is infinite or not a number"),
+        ("a: 1\nb: 9223372036854775808\n", "file.yaml:2: '9223372036854775808' is too large"),
+        ("a: 0x" + "f" * 5000, "file.yaml:1: '0xfff"),
+        ("a: " + "9" * 5000, "file.yaml:1: '9999"),
+        ('a: 1\nb: "x\\0y"\n', "file.yaml:2: the text holds the character '\\x00'"),
+        ('a: 1\nb: "\\ud800"\n', "file.yaml:2: the text holds the character '\\ud800'"),
+        ("a: |\n  two\n  lines\n", "file.yaml:1: the text holds the character '\\n'"),
+        ("a: 1\nb: '\u2028'\n", "file.yaml:2: the text holds the character '\\u2028'"),
+        (b"a: 1\nb: \x00\n", "file.yaml:2: is not valid YAML: unacceptable character #x0000"),
+        (b"a: 1\nb: \x07\n", "file.yaml:2: is not valid YAML: unacceptable character #x0007"),
+        (b"a: 1\nb: \xff\n", "file.yaml:2: is not a text file in UTF-8"),
+        ("a: 1\n".encode("utf-16"), "file.yaml:1: is not a text file in UTF-8"),
+        (b"\x89PNG\r\n\x1a\n", "file.yaml:1: is not a text file in UTF-8"),
+        (b"", "file.yaml: is empty"),
+        (b"# only a comment\n\n", "file.yaml: is empty"),
+        ("[" * 2000 + "]" * 2000, f"file.yaml:1: is nested too deeply; allowed: {MAX_DEPTH} levels"),
+        ("a:\n" + "".join(f"{' ' * i}- \n" for i in range(1, 50)), "is nested too deeply"),
+    ],
+)
+def test_what_is_refused(parse: Any, content: str | bytes, message: str) -> None:
+    found = refusal(parse, content)
+    assert found.startswith(message) if message.startswith("file.yaml") else message in found
+    assert len(found) < 300
+
+
+def test_depth_up_to_the_limit_is_read(parse: Any) -> None:
+    value = parse("[" * MAX_DEPTH + "]" * MAX_DEPTH).value
+    for _ in range(MAX_DEPTH - 1):
+        (value,) = value
+    assert value == []
+    assert "nested too deeply" in refusal(parse, "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))
+
+
+def test_size_up_to_the_limit_is_read(parse: Any) -> None:
+    padding = "#" * (MAX_BYTES - len("a: 1\n"))
+    assert parse(f"a: 1\n{padding}").value == {"a": 1}
+    assert refusal(parse, f"a: 1\n{padding}#").startswith(
+        f"file.yaml: is too large for a pipeline file; allowed: {MAX_BYTES}"
+    )
+
+
+def test_a_device_without_end_is_too_large() -> None:
+    with pytest.raises(PipelineError, match="too large"):
+        read(Path("/dev/zero"))
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"nothing\.yaml: cannot be read: No such file or directory; give the path"):
+        read(tmp_path / "nothing.yaml")
+    with pytest.raises(PipelineError, match="cannot be read: Is a directory"):
+        read(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(PipelineError, match="cannot be read: Not a directory"):
+        read(tmp_path / "file" / "pipeline.yaml")
+
+
+def _leaves(value: Any) -> Any:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            assert isinstance(key, str)
+            yield key
+            yield from _leaves(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _outcome(path: Path) -> Document | PipelineError:
+    try:
+        return read(path)
+    except PipelineError as error:
+        return error
+
+
+def _plain_or_refused(folder: Path, content: bytes) -> None:
+    path = folder / "fuzz.yaml"
+    path.write_bytes(content)
+    found = _outcome(path)
+    if isinstance(found, PipelineError):
+        assert len(str(found).splitlines()) == 1
+        assert str(path) in str(found)
+        return
+    last = sum(content.count(end) for end in (b"\n", b"\r", b"\xc2\x85", b"\xe2\x80")) + 1
+    assert all(1 <= line <= last for line in found.lines.values())
+    for leaf in _leaves(found.value):
+        assert leaf is None or type(leaf) in (str, bool, int, float)
+        assert not isinstance(leaf, float) or math.isfinite(leaf)
+        assert not isinstance(leaf, str) or len(leaf.splitlines()) <= 1
+
+
+@given(st.binary(max_size=200))
+@example(b"\xff\xfe")
+@settings(max_examples=300)
+def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    _plain_or_refused(tmp_path_factory.getbasetemp(), content)
+
+
+SIGNS = list("{}[]&*!|>'\"\\#=-._@`%?:,~é1")
+WORDS = ["!!", "---", "...", "<<", "\\x0", "\\U0011", "!<", "&x", "*x", "!t", "0x", "1e9", ".inf", "null", "2001-01-01"]
+SPACED = [
+    "- ",
+    ": ",
+    ", ",
+    "a: ",
+    "? ",
+    "!!int ",
+    "|2-\n",
+    "%YAML 1.1\n",
+    "%TAG ! x\n",
+    "\n",
+    "\n  ",
+    "\n    ",
+    "\t",
+    "\r",
+]
+TOKENS = st.sampled_from([*SIGNS, *WORDS, *SPACED, "\x00", "\x85", "\u2028", "\ufeff"])
+
+
+@given(st.lists(TOKENS, max_size=40).map("".join))
+@settings(max_examples=500)
+def test_anything_like_yaml_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: str) -> None:
+    _plain_or_refused(tmp_path_factory.getbasetemp(), content.encode())
+
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(1 - 2**63, 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(min_codepoint=32, max_codepoint=126)),
+    lambda items: (
+        st.lists(items, max_size=4)
+        | st.dictionaries(st.text(st.characters(min_codepoint=97, max_codepoint=122)), items, max_size=4)
+    ),
+    max_leaves=10,
+)
+
+
+@given(PLAIN)
+def test_json_is_read_as_what_it_is(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+    path = tmp_path_factory.getbasetemp() / "value.yaml"
+    path.write_text(json.dumps(value))
+    assert read(path).value == value
+
+
+def test_values_in_messages_are_short_and_as_in_yaml() -> None:
+    assert [shown(value) for value in (None, True, "x", 1.5)] == ["null", "true", "'x'", "1.5"]
+    assert len(shown(["x"] * 10_000)) < 120
+
+
+def test_nearest_names_a_close_word_and_nothing_otherwise() -> None:
+    assert nearest("epoch", ["epochs", "id"]) == "did you mean 'epochs'?"
+    assert nearest("EPOCHS", ["epochs", "id"]) == "did you mean 'epochs'?"
+    assert nearest("xyz", ["epochs", "id"]) == ""

@@ -1,0 +1,130 @@
+"""Which channels matter least, and what a network loses without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import networks
+import numpy as np
+import pytest
+from blobs import Blobs
+
+from compress.ir import channel_groups as structure
+from compress.ir import keras_graph
+from compress.ir.keras_graph import Tensor
+from compress.pruning import allocation, importance, sensitivity
+from compress.pruning.importance import Samples
+from compress.training import loop
+
+pytestmark = pytest.mark.tensorflow
+
+
+def samples(model: Any, count: int = 24) -> Samples:
+    random = np.random.default_rng(3)
+    inputs = random.random((count, *model.input_shape[1:]), np.float32)
+    return Samples(
+        inputs,
+        random.integers(0, model.output_shape[-1], count),
+        loop.Head("softmax" if "Softmax" in str(model) else "logits"),
+    )
+
+
+def losses(model: Any, given: Samples, gates: np.ndarray) -> np.ndarray:
+    """Cross entropy of each sample, in numpy."""
+    rows = np.repeat(gates[np.newaxis].astype(np.float32), len(given.inputs), axis=0)
+    logits = np.asarray(model([given.inputs, rows]), np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    found = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(logits)), given.labels]
+    return np.asarray(found)
+
+
+@pytest.mark.parametrize("builder", [networks.inverted_residual, networks.branches, networks.nested])
+def test_taylor_is_the_derivative_of_the_loss_by_a_factor_on_the_channel(keras: Any, builder: Any) -> None:
+    model = networks.randomized(builder(keras))
+    net = keras_graph.read(model)
+    channels = structure.follow(net)
+    given = samples(model)
+    score = importance.taylor(net, channels, given)
+    gated = importance.gated(net, channels)
+    for root in np.unique(channels.group[~channels.pinned])[::7]:
+        step = np.zeros(len(channels.group))
+        step[root] = 3e-3
+        slope = (losses(gated, given, 1 + step) - losses(gated, given, 1 - step)) / 6e-3
+        assert score[root] == pytest.approx(float((slope**2).mean()), rel=0.1, abs=1e-7)  # kinks of ReLU lie between
+    assert (score == score[channels.group]).all()
+
+
+def test_a_channel_that_nobody_reads_does_not_matter_to_taylor(keras: Any) -> None:
+    layers = keras.layers
+    image = keras.Input((6, 6, 2))
+    x = layers.Conv2D(6, 3, activation="relu", name="conv")(image)
+    model = networks.randomized(keras.Model(image, layers.Dense(3, name="dense")(layers.GlobalAveragePooling2D()(x))))
+    kernel, bias = model.get_layer("dense").get_weights()
+    kernel[2] = 0
+    model.get_layer("dense").set_weights([kernel, bias])
+    net = keras_graph.read(model)
+    channels = structure.follow(net)
+    score = importance.taylor(net, channels, samples(model))[channels.layouts[Tensor("conv")]]
+    assert score[2] == 0
+    assert (np.delete(score, 2) > 0).any()
+
+
+@pytest.mark.parametrize("method", ["l1", "l2", "batch_norm"])
+def test_norms_of_weights(keras: Any, method: Any) -> None:
+    model = networks.randomized(networks.plain(keras))
+    net = keras_graph.read(model)
+    channels = structure.follow(net)
+    conv, norm = model.layers[1], model.layers[2]
+    kernel = conv.get_weights()[0]
+    expected = np.abs(kernel).sum(axis=(0, 1, 2)) if method == "l1" else np.sqrt((kernel**2).sum(axis=(0, 1, 2)))
+    if method == "batch_norm":
+        gamma, _, _, variance = norm.get_weights()
+        expected = expected * np.abs(gamma) / np.sqrt(variance + norm.epsilon)
+    score = importance.of_weights(net, channels, method)[channels.layouts[Tensor(conv.name)]]
+    np.testing.assert_allclose(score, expected / expected.mean(), 1e-5)
+
+
+def test_a_channel_whose_batch_norm_scale_is_zero_goes_first(keras: Any) -> None:
+    model = networks.plain(keras)
+    conv, norm = (layer for layer in model.layers[1:3])
+    gamma, *rest = norm.get_weights()
+    gamma[3] = 0
+    norm.set_weights([gamma, *rest])
+    net = keras_graph.read(model)
+    channels = structure.follow(net)
+    score = importance.scores(net, channels, "batch_norm", None)[channels.layouts[Tensor(conv.name)]]
+    assert score.argmin() == 3
+
+
+def test_curves_say_what_removing_does(keras: Any) -> None:
+    """Each point is the divergence of the network that is really without those channels."""
+    from compress.targets.base import load
+
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    image = keras.Input((8, 8, 1))
+    x = layers.RandomTranslation(0.5, 0.5)(image)  # in training only
+    x = layers.Conv2D(12, 3, activation="relu", name="first")(x)
+    x = layers.Conv2D(8, 3, activation="relu", name="second")(x)
+    model = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
+    data = Blobs()
+    head = loop.head_of(model, data)
+    given = Samples(data.inputs("train"), data.labels("train"), head)
+    cut = allocation.prepare(keras_graph.read(model), load("edgetpu"), "taylor", given)
+    told: list[tuple[int, int]] = []
+    curves = sensitivity.curves(cut, given, lambda done, of: told.append((done, of)))
+    assert [curve.layers for curve in curves] == [("first",), ("second",)]
+    assert curves[0].kept == (12, 8, 4)  # steps of four, at least four
+    assert told == [(done, 3) for done in (1, 2, 3)]
+    for index, curve in enumerate(curves):
+        for place, kept in enumerate(curve.kept):
+            counts = tuple(kept if each == index else len(members) for each, members in enumerate(cut.sets))
+            smaller = keras_graph.build(allocation.without(cut, allocation.plan(cut, counts)))
+            logits = [np.asarray(each(given.inputs, training=False)) for each in (model, smaller)]
+            before, after = map(keras.ops.log_softmax, logits)
+            divergence = float(np.mean(np.sum(np.exp(before) * (np.asarray(before) - np.asarray(after)), axis=1)))
+            assert curve.divergence[place] == pytest.approx(divergence, abs=1e-5)
+            assert curve.accuracy[place] == float((np.asarray(after).argmax(axis=1) == given.labels).mean())
+        lost = curve.lost()
+        assert lost[curve.kept[0]] == 0
+        assert (np.diff(lost) <= 0).all()

@@ -1,0 +1,74 @@
+"""How outputs are compared: by class, and by the objects found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compress.quantization.fidelity import ByClass, ByObjects, judge, side_by_side
+from deploy.contract.detection import Detector
+
+ANCHORS = {"maps": [{"cells": [1, 2], "boxes": [[0.6, 0.4]]}]}
+NOTHING = -9.0
+
+
+def row(*scores: float, boxes: float = 0.0) -> np.ndarray:
+    """Outputs of one sample: two anchors side by side, two classes."""
+    return np.concatenate([np.full(8, boxes), scores]).astype(np.float32)[np.newaxis]
+
+
+def test_classifiers_are_compared_by_their_largest_output() -> None:
+    wanted = np.array([[1.0, 2, 0], [3, 1, 0]])
+    assert ByClass().same(wanted, wanted[::-1]).tolist() == [0, 0]
+    assert ByClass().same(wanted, wanted * 2).tolist() == [1, 1]
+    assert isinstance(judge(None), ByClass)
+
+
+@pytest.mark.parametrize(
+    ("found", "share"),
+    [
+        (row(4, NOTHING, NOTHING, 4), 1.0),
+        (row(1, NOTHING, NOTHING, 1), 1.0),  # less sure, and still found
+        (row(4, NOTHING, NOTHING, NOTHING), 2 / 3),  # two found one of which is lost: 1 of 2, and 1 of 1
+        (row(NOTHING, 4, NOTHING, 4), 0.5),  # another class
+        (row(4, NOTHING, NOTHING, 4, boxes=30.0), 0.0),  # elsewhere
+        (row(NOTHING, NOTHING, NOTHING, NOTHING), 0.0),
+    ],
+)
+def test_detectors_are_compared_by_the_objects_that_both_find(found: np.ndarray, share: float) -> None:
+    wanted = row(4, NOTHING, NOTHING, 4)
+    assert ByObjects(Detector(ANCHORS)).same(wanted, found) == pytest.approx([share])
+
+
+def test_two_that_find_nothing_agree() -> None:
+    nothing = row(NOTHING, NOTHING, NOTHING, NOTHING)
+    assert ByObjects(Detector(ANCHORS)).same(nothing, nothing).tolist() == [1]
+
+
+def test_boxes_of_unlikely_anchors_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    from compress.quantization import fidelity
+
+    monkeypatch.setattr(fidelity, "LIKELY", 1)
+    wanted = row(4, NOTHING, NOTHING, NOTHING, boxes=1.0)
+    near, far = wanted.copy(), wanted.copy()
+    near[0, 0] += 0.5  # of the likely anchor
+    far[0, 4] += 0.5  # of the other one
+    by_objects = ByObjects(Detector(ANCHORS))
+    assert by_objects.snr_db(wanted, far).tolist() == [60.0]
+    assert by_objects.snr_db(wanted, near)[0] < 45
+    scored = wanted + np.float32(0.5) * (np.arange(12) >= 8)
+    assert by_objects.snr_db(wanted, scored)[0] < 45
+
+
+def test_scores_before_a_sigmoid_are_read_as_logits() -> None:
+    specification = {**ANCHORS, "scores": "probabilities"}
+    for logits, wanted in ((True, "logits"), (False, "probabilities")):
+        found = judge(specification, logits=logits)
+        assert isinstance(found, ByObjects)
+        assert found.detector.specification["scores"] == wanted
+
+
+def test_several_outputs_stand_side_by_side() -> None:
+    parts = [np.arange(8.0).reshape(2, 2, 2), np.arange(2.0).reshape(2, 1)]
+    assert side_by_side(parts).tolist() == [[0, 1, 2, 3, 0], [4, 5, 6, 7, 1]]
+    assert side_by_side(parts[1]).tolist() == [[0], [1]]

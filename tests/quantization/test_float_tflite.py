@@ -1,0 +1,39 @@
+"""Float .tflite files quantized as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+from compress.errors import StageError
+from compress.quantization import export, float_tflite
+from compress.quantization.fidelity import snr_db
+from compress.tflite import graph
+from compress.tflite.interpreter import Model
+
+pytestmark = pytest.mark.tensorflow
+SAMPLES = np.random.default_rng(0).random((40, 4, 4, 1), np.float32)
+
+
+def test_a_file_is_quantized_as_it_is(tmp_path: Path) -> None:
+    original, path = tmp_path / "float.tflite", tmp_path / "int8.tflite"
+    original.write_bytes(tiny.classifier(int8=False))
+    path.write_bytes(float_tflite.convert(original.read_bytes(), SAMPLES, "uint8"))
+    assert not export.float_operators(path.read_bytes())
+    found = graph.read(path)
+    assert {found.tensors[index].dtype for index in (*found.inputs, *found.outputs)} == {"UINT8"}
+    weights = [found.tensors[op.inputs[1]] for op in found.operators if op.name == "FULLY_CONNECTED"]
+    assert [tensor.quantization.per_channel for tensor in weights if tensor.quantization] == [False]
+    outputs = [Model(each, reproducible=True).scores(SAMPLES) for each in (original, path)]
+    assert snr_db(outputs[0], outputs[1]).mean() > 25
+
+
+def test_what_the_quantizer_does_not_take_is_told() -> None:
+    damaged = graph.parse(tiny.classifier(int8=False))
+    damaged.source.operatorCodes[0].builtinCode = 32  # CUSTOM
+    damaged.source.operatorCodes[0].deprecatedBuiltinCode, damaged.source.operatorCodes[0].customCode = 32, b"own"
+    with pytest.raises(StageError, match=r"TensorFlow's quantizer does not take the file: .*own"):
+        float_tflite.convert(graph.serialize(damaged), SAMPLES)

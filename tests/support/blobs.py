@@ -1,0 +1,58 @@
+"""A data set that any network learns in seconds, with everything else a stage is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.artifact import Artifact, Kind
+from compress.data.types import Objects, Split, Task
+from compress.stage import Context
+from compress.targets.base import load
+
+
+@dataclass
+class Blobs:
+    """Bright top or bright bottom: two classes that any network learns."""
+
+    class_names: tuple[str, ...] = ("top", "bottom")
+    preprocessing: list[dict[str, Any]] = field(default_factory=list)
+    decoding: dict[str, Any] = field(default_factory=dict)
+    input_shape: tuple[int, ...] = (8, 8, 1)
+    scale: float = 1.0
+    task: Task = "classification"
+
+    def labels(self, split: Split) -> np.ndarray:
+        return np.arange(96 if split == "train" else 32, dtype=np.int64) % 2
+
+    def inputs(self, split: Split) -> np.ndarray:
+        labels = self.labels(split)
+        x = np.random.default_rng(len(labels)).random((len(labels), 8, 8, 1), np.float32) * 0.5
+        x[labels == 0, :4] += 0.5
+        x[labels == 1, 4:] += 0.5
+        return x * np.float32(self.scale)
+
+    def objects(self, split: Split) -> list[Objects]:
+        raise AssertionError(split)
+
+    def raw(self, split: Split, indices: np.ndarray) -> list[np.ndarray]:
+        return list(self.inputs(split)[indices])
+
+
+@dataclass
+class Silence:
+    seen: list[tuple[int, int, dict[str, float]]] = field(default_factory=list)
+
+    def update(self, done: int, total: int, **metrics: float) -> None:
+        self.seen.append((done, total, metrics))
+
+    def note(self, text: str) -> None:
+        raise AssertionError(text)
+
+
+def context(data: Blobs, folder: Path, seed: int = 0) -> Context:
+    nothing = Artifact("", Kind.KERAS, folder, {}, {}, 0)
+    return Context("test", folder, data, nothing, load("cpu"), seed, False, Silence())

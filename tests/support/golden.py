@@ -1,0 +1,146 @@
+"""What every interpreter must give, to the bit. `python golden.py` prints it, on Python 3.7 with numpy alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import struct
+
+import numpy as np
+import signer
+
+from deploy import recording
+from deploy.contract import bundle
+from deploy.contract.preprocessing import VERSION, Preprocessing, dequantize, quantize
+
+STEPS = [
+    {"resize": {"size": [5, 7]}},
+    {"scale": {"from": [0, 255], "to": [-1, 1]}},
+    {"normalize": {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.25, 1.5]}},
+    {"resize": {"size": [4, 3], "filter": "nearest"}},
+]
+PICTURE = [
+    {"crop": {"share": 0.9}},
+    {"resize": {"size": [8, 9], "filter": "bicubic", "antialias": True}},
+    {"colour": {"from": "rgb", "to": "bgr"}},
+    {"resize": {"size": [6, 4], "filter": "area", "fit": "pad", "fill": [1, 2, 3]}},
+    {"resize": {"size": [3, 8], "antialias": True, "levels": True, "fit": "crop"}},
+    {"colour": {"from": "bgr", "to": "grey"}},
+    {"pad": {"size": [10, 10], "fill": 7}},
+    {"clip": {"to": [0, 200]}},
+    {"reshape": {"shape": [-1]}},
+]
+SOUND = [
+    {"length": {"samples": 2000, "keep": "centre"}},
+    {"mfcc": {"rate": 8000, "frame": 200, "step": 80, "bins": 20, "range": [100, 3800], "offset": 0.001}},
+    {"squeeze": {}},
+]
+EXPECTED = {
+    "digest": "fa9b581a0a8900076222e8477cf8e0078c322a5a8cb439b196172d8cc8f8d223",
+    "output": "6dc6d4ec57976ee7d657b852f6c4dc052be1cb9d280ee745c9225f60895af8b3",
+    "quantized": "a350027b90835891ff2a6404d5c23012bbb331ceafc21fcf153fa16ceb31a4ec",
+    "picture": "97add43fae209e1f6da0513a74d6bdd38ba2a1a8fe978c1cf9a8264a3f91b886",
+    "sound": "0d11615273956803c00170a21501b541b33a7e626bc8321b37fe3e5dd2e5c241",
+    "recordings": "d35f4f927d67eb566fcb5723656141c7136ad03a1510f2bd7418299940883aae",
+    "bundle": "12001ea906bc6c296bc6f53be45e612111c1af087d5faf0a8a59f25ef940f89c",
+    "accepted": 0,
+    "signed": "8ae84d75c21f1893176ea37c6fc06455aab632620d90b01779ca94c1b2e5921a",
+    "accepted_signed": 0,
+}
+
+
+def sample():
+    """A uint8 image [9, 11, 3] without a random generator."""
+    return ((np.arange(9 * 11 * 3) * 37) % 256).astype(np.uint8).reshape(9, 11, 3)
+
+
+def sound():
+    """Four tones and some noise, int16 [1500], without a random generator and without a sine."""
+    place = np.arange(1500)
+    waves = sum(np.abs(place % period - period // 2) * (period % 3 - 1.2) for period in (7, 19, 32, 61))
+    return np.rint(waves * 200 + place * 7919 % 101).astype(np.int16)
+
+
+def recordings():
+    """The sounds in WAV files of every kind, each with three channels: their mean, and the first one."""
+    found = []
+    for tag, bits in sorted(recording.TYPES):
+        block = 3 * bits // 8
+        values = bytes((place * 37 + place // 7) % 64 for place in range(block * 20))  # floats of these are finite
+        form = struct.pack("<HHIIHH", tag, 3, 8000, 8000 * block, block, bits)
+        parts = b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", len(values)) + values
+        content = b"RIFF" + struct.pack("<I", len(parts)) + parts
+        found += [recording.sound(content, 8000, channels) for channels in ("mix", "first")]
+    return np.concatenate(found)
+
+
+def tensor(name, shape, dtype, scale, zero_point):
+    return {"name": name, "shape": shape, "dtype": dtype, "scale": scale, "zero_point": zero_point}
+
+
+def manifest(**changes):
+    """The manifest of the bundle below."""
+    given, made = tensor("image", [1, 4, 3, 3], "int8", 0.05, -3), tensor("scores", [1, 2], "int8", 1 / 256, -128)
+    models = {"int8": {"file": "int8.tflite", "input": given, "output": made}}
+    preprocessing = {"version": VERSION, "digest": Preprocessing(STEPS).digest, "steps": STEPS}
+    golden = {"inputs": ["golden-input-0.npy"], "outputs": {"int8": "golden-output-int8.npy"}}
+    content = {"name": "tiny", "coralline": "0.0", "labels": ["caf\u00e9", "tea"], "preprocessing": preprocessing}
+    return dict(content, models=models, golden=golden, **changes)
+
+
+def members():
+    """Its members."""
+    return {
+        "int8.tflite": b"not really a model",
+        "golden-input-0.npy": bundle.array_bytes(sample()),
+        "golden-output-int8.npy": bundle.array_bytes(np.array([[12, -12]], np.int8)),
+    }
+
+
+def packed():
+    """A small bundle."""
+    return bundle.pack(manifest(), members())
+
+
+def accepted(content, start=0):
+    """How many of the bundles changed or cut behind `start` are taken for good: none, and no other error may come."""
+    count = 0
+    places = range(start, len(content))
+    changes = [content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :] for i in places]
+    for changed in changes + [content[:i] for i in places[start > 0 :]]:
+        try:
+            bundle.Bundle(changed)
+        except bundle.BundleError:
+            continue
+        count += 1
+    return count
+
+
+def sha(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+def found():
+    """The same keys as EXPECTED."""
+    opened = bundle.Bundle(packed())
+    output = opened.preprocessing(opened.array("golden-input-0.npy"))
+    stored = quantize(output, 0.05, -3, np.int8)
+    signed = signer.signed(packed())
+    assert bundle.Bundle(signed, [signer.public_key()]).signer == signer.public_key()
+    return {
+        "digest": opened.preprocessing.digest,
+        "output": sha(output.tobytes()),
+        "quantized": sha(stored.tobytes() + dequantize(stored, 0.05, -3).tobytes()),
+        "picture": sha(Preprocessing(PICTURE)(sample()).tobytes()),
+        "sound": sha(quantize(Preprocessing(SOUND)(sound()), 0.25, 3, np.int8).tobytes()),
+        "recordings": sha(recordings().tobytes()),
+        "bundle": sha(packed()),
+        "accepted": accepted(packed()),
+        "signed": sha(signed),
+        "accepted_signed": accepted(signed, len(packed())),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({"found": found(), "python": platform.python_version(), "numpy": np.__version__}))

@@ -1,0 +1,100 @@
+"""ONNX models of a few operators, written where they are tested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from compress.importers.onnx import onnx_file
+
+EXACT = 2e-5
+DYNAMIC = "dynamic"
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant among the inputs of an operator; it becomes a stored tensor."""
+
+    numbers: Any
+
+
+def constant(numbers: Any) -> Constant:
+    return Constant(np.asarray(numbers))
+
+
+def floats(*shape: int, low: float = -1.0) -> Constant:
+    """Always the same ones, up to 1."""
+    return constant(np.random.default_rng(sum(shape)).uniform(low, 1.0, shape).astype(np.float32))
+
+
+def whole(*numbers: int) -> Constant:
+    return constant(np.array(numbers, np.int64))
+
+
+def number(value: float) -> Constant:
+    return constant(np.array(value, np.float32))
+
+
+def node(kind: str, inputs: Sequence[Any], outputs: Sequence[str], **settings: Any) -> tuple[Any, list[Any]]:
+    """An operator, and the stored tensors that it takes; its name is that of what it makes."""
+    stored, names = [], []
+    for place, given in enumerate(inputs):
+        if isinstance(given, Constant):
+            names.append(f"{outputs[0]}_{place}")
+            stored.append(numpy_helper.from_array(given.numbers, names[-1]))
+        else:
+            names.append(given)
+    title, domain = settings.pop("name", outputs[0]), settings.pop("domain", "")
+    return helper.make_node(kind, names, list(outputs), title, domain=domain, **settings), stored
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a file holds.
+
+    Attributes:
+        nodes: made with `node`.
+        inputs: shapes by name; a name for a side that is not fixed.
+        outputs: names.
+        opset: the version of the operators.
+        types: of inputs that are no floats.
+    """
+
+    nodes: Sequence[tuple[Any, list[Any]]]
+    inputs: Mapping[str, Sequence[Any]]
+    outputs: Sequence[str]
+    opset: int = 17
+    types: Mapping[str, int] = field(default_factory=dict)
+
+    def proto(self) -> Any:
+        """The model; its outputs' shapes are those that onnx infers."""
+        given = [
+            helper.make_tensor_value_info(name, self.types.get(name, TensorProto.FLOAT), list(shape))
+            for name, shape in self.inputs.items()
+        ]
+        stored = {tensor.name: tensor for _, tensors in self.nodes for tensor in tensors}
+        shown = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in self.outputs]
+        graph = helper.make_graph([made for made, _ in self.nodes], "graph", given, shown, list(stored.values()))
+        opsets = [helper.make_opsetid("", self.opset)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=8 if self.opset < 20 else 10)
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        for value, better in zip(model.graph.output, inferred.graph.output, strict=True):
+            value.CopyFrom(better)
+            if not value.type.tensor_type.HasField("shape"):
+                value.type.tensor_type.shape.SetInParent()
+        return model
+
+
+def imported(path: Path) -> tuple[onnx_file.File, Any, list[str]]:
+    """The file, the Keras model, and the kinds of its layers; their answers are the same."""
+    file = onnx_file.read(path)
+    assert file.problems == ()
+    model, apart = onnx_file.load(file)
+    assert apart < EXACT
+    return file, model, [type(each).__name__ for each in model.operations if type(each).__name__ != "InputLayer"]

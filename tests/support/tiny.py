@@ -1,0 +1,395 @@
+"""Small things to test with: .tflite models, data, pipelines, and stages that need no TensorFlow.
+
+`python tests/tiny.py ARGUMENTS` is `python -m compress ARGUMENTS` with these stages beside the shipped ones.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+from paths import ROOT
+
+from compress.artifact import MODEL_TFLITE, Artifact, Facts, Kind
+from compress.errors import StageError
+from compress.progress import Progress
+from compress.stage import Context, Need, Stage
+from compress.stages import STAGES as SHIPPED
+from compress.tflite import graph
+
+# --- models -----------------------------------------------------------------------------
+
+
+def classifier(
+    inputs: tuple[int, int, int] = (4, 4, 1), classes: int = 3, *, int8: bool = True, filters: int = 4, seed: int = 0
+) -> bytes:
+    """A .tflite file: CONV_2D 3x3 with ReLU, then FULLY_CONNECTED.
+
+    The same seed gives the same weights in float and int8. The int8 one takes [0, 1] as -128 to 127.
+
+    Args:
+        inputs: height, width, channels of its input.
+        classes: how many scores it gives.
+        int8: full integer (convolution per channel, dense per tensor), or float32.
+        filters: channels of the convolution.
+        seed: of the weights.
+    """
+    height, width, channels = inputs
+    random = np.random.default_rng(seed)
+    kernel = random.uniform(-1, 1, (filters, 3, 3, channels))
+    dense = random.uniform(-1, 1, (classes, height * width * filters))
+    dense -= dense.mean(axis=1, keepdims=True)  # otherwise one class wins whatever the input
+    biases = random.uniform(-0.1, 0.1, filters), random.uniform(-0.1, 0.1, classes)
+    high = float(np.abs(kernel).sum(axis=(1, 2, 3)).max())  # no activation is larger, for inputs up to 1
+    model = _Model(int8=int8)
+    x = model.activation("image", [1, height, width, channels], (0.0, 1.0))
+    hidden = model.activation("hidden", [1, height, width, filters], (0.0, high))
+    scores = model.activation("scores", [1, classes], (-high * 8, high * 8))
+    model.convolution(x, kernel, biases[0], hidden)
+    model.dense(hidden, dense, biases[1], scores)
+    return model.finish(x, scores)
+
+
+def macs(inputs: tuple[int, int, int] = (4, 4, 1), classes: int = 3, filters: int = 4) -> int:
+    """Multiply-accumulates of `classifier`, counted by hand."""
+    height, width, channels = inputs
+    return height * width * filters * 9 * channels + height * width * filters * classes
+
+
+class _Model:
+    """Puts a `ModelT` together."""
+
+    def __init__(self, *, int8: bool) -> None:
+        from ai_edge_litert import schema_py_generated as schema
+
+        self.schema, self.int8 = schema, int8
+        self.buffers = [schema.BufferT()]
+        self.tensors: list[Any] = []
+        self.codes: list[Any] = []
+        self.operators: list[Any] = []
+        self.scales: list[float] = []
+
+    def tensor(
+        self, name: str, shape: Sequence[int], kind: str, data: Any = None, scale: Any = None, zero: int = 0
+    ) -> int:
+        tensor = self.schema.TensorT()
+        tensor.name, tensor.shape, tensor.type = name.encode(), list(shape), getattr(self.schema.TensorType, kind)
+        tensor.buffer = 0
+        if data is not None:
+            buffer = self.schema.BufferT()
+            buffer.data = np.frombuffer(np.ascontiguousarray(data).tobytes(), np.uint8)
+            tensor.buffer = len(self.buffers)
+            self.buffers.append(buffer)
+        if scale is not None:
+            scales = np.atleast_1d(scale).astype(np.float32)
+            tensor.quantization = self.schema.QuantizationParametersT()
+            tensor.quantization.scale = scales.tolist()
+            tensor.quantization.zeroPoint = [zero] * len(scales)
+        self.tensors.append(tensor)
+        self.scales.append(float(np.max(scale)) if scale is not None else 1.0)
+        return len(self.tensors) - 1
+
+    def activation(self, name: str, shape: Sequence[int], span: tuple[float, float]) -> int:
+        if not self.int8:
+            return self.tensor(name, shape, "FLOAT32")
+        scale = (span[1] - span[0]) / 255
+        return self.tensor(name, shape, "INT8", scale=scale, zero=round(-128 - span[0] / scale))
+
+    def weights(self, name: str, values: Any, bias: Any, given: int, *, per_channel: bool) -> tuple[int, int]:
+        if not self.int8:
+            kernel = self.tensor(name, values.shape, "FLOAT32", values.astype(np.float32))
+            return kernel, self.tensor(f"{name}_bias", bias.shape, "FLOAT32", bias.astype(np.float32))
+        axes = tuple(range(1, values.ndim)) if per_channel else None
+        scale = np.abs(values).max(axis=axes, keepdims=per_channel) / 127
+        kernel = self.tensor(name, values.shape, "INT8", np.rint(values / scale).astype(np.int8), scale.reshape(-1))
+        step = scale.reshape(-1) * self.scales[given]
+        return kernel, self.tensor(f"{name}_bias", bias.shape, "INT32", np.rint(bias / step).astype(np.int32), step)
+
+    def convolution(self, given: int, values: Any, bias: Any, made: int) -> None:
+        options = self.schema.Conv2DOptionsT()
+        options.padding, options.strideH, options.strideW = self.schema.Padding.SAME, 1, 1
+        options.fusedActivationFunction = self.schema.ActivationFunctionType.RELU
+        inputs = [given, *self.weights("kernel", values, bias, given, per_channel=True)]
+        self.operator("CONV_2D", inputs, made, options)
+
+    def dense(self, given: int, values: Any, bias: Any, made: int) -> None:
+        inputs = [given, *self.weights("dense", values, bias, given, per_channel=False)]
+        self.operator("FULLY_CONNECTED", inputs, made, self.schema.FullyConnectedOptionsT())
+
+    def operator(self, name: str, inputs: list[int], made: int, options: Any) -> None:
+        code = self.schema.OperatorCodeT()
+        code.builtinCode = code.deprecatedBuiltinCode = getattr(self.schema.BuiltinOperator, name)
+        code.version = 3 if self.int8 else 1
+        operator = self.schema.OperatorT()
+        operator.opcodeIndex, operator.inputs, operator.outputs = len(self.codes), inputs, [made]
+        kind = type(options).__name__.removesuffix("T")
+        operator.builtinOptionsType, operator.builtinOptions = getattr(self.schema.BuiltinOptions, kind), options
+        self.codes.append(code)
+        self.operators.append(operator)
+
+    def finish(self, given: int, made: int) -> bytes:
+        main = self.schema.SubGraphT()
+        main.name, main.tensors, main.operators = b"main", self.tensors, self.operators
+        main.inputs, main.outputs = [given], [made]
+        model = self.schema.ModelT()
+        model.version, model.description = 3, b"tiny"
+        model.operatorCodes, model.subgraphs, model.buffers = self.codes, [main], self.buffers
+        return graph.serialize(SimpleNamespace(source=model))
+
+
+# --- data and pipelines -----------------------------------------------------------------
+
+
+def data(path: Path, samples: int = 90, inputs: tuple[int, int, int] = (4, 4, 1), classes: int = 3) -> Path:
+    """A .npz file: x float32 in [0, 1], y class indices, as many of each class."""
+    x = np.random.default_rng(1).random((samples, *inputs), np.float32)
+    np.savez(path, x=x, y=np.arange(samples) % classes)
+    return path
+
+
+def project(folder: Path, stages: Sequence[Any] = ("compile", "package"), **keys: Any) -> Path:
+    """A folder with model.tflite, data.npz and pipeline.yaml, which takes the model through `stages`.
+
+    Args:
+        folder: where; created if it does not exist.
+        stages: the list of stages, as plain values.
+        keys: other keys of the pipeline file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "model.tflite").exists():
+        (folder / "model.tflite").write_bytes(classifier())
+        data(folder / "data.npz")
+    content = {
+        "schema_version": 1,
+        "name": "tiny",
+        "model": {"file": "model.tflite"},
+        "data": {"source": {"npz": {"file": "data.npz"}}},
+        "stages": list(stages),
+        "measure": {"latency": {"runs": 5}},
+    } | keys
+    path = folder / "pipeline.yaml"
+    path.write_text(json.dumps(content, indent=1))  # JSON is YAML
+    return path
+
+
+# --- stages -----------------------------------------------------------------------------
+
+
+class _Light(Stage):
+    """Takes a .tflite model and gives one."""
+
+    consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.TFLITE})
+    produces: ClassVar[Kind] = Kind.TFLITE
+
+    def pass_on(self, given: Artifact, context: Context) -> Facts:
+        (context.folder / MODEL_TFLITE).write_bytes(given.file(MODEL_TFLITE).read_bytes())
+        return {"bytes": given.file(MODEL_TFLITE).stat().st_size}
+
+
+class Stamp(_Light):
+    """Writes a text into the model's description: the output changes with the text, and with nothing else."""
+
+    name: ClassVar[str] = "stamp"
+    text: str = ""
+    """The text."""
+    remark: str = ""
+    """Changes nothing in the output."""
+    file: str = ""
+    """A file to take the text from; its content is not part of the key, as if it were chance."""
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        text = Path(self.file).read_text() if self.file else self.text
+        parsed = graph.read(given.file(MODEL_TFLITE))
+        parsed.source.description = text.encode()
+        (context.folder / MODEL_TFLITE).write_bytes(graph.serialize(parsed))
+        return {"text": text}
+
+
+class Seeded(_Light):
+    """Its result depends on the seed, the data and the original."""
+
+    name: ClassVar[str] = "seeded"
+    needs: ClassVar[frozenset[Need]] = frozenset({"seed", "data", "original"})
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        return {
+            **self.pass_on(given, context),
+            "original": context.original.digest,
+            "samples": len(context.data.labels("train")),
+        }
+
+
+class Pause(_Light):
+    """Creates the file `started`, then waits until the file `go` is there, or some seconds have passed."""
+
+    name: ClassVar[str] = "pause"
+    started: str
+    """The file that says that this stage runs."""
+    go: str = ""
+    """The file that ends the wait."""
+    seconds: float = 60.0
+    """How long to wait at most."""
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        (context.folder / "half.tmp").write_bytes(b"half")
+        Path(self.started).touch()
+        end = time.monotonic() + self.seconds
+        while time.monotonic() < end and not (self.go and Path(self.go).exists()):
+            context.progress.update(1, 2, loss=0.5)
+            time.sleep(0.01)
+        (context.folder / "half.tmp").unlink()
+        return self.pass_on(given, context)
+
+
+class Fail(_Light):
+    """Fails in some way as long as the file `unless` is not there."""
+
+    name: ClassVar[str] = "fail"
+    how: str = "stage"
+    """stage, library, interrupt, disk, swallow or noise."""
+    unless: str = "/nonexistent"
+    """The file that makes it work."""
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        (context.folder / "half.tflite").write_bytes(b"half")
+        print("noise from Python")
+        os.write(1, b"noise from C on 1\n")
+        os.write(2, b"noise from C on 2\n")
+        if self.how == "swallow":
+            _swallow_interruption()
+        if not Path(self.unless).exists() and self.how != "noise":
+            raise {
+                "stage": StageError("there is nothing to do it with", allowed="something", todo="get something"),
+                "library": ValueError("the first line\nthe second line"),
+                "interrupt": KeyboardInterrupt(),
+                "disk": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/somewhere"),
+            }[self.how]
+        (context.folder / "half.tflite").unlink()
+        return self.pass_on(given, context)
+
+
+def _swallow_interruption() -> None:
+    """What pybind11 does when Ctrl-C comes while it initializes a module."""
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    except KeyboardInterrupt as error:
+        raise ImportError("initialization failed") from error
+
+
+LIGHT: dict[str, type[Stage]] = {stage.name: stage for stage in (Stamp, Seeded, Pause, Fail)}
+STAGES: dict[str, type[Stage]] = {**SHIPPED, **LIGHT}
+
+
+# --- runs -------------------------------------------------------------------------------
+
+
+Coralline = Callable[..., subprocess.CompletedProcess[str]]
+"""The fixture `coralline`: runs the command line in tmp_path."""
+
+
+def command(*arguments: object) -> list[str]:
+    """The command line with the light stages; warnings are errors there too."""
+    return [sys.executable, "-W", "error", __file__, *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    """The environment for a subprocess, without a vendor's compiler that may be on PATH."""
+    return {**os.environ, "PATH": "", "PYTHONPATH": str(ROOT)}
+
+
+class Notes:
+    """A `compress.pipeline.runner.Monitor`, and a `Progress`, that remembers."""
+
+    def __init__(self) -> None:
+        self.statuses: dict[str, str] = {}
+        self.worked: list[str] = []
+        self.noted: list[str] = []
+        self.logged: list[str] = []
+
+    @contextmanager
+    def working(self, title: str) -> Iterator[Progress]:
+        self.worked.append(title)
+        yield self
+
+    def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
+        self.statuses[title] = status
+
+    def log(self, text: str) -> None:
+        self.logged.append(text)
+
+    def update(self, done: int, total: int, **metrics: float) -> None:
+        assert 0 <= done <= total
+
+    def note(self, text: str) -> None:
+        self.noted.append(text)
+
+
+def statuses(record: Mapping[str, Any]) -> dict[str, str]:
+    """What became of each step of a run."""
+    return {row["id"]: row["status"] for row in record["stages"]}
+
+
+def unsound(store: Path) -> list[str]:
+    """What is in a store that should not be: artifacts and keys that are not whole, and rests of unfinished work."""
+    found = []
+    for folder in (store / "artifacts").iterdir():
+        try:
+            content = json.loads((folder / "artifact.json").read_bytes())
+            sums = {path.name: _sha256(path.read_bytes()) for path in folder.iterdir() if path.name != "artifact.json"}
+            named = {name: content[name] for name in ("kind", "files", "facts")}
+            text = json.dumps(named, sort_keys=True, separators=(",", ":"))
+            whole = content["files"] == sums and _sha256(text.encode()) == folder.name
+        except (OSError, ValueError, KeyError):
+            whole = False
+        found += [] if whole else [str(folder)]
+    for key in (store / "keys").iterdir():
+        line = key.read_text()
+        found += [] if len(line) == 65 and (store / "artifacts" / line.strip()).is_dir() else [str(key)]
+    return found + [str(path) for path in (store / "scratch").iterdir()]
+
+
+def fill(folder: Path) -> None:
+    """Fills the disk that a folder is on, with a file `filler`. For small disks."""
+    with (folder / "filler").open("wb", buffering=0) as stream, suppress(OSError):
+        while True:
+            stream.write(bytes(4096))
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def kill_after(events: int, folder: str) -> None:
+    """Kills this process (SIGKILL) right before its n-th operation on files in a folder."""
+    left = [events]
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "shutil.copyfile"):
+            left[0] -= any(str(argument).startswith(folder) for argument in arguments)
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+if __name__ == "__main__":
+    from compress import stages
+    from compress.cli.main import main
+
+    stages.STAGES.update(LIGHT)
+    if "TINY_KILL_AFTER" in os.environ:
+        kill_after(int(os.environ["TINY_KILL_AFTER"]), os.environ["TINY_KILL_FOLDER"])
+    sys.exit(main())

@@ -1,0 +1,411 @@
+"""The compiler as a whole, played by a stand-in: what is asked of it, when again, and what is made of its answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import edgetpu as measured
+import one_op
+import pytest
+import tiny
+from one_op import Op, Tensor
+from packages import compiled
+from stand_in import CHANCE, FAILED, LOG, VERSION, Answer, Programs, success
+
+from compress.errors import StageError
+from compress.stages.compile import Compile
+from compress.targets.base import load
+from compress.targets.edgetpu import compiler, inspection
+from compress.targets.edgetpu.compiler import Compiler, Options
+from compress.targets.edgetpu.compiler.cache import Cache
+from compress.targets.edgetpu.compiler.host import Docker, Local, Ssh
+from compress.tflite import graph
+
+TARGET = load("edgetpu")
+MODEL = tiny.classifier()
+EDGETPU = measured.EDGETPU
+LOGS = sorted(EDGETPU.glob("pairs/*/compiler.log"))
+OTHER_TRY = "which may be chance"
+
+Make = Callable[..., Compiler]
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def make(programs: Programs, tmp_path: Path) -> Make:
+    """A Compiler on this machine, with a cache."""
+
+    def make(asked: Options | None = None, **changes: Any) -> Compiler:
+        usual: dict[str, Any] = {
+            "host": Local(programs.folder / "edgetpu_compiler", tmp_path / "here"),
+            "timeout_s": 60.0,
+            "retries": 2,
+            "cache": Cache(tmp_path / "cache"),
+            "version": None,
+            "usual": "16.0",
+        }
+        return Compiler(options=asked or Options(), **{**usual, **changes})
+
+    return make
+
+
+# --- what is asked ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "arguments"),
+    [
+        (Options(), ["-s"]),
+        (Options(all_subgraphs=True), ["-s", "-a"]),
+        (Options(min_runtime=13), ["-s", "-m", "13"]),
+        (Options(num_segments=3), ["-s", "-n", "3"]),
+        (Options(intermediate_tensors=("hidden", "scores")), ["-s", "-i", "hidden,scores"]),
+        (Options(search_delegate=True, child_timeout_s=300), ["-s", "-d", "-t", "300"]),
+    ],
+)
+def test_options(make: Make, programs: Programs, asked: Options, arguments: list[str]) -> None:
+    programs.compiler(success(MODEL, names=asked.outputs))
+    done = make(asked).compile(MODEL, pytest.fail)
+    assert done is not None
+    assert programs.asked()[0]["arguments"] == [*arguments, "model.tflite"]
+    assert set(done.files) == set(asked.outputs)
+
+
+def test_what_is_expected_for_an_old_runtime() -> None:
+    """An operator that needs a newer runtime stays on the CPU: here PRELU, from 13 on."""
+    tensors = {letter: Tensor((1, 4, 4, 4)) for letter in "abc"} | {"alpha": Tensor((1, 1, 4), data=1)}
+    chain = [Op("RELU", "a", "b"), Op("PRELU", ["b", "alpha"], ["c"])]
+    parsed = one_op.read(tensors, chain, "a", "c")
+
+    def sides(runtime: int | None) -> str:
+        found, _ = Compile(min_runtime_version=runtime)._expected(parsed, TARGET, None)
+        return "".join(op.placement[0] for op in found.placement.ops)
+
+    assert [sides(runtime) for runtime in (None, 14, 13, 12)] == ["tt", "tt", "tt", "tc"]
+
+
+def test_the_names_of_segments() -> None:
+    assert Options().outputs == ("model_edgetpu.tflite",)
+    names = [f"model_segment_{index}_of_3_edgetpu.tflite" for index in range(3)]
+    assert list(Options(num_segments=3).outputs) == names
+
+
+def test_a_tensor_that_is_not_in_the_model(make: Make, programs: Programs) -> None:
+    programs.compiler(success(MODEL))
+    with pytest.raises(StageError, match=r"no operator makes a tensor 'hiden'"):
+        make(Options(intermediate_tensors=("hidden", "hiden"))).compile(MODEL, pytest.fail)
+    assert programs.asked() == []
+
+
+# --- finding it -------------------------------------------------------------------------
+
+
+def test_it_is_found_on_path(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(programs.folder))
+    assert compiler.find(None, None, None, TARGET, None) is None
+    path = programs.compiler(Answer())
+    assert compiler.find(None, None, None, TARGET, None) == Local(path)
+    path.chmod(0o644)
+    assert compiler.find(None, None, None, TARGET, None) is None
+
+
+def test_a_setting_names_it(programs: Programs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = programs.compiler(Answer(), name="mine")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(programs.folder)
+    for setting in (str(path), "~/bin/mine", "mine"):
+        assert compiler.find(setting, None, None, TARGET, None) == Local(path)
+    assert compiler.find(None, "coral:16", None, TARGET, None) == Docker("coral:16", "edgetpu_compiler")
+    assert compiler.find(None, None, "me@there", TARGET, None) == Ssh("me@there", "edgetpu_compiler")
+
+
+def test_identity(programs: Programs, tmp_path: Path) -> None:
+    """Without a compiler, what the cache holds is what may change the result."""
+    cache = Cache(tmp_path / "cache")
+    assert compiler.identity(None, None) == {"compiler": "none"}
+    empty = compiler.identity(None, cache)
+    cache.keep(MODEL, ["-s"], VERSION, compiler_outcome())
+    assert compiler.identity(None, cache) != empty
+    host = Local(programs.compiler(Answer()))
+    assert compiler.identity(host, cache) == compiler.identity(host, None)
+    assert compiler.identity(host, None)["compiler"] not in ("none", "")
+
+
+def compiler_outcome() -> Any:
+    return compiler.Outcome(0, LOG, {"model_edgetpu.tflite": compiled(MODEL)})
+
+
+def test_how_to_compile_names_the_command() -> None:
+    assert TARGET.tables["compiler"]["name"] in compiler.HOW_TO_COMPILE
+
+
+@pytest.mark.parametrize(
+    ("version", "known"), [(VERSION, "16.0"), ("15.0.340273435", "15.0"), ("14.1.317412892", None), (None, None)]
+)
+def test_versions_that_the_target_knows(version: str | None, known: str | None) -> None:
+    assert compiler.known_version(version, TARGET) == known
+
+
+# --- what is made of its answers --------------------------------------------------------
+
+
+def test_success(make: Make, programs: Programs) -> None:
+    programs.compiler(success(MODEL))
+    done = make().compile(MODEL, pytest.fail)
+    assert done is not None
+    assert done.log == LOG
+    assert done.files == {"model_edgetpu.tflite": compiled(MODEL)}
+    assert [report.version for report in done.reports] == [VERSION]
+
+
+def test_neither_compiler_nor_result(make: Make) -> None:
+    assert make(host=None).compile(MODEL, pytest.fail) is None
+    assert make(host=None, cache=None).compile(MODEL, pytest.fail) is None
+
+
+def test_chance_is_tried_again(make: Make, programs: Programs, notes: list[str]) -> None:
+    programs.compiler(Answer(CHANCE, exit_code=1), Answer(FAILED % "", exit_code=1), success(MODEL))
+    assert make().compile(MODEL, notes.append) is not None
+    assert len(programs.asked()) == 3
+    assert [OTHER_TRY in note for note in notes] == [True, True]
+    assert "Internal compiler error. Aborting!" in notes[0]
+    assert "try 2 of 3" in notes[0]
+
+
+@pytest.mark.parametrize("retries", [0, 1, 4])
+def test_chance_that_is_none(make: Make, programs: Programs, notes: list[str], retries: int) -> None:
+    """It is not kept: another day it may succeed. What it printed is told."""
+    programs.compiler(Answer(CHANCE, exit_code=255))
+    with pytest.raises(StageError, match=r"exit code 255, Internal compiler error.*operator 0 CONV_2D") as caught:
+        make(retries=retries).compile(MODEL, notes.append)
+    assert len(programs.asked()) == retries + 1
+    assert sum(OTHER_TRY in note for note in notes) == retries
+    assert notes[-1] == CHANCE
+    assert "compile.retries" in caught.value.todo
+    assert make().cache is not None
+    assert make().cache.names == []  # type: ignore[union-attr]
+
+
+def test_what_is_certain_is_not_tried_again_and_kept(
+    make: Make, programs: Programs, notes: list[str], tmp_path: Path
+) -> None:
+    log = FAILED % "Compilation failed: Compilation failed due to large activation tensors in model.\n"
+    programs.compiler(Answer(log, exit_code=1))
+    with pytest.raises(StageError, match=r"too large for the chip.*due to large activation tensors") as caught:
+        make().compile(MODEL, notes.append)
+    assert caught.value.where == str(programs.folder / "edgetpu_compiler")
+    assert "layer hidden" in caught.value.what
+    assert notes == [log]
+    with pytest.raises(StageError, match="due to large activation tensors") as again:
+        make(host=None).compile(MODEL, notes.append)
+    assert again.value.where == "an earlier run, from the cache"
+    assert len(programs.asked()) == 1
+    (path,) = tmp_path.joinpath("cache").iterdir()
+    assert f"Remove {path} to compile again." in notes[-1]
+    path.unlink()
+    programs.compiler(success(MODEL))
+    assert make().compile(MODEL, pytest.fail) is not None
+
+
+def test_a_failure_that_is_not_known_is_not_kept(make: Make, programs: Programs, notes: list[str]) -> None:
+    """It may be the machine's: no memory, no disk."""
+    programs.compiler(Answer(f"Edge TPU Compiler version {VERSION}\nNo space left on device\n", exit_code=1))
+    with pytest.raises(StageError, match="exit code 1, No space left on device"):
+        make().compile(MODEL, notes.append)
+    assert len(programs.asked()) == 1
+    assert make(host=None).compile(MODEL, pytest.fail) is None
+
+
+@pytest.mark.parametrize("asked", [Options(intermediate_tensors=("hidden",)), Options(search_delegate=True)])
+def test_a_model_that_was_cut_may_have_other_outputs(make: Make, programs: Programs, asked: Options) -> None:
+    other = compiled(tiny.classifier(classes=5))
+    programs.compiler(Answer(LOG, {"model_edgetpu.tflite": other}))
+    assert make(asked).compile(MODEL, pytest.fail) is not None
+    with pytest.raises(StageError, match="has other inputs or outputs"):
+        make().compile(MODEL, lambda line: None)
+
+
+def test_a_compiler_that_says_it_succeeded_and_left_nothing(make: Make, programs: Programs, notes: list[str]) -> None:
+    programs.compiler(Answer("Edge TPU Compiler version 15.0.340273435\n"))
+    with pytest.raises(StageError, match="exit code 0, no error message and no compiled model"):
+        make().compile(MODEL, notes.append)
+
+
+def test_a_compiler_that_left_a_model_and_says_it_failed(make: Make, programs: Programs, notes: list[str]) -> None:
+    programs.compiler(success(MODEL, log="too late\n", exit_code=1))
+    with pytest.raises(StageError, match="exit code 1, too late"):
+        make().compile(MODEL, notes.append)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"compiled", "is not a .tflite file"),
+        (MODEL, "has no edgetpu-custom-op"),
+        (compiled(tiny.classifier((8, 8, 1))), "has other inputs or outputs"),
+        (compiled(MODEL).replace(b"DWN1", b"XXXX"), "holds no Edge TPU package"),
+    ],
+    ids=["no model", "not compiled", "another model", "a fake"],
+)
+def test_a_file_that_the_compiler_never_made(
+    make: Make, programs: Programs, notes: list[str], content: bytes, message: str
+) -> None:
+    """Programs that play the compiler are in circulation. Nothing of them comes into the cache."""
+    programs.compiler(Answer(LOG, {"model_edgetpu.tflite": content}))
+    with pytest.raises(StageError, match=message):
+        make().compile(MODEL, notes.append)
+    assert not (make().cache.folder).exists()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("runtime", [None, 11])
+def test_a_success_that_maps_nothing(make: Make, programs: Programs, notes: list[str], runtime: int | None) -> None:
+    log = LOG.replace("Mapped to Edge TPU", "Operation not supported")
+    programs.compiler(Answer(log, {"model_edgetpu.tflite": MODEL}))
+    with pytest.raises(StageError, match="nothing of the model would run on the Edge TPU") as caught:
+        make(Options(min_runtime=runtime)).compile(MODEL, notes.append)
+    assert ("min_runtime_version" in caught.value.todo) == (runtime is not None)
+
+
+# --- the cache --------------------------------------------------------------------------
+
+
+def test_the_program_is_not_needed_twice(make: Make, programs: Programs) -> None:
+    programs.compiler(success(MODEL))
+    first = make().compile(MODEL, pytest.fail)
+    assert make().compile(MODEL, pytest.fail) == first
+    assert len(programs.asked()) == 1
+    shutil.rmtree(programs.folder)
+    assert make().compile(MODEL, pytest.fail) == first
+    assert make(host=None).compile(MODEL, pytest.fail) == first
+    for host in (Docker("coral", "edgetpu_compiler"), Ssh("there", "edgetpu_compiler")):
+        assert make(host=host).compile(MODEL, pytest.fail) == first
+
+
+def test_another_model_options_or_version_is_something_else(make: Make, programs: Programs) -> None:
+    programs.compiler(success(MODEL))
+    make().compile(MODEL, pytest.fail)
+    assert make(host=None).compile(tiny.classifier(seed=1), pytest.fail) is None
+    assert make(Options(all_subgraphs=True), host=None).compile(MODEL, pytest.fail) is None
+    assert make(host=None, version="15.0").compile(MODEL, pytest.fail) is None
+    assert make(host=None, version="16.0", usual="15.0").compile(MODEL, pytest.fail) is not None
+    assert make(Options(child_timeout_s=9), host=None).compile(MODEL, pytest.fail) is not None
+
+
+def test_a_corrupt_entry_is_made_anew(make: Make, programs: Programs, notes: list[str]) -> None:
+    programs.compiler(success(MODEL))
+    first = make().compile(MODEL, pytest.fail)
+    cache = make().cache
+    assert cache is not None
+    (path,) = cache.folder.iterdir()
+    path.write_bytes(path.read_bytes()[:-5] + b"wrong")
+    assert make(host=None).compile(MODEL, notes.append) is None
+    assert make().compile(MODEL, notes.append) == first
+    assert len(programs.asked()) == 2
+    assert all("is damaged and not used" in note for note in notes)
+    assert make(host=None).compile(MODEL, pytest.fail) == first
+
+
+@pytest.mark.parametrize(
+    ("log", "content"),
+    [
+        (LOG, compiled(tiny.classifier((8, 8, 1)))),
+        (LOG, MODEL),
+        (LOG, b"no model"),
+        (LOG.replace(VERSION, "15.0.1"), compiled(MODEL)),
+        (CHANCE, None),
+    ],
+    ids=["another model", "not compiled", "no model", "another version", "chance"],
+)
+def test_a_well_formed_entry_that_is_not_true(
+    make: Make, programs: Programs, notes: list[str], log: str, content: bytes | None
+) -> None:
+    programs.compiler(success(MODEL))
+    job = make()
+    assert job.cache is not None
+    files = {} if content is None else {"model_edgetpu.tflite": content}
+    job.cache.keep(MODEL, job.options.arguments, VERSION, compiler.Outcome(0 if files else 1, log, files))
+    done = job.compile(MODEL, notes.append)
+    assert done is not None
+    assert done.files["model_edgetpu.tflite"] == compiled(MODEL)
+    assert len(programs.asked()) == 1
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_the_cache(
+    make: Make, programs: Programs, notes: list[str], unwritable: Path
+) -> None:
+    programs.compiler(success(MODEL))
+    assert make(cache=Cache(unwritable / "cache")).compile(MODEL, notes.append) is not None
+    assert len(notes) == 1
+    assert "cannot be cached" in notes[0]
+
+
+def test_segments_are_cached(make: Make, programs: Programs) -> None:
+    asked = Options(num_segments=2)
+    programs.compiler(success(MODEL, names=asked.outputs))
+    first = make(asked).compile(MODEL, pytest.fail)
+    assert make(asked, host=None).compile(MODEL, pytest.fail) == first
+
+
+# --- its version ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["16.0", VERSION, None])
+def test_the_version_that_was_asked_for(make: Make, programs: Programs, version: str | None) -> None:
+    programs.compiler(success(MODEL))
+    assert make(version=version).compile(MODEL, pytest.fail) is not None
+
+
+@pytest.mark.parametrize("version", ["15.0", "16.0.1", "1"])
+def test_another_version(make: Make, programs: Programs, version: str) -> None:
+    programs.compiler(success(MODEL))
+    with pytest.raises(StageError, match=rf"is version {VERSION}.*asks for {version}"):
+        make(version=version).compile(MODEL, pytest.fail)
+
+
+# --- recorded and real ------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not LOGS, reason=f"no recorded logs in {EDGETPU}; see CORALLINE_SHARED")
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.parent.name)
+def test_recorded_runs(make: Make, programs: Programs, path: Path) -> None:
+    """The log and the compiled model of a real run, replayed."""
+    model, real = (path.with_name(name).read_bytes() for name in ("model.tflite", "compiled.tflite"))
+    programs.compiler(Answer(path.read_text(), {"model_edgetpu.tflite": real}))
+    done = make(usual="1.0").compile(model, pytest.fail)
+    assert done is not None
+    assert (done.log, done.files["model_edgetpu.tflite"]) == (path.read_text(), real)
+    version = done.reports[0].version
+    again = make(host=None, version=version).compile(model, pytest.fail)
+    assert again == done
+
+
+@pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")
+def test_recorded_messages(make: Make, programs: Programs, notes: list[str]) -> None:
+    """Each fails with a cause and something to do, and with every word that was printed in the notes."""
+    for row in json.loads((EDGETPU / "issue_logs.json").read_text()):
+        if "msg" in row:
+            programs.compiler(Answer(FAILED % f"{row['msg']}\n", exit_code=1))
+            with pytest.raises(StageError) as caught:
+                make(retries=0, cache=None).compile(MODEL, notes.append)
+            assert caught.value.todo
+            assert row["msg"] in notes[-1]
+
+
+REAL = shutil.which("edgetpu_compiler")
+
+
+@pytest.mark.skipif(REAL is None, reason="the vendor's edgetpu_compiler is not on PATH: it cannot be shipped")
+def test_the_real_compiler(make: Make) -> None:
+    done = make(host=Local(Path(str(REAL)))).compile(MODEL, print)
+    assert done is not None
+    assert sum(report.mapped or 0 for report in done.reports) == 2
+    assert [report.unknown for report in done.reports] == [()]
+    assert inspection.opened(graph.parse(done.files["model_edgetpu.tflite"])).cached_bytes > 0

@@ -1,0 +1,352 @@
+"""Logs of the compiler as values: recorded ones, and every line of them understood or kept."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import edgetpu as measured
+import one_op
+import pytest
+import tiny
+from one_op import Op, Tensor
+from packages import compiled
+from stand_in import FAILED, LOG, VERSION
+
+from compress.targets.base import load
+from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.compiler.log import Report, Row, as_compiled, differences, expected, parse
+from compress.targets.edgetpu.placement import LATE, MAPPED
+from compress.tflite import graph
+
+TARGET = load("edgetpu")
+EDGETPU = measured.EDGETPU
+LOGS = sorted(EDGETPU.glob("pairs/*/compiler.log"))
+shared = pytest.mark.skipif(not LOGS, reason=f"no recorded logs in {EDGETPU}; see CORALLINE_SHARED")
+
+MIXED = """\
+Edge TPU Compiler version 2.0.267685300
+INFO: Initialized TensorFlow Lite runtime.
+
+Model compiled successfully in 231 ms.
+
+Input model: blur.tflite
+Input size: 3.03KiB
+Output model: blur_edgetpu.tflite
+Output size: 296.85KiB
+On-chip memory available for caching model parameters: 1.73MiB
+On-chip memory used for caching model parameters: 10.00KiB
+Off-chip memory used for streaming uncached model parameters: 0.00B
+Number of Edge TPU subgraphs: 1
+Total number of operations: 3
+Operation log: blur_edgetpu.log
+
+Model successfully compiled but not all operations are supported by the Edge TPU. A percentage of the model will \
+instead run on the CPU, which is slower. For details, visit g.co/coral/model-reqs.
+Number of operations that will run on Edge TPU: 1
+Number of operations that will run on CPU: 2
+
+Operator                       Count      Status
+
+DEPTHWISE_CONV_2D              1          Mapped to Edge TPU
+DEQUANTIZE                     1          Operation is working on an unsupported data type
+CUSTOM                         1          A status of tomorrow
+Something that no version has said before: 3
+"""
+SEGMENTS = """\
+Edge TPU Compiler version 16.0.384591198
+Searching for valid delegate with step 10
+Try to compile segment with 84 ops
+Intermediate tensors: a/b,c
+Started a compilation timeout timer of 180 seconds.
+Compilation timeout. This is usually caused by large activations.
+Compilation failed!
+Try to compile segment with 74 ops
+Started a compilation timeout timer of 180 seconds.
+
+Model compiled successfully in 1857 ms.
+
+Input model: m_segment_0_of_2.tflite
+Input size: 5.20MiB
+Output model: m_segment_0_of_2_edgetpu.tflite
+Output size: 6.51MiB
+On-chip memory used for caching model parameters: 6.02MiB
+On-chip memory remaining for caching model parameters: 1.02MiB
+Off-chip memory used for streaming uncached model parameters: 0.00B
+Number of Edge TPU subgraphs: 1
+Total number of operations: 84
+Operation log: m_segment_0_of_2_edgetpu.log
+See the operation log file for individual operation details.
+Compilation child process completed within timeout period.
+Compilation succeeded!
+Started a compilation timeout timer of 180 seconds.
+
+Model compiled successfully in 5 ms.
+
+Input model: m_segment_1_of_2.tflite
+Input size: 1.00MiB
+Output model: m_segment_1_of_2_edgetpu.tflite
+Output size: 1.51MiB
+On-chip memory used for caching model parameters: 12.00KiB
+Off-chip memory used for streaming uncached model parameters: 1.00GiB
+Number of Edge TPU subgraphs: 2
+Total number of operations: 3
+Operation log: m_segment_1_of_2_edgetpu.log
+Number of operations that will run on Edge TPU: 2
+Number of operations that will run on CPU: 1
+Compilation child process completed within timeout period.
+Compilation succeeded!
+"""
+
+
+def test_a_log_of_version_16() -> None:
+    (report,) = parse(LOG)
+    assert report == Report(
+        VERSION,
+        (Row("CONV_2D", MAPPED, 1), Row("FULLY_CONNECTED", MAPPED, 1)),
+        subgraphs=1,
+        total=2,
+        on_chip_bytes=1280,
+        on_chip_remaining_bytes=7.87 * 2**20,
+        off_chip_bytes=0,
+    )
+    assert report.mapped == 2
+    json.dumps(report.to_json(), allow_nan=False)
+
+
+def test_a_log_of_version_2_and_what_is_unknown() -> None:
+    (report,) = parse(MIXED)
+    assert report.on_chip_available_bytes == 1.73 * 2**20
+    assert (report.on_chip_bytes, report.on_chip_remaining_bytes, report.off_chip_bytes) == (10240, None, 0)
+    assert (report.total, report.on_tpu, report.on_cpu, report.mapped) == (3, 1, 2, 1)
+    assert Row("CUSTOM", "A status of tomorrow", 1) in report.operations
+    assert report.unknown == (
+        "INFO: Initialized TensorFlow Lite runtime.",
+        "Something that no version has said before: 3",
+    )
+
+
+def test_segments() -> None:
+    one, other = parse(SEGMENTS)
+    assert one.errors == (
+        "Compilation timeout. This is usually caused by large activations.",
+        "Compilation failed!",
+    )
+    assert (one.unknown, other.unknown) == ((), ())
+    assert (one.on_chip_bytes, other.on_chip_bytes) == (6.02 * 2**20, 12 * 1024)
+    assert (one.subgraphs, other.subgraphs, other.off_chip_bytes) == (1, 2, 2**30)
+    assert (one.mapped, other.mapped) == (None, 2)
+    assert one.version == other.version == VERSION
+
+
+def test_a_failure() -> None:
+    (report,) = parse(FAILED % "ERROR: first\nand what it means\n")
+    assert (report.errors, report.unknown) == (("ERROR: first", "Compilation failed!"), ("and what it means",))
+    assert report.operations == ()
+    assert report.mapped is None
+
+
+@pytest.mark.parametrize("text", ["", "\n \n\t\r\n"])
+def test_an_empty_log(text: str) -> None:
+    assert parse(text) == (Report(),)
+
+
+def kept(report: Report) -> Counter[str]:
+    """The lines that a report holds, written as the compiler writes them."""
+    units = {"B": 1, "KiB": 1024, "MiB": 2**20}
+    lines = [*report.errors, *report.unknown]
+    lines += [f"{row.op:<30} {row.count:<10} {row.status}" for row in report.operations]
+    if report.version:
+        lines.append(f"Edge TPU Compiler version {report.version}")
+    sizes = {
+        "On-chip memory used for caching model parameters": report.on_chip_bytes,
+        "On-chip memory remaining for caching model parameters": report.on_chip_remaining_bytes,
+        "On-chip memory available for caching model parameters": report.on_chip_available_bytes,
+        "Off-chip memory used for streaming uncached model parameters": report.off_chip_bytes,
+    }
+    for label, size in sizes.items():
+        if size is not None:
+            unit = next(unit for unit in ("MiB", "KiB", "B") if size >= units[unit] or unit == "B")
+            lines.append(f"{label}: {size / units[unit]:.2f}{unit}")
+    numbers = {
+        "Number of Edge TPU subgraphs": report.subgraphs,
+        "Total number of operations": report.total,
+        "Number of operations that will run on Edge TPU": report.on_tpu,
+        "Number of operations that will run on CPU": report.on_cpu,
+    }
+    return Counter([*lines, *(f"{label}: {number}" for label, number in numbers.items() if number is not None)])
+
+
+NOTHING_MORE = (
+    "Input",
+    "Output",
+    "Operator  ",
+    "Operation log",
+    "Model compiled successfully",
+    "Model successfully compiled but",
+    "Started a compilation timeout timer",
+    "Compilation child process completed within timeout period.",
+    "Compilation succeeded!",
+)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [LOG, MIXED, FAILED % "ERROR: x\n", *(pytest.param(path, id=path.parent.name, marks=shared) for path in LOGS)],
+    ids=lambda log: f"version-{log[26:30]}" if isinstance(log, str) else "",
+)
+def test_no_line_is_lost(log: str | Path) -> None:
+    """Each line stands in the report as it was, or is one of those that say nothing more."""
+    text = log if isinstance(log, str) else log.read_text()
+    (report,) = parse(text)
+    lines = Counter(line.strip() for line in text.splitlines() if line.strip() and not line.startswith(NOTHING_MORE))
+    assert kept(report) == lines
+
+
+@shared
+def test_recorded_tables_agree_with_the_compiled_models_and_with_the_prediction() -> None:
+    """Where a log exists: its table, what the compiled model holds, and what is predicted for that compiler."""
+    rows = {row["name"]: row for row in json.loads((EDGETPU / "pairs" / "index.json").read_text())}
+    differ: dict[str, Any] = {}
+    assert len(LOGS) >= 3
+    for path in LOGS:
+        name = path.parent.name
+        (report,) = parse(path.read_text())
+        original = graph.read(path.with_name("model.tflite"))
+        sides = zip(original.operators, rows[name]["placement"], strict=True)
+        real = Counter(op.name for op, side in sides if side == "tpu")
+        assert Counter({row.op: row.count for row in report.operations if row.status == MAPPED}) == real
+        version = measured.VERSIONS[rows[name]["behaves_like"]]
+        target = TARGET.compiled_by(version)
+        found = differences(expected(check(original, target), original, version), report)
+        if found:
+            differ[name] = found
+    assert differ == {}
+
+
+@shared
+def test_placements_read_from_real_compiled_models() -> None:
+    rows = json.loads((EDGETPU / "pairs" / "index.json").read_text())
+    for row in rows:
+        folder = EDGETPU / "pairs" / row["name"]
+        original, real = graph.read(folder / "model.tflite"), graph.read(folder / "compiled.tflite")
+        placement = as_compiled(check(original, TARGET).placement, original, [real], [])
+        assert [op.placement for op in placement.ops] == row["placement"], row["name"]
+
+
+@shared
+def test_memory_as_the_compiler_prints_it() -> None:
+    """Every number of the recorded memory reports, put into a line as the compiler writes it."""
+    rows = json.loads((EDGETPU / "capacity_logs.json").read_text())
+    for model, version, used, remaining, off in rows:
+        if any(re.fullmatch(r"[0-9.]+([KMG]i)?B", text) is None for text in (used, remaining, off) if text != "0"):
+            continue
+        used, remaining, off = ("0.00B" if text == "0" else text for text in (used, remaining, off))
+        log = f"Edge TPU Compiler version {version}\nInput model: m.tflite\n"
+        log += f"On-chip memory used for caching model parameters: {used}\n"
+        log += f"On-chip memory remaining for caching model parameters: {remaining}\n"
+        log += f"Off-chip memory used for streaming uncached model parameters: {off}\n"
+        (report,) = parse(log)
+        assert report.unknown == (), model
+        assert None not in (report.on_chip_bytes, report.on_chip_remaining_bytes, report.off_chip_bytes), model
+
+
+# --- the memory lines -------------------------------------------------------------------
+
+ON = "On-chip memory used for caching model parameters"
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        ("0.00B", 0),
+        ("768.00B", 768),
+        ("66.00KiB", 66 * 1024),
+        ("7.67MiB", 7.67 * 2**20),
+        ("64MiB", 64 * 2**20),
+        ("1.50GiB", 1.5 * 2**30),
+        (" 2.00KiB  ", 2048),
+    ],
+)
+def test_memory(shown: str, expected: float) -> None:
+    (report,) = parse(f"first line\n{ON}: {shown}\nlast line\n")
+    assert report.on_chip_bytes == expected
+    assert report.off_chip_bytes is None
+    assert report.unknown == ("first line", "last line")
+
+
+@pytest.mark.parametrize("shown", ["?", "MiB", "1.2.3MiB", ".MiB", "1,5MiB", "1.5MB", "1.5", "nanB", "1.0B (?)", "٣B"])
+def test_memory_that_cannot_be_read_is_kept(shown: str) -> None:
+    (report,) = parse(f"{ON}: {shown}\n")
+    assert report.on_chip_bytes is None
+    assert report.unknown == (f"{ON}: {shown}",)
+
+
+# --- against the prediction -------------------------------------------------------------
+
+
+def predicted(content: bytes) -> Report:
+    parsed = graph.parse(content)
+    return expected(check(parsed, TARGET), parsed, "16.0")
+
+
+def test_what_is_expected_of_a_model() -> None:
+    report = predicted(tiny.classifier())
+    assert report.operations == parse(LOG)[0].operations
+    assert (report.subgraphs, report.total, report.on_tpu, report.on_cpu) == (1, 2, 2, 0)
+    assert predicted(tiny.classifier(int8=False)).on_chip_bytes is None
+
+
+def test_a_custom_operator_is_called_custom() -> None:
+    tensors = {letter: Tensor((1, 4)) for letter in "abcd"}
+    chain = [Op("RELU", "a", "b"), Op("Mine", "b", "c", custom=True), Op("RELU", "c", "d")]
+    report = predicted(one_op.content(tensors, chain, "a", "d"))
+    rows = [Row("CUSTOM", "Operation not supported", 1), Row("RELU", LATE, 1), Row("RELU", MAPPED, 1)]
+    assert report.operations == tuple(sorted(rows))
+
+
+def test_differences() -> None:
+    (real,) = parse(LOG)
+    assert differences(replace(real, version="16.0"), real) == []
+    other = replace(real, operations=(Row("CONV_2D", LATE, 1), Row("FULLY_CONNECTED", MAPPED, 1)), subgraphs=2)
+    assert differences(real, other) == [
+        {"name": f"CONV_2D: {MAPPED}", "predicted": 1, "real": 0},
+        {"name": f"CONV_2D: {LATE}", "predicted": 0, "real": 1},
+        {"name": "subgraphs", "predicted": 1, "real": 2},
+    ]
+    assert differences(real, Report()) == []  # what is not printed does not differ
+
+
+@pytest.mark.parametrize(
+    ("size", "shown", "same"),
+    [
+        (3_491_758, "3.33MiB", True),
+        (3_491_000, "3.33MiB", True),
+        (3_470_000, "3.33MiB", False),
+        (1285, "1.25KiB", True),
+        (1300, "1.25KiB", False),
+        (0, "0.00B", True),
+        (1, "0.00B", False),
+        (1023, "1.00KiB", True),
+    ],
+)
+def test_sizes_differ_by_more_than_the_printed_digits(size: int, shown: str, same: bool) -> None:
+    (real,) = parse(f"{ON}: {shown}\n")
+    assert differences(Report(on_chip_bytes=size), real) == (
+        [] if same else [{"name": "on_chip_bytes", "predicted": size, "real": real.on_chip_bytes}]
+    )
+
+
+def test_the_placement_that_the_compiled_model_has() -> None:
+    content = tiny.classifier()
+    original = graph.parse(content)
+    placement = check(original, TARGET).placement
+    assert as_compiled(placement, original, [graph.parse(compiled(content))], parse(LOG)) == placement
+    real = LOG.replace("FULLY_CONNECTED                1          Mapped to Edge TPU", f"FULLY_CONNECTED 1 {LATE}")
+    half = as_compiled(placement, original, [graph.parse(compiled(content, on_cpu=1))], parse(real))
+    assert [(op.placement, op.status) for op in half.ops] == [("tpu", MAPPED), ("cpu", LATE)]
+    assert half.ops[1].reason == "the compiler decided so; no rule here foresees it"

@@ -1,0 +1,143 @@
+"""The prediction as a whole: memory on the compiler's own reports, real models, and the command."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import edgetpu as measured
+import one_op
+import pytest
+import tiny
+from one_op import Op, Tensor
+
+from compress.errors import ModelError, PipelineError
+from compress.targets.base import load
+from compress.targets.edgetpu import parameter_memory
+from compress.targets.edgetpu.check import Check, check
+from compress.targets.edgetpu.parameter_memory import Parameters
+from compress.tflite import graph
+
+TARGET = load("edgetpu")
+MIB = 1 << 20
+EDGETPU = measured.EDGETPU
+shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")
+
+
+@pytest.fixture(scope="module")
+def pairs() -> list[dict[str, Any]]:
+    """Prediction and truth for every shared pair, as benchmarks/edgetpu.py measures them."""
+    return [measured.pair(row) for row in json.loads((EDGETPU / "pairs" / "index.json").read_text())]
+
+
+@shared
+def test_the_reports_two_numbers_on_the_sweep() -> None:
+    sweep = json.loads((EDGETPU / "compiler_memory_sweep.json").read_text())
+    assert len(sweep) == 177
+    assert sum(measured.reported(row) for row in sweep) >= 176
+
+
+@shared
+def test_parameter_bytes_of_real_models(pairs: list[dict[str, Any]]) -> None:
+    errors = [abs(predicted / real - 1) for predicted, real in (row["parameter_bytes"] for row in pairs)]
+    assert sum(error == 0 for error in errors) >= 26
+    assert sum(error <= 0.02 for error in errors) >= 27
+
+
+@shared
+def test_few_exact_models_rest_on_what_no_other_confirms(pairs: list[dict[str, Any]]) -> None:
+    found = measured.left_out(pairs)
+    assert found["exact_without_branches_of_their_own"] >= 24
+    assert found["exact_without_branches_of_their_family"] >= 18
+
+
+@shared
+def test_activations_of_real_models(pairs: list[dict[str, Any]]) -> None:
+    assert sum(predicted == real for predicted, real in (row["narrow_bytes_per_tile"] for row in pairs)) >= 5
+
+
+def test_everything_is_cached_where_it_fits_and_the_largest_given_up_where_it_nearly_does() -> None:
+    def kept(*sizes: float, streamed: float = 0.0) -> str:
+        layers = [Parameters(int(size * MIB), int(size * MIB), (1, 1)) for size in sizes]
+        layers += [Parameters(int(streamed * MIB), int(streamed * MIB), (1, 1), always_streamed=True)] * bool(streamed)
+        found = parameter_memory.split(layers, TARGET)
+        assert found.cached_bytes + found.streamed_bytes == sum(layer.size_bytes for layer in layers)
+        return "".join("-+"[not streamed] for streamed in found.streamed)
+
+    assert kept(3, 3, 1.75) == "+++"
+    assert kept(3, 2.5, 2.4) == "-++"
+    assert kept(6, 1, 4, 0.5) == "++-+"
+    assert kept(3, 3, 0.9, streamed=9) == "+++-"
+    assert kept(3, 3.1, 0.9, streamed=9) == "+-+-"
+
+
+def test_a_chain_of_partitions_and_what_blocks() -> None:
+    def dense(given: str, made: str) -> Op:
+        return Op("FULLY_CONNECTED", [given, "w", ""], [made], 4)
+
+    tensors = {letter: Tensor((1, 4)) for letter in "abcdef"} | {"w": Tensor((4, 4), data=1)}
+    operators = [dense("a", "b"), Op("ABS", "b", "c"), dense("c", "d"), dense("d", "e")]
+    operators.append(Op("ABS", "e", "f"))
+    parsed = one_op.read(tensors, operators, "a", "f")
+    one: Check = check(parsed, TARGET)
+    assert (one.subgraphs, [blocker.index for blocker in one.blockers]) == (1, [1])
+    assert one.blockers[0].macs == 32
+    assert check(parsed, TARGET, all_subgraphs=True).subgraphs == 2
+
+
+def test_a_refused_model_has_no_sizes() -> None:
+    parsed = one_op.one("QUANTIZE", [Tensor((1, 4))], Tensor((1, 4)), 3)
+    told = check(parsed, TARGET).to_json()
+    assert told["compiles"] is False
+    assert "QUANTIZE version 3" in told["failure"]
+    sizes = ("cached_bytes", "streamed_bytes", "report_on_chip_bytes", "report_off_chip_bytes", "activation_bytes")
+    assert {told[name] for name in sizes} == {None}
+    assert told["subgraphs"] == 0
+
+
+def test_an_unknown_compiler_is_refused() -> None:
+    with pytest.raises(PipelineError, match=r"no compiler '17'.*16\.0, 15\.0, 2\.1, 1\.0"):
+        TARGET.compiled_by("17")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    def run(name: str, *more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "compress", "check", str(tmp_path / name), *more]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    (tmp_path / "whole.tflite").write_bytes(tiny.classifier())
+    (tmp_path / "float.tflite").write_bytes(tiny.classifier(int8=False))
+    tensors = {letter: Tensor((1, 4)) for letter in "abc"}
+    chain = [Op("RELU", "a", "b"), Op("ABS", "b", "c")]
+    (tmp_path / "part.tflite").write_bytes(one_op.content(tensors, chain, "a", "c"))
+    assert [run(name).returncode for name in ("whole.tflite", "part.tflite", "float.tflite")] == [0, 9, 10]
+    told = json.loads(run("part.tflite", "--json").stdout)
+    names = "schema_version compiles failure subgraphs cached_bytes streamed_bytes report_on_chip_bytes"
+    names += " report_off_chip_bytes macs blockers activation_bytes risk ops"
+    assert set(names.split()) <= set(told)
+    assert {"index", "op", "version", "output", "placement", "status", "reason", "advice"} <= set(told["ops"][0])
+    assert run("part.tflite", "--compiler", "9").returncode == 2
+    assert run("none.tflite").returncode == 4
+
+
+def test_damaged_models_are_errors_or_answers() -> None:
+    chance = random.Random(0)
+    tensors = {letter: Tensor((1, 4)) for letter in "abc"} | {"w": Tensor((4, 4), data=1)}
+    whole = one_op.content(
+        tensors, [Op("FULLY_CONNECTED", ["a", "w", ""], ["b"], 4), Op("SOFTMAX", "b", "c")], "a", "c"
+    )
+    answers = 0
+    for _ in range(3000):
+        content = bytearray(whole)
+        place = chance.randrange(0, len(content) - 4)
+        content[place : place + 4] = chance.choice([b"\xff" * 4, b"\0" * 4, chance.randbytes(4)])
+        try:
+            check(graph.parse(bytes(content)), TARGET).to_json()
+            answers += 1
+        except ModelError:
+            continue
+    assert 0 < answers < 3000

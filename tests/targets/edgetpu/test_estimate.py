@@ -1,0 +1,216 @@
+"""Expected latency: the form on networks small enough to count by hand, published measurements, and the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import one_op
+import packages
+import pytest
+import tiny
+from edgetpu import EDGETPU
+from one_op import Op, Tensor
+from paths import BENCHMARKS
+
+from compress.errors import ModelError, PipelineError
+from compress.targets.base import load
+from compress.targets.edgetpu import inspection, latency
+from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.check import describe as in_words
+from compress.targets.edgetpu.estimate import describe, estimate
+from compress.targets.edgetpu.latency import Layer, Sent
+from compress.tflite import graph
+
+TARGET = load("edgetpu")
+CONSTANTS = TARGET.tables["latency"]
+shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")
+NOTHING = Sent(0, 0, 0, ())
+
+
+def conv(outputs: int, inputs: int = 64, side: int = 16, kernel: int = 3) -> Layer:
+    return Layer("conv", (side, side, outputs), (side, side, inputs), (kernel, kernel))
+
+
+@pytest.mark.parametrize(
+    ("layer", "cycles"),
+    [
+        (conv(64), 16 * 9 * 16),
+        (conv(1), 16 * 9 * 16),  # one output costs what 64 cost
+        (conv(65), 2 * 16 * 9 * 16),
+        (conv(64, inputs=61), 16 * 9 * 16),  # so do 61 inputs and 64
+        (conv(64, side=13), 16 * 9 * 16),
+        (Layer("dw", (16, 16, 64), (16, 16, 64), (3, 3)), 16 * 9 * 16),
+        (Layer("tconv", (32, 32, 64), (16, 16, 64), (2, 2)), 16 * 4 * 16),  # counted where it reads
+        (Layer("fc", (1, 1, 10), (1, 1, 1024)), 256),
+        (Layer("elt", (16, 16, 6), (16, 16, 6)), 16 * 2),
+    ],
+)
+def test_cycles_come_in_whole_steps(layer: Layer, cycles: int) -> None:
+    assert layer.megacycles * 1e6 == pytest.approx(cycles)
+
+
+@pytest.mark.parametrize(("side", "passes"), [(32, 1), (64, 4), (84, 6), (128, 9)])
+def test_large_maps_take_their_weights_more_than_once(side: int, passes: int) -> None:
+    assert conv(400, inputs=400, side=side).passes == passes
+
+
+@pytest.mark.parametrize("host", sorted(CONSTANTS["hosts"]))
+def test_parts_are_the_whole_and_more_never_takes_less(host: str) -> None:
+    layers = (conv(256, inputs=256), conv(512, inputs=256))
+    sent = Sent(50_000, 10_000, 30_000, (0, 1_000_000))
+    told = latency.predict(layers, sent, CONSTANTS, host)
+    assert told.total == pytest.approx(sum(told.parts.values()))
+    assert told.low < told.total < told.high
+    assert sum(told.layers) == pytest.approx(told.parts["compute_ms"] + told.parts["stream_ms"])
+    for more in ({"inputs": 90_000}, {"outputs": 20_000}, {"instructions": 60_000}, {"streamed": (1_000_000,) * 2}):
+        assert latency.predict(layers, replace(sent, **more), CONSTANTS, host).total > told.total
+    slow = latency.predict(layers, sent, CONSTANTS, host, "std")
+    assert slow.total > told.total
+
+
+def test_streaming_overlaps_with_its_own_layer() -> None:
+    """On hosts that wait: a layer takes the longer of computing and streaming."""
+    layer, bus = conv(64), {**CONSTANTS["hosts"]["usb3"], "fixed_ms": 0.0}
+    constants = {**CONSTANTS, "layer_us": 0.0, "hosts": {"usb3": bus}}
+    computed = latency.predict((layer,), replace(NOTHING, streamed=(0,)), constants, "usb3").total
+    hidden = int(computed / bus["transfer_ms_per_mb"] * 1e6)
+    assert latency.predict((layer,), replace(NOTHING, streamed=(hidden,)), constants, "usb3").total == computed
+    twice = latency.predict((layer,), replace(NOTHING, streamed=(hidden * 2,)), constants, "usb3").total
+    assert twice == pytest.approx(computed * 2, rel=1e-3)
+
+
+@pytest.fixture
+def small() -> Any:
+    return graph.parse(tiny.classifier((16, 16, 3), filters=72))
+
+
+def test_a_small_model_is_told_that_the_cpu_is_faster(small: Any) -> None:
+    found = estimate(small, TARGET, "usb3")
+    assert found.cpu_alone_ms < found.latency.total
+    assert found.advice[0][0].startswith("too small for the Edge TPU: on the CPU alone")
+    assert [layer.index for layer in found.layers] == [0, 1]
+    told = found.to_json()
+    assert set(told["parts"]) == {f"{part}_ms" for part in ("fixed", "input", "compute", "stream", "output", "cpu")}
+    assert sum(told["parts"].values()) == pytest.approx(told["latency_ms"])
+    assert "predicted, not measured" in describe(found, "a host")
+
+
+def test_streaming_is_told() -> None:
+    found = estimate(graph.parse(tiny.classifier((96, 96, 16), classes=20)), TARGET, "usb3")
+    assert found.streamed_bytes > 1_000_000
+    (saves,) = (saves for what, saves in found.advice if "MB less, and no parameters are sent" in what)
+    assert saves == pytest.approx(found.latency.parts["stream_ms"])
+
+
+def test_free_channels_are_told() -> None:
+    wide, found, narrow = (
+        estimate(graph.parse(tiny.classifier((32, 32, 256), filters=count)), TARGET, "usb3") for count in (128, 72, 64)
+    )
+    saves = dict(found.advice)["CONV_2D 0: 56 more output channels are free, or 8 fewer save time"]
+    assert wide.latency.layers[0] == pytest.approx(found.latency.layers[0])
+    assert found.latency.layers[0] - narrow.latency.layers[0] == pytest.approx(saves, rel=0.01)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(PipelineError, match="there is no host 'usb9'"):
+        estimate(graph.parse(tiny.classifier()), TARGET, "usb9")
+    with pytest.raises(PipelineError, match="there is no clock 'fast'"):
+        estimate(graph.parse(tiny.classifier()), TARGET, "usb3", "fast")
+
+
+def test_a_model_that_the_compiler_refuses_has_no_latency() -> None:
+    with pytest.raises(ModelError, match=r"would refuse this model.*; quantize it first: `quantize` in a pipeline"):
+        estimate(graph.parse(tiny.classifier(int8=False)), TARGET, "usb3")
+    with pytest.raises(ModelError, match="it is compiled already; give the full-integer model that it was made from"):
+        estimate(graph.parse(packages.compiled(tiny.classifier())), TARGET, "usb3")
+
+
+@shared
+@pytest.mark.parametrize("name", ["movenet_single_pose_lightning_ptq", "color_blue_128x128", "dense_1024"])
+def test_the_bytes_of_a_compiled_model_are_used(name: str) -> None:
+    folder = EDGETPU / "pairs" / name
+    compiled = inspection.inspect(folder / "compiled.tflite")
+    found = estimate(graph.read(folder / "model.tflite"), TARGET, "usb3", compiled=compiled)
+    assert (found.streamed_bytes, found.compiled) == (compiled.streamed_bytes, True)
+
+
+@shared
+@pytest.mark.parametrize("other", ["bright_16x16", "keras_lstm_mnist_ptq", "color_red_64x64"])
+def test_another_model_s_bytes_are_not_taken_for_this_one_s(tmp_path: Path, other: str) -> None:
+    pairs = EDGETPU / "pairs"
+    command = [sys.executable, "-m", "compress", "estimate", "--host", "usb3", pairs / "dense_1024" / "model.tflite"]
+    done = subprocess.run([*command, "--compiled", pairs / other / "compiled.tflite"], capture_output=True, text=True)
+    assert done.returncode == ModelError.exit_code
+    assert f"{other}/compiled.tflite" in done.stderr
+    assert "it was compiled from another model" in done.stderr
+    assert inspection.MADE_OF_IT in done.stderr
+
+
+def test_how_another_model_is_known(tmp_path: Path) -> None:
+    def refused(*arguments: Any) -> str:
+        try:
+            inspection.refuse_another(*arguments, TARGET, "m.tflite")
+        except ModelError as error:
+            return error.what
+        return ""
+
+    model, other = (graph.parse(tiny.classifier((16, 16, 3), filters=count)) for count in (4, 400))
+    compiled = inspection.opened(graph.parse(packages.compiled(tiny.classifier((16, 16, 3)))))
+    assert refused(compiled, model) == ""
+    assert refused(compiled, other).startswith("holds 4,160 bytes of parameters; of the model 431,168")
+    assert "INT8 [1, 16, 16, 3]" in refused(compiled, graph.parse(tiny.classifier((8, 8, 3))))
+    assert "leaves NEG on the CPU" in refused(replace(compiled, cpu_ops=("NEG",)), model)
+    assert refused(compiled, graph.parse(tiny.classifier((16, 16, 3), int8=False))) == ""  # refused as it is
+
+
+@pytest.mark.parametrize(("width", "doubted", "streams"), [(1000, 0, 0), (2304, 1, 0), (2560, 0, 1)])
+def test_estimate_and_check_stream_the_same(width: int, doubted: bool, streams: bool) -> None:
+    """Two dense layers: of 2304 they take more than every network gets; of 2560 the smaller one is streamed."""
+    tensors = {"a": Tensor((1, 1024)), "b": Tensor((1, width)), "c": Tensor((1, width))}
+    tensors |= {"v": Tensor((width, 1024), data=1), "w": Tensor((width, width), data=1)}
+    dense = [Op("FULLY_CONNECTED", ["a", "v", ""], ["b"], 4), Op("FULLY_CONNECTED", ["b", "w", ""], ["c"], 4)]
+    parsed = one_op.read(tensors, dense, "a", "c")
+    found, told = check(parsed, TARGET), estimate(parsed, TARGET, "usb3")
+    assert found.parameters is not None
+    assert told.streamed_bytes == found.parameters.streamed_bytes
+    assert (told.streamed_bytes > 0) == streams
+    assert ("some networks were given no more" in describe(told, "")) == doubted
+    assert ("some networks were given no more" in in_words(found)) == doubted
+
+
+@shared
+def test_published_measurements_are_met_without_their_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The constants as shipped; benchmarks/latency.py also leaves out each model in turn."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import latency as measured
+
+    given = measured.rows(EDGETPU / "latency.csv", EDGETPU / "layer_tables.json")
+    shipped = [measured.predicted(row, CONSTANTS) for row in given]
+    pooled = measured.judged(given, shipped)["pooled"]
+    assert pooled["rows"] == 43
+    assert pooled["median"] <= 0.08
+    assert pooled["90th percentile"] <= 0.21
+    fresh = measured.nested(measured.fitted(given))
+    assert shipped == pytest.approx([measured.predicted(row, fresh) for row in given], rel=0.01)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = tmp_path / "model.tflite"
+    path.write_bytes(tiny.classifier((16, 16, 3)))
+    command = [sys.executable, "-m", "compress", "estimate", str(path), "--host"]
+    done = subprocess.run([*command, "devboard", "--json"], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert told["low_ms"] < told["latency_ms"] < told["high_ms"]
+    assert told["host"] == "devboard"
+    done = subprocess.run([*command, "usb3", "--clock", "std"], capture_output=True, text=True, check=True)
+    assert "ms on usb3 (USB Accelerator on USB 3, x86 host)" in done.stdout
+    done = subprocess.run([*command, "moon"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "allowed: pcie, usb3, usb2, devboard" in done.stderr
+    path.write_bytes(b"no model")
+    assert subprocess.run([*command, "usb3"], capture_output=True).returncode == ModelError.exit_code

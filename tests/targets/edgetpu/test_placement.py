@@ -1,0 +1,167 @@
+"""Where operators run: on graphs made for it, and on real models beside what the real compiler made of them."""
+
+from __future__ import annotations
+
+import json
+
+import one_op
+import pytest
+import tiny
+from one_op import Op, Tensor
+from paths import SHARED
+
+from compress.targets.base import load
+from compress.targets.edgetpu.placement import LATE, MAPPED, Placement, place
+from compress.tflite import graph
+
+TARGET = load("edgetpu")
+
+
+def placed(operators: list[Op], inputs: str = "x", floats: str = "", dynamic: str = "") -> Placement:
+    """The placement of a graph whose tensors are single letters, of one shape; the last operator gives the output."""
+    names = sorted({letter for op in operators for letter in (*op.inputs, *op.outputs)})
+    shape = (1, 4)
+    tensors = {
+        letter: Tensor(
+            shape, "FLOAT32" if letter in floats else "INT8", signature=(1, -1) if letter in dynamic else None
+        )
+        for letter in names
+    }
+    return place(one_op.read(tensors, operators, inputs, operators[-1].outputs), TARGET)
+
+
+def tpu(given: str, made: str) -> Op:
+    return Op("RELU" if len(given) == 1 else "ADD", given, made)
+
+
+def cpu(given: str, made: str) -> Op:
+    return Op("ABS", given, made)
+
+
+def sides(placement: Placement) -> str:
+    return "".join(op.placement[0] for op in placement.ops)
+
+
+def test_a_chain() -> None:
+    placement = placed([tpu("x", "a"), tpu("a", "b"), tpu("b", "c")])
+    assert sides(placement) == "ttt"
+    assert [op.status for op in placement.ops] == [MAPPED] * 3
+    assert [(op.index, op.op, op.version, op.output) for op in placement.ops] == [
+        (0, "RELU", 1, "a"),
+        (1, "RELU", 1, "b"),
+        (2, "RELU", 1, "c"),
+    ]
+    assert placement.summary == "all 3 operators would run on the Edge TPU"
+    assert placement.failure is None
+
+
+def test_what_comes_after_a_cpu_operator_is_late() -> None:
+    placement = placed([tpu("x", "a"), cpu("a", "b"), tpu("b", "c"), tpu("c", "d")])
+    assert sides(placement) == "tccc"
+    assert [op.status for op in placement.ops] == [MAPPED, "Operation not supported", LATE, LATE]
+    assert placement.ops[2].reason == "comes after an operator that stays on the CPU"
+    assert placement.summary == "1 of 4 operators would run on the Edge TPU"
+
+
+def test_an_independent_branch_stays_mapped() -> None:
+    placement = placed([tpu("x", "a"), cpu("a", "b"), tpu("x", "c"), tpu("c", "d"), tpu("bd", "e")])
+    assert sides(placement) == "tcttc"
+    placement = placed([tpu("x", "a"), cpu("a", "b"), tpu("a", "c"), tpu("c", "d"), cpu("bd", "e")])
+    assert sides(placement) == "tcttc"
+
+
+def test_late_through_several_cpu_operators() -> None:
+    placement = placed([tpu("x", "a"), cpu("a", "b"), cpu("b", "c"), tpu("c", "d")])
+    assert sides(placement) == "tccc"
+    assert placement.ops[2].status == "Operation not supported"
+    assert placement.ops[3].status == LATE
+
+
+def test_a_second_input_that_is_late_is_enough() -> None:
+    assert sides(placed([tpu("x", "a"), cpu("a", "b"), tpu("y", "c"), tpu("cb", "d")], "xy")) == "tctc"
+
+
+def test_cpu_operators_in_front_do_not_end_the_partition() -> None:
+    assert sides(placed([cpu("x", "a"), cpu("a", "b"), tpu("b", "c"), tpu("c", "d")])) == "cctt"
+
+
+def test_a_leading_float_quantize() -> None:
+    placement = placed([Op("QUANTIZE", "x", "a"), tpu("a", "b"), Op("DEQUANTIZE", "b", "y", 2)], floats="xy")
+    assert sides(placement) == "ctc"
+    assert placement.ops[0].status == "Operation is working on an unsupported data type"
+    assert placement.ops[2].status == "Operation not supported"
+    assert placement.failure is None
+
+
+def test_cast_and_quantize() -> None:
+    assert sides(placed([Op("CAST", "x", "f"), Op("QUANTIZE", "f", "a"), tpu("a", "b")], floats="f")) == "cct"
+
+
+def test_nothing_for_the_tpu() -> None:
+    placement = placed([tpu("x", "a"), tpu("a", "b")], floats="xab")
+    assert sides(placement) == "cc"
+    assert placement.failure == "no operator can run on the Edge TPU; is the model quantized to full integer?"
+    assert placement.summary.startswith("the compiler would refuse this model: no operator")
+    assert placement.to_json()["compiles"] is False
+
+
+@pytest.mark.parametrize(
+    ("op", "failure"),
+    [
+        (Op("ADD", "xx", "a", 4), None),
+        (Op("ADD", "xx", "a", 5), "ADD version 5 (operator 0) is newer than its TFLite parser; the newest known is 4"),
+        (Op("GELU", "x", "a"), "GELU version 1 (operator 0) is newer than its TFLite parser"),
+        (Op("MyOp", "x", "a", custom=True), "its TFLite parser does not know the custom operator MyOp"),
+        (Op("TFLite_Detection_PostProcess", "x", "a", custom=True), None),
+        (Op("edgetpu-custom-op", "x", "a", custom=True), "it is compiled already"),
+    ],
+)
+def test_what_the_parser_refuses(op: Op, failure: str | None) -> None:
+    placement = placed([op, tpu("x", "b")])
+    assert placement.failure == failure
+    assert sides(placement)[1] == "t"
+
+
+def test_a_dynamic_input() -> None:
+    placement = placed([tpu("x", "a"), tpu("a", "b")], dynamic="x")
+    assert placement.failure == "the input x has a dynamic shape"
+    assert sides(placement) == "ct"
+
+
+def test_macs_on_each_side_and_json() -> None:
+    placement = place(graph.parse(tiny.classifier()), TARGET)
+    macs = [4 * 4 * 4 * 9, 64 * 3]
+    assert [op.macs for op in placement.ops] == macs
+    assert placement.macs == {"tpu": sum(macs), "cpu": 0}
+    report = json.loads(json.dumps(placement.to_json()))
+    assert set(report) == {"summary", "compiles", "failure", "macs", "ops"}
+    assert report["compiles"] is True
+    assert report["ops"][1] == {
+        "index": 1,
+        "op": "FULLY_CONNECTED",
+        "version": 3,
+        "output": "scores",
+        "placement": "tpu",
+        "status": MAPPED,
+        "reason": "",
+        "advice": "",
+        "macs": 192,
+    }
+    floats = place(graph.parse(tiny.classifier(int8=False)), TARGET)
+    assert floats.macs == {"tpu": 0, "cpu": sum(macs)}
+
+
+@pytest.mark.skipif(
+    not (SHARED / "edgetpu" / "pairs" / "index.json").exists(),
+    reason=f"no real models in {SHARED}; CORALLINE_SHARED names the folder of shared files",
+)
+def test_real_models() -> None:
+    pairs = SHARED / "edgetpu" / "pairs"
+    wrong = {}
+    for row in json.loads((pairs / "index.json").read_text()):
+        ops = place(graph.read(pairs / row["name"] / "model.tflite"), TARGET).ops
+        assert len(ops) == len(row["placement"])
+        differ = [f"{op.index} {op.op}" for op, real in zip(ops, row["placement"], strict=True) if op.placement != real]
+        if differ:
+            wrong[row["name"]] = differ
+    assert wrong == {}

@@ -1,0 +1,287 @@
+"""Every rule on a model of one operator that keeps it, and on one that breaks it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import one_op
+import pytest
+from one_op import Tensor, integers
+
+from compress.targets.base import load
+from compress.targets.edgetpu import rules
+from compress.targets.edgetpu.placement import MAPPED, place
+from compress.targets.edgetpu.rewrites import REWRITES
+from compress.tflite.graph import Graph
+
+TARGET = load("edgetpu")
+IMAGE = Tensor((1, 8, 8, 4))
+FLOAT = Tensor((1, 8, 8, 4), "FLOAT32")
+VECTOR = Tensor((1, 4))
+FOUR = (0.1, 0.2, 0.3, 0.4)
+BIAS = Tensor((4,), "INT32", 1, ())
+
+
+def kernel(*shape: int, **more: Any) -> Tensor:
+    return Tensor(shape, data=1, **more)
+
+
+def conv(given: Tensor = IMAGE, weights: Tensor | None = None, bias: Tensor = BIAS, **options: Any) -> Graph:
+    return one_op.one("CONV_2D", [given, weights or kernel(4, 1, 1, 4), bias], IMAGE, 3, **options)
+
+
+def dense(made: tuple[int, ...] = (1, 4), scales: tuple[float, ...] = (0.5,), **options: Any) -> Graph:
+    given = Tensor((*made[:-1], 8))
+    weights = kernel(made[-1], 8, scales=scales)
+    return one_op.one("FULLY_CONNECTED", [given, weights, None], Tensor(made), 4, **options)
+
+
+def pool(name: str = "MAX_POOL_2D", **options: Any) -> Graph:
+    return one_op.one(name, [IMAGE], Tensor((1, 4, 4, 4)), 2, **options)
+
+
+def resize(shape: tuple[int, ...]) -> Graph:
+    return one_op.one("RESIZE_BILINEAR", [Tensor(shape), integers(8, 8)], IMAGE, 3)
+
+
+def softmax(*shape: int) -> Graph:
+    return one_op.one("SOFTMAX", [Tensor(shape)], Tensor(shape), 2)
+
+
+def mean(*axes: int, shape: tuple[int, ...] = (1, 8, 8, 4)) -> Graph:
+    return one_op.one("MEAN", [Tensor(shape), integers(*axes)], Tensor((1, 4)), 2)
+
+
+def pad(*amounts: int) -> Graph:
+    paddings = Tensor((4, 2), "INT32", [[amount, amount] for amount in amounts], ())
+    larger = tuple(side + 2 * amount for side, amount in zip(IMAGE.shape, amounts, strict=True))
+    return one_op.one("PAD", [IMAGE, paddings], Tensor(larger), 2)
+
+
+def relu(*shape: int, dtype: str = "INT8", **more: Any) -> Graph:
+    return one_op.one("RELU", [Tensor(shape, dtype)], Tensor(shape, dtype), **more)
+
+
+def strided_slice(*strides: int, **masks: int) -> Graph:
+    given = [IMAGE, integers(0, 0, 0, 0), integers(1, 4, 4, 4), integers(*strides)]
+    return one_op.one("STRIDED_SLICE", given, Tensor((1, 4, 4, 4)), 2, **masks)
+
+
+def split(axis: int, parts: int) -> Graph:
+    whole = (parts if axis == 0 else 1, 8, 8, 4)
+    shape = tuple(side // parts if place == axis else side for place, side in enumerate(whole))
+    names = [f"part{index}" for index in range(parts)]
+    given = {"axis": Tensor((), "INT32", axis, ()), "in": Tensor(whole)}
+    tensors = given | {name: Tensor(shape) for name in names}
+    return one_op.read(tensors, [one_op.Op("SPLIT", ["axis", "in"], names, 2)], ["in"], names)
+
+
+def pack(axis: int) -> Graph:
+    made = Tensor((2, 8, 4) if axis == 0 else (8, 2, 4))
+    return one_op.one("PACK", [Tensor((8, 4)), Tensor((8, 4))], made, 2, axis=axis, valuesCount=2)
+
+
+def prelu(*slopes: int) -> Graph:
+    return one_op.one("PRELU", [IMAGE, kernel(*slopes)], IMAGE)
+
+
+def concatenation(constant: int | None, more: int = 0) -> Graph:
+    given = [IMAGE, Tensor((1, 8, 8, 4), data=constant), *[IMAGE] * more]
+    return one_op.one("CONCATENATION", given, Tensor((1, 8, 8, 4 * len(given))), 2, axis=3)
+
+
+def transpose(*shape: int) -> Graph:
+    made = tuple(shape[axis] for axis in (0, 3, 1, 2))
+    return one_op.one("TRANSPOSE", [Tensor(shape), integers(0, 3, 1, 2)], Tensor(made), 2)
+
+
+def flatten(*shape: int) -> Graph:
+    size = shape[1] * shape[2] * shape[3]
+    return one_op.one("RESHAPE", [Tensor(shape), integers(1, size)], Tensor((1, size)))
+
+
+def computed(name: str, given: Tensor, made: Tensor) -> Graph:
+    """An operator whose second input is not a constant."""
+    return one_op.one(name, [given, VECTOR], made)
+
+
+KEPT: list[tuple[rules.Rule, str, Graph]] = [
+    (rules.known_operator, "a convolution", conv()),
+    (rules.old_version, "the newest that is known", one_op.one("ADD", [IMAGE, IMAGE], IMAGE, 3)),
+    (rules.eight_bit, "int8, with an int32 bias", conv()),
+    (rules.eight_bit, "uint8", relu(1, 4, dtype="UINT8")),
+    (rules.eight_bit, "int32 structure", mean(1, 2)),
+    (rules.eight_bit, "int16 state", one_op.one("LSTM", [IMAGE, Tensor((1, 4), "INT16", variable=True)], IMAGE)),
+    (rules.constant_size, "a batch that may change", conv(Tensor((1, 8, 8, 4), signature=(-1, 8, 8, 4)))),
+    (rules.three_dimensions, "a batch of 1", conv()),
+    (rules.three_dimensions, "five, two of them 1", relu(1, 1, 8, 8, 4)),
+    (rules.three_dimensions, "filters of four", conv(weights=kernel(4, 3, 3, 4))),
+    (rules.constant_parameters, "constant weights", conv()),
+    (rules.constant_parameters, "no bias", dense()),
+    (rules.no_fused_activation, "a plain pool", pool()),
+    (rules.no_fused_activation, "a convolution may", conv(fusedActivationFunction=1)),
+    (rules.same_dilation, "2 by 2", conv(dilationWFactor=2, dilationHFactor=2)),
+    (rules.default_weight_format, "per tensor", dense()),
+    (rules.default_weight_format, "per channel", dense(scales=FOUR)),
+    (rules.precise_resize, "of a map", resize((1, 4, 4, 4))),
+    (rules.precise_resize, "something else of one position", relu(1, 1, 1, 4)),
+    (rules.softmax_vector, "as long as it may be", softmax(1, 16384)),
+    (rules.softmax_vector, "many short ones", softmax(4420, 2)),
+    (rules.not_the_batch, "mean over height and width", mean(1, 2)),
+    (rules.not_the_batch, "from behind", mean(-2, -3)),
+    (rules.not_the_batch, "of a vector", one_op.one("SUM", [Tensor((4,)), integers(0)], Tensor((1,)))),
+    (rules.not_the_batch, "padding height and width", pad(0, 1, 1, 0)),
+    (rules.not_the_batch, "one part", split(0, 1)),
+    (rules.not_the_batch, "splitting channels", split(3, 2)),
+    (rules.not_the_batch, "packing elsewhere", pack(1)),
+    (rules.depth_of_mean, "over height", mean(1, shape=(1, 8, 8, 6))),
+    (rules.depth_of_mean, "over 8 channels", mean(3, shape=(1, 8, 8, 8))),
+    (rules.slope_for_each_channel, "one each", prelu(1, 1, 4)),
+    (rules.computed_concatenation, "computed", concatenation(None)),
+    (rules.computed_concatenation, "zeros", concatenation(0)),
+    (rules.small_transpose, "22 wide", transpose(1, 22, 22, 144)),
+    (rules.small_transpose, "a vector", transpose(1, 1, 1, 100_000)),
+    (rules.small_flatten, "94,400 bytes", flatten(1, 59, 50, 32)),
+    (rules.small_flatten, "another shape", one_op.one("RESHAPE", [IMAGE, integers(1, 64, 4)], Tensor((1, 64, 4)))),
+    (rules.plain_strided_slice, "strides of 1", strided_slice(1, 1, 1, 1)),
+    (rules.plain_strided_slice, "another operator's strides", conv(strideW=2, strideH=2)),
+]
+BROKEN: list[tuple[rules.Rule, str, Graph, str]] = [
+    (rules.known_operator, "a new one", one_op.one("GELU", [IMAGE], IMAGE), "GELU is not supported"),
+    (rules.known_operator, "a custom one", one_op.one("MyOp", [IMAGE], IMAGE, custom=True), "MyOp is not supported"),
+    (rules.known_operator, "a custom one by that name", relu(1, 4, custom=True), "RELU is not"),
+    (rules.old_version, "of 2023", one_op.one("ADD", [IMAGE, IMAGE], IMAGE, 4), "version 4; the newest known is 3"),
+    (rules.old_version, "grouped", one_op.one("CONV_2D", [IMAGE, kernel(4, 1, 1, 2), BIAS], IMAGE, 6), "version 6"),
+    (rules.eight_bit, "float", relu(1, 4, dtype="FLOAT32"), "in0 is FLOAT32"),
+    (rules.eight_bit, "float weights", conv(weights=Tensor((4, 1, 1, 4), "FLOAT32", 1.0)), "in1 is FLOAT32"),
+    (rules.eight_bit, "float output", one_op.one("QUANTIZE", [IMAGE], FLOAT), "out is FLOAT32"),
+    (rules.eight_bit, "int16", relu(1, 4, dtype="INT16"), "in0 is INT16"),
+    (rules.eight_bit, "computed int32", relu(1, 4, dtype="INT32"), "in0 is INT32"),
+    (rules.constant_size, "input", conv(Tensor((1, 8, 8, 4), signature=(1, -1, 8, 4))), "in0 has a dynamic shape"),
+    (rules.three_dimensions, "a batch", conv(Tensor((2, 8, 8, 4))), r"in0 has the shape \[2, 8, 8, 4\]"),
+    (
+        rules.three_dimensions,
+        "output",
+        one_op.one("RESHAPE", [IMAGE, integers(2, 2, 8, 2, 4)], Tensor((2, 2, 8, 2, 4))),
+        r"out has the shape \[2, 2, 8, 2, 4\]",
+    ),
+    (rules.constant_parameters, "weights", computed("CONV_2D", IMAGE, IMAGE), "in1 is computed"),
+    (rules.constant_parameters, "dense weights", computed("FULLY_CONNECTED", VECTOR, VECTOR), "in1 is computed"),
+    (rules.constant_parameters, "axes", computed("MEAN", IMAGE, VECTOR), "in1 is computed"),
+    (rules.no_fused_activation, "max pool", pool(fusedActivationFunction=1), "has a fused activation"),
+    (
+        rules.no_fused_activation,
+        "mean pool",
+        pool("AVERAGE_POOL_2D", fusedActivationFunction=3),
+        "has a fused activation",
+    ),
+    (
+        rules.no_fused_activation,
+        "concatenation",
+        one_op.one("CONCATENATION", [IMAGE, IMAGE], Tensor((1, 8, 8, 8)), 2, fusedActivationFunction=1),
+        "has a fused activation",
+    ),
+    (rules.same_dilation, "2 by 1", conv(dilationHFactor=2), "dilation 2 by 1"),
+    (rules.default_weight_format, "shuffled", dense(weightsFormat=1), "has shuffled weights"),
+    (rules.precise_resize, "of one position", resize((1, 1, 1, 4)), "resizes a 1x1 map"),
+    (rules.default_weight_format, "rows", dense((1, 3, 4)), r"has the output shape \[1, 3, 4\]"),
+    (rules.softmax_vector, "too long", softmax(1, 16385), r"works on \[1, 16385\]; at most 16384 elements"),
+    (rules.not_the_batch, "mean over all", mean(0, 1, 2), "reduces over the batch"),
+    (rules.not_the_batch, "from behind", mean(-4), "reduces over the batch"),
+    (rules.not_the_batch, "padding", pad(1, 0, 0, 0), "pads the batch"),
+    (rules.not_the_batch, "splitting", split(0, 2), "splits the batch"),
+    (rules.not_the_batch, "packing", pack(0), "packs along the batch"),
+    (rules.depth_of_mean, "over 6 channels", mean(-1, shape=(1, 8, 8, 6)), "is over 6 channels"),
+    (rules.slope_for_each_channel, "one for each place", prelu(8, 8, 4), r"slopes of the shape \[8, 8, 4\]"),
+    (rules.computed_concatenation, "ones", concatenation(1), "in1 is a constant"),
+    (rules.computed_concatenation, "zeros and two others", concatenation(0, more=1), "in1 is a constant"),
+    (rules.small_transpose, "28 wide", transpose(1, 28, 28, 144), "moves 112,896 elements; at most 98,304"),
+    (rules.small_flatten, "a large map", flatten(1, 128, 128, 13), "flattens 262,144 bytes; a tile has 196,608"),
+    (rules.plain_strided_slice, "strides", strided_slice(1, 2, 1, 1), "has strides other than 1"),
+    (rules.plain_strided_slice, "ellipsis", strided_slice(1, 1, 1, 1, ellipsisMask=1), "has an ellipsis or a new axis"),
+    (rules.plain_strided_slice, "new axis", strided_slice(1, 1, 1, 1, newAxisMask=2), "has an ellipsis or a new axis"),
+]
+
+
+def name(value: Any) -> str:
+    return value.__name__ if callable(value) else str(value) if isinstance(value, str) else ""
+
+
+@pytest.mark.parametrize(("rule", "what", "graph"), KEPT, ids=name)
+def test_kept(rule: rules.Rule, what: str, graph: Graph) -> None:
+    assert rule(graph.operators[0], graph, TARGET) is None
+
+
+@pytest.mark.parametrize(("rule", "what", "graph", "found"), BROKEN, ids=name)
+def test_broken(rule: rules.Rule, what: str, graph: Graph, found: str) -> None:
+    assert re.search(found, rule(graph.operators[0], graph, TARGET) or "")
+
+
+@pytest.mark.parametrize(("rule", "what", "graph", "found"), BROKEN, ids=name)
+def test_what_is_told(rule: rules.Rule, what: str, graph: Graph, found: str) -> None:
+    """Every broken rule keeps its operator on the CPU; a reader learns what was found, required, and to be done."""
+    (op,) = place(graph, TARGET).ops
+    assert op.placement == "cpu"
+    broken = rules.first_broken(graph.operators[0], graph, TARGET)
+    assert broken
+    assert op.status == rules.RULES[broken[0]]
+    if broken[0] is rule:
+        requirement, advice = rules.manual(rule)
+        assert op.reason == f"{rule(graph.operators[0], graph, TARGET)}. {requirement}"
+        assert op.advice == TARGET.tables["advice"].get(op.op, advice)
+
+
+@pytest.mark.parametrize(("version", "mapped"), [("16.0", True), ("15.0", False), ("2.1", False), ("1.0", False)])
+def test_an_operator_needs_a_compiler_that_has_it(version: str, mapped: bool) -> None:
+    graph = one_op.one("SQUARED_DIFFERENCE", [VECTOR, VECTOR], VECTOR)
+    (op,) = place(graph, TARGET.compiled_by(version)).ops
+    assert (op.placement == "tpu") is mapped
+    assert mapped or "SQUARED_DIFFERENCE needs runtime 14, newer than compiler" in op.reason
+
+
+def test_what_is_advised_is_done() -> None:
+    """Where the advice names `legalize`, there is a rewrite for that operator."""
+    advice = TARGET.tables["advice"]
+    rewritten = {name for entry in REWRITES for name in entry.operators} | {"SHAPE", "DEQUANTIZE", "BATCH_TO_SPACE_ND"}
+    assert {name for name, text in advice.items() if "legalize" in text} <= rewritten
+    assert not set(advice) & set(TARGET.tables["operators"])
+
+
+def test_a_dense_layer_with_many_scales_is_mapped_with_a_caution() -> None:
+    (op,) = place(dense(scales=FOUR), TARGET).ops
+    assert op.status == MAPPED
+    assert "compute it wrongly" in op.reason
+    (plain,) = place(dense(), TARGET).ops
+    assert (plain.reason, plain.advice) == ("", "")
+
+
+def test_every_rule_is_tried_both_ways() -> None:
+    tried = set(rules.RULES) - {rules.new_enough_compiler}  # of the compiler, not the operator: above
+    assert {rule for rule, *_ in KEPT} == tried
+    assert {rule for rule, *_ in BROKEN} == tried
+    first = [rules.first_broken(graph.operators[0], graph, TARGET) for _, _, graph, _ in BROKEN]
+    assert {broken[0] for broken in first if broken} == tried  # none is hidden by those before it
+
+
+@pytest.mark.parametrize(("rule", "what", "graph"), KEPT, ids=name)
+def test_what_keeps_one_rule_keeps_them_all(rule: rules.Rule, what: str, graph: Graph) -> None:
+    assert [op.status for op in place(graph, TARGET).ops] == [MAPPED]
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=name)
+def test_a_docstring_is_a_requirement_and_an_advice(rule: rules.Rule) -> None:
+    requirement, advice = rules.manual(rule)
+    for text in (requirement, advice):
+        assert 20 < len(text) < 200
+        assert text[0].isupper()
+        assert text.endswith(".")
+        assert "\n" not in text
+    assert rules.RULES[rule]
+
+
+def test_every_rule_is_in_the_table() -> None:
+    ours = {value for value in vars(rules).values() if getattr(value, "__module__", "") == rules.__name__}
+    assert ours - {rules.first_broken, rules.caution, rules.manual, rules.describe, rules._zero_point} == set(
+        rules.RULES
+    )

@@ -1,0 +1,198 @@
+"""Which anchor answers for which object, the loss, and augmentation that moves boxes along."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from blobs import Blobs, context
+
+from compress.data.types import Objects, Split
+from compress.errors import ModelError
+from compress.training.batches import Augment
+from deploy.contract.detection import Detector
+
+pytestmark = pytest.mark.tensorflow
+
+TWO = {"maps": [{"cells": [2, 2], "boxes": [[0.5, 0.5]]}, {"cells": [1, 1], "boxes": [[0.9, 0.9]]}]}
+QUARTER, WHOLE = (0.5, 0.5, 1.0, 1.0), (0.05, 0.05, 0.95, 0.95)
+
+
+def objects(*rows: tuple[int, tuple[float, float, float, float]]) -> Objects:
+    boxes = np.array([box for _, box in rows], np.float32).reshape(-1, 4)
+    return Objects(boxes, np.array([label for label, _ in rows], np.int64))
+
+
+class Found(Blobs):
+    """Blobs with one object in each image: the bright half."""
+
+    def objects(self, split: Split) -> list[Objects]:
+        halves = {0: (0.0, 0.0, 0.5, 1.0), 1: (0.5, 0.0, 1.0, 1.0)}
+        return [objects((int(label), halves[int(label)])) for label in self.labels(split)]
+
+
+def test_objects_are_filled_up_to_one_array(keras: Any) -> None:
+    from compress.training.detection import padded
+
+    rows = padded([objects((1, QUARTER), (0, WHOLE)), objects()])
+    assert rows.shape == (2, 2, 5)
+    np.testing.assert_allclose(rows[0, 0], [1, *QUARTER])
+    assert rows[1, :, 0].tolist() == [-1, -1]
+    assert padded([objects()]).shape == (1, 1, 5)
+
+
+def test_anchors_answer_for_what_they_share_most_with_and_each_object_has_one(keras: Any) -> None:
+    from compress.training.detection import match, padded
+
+    detector = Detector(TWO)
+    thin = (0.02, 0.02, 0.06, 0.06)  # shares little with any anchor: its best one is forced
+    found = match(detector, padded([objects((1, QUARTER), (0, thin)), objects((1, WHOLE)), objects()]))
+    assert np.asarray(found.positive).tolist() == [[1, 0, 0, 1, 0], [0, 0, 0, 0, 1], [0] * 5]
+    assert np.asarray(found.classes)[0].tolist() == [0, -1, -1, 1, -1]
+    assert np.asarray(found.classes)[2].tolist() == [-1] * 5
+    assert np.asarray(found.counted).min() == 1
+
+
+def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
+    from compress.training.detection import match, padded
+
+    detector = Detector({"maps": [{"cells": [1, 1], "boxes": [[1.0, 1.0], [0.9, 0.5], [0.3, 1.0]]}]})
+    found = match(detector, padded([objects((0, (0.0, 0.0, 1.0, 1.0)))]))
+    assert np.asarray(found.positive).tolist() == [[1, 0, 0]]  # 1, 0.45 and 0.3 are shared
+    assert np.asarray(found.counted).tolist() == [[1, 0, 1]]
+
+
+def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
+    from compress.training.detection import match, padded
+
+    detector = Detector(TWO)
+    box = (0.55, 0.4, 0.95, 0.9)
+    found = match(detector, padded([objects((0, box))]))
+    which = np.flatnonzero(np.asarray(found.positive)[0])
+    located = detector.located(np.asarray(found.boxes)[0][which], which)
+    np.testing.assert_allclose(located, [box] * len(which), atol=1e-6)
+
+
+@pytest.mark.parametrize("scores", ["logits", "probabilities"])
+def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, scores: str) -> None:
+    from compress.training.detection import Head, loss, match, padded
+    from compress.training.loop import Batch
+
+    detector = Detector({**TWO, "scores": scores})
+    labels = padded([objects((1, QUARTER))])
+    boxes = np.asarray(match(detector, labels).boxes)
+    sure, low = (8.0, -8.0) if scores == "logits" else (0.9997, 0.0003)
+    logits = np.full((1, 5, 2), low, np.float32)
+    logits[0, 3, 1] = sure
+
+    def cost(boxes: Any, logits: Any) -> float:
+        batch = Batch(None, keras.ops.convert_to_tensor(labels))
+        return float(loss(Head(detector)).of(batch, [keras.ops.convert_to_tensor(each) for each in (boxes, logits)])[0])
+
+    assert cost(boxes, logits) < 1e-3
+    moved = boxes.copy()
+    moved[0, 3] += 1
+    assert cost(moved, logits) == pytest.approx(4 * 0.5, abs=1e-3)
+    elsewhere = boxes.copy()
+    elsewhere[0, 0] += 5  # an anchor without an object: its box is nobody's
+    assert cost(elsewhere, logits) < 1e-3
+    for place in ((0, 3, 1), (0, 3, 0), (0, 0, 0)):
+        wrong = logits.copy()
+        wrong[place] = -logits[place] if scores == "logits" else 1 - logits[place]
+        assert cost(boxes, wrong) > 1
+
+
+def test_a_model_learns_to_find_the_bright_half(keras: Any, tmp_path: Path) -> None:
+    from compress.evaluation.average_precision import by_coco
+    from compress.stages.train import Train
+    from compress.training.loop import fit, own_loss
+
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    image = keras.Input((8, 8, 1))
+    x = layers.Conv2D(8, 3, 2, padding="same", activation="relu")(image)
+    x = layers.Conv2D(16, 4, activation="relu")(x)
+    boxes = layers.Reshape((-1, 4))(layers.Conv2D(8, 1)(x))
+    scores = layers.Reshape((-1, 2))(layers.Conv2D(4, 1)(x))
+    model = keras.Model(image, [boxes, scores])
+    detector = {"maps": [{"cells": [1, 1], "boxes": [[0.5, 1.0], [0.9, 0.9]]}]}
+    data = Found(task="detection")
+    given = replace(context(data, tmp_path), detector=detector)
+    facts = fit(model, own_loss(model, given), Train(epochs=30, batch_size=16, learning_rate=0.02), given)
+    assert set(facts["history"][0]) == {"loss", "val_loss"}
+    reader = Detector(detector)
+    found = [reader(*pair) for pair in zip(*model.predict(data.inputs("test"), verbose=0), strict=True)]
+    assert by_coco(found, data.objects("test"), 2)["ap50"] > 0.9
+
+
+def outputs(keras: Any, anchors: int, *sizes: int, sigmoid: bool = False) -> Any:
+    image = keras.Input((8, 8, 1))
+    flat = keras.layers.Flatten()(image)
+    found = [keras.layers.Reshape((anchors, size))(keras.layers.Dense(anchors * size)(flat)) for size in sizes]
+    if sigmoid:
+        found[-1] = keras.layers.Activation("sigmoid")(found[-1])
+    return keras.Model(image, found)
+
+
+def test_a_model_that_is_no_detector_with_these_anchors_is_refused(keras: Any) -> None:
+    from compress.training.detection import head_of
+
+    data = Found(task="detection")
+    assert head_of(outputs(keras, 5, 4, 2), data, TWO).detector.specification["most"] == 100
+    for sizes, told in (((4,), "1 outputs; allowed: one input"), ((2, 4), r"boxes \[5, 4\] and scores \[5, 2\]")):
+        with pytest.raises(ModelError, match=told):
+            head_of(outputs(keras, 5, *sizes), data, TWO)
+    with pytest.raises(ModelError, match=r"shapes \[6, 4\], \[6, 2\]"):
+        head_of(outputs(keras, 6, 4, 2), data, TWO)
+    with pytest.raises(ModelError, match="probabilities; say scores: probabilities"):
+        head_of(outputs(keras, 5, 4, 2, sigmoid=True), data, TWO)
+    with pytest.raises(ModelError, match=r"where the model's anchors stand is not known; say it under model.detector"):
+        head_of(outputs(keras, 5, 4, 2), data, None)
+    with pytest.raises(ModelError, match="unknown key 'map'"):
+        head_of(outputs(keras, 5, 4, 2), data, {**TWO, "map": 1})
+
+
+@pytest.mark.parametrize(
+    "augment", [{"flip": True}, {"shift": 0.3}, {"zoom": 0.4}, {"flip": True, "shift": 0.2, "zoom": 0.3}]
+)
+def test_augmentation_moves_boxes_with_what_is_in_them(keras: Any, augment: dict[str, Any]) -> None:
+    import tensorflow
+
+    from compress.training.detection import augmentation
+
+    random = np.random.default_rng(0)
+    count, side = 32, 40
+    images, labels = np.zeros((count, side, side, 1), np.float32), np.zeros((count, 1, 5), np.float32)
+    for index in range(count):
+        top, left = random.integers(4, 20, 2)
+        images[index, top : top + 12, left : left + 10] = 1
+        labels[index, 0] = [1, top / side, left / side, (top + 12) / side, (left + 10) / side]
+    change, seeds = augmentation(Augment(**augment)), tensorflow.constant([1, 2])
+    moved, beside = change(tensorflow.constant(images), {"labels": tensorflow.constant(labels)}, seeds)
+    again = change(tensorflow.constant(images), {"labels": tensorflow.constant(labels)}, seeds)[0]
+    np.testing.assert_array_equal(moved, again)
+    kept = 0
+    for image, row in zip(np.asarray(moved)[..., 0], np.asarray(beside["labels"])[:, 0], strict=True):
+        bright = np.argwhere(image > 0.5)
+        if row[0] < 0:
+            continue
+        kept += 1
+        wanted = [*bright.min(axis=0) / side, *(bright.max(axis=0) + 1) / side]
+        np.testing.assert_allclose(row[1:], wanted, atol=1.01 / side)
+    assert kept > count / 2
+    assert not np.array_equal(np.asarray(moved), images)
+
+
+def test_what_is_moved_out_of_the_image_is_gone(keras: Any) -> None:
+    import tensorflow
+
+    from compress.training.detection import _moved_objects
+
+    rows = tensorflow.constant([[[1, 0.0, 0.0, 0.2, 0.2], [0, 0.4, 0.4, 0.6, 0.6], [-1, -1, -1, -1, -1]]])
+    shift, scale = tensorflow.constant([[0.15, 0.0]]), tensorflow.constant([[1.0, 1.0]])
+    moved = np.asarray(_moved_objects(tensorflow.cast(rows, tensorflow.float32), scale, shift))[0]
+    assert moved[:, 0].tolist() == [-1, 0, -1]
+    np.testing.assert_allclose(moved[1, 1:], [0.25, 0.4, 0.45, 0.6], atol=1e-6)
