@@ -1,7 +1,7 @@
 """Pruning for the Edge TPU: `python benchmarks/pruning.py [--networks A,B] [--seeds N] [--cache FOLDER]`.
 
 Each network is trained for each seed, cut to half of its predicted compute time in several ways, and trained again:
-every way for the same passes over the same data, with the network as it was as its teacher, batch norms measured anew
+every way for the same passes over the same data, with the network as it was as its teacher, batch norms recalibrated
 before. These networks are so small that most of their latency is fixed: compute time is what can be halved.
 
 - ours: `prune: {objective: compute, keep: 0.5}`, which chooses on validation;
@@ -45,7 +45,6 @@ from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
 from compress.distillation.settings import Teaching
 from compress.importers.keras import keras_file
 from compress.ir import keras_graph
-from compress.ir.passes import bn_recalibration
 from compress.ir.tensorflow import keras
 from compress.pruning import allocation
 from compress.pruning.allocation import STEP, Cut
@@ -55,7 +54,8 @@ from compress.stage import Context
 from compress.stages import working_model
 from compress.stages.prune import Prune
 from compress.targets.base import load
-from compress.training import loop
+from compress.training import healing, loop
+from compress.training.bn_recalibration import recalibrate_batch_norms
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -126,13 +126,11 @@ def baseline(
     cost = goal.cost(cut)
     limit = goal.limit(cut, cost(cut.costs.everything))
     counts = filled(counts_of(cut, cost, limit), cut, cost, limit)
-    inputs = loop.chosen_inputs(subject.data, asked.samples, context.seed)[0]
-    model = keras_graph.build(
-        bn_recalibration.settled(allocation.without(cut, allocation.plan(cut, counts)), subject.model, inputs)
-    )
+    model = keras_graph.build(allocation.without(cut, allocation.plan(cut, counts)))
+    recalibrate_batch_norms(model, context)
     loss = asked.loss(model, context)
     assert loss is not None  # which it is without training only
-    loop.fit(model, loss, asked, context)
+    healing.heal(model, loss, asked, context)
     working_model.write(model, context.folder)
     return {}
 

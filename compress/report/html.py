@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compress import report as words
-from compress.report import Plain, charts, devices, pruning, quantization, replacement, selection, validity
+from compress.report import (
+    Plain,
+    charts,
+    devices,
+    pruning,
+    quantization,
+    replacement,
+    selection,
+    training,
+    validity,
+)
 from compress.report.samples import seen
 
 if TYPE_CHECKING:
@@ -69,6 +79,7 @@ def page(record: Plain) -> str:
         change=_changes(record),
         path=_path(record),
         stages=_stages(record),
+        trained=training.lines(record),
         classes=_classes(record),
         latency=_latency(record),
         devices=_devices(record),

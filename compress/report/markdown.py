@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from compress import report as words
-from compress.report import Plain, devices, quantization, replacement, selection, validity
+from compress.report import Plain, devices, quantization, replacement, selection, training, validity
 
 MAX_CELL = 120
 MAX_CLASSES = 5
@@ -128,8 +128,9 @@ def _stages(record: Plain) -> list[str]:
     labels = [quote(words.label(name)) + ", validation" * (name in words.QUALITY) for name in columns]
     if not rows:
         return [_absent(record)]
-    chosen = "\n".join(f"- {quote(line, 200)}" for line in selection.lines(record))
-    return [_table(("Stage", "Outcome", "Time, measured", *labels), rows), *([chosen] if chosen else [])]
+    sentences = [*selection.lines(record), *training.lines(record)]
+    listed = "\n".join(f"- {quote(sentence, 200)}" for sentence in sentences)
+    return [_table(("Stage", "Outcome", "Time, measured", *labels), rows), *([listed] if listed else [])]
 
 
 def _classes(record: Plain) -> list[str]:

@@ -24,7 +24,6 @@ def section(record: Plain) -> dict[str, Any] | None:
         "not_found": [words.shorten(words.scalar(each), 60) for each in facts.get("not_found") or []],
         "left": _remarks(facts.get("left")),
         "details": _remarks(facts.get("details")),
-        "batch_norms": words.shorten(words.scalar(facts.get("batch_norms")), 60),
     }
 
 

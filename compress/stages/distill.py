@@ -26,7 +26,7 @@ class Distill(Stage, TrainingSettings, Teaching):
     """Trains the model, or a student of its own, on the scores of the original or other teachers, and on the labels."""
 
     name: ClassVar[str] = "distill"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original"})
@@ -96,7 +96,7 @@ class Distill(Stage, TrainingSettings, Teaching):
         from compress.distillation import features, losses
         from compress.ir.tensorflow import keras
         from compress.stages import working_model
-        from compress.training import loop
+        from compress.training import healing, loop
 
         keras(context.seed)
         model = self._learner(given, context)
@@ -106,10 +106,15 @@ class Distill(Stage, TrainingSettings, Teaching):
         names = ", ".join(teacher.name for teacher in teachers)
         context.progress.note(f"distill: {names} {'answer' if teachers[1:] else 'answers'} {when}")
         loss = losses.loss_of(head, teachers, self, self, context, hints)
-        facts = loop.fit(hints.model if hints else model, loss, self, context)
+        train = loop.fit if self._starts_untrained() else healing.heal
+        facts = train(hints.model if hints else model, loss, self, context)
         working_model.write(hints.student if hints else model, context.folder)
         facts |= {"teachers": [teacher.name for teacher in teachers], "taught": when}
         return facts | ({"features": [list(pair) for pair in hints.pairs]} if hints else {})
+
+    def _starts_untrained(self) -> bool:
+        """Whether the student is built for this training."""
+        return self.student is not None and self.student.maker(Path(), trust=True).produces is Kind.UNTRAINED
 
     def _learner(self, given: Artifact, context: Context) -> Any:
         """The model that is trained; a student is made as `model:` makes one, in a folder that is not kept."""

@@ -16,7 +16,7 @@ from compress.stage import DETECTOR_STAGES, Context, Need, Stage, Unfit
 from compress.training.loop import TrainingSettings, chosen_inputs
 
 if TYPE_CHECKING:
-    from compress.pruning.allocation import Allocation, Cut, Lost
+    from compress.pruning.allocation import Allocation, Cut, Lost, PruningPlan
     from compress.pruning.importance import Samples
     from compress.pruning.objective import Objective
     from compress.training.loop import Loss
@@ -42,7 +42,7 @@ class Prune(Stage, TrainingSettings):
     """Removes the channels that matter least, where most is saved for them; then trains what is left."""
 
     name: ClassVar[str] = "prune"
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original", "target"})
@@ -163,10 +163,10 @@ class Prune(Stage, TrainingSettings):
     def _smaller(self, model: Any, earlier: list[Facts], loss: Loss | None, context: Context) -> tuple[Any, Facts]:
         """The model after one step more, not yet trained, and what was decided."""
         from compress.ir import keras_graph
-        from compress.ir.passes import bn_recalibration
         from compress.pruning import allocation as pruning
         from compress.pruning import importance
         from compress.stages.draft import draft
+        from compress.training.bn_recalibration import recalibrate_batch_norms
 
         inputs = chosen_inputs(context.data, self.samples, context.seed)[0]
         if not earlier:
@@ -185,20 +185,17 @@ class Prune(Stage, TrainingSettings):
             for way, each in losses.items()
         }
         plans = {way: pruning.plan(cut, counts) for way, (_, counts) in found.items()}
-        made = {
-            way: keras_graph.build(bn_recalibration.settled(pruning.without(cut, plan), model, inputs))
-            for way, plan in plans.items()
-        }
-        way = next(iter(made))
+        way = next(iter(plans))
         if len({plan.counts for plan in plans.values()}) > 1:
-            facts["tried"] = {each: self._tried(made[each], loss, context) for each in made}
+            facts["tried"] = {each: self._tried(_pruned(cut, plans[each]), loss, context) for each in plans}
             way = max(facts["tried"], key=lambda each: facts["tried"][each])
-            made[way] = keras_graph.build(bn_recalibration.settled(pruning.without(cut, plans[way]), model, inputs))
+        pruned = _pruned(cut, plans[way])
+        facts |= recalibrate_batch_norms(pruned, context) if plans[way].layers else {}
         facts |= {"importance": cut.importance, "allocation": way}
         facts |= {**goal.compared(cut, *found[way], whole), **plans[way].to_json()}
         missed = goal.missed(*found[way], whole or facts["cost"]["before"]) if left == 1 else ""
         facts["warnings"] = self._warned(cut, files.missing, missed, context)
-        return made[way], {**facts, "done": facts["done"] or left == 1}
+        return pruned, {**facts, "done": facts["done"] or left == 1}
 
     def _warned(self, cut: Cut, missing: str, missed: str, context: Context) -> list[str]:
         """What is odd about the model, told at once and for the record."""
@@ -244,26 +241,27 @@ class Prune(Stage, TrainingSettings):
 
     def _tried(self, model: Any, loss: Loss | None, context: Context) -> float:
         """Validation accuracy after one pass of training, of which nothing is kept."""
-        from compress.training import loop as fit
+        from compress.training import loop
+        from compress.training.validation import validation_quality
 
         assert loss is not None  # nothing is tried without training
         changes = {"epochs": 1, "ema": None, "subset": None, "early_stopping": None, "warmup": 0.0}
         batches = self.batches_per_epoch(len(context.data.labels("train")))
         changes["gradient_accumulation"] = min(self.gradient_accumulation, batches)
         once = self.model_copy(update=changes)
-        history = fit.fit(model, loss, once, replace(context, unfinished=None, logs=None))["history"]
-        return float(history[-1]["val_accuracy"] or 0.0)
+        loop.fit(model, loss, once, replace(context, unfinished=None, logs=None))
+        return validation_quality(model, context).value
 
     def _trained(self, model: Any, loss: Loss | None, context: Context, step: int, *, last: bool) -> Facts:
-        """Trains what is left after a step."""
-        from compress.training import loop as fit
+        """Train what is left after a step; keep that where validation is no worse."""
+        from compress.training import healing
 
         epochs = self.epochs if last else self.epochs_between
         if not epochs or loss is None:
             return {}
         unfinished, logs = (path / f"step-{step}" if path else None for path in (context.unfinished, context.logs))
         own = replace(context, unfinished=unfinished, logs=logs)
-        return fit.fit(model, loss, self.model_copy(update={"epochs": epochs}), own)
+        return healing.heal(model, loss, self.model_copy(update={"epochs": epochs}), own)
 
     def _keep(self, model: Any, state: State, context: Context) -> None:
         """Leaves what the next try goes on with, if this one is interrupted."""
@@ -291,3 +289,11 @@ class Prune(Stage, TrainingSettings):
             return State([], None), None
         context.progress.note(f"goes on after step {len(state.steps)} of {self.steps}")
         return state, model
+
+
+def _pruned(cut: Cut, plan: PruningPlan) -> Any:
+    """The Keras model without the channels that a plan removes."""
+    from compress.ir import keras_graph
+    from compress.pruning import allocation
+
+    return keras_graph.build(allocation.without(cut, plan))

@@ -25,7 +25,7 @@ class Swap(Stage, TrainingSettings, Teaching):
     """Swaps activations, gates and kernels for what the Edge TPU runs well, then lets the model as it was teach."""
 
     name: ClassVar[str] = "swap"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
@@ -47,7 +47,7 @@ class Swap(Stage, TrainingSettings, Teaching):
     depthwise_5x5: Literal["keep", "3x3"] = "keep"
     """3x3: the kernel whose outputs are nearest, on measured inputs; 9 steps of the Edge TPU instead of 25."""
     samples: Annotated[int, Field(ge=1, le=100_000)] = 256
-    """Training samples that gates, the inputs of kernels, and batch norms behind what was swapped are measured on."""
+    """Training samples that gates and the inputs of kernels are measured on."""
     epochs: Annotated[int, Field(ge=0, le=10_000)] = 6
     """Passes over the training split afterwards, with the model before the swap as teacher; 0: none."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
@@ -69,10 +69,9 @@ class Swap(Stage, TrainingSettings, Teaching):
         """The swapped and healed model; what was swapped, left and not found; the accuracies on the way."""
         from compress.distillation import losses, teachers
         from compress.ir import keras_graph
-        from compress.ir.passes import bn_recalibration
         from compress.ir.tensorflow import keras
         from compress.stages import working_model
-        from compress.training import loop
+        from compress.training import healing, loop
 
         keras(context.seed)
         teacher = working_model.read(given, context)
@@ -83,16 +82,13 @@ class Swap(Stage, TrainingSettings, Teaching):
             for name in (MODEL_KERAS, MODEL_TFLITE):
                 shutil.copyfile(given.file(name), context.folder / name)
             return facts
-        settled = bn_recalibration.settled(swapped, teacher, self._samples(context))
-        model, facts["batch_norms"] = (
-            keras_graph.build(settled),
-            "as they were" if settled is swapped else "measured anew",
-        )
+        model = keras_graph.build(swapped)
+        facts |= _recalibrated(model, context)
         accuracy = {"before": _accuracy(teacher, context), "swapped": _accuracy(model, context)}
         if self.epochs:
             before = teachers.of_model(teacher, context.data, "the model before")
             loss = losses.loss_of(loop.head_of(model, context.data), [before], self, self, context)
-            facts.update(loop.fit(model, loss, self, context))
+            facts |= healing.heal(model, loss, self, context)
             accuracy["healed"] = _accuracy(model, context)
         working_model.write(model, context.folder)
         return {**facts, "accuracy": accuracy}
@@ -170,6 +166,19 @@ def _refuse_misfit(model: Any, context: Context, *, heals: bool) -> None:
         ]
         if heals or takes != [True]:
             raise
+
+
+def _recalibrated(model: Any, context: Context) -> Facts:
+    """The result of batch norm recalibration, or why a model cannot be validated on the data."""
+    from compress.errors import ModelError
+    from compress.training import loop
+    from compress.training.bn_recalibration import recalibrate_batch_norms
+
+    try:
+        loop.own_loss(model, context)
+    except ModelError as error:
+        return {"batch_norms": {"recalibrated": False, "reason": str(error)}}
+    return recalibrate_batch_norms(model, context)
 
 
 def _accuracy(model: Any, context: Context) -> dict[str, Any]:

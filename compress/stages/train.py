@@ -17,7 +17,7 @@ class Train(Stage, TrainingSettings):
     """Trains the model on the training split; nothing to do for a model that came trained, from a file."""
 
     name: ClassVar[str] = "train"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.UNTRAINED, Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
@@ -38,10 +38,11 @@ class Train(Stage, TrainingSettings):
         """The trained model and its history."""
         from compress.ir.tensorflow import keras
         from compress.stages import working_model
-        from compress.training import loop
+        from compress.training import healing, loop
 
         keras(context.seed)
         model = working_model.read(given, context)
-        facts = loop.fit(model, loop.own_loss(model, context), self, context)
+        train = loop.fit if given.kind is Kind.UNTRAINED else healing.heal
+        facts = train(model, loop.own_loss(model, context), self, context)
         working_model.write(model, context.folder)
         return facts

@@ -20,6 +20,7 @@ from compress.stage import Context, Unfit
 from compress.training import callbacks as monitoring
 from compress.training import schedules, subset_selection
 from compress.training.batches import Passes, batches, held_out
+from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.checkpoint import Checkpoint
 from compress.training.subset import Part, Subset
 
@@ -218,7 +219,7 @@ def label_loss(head: Head) -> Loss:
 
 
 def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, callbacks: Sequence[Any] = ()) -> Facts:
-    """Trains a model in place.
+    """Train a model in place, then recalibrate its batch norms.
 
     Args:
         model: a Keras model. Of several outputs the first is the classifier's, the others are for the loss alone;
@@ -231,7 +232,7 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
     Returns:
         `history`: one map for each epoch with loss, accuracy (of classifiers) and their validation values;
         `best_epoch`, from 1, where early stopping chose it; `subset`, where a part is trained on: how many samples,
-        and what choosing them took.
+        and what choosing them took; `batch_norms`, where there are any: whether recalibration is kept.
 
     Raises:
         StageError: the loss is no longer a number.
@@ -271,7 +272,8 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
     if worker is not model:
         model.set_weights(worker.get_weights())
     best = {} if stopping is None else {"best_epoch": stopping.best_epoch + 1}
-    return {"history": [*map(_plain_row, kept.rows[:first] if kept else []), *rows(history)], **best, **told}
+    earlier = [_plain_row(row) for row in kept.rows[:first]] if kept else []
+    return {"history": [*earlier, *rows(history)], **best, **told, **recalibrate_batch_norms(model, context)}
 
 
 def _narrowed(model: Any, loss: Loss, settings: TrainingSettings, context: Context) -> tuple[Loss, Context, Facts]:

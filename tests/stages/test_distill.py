@@ -119,6 +119,7 @@ def test_a_student_is_trained_from_the_original(
     stage = Distill(student=origin, **QUICK).beside(tmp_path)
     facts = stage.run(given[0], replace(given[1], trust=True))
     assert facts["teachers"] == ["the original"]
+    assert ("healing" in facts) is (way == "file")  # a student from a builder has learnt nothing yet
     assert filters_of(given[1]) == 2
     assert {path.name for path in given[1].folder.iterdir()} == {MODEL_KERAS, MODEL_TFLITE}
 

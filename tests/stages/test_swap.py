@@ -15,13 +15,13 @@ from pydantic import ValidationError
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.errors import ModelError
-from compress.ir.passes import bn_recalibration
 from compress.report import render
 from compress.stages import working_model
 from compress.stages.swap import Swap
 from compress.targets.base import load
 from compress.targets.edgetpu.check import check
 from compress.tflite import graph
+from compress.training.validation import Quality
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -137,20 +137,35 @@ def test_fewer_operators_where_all_were_mapped(keras: Any, tmp_path: Path) -> No
     assert not {"LOGISTIC", "MUL", "MEAN", "AVERAGE_POOL_2D"} & set(after)
 
 
-@pytest.mark.parametrize(("distances", "which"), [((2.0, 1.0), "measured anew"), ((1.0, 1.0), "as they were")])
-def test_batch_norms_are_measured_anew_where_that_brings_the_answers_nearer(
-    keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distances: tuple[float, float], which: str
+@pytest.mark.parametrize("kept", [True, False])
+def test_batch_norms_are_recalibrated_where_validation_is_no_worse(
+    keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
-    found = iter(distances)
-    monkeypatch.setattr(bn_recalibration, "distance", lambda model, other, samples: next(found))
+    monkeypatch.setattr(Quality, "is_worse_than", lambda mine, other: not kept)
     facts, _ = swapped(network(keras, keras.layers.Activation("silu")), tmp_path, Swap(epochs=0))
-    assert facts["batch_norms"] == which
+    assert facts["batch_norms"]["recalibrated"] is kept
     assert facts["accuracy"].keys() == {"before", "swapped"}
     assert "history" not in facts
     made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
     layers = working_model.read(made, context(Blobs(), tmp_path)).layers
     (mean, *_) = (layer.get_weights()[2] for layer in layers if type(layer).__name__ == "BatchNormalization")
-    assert mean.any() == (which == "measured anew")  # an untrained one is 0
+    assert mean.any() == kept  # an untrained one is 0
+
+
+def test_healing_that_does_harm_is_not_kept(keras: Any, tmp_path: Path) -> None:
+    from compress.training import loop
+
+    data, model = Digits(), network(keras, hard(keras), 10)
+    settings = loop.TrainingSettings(epochs=4, learning_rate=0.01)
+    loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context(data, tmp_path))
+    facts, notes = swapped(model, tmp_path, Swap(epochs=1, learning_rate=10.0, schedule="constant"), data)
+    accuracy = {when: each["value"] for when, each in facts["accuracy"].items()}
+    assert accuracy["healed"] == accuracy["swapped"] > 0.3
+    assert facts["healing"]["kept"] is False
+    assert facts["healing"]["validation_before"] == pytest.approx(accuracy["swapped"], abs=1e-6)
+    assert facts["healing"]["validation_after"] < 0.3
+    assert facts["batch_norms"]["validation_after"] == facts["healing"]["validation_before"]
+    assert any("the weights from before the training are kept" in note for note in notes)
 
 
 def test_with_nothing_to_swap_the_model_is_passed_on_unchanged(keras: Any, tmp_path: Path) -> None:
@@ -188,6 +203,8 @@ def test_several_outputs_are_swapped_but_not_measured_and_it_says_why(keras: Any
     model = keras.Model(image, [keras.layers.Dense(2)(x), keras.layers.Dense(3)(x)])
     facts, _ = swapped(model, tmp_path, Swap(epochs=0))
     assert facts["swapped"]["gelu"]["count"] == 1
+    assert facts["batch_norms"]["recalibrated"] is False
+    assert "2 outputs" in facts["batch_norms"]["reason"]
     for each in facts["accuracy"].values():
         assert (each["value"], each["how"]) == (None, "missing")
         assert "2 outputs" in each["note"]

@@ -1,0 +1,107 @@
+"""Batch norm recalibration: means and variances that belong to the weights as they are now.
+
+Training moves them as an average over many steps (Keras' momentum is 0.99), and pruning or replacing layers does not
+move them at all. So they can be far from what the layers compute at the end.
+
+Source: Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3 (PreciseBN).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from compress.artifact import Facts
+from compress.data.rows import rows as rows_of
+from compress.ir.tensorflow import keras
+from compress.stage import Context
+from compress.training.validation import comparison, validation_quality
+
+SAMPLES = 1024
+"""Training samples that statistics are measured on, at most."""
+BATCH = 64
+
+
+def recalibrate_batch_norms(model: Any, context: Context, samples: int = SAMPLES) -> Facts:
+    """Measure the statistics of all batch norms again, and keep them where validation is no worse.
+
+    The model is changed in place. Batch norms with `trainable=False` stay as they are: they normalize by the same
+    statistics in training and in use.
+
+    Args:
+        model: a Keras model that fits the data; of several outputs of a classifier the first is judged.
+        context: data and seed.
+        samples: how many training samples are measured on, chosen by the seed; preprocessed, not augmented.
+
+    Returns:
+        `batch_norms`: whether the new statistics are kept (`recalibrated`), and the validation result with the old
+        and with the new ones; nothing for a model without batch norms.
+    """
+    norms = _trained_batch_norms(model)
+    if not norms:
+        return {}
+    old = [norm.get_weights() for norm in norms]
+    before = validation_quality(model, context)
+    _measure_statistics(model, norms, context, samples)
+    after = validation_quality(model, context)
+    recalibrated = not after.is_worse_than(before)
+    if not recalibrated:
+        for norm, weights in zip(norms, old, strict=True):
+            norm.set_weights(weights)
+    return {"batch_norms": {"recalibrated": recalibrated, **comparison(before, after)}}
+
+
+def _trained_batch_norms(model: Any) -> list[Any]:
+    """All batch norms that are not frozen, at any depth, once each."""
+    kind = keras().layers.BatchNormalization
+    found = {id(layer): layer for layer in model._flatten_layers() if isinstance(layer, kind) and layer.trainable}
+    return list(found.values())
+
+
+def _measure_statistics(model: Any, norms: list[Any], context: Context, samples: int) -> None:
+    """Set means and variances to their averages over batches of training samples.
+
+    Only the batch norms work as in training, so that dropout and noise are absent as they are when the model is used.
+    """
+    inputs = context.data.inputs("train")
+    # In random order: data that is sorted by class would have batches of one class.
+    order = np.random.default_rng(context.seed).permutation(len(inputs))[:samples]
+    with ExitStack() as measured:
+        for norm in norms:
+            measured.enter_context(_measuring(norm))
+        for indices in np.array_split(order, -(-len(order) // BATCH)):
+            model(rows_of(inputs, indices), training=False)
+    for norm in norms:
+        if norm.renorm:  # its training derives the variance from this
+            norm.moving_stddev.assign(keras().ops.sqrt(norm.moving_variance + norm.epsilon))
+
+
+@contextmanager
+def _measuring(norm: Any) -> Iterator[None]:
+    """Let one batch norm normalize by its batch and average the statistics of all calls, whatever calls it how.
+
+    Calls are counted here, since a shared layer is called several times for each batch.
+    """
+    momentum = norm.momentum
+    renorm = norm.renorm
+    original = norm.call
+    calls = 0
+
+    def averaging(inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        nonlocal calls
+        del training
+        norm.momentum = calls / (calls + 1)
+        calls += 1
+        return original(inputs, training=True, mask=mask)
+
+    norm.call = averaging
+    norm.renorm = False
+    try:
+        yield
+    finally:
+        del norm.call
+        norm.momentum = momentum
+        norm.renorm = renorm

@@ -1,0 +1,45 @@
+"""Healing: training of a model that is trained already, kept only where it does not end below its beginning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compress.artifact import Facts
+from compress.ir.tensorflow import set_weights
+from compress.stage import Context
+from compress.training.loop import Loss, TrainingSettings, fit
+from compress.training.validation import comparison, validation_quality
+
+
+def heal(model: Any, loss: Loss, settings: TrainingSettings, context: Context) -> Facts:
+    """Train a trained model in place; give it back the weights of the beginning where validation ends below it.
+
+    After an interruption the model must come in as it did the first time; `fit` goes on from its checkpoint.
+
+    Args:
+        model: a Keras model, as for `fit`.
+        loss: what is minimized.
+        settings: how to train.
+        context: data, seed, progress.
+
+    Returns:
+        The facts of `fit`, and `healing`: whether the training is kept (`kept`), and the validation result before and
+        after it. `batch_norms` is left out where the training is not kept.
+
+    Raises:
+        StageError: the loss is no longer a number.
+    """
+    weights = model.get_weights()
+    before = validation_quality(model, context)
+    facts = fit(model, loss, settings, context)
+    after = validation_quality(model, context)
+    compared = comparison(before, after)
+    kept = not after.is_worse_than(before)
+    if not kept:
+        set_weights(model, weights)
+        facts.pop("batch_norms", None)
+        context.progress.note(
+            f"the training changed the validation {compared['metric']} from {compared['validation_before']} to "
+            f"{compared['validation_after']}: the weights from before the training are kept"
+        )
+    return {**facts, "healing": {"kept": kept, **compared}}

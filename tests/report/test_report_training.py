@@ -1,0 +1,56 @@
+"""The report's sentences on batch norm recalibration and healing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compress.report import html, markdown, training
+
+BETTER = {"metric": "accuracy", "validation_before": 0.702, "validation_after": 0.764}
+WORSE = {"metric": "loss", "validation_before": 0.5, "validation_after": None}
+RECORD: dict[str, Any] = {
+    "stages": [
+        {"id": "load", "facts": None},
+        {"id": "train", "facts": {"batch_norms": {"recalibrated": True, **BETTER}}},
+        {
+            "id": "finder",
+            "facts": {"batch_norms": {"recalibrated": False, **WORSE}, "healing": {"kept": True, **BETTER}},
+        },
+        {
+            "id": "prune",
+            "facts": {
+                "steps": [
+                    {
+                        "healing": {
+                            "kept": False,
+                            "metric": "accuracy",
+                            "validation_before": 0.529,
+                            "validation_after": 0.451,
+                        }
+                    },
+                    {"batch_norms": {"recalibrated": False, "reason": "the model has 2 outputs"}},
+                ]
+            },
+        },
+    ]
+}
+LINES = [
+    "train: batch norms are recalibrated, which changed validation accuracy from 0.702 to 0.764",
+    "finder: batch norms are not recalibrated, because that changed validation loss from 0.5 to not finite",
+    "prune, step 1: the training is not kept, because it changed validation accuracy from 0.529 to 0.451",
+    "prune, step 2: batch norms are not recalibrated: the model has 2 outputs",
+]
+
+
+def test_one_sentence_for_each_fact() -> None:
+    assert training.lines(RECORD) == LINES
+    assert training.lines({"stages": None}) == []
+    # Records of earlier versions have a text here.
+    assert training.lines({"stages": [{"id": "swap", "facts": {"batch_norms": "measured anew"}}]}) == []
+
+
+def test_both_reports_have_them() -> None:
+    text, page = markdown.summary(RECORD), html.page(RECORD)
+    for line in LINES:
+        assert line in text
+        assert f"<p>{line} (measured).</p>" in page

@@ -1,0 +1,165 @@
+"""Healing: a training that ends below its beginning is not kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from blobs import context
+from test_bn_recalibration import Bright, network
+
+from compress.artifact import MODEL_KERAS, Artifact, Kind
+from compress.data.types import Split
+from compress.stage import Context
+from compress.stages import working_model
+from compress.stages.prune import Prune
+from compress.stages.train import Train
+from compress.targets.base import load
+from compress.training import checkpoint, loop
+from compress.training.healing import heal
+from compress.training.loop import Head, TrainingSettings
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
+]
+GENTLE = {"epochs": 6, "batch_size": 16, "learning_rate": 0.01}
+
+
+class Wrong(Bright):
+    """Labels of the training split that are all wrong."""
+
+    def labels(self, split: Split) -> np.ndarray:
+        found = super().labels(split)
+        return 1 - found if split == "train" else found
+
+    def inputs(self, split: Split) -> np.ndarray:
+        return Bright().inputs(split)  # which are drawn by the labels
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Context, list[str]]:
+    """A context, and the notes that the user sees."""
+    notes: list[str] = []
+    made = context(Bright(), tmp_path)
+    monkeypatch.setattr(made.progress, "note", notes.append)
+    return made, notes
+
+
+def trained(keras: Any, made: Context) -> Any:
+    model = network(keras, dropout=0.2)
+    loop.fit(model, loop.label_loss(Head("softmax")), TrainingSettings(**GENTLE), replace(made, unfinished=None))
+    return model
+
+
+def accuracy(model: Any) -> float:
+    data = Bright()
+    found = model.predict(data.inputs("validation"), verbose=0).argmax(axis=1)
+    return float((found == data.labels("validation")).mean())
+
+
+def test_a_harmful_training_is_not_kept(keras: Any, work: tuple[Context, list[str]]) -> None:
+    made, notes = work
+    model = trained(keras, made)
+    before = [weight.tobytes() for weight in model.get_weights()]
+    facts = heal(model, loop.label_loss(Head("softmax")), TrainingSettings(**GENTLE), replace(made, data=Wrong()))
+    assert [weight.tobytes() for weight in model.get_weights()] == before
+    assert facts["healing"]["kept"] is False
+    assert facts["healing"]["validation_before"] == accuracy(model) == 1.0
+    assert facts["healing"]["validation_after"] < 1.0
+    assert len(facts["history"]) == 6
+    assert "batch_norms" not in facts  # those of the beginning were not touched
+    (note,) = notes
+    assert note == (
+        f"the training changed the validation accuracy from 1.0 to {facts['healing']['validation_after']}: "
+        "the weights from before the training are kept"
+    )
+
+
+def test_a_training_that_is_no_worse_is_kept(keras: Any, work: tuple[Context, list[str]]) -> None:
+    made, notes = work
+    model = network(keras)
+    before = accuracy(model)
+    facts = heal(model, loop.label_loss(Head("softmax")), TrainingSettings(**GENTLE), made)
+    assert facts["healing"] == {
+        "kept": True,
+        "metric": "accuracy",
+        "validation_before": before,
+        "validation_after": 1.0,
+    }
+    assert accuracy(model) == 1.0
+    assert facts["batch_norms"]["recalibrated"] is True
+    assert notes == []
+    again = heal(model, loop.label_loss(Head("softmax")), TrainingSettings(**GENTLE), made)
+    assert again["healing"]["kept"] is True  # as good is good enough
+
+
+@pytest.mark.parametrize("data", [Bright(), Wrong()], ids=["kept", "not kept"])
+def test_an_interrupted_healing_ends_as_if_it_had_not_been(
+    keras: Any,
+    work: tuple[Context, list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    data: Bright,
+) -> None:
+    from compress.ir.tensorflow import keras as seeded
+
+    made, _ = work
+    monkeypatch.setattr(checkpoint, "EVERY_S", 0.0)
+    working_model.write_keras(trained(keras, made), tmp_path)
+    given = (tmp_path / MODEL_KERAS).read_bytes()
+
+    def healed(folder: Path | None, stop: int | None = None) -> tuple[Any, list[Any]]:
+        seeded(0)
+        (tmp_path / MODEL_KERAS).write_bytes(given)
+        model = working_model.read(Artifact("", Kind.KERAS, tmp_path, {MODEL_KERAS: ""}, {}, 0), made)
+        own = replace(made, data=data, unfinished=folder)
+        update = (lambda done, total, **metrics: 1 / (stop - done)) if stop else lambda *arguments, **metrics: None
+        monkeypatch.setattr(made.progress, "update", update)
+        facts = heal(model, loop.label_loss(Head("softmax")), TrainingSettings(**GENTLE), own)
+        return facts, model.get_weights()
+
+    facts, weights = healed(None)
+    with pytest.raises(ZeroDivisionError):
+        healed(tmp_path / "unfinished", stop=14)  # in the third epoch
+    assert (tmp_path / "unfinished" / checkpoint.FILE).exists()
+    again, resumed = healed(tmp_path / "unfinished")
+    assert again == facts
+    assert facts["healing"]["kept"] is not isinstance(data, Wrong)
+    for mine, other in zip(resumed, weights, strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+def artifact(model: Any, folder: Path, kind: Kind) -> Artifact:
+    folder.mkdir()
+    working_model.write(model, folder)
+    return Artifact("", kind, folder, dict.fromkeys((MODEL_KERAS, "model.tflite"), ""), {}, 0)
+
+
+@pytest.mark.parametrize("kind", [Kind.UNTRAINED, Kind.KERAS])
+def test_only_a_trained_model_has_something_to_lose(
+    keras: Any, work: tuple[Context, list[str]], tmp_path: Path, kind: Kind
+) -> None:
+    made, _ = work
+    facts = Train(**GENTLE).run(artifact(network(keras), tmp_path / "given", kind), made)
+    assert ("healing" in facts) is (kind is Kind.KERAS)
+    assert facts["batch_norms"]["validation_after"] == 1.0
+
+
+def test_prune_keeps_what_was_cut_where_training_does_harm(
+    keras: Any, work: tuple[Context, list[str]], tmp_path: Path
+) -> None:
+    made, notes = work
+    made = replace(made, target=load("edgetpu"))
+    given = artifact(trained(keras, made), tmp_path / "given", Kind.KERAS)
+    stage = Prune(keep=0.9, allocation="balanced", importance="l2", **GENTLE)
+    (step,) = stage.run(given, replace(made, data=Wrong()))["steps"]
+    assert step["layers"]
+    assert step["healing"]["kept"] is False
+    assert step["batch_norms"]["validation_after"] == step["healing"]["validation_before"]
+    model = working_model.read(Artifact("", Kind.KERAS, tmp_path, {MODEL_KERAS: ""}, {}, 0), made)
+    assert accuracy(model) == step["healing"]["validation_before"] > step["healing"]["validation_after"]
+    assert any("the weights from before the training are kept" in note for note in notes)
