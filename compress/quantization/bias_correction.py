@@ -8,43 +8,57 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Network, Tensor
+from compress.ir.keras_graph import Layer, Network, Tensor, build
 from compress.quantization import fake_quantization
 from compress.quantization import quantizer_placement as rounding
-from compress.quantization.activation_statistics import means_by_channel
+from compress.quantization.activation_statistics import batch_size, means_by_channel
 from compress.quantization.plan import QuantizationPlan
 
 SAMPLES = 64
 """Samples that a shift is measured on, at most."""
+LARGEST_BATCHES = 2
+"""Batches of large activations (`activation_statistics.batch_size`) that are in memory at once, in addition."""
 Shifts = dict[str, tuple[float, ...]]
 
 
 def measured_shifts(network: Network, plan: QuantizationPlan, samples: NDArray[np.float32]) -> Shifts:
-    """What brings the mean of each layer's outputs back, found from the input of the network to its output.
+    """Measure what brings the mean of each layer's outputs back, from the input of the network to its output.
 
-    Layers that do not depend on each other are corrected together; each is measured behind
-    those that are corrected already.
+    The quantized network is computed once, layer by layer. Each layer is corrected as soon as it is computed, so that
+    those behind it see the corrected values.
 
     Args:
         network: in canonical form, with its channels scaled as the plan says and its weights on their grid.
         plan: the ranges.
         samples: preprocessed calibration samples [n, ...].
     """
-    chosen = samples[:SAMPLES]
-    levels = _levels(network)
-    tensors = [Tensor(name) for name in levels]
-    wanted = means_by_channel(network, tensors, chosen)
-    points, shifts = rounding.find(network), dict[str, tuple[float, ...]]()
-    for level in sorted(set(levels.values())):
-        names = [name for name, depth in levels.items() if depth == level]
-        quantized = fake_quantization.insert(shifted(network, shifts), points, plan)
-        found = means_by_channel(quantized, [Tensor(name) for name in names], chosen)
-        for name in names:
-            shifts[name] = tuple((wanted[Tensor(name)] - found[Tensor(name)]).tolist())
+    import tensorflow
+
+    chosen = samples[: min(SAMPLES, LARGEST_BATCHES * batch_size(network))]
+    corrected = [layer.name for layer in network.layers.values() if _is_corrected(layer)]
+    wanted = means_by_channel(network, [Tensor(name) for name in corrected], chosen)
+    model = build(fake_quantization.insert(network, rounding.find(network), plan))
+    shifts: Shifts = {}
+
+    def correcting(operation: Any) -> Any:
+        if operation.name not in corrected:
+            return operation
+
+        def call(*inputs: Any, **options: Any) -> Any:
+            outputs = operation(*inputs, **options)
+            means = tensorflow.reduce_mean(outputs, axis=list(range(len(outputs.shape) - 1)))
+            shift = wanted[Tensor(operation.name)] - means.numpy()
+            shifts[operation.name] = tuple(shift.tolist())
+            return outputs + shift.astype(np.float32)
+
+        return call
+
+    model._run_through_graph([tensorflow.constant(chosen)], operation_fn=correcting)
     return shifts
 
 
@@ -59,16 +73,6 @@ def shifted(network: Network, shifts: Mapping[str, tuple[float, ...]]) -> Networ
     return network.edited(changed, {})
 
 
-def _levels(network: Network) -> dict[str, int]:
-    """By layer with weights how many such layers lie at most between it and the input; called once each."""
-    depth: dict[Tensor, int] = {}
-    levels: dict[str, int] = {}
-    for layer, call in network.in_order():
-        below = max((depth[tensor] for tensor in (layer.given(call) if layer.calls else [])), default=0)
-        weighted = layer.kind in fake_quantization.SCALE_AXES and len(layer.calls) == 1
-        if weighted:
-            levels[layer.name] = below
-        for tensor in network.shapes:
-            if tensor.layer == layer.name and tensor.call == call:
-                depth[tensor] = below + weighted
-    return levels
+def _is_corrected(layer: Layer) -> bool:
+    """Whether a layer has one output whose mean a bias of its own can move."""
+    return layer.kind in fake_quantization.SCALE_AXES and len(layer.calls) == 1

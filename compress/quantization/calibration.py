@@ -11,7 +11,7 @@ from compress.data.types import Data
 from compress.ir.keras_graph import Network
 from compress.quantization.activation_statistics import Statistics, collect
 from compress.quantization.plan import QuantizationPlan
-from compress.quantization.ranges import select
+from compress.quantization.ranges import WITHOUT_HISTOGRAMS, select
 from compress.training import subset, subset_selection
 from compress.training.loop import head_of
 from compress.training.subset import Indices
@@ -63,7 +63,7 @@ def calibrate(network: Network, samples: NDArray[np.float32], method: str = "min
     Raises:
         StageError: an activation is NaN or infinite.
     """
-    return planned(collect(network, samples), method)
+    return planned(collect(network, samples, histograms=method not in WITHOUT_HISTOGRAMS), method)
 
 
 def planned(found: Statistics, method: str) -> QuantizationPlan:

@@ -28,6 +28,10 @@ WIDE = 4.0
 IMBALANCED = 32.0
 """Between the largest and the median channel."""
 DEAD = 0.25
+MOST_SAMPLES = 32
+LEAST_SAMPLES = 4
+MOST_MACS = 20_000_000_000
+"""Multiply-accumulates that a table of errors may take: some ten seconds of one core."""
 SATURATED = 0.01
 
 
@@ -51,6 +55,12 @@ class LayerError:
     share: float
     cause: str
     setting: str
+
+
+def affordable_samples(network: Network, macs: int) -> int:
+    """Return how many samples `errors` should take of a network with so many multiply-accumulates for one sample."""
+    runs = len(rounding.find(network)) + 2 * len(_weighted(network))
+    return int(np.clip(MOST_MACS // max(runs * macs, 1), LEAST_SAMPLES, MOST_SAMPLES))
 
 
 def errors(network: Network, plan: QuantizationPlan, samples: NDArray[np.float32]) -> list[LayerError]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.quantization.activation_statistics import Statistics, spread
+from compress.quantization.activation_statistics import Statistics
 from compress.quantization.plan import LEVELS, nudged
 
 Range = tuple[float, float]
@@ -72,6 +72,8 @@ def entropy(statistics: Statistics, point: str) -> Range:
     return _searched(statistics, point, cost, without_zeros=True)
 
 
+WITHOUT_HISTOGRAMS = {"minmax", "sample_percentile"}
+"""Methods that need the extremes of samples alone."""
 METHODS: Mapping[str, Method] = {
     "minmax": minmax,
     "sample_percentile": sample_percentile,
@@ -91,10 +93,8 @@ def select(statistics: Statistics, method: str) -> dict[str, Range]:
 
 
 def _histogram(statistics: Statistics, point: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The middle of each part, and how many values lie in it."""
-    counts = statistics.counts[point]
-    edges = np.linspace(*spread(*minmax(statistics, point)), len(counts) + 1)
-    return (edges[:-1] + edges[1:]) / 2, counts
+    """The centres of the bins between the extremes of a point, and how many values lie in each."""
+    return statistics.histograms[point].within(*minmax(statistics, point))
 
 
 def _searched(

@@ -19,6 +19,7 @@ from compress.quantization.calibration import calibrate, planned
 from compress.quantization.fidelity import ByClass, Judge, side_by_side
 from compress.quantization.plan import QuantizationPlan
 from compress.quantization.quantizer_placement import without_softmax
+from compress.quantization.ranges import WITHOUT_HISTOGRAMS
 
 LEAST_GAIN_DB = 0.1
 """An improvement that is worth a change of the plan."""
@@ -99,13 +100,14 @@ class Search:
             return
         factors = dict(self._best.plan.factors) if self._best else {}
         current = equalization.applied(self.network, factors)
-        found = activation_statistics.collect(current, self.samples)
+        histograms = not WITHOUT_HISTOGRAMS.issuperset(methods)
+        found = activation_statistics.collect(current, self.samples, histograms=histograms)
         outliers = activation_statistics.outliers(found)
         if outliers:
             self.warnings = diagnostics.about_activations(found, outliers)
             self._try("ranges", methods[0], replace(planned(found, methods[0]), factors=factors))
             self.ordinary = np.delete(self.samples, outliers, axis=0)
-            found = activation_statistics.collect(current, self.ordinary)
+            found = activation_statistics.collect(current, self.ordinary, histograms=histograms)
         elif not self.warnings:
             self.warnings = diagnostics.about_activations(found, [])
         for method in methods:

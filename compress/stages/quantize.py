@@ -32,8 +32,6 @@ if TYPE_CHECKING:  # a dry run reads settings only
     from compress.training.loop import Loss
 
 Samples = NDArray[np.float32]
-DEBUGGED = 32
-"""Held-back samples that the errors of layers are measured on."""
 SEARCHED = ("ranges", "equalize", "correct_bias", "rounding")
 """What a plan says instead of a search."""
 BY_MODEL = ("hardness", "coverage")
@@ -200,6 +198,7 @@ class Quantize(Stage, TrainingSettings):
         from compress.ir import weight_sparsity
         from compress.quantization import debug, export
         from compress.quantization.export import FloatOperatorsError
+        from compress.tflite import graph, macs
 
         try:
             self._searched(search, given, context)
@@ -216,7 +215,8 @@ class Quantize(Stage, TrainingSettings):
             facts |= {"kept": "ptq", "ranges": f"found by the converter, because {error.what}"}
             return export.convert_calibrated(network.build(given), search.samples, self.io)
         plan = best.signed()
-        facts["layers"] = debug.to_json(debug.errors(best.network, plan, search.held_back[:DEBUGGED]))
+        count = debug.affordable_samples(best.network, macs.total_macs(graph.parse(best.content)))
+        facts["layers"] = debug.to_json(debug.errors(best.network, plan, search.held_back[:count]))
         (context.folder / PLAN_FILE).write_text(plan.to_json())
         rounded = export.gridded(export.edited(best.network, best.plan), best.plan)
         facts["zeros"] = round(weight_sparsity.zeros(weight_sparsity.by_layer(rounded)), 4)

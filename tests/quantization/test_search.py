@@ -27,7 +27,7 @@ from compress.quantization import (
     ranges,
 )
 from compress.quantization import search as search_module
-from compress.quantization.activation_statistics import Statistics
+from compress.quantization.activation_statistics import Histogram, Statistics
 from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan, nudged, packed, unpacked
 from compress.quantization.quantizer_placement import without_softmax
@@ -146,11 +146,27 @@ def test_a_plan_for_another_network_is_refused(keras: Any, name: str) -> None:
 # --- ranges -----------------------------------------------------------------------------
 
 
+def histogram(values: np.ndarray) -> Histogram:
+    """The histogram of values, as `collect` finds it."""
+    reach = 2.0 ** np.ceil(np.log2(np.abs(values).max() or 1.0))
+    counts = np.histogram(values, activation_statistics.BINS, (-reach, reach))[0]
+    return Histogram(float(reach), counts.astype(np.float64))
+
+
+def test_histograms_of_different_reach_add_up() -> None:
+    near, far = np.random.default_rng(0).normal(0, 1, 1000), np.random.default_rng(1).normal(0, 300, 1000)
+    both = histogram(near) + histogram(far)
+    np.testing.assert_array_equal(both.counts, histogram(np.concatenate([near, far])).counts)
+    tiny = histogram(near * 1e-20) + histogram(far)
+    assert tiny.counts.sum() == 2000
+    assert tiny.within(-1.0, 1.0)[1].sum() >= 1000
+
+
 def seen(*, corrupt: float = 1.0) -> Statistics:
     """Two hundred samples of a bell curve at one point; in one of them the values are `corrupt` times larger."""
     values = np.random.default_rng(0).normal(0, 1, (200, 500))
     values[17] *= corrupt
-    counts = np.histogram(values, activation_statistics.BINS)[0].astype(float)
+    counts = histogram(values)
     fixed = {"softmax": (0.0, 255 / 256)}
     rows = {"x": values, "softmax": np.abs(values)}
     low, high = ({name: pick(each, axis=1) for name, each in rows.items()} for pick in (np.min, np.max))
@@ -167,13 +183,15 @@ def test_a_range_holds_nearly_everything(method: str) -> None:
 
 def test_the_zeros_of_a_relu_do_not_narrow_the_range_of_least_divergence() -> None:
     values = np.maximum(np.random.default_rng(0).normal(0, 1, (200, 500)), 0)
-    counts = np.histogram(values, activation_statistics.BINS)[0].astype(float)
+    counts = histogram(values)
     low, high = ({"x": pick(values, axis=1)} for pick in (np.min, np.max))
     with_zeros = ranges.select(Statistics(low, high, {"x": counts}, {}), "entropy")["x"]
     assert with_zeros[1] > 2.5
-    for empty in (np.zeros(activation_statistics.BINS), np.eye(1, activation_statistics.BINS)[0]):
-        empty[0] += 7
-        assert np.isfinite(ranges.select(Statistics(low, high, {"x": empty}, {}), "entropy")["x"]).all()
+    for others in (0.0, 1.0):
+        nearly_all_zero = np.full(1000, others)
+        nearly_all_zero[1:] = 0.0
+        found = Statistics(low, high, {"x": histogram(nearly_all_zero)}, {})
+        assert np.isfinite(ranges.select(found, "entropy")["x"]).all()
 
 
 def test_every_method_is_a_setting() -> None:
@@ -188,7 +206,7 @@ def test_one_corrupt_sample_of_two_hundred() -> None:
 
 def test_the_least_squared_error_is_less_than_that_of_the_whole_range() -> None:
     values = np.random.default_rng(0).standard_t(2, (50, 2000))
-    counts = np.histogram(values, activation_statistics.BINS)[0].astype(float)
+    counts = histogram(values)
     found = Statistics({"x": values.min(axis=1)}, {"x": values.max(axis=1)}, {"x": counts}, {})
     errors = []
     for method in ("minmax", "mse"):
@@ -204,7 +222,10 @@ def test_collected_statistics_are_those_of_the_values(keras: Any) -> None:
     name = next(name for name in found.low if "re_lu" in name)
     values = np.asarray(keras_graph.build(keras_graph.observed(net, [Tensor(name)]))(images(40)))
     np.testing.assert_allclose(found.high[name], values.reshape(40, -1).max(axis=1), rtol=1e-5)
-    assert found.counts[name].sum() == values.size
+    assert found.histograms[name].counts.sum() == values.size
+    centres, counts = found.histograms[name].within(0.0, float(values.max()))
+    assert counts.sum() == values.size
+    assert centres @ counts / counts.sum() == pytest.approx(values.mean(), abs=2 * float(np.diff(centres)[0]))
     means = activation_statistics.means_by_channel(net, [Tensor(name)], images(40))[Tensor(name)]
     np.testing.assert_allclose(means, values.mean(axis=(0, 1, 2)), rtol=1e-3)
 
