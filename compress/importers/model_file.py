@@ -167,7 +167,7 @@ def _saved_model(path: Path, signature: str | None) -> Found:
         "only its graph is taken, as it holds no Keras model that can be rebuilt: in a pipeline it becomes a float "
         ".tflite file, which is quantized without training"
     )
-    chosen = None if content.refused else conversion.chosen(content, signature).name
+    chosen = None if content.refused else conversion.choose_signature(content, signature).name
     others = sorted({each.name for each in content.signatures} - {chosen, signature})
     told = (f"its signature {chosen} is taken, and not {', '.join(others)}",) if others and not signature else ()
     kind = "SavedModel with a graph"

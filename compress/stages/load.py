@@ -269,7 +269,7 @@ def stage_for(file: Path, signature: str | None = None, shapes: Shapes | None = 
         if found.becomes == "keras":
             return LoadKeras(path=file)
         if found.refused:
-            raise conversion.refused(found.content)
+            raise conversion.refused_operators(found.content)
         return ConvertSavedModel(path=file, signature=found.signature or "")
     if found.becomes == "keras":
         return ImportTflite(path=file)

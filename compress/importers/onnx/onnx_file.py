@@ -20,7 +20,7 @@ from compress.importers.common import difference, verification
 from compress.importers.common.difference import Parity
 from compress.importers.common.unsupported import Refused, carrying
 from compress.importers.common.verification import TOLERANCE
-from compress.importers.onnx import onnx_graph, subprocesses
+from compress.importers.onnx import child_processes, onnx_graph
 from compress.importers.onnx.builder import FLOAT
 from compress.importers.onnx.layout import Value
 from compress.importers.onnx.network import Imported, imported
@@ -86,7 +86,7 @@ def read(path: Path, shapes: Shapes = MappingProxyType({})) -> File:
     Raises:
         ModelError: it is no ONNX model, is damaged, or makes no sense.
     """
-    subprocesses.try_reading(path, shapes)
+    child_processes.check_readable(path, shapes)
     graph = onnx_graph.read(path, RULES, shapes)
     if graph.refused and not graph.nodes:
         return File(path, graph, None)
@@ -207,8 +207,8 @@ def _wanted(graph: Graph, found: Imported, feeds: Sequence[Arrays], outputs: Seq
         for feed in feeds
     ]
     try:
-        return subprocesses.answers(graph.model, given, outputs)
-    except subprocesses.NoAnswerError as error:
+        return child_processes.run_model(graph.model, given, outputs)
+    except child_processes.OnnxRuntimeFailedError as error:
         raise ModelError(str(error), todo="run the file in onnxruntime, and export it again") from error
 
 
