@@ -13,7 +13,7 @@ from compress.artifact import MODEL_KERAS
 from compress.errors import DataError, ModelError, PipelineError
 from compress.files import explain, write_atomically
 from compress.importers import model_file
-from compress.importers.common import guarded_calls
+from compress.importers.common import guarded_calls, verification
 from compress.importers.common.verification import TOLERANCE
 from compress.importers.keras import keras_file
 from compress.importers.model_file import Found, Imported
@@ -151,7 +151,7 @@ def _written(path: Path, imported: Imported, out: Path | None, *, trust: bool) -
         again = keras_file.load(Path(folder) / MODEL_KERAS, trust=trust)
         content = (Path(folder) / MODEL_KERAS).read_bytes()
         with guarded_calls.explained(path, "cannot be run", "check that there is memory for it"):
-            reread = model_file.compared(imported.model, again)
+            reread = verification.compare_keras_models(imported.model, again)
     parity = imported.parity or reread
     if not reread.max_rel <= TOLERANCE:
         raise ModelError(f"as it is written it answers differently, by {reread.max_rel:.2g} of the largest output")

@@ -5,7 +5,6 @@ What a file is, and what is in the way of rebuilding it, can be told without Ten
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.importers.common import difference, verification
-from compress.importers.common.difference import Parity
-from compress.importers.common.unsupported import Refused, carrying
-from compress.importers.common.verification import TOLERANCE
+from compress.importers.common import verification
+from compress.importers.common.unsupported import Refused, unsupported
+from compress.importers.common.verification import MINIMUM_SCALE, TOLERANCE, Arrays, OutputDifference, Parity, Runs
 from compress.importers.onnx import child_processes, onnx_graph
 from compress.importers.onnx.builder import FLOAT
 from compress.importers.onnx.layout import Value
@@ -33,7 +31,6 @@ from compress.ir.keras_graph import tensors_in
 if TYPE_CHECKING:
     import keras
 
-Arrays = Sequence[NDArray[Any]]
 WHOLE_TYPES = {
     "UINT8": np.uint8,
     "INT8": np.int8,
@@ -46,9 +43,6 @@ WHOLE_TYPES = {
 DRAWN = {"UINT8": 256, "BOOL": 2}
 """How many whole numbers, from 0 on, are drawn for an input of such."""
 DRAWN_ELSE = 8
-LAST_BITS = 8
-"""How many times what the last bits of an input change an answer may differ, where that is more than the tolerance."""
-MOST_ALLOWED = 1e-2
 
 
 @dataclass(frozen=True)
@@ -97,69 +91,63 @@ def read(path: Path, shapes: Shapes = MappingProxyType({})) -> File:
         raise
 
 
-def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, float]:
-    """As `compared`, with the largest difference, relative to the largest number of an output."""
-    model, found = compared(file, samples)
-    return model, found.max_rel
-
-
-def compared(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, Parity]:
-    """The file as a Keras model, and how far their outputs are apart.
+def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, Parity]:
+    """Rebuild the file as a Keras model, and compare it with the file in onnxruntime.
 
     Args:
-        file: one without problems.
-        samples: real samples [n, ...] as the Keras model takes them, that both are run on beside random ones.
+        file: a file without problems.
+        samples: real samples [n, ...] as the Keras model takes them, in addition to random ones.
 
     Raises:
-        ModelError: an operator has no counterpart, or the model answers differently.
+        ModelError: an operator has no counterpart, or the outputs differ.
     """
     if file.problems or file.imported is None:
-        listed = "; ".join(map(str, file.problems))
-        count = f"{len(file.problems)} operator{'s' if len(file.problems) != 1 else ''}"
-        what = f"{count} cannot become layers of Keras: {listed}"
-        raise carrying(ModelError(what, where=str(file.path)), file.problems)
+        raise unsupported(file.problems, str(file.path))
     found = file.imported
     needed = networks.observed(found.network, list(tensors_in(found.network.outputs)))
     network = replace(needed, name="model", outputs=found.network.outputs)
     try:
-        feeds = [*_random(found), *_real(found, samples)]
-        wanted = _wanted(found.graph, found, feeds, found.graph.outputs)
-        model = verification.built(network)
-        made = [verification.answers(model, [array[None] for array in feed]) for feed in feeds]
-        apart = _differences(wanted, made, found)
-        own = _own(found, feeds, wanted) if max(apart) > TOLERANCE else None
-        limits = [max(TOLERANCE, min(LAST_BITS * change, MOST_ALLOWED)) for change in own or [0.0] * len(feeds)]
-        far = [feed for feed, one, most in zip(feeds, apart, limits, strict=True) if one > most]
-        if far:
-            raise verification.too_far(max(apart), str(file.path), _first_difference(found, far))
+        runs = [*_random(found), *_real(found, samples)]
+        expected = _expected_outputs(found.graph, found, runs, found.graph.outputs)
+        model = verification.build_model(network)
+        return model, _verify(model, found, runs, expected)
     except ModelError as error:
         error.where = str(file.path)
         raise
-    against = f"onnxruntime {importlib.metadata.version('onnxruntime')}"
-    return model, Parity(_largest(wanted, made, found), max(apart), against, len(feeds), max(own) if own else None)
 
 
-def _largest(wanted: Sequence[Arrays], made: Sequence[Arrays], found: Imported) -> float:
-    """The largest difference of an output, as it is."""
-    return max(
-        difference.difference(one.reshape(-1)[value.positions], other.reshape(-1))
-        for outputs, answers in zip(wanted, made, strict=True)
-        for value, one, other in zip(found.outputs, outputs, answers, strict=True)
-    )
+def _verify(model: keras.Model, found: Imported, runs: Runs, expected: Runs) -> Parity:
+    """Compare the outputs of the model with those of onnxruntime.
 
-
-def _own(found: Imported, feeds: Sequence[Arrays], wanted: Sequence[Arrays]) -> list[float]:
-    """How far the file's own answers move in each run when the last bits of its inputs change.
-
-    They move much in a logarithm of what two large numbers leave over. There the answers of two sound
-    runtimes differ as much as those of one for two inputs that are as good as the same.
+    Raises:
+        ModelError: they differ by more than is allowed.
     """
-    nudged = [
-        [array if kind in WHOLE_TYPES else other for kind, array, other in zip(_kinds(found), *pair, strict=True)]
-        for pair in zip(feeds, verification.nudged(feeds), strict=True)
-    ]
-    again = _wanted(found.graph, found, nudged, found.graph.outputs)
-    return verification.change(wanted, again)
+    by_run = []
+    for inputs, outputs in zip(runs, expected, strict=True):
+        actual = verification.run_model(model, [array[None] for array in inputs])
+        triples = zip(found.outputs, outputs, actual, strict=True)
+        by_run.append([_difference(found, *each) for each in triples])
+    differences = [each for run in by_run for each in run]
+    allowed = [TOLERANCE] * len(runs)
+    sensitivity = None
+    if verification.largest_relative(differences) > TOLERANCE:
+        allowed, sensitivity = verification.allowed_differences(expected, _outputs_with_last_bits_changed(found, runs))
+    runtime = verification.runtime_version("onnxruntime")
+    parity = verification.summarize(differences, runtime, len(runs), sensitivity)
+    relative = [verification.largest_relative(run) for run in by_run]
+    exceeding = [inputs for inputs, one, limit in zip(runs, relative, allowed, strict=True) if one > limit]
+    if exceeding:
+        raise verification.too_different(parity, "", _first_difference(found, exceeding))
+    return parity
+
+
+def _outputs_with_last_bits_changed(found: Imported, runs: Runs) -> Runs:
+    """Return the outputs of the file for nearly the same inputs; integer inputs stay as they are."""
+    changed = []
+    for before, after in zip(runs, verification.change_last_bits(runs), strict=True):
+        arrays = zip(_kinds(found), before, after, strict=True)
+        changed.append([original if kind in WHOLE_TYPES else other for kind, original, other in arrays])
+    return _expected_outputs(found.graph, found, changed, found.graph.outputs)
 
 
 def _kinds(found: Imported) -> list[str]:
@@ -172,7 +160,7 @@ def _random(found: Imported) -> list[Arrays]:
     counts = [_count(found.graph, name) if found.graph.types[name] in WHOLE_TYPES else 0 for name in found.inputs]
     return [
         [np.floor(np.abs(array) * count) % count if count else array for array, count in zip(feed, counts, strict=True)]
-        for feed in verification.random([value.sides for value in found.inputs.values()])
+        for feed in verification.random_inputs([value.sides for value in found.inputs.values()])
     ]
 
 
@@ -199,15 +187,17 @@ def _real(found: Imported, samples: NDArray[np.float32] | None) -> list[Arrays]:
     return [[np.asarray(sample, np.float32)] for sample in samples]
 
 
-def _wanted(graph: Graph, found: Imported, feeds: Sequence[Arrays], outputs: Sequence[str]) -> list[list[NDArray[Any]]]:
-    """What onnxruntime makes of the same inputs."""
-    given = [
-        {name: _fed(graph, name, value, array) for (name, value), array in zip(found.inputs.items(), feed, strict=True)}
-        | {name: np.zeros(graph.shapes[name], _dtype(graph, name)) for name in graph.inputs if name not in found.inputs}
-        for feed in feeds
-    ]
+def _expected_outputs(graph: Graph, found: Imported, runs: Runs, outputs: Sequence[str]) -> list[list[NDArray[Any]]]:
+    """Return the outputs of onnxruntime for the inputs of the network."""
+    unused = {
+        name: np.zeros(graph.shapes[name], _dtype(graph, name)) for name in graph.inputs if name not in found.inputs
+    }
+    feeds = []
+    for arrays in runs:
+        inputs = zip(found.inputs.items(), arrays, strict=True)
+        feeds.append({name: _graph_input(graph, name, value, array) for (name, value), array in inputs} | unused)
     try:
-        return child_processes.run_model(graph.model, given, outputs)
+        return child_processes.run_model(graph.model, feeds, outputs)
     except child_processes.OnnxRuntimeFailedError as error:
         raise ModelError(str(error), todo="run the file in onnxruntime, and export it again") from error
 
@@ -216,27 +206,19 @@ def _dtype(graph: Graph, name: str) -> Any:
     return WHOLE_TYPES.get(graph.types[name], np.float32)
 
 
-def _fed(graph: Graph, name: str, value: Value, array: NDArray[Any]) -> NDArray[Any]:
-    """An input of the network as the graph takes it; whole numbers where it takes only such."""
-    turned = np.empty(array.size, np.float32)
-    turned[value.positions] = array.reshape(-1)
-    return turned.reshape(value.shape).astype(_dtype(graph, name))
+def _graph_input(graph: Graph, name: str, value: Value, array: NDArray[Any]) -> NDArray[Any]:
+    """Return an input of the network in the layout and type of the graph."""
+    ordered = np.empty(array.size, np.float32)
+    ordered[value.positions] = array.reshape(-1)
+    return ordered.reshape(value.shape).astype(_dtype(graph, name))
 
 
-def _differences(wanted: Sequence[Arrays], made: Sequence[Arrays], found: Imported) -> list[float]:
-    """For each run the largest difference of an output."""
-    return [
-        max(_apart(found, value, *pair) for value, *pair in zip(found.outputs, outputs, answers, strict=True))
-        for outputs, answers in zip(wanted, made, strict=True)
-    ]
-
-
-def _apart(found: Imported, value: Value, wanted: NDArray[Any], made: NDArray[Any]) -> float:
-    """The difference of one tensor, as the graph and as the network have it."""
-    if wanted.size != made.size:
-        return float("inf")
-    least = 1.0 if _is_share(found, value) else 1e-6
-    return verification.relative(wanted.reshape(-1)[value.positions], made, least)
+def _difference(found: Imported, value: Value, expected: NDArray[Any], actual: NDArray[Any]) -> OutputDifference:
+    """Compare a tensor of the graph with the same tensor of the network, in the network's layout."""
+    if expected.size != actual.size:
+        return OutputDifference(float("inf"), float("inf"))
+    minimum_scale = 1.0 if _is_share(found, value) else MINIMUM_SCALE
+    return verification.compare_output(expected.reshape(-1)[value.positions], actual.reshape(-1), minimum_scale)
 
 
 def _is_share(found: Imported, value: Value) -> bool:
@@ -247,22 +229,28 @@ def _is_share(found: Imported, value: Value) -> bool:
     return layer.kind == "Softmax" or layer.config.get("activation") in ("sigmoid", "softmax")
 
 
-def _first_difference(found: Imported, feeds: Sequence[Arrays]) -> str:
-    """The first operator whose result differs, by its name in the file."""
-    places = _places(found)
-    network = networks.observed(found.network, [value.tensor for value in places.values()])
-    model = networks.build(network)
-    wanted = _wanted(replace(found.graph, model=_showing(found.graph, list(places))), found, feeds, list(places))
-    apart = dict.fromkeys(places, 0.0)
-    for feed, outputs in zip(feeds, wanted, strict=True):
-        made = verification.answers(model, [array[None] for array in feed])
-        for name, one, other in zip(places, outputs, made, strict=True):
-            apart[name] = max(apart[name], _apart(found, places[name], one, other))
+def _first_difference(found: Imported, runs: Runs) -> str:
+    """Return the first operator whose result differs, with its name in the file."""
+    largest = _intermediate_differences(found, runs)
     for node in found.graph.nodes:
-        worst = max((apart.get(name, 0.0) for name in node.outputs), default=0.0)
-        if worst > TOLERANCE:
-            return f"{node.operator} {node.name!r}, by {worst:.2g}"
+        relative = max((largest.get(name, 0.0) for name in node.outputs), default=0.0)
+        if relative > TOLERANCE:
+            return f"{node.operator} {node.name!r}, by {relative:.2g}"
     return "no operator alone"
+
+
+def _intermediate_differences(found: Imported, runs: Runs) -> dict[str, float]:
+    """Return the largest relative difference of every intermediate tensor, by its name in the file."""
+    observed = _places(found)
+    model = networks.build(networks.observed(found.network, [value.tensor for value in observed.values()]))
+    graph = replace(found.graph, model=_showing(found.graph, list(observed)))
+    expected = _expected_outputs(graph, found, runs, list(observed))
+    largest = dict.fromkeys(observed, 0.0)
+    for inputs, outputs in zip(runs, expected, strict=True):
+        actual = verification.run_model(model, [array[None] for array in inputs])
+        for name, one, other in zip(observed, outputs, actual, strict=True):
+            largest[name] = max(largest[name], _difference(found, observed[name], one, other).relative)
+    return largest
 
 
 def _places(found: Imported) -> Mapping[str, Value]:

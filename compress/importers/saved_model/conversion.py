@@ -162,12 +162,12 @@ def _with_batch_1(spec: Any) -> Any:
     return tf.TensorSpec(shape, spec.dtype)
 
 
-def _run_samples(function: Any, specs: list[Any]) -> dict[str, NDArray[Any]]:
+def _run_samples(function: Any, specs: list[Any]) -> dict[str, Any]:
     """Random inputs and their outputs, as named arrays."""
     import tensorflow as tf
 
     random = np.random.default_rng(0)
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Any] = {}
     for run in range(SAMPLES):
         inputs = [_random(random, spec) for spec in specs]
         arrays |= {f"inputs_{run}_{index}": array for index, array in enumerate(inputs)}

@@ -36,7 +36,8 @@ def imported(parsed: graph.Graph, tmp_path: Path) -> tuple[tflite_file.File, Any
     path = tmp_path / "model.tflite"
     path.write_bytes(graph.serialize(parsed))
     file = tflite_file.read(path)
-    return file, *tflite_file.load(file)
+    model, parity = tflite_file.load(file)
+    return file, model, parity.max_rel
 
 
 def kinds(model: Any) -> list[str]:
