@@ -1,13 +1,12 @@
-"""What the rules for ONNX operators work with: the network in the making, and one operator at a time.
+"""The network under construction from an ONNX graph, and the operator that a rule is called with.
 
-Rules make plain values (`training.network`) of operators, and say how the network has their
-numbers (`onnx_layout`); `onnx_network` calls them.
+A rule adds layers (`compress.ir.keras_graph`) and returns values with their layout (`layout`); `network` calls it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -15,53 +14,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.importers.common import layer_calls
-from compress.importers.common.layer_calls import LAYERS, NotImportedError, entry, free_name
+from compress.importers.common.graph_builder import UNKNOWN, LayerFactory, NetworkBuilder
+from compress.importers.common.layer_calls import NotImportedError, free_name
 from compress.importers.onnx import layout
 from compress.importers.onnx.layout import Order, Value, laid, natural, sides_of
 from compress.importers.onnx.onnx_graph import Graph, Node
-from compress.ir.keras_graph import Layer, Tensor, tensors_in
+from compress.ir.keras_graph import Layer, Tensor
 
 FLOAT = "FLOAT"
-UNKNOWN = Tensor("?")
-"""What a template of a value has for a tensor."""
 
 
 @dataclass
-class Draft:
-    """A network in the making.
+class Draft(NetworkBuilder[Value]):
+    """A network under construction from an ONNX graph.
 
     Attributes:
-        graph: what it is made of.
-        layers: what was made so far, by name.
-        shapes: of each tensor of the network, without the batch.
-        values: by tensor of the graph.
-        holders: the tensors of the graph that one of the network's stands for.
-        used: how often the network's tensors are taken.
-        padded: what a layer that only pads with zeros was given, and (before, after) for each place.
-        changed: tensors of the graph that the network does not have any more as they were.
+        graph: the graph.
+        values: how the network holds each tensor of the graph, by name.
+        holders: names of the graph's tensors that each tensor of the network holds.
+        padded: input and (before, after) per dimension of each layer that only pads with zeros.
+        changed: tensors of the graph that the network no longer computes as they were.
     """
 
     graph: Graph
-    layers: dict[str, Layer] = field(default_factory=dict)
-    shapes: dict[Tensor, tuple[int | None, ...]] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     holders: dict[Tensor, list[str]] = field(default_factory=dict)
-    used: Counter[Tensor] = field(default_factory=Counter)
     padded: dict[Tensor, tuple[Value, list[tuple[int, int]]]] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.takers = Counter(name for node in self.graph.nodes for name in node.inputs)
         self.takers.update(self.graph.outputs)
-
-    def add(self, layer: Layer, like: Value) -> Value:
-        """Puts a layer in; what it makes is laid out as `like`."""
-        self.layers[layer.name] = layer
-        self.used.update(tensors_in(list(layer.calls)))
-        value = replace(like, tensor=Tensor(layer.name))
-        self.shapes[value.tensor] = value.sides
-        return value
 
     def keep(self, name: str, value: Value) -> None:
         """Notes how the network has a tensor of the graph."""
@@ -72,14 +55,12 @@ class Draft:
         """An input of the graph as an input of the network."""
         shape = self.graph.shapes[name]
         made = laid(UNKNOWN, shape, order, sides_of(shape, order) or (1,))
-        called = free_name(title(name), self.layers)
-        config = {"name": called, "batch_shape": [None, *made.sides], "dtype": "float32"}
-        return self.add(Layer(called, "InputLayer", entry(LAYERS, "InputLayer", config), (), ()), made)
+        return self.add_input(free_name(title(name), self.layers), made)
 
     def alone(self, value: Value) -> Layer | None:
         """The layer that makes a value, if nothing else takes what it makes: it may be changed."""
         names = self.holders.get(value.tensor, ())
-        if self.used[value.tensor] or any(self.takers[name] != 1 or name in self.graph.outputs for name in names):
+        if self.used.get(value.tensor) or any(self.takers[name] != 1 or name in self.graph.outputs for name in names):
             return None
         return self.layers.get(value.tensor.layer)
 
@@ -101,7 +82,7 @@ def title(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(LayerFactory[Value]):
     """One operator, and all that a rule needs to make layers of it.
 
     Attributes:
@@ -181,23 +162,12 @@ class Call:
 
     # --- layers --------------------------------------------------------------------------
 
-    def layer(
-        self,
-        kind: str,
-        config: Mapping[str, Any],
-        given: Sequence[Any],
-        like: Value,
-        weights: Sequence[NDArray[np.float32]] = (),
-    ) -> Value:
-        """A layer of Keras; `given` are its arguments, what it makes is laid out as `like`."""
-        settings = {"name": self._name(), **config}
-        return self.draft.add(layer_calls.made(LAYERS, kind, settings, given, weights), like)
+    @property
+    def network_builder(self) -> Draft:
+        """The network under construction."""
+        return self.draft
 
-    def operation(self, module: str, kind: str, config: Mapping[str, Any], given: Sequence[Any], like: Value) -> Value:
-        """One of Keras' operations, for what no layer does; the same otherwise."""
-        return self.draft.add(layer_calls.made(module, kind, {"name": self._name(), **config}, given), like)
-
-    def _name(self) -> str:
+    def layer_name(self) -> str:
         """A free name: that of the module for weights of PyTorch, that of the operator, or that of what it makes."""
         weights = [name for name in self.node.inputs[1:2] if name.endswith(".weight")]
         own = self.node.name if "/" in self.node.name else weights[0][: -len(".weight")] if weights else self.node.name

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from itertools import product
 
 from compress.errors import ModelError
+from compress.importers.common.graph_builder import UNKNOWN, apply_rule
 from compress.importers.common.layer_calls import NOT_MADE, NotImportedError
 from compress.importers.common.unsupported import NO_LAYER, Refused
 from compress.importers.onnx import layout
-from compress.importers.onnx.builder import FLOAT, UNKNOWN, Call, Draft, Rule
+from compress.importers.onnx.builder import FLOAT, Call, Draft, Rule
 from compress.importers.onnx.layout import Order, Value, laid, natural
 from compress.importers.onnx.onnx_graph import Graph, Node
-from compress.ir.keras_graph import Network, Tensor, living
+from compress.ir.keras_graph import Network, living
 
 MOST_TRIED = 4
 """Inputs of which both orders are tried."""
@@ -109,8 +110,7 @@ def _drafted(graph: Graph, rules: Mapping[str, Rule], orders: Mapping[str, Order
     notes += [f"its input {name!r} is not used, and is gone" for name in graph.inputs if name not in used]
     notes += [_turned("input", name, value) for name, value in used.items() if value.sides != value.shape[1:]]
     notes += [f"its input {n!r} is {graph.types[n]}; it takes floats now" for n in used if graph.types[n] != FLOAT]
-    given, shown = ([value.tensor for value in ends] for ends in (used.values(), outputs))
-    network = Network("model", draft.layers, _alone(given), _alone(shown), draft.shapes)
+    network = draft.network(list(used.values()), outputs)
     values = {name: value for name, value in draft.values.items() if name not in draft.changed}
     return Imported(graph, network, used, outputs, values, tuple(problems), (*graph.notes, *notes))
 
@@ -122,18 +122,12 @@ def _unknown(graph: Graph, node: Node) -> list[Value]:
     return made if len(made) == len(node.outputs) else []
 
 
-def _alone(tensors: list[Tensor]) -> list[Tensor] | Tensor:
-    """One tensor stands by itself, as Keras has it."""
-    return tensors if len(tensors) != 1 else tensors[0]
-
-
 def _made(call: Call, rules: Mapping[str, Rule]) -> list[Value]:
     """What the rule for an operator makes of it, in the order of its outputs."""
     node, graph = call.node, call.draft.graph
     if node.operator not in rules:
         raise NotImportedError(NO_LAYER)
-    made = rules[node.operator](call)
-    values = made if isinstance(made, list) else [made]
+    values = apply_rule(rules[node.operator], call)
     asked = [name for name in node.outputs[len(values) :] if call.draft.takers[name]]
     if asked:
         raise NotImportedError(f"its further output {asked[0][:80]!r} is used")

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.importers.common import layer_calls
-from compress.importers.common.layer_calls import LAYERS, NOT_MADE, NUMPY, NotImportedError, entry, free_name
+from compress.importers.common.graph_builder import UNKNOWN, LayerFactory, NetworkBuilder, apply_rule
+from compress.importers.common.layer_calls import NOT_MADE, NUMPY, NotImportedError, free_name
 from compress.importers.common.unsupported import Refused
-from compress.ir.keras_graph import Layer, Network, Tensor
+from compress.ir.keras_graph import Network, Tensor
 from compress.tflite.float_graph import Plain
 from compress.tflite.graph import NONE, Operator
 from compress.tflite.graph import Tensor as Stored
@@ -77,21 +77,17 @@ class Imported:
 
 
 @dataclass
-class Draft:
-    """A network in the making.
+class Draft(NetworkBuilder[Value]):
+    """A network under construction from a TFLite graph.
 
     Attributes:
         plain: the graph.
-        batch: the first side of its inputs.
-        layers: what was made so far, by name.
-        shapes: of each tensor of the network, without the batch.
-        values: by tensor of the graph.
+        batch: first dimension of its inputs.
+        values: how the network holds each tensor of the graph, by index.
     """
 
     plain: Plain
     batch: int
-    layers: dict[str, Layer] = field(default_factory=dict)
-    shapes: dict[Tensor, tuple[int | None, ...]] = field(default_factory=dict)
     values: dict[int, Value] = field(default_factory=dict)
 
     def name(self, wanted: str) -> str:
@@ -101,23 +97,14 @@ class Draft:
             parts.pop()
         return free_name("_".join(parts[1:][-2:] or parts), self.layers)
 
-    def add(self, layer: Layer, shape: tuple[int, ...], *, whole: bool = False) -> Value:
-        """Puts a layer in; what it makes has this shape in the graph."""
-        self.layers[layer.name] = layer
-        value = Value(Tensor(layer.name), shape, whole)
-        self.shapes[value.tensor] = value.sides
-        return value
-
     def input(self, index: int) -> Value:
-        """An input of the graph as an input of the network."""
+        """Add an input of the graph as an input of the network."""
         stored = self.plain.graph.tensors[index]
-        name = self.name(stored.name)
-        config = {"name": name, "batch_shape": [None, *stored.shape[1:]], "dtype": "float32"}
-        return self.add(Layer(name, "InputLayer", entry(LAYERS, "InputLayer", config), (), ()), stored.shape)
+        return self.add_input(self.name(stored.name), Value(UNKNOWN, stored.shape))
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(LayerFactory[Value]):
     """One operator, and all that a rule needs to make layers of it.
 
     Attributes:
@@ -201,24 +188,14 @@ class Call:
             raise NotImportedError(f"its input has {len(value.shape)} sides, not {' or '.join(map(str, ranks))}")
         return value
 
-    def layer(
-        self,
-        kind: str,
-        config: Mapping[str, Any],
-        given: Sequence[Any],
-        like: Value,
-        weights: Sequence[NDArray[np.float32]] = (),
-    ) -> Value:
-        """A layer of Keras; `given` are its arguments, `like` has the shape of what it makes."""
-        name = self.draft.name(self.made.name or self.operator.name.lower())
-        layer = layer_calls.made(LAYERS, kind, {"name": name, **config}, given, weights)
-        return self.draft.add(layer, like.shape, whole=like.whole)
+    @property
+    def network_builder(self) -> Draft:
+        """The network under construction."""
+        return self.draft
 
-    def operation(self, module: str, kind: str, config: Mapping[str, Any], given: Sequence[Any], like: Value) -> Value:
-        """One of Keras' operations, for what no layer does; the same otherwise."""
-        name = self.draft.name(self.made.name or self.operator.name.lower())
-        layer = layer_calls.made(module, kind, {"name": name, **config}, given)
-        return self.draft.add(layer, like.shape, whole=like.whole)
+    def layer_name(self) -> str:
+        """Return a free name, after the operator's first output."""
+        return self.draft.name(self.made.name or self.operator.name.lower())
 
     def activated(self, value: Value) -> Value:
         """What the operator makes of its result at the end, if anything."""
@@ -280,9 +257,7 @@ def imported(plain: Plain, rules: Mapping[str, Callable[[Call], Value | list[Val
     missing = [graph.tensors[index].name for index in graph.outputs if index not in draft.values]
     if missing:
         raise ModelError(f"its output {missing[0]!r} does not depend on its inputs")
-    ends = ([value.tensor for value in inputs], [draft.values[index].tensor for index in graph.outputs])
-    given, shown = (tensors if len(tensors) > 1 else tensors[0] for tensors in ends)  # as Keras has them
-    network = Network("model", draft.layers, given, shown, draft.shapes)
+    network = draft.network(inputs, [draft.values[index] for index in graph.outputs])
     return Imported(plain, network, draft.values, tuple(problems))
 
 
@@ -313,8 +288,7 @@ def _made(call: Call, rules: Mapping[str, Callable[[Call], Value | list[Value]]]
     odd = next((tensor for tensor in stored if tensor.dtype != "FLOAT32" or tensor.is_variable), None)
     if odd is not None or not stored:
         raise NotImportedError(f"it makes {odd.dtype}" if odd is not None else "it makes nothing")
-    made = rules[operator.name](call)
-    values = made if isinstance(made, list) else [made]
+    values = apply_rule(rules[operator.name], call)
     if [value.shape for value in values] != [tensor.shape for tensor in stored]:
         found = ", ".join(str(list(value.shape)) for value in values)
         raise NotImportedError(f"it makes {found}, but the file says {[list(tensor.shape) for tensor in stored]}")
@@ -325,4 +299,4 @@ def _unknown(draft: Draft, operator: Operator) -> list[Value]:
     """What stands for the results of an operator without a counterpart, so that those behind it are looked at too."""
     stored = draft.plain.graph.made(operator)
     whole = [tensor.shape[:1] != (draft.batch,) for tensor in stored]
-    return [Value(Tensor("?"), tensor.shape, each) for tensor, each in zip(stored, whole, strict=True)]
+    return [Value(UNKNOWN, tensor.shape, each) for tensor, each in zip(stored, whole, strict=True)]

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import NUMPY, NotImportedError
-from compress.importers.onnx.builder import UNKNOWN, Call, Rule
+from compress.importers.onnx.builder import Call, Rule
 from compress.importers.onnx.layout import Value, channel_last, laid
 
 Pads = list[tuple[int, int]]

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import CORE, NUMPY, NotImportedError
-from compress.importers.onnx.builder import FLOAT, UNKNOWN, Call, Rule
+from compress.importers.onnx.builder import FLOAT, Call, Rule
 from compress.importers.onnx.layout import Order, Value, in_shape, laid, natural, sides_of
 from compress.importers.onnx.onnx_model import TYPE_NAMES
 from compress.ir.keras_graph import Layer

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import IMAGE, NUMPY, NotImportedError
-from compress.importers.onnx.builder import UNKNOWN, Call
+from compress.importers.onnx.builder import Call
 from compress.importers.onnx.layout import Value, channel_last, laid
 from compress.importers.onnx.ops.convolution import image
 

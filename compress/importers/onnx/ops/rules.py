@@ -11,8 +11,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import MOST_IN_CONFIG, NN, NUMPY, NotImportedError
-from compress.importers.onnx.builder import UNKNOWN, Call, Placed, Rule
+from compress.importers.onnx.builder import Call, Placed, Rule
 from compress.importers.onnx.layout import Value, in_shape, laid, transposed
 from compress.importers.onnx.ops import activations, convolution, elementwise, resize, shapes
 from compress.importers.onnx.ops.convolution import image

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedError
-from compress.importers.onnx.builder import UNKNOWN, Call, Placed, Rule
+from compress.importers.onnx.builder import Call, Placed, Rule
 from compress.importers.onnx.layout import Value, channel_last, in_shape, laid, transposed
 from compress.importers.onnx.ops.convolution import globally, image, zero_padded
 from compress.importers.onnx.ops.elementwise import NUMBERS, order_of, small
