@@ -16,7 +16,7 @@ from compress.importers import model_file
 from compress.importers.common import guarded_calls, verification
 from compress.importers.common.verification import TOLERANCE
 from compress.importers.keras import keras_file
-from compress.importers.model_file import Found, Imported
+from compress.importers.model_file import ImportedModel, ModelFile
 from compress.importers.tflite import tflite_file
 
 Report = dict[str, Any]
@@ -86,7 +86,7 @@ def _samples(inputs: Path) -> Any:
         raise DataError(what, where=str(inputs), allowed="an .npy file of samples [n, ...]") from error
 
 
-def _told(found: Found) -> Report:
+def _told(found: ModelFile) -> Report:
     return {
         "format": found.format,
         "producer": found.producer or None,
@@ -96,7 +96,7 @@ def _told(found: Found) -> Report:
     }
 
 
-def _quantized(file: tflite_file.File) -> Report:
+def _quantized(file: tflite_file.TfliteFile) -> Report:
     """A quantized .tflite file, which is used as it is."""
     graph = file.graph
     ports = [
@@ -142,7 +142,7 @@ def _model(model: Any, notes: list[str]) -> Report:
     }
 
 
-def _written(path: Path, imported: Imported, out: Path | None, *, trust: bool) -> Report:
+def _written(path: Path, imported: ImportedModel, out: Path | None, *, trust: bool) -> Report:
     """Writes the model, reads it again, and says how far its answers are from the original's."""
     from compress.stages import working_model
 

@@ -44,7 +44,7 @@ NO_SHAPES: Shapes = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Found:
+class ModelFile:
     """A model file that was read; nothing of it was run.
 
     Attributes:
@@ -76,7 +76,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedModel:
     """A file as a Keras model.
 
     Attributes:
@@ -114,7 +114,7 @@ def detect(path: Path, signature: str | None = None, shapes: Shapes | None = Non
     return kind
 
 
-def read(path: Path, signature: str | None = None, shapes: Shapes | None = None) -> Found:
+def read(path: Path, signature: str | None = None, shapes: Shapes | None = None) -> ModelFile:
     """Read a file, without TensorFlow and without running anything of it.
 
     Args:
@@ -133,7 +133,7 @@ def read(path: Path, signature: str | None = None, shapes: Shapes | None = None)
     return _read_keras(path) if kind == "keras" else _read_tflite(path)
 
 
-def load(found: Found, *, trust: bool = False, samples: Samples = None) -> Imported:
+def load(found: ModelFile, *, trust: bool = False, samples: Samples = None) -> ImportedModel:
     """Import a file as a Keras model, and compare it with the runtime of the file's format.
 
     Args:
@@ -148,7 +148,7 @@ def load(found: Found, *, trust: bool = False, samples: Samples = None) -> Impor
     return LOADERS[found.kind](found, trust, samples)
 
 
-def to_float_tflite(found: Found) -> conversion.Converted:
+def to_float_tflite(found: ModelFile) -> conversion.Converted:
     """Convert a SavedModel with a graph to a float .tflite file.
 
     Raises:
@@ -157,7 +157,7 @@ def to_float_tflite(found: Found) -> conversion.Converted:
     return conversion.convert(found.content, found.signature)
 
 
-def check_runnable(found: Found) -> None:
+def check_runnable(found: ModelFile) -> None:
     """Check that the graph of a SavedModel may run.
 
     Raises:
@@ -172,18 +172,18 @@ def content_digest(path: Path) -> str:
     return saved_model_folder.digest(path) if path.is_dir() else file_digest(path)
 
 
-def _read_keras(path: Path) -> Found:
+def _read_keras(path: Path) -> ModelFile:
     scan = keras_file.scan(path)
     description = "Keras HDF5 file" if scan.format == "h5" else "Keras archive"
     producer = f"Keras {scan.keras_version}" if scan.keras_version else ""
-    return Found(path, "keras", description, producer, "keras", scan, scan.unsupported, scan.untrusted)
+    return ModelFile(path, "keras", description, producer, "keras", scan, scan.unsupported, scan.untrusted)
 
 
-def _read_tflite(path: Path) -> Found:
+def _read_tflite(path: Path) -> ModelFile:
     file = tflite_file.read(path)
     if file.imported is None:
-        return Found(path, "tflite", "TFLite file, quantized", "", "tflite", file)
-    return Found(
+        return ModelFile(path, "tflite", "TFLite file, quantized", "", "tflite", file)
+    return ModelFile(
         path,
         "tflite",
         "TFLite file, float",
@@ -196,9 +196,9 @@ def _read_tflite(path: Path) -> Found:
     )
 
 
-def _read_onnx(path: Path, shapes: Shapes) -> Found:
+def _read_onnx(path: Path, shapes: Shapes) -> ModelFile:
     file = onnx_file.read(path, shapes)
-    return Found(
+    return ModelFile(
         path,
         "onnx",
         f"ONNX file, opset {file.graph.opset}" if file.graph.opset else "ONNX file",
@@ -211,14 +211,14 @@ def _read_onnx(path: Path, shapes: Shapes) -> Found:
     )
 
 
-def _read_saved_model(path: Path, signature: str | None) -> Found:
+def _read_saved_model(path: Path, signature: str | None) -> ModelFile:
     content = saved_model_folder.read(path)
     if content.config is None or signature is not None or (content.judged.unsupported and not content.refused):
         return _graph_of(content, signature)
     producers = [f"Keras {content.keras_version}"]
     if content.version:
         producers.append(f"TensorFlow {content.version}")
-    return Found(
+    return ModelFile(
         path,
         "saved_model",
         "SavedModel with a Keras model",
@@ -230,7 +230,7 @@ def _read_saved_model(path: Path, signature: str | None) -> Found:
     )
 
 
-def _graph_of(content: saved_model_folder.Content, signature: str | None) -> Found:
+def _graph_of(content: saved_model_folder.Content, signature: str | None) -> ModelFile:
     """Return a SavedModel whose graph is taken, not its Keras model."""
     notes = [
         "only its graph is taken, as it holds no Keras model that can be rebuilt: in a pipeline it becomes a float "
@@ -240,7 +240,7 @@ def _graph_of(content: saved_model_folder.Content, signature: str | None) -> Fou
     others = sorted({each.name for each in content.signatures} - {chosen, signature})
     if others and not signature:
         notes.append(f"its signature {chosen} is taken, and not {', '.join(others)}")
-    return Found(
+    return ModelFile(
         content.path,
         "saved_model",
         "SavedModel with a graph",
@@ -253,16 +253,16 @@ def _graph_of(content: saved_model_folder.Content, signature: str | None) -> Fou
     )
 
 
-def _load_keras(found: Found, trust: bool, samples: Samples) -> Imported:
-    return Imported(*keras_file.load_scanned(found.path, found.content, trust=trust, samples=samples))
+def _load_keras(found: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
+    return ImportedModel(*keras_file.load_scanned(found.path, found.content, trust=trust, samples=samples))
 
 
-def _load_onnx(found: Found, trust: bool, samples: Samples) -> Imported:
-    return Imported(*onnx_file.load(found.content, samples))
+def _load_onnx(found: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
+    return ImportedModel(*onnx_file.load(found.content, samples))
 
 
-def _load_tflite(found: Found, trust: bool, samples: Samples) -> Imported:
-    file: tflite_file.File = found.content
+def _load_tflite(found: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
+    file: tflite_file.TfliteFile = found.content
     if file.plain is None:
         todo = (
             "take a float model to train or prune; this one can be checked, legalized, compiled, packaged and measured"
@@ -271,12 +271,12 @@ def _load_tflite(found: Found, trust: bool, samples: Samples) -> Imported:
     if file.problems:
         raise unsupported(file.problems, str(found.path))
     tensorflow.keras()  # before TensorFlow itself is imported: it reads environment variables then
-    return Imported(*tflite_file.load(file, samples), file_is_float_tflite=file.batch == 1)
+    return ImportedModel(*tflite_file.load(file, samples), file_is_float_tflite=file.batch == 1)
 
 
-def _load_saved_model(found: Found, trust: bool, samples: Samples) -> Imported:
+def _load_saved_model(found: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
     if found.content.config is not None:
-        return Imported(*saved_keras.load(found.content, trust=trust, samples=samples))
+        return ImportedModel(*saved_keras.load(found.content, trust=trust, samples=samples))
     converted = to_float_tflite(found)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"
@@ -288,10 +288,10 @@ def _load_saved_model(found: Found, trust: bool, samples: Samples) -> Imported:
     parity = verification.summarize(differences, converted.runtime, len(converted.inputs))
     if not parity.max_rel <= TOLERANCE:
         raise verification.too_different(parity, str(found.path))
-    return Imported(model, parity)
+    return ImportedModel(model, parity)
 
 
-LOADERS: Mapping[Kind, Callable[[Found, bool, Samples], Imported]] = {
+LOADERS: Mapping[Kind, Callable[[ModelFile, bool, Samples], ImportedModel]] = {
     "keras": _load_keras,
     "onnx": _load_onnx,
     "tflite": _load_tflite,

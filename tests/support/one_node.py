@@ -91,7 +91,7 @@ class Model:
         return model
 
 
-def imported(path: Path) -> tuple[onnx_file.File, Any, list[str]]:
+def imported(path: Path) -> tuple[onnx_file.OnnxFile, Any, list[str]]:
     """The file, the Keras model, and the kinds of its layers; the outputs are equal."""
     file = onnx_file.read(path)
     assert file.problems == ()

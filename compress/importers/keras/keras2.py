@@ -22,7 +22,7 @@ from compress.importers.common.guarded_calls import MOST_ELEMENTS, elements
 from compress.importers.common.unsupported import Refused, carrying
 from compress.importers.common.verification import Parity
 from compress.importers.keras import keras2_functions, keras2_weights
-from compress.importers.keras.keras2_operations import NotRebuiltError, Step
+from compress.importers.keras.keras2_operations import FunctionCall, NotRebuiltError
 from compress.importers.keras.keras2_outputs import output_pairs
 from compress.importers.keras.keras_config import OPERATIONS
 from compress.ir import tensorflow
@@ -321,7 +321,7 @@ class _Rebuilding:
     def _function(self, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a function of TensorFlow makes of its arguments; something of the same shape if it cannot be said."""
         try:
-            step = Step(self.keras, lambda: self._fresh(node.layer.name))
+            step = FunctionCall(self.keras, lambda: self._fresh(node.layer.name))
             return keras2_functions.call(node.layer, step, args, kwargs)
         except NotRebuiltError as error:
             if not any(id(leaf) in self._unknown for leaf in self.keras.tree.flatten([args, kwargs])):

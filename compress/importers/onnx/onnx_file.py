@@ -19,10 +19,10 @@ from compress.importers.common import verification
 from compress.importers.common.unsupported import Refused, unsupported
 from compress.importers.common.verification import MINIMUM_SCALE, TOLERANCE, Arrays, OutputDifference, Parity, Runs
 from compress.importers.onnx import child_processes, onnx_graph
-from compress.importers.onnx.builder import FLOAT
-from compress.importers.onnx.layout import Value
-from compress.importers.onnx.network import Imported, imported
-from compress.importers.onnx.onnx_graph import Graph
+from compress.importers.onnx.layout import OnnxValue
+from compress.importers.onnx.network import OnnxNetwork, build_network
+from compress.importers.onnx.network_builder import FLOAT
+from compress.importers.onnx.onnx_graph import OnnxGraph
 from compress.importers.onnx.onnx_inputs import Shapes
 from compress.importers.onnx.ops.rules import RULES
 from compress.ir import keras_graph as networks
@@ -46,7 +46,7 @@ DRAWN_ELSE = 8
 
 
 @dataclass(frozen=True)
-class File:
+class OnnxFile:
     """What an .onnx file is to a pipeline.
 
     Attributes:
@@ -56,8 +56,8 @@ class File:
     """
 
     path: Path
-    graph: Graph
-    imported: Imported | None
+    graph: OnnxGraph
+    imported: OnnxNetwork | None
 
     @property
     def problems(self) -> tuple[Refused, ...]:
@@ -70,7 +70,7 @@ class File:
         return self.imported.notes if self.imported else self.graph.notes
 
 
-def read(path: Path, shapes: Shapes = MappingProxyType({})) -> File:
+def read(path: Path, shapes: Shapes = MappingProxyType({})) -> OnnxFile:
     """Reads a file, and finds out what can be done with it; without TensorFlow.
 
     Args:
@@ -83,15 +83,15 @@ def read(path: Path, shapes: Shapes = MappingProxyType({})) -> File:
     child_processes.check_readable(path, shapes)
     graph = onnx_graph.read(path, RULES, shapes)
     if graph.refused and not graph.nodes:
-        return File(path, graph, None)
+        return OnnxFile(path, graph, None)
     try:
-        return File(path, graph, imported(graph, RULES))
+        return OnnxFile(path, graph, build_network(graph, RULES))
     except ModelError as error:
         error.where = str(path)
         raise
 
 
-def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, Parity]:
+def load(file: OnnxFile, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, Parity]:
     """Rebuild the file as a Keras model, and compare it with the file in onnxruntime.
 
     Args:
@@ -116,7 +116,7 @@ def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.
         raise
 
 
-def _verify(model: keras.Model, found: Imported, runs: Runs, expected: Runs) -> Parity:
+def _verify(model: keras.Model, found: OnnxNetwork, runs: Runs, expected: Runs) -> Parity:
     """Compare the outputs of the model with those of onnxruntime.
 
     Raises:
@@ -141,7 +141,7 @@ def _verify(model: keras.Model, found: Imported, runs: Runs, expected: Runs) -> 
     return parity
 
 
-def _outputs_with_last_bits_changed(found: Imported, runs: Runs) -> Runs:
+def _outputs_with_last_bits_changed(found: OnnxNetwork, runs: Runs) -> Runs:
     """Return the outputs of the file for nearly the same inputs; integer inputs stay as they are."""
     changed = []
     for before, after in zip(runs, verification.change_last_bits(runs), strict=True):
@@ -150,12 +150,12 @@ def _outputs_with_last_bits_changed(found: Imported, runs: Runs) -> Runs:
     return _expected_outputs(found.graph, found, changed, found.graph.outputs)
 
 
-def _kinds(found: Imported) -> list[str]:
+def _kinds(found: OnnxNetwork) -> list[str]:
     """The type that the file takes each input in."""
     return [found.graph.types[name] for name in found.inputs]
 
 
-def _random(found: Imported) -> list[Arrays]:
+def _random(found: OnnxNetwork) -> list[Arrays]:
     """Random samples; whole numbers where the file takes such, which are the same to the network."""
     counts = [_count(found.graph, name) if found.graph.types[name] in WHOLE_TYPES else 0 for name in found.inputs]
     return [
@@ -164,7 +164,7 @@ def _random(found: Imported) -> list[Arrays]:
     ]
 
 
-def _count(graph: Graph, name: str) -> int:
+def _count(graph: OnnxGraph, name: str) -> int:
     """How many whole numbers are drawn for an input: no more than there are rows in tables that it may pick from."""
     seen, counts = {name}, [DRAWN.get(graph.types[name], DRAWN_ELSE)]
     for node in graph.nodes:
@@ -175,7 +175,7 @@ def _count(graph: Graph, name: str) -> int:
     return min(counts)
 
 
-def _real(found: Imported, samples: NDArray[np.float32] | None) -> list[Arrays]:
+def _real(found: OnnxNetwork, samples: NDArray[np.float32] | None) -> list[Arrays]:
     """Samples one by one, if the model takes such; rounded where the file takes whole numbers."""
     sides = [value.sides for value in found.inputs.values()]
     if samples is None or len(sides) != 1 or samples.shape[1:] != sides[0]:
@@ -187,7 +187,9 @@ def _real(found: Imported, samples: NDArray[np.float32] | None) -> list[Arrays]:
     return [[np.asarray(sample, np.float32)] for sample in samples]
 
 
-def _expected_outputs(graph: Graph, found: Imported, runs: Runs, outputs: Sequence[str]) -> list[list[NDArray[Any]]]:
+def _expected_outputs(
+    graph: OnnxGraph, found: OnnxNetwork, runs: Runs, outputs: Sequence[str]
+) -> list[list[NDArray[Any]]]:
     """Return the outputs of onnxruntime for the inputs of the network."""
     unused = {
         name: np.zeros(graph.shapes[name], _dtype(graph, name)) for name in graph.inputs if name not in found.inputs
@@ -202,18 +204,18 @@ def _expected_outputs(graph: Graph, found: Imported, runs: Runs, outputs: Sequen
         raise ModelError(str(error), todo="run the file in onnxruntime, and export it again") from error
 
 
-def _dtype(graph: Graph, name: str) -> Any:
+def _dtype(graph: OnnxGraph, name: str) -> Any:
     return WHOLE_TYPES.get(graph.types[name], np.float32)
 
 
-def _graph_input(graph: Graph, name: str, value: Value, array: NDArray[Any]) -> NDArray[Any]:
+def _graph_input(graph: OnnxGraph, name: str, value: OnnxValue, array: NDArray[Any]) -> NDArray[Any]:
     """Return an input of the network in the layout and type of the graph."""
     ordered = np.empty(array.size, np.float32)
     ordered[value.positions] = array.reshape(-1)
     return ordered.reshape(value.shape).astype(_dtype(graph, name))
 
 
-def _difference(found: Imported, value: Value, expected: NDArray[Any], actual: NDArray[Any]) -> OutputDifference:
+def _difference(found: OnnxNetwork, value: OnnxValue, expected: NDArray[Any], actual: NDArray[Any]) -> OutputDifference:
     """Compare a tensor of the graph with the same tensor of the network, in the network's layout."""
     if expected.size != actual.size:
         return OutputDifference(float("inf"), float("inf"))
@@ -221,7 +223,7 @@ def _difference(found: Imported, value: Value, expected: NDArray[Any], actual: N
     return verification.compare_output(expected.reshape(-1)[value.positions], actual.reshape(-1), minimum_scale)
 
 
-def _is_share(found: Imported, value: Value) -> bool:
+def _is_share(found: OnnxNetwork, value: OnnxValue) -> bool:
     """Whether it is made by a sigmoid or a softmax: runtimes compute these to so much of 1, however small they are."""
     layer = found.network.layers[value.tensor.layer]
     while layer.kind in ("Reshape", "Flatten", "Permute", "Identity"):
@@ -229,7 +231,7 @@ def _is_share(found: Imported, value: Value) -> bool:
     return layer.kind == "Softmax" or layer.config.get("activation") in ("sigmoid", "softmax")
 
 
-def _first_difference(found: Imported, runs: Runs) -> str:
+def _first_difference(found: OnnxNetwork, runs: Runs) -> str:
     """Return the first operator whose result differs, with its name in the file."""
     largest = _intermediate_differences(found, runs)
     for node in found.graph.nodes:
@@ -239,7 +241,7 @@ def _first_difference(found: Imported, runs: Runs) -> str:
     return "no operator alone"
 
 
-def _intermediate_differences(found: Imported, runs: Runs) -> dict[str, float]:
+def _intermediate_differences(found: OnnxNetwork, runs: Runs) -> dict[str, float]:
     """Return the largest relative difference of every intermediate tensor, by its name in the file."""
     observed = _places(found)
     model = networks.build(networks.observed(found.network, [value.tensor for value in observed.values()]))
@@ -253,9 +255,9 @@ def _intermediate_differences(found: Imported, runs: Runs) -> dict[str, float]:
     return largest
 
 
-def _places(found: Imported) -> Mapping[str, Value]:
+def _places(found: OnnxNetwork) -> Mapping[str, OnnxValue]:
     """How the network has what each operator makes, where it still has that; each of its tensors once."""
-    places: dict[str, Value] = {}
+    places: dict[str, OnnxValue] = {}
     seen = set()
     for node in found.graph.nodes:
         for name in node.outputs:
@@ -266,7 +268,7 @@ def _places(found: Imported) -> Mapping[str, Value]:
     return places
 
 
-def _showing(graph: Graph, names: Sequence[str]) -> bytes:
+def _showing(graph: OnnxGraph, names: Sequence[str]) -> bytes:
     """The model with these tensors as its outputs."""
     import onnx
 

@@ -33,7 +33,7 @@ ACTIVATIONS = {1: "relu", 2: "relu_n1_to_1", 3: "relu6", 4: "tanh"}
 
 
 @dataclass(frozen=True)
-class Value:
+class TfliteValue:
     """A computed tensor of the graph as the network has it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Imported:
+class TfliteNetwork:
     """What a float graph became.
 
     Attributes:
@@ -72,12 +72,12 @@ class Imported:
 
     plain: Plain
     network: Network
-    values: Mapping[int, Value]
+    values: Mapping[int, TfliteValue]
     problems: tuple[Refused, ...]
 
 
 @dataclass
-class Draft(NetworkBuilder[Value]):
+class TfliteNetworkBuilder(NetworkBuilder[TfliteValue]):
     """A network under construction from a TFLite graph.
 
     Attributes:
@@ -88,7 +88,7 @@ class Draft(NetworkBuilder[Value]):
 
     plain: Plain
     batch: int
-    values: dict[int, Value] = field(default_factory=dict)
+    values: dict[int, TfliteValue] = field(default_factory=dict)
 
     def name(self, wanted: str) -> str:
         """A free name that Keras and TensorFlow take, of a tensor's: "model/stem/conv/Relu" gives stem_conv."""
@@ -97,14 +97,14 @@ class Draft(NetworkBuilder[Value]):
             parts.pop()
         return free_name("_".join(parts[1:][-2:] or parts), self.layers)
 
-    def input(self, index: int) -> Value:
+    def input(self, index: int) -> TfliteValue:
         """Add an input of the graph as an input of the network."""
         stored = self.plain.graph.tensors[index]
-        return self.add_input(self.name(stored.name), Value(UNKNOWN, stored.shape))
+        return self.add_input(self.name(stored.name), TfliteValue(UNKNOWN, stored.shape))
 
 
 @dataclass(frozen=True)
-class Call(LayerFactory[Value]):
+class TfliteCall(LayerFactory[TfliteValue]):
     """One operator, and all that a rule needs to make layers of it.
 
     Attributes:
@@ -112,7 +112,7 @@ class Call(LayerFactory[Value]):
         operator: the operator.
     """
 
-    draft: Draft
+    builder: TfliteNetworkBuilder
     operator: Operator
 
     def option(self, name: str, default: Any = 0) -> Any:
@@ -125,7 +125,7 @@ class Call(LayerFactory[Value]):
         given = self.operator.inputs
         return max((place + 1 for place, index in enumerate(given) if index != NONE), default=0)
 
-    def values(self) -> list[Value]:
+    def values(self) -> list[TfliteValue]:
         """All of its inputs, of which none may be a constant."""
         if not self.count:
             raise NotImportedError("it is given nothing")
@@ -136,14 +136,14 @@ class Call(LayerFactory[Value]):
         given = self.operator.inputs
         if place >= len(given) or given[place] == NONE:
             raise NotImportedError(f"its input {place} is missing")
-        return self.draft.plain.graph.tensors[given[place]]
+        return self.builder.plain.graph.tensors[given[place]]
 
     @property
     def made(self) -> Stored:
         """Its first output, as the file has it."""
         if not self.operator.outputs:
             raise NotImportedError("it makes nothing")
-        return self.draft.plain.graph.tensors[self.operator.outputs[0]]
+        return self.builder.plain.graph.tensors[self.operator.outputs[0]]
 
     def is_constant(self, place: int) -> bool:
         """Whether an input is there, and a constant."""
@@ -170,18 +170,18 @@ class Call(LayerFactory[Value]):
         """The value of an input that must be a constant of structure: axes, a shape."""
         return [int(number) for number in self.constant(place, "INT32", "INT64").reshape(-1)]
 
-    def value(self, place: int) -> Value:
+    def value(self, place: int) -> TfliteValue:
         """An input that must be computed from the graph's inputs."""
         stored = self.stored(place)
         if stored.is_constant:
             raise NotImportedError(f"its input {place}, {stored.name[:80]!r}, is a constant")
         if 0 in stored.shape:
             raise NotImportedError(f"its input {place}, {stored.name[:80]!r}, is empty")
-        if stored.index not in self.draft.values:
+        if stored.index not in self.builder.values:
             raise NotImportedError(f"nothing before it makes its input {place}, {stored.name[:80]!r}")
-        return self.draft.values[stored.index]
+        return self.builder.values[stored.index]
 
-    def batched(self, place: int, *ranks: int) -> Value:
+    def batched(self, place: int, *ranks: int) -> TfliteValue:
         """An input whose first side is the network's batch, of one of these ranks."""
         value = reshaped(self, self.value(place), self.value(place).shape, whole=False)
         if len(value.shape) not in ranks:
@@ -189,15 +189,15 @@ class Call(LayerFactory[Value]):
         return value
 
     @property
-    def network_builder(self) -> Draft:
+    def network_builder(self) -> TfliteNetworkBuilder:
         """The network under construction."""
-        return self.draft
+        return self.builder
 
     def layer_name(self) -> str:
         """Return a free name, after the operator's first output."""
-        return self.draft.name(self.made.name or self.operator.name.lower())
+        return self.builder.name(self.made.name or self.operator.name.lower())
 
-    def activated(self, value: Value) -> Value:
+    def activated(self, value: TfliteValue) -> TfliteValue:
         """What the operator makes of its result at the end, if anything."""
         number = self.option("fusedActivationFunction")
         if not number:
@@ -206,16 +206,16 @@ class Call(LayerFactory[Value]):
             raise NotImportedError(f"its activation is number {number}")
         return self.activation(ACTIVATIONS[number], value)
 
-    def activation(self, name: str, value: Value) -> Value:
+    def activation(self, name: str, value: TfliteValue) -> TfliteValue:
         """An activation by Keras' name."""
         if name == "relu_n1_to_1":
             return self.operation(NUMPY, "Clip", {"x_min": -1.0, "x_max": 1.0}, [value], value)
         return self.layer("Activation", {"activation": name}, [value], value)
 
 
-def reshaped(call: Call, value: Value, shape: Sequence[int], *, whole: bool | None = None) -> Value:
+def reshaped(call: TfliteCall, value: TfliteValue, shape: Sequence[int], *, whole: bool | None = None) -> TfliteValue:
     """The same numbers in another shape; whole only where the first side is not the batch, unless it is asked for."""
-    shape, batch = tuple(int(side) for side in shape), call.draft.batch
+    shape, batch = tuple(int(side) for side in shape), call.builder.batch
     if prod(shape) != prod(value.shape):
         raise NotImportedError(f"{list(value.shape)} does not fill {list(shape)}")
     fits = shape[:1] == (batch,)
@@ -224,41 +224,43 @@ def reshaped(call: Call, value: Value, shape: Sequence[int], *, whole: bool | No
         return value
     if ((whole or value.whole) and batch != 1) or (not whole and not fits):
         raise NotImportedError(f"it mixes the samples of a batch: {list(value.shape)} becomes {list(shape)}")
-    like = Value(value.tensor, shape, whole)
+    like = TfliteValue(value.tensor, shape, whole)
     if len(like.sides) == 1 and not value.whole and len(value.sides) > 1:
         return call.layer("Flatten", {}, [value], like)
     return call.layer("Reshape", {"target_shape": list(like.sides)}, [value], like)
 
 
-Rule = Callable[[Call], Value]
+Rule = Callable[[TfliteCall], TfliteValue]
 
 
-def imported(plain: Plain, rules: Mapping[str, Callable[[Call], Value | list[Value]]]) -> Imported:
+def build_network(
+    plain: Plain, rules: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]]
+) -> TfliteNetwork:
     """Makes a network of a graph, as far as there are rules for it.
 
     Raises:
         ModelError: its inputs or outputs make no sense.
     """
     graph = plain.graph
-    draft = Draft(plain, _batch(plain))
+    builder = TfliteNetworkBuilder(plain, _batch(plain))
     problems: list[Refused] = []
-    inputs = [draft.input(index) for index in graph.inputs]
-    draft.values = dict(zip(graph.inputs, inputs, strict=True))
+    inputs = [builder.input(index) for index in graph.inputs]
+    builder.values = dict(zip(graph.inputs, inputs, strict=True))
     for operator, number in zip(graph.operators, plain.numbers, strict=True):
         try:
-            made = _made(Call(draft, operator), rules)
+            made = _made(TfliteCall(builder, operator), rules)
         except NOT_MADE as error:
             made_name = graph.made(operator)[0].name[:80] if operator.outputs else ""
             problems.append(Refused(f"operator {number}, {made_name}", operator.name, str(error)))
-            made = _unknown(draft, operator)
-        draft.values.update(zip(operator.outputs, made, strict=False))
+            made = _unknown(builder, operator)
+        builder.values.update(zip(operator.outputs, made, strict=False))
     if not graph.outputs:
         raise ModelError("it has no outputs")
-    missing = [graph.tensors[index].name for index in graph.outputs if index not in draft.values]
+    missing = [graph.tensors[index].name for index in graph.outputs if index not in builder.values]
     if missing:
         raise ModelError(f"its output {missing[0]!r} does not depend on its inputs")
-    network = draft.network(inputs, [draft.values[index] for index in graph.outputs])
-    return Imported(plain, network, draft.values, tuple(problems))
+    network = builder.network(inputs, [builder.values[index] for index in graph.outputs])
+    return TfliteNetwork(plain, network, builder.values, tuple(problems))
 
 
 def _batch(plain: Plain) -> int:
@@ -279,12 +281,14 @@ def _batch(plain: Plain) -> int:
     return batches.pop()
 
 
-def _made(call: Call, rules: Mapping[str, Callable[[Call], Value | list[Value]]]) -> list[Value]:
+def _made(
+    call: TfliteCall, rules: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]]
+) -> list[TfliteValue]:
     """What the rule for an operator makes of it, in the order of its outputs."""
     operator = call.operator
     if operator.custom or operator.name not in rules:
         raise NotImportedError("Keras has no layer for it" if not operator.custom else "it is a custom operator")
-    stored = call.draft.plain.graph.made(operator)
+    stored = call.builder.plain.graph.made(operator)
     odd = next((tensor for tensor in stored if tensor.dtype != "FLOAT32" or tensor.is_variable), None)
     if odd is not None or not stored:
         raise NotImportedError(f"it makes {odd.dtype}" if odd is not None else "it makes nothing")
@@ -295,8 +299,8 @@ def _made(call: Call, rules: Mapping[str, Callable[[Call], Value | list[Value]]]
     return values
 
 
-def _unknown(draft: Draft, operator: Operator) -> list[Value]:
+def _unknown(builder: TfliteNetworkBuilder, operator: Operator) -> list[TfliteValue]:
     """What stands for the results of an operator without a counterpart, so that those behind it are looked at too."""
-    stored = draft.plain.graph.made(operator)
-    whole = [tensor.shape[:1] != (draft.batch,) for tensor in stored]
-    return [Value(UNKNOWN, tensor.shape, each) for tensor, each in zip(stored, whole, strict=True)]
+    stored = builder.plain.graph.made(operator)
+    whole = [tensor.shape[:1] != (builder.batch,) for tensor in stored]
+    return [TfliteValue(UNKNOWN, tensor.shape, each) for tensor, each in zip(stored, whole, strict=True)]

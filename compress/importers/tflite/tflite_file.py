@@ -19,7 +19,7 @@ from compress.importers.common import verification
 from compress.importers.common.layer_calls import NOT_MADE
 from compress.importers.common.unsupported import Refused, unsupported
 from compress.importers.common.verification import TOLERANCE, Parity, Runs
-from compress.importers.tflite.network import Imported, imported
+from compress.importers.tflite.network import TfliteNetwork, build_network
 from compress.importers.tflite.ops.layers import RULES
 from compress.ir import keras_graph as networks
 from compress.ir.keras_graph import Tensor, tensors_in
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class File:
+class TfliteFile:
     """What a .tflite file is to a pipeline.
 
     Attributes:
@@ -47,7 +47,7 @@ class File:
     path: Path
     graph: Graph
     plain: Plain | None = None
-    imported: Imported | None = None
+    imported: TfliteNetwork | None = None
 
     @property
     def problems(self) -> tuple[Refused, ...]:
@@ -65,7 +65,7 @@ class File:
         return self.graph.tensors[self.graph.inputs[0]].shape[0]
 
 
-def read(path: Path) -> File:
+def read(path: Path) -> TfliteFile:
     """Reads a file, and finds out what can be done with it; without TensorFlow.
 
     Raises:
@@ -73,10 +73,10 @@ def read(path: Path) -> File:
     """
     parsed = graph.read(path)
     if not float_graph.is_float(parsed):
-        return File(path, parsed)
+        return TfliteFile(path, parsed)
     try:
         plain = float_graph.plain(parsed)
-        return File(path, parsed, plain, imported(_joined(plain), RULES))
+        return TfliteFile(path, parsed, plain, build_network(_joined(plain), RULES))
     except ModelError as error:
         error.where = str(path)
         raise
@@ -108,7 +108,7 @@ def _with_a_dilation(found: Graph) -> Graph | None:
     return None
 
 
-def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, Parity]:
+def load(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, Parity]:
     """Rebuild a float file as a Keras model, and compare it with the file in the TFLite runtime.
 
     Args:
@@ -156,7 +156,7 @@ def _compare(model: Any, original: Graph, runs: Runs, samples: int) -> Parity:
     return verification.summarize(differences, verification.runtime_version("ai-edge-litert"), samples)
 
 
-def _first_difference(found: Imported, runs: Runs) -> str:
+def _first_difference(found: TfliteNetwork, runs: Runs) -> str:
     """Return the first operator whose result differs, with its number in the file."""
     graph = found.plain.graph
     largest = _intermediate_differences(found, runs)
@@ -167,7 +167,7 @@ def _first_difference(found: Imported, runs: Runs) -> str:
     return "no operator alone"
 
 
-def _intermediate_differences(found: Imported, runs: Runs) -> dict[int, float]:
+def _intermediate_differences(found: TfliteNetwork, runs: Runs) -> dict[int, float]:
     """Return the largest relative difference of every intermediate tensor, by its index in the file."""
     observed = _places(found)
     model = networks.build(networks.observed(found.network, list(observed.values())))
@@ -182,7 +182,7 @@ def _intermediate_differences(found: Imported, runs: Runs) -> dict[int, float]:
     return largest
 
 
-def _places(found: Imported) -> Mapping[int, Tensor]:
+def _places(found: TfliteNetwork) -> Mapping[int, Tensor]:
     """Return the tensor of the network for each output of an operator that the network has."""
     outputs = [index for operator in found.plain.graph.operators for index in operator.outputs]
     return {index: found.values[index].tensor for index in outputs if index in found.values}

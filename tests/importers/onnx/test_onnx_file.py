@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from compress.errors import ModelError
 from compress.importers.common import verification
 from compress.importers.common.unsupported import Refused
-from compress.importers.onnx import builder, onnx_file
+from compress.importers.onnx import network_builder, onnx_file
 from compress.importers.onnx.ops import rules
 from compress.ir import channel_groups, keras_graph
 
@@ -227,7 +227,7 @@ def test_several_inputs_and_outputs_keep_their_names(saved_onnx: Saved) -> None:
     ],
 )
 def test_names(given: str, found: str) -> None:
-    assert builder.title(given) == found
+    assert network_builder.title(given) == found
 
 
 @pytest.mark.parametrize(("kind", "name"), [(TensorProto.FLOAT16, "FLOAT16"), (TensorProto.DOUBLE, "DOUBLE")])

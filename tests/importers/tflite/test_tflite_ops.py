@@ -31,7 +31,7 @@ def constant(*shape: int, low: float = -1.0) -> Tensor:
     return Tensor(shape, "FLOAT32", np.random.default_rng(len(shape)).uniform(low, 1.0, shape))
 
 
-def imported(parsed: graph.Graph, tmp_path: Path) -> tuple[tflite_file.File, Any, float]:
+def imported(parsed: graph.Graph, tmp_path: Path) -> tuple[tflite_file.TfliteFile, Any, float]:
     """The file, the Keras model, and how far their outputs are apart."""
     path = tmp_path / "model.tflite"
     path.write_bytes(graph.serialize(parsed))

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from compress.importers.common.graph_builder import UNKNOWN, LayerFactory, NetworkBuilder
 from compress.importers.common.layer_calls import NotImportedError, free_name
 from compress.importers.onnx import layout
-from compress.importers.onnx.layout import Order, Value, laid, natural, sides_of
-from compress.importers.onnx.onnx_graph import Graph, Node
+from compress.importers.onnx.layout import OnnxValue, Order, laid, natural, sides_of
+from compress.importers.onnx.onnx_graph import Node, OnnxGraph
 from compress.ir.keras_graph import Layer, Tensor
 
 FLOAT = "FLOAT"
 
 
 @dataclass
-class Draft(NetworkBuilder[Value]):
+class OnnxNetworkBuilder(NetworkBuilder[OnnxValue]):
     """A network under construction from an ONNX graph.
 
     Attributes:
@@ -36,35 +36,35 @@ class Draft(NetworkBuilder[Value]):
         changed: tensors of the graph that the network no longer computes as they were.
     """
 
-    graph: Graph
-    values: dict[str, Value] = field(default_factory=dict)
+    graph: OnnxGraph
+    values: dict[str, OnnxValue] = field(default_factory=dict)
     holders: dict[Tensor, list[str]] = field(default_factory=dict)
-    padded: dict[Tensor, tuple[Value, list[tuple[int, int]]]] = field(default_factory=dict)
+    padded: dict[Tensor, tuple[OnnxValue, list[tuple[int, int]]]] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.takers = Counter(name for node in self.graph.nodes for name in node.inputs)
         self.takers.update(self.graph.outputs)
 
-    def keep(self, name: str, value: Value) -> None:
+    def keep(self, name: str, value: OnnxValue) -> None:
         """Notes how the network has a tensor of the graph."""
         self.values[name] = value
         self.holders.setdefault(value.tensor, []).append(name)
 
-    def input(self, name: str, order: Order) -> Value:
+    def input(self, name: str, order: Order) -> OnnxValue:
         """An input of the graph as an input of the network."""
         shape = self.graph.shapes[name]
         made = laid(UNKNOWN, shape, order, sides_of(shape, order) or (1,))
         return self.add_input(free_name(title(name), self.layers), made)
 
-    def alone(self, value: Value) -> Layer | None:
+    def alone(self, value: OnnxValue) -> Layer | None:
         """The layer that makes a value, if nothing else takes what it makes: it may be changed."""
         names = self.holders.get(value.tensor, ())
         if self.used.get(value.tensor) or any(self.takers[name] != 1 or name in self.graph.outputs for name in names):
             return None
         return self.layers.get(value.tensor.layer)
 
-    def rewrite(self, value: Value, layer: Layer) -> None:
+    def rewrite(self, value: OnnxValue, layer: Layer) -> None:
         """Puts a layer in the place of the one that makes a value; it makes something else."""
         self.layers[layer.name] = layer
         self.changed.update(self.holders.get(value.tensor, ()))
@@ -82,7 +82,7 @@ def title(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Call(LayerFactory[Value]):
+class OnnxCall(LayerFactory[OnnxValue]):
     """One operator, and all that a rule needs to make layers of it.
 
     Attributes:
@@ -90,7 +90,7 @@ class Call(LayerFactory[Value]):
         node: the operator.
     """
 
-    draft: Draft
+    builder: OnnxNetworkBuilder
     node: Node
 
     # --- what the operator is given ------------------------------------------------------
@@ -105,7 +105,7 @@ class Call(LayerFactory[Value]):
 
     def is_constant(self, place: int) -> bool:
         """Whether an input is there, and a constant."""
-        return self.has(place) and self.node.inputs[place] in self.draft.graph.constants
+        return self.has(place) and self.node.inputs[place] in self.builder.graph.constants
 
     def constant(self, place: int) -> NDArray[Any]:
         """An input that must be a constant."""
@@ -113,7 +113,7 @@ class Call(LayerFactory[Value]):
             raise NotImportedError(f"its input {place} is missing")
         if not self.is_constant(place):
             raise NotImportedError(f"its input {place}, {self.node.inputs[place][:80]!r}, is computed")
-        return self.draft.graph.constants[self.node.inputs[place]]
+        return self.builder.graph.constants[self.node.inputs[place]]
 
     def weights(self, place: int) -> NDArray[np.float32]:
         """A constant input of floats."""
@@ -139,23 +139,23 @@ class Call(LayerFactory[Value]):
         numbers = self.constant(place).reshape(-1)
         return float(numbers[0]) if numbers.size else default
 
-    def value(self, place: int, *types: str) -> Value:
+    def value(self, place: int, *types: str) -> OnnxValue:
         """An input that must be computed, and of floats unless other types are named."""
         if not self.has(place):
             raise NotImportedError(f"its input {place} is missing")
         name = self.node.inputs[place]
-        if name in self.draft.graph.constants:
+        if name in self.builder.graph.constants:
             raise NotImportedError(f"its input {place}, {name[:80]!r}, is a constant")
-        kind, shape = self.draft.graph.types.get(name, "?"), self.draft.graph.shapes.get(name)
+        kind, shape = self.builder.graph.types.get(name, "?"), self.builder.graph.shapes.get(name)
         if kind not in (types or (FLOAT,)):
             raise NotImportedError(f"its input {place}, {name[:80]!r}, is {kind}")
-        if name not in self.draft.values or shape is None or 0 in shape:
+        if name not in self.builder.values or shape is None or 0 in shape:
             raise NotImportedError(f"its input {place}, {name[:80]!r}, has no shape, or none that could be told")
-        return self.draft.values[name]
+        return self.builder.values[name]
 
     def made(self, place: int = 0) -> tuple[int, ...]:
         """The shape of what it makes."""
-        shape = self.draft.graph.shapes.get(self.node.outputs[place])
+        shape = self.builder.graph.shapes.get(self.node.outputs[place])
         if shape is None or 0 in shape:
             raise NotImportedError("the shape of what it makes could not be told" if shape is None else "it is empty")
         return shape
@@ -163,19 +163,19 @@ class Call(LayerFactory[Value]):
     # --- layers --------------------------------------------------------------------------
 
     @property
-    def network_builder(self) -> Draft:
+    def network_builder(self) -> OnnxNetworkBuilder:
         """The network under construction."""
-        return self.draft
+        return self.builder
 
     def layer_name(self) -> str:
         """A free name: that of the module for weights of PyTorch, that of the operator, or that of what it makes."""
         weights = [name for name in self.node.inputs[1:2] if name.endswith(".weight")]
         own = self.node.name if "/" in self.node.name else weights[0][: -len(".weight")] if weights else self.node.name
-        return free_name(title(own if not own.isdigit() else f"{self.node.operator}_{own}"), self.draft.layers)
+        return free_name(title(own if not own.isdigit() else f"{self.node.operator}_{own}"), self.builder.layers)
 
     # --- how numbers are laid out --------------------------------------------------------
 
-    def arranged(self, value: Value, order: Order, *, whole: bool = False) -> Value:
+    def arranged(self, value: OnnxValue, order: Order, *, whole: bool = False) -> OnnxValue:
         """The value with its axes in this order, and each one a side of the network; layers only where need be."""
         sides = sides_of(value.shape, order, whole=whole) or (1,)
         target = laid(value.tensor, value.shape, order, sides)
@@ -188,32 +188,32 @@ class Call(LayerFactory[Value]):
             return self.layer("Permute", {"dims": dims}, [value], target)
         return self._in_sides(self._permuted(value, moved.parts, moved.order), target)
 
-    def straightened(self, value: Value) -> Value:
+    def straightened(self, value: OnnxValue) -> OnnxValue:
         """The value with its numbers in the graph's order."""
         if value.straight:
             return value
         moved = self._permuted(value, value.parts, value.order)
         return replace(moved, parts=(prod(value.shape),), order=(0,))
 
-    def in_line(self, value: Value) -> Value:
+    def in_line(self, value: OnnxValue) -> OnnxValue:
         """The value with a single side in the network, its numbers in the order that they have there."""
         return self._in_sides(value, replace(value, sides=(prod(value.shape),)))
 
-    def _in_sides(self, value: Value, target: Value) -> Value:
+    def _in_sides(self, value: OnnxValue, target: OnnxValue) -> OnnxValue:
         if value.sides == target.sides:
             return replace(target, tensor=value.tensor)
         if len(target.sides) == 1 and len(value.sides) > 1:
             return self.layer("Flatten", {}, [value], target)
         return self.layer("Reshape", {"target_shape": list(target.sides)}, [value], target)
 
-    def _permuted(self, value: Value, parts: Sequence[int], order: Sequence[int]) -> Value:
+    def _permuted(self, value: OnnxValue, parts: Sequence[int], order: Sequence[int]) -> OnnxValue:
         """The numbers moved: seen as `parts` in this order they become `parts` in their own."""
         sides = tuple(parts[part] for part in order)
         seen = self._in_sides(value, replace(value, sides=sides))
         dims = [order.index(part) + 1 for part in range(len(parts))]
         return self.layer("Permute", {"dims": dims}, [seen], replace(value, sides=tuple(parts)))
 
-    def plain(self, value: Value, *axes: int) -> Placed:
+    def plain(self, value: OnnxValue, *axes: int) -> Placed:
         """The value with each axis a side of the network, these ones certainly."""
         rank = len(value.shape)
         order = natural(value)
@@ -234,7 +234,7 @@ class Placed:
         whole: whether the network has all of them, and its own batch before them.
     """
 
-    value: Value
+    value: OnnxValue
     order: Order
     whole: bool
 
@@ -243,11 +243,11 @@ class Placed:
         place = self.order.index(axis) + self.whole
         return -1 if place == len(self.order) + self.whole - 1 else place
 
-    def like(self, shape: Sequence[int]) -> Value:
+    def like(self, shape: Sequence[int]) -> OnnxValue:
         """A template: another shape, laid out likewise."""
         shape = tuple(int(side) for side in shape)
         sides = tuple(shape[axis] for axis in self.order)
         return laid(UNKNOWN, shape, self.order, sides if self.whole else sides[1:])
 
 
-Rule = Callable[[Call], Value | list[Value]]
+Rule = Callable[[OnnxCall], OnnxValue | list[OnnxValue]]
