@@ -7,16 +7,13 @@ the parent reports one message.
 
 from __future__ import annotations
 
-import importlib
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-_CHILD = "from compress.importers.common import sandbox; sandbox.child()"
 
 
 class SandboxTimeoutError(Exception):
@@ -43,19 +40,23 @@ class ChildExit:
         return self.last_line or f"exit status {self.status}"
 
 
-def run(entry: str, arguments: Sequence[str], *, timeout_s: float, memory_bytes: int) -> ChildExit:
-    """Call a function of ours in a child process with a time limit and a memory limit.
+def run(function: Callable[..., None], arguments: Sequence[str], *, timeout_s: float, memory_bytes: int) -> ChildExit:
+    """Call a module-level function of ours in a child process with a time limit and a memory limit.
 
     Args:
-        entry: module and function, "package.module:function".
-        arguments: arguments of the function.
+        function: the function; the child imports it by its module and name.
+        arguments: its arguments.
         timeout_s: seconds until the child is killed.
         memory_bytes: limit of its data segment (RLIMIT_DATA).
 
     Raises:
         SandboxTimeoutError: it took longer.
     """
-    command = [sys.executable, "-P", "-W", "ignore", "-c", _CHILD, entry, str(memory_bytes), *arguments]
+    code = (
+        f"from {function.__module__} import {function.__name__} as function; "
+        "from compress.importers.common import sandbox; sandbox.child(function)"
+    )
+    command = [sys.executable, "-P", "-W", "ignore", "-c", code, str(memory_bytes), *arguments]
     # The root is repeated at the end: an interactive session has "" in sys.path, which -P would not search.
     root = str(Path(__file__).resolve().parents[3])
     search_path = os.pathsep.join([*filter(None, sys.path), root])
@@ -70,10 +71,9 @@ def run(entry: str, arguments: Sequence[str], *, timeout_s: float, memory_bytes:
     return ChildExit(finished.returncode, lines[-1][:300])
 
 
-def child() -> None:
-    """Set the limits of this process and call the function that the command line names."""
-    entry, memory_bytes, *arguments = sys.argv[1:]
+def child(function: Callable[..., None]) -> None:
+    """Set the limits of this process, and call the function with the arguments of the command line."""
+    memory_bytes, *arguments = sys.argv[1:]
     resource.setrlimit(resource.RLIMIT_DATA, (int(memory_bytes), int(memory_bytes)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    module, function = entry.split(":")
-    getattr(importlib.import_module(module), function)(*arguments)
+    function(*arguments)

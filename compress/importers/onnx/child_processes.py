@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def check_readable(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
     """
     named = json.dumps({name: list(shape) for name, shape in shapes.items()})
     try:
-        ended = _run_child("read_in_child", [str(path), named], READ_TIMEOUT_S)
+        ended = _run_child(read_in_child, [str(path), named], READ_TIMEOUT_S)
     except sandbox.SandboxTimeoutError as error:
         raise ModelError(f"onnx did not finish reading it in {READ_TIMEOUT_S} s", where=str(path)) from error
     if ended.status:
@@ -88,7 +88,7 @@ def run_folder(folder: Path, count: int) -> None:
         OnnxRuntimeFailedError: it fails.
     """
     try:
-        ended = _run_child("run_in_child", [str(folder), str(count)], RUN_TIMEOUT_S)
+        ended = _run_child(run_in_child, [str(folder), str(count)], RUN_TIMEOUT_S)
     except sandbox.SandboxTimeoutError as error:
         raise OnnxRuntimeFailedError(f"onnxruntime did not finish in {RUN_TIMEOUT_S} s") from error
     if ended.status:
@@ -122,5 +122,5 @@ def run_session(folder: Path, count: int) -> None:
         np.savez(folder / f"outputs{number}.npz", *session.run(outputs, dict(zip(inputs, arrays, strict=True))))
 
 
-def _run_child(function: str, arguments: Sequence[str], timeout_s: float) -> sandbox.ChildExit:
-    return sandbox.run(f"{__name__}:{function}", arguments, timeout_s=timeout_s, memory_bytes=MEMORY_BYTES)
+def _run_child(function: Callable[..., None], arguments: Sequence[str], timeout_s: float) -> sandbox.ChildExit:
+    return sandbox.run(function, arguments, timeout_s=timeout_s, memory_bytes=MEMORY_BYTES)

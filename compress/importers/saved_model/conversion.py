@@ -99,9 +99,7 @@ def convert(content: Content, name: str | None = None) -> Converted:
     with tempfile.TemporaryDirectory() as folder:
         arguments = [str(content.path.absolute()), signature.name, folder]
         try:
-            ended = sandbox.run(
-                f"{__name__}:convert_in_child", arguments, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES
-            )
+            ended = sandbox.run(convert_in_child, arguments, timeout_s=TIMEOUT_S, memory_bytes=MEMORY_BYTES)
         except sandbox.SandboxTimeoutError as error:
             raise refusal(content.path, f"was not converted in {TIMEOUT_S} s") from error
         result = Path(folder) / RESULT

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import resource
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +63,9 @@ def test_a_file_that_ends_the_process_which_reads_it(
     )
     monkeypatch.syspath_prepend(tmp_path)
     run = sandbox.run
-    monkeypatch.setattr(sandbox, "run", lambda _, *args, **limits: run(f"hostile_library:{entry}", *args, **limits))
+    function = getattr(importlib.import_module("hostile_library"), entry)
+    monkeypatch.setattr(sandbox, "run", lambda _, *args, **limits: run(function, *args, **limits))
+    monkeypatch.delitem(sys.modules, "hostile_library")
     if entry == "wait":
         monkeypatch.setattr(child_processes, "READ_TIMEOUT_S", 1)
     with pytest.raises(ModelError, match=message):
