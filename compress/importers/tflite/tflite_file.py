@@ -6,7 +6,7 @@ answer as the file does in the TFLite runtime. What a file is can be told withou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,10 +150,15 @@ def _batches(shapes: list[tuple[int, ...]], samples: NDArray[np.float32] | None)
 def _compare(model: Any, original: Graph, runs: Runs, samples: int) -> Parity:
     """Compare the outputs of the model with those of the file."""
     runner = comparison.Runner(original)
-    expected = [runner.run(inputs) for inputs in runs]
-    actual = [verification.run_model(model, inputs) for inputs in runs]
+    expected = [_flat(runner.run(inputs)) for inputs in runs]
+    actual = [_flat(verification.run_model(model, inputs)) for inputs in runs]
     differences = verification.compare_runs(expected, actual)
     return verification.summarize(differences, verification.runtime_version("ai-edge-litert"), samples)
+
+
+def _flat(outputs: Sequence[Any]) -> list[NDArray[Any]]:
+    """Return the values in order: a network may have its batch before the first dimension of the file's tensor."""
+    return [np.asarray(output).reshape(-1) for output in outputs]
 
 
 def _first_difference(found: TfliteNetwork, runs: Runs) -> str:
