@@ -115,8 +115,10 @@ def main() -> None:
                     row = f"{len(file.problems)} without layers: {'; '.join(map(str, file.problems[:3]))}"
                     print(f"| {name} | {len(file.graph.operators)} | none | {row} |", flush=True)
                     continue
-                model, apart = tflite_file.load(file)
-                print(f"| {name} | {len(file.graph.operators)} | {len(model.layers)} | {apart:.1e} |", flush=True)
+                model, parity = tflite_file.load(file)
+                print(
+                    f"| {name} | {len(file.graph.operators)} | {len(model.layers)} | {parity.max_rel:.1e} |", flush=True
+                )
             except ModelError as error:
                 print(f"| {name} | {error} |", flush=True)
 

@@ -13,10 +13,10 @@ from compress.artifact import MODEL_KERAS
 from compress.errors import DataError, ModelError, PipelineError
 from compress.files import explain, write_atomically
 from compress.importers import model_file
-from compress.importers.common import guarded_calls
+from compress.importers.common import guarded_calls, verification
 from compress.importers.common.verification import TOLERANCE
 from compress.importers.keras import keras_file
-from compress.importers.model_file import Found, Imported
+from compress.importers.model_file import ImportedModel, ModelFile
 from compress.importers.tflite import tflite_file
 
 Report = dict[str, Any]
@@ -86,7 +86,7 @@ def _samples(inputs: Path) -> Any:
         raise DataError(what, where=str(inputs), allowed="an .npy file of samples [n, ...]") from error
 
 
-def _told(found: Found) -> Report:
+def _told(found: ModelFile) -> Report:
     return {
         "format": found.format,
         "producer": found.producer or None,
@@ -96,7 +96,7 @@ def _told(found: Found) -> Report:
     }
 
 
-def _quantized(file: tflite_file.File) -> Report:
+def _quantized(file: tflite_file.TfliteFile) -> Report:
     """A quantized .tflite file, which is used as it is."""
     graph = file.graph
     ports = [
@@ -142,7 +142,7 @@ def _model(model: Any, notes: list[str]) -> Report:
     }
 
 
-def _written(path: Path, imported: Imported, out: Path | None, *, trust: bool) -> Report:
+def _written(path: Path, imported: ImportedModel, out: Path | None, *, trust: bool) -> Report:
     """Writes the model, reads it again, and says how far its answers are from the original's."""
     from compress.stages import working_model
 
@@ -151,7 +151,7 @@ def _written(path: Path, imported: Imported, out: Path | None, *, trust: bool) -
         again = keras_file.load(Path(folder) / MODEL_KERAS, trust=trust)
         content = (Path(folder) / MODEL_KERAS).read_bytes()
         with guarded_calls.explained(path, "cannot be run", "check that there is memory for it"):
-            reread = model_file.compared(imported.model, again)
+            reread = verification.compare_keras_models(imported.model, again)
     parity = imported.parity or reread
     if not reread.max_rel <= TOLERANCE:
         raise ModelError(f"as it is written it answers differently, by {reread.max_rel:.2g} of the largest output")

@@ -13,7 +13,6 @@ import numpy as np
 from compress.data.types import Data
 from compress.errors import ModelError
 from compress.importers import model_file
-from compress.importers.tflite import tflite_file
 from compress.stage import Context
 from compress.tflite.graph import Graph
 from compress.tflite.interpreter import Model
@@ -75,7 +74,7 @@ def read(path: Path, context: Context) -> Teacher:
         ModelError: it cannot be read, or its input or its classes are not those of the data.
     """
     found = model_file.read(path)
-    if isinstance(found.content, tflite_file.File) and found.becomes != "keras":
+    if found.kind == "tflite" and found.becomes != "keras":
         return _run_as_it_is(path, found.content.graph, context.data)
     imported = model_file.load(found, trust=context.trust, samples=context.data.inputs("train")[:SAMPLES])
     return of_model(imported.model, context.data, path.name)

@@ -13,7 +13,7 @@ from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.distillation.settings import Features, Teaching
 from compress.errors import ModelError
 from compress.stage import DETECTOR_STAGES, Context, Need, Stage, Unfit
-from compress.stages.load import Origin, content_digest, stage_for
+from compress.stages.load import Origin, stage_for
 from compress.training.loop import TrainingSettings
 
 if TYPE_CHECKING:  # a dry run reads settings only
@@ -83,8 +83,10 @@ class Distill(Stage, TrainingSettings, Teaching):
 
     def identity(self) -> dict[str, Any]:
         """The contents of files instead of their paths."""
+        from compress.importers import model_file
+
         try:
-            digests = [path.name if path == ORIGINAL else content_digest(path) for path in self.teachers]
+            digests = [path.name if path == ORIGINAL else model_file.content_digest(path) for path in self.teachers]
         except OSError as error:
             where = str(error.filename)
             raise ModelError(f"cannot be read: {error.strerror}", where=where, todo="check distill.teachers") from error

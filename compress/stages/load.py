@@ -14,8 +14,6 @@ from pydantic import PositiveInt, model_validator
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.errors import ModelError
-from compress.files import file_digest
-from compress.importers import KERAS_SUFFIXES
 from compress.importers import builder as builders
 from compress.settings import Settings
 from compress.stage import Context, Need, Stage
@@ -41,8 +39,10 @@ class _Load(Stage):
 
     def identity(self) -> dict[str, Any]:
         """The file's content instead of its path."""
+        from compress.importers import model_file
+
         try:
-            digest = content_digest(self.path)
+            digest = model_file.content_digest(self.path)
         except OSError as error:
             raise ModelError(f"cannot be read: {error.strerror}", where=str(self.path), todo="check model") from error
         return {
@@ -68,15 +68,6 @@ class _Load(Stage):
     def told(self) -> Facts:
         """The same for a file that is taken as it is: what the user says."""
         return {"detector": Detector(self.detector).specification} if self.detector else {}
-
-
-def content_digest(path: Path) -> str:
-    """Of what a file, or a SavedModel folder, holds."""
-    if not path.is_dir():
-        return file_digest(path)
-    from compress.importers.saved_model import saved_model_folder
-
-    return saved_model_folder.digest(path)
 
 
 class Build(_Load):
@@ -108,79 +99,57 @@ class Build(_Load):
         return {"file": self.path.name, "parameters": model.count_params(), **fitted}
 
 
-class LoadKeras(_Load):
-    """Loads a Keras file, or the Keras model of a SavedModel folder."""
+class _Import(_Load):
+    """Import of a file as a Keras model, which every stage can work on."""
 
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
-    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras")
+
+    shapes: dict[str, list[int]] = {}
+    """Shapes of inputs that an .onnx file leaves open, by name."""
+
+    def identity(self) -> dict[str, Any]:
+        """Leave the shapes out where there are none."""
+        return {name: value for name, value in super().identity().items() if name != "shapes" or value}
 
     def run(self, given: Artifact, context: Context) -> Facts:
-        """Loads, checks that model and data fit together, and writes the working model."""
+        """Import the file, verify it on random and real samples, and write the working model."""
         from compress.importers import model_file
         from compress.stages import working_model
 
         samples = context.data.inputs("train")[:SAMPLES]
-        imported = model_file.load(model_file.read(self.path), trust=context.trust, samples=samples)
+        found = model_file.read(self.path, shapes=self.shapes)
+        imported = model_file.load(found, trust=context.trust, samples=samples)
         fitted = self.fitted(imported.model, context)
-        working_model.write(imported.model, context.folder)
+        if imported.file_is_float_tflite:  # the file itself is the original that later results are compared with
+            working_model.write_keras(imported.model, context.folder)
+            shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
+        else:
+            working_model.write(imported.model, context.folder)
         facts: Facts = {"file": self.path.name, "parameters": imported.model.count_params(), **fitted}
+        if found.operators is not None:
+            facts |= {"operators": found.operators, "notes": list(found.notes)}
+        for note in found.notes:
+            context.progress.note(f"{self.path.name}: {note}")
         return facts | ({"parity": asdict(imported.parity)} if imported.parity else {})
 
 
-class ImportTflite(_Load):
-    """Rebuilds a float .tflite file with Keras layers, so that every stage can work on it."""
+class LoadKeras(_Import):
+    """Load a Keras file, or the Keras model of a SavedModel folder."""
 
-    produces: ClassVar[Kind] = Kind.KERAS
-    needs: ClassVar[frozenset[Need]] = frozenset({"data"})
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras")
+
+
+class ImportTflite(_Import):
+    """Rebuild a float .tflite file with Keras layers."""
+
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "ai-edge-litert")
 
-    def run(self, given: Artifact, context: Context) -> Facts:
-        """Rebuilds it, compares it with the file on random and on real samples, and keeps the file beside it."""
-        from compress.importers.tflite import tflite_file
-        from compress.stages import working_model
 
-        file = tflite_file.read(self.path)
-        model, apart = tflite_file.load(file, context.data.inputs("train")[:SAMPLES])
-        fitted = self.fitted(model, context)
-        if file.batch == 1:  # the original that everything is compared with is the file itself
-            working_model.write_keras(model, context.folder)
-            shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
-        else:
-            working_model.write(model, context.folder)
-        for note in file.notes:
-            context.progress.note(f"{self.path.name}: {note}")
-        facts: Facts = {"file": self.path.name, "parameters": model.count_params(), "notes": list(file.notes), **fitted}
-        return facts | {"operators": len(file.graph.operators), "largest_difference": apart}
+class ImportOnnx(_Import):
+    """Rebuild an .onnx file with Keras layers."""
 
-
-class ImportOnnx(_Load):
-    """Rebuilds an .onnx file with Keras layers, so that every stage can work on it."""
-
-    produces: ClassVar[Kind] = Kind.KERAS
-    needs: ClassVar[frozenset[Need]] = frozenset({"data"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "onnx", "onnxruntime", "ai-edge-litert")
-
-    shapes: dict[str, list[int]] = {}
-    """By input its sides, where the file leaves some open."""
-
-    def identity(self) -> dict[str, Any]:
-        """The shapes only where there are some."""
-        return {name: value for name, value in super().identity().items() if name != "shapes" or value}
-
-    def run(self, given: Artifact, context: Context) -> Facts:
-        """Rebuilds it, and compares it with onnxruntime on random and on real samples."""
-        from compress.importers.onnx import onnx_file
-        from compress.stages import working_model
-
-        file = onnx_file.read(self.path, self.shapes)
-        model, parity = onnx_file.compared(file, context.data.inputs("train")[:SAMPLES])
-        fitted = self.fitted(model, context)
-        working_model.write(model, context.folder)
-        for note in file.notes:
-            context.progress.note(f"{self.path.name}: {note}")
-        facts: Facts = {"file": self.path.name, "parameters": model.count_params(), "notes": list(file.notes), **fitted}
-        return facts | {"operators": len(file.graph.nodes), "parity": asdict(parity)}
 
 
 class LoadFloatTflite(_Load):
@@ -221,12 +190,12 @@ class ConvertSavedModel(LoadFloatTflite):
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """Converts, and says what it is."""
-        from compress.importers.saved_model import conversion, saved_model_folder
+        from compress.importers import model_file
 
         context.progress.note(self.because())
-        made = conversion.convert(saved_model_folder.read(self.path), self.signature)
-        (context.folder / MODEL_TFLITE).write_bytes(made.tflite)
-        return {"file": self.path.name, "signature": self.signature, "converted_by": made.runtime}
+        converted = model_file.to_float_tflite(model_file.read(self.path, self.signature))
+        (context.folder / MODEL_TFLITE).write_bytes(converted.tflite)
+        return {"file": self.path.name, "signature": self.signature, "converted_by": converted.runtime}
 
 
 class LoadTflite(_Load):
@@ -255,25 +224,23 @@ def stage_for(file: Path, signature: str | None = None, shapes: Shapes | None = 
     Raises:
         ModelError: no such file, a format that is not read, or a damaged file.
     """
-    if file.suffix.lower() in KERAS_SUFFIXES and file.is_file() and not shapes:
-        return LoadKeras(path=file)  # it is read when it is loaded: h5py takes its time to import
-    if file.suffix.lower() == ".onnx" and file.is_file():
-        return ImportOnnx(path=file, shapes={name: list(sides) for name, sides in (shapes or {}).items()})  # likewise
     from compress.importers import model_file
-    from compress.importers.saved_model import conversion, saved_model_folder
 
-    found = model_file.read(file, signature, shapes)
+    kind = model_file.detect(file, signature, shapes)
+    if kind == "keras":
+        return LoadKeras(path=file)  # read when it is loaded: importing h5py takes long
+    if kind == "onnx":
+        named = {name: list(sizes) for name, sizes in (shapes or {}).items()}
+        return ImportOnnx(path=file, shapes=named)  # likewise, for onnx
+    found = model_file.read(file, signature)
     if found.becomes == "tflite":
         return LoadTflite(path=file)
-    if isinstance(found.content, saved_model_folder.Content):
-        if found.becomes == "keras":
-            return LoadKeras(path=file)
-        if found.refused:
-            raise conversion.refused(found.content)
-        return ConvertSavedModel(path=file, signature=found.signature or "")
     if found.becomes == "keras":
-        return ImportTflite(path=file)
-    return LoadFloatTflite(path=file, problems=tuple(map(str, found.refused)))
+        return ImportTflite(path=file) if kind == "tflite" else LoadKeras(path=file)
+    if kind == "tflite":
+        return LoadFloatTflite(path=file, problems=tuple(map(str, found.refused)))
+    model_file.check_runnable(found)
+    return ConvertSavedModel(path=file, signature=found.signature or "")
 
 
 class Origin(Settings):

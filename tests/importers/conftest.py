@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from paths import SHARED
 
-from compress.importers.onnx import subprocesses
+from compress.importers.onnx import child_processes
 from compress.ir import tensorflow
 
 
@@ -76,6 +76,6 @@ def saved_onnx(tmp_path: Path) -> Callable[[Any], Path]:
 
 @pytest.fixture
 def onnx_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For models that crash nothing: no processes of their own, which take a second each."""
-    monkeypatch.setattr(subprocesses, "try_reading", lambda path, shapes: None)
-    monkeypatch.setattr(subprocesses, "run_apart", subprocesses.main)
+    """For models that crash nothing: no child processes, which take a second each."""
+    monkeypatch.setattr(child_processes, "check_readable", lambda path, shapes: None)
+    monkeypatch.setattr(child_processes, "run_folder", child_processes.run_session)

@@ -14,6 +14,7 @@ import pytest
 
 from compress.errors import ModelError, UntrustedError
 from compress.importers import model_file
+from compress.importers.common import sandbox
 from compress.importers.keras import keras2
 from compress.importers.saved_model import conversion, saved_model_folder
 from compress.importers.saved_model.operators import COMPUTE, FILES
@@ -186,7 +187,7 @@ def test_graphs_that_reach_out_are_refused_before_they_are_loaded(
     written: Make, function: Any, operator: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(serving_default=function)
-    monkeypatch.setattr(conversion.subprocess, "run", None)
+    monkeypatch.setattr(sandbox, "run", None)
     found = model_file.read(path)
     assert (operator, reason) in [(each.operator, each.reason) for each in found.refused]
     for use in (lambda: model_file.load(found), lambda: stage_for(path)):

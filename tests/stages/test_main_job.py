@@ -227,7 +227,7 @@ def test_a_float_tflite_file_goes_the_same_way_as_the_model_that_it_was_made_of(
     )
     assert code == 0, errors
     rows = {row["id"]: row for row in record["stages"]}
-    assert rows["model"]["facts"]["largest_difference"] < 1e-5
+    assert rows["model"]["facts"]["parity"]["max_rel"] < 1e-5
     same = [row["measurements"]["accuracy"]["value"] for row in (rows["model"], trained["stages"][1])]
     assert same[0] == same[1]
     assert rows["quantize"]["facts"]["layers"]

@@ -91,10 +91,10 @@ class Model:
         return model
 
 
-def imported(path: Path) -> tuple[onnx_file.File, Any, list[str]]:
-    """The file, the Keras model, and the kinds of its layers; their answers are the same."""
+def imported(path: Path) -> tuple[onnx_file.OnnxFile, Any, list[str]]:
+    """The file, the Keras model, and the kinds of its layers; the outputs are equal."""
     file = onnx_file.read(path)
     assert file.problems == ()
-    model, apart = onnx_file.load(file)
-    assert apart < EXACT
+    model, parity = onnx_file.load(file)
+    assert parity.max_rel < EXACT
     return file, model, [type(each).__name__ for each in model.operations if type(each).__name__ != "InputLayer"]

@@ -1,4 +1,4 @@
-"""What of a model could not be imported, and why: the same words for every format."""
+"""Operators and layers that cannot be imported, with the reason; the same wording for every format."""
 
 from __future__ import annotations
 
@@ -36,3 +36,10 @@ def carrying(error: Error, refused: Sequence[Refused]) -> Error:
     """The error with all that was refused as facts for a program."""
     error.facts["refused"] = [asdict(each) for each in refused]
     return error
+
+
+def unsupported(refused: Sequence[Refused], where: str) -> ModelError:
+    """Return the error that lists every operator without a Keras layer."""
+    count = f"{len(refused)} operator{'s' if len(refused) != 1 else ''}"
+    what = f"{count} cannot become layers of Keras: {'; '.join(map(str, refused))}"
+    return carrying(ModelError(what, where=where), refused)

@@ -1,40 +1,163 @@
-"""Whether a rebuilt model answers as its file does in the runtime that the file was made for."""
+"""Comparison of a rebuilt model with its original: both run on the same inputs.
+
+Tolerance policy: the largest difference of an output, divided by the largest finite value that is expected in it, is at
+most `TOLERANCE`. A runtime computes some outputs to an absolute precision (shares of 1, for example); a minimum scale
+says so. Where the original itself changes more when the last bits of its inputs change, more is allowed
+(`allowed_differences`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.metadata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.ir import keras_graph as networks
-from compress.ir import tensorflow
+from compress.ir import keras_graph, tensorflow
 from compress.ir.keras_graph import Network
 
 if TYPE_CHECKING:
     import keras
 
 TOLERANCE = 1e-4
-"""Largest difference of a tensor, relative to the largest number in it."""
+"""Largest difference of an output, relative to the largest expected value in it."""
+MINIMUM_SCALE = 1e-6
+"""Smallest value that differences are taken relative to."""
+SENSITIVITY_FACTOR = 8
+"""Allowed difference as a multiple of the change that the last bits of the inputs cause, if above the tolerance."""
+MAXIMUM_TOLERANCE = 1e-2
+"""Limit of the allowed difference, however sensitive the original is."""
 RANDOM_SAMPLES = 2
-Feeds = Sequence[Sequence[NDArray[Any]]]
-"""For each run one array for each input."""
+"""Random samples of each distribution."""
+OPEN_DIMENSION = 32
+"""Size used for an open dimension of an input."""
+
+Arrays = Sequence[NDArray[Any]]
+"""One array for each input or output."""
+Runs = Sequence[Arrays]
+"""The inputs or outputs of several runs."""
 
 
-def built(network: Network) -> keras.Model:
-    """The network as a Keras model.
+@dataclass(frozen=True)
+class OutputDifference:
+    """The largest difference of one output.
+
+    Attributes:
+        absolute: infinite for different shapes, or where only one value is finite.
+        relative: absolute difference divided by the scale of the expected values.
+    """
+
+    absolute: float
+    relative: float
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The largest differences of all outputs over all samples.
+
+    Attributes:
+        max_abs: largest absolute difference.
+        max_rel: largest relative difference.
+        against: runtime that computed the expected outputs, with its version.
+        samples: number of samples.
+        own: sensitivity of the original, measured only where the differences exceed the tolerance: its largest
+            relative change when the last bits of its inputs change.
+    """
+
+    max_abs: float
+    max_rel: float
+    against: str
+    samples: int
+    own: float | None = None
+
+
+def compare_output(expected: Any, actual: Any, minimum_scale: float = MINIMUM_SCALE) -> OutputDifference:
+    """Return the difference of one output; equal infinities and NaNs do not differ."""
+    expected = np.asarray(expected)
+    actual = np.asarray(actual)
+    if expected.shape != actual.shape:
+        return OutputDifference(float("inf"), float("inf"))
+    equal = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
+    with np.errstate(invalid="ignore"):
+        differences = np.abs(np.subtract(expected, actual, dtype=np.float64))
+    differences = np.nan_to_num(np.where(equal, 0.0, differences), nan=np.inf)
+    absolute = float(differences.max(initial=0.0))
+    scale = float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
+    return OutputDifference(absolute, absolute / max(scale, minimum_scale))
+
+
+def compare_runs(expected: Runs, actual: Runs) -> list[OutputDifference]:
+    """Return the differences of all outputs of all runs."""
+    return [
+        compare_output(*pair)
+        for expected_outputs, actual_outputs in zip(expected, actual, strict=True)
+        for pair in zip(expected_outputs, actual_outputs, strict=True)
+    ]
+
+
+def largest_relative(differences: Iterable[OutputDifference]) -> float:
+    """Return the largest relative difference; 0 if there is no output."""
+    return max((each.relative for each in differences), default=0.0)
+
+
+def summarize(
+    differences: Sequence[OutputDifference], against: str, samples: int, sensitivity: float | None = None
+) -> Parity:
+    """Return the parity over all outputs."""
+    largest = max((each.absolute for each in differences), default=0.0)
+    return Parity(largest, largest_relative(differences), against, samples, sensitivity)
+
+
+def allowed_differences(expected: Runs, repeated: Runs) -> tuple[list[float], float]:
+    """Return the allowed relative difference of each run, and the sensitivity of the original.
+
+    The logarithm of the difference of two large values is sensitive: two correct runtimes differ there as much as one
+    runtime does for two inputs that are nearly equal.
+
+    Args:
+        expected: outputs of the original.
+        repeated: its outputs for the same inputs with their last bits changed.
+    """
+    changes = [
+        largest_relative(compare_runs([before], [after])) for before, after in zip(expected, repeated, strict=True)
+    ]
+    allowed = [max(TOLERANCE, min(SENSITIVITY_FACTOR * change, MAXIMUM_TOLERANCE)) for change in changes]
+    return allowed, max(changes)
+
+
+def too_different(parity: Parity, where: str, first: str = "") -> ModelError:
+    """Return the error for a rebuilt model whose outputs differ.
+
+    Args:
+        parity: the comparison.
+        where: the file.
+        first: first operator of the file whose result differs, if it is known.
+    """
+    located = f"; first at {first}" if first else ""
+    return ModelError(
+        f"rebuilt in Keras it answers differently, by {parity.max_rel:.2g} of the largest output{located}",
+        where=where,
+        allowed=f"{TOLERANCE:g}",
+        todo="please report it, with the file",
+    )
+
+
+def build_model(network: Network) -> keras.Model:
+    """Build a network as a Keras model.
 
     Raises:
-        ModelError: Keras does not take it, or makes tensors of other shapes than the file says.
+        ModelError: Keras rejects a layer, or its tensors have other shapes than in the file.
     """
     import tensorflow as tf
 
     own = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NotImplementedError, RuntimeError)
     try:
-        model = networks.build(network)
-        shapes = networks.read(model).shapes
+        model = keras_graph.build(network)
+        shapes = keras_graph.read(model).shapes
     except (*own, ValueError, TypeError, tf.errors.OpError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"Keras does not take it: {first[:300]}") from error
@@ -44,60 +167,61 @@ def built(network: Network) -> keras.Model:
     return model
 
 
-def random(shapes: Sequence[Sequence[int]]) -> list[list[NDArray[np.float32]]]:
-    """Samples between 0 and 1, and normal ones, for inputs of these shapes."""
-    generator = np.random.default_rng(0)
-    draws = (generator.random, generator.standard_normal)
-    return [[np.asarray(draw(shape), np.float32) for shape in shapes] for draw in draws for _ in range(RANDOM_SAMPLES)]
-
-
-def answers(model: Any, feed: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """What a Keras model makes of its inputs.
+def run_model(model: Any, inputs: Arrays) -> list[NDArray[Any]]:
+    """Return the outputs of a Keras model, without state of earlier runs.
 
     Raises:
-        ModelError: it cannot be run.
+        ModelError: Keras cannot run it.
     """
     import tensorflow as tf
 
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False):
+            layer.reset_state()
     try:
-        made = model(list(feed) if len(feed) > 1 else feed[0], training=False)
+        outputs = model(list(inputs) if len(inputs) > 1 else inputs[0], training=False)
     except (tf.errors.OpError, ValueError, MemoryError) as error:
         raise ModelError(f"Keras cannot run it: {str(error).strip().splitlines()[0][:300]}") from error
-    return [np.asarray(value) for value in tensorflow.keras().tree.flatten(made)]
+    return [np.asarray(output) for output in tensorflow.keras().tree.flatten(outputs)]
 
 
-def relative(wanted: NDArray[Any], made: NDArray[Any], least: float = 1e-6) -> float:
-    """The largest difference, relative to the largest finite number that is wanted, or to `least` if that is more."""
-    if wanted.size != made.size:
-        return float("inf")
-    wanted, made = wanted.reshape(-1).astype(np.float64), made.reshape(-1).astype(np.float64)
-    same = (wanted == made) | (np.isnan(wanted) & np.isnan(made))
-    with np.errstate(invalid="ignore"):
-        apart = np.where(same, 0.0, np.abs(wanted - made))
-    scale = float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
-    return float(np.nan_to_num(apart, nan=np.inf).max(initial=0.0)) / max(scale, least)
+def compare_keras_models(model: keras.Model, other: keras.Model) -> Parity:
+    """Compare two Keras 3 models on random inputs."""
+    shapes = [(1, *(OPEN_DIMENSION if size is None else size for size in each.shape[1:])) for each in model.inputs]
+    runs = random_inputs(shapes, [each.dtype for each in model.inputs])
+    expected = [run_model(model, inputs) for inputs in runs]
+    actual = [run_model(other, inputs) for inputs in runs]
+    return summarize(compare_runs(expected, actual), runtime_version("keras"), len(runs))
 
 
-def change(wanted: Feeds, again: Feeds) -> list[float]:
-    """For each run how much the answers changed, the largest change of a tensor."""
-    return [
-        max((relative(one, other) for one, other in zip(before, after, strict=True)), default=0.0)
-        for before, after in zip(wanted, again, strict=True)
-    ]
+def random_inputs(shapes: Sequence[Sequence[int]], dtypes: Sequence[str] | None = None) -> list[list[NDArray[Any]]]:
+    """Return uniform samples in [0, 1), then standard normal ones; 0 and 1 for inputs of integers."""
+    generator = np.random.default_rng(0)
+    dtypes = dtypes or ["float32"] * len(shapes)
+    runs = []
+    for draw in (generator.random, generator.standard_normal):
+        for _ in range(RANDOM_SAMPLES):
+            arrays = []
+            for shape, dtype in zip(shapes, dtypes, strict=True):
+                if "float" in dtype:
+                    arrays.append(np.asarray(draw(shape), np.float32))
+                else:
+                    arrays.append(generator.integers(0, 2, shape).astype(dtype))
+            runs.append(arrays)
+    return runs
 
 
-def nudged(feeds: Feeds) -> list[list[NDArray[Any]]]:
-    """The same inputs with every number changed in its last bit."""
+def change_last_bits(runs: Runs) -> list[list[NDArray[Any]]]:
+    """Return the same float32 inputs with the last bit of every value changed, up or down at random."""
     generator = np.random.default_rng(1)
-    signs = (np.float32(-np.inf), np.float32(np.inf))
-    return [[np.nextafter(array, generator.choice(signs, array.shape)) for array in feed] for feed in feeds]
+    directions = (np.float32(-np.inf), np.float32(np.inf))
+
+    def change(array: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(np.nextafter(array, generator.choice(directions, array.shape)))
+
+    return [list(map(change, inputs)) for inputs in runs]
 
 
-def too_far(apart: float, where: str, first: str) -> ModelError:
-    """The error for a model that answers differently, and the first place in its file where it does."""
-    return ModelError(
-        f"rebuilt in Keras it answers differently, by {apart:.2g} of the largest output; first at {first}",
-        where=where,
-        allowed=f"{TOLERANCE:g}",
-        todo="please report it, with the file",
-    )
+def runtime_version(distribution: str) -> str:
+    """Return the name and version of a runtime."""
+    return f"{distribution} {importlib.metadata.version(distribution)}"

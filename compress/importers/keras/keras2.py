@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compress.errors import ModelError
-from compress.importers.common import difference as differences
-from compress.importers.common.difference import Parity
+from compress.importers.common import verification
 from compress.importers.common.guarded_calls import MOST_ELEMENTS, elements
 from compress.importers.common.unsupported import Refused, carrying
+from compress.importers.common.verification import Parity
 from compress.importers.keras import keras2_functions, keras2_weights
-from compress.importers.keras.keras2_operations import NotRebuiltError, Step
-from compress.importers.keras.keras2_outputs import answers
+from compress.importers.keras.keras2_operations import FunctionCall, NotRebuiltError
+from compress.importers.keras.keras2_outputs import output_pairs
 from compress.importers.keras.keras_config import OPERATIONS
 from compress.ir import tensorflow
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import keras
     import tf_keras
 
-#: Largest difference of the outputs, relative to max(1, largest output).
 TOLERANCE = 1e-5
+"""Largest difference of the outputs, relative to max(1, largest output): both models run in TensorFlow."""
 INPUT = "give it an Input layer with a shape before saving it"
 REPLACE = "replace them in the original code and save the model again"
 
@@ -83,10 +83,12 @@ def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras
     if rebuilding.problems:
         raise missing(rebuilding.problems, where)
     rebuilding.copy_weights()
-    pairs, count = answers(old, new, samples)
-    found = _relative(pairs)
-    if not found <= TOLERANCE:
-        how = f"by {found:.2g} of the largest output" if np.isfinite(found) else "in shape, or not with finite numbers"
+    pairs, count = output_pairs(old, new, samples)
+    relative = _largest_difference(pairs)
+    if not relative <= TOLERANCE:
+        how = "in shape, or not with finite numbers"
+        if np.isfinite(relative):
+            how = f"by {relative:.2g} of the largest output"
         raise ModelError(
             f"the Keras 3 rebuild answers differently, {how}",
             where=where,
@@ -95,16 +97,17 @@ def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras
         )
     import tf_keras
 
-    return new, differences.compared(pairs, f"tf-keras {tf_keras.__version__}", count)
+    differences = [verification.compare_output(*pair) for pair in pairs]
+    return new, verification.summarize(differences, f"tf-keras {tf_keras.__version__}", count)
 
 
 def difference(old: tf_keras.Model, new: keras.Model) -> float:
     """Largest difference of the outputs for random inputs, relative to max(1, largest output)."""
-    return _relative(answers(old, new, None)[0])
+    return _largest_difference(output_pairs(old, new, None)[0])
 
 
-def _relative(pairs: list[tuple[Any, Any]]) -> float:
-    return max((differences.difference(*pair) / max(1.0, differences.scale(pair[0])) for pair in pairs), default=0.0)
+def _largest_difference(pairs: list[tuple[Any, Any]]) -> float:
+    return verification.largest_relative(verification.compare_output(*pair, minimum_scale=1.0) for pair in pairs)
 
 
 def _layers(model: tf_keras.Model) -> Iterator[Any]:
@@ -318,7 +321,7 @@ class _Rebuilding:
     def _function(self, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a function of TensorFlow makes of its arguments; something of the same shape if it cannot be said."""
         try:
-            step = Step(self.keras, lambda: self._fresh(node.layer.name))
+            step = FunctionCall(self.keras, lambda: self._fresh(node.layer.name))
             return keras2_functions.call(node.layer, step, args, kwargs)
         except NotRebuiltError as error:
             if not any(id(leaf) in self._unknown for leaf in self.keras.tree.flatten([args, kwargs])):

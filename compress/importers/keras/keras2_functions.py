@@ -7,7 +7,7 @@ from typing import Any
 
 from compress.importers.keras import keras2_operations as operations
 from compress.importers.keras import keras2_shapes as shapes
-from compress.importers.keras.keras2_operations import NUMPY, Function, NotRebuiltError, Rule, Step
+from compress.importers.keras.keras2_operations import NUMPY, Function, FunctionCall, NotRebuiltError, Rule
 
 _TWO: Mapping[str, Rule] = {
     "add": operations.arithmetic("Add", layer=True),
@@ -125,7 +125,7 @@ def node(operator: object) -> Function | None:
     return FUNCTIONS[_NODES[operator]] if isinstance(operator, str) and operator in _NODES else None
 
 
-def call(layer: Any, step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def call(layer: Any, step: FunctionCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What one call of an op layer of tf_keras makes in Keras 3.
 
     Raises:
@@ -145,7 +145,7 @@ def call(layer: Any, step: Step, args: tuple[Any, ...], kwargs: Mapping[str, Any
         raise NotRebuiltError(lines[0][:200]) from error
 
 
-def _node_call(layer: Any, step: Step, given: Any) -> Any:
+def _node_call(layer: Any, step: FunctionCall, given: Any) -> Any:
     """A node: constants stand among its inputs by their places, and settings are attributes."""
     operator, attributes = layer.node_def.op, dict(layer.node_def.attr)  # a copy: asking it for one would add it
     data_format = attributes["data_format"].s if "data_format" in attributes else b""

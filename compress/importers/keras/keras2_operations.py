@@ -31,7 +31,7 @@ class NotRebuiltError(Exception):
 
 
 @dataclass(frozen=True)
-class Step:
+class FunctionCall:
     """One call of a function.
 
     Attributes:
@@ -112,7 +112,7 @@ def _operand(value: Any, other: Any) -> Any:
 def arithmetic(kind: str, layer: bool = False) -> Rule:
     """Two operands, element by element: a layer for two tensors alike, otherwise an operation."""
 
-    def rule(step: Step, x: Any, y: Any) -> Any:
+    def rule(step: FunctionCall, x: Any, y: Any) -> Any:
         tensors = [each for each in (x, y) if step.computed(each)]
         if not tensors:
             return _known(kind, x, y)
@@ -146,30 +146,30 @@ def activation(name: str) -> Rule:
     return lambda step, x: step.layer("Activation", x, activation=name)
 
 
-def silu(step: Step, x: Any, beta: Any = 1.0) -> Any:
+def silu(step: FunctionCall, x: Any, beta: Any = 1.0) -> Any:
     """SiLU, x * sigmoid(beta x); Keras knows a beta of 1."""
     if float(plain(beta)) != 1:
         raise NotRebuiltError(f"its beta is {float(plain(beta)):g}")
     return step.layer("Activation", x, activation="silu")
 
 
-def gelu(step: Step, x: Any, approximate: bool = False) -> Any:
+def gelu(step: FunctionCall, x: Any, approximate: bool = False) -> Any:
     """GELU, exact or not."""
     return step.operation(NN, "Gelu", x, approximate=bool(approximate))
 
 
-def leaky_relu(step: Step, x: Any, alpha: float = 0.2) -> Any:
+def leaky_relu(step: FunctionCall, x: Any, alpha: float = 0.2) -> Any:
     """Leaky ReLU."""
     return step.layer("LeakyReLU", x, negative_slope=float(plain(alpha)))
 
 
-def softmax(step: Step, x: Any, axis: Any = None) -> Any:
+def softmax(step: FunctionCall, x: Any, axis: Any = None) -> Any:
     """Softmax over one axis, the last by default."""
     (axis,) = [-1] if axis is None else integers(axis)
     return step.layer("Softmax", x, axis=axis)
 
 
-def clip(step: Step, x: Any, low: Any, high: Any) -> Any:
+def clip(step: FunctionCall, x: Any, low: Any, high: Any) -> Any:
     """Between two numbers: a ReLU where the lower one is 0."""
     low, high = float(plain(low)), float(plain(high))
     if low == 0 and np.isfinite(high):
@@ -177,34 +177,34 @@ def clip(step: Step, x: Any, low: Any, high: Any) -> Any:
     return step.operation(NUMPY, "Clip", x, x_min=low, x_max=high)
 
 
-def squared_difference(step: Step, x: Any, y: Any) -> Any:
+def squared_difference(step: FunctionCall, x: Any, y: Any) -> Any:
     """(x - y)^2."""
     difference = arithmetic("Subtract")(step, x, y)
     return step.layer("Multiply", [difference, difference])
 
 
-def square(step: Step, x: Any) -> Any:
+def square(step: FunctionCall, x: Any) -> Any:
     """A product, which has an 8-bit form."""
     return step.layer("Multiply", [x, x])
 
 
-def negative(step: Step, x: Any) -> Any:
+def negative(step: FunctionCall, x: Any) -> Any:
     """Likewise."""
     return step.operation(NUMPY, "Multiply", x, -1.0)
 
 
-def add_n(step: Step, values: Any) -> Any:
+def add_n(step: FunctionCall, values: Any) -> Any:
     """The sum of several tensors."""
     return step.layer("Add", list(values)) if len(values) > 1 else values[0]
 
 
-def same(step: Step, x: Any) -> Any:
+def same(step: FunctionCall, x: Any) -> Any:
     """Nothing at all: identity, or a gradient that is stopped."""
     del step
     return x
 
 
-def cast(step: Step, x: Any, dtype: Any) -> Any:
+def cast(step: FunctionCall, x: Any, dtype: Any) -> Any:
     """To another type of number."""
     if not step.computed(x):
         return x
@@ -214,7 +214,7 @@ def cast(step: Step, x: Any, dtype: Any) -> Any:
     return x if name == x.dtype else step.operation(CORE, "Cast", x, dtype=name)
 
 
-def matmul(step: Step, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Any:
+def matmul(step: FunctionCall, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Any:
     """A product of matrices; with one constant matrix on the right a dense layer."""
     if transpose_a or not step.computed(a):
         raise NotRebuiltError("its left matrix is transposed, or a constant")
@@ -232,7 +232,7 @@ def matmul(step: Step, a: Any, b: Any, transpose_a: bool = False, transpose_b: b
     return made
 
 
-def l2_normalize(step: Step, x: Any, axis: Any = None, epsilon: Any = 1e-12) -> Any:
+def l2_normalize(step: FunctionCall, x: Any, axis: Any = None, epsilon: Any = 1e-12) -> Any:
     """Vectors of length 1; Keras' epsilon is the same."""
     if axis is None or float(plain(epsilon)) > 1e-9 or 0 in axes_of(x, axis):
         raise NotRebuiltError("it normalizes over the batch, or with a large epsilon")
@@ -252,7 +252,7 @@ class Function:
     rule: Rule
     parameters: str
 
-    def call(self, step: Step, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def call(self, step: FunctionCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What it makes of the arguments of one call.
 
         Raises:

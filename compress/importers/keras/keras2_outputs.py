@@ -1,4 +1,4 @@
-"""What a Keras 2 model and its rebuild answer to the same inputs."""
+"""Outputs of a Keras 2 model and of its Keras 3 rebuild for the same inputs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     import tf_keras
 
 
-def answers(old: tf_keras.Model, new: keras.Model, samples: Any) -> tuple[list[tuple[Any, Any]], int]:
-    """Each output of both models for random inputs, and for the samples if there are any; and how many those are."""
+def output_pairs(old: tf_keras.Model, new: keras.Model, samples: Any) -> tuple[list[tuple[Any, Any]], int]:
+    """Return each output of both models for random inputs and for the samples, and the number of samples."""
     import tensorflow as tf
 
-    for size in (32, 96, 224):  # of every side that the model leaves open
+    for size in (32, 96, 224):  # used for every open dimension of the inputs
         inputs = _random_inputs(old, size)
         try:
             expected = tf.nest.flatten(old(inputs, training=False))
@@ -37,17 +37,20 @@ def answers(old: tf_keras.Model, new: keras.Model, samples: Any) -> tuple[list[t
 
 
 def _random_inputs(old: tf_keras.Model, size: int) -> Any:
-    """Standard normal values; whole numbers where the model looks them up or asks for them."""
+    """Return standard normal values, or integers for an embedding or an integer input."""
     import tensorflow as tf
 
     random = np.random.default_rng(0)
     limits = [getattr(layer, "input_dim", getattr(layer, "num_tokens", None)) for layer in old._flatten_layers()]
     bound = min((limit for limit in limits if limit), default=0)
     values = []
+    value: Any
     for tensor in old.inputs:
-        batch, *sides = tensor.shape
-        shape = [2 if batch is None else batch, *(size if side is None else side for side in sides)]
-        whole = bound or not tensor.dtype.is_floating
-        value = random.integers(0, bound or 2, shape) if whole else random.standard_normal(shape)
+        batch, *dimensions = tensor.shape
+        shape = [2 if batch is None else batch, *(size if each is None else each for each in dimensions)]
+        if bound or not tensor.dtype.is_floating:
+            value = random.integers(0, bound or 2, shape)
+        else:
+            value = random.standard_normal(shape)
         values.append(tf.constant(value.astype(tensor.dtype.as_numpy_dtype)))
     return tf.nest.pack_sequence_as(old._nested_inputs, values)

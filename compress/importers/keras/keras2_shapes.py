@@ -16,14 +16,14 @@ from compress.importers.keras.keras2_operations import (
     NN,
     NUMPY,
     Function,
+    FunctionCall,
     NotRebuiltError,
-    Step,
     integers,
     plain,
 )
 
 
-def size(step: Step, x: Any, out_type: Any = None) -> Any:
+def size(step: FunctionCall, x: Any, out_type: Any = None) -> Any:
     """The shape of a tensor, as a tuple."""
     del out_type  # numbers of Python
     return tuple(x.shape) if step.computed(x) else plain(x).shape
@@ -37,7 +37,7 @@ def _sides(shape: Any) -> list[int | None]:
     return list(integers(shape))
 
 
-def reshape(step: Step, x: Any, shape: Any) -> Any:
+def reshape(step: FunctionCall, x: Any, shape: Any) -> Any:
     """The same numbers in another shape, sample by sample."""
     sides = _sides(shape)
     if not step.computed(x):
@@ -52,7 +52,7 @@ def reshape(step: Step, x: Any, shape: Any) -> Any:
     return step.reshaped(x, (batch, *inner))
 
 
-def transpose(step: Step, x: Any, perm: Any = None, conjugate: Any = False) -> Any:
+def transpose(step: FunctionCall, x: Any, perm: Any = None, conjugate: Any = False) -> Any:
     """The sides in another order, the batch first."""
     del conjugate  # of real numbers: nothing
     order = integers(perm) if perm is not None else [*range(len(x.shape))][::-1]
@@ -61,7 +61,7 @@ def transpose(step: Step, x: Any, perm: Any = None, conjugate: Any = False) -> A
     return step.layer("Permute", x, dims=order[1:])
 
 
-def expand_dims(step: Step, x: Any, axis: Any) -> Any:
+def expand_dims(step: FunctionCall, x: Any, axis: Any) -> Any:
     """One more side."""
     (axis,) = integers(axis)
     sides = [*x.shape]
@@ -71,7 +71,7 @@ def expand_dims(step: Step, x: Any, axis: Any) -> Any:
     return step.reshaped(x, [*sides[:axis], 1, *sides[axis:]])
 
 
-def squeeze(step: Step, x: Any, axis: Any = None) -> Any:
+def squeeze(step: FunctionCall, x: Any, axis: Any = None) -> Any:
     """Sides of 1 taken away."""
     named = [] if axis is None else operations.axes_of(x, axis)
     axes = named or [place for place, side in enumerate(x.shape) if side == 1]
@@ -80,7 +80,7 @@ def squeeze(step: Step, x: Any, axis: Any = None) -> Any:
     return step.reshaped(x, [side for place, side in enumerate(x.shape) if place not in axes])
 
 
-def concat(step: Step, values: Any, axis: Any) -> Any:
+def concat(step: FunctionCall, values: Any, axis: Any) -> Any:
     """Joined along a side."""
     (axis,), tensors = integers(axis), [each for each in values if step.computed(each)]
     if not tensors:
@@ -90,7 +90,7 @@ def concat(step: Step, values: Any, axis: Any) -> Any:
     return step.layer("Concatenate", tensors, axis=axis) if len(tensors) > 1 else tensors[0]
 
 
-def stack(step: Step, values: Any, axis: Any = 0) -> Any:
+def stack(step: FunctionCall, values: Any, axis: Any = 0) -> Any:
     """Joined along a new side."""
     if not any(step.computed(each) for each in values):
         return tuple(values)
@@ -98,7 +98,7 @@ def stack(step: Step, values: Any, axis: Any = 0) -> Any:
     return concat(step, [expand_dims(step, each, axis) for each in values], axis)
 
 
-def _cut(step: Step, x: Any, cuts: Sequence[slice], shape: Sequence[int | None] | None = None) -> Any:
+def _cut(step: FunctionCall, x: Any, cuts: Sequence[slice], shape: Sequence[int | None] | None = None) -> Any:
     """A part of each side, the batch whole; then sides taken away or added."""
     everything = slice(None, None, None)
     if any(
@@ -118,7 +118,7 @@ def _slice(key: Any) -> Any:
     return Ellipsis if isinstance(key, dict) and "ellipsis" in str(key).lower() else key
 
 
-def getitem(step: Step, x: Any, slice_spec: Any) -> Any:
+def getitem(step: FunctionCall, x: Any, slice_spec: Any) -> Any:
     """`x[...]` with slices, numbers, an ellipsis and new sides."""
     keys = [_slice(key) for key in (slice_spec if isinstance(slice_spec, list | tuple) else [slice_spec])]
     if not step.computed(x):
@@ -162,14 +162,14 @@ def _left(cut: slice, side: int | None) -> int | None:
     return len(range(*cut.indices(side)))
 
 
-def cut_out(step: Step, x: Any, begin: Any, size: Any) -> Any:
+def cut_out(step: FunctionCall, x: Any, begin: Any, size: Any) -> Any:
     """tf.slice: begin and size, -1 for all that is left."""
     starts, sizes = integers(begin), integers(size)
     ends = [None if count == -1 else start + count for start, count in zip(starts, sizes, strict=True)]
     return _cut(step, x, [slice(start or None, end) for start, end in zip(starts, ends, strict=True)])
 
 
-def strided_slice(step: Step, x: Any, begin: Any, end: Any, strides: Any = None, **masks: int) -> Any:
+def strided_slice(step: FunctionCall, x: Any, begin: Any, end: Any, strides: Any = None, **masks: int) -> Any:
     """The general cut, with a bit for every side that is taken whole or away."""
     starts, ends = integers(begin), integers(end)
     steps = [1] * len(starts) if strides is None else integers(strides)
@@ -188,7 +188,7 @@ def strided_slice(step: Step, x: Any, begin: Any, end: Any, strides: Any = None,
     return getitem(step, x, keys)
 
 
-def split(step: Step, x: Any, num_or_size_splits: Any, axis: Any = 0) -> Any:
+def split(step: FunctionCall, x: Any, num_or_size_splits: Any, axis: Any = 0) -> Any:
     """Parts of one side, one after another."""
     (axis,) = operations.axes_of(x, axis)
     side, sizes = x.shape[axis], integers(num_or_size_splits)
@@ -207,7 +207,7 @@ def split(step: Step, x: Any, num_or_size_splits: Any, axis: Any = 0) -> Any:
     return made
 
 
-def unstack(step: Step, x: Any, num: Any = None, axis: Any = 0) -> Any:
+def unstack(step: FunctionCall, x: Any, num: Any = None, axis: Any = 0) -> Any:
     """Parts of one, without their side."""
     del num
     (axis,) = operations.axes_of(x, axis)
@@ -215,7 +215,7 @@ def unstack(step: Step, x: Any, num: Any = None, axis: Any = 0) -> Any:
     return [step.reshaped(each, shape) for each in split(step, x, [1] * (x.shape[axis] or 0), axis)]
 
 
-def pad(step: Step, x: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0) -> Any:
+def pad(step: FunctionCall, x: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0) -> Any:
     """Around an image a layer, otherwise an operation."""
     flat = integers(paddings)
     pads = [flat[at : at + 2] for at in range(0, len(flat), 2)]
@@ -229,7 +229,7 @@ def pad(step: Step, x: Any, paddings: Any, mode: str = "CONSTANT", constant_valu
     return step.operation(NUMPY, "Pad", x, pad_width=pads, mode=mode.lower())
 
 
-def tile(step: Step, x: Any, multiples: Any) -> Any:
+def tile(step: FunctionCall, x: Any, multiples: Any) -> Any:
     """A tensor several times over."""
     times = integers(multiples)
     if len(times) != len(x.shape) or times[0] != 1 or min(times) < 1 or prod(times) > 2**20:
@@ -237,7 +237,7 @@ def tile(step: Step, x: Any, multiples: Any) -> Any:
     return step.operation(NUMPY, "Tile", x, repeats=times)
 
 
-def gather(step: Step, x: Any, indices: Any, axis: Any = None, batch_dims: Any = 0) -> Any:
+def gather(step: FunctionCall, x: Any, indices: Any, axis: Any = None, batch_dims: Any = 0) -> Any:
     """Some places along one side."""
     (axis,) = operations.axes_of(x, 0 if axis is None else axis)
     where = plain(indices)
@@ -249,7 +249,7 @@ def gather(step: Step, x: Any, indices: Any, axis: Any = None, batch_dims: Any =
 def reduced(kind: str) -> operations.Rule:
     """A sum or the like: over all places of an image a layer, otherwise an operation."""
 
-    def rule(step: Step, x: Any, axis: Any = None, keepdims: Any = False) -> Any:
+    def rule(step: FunctionCall, x: Any, axis: Any = None, keepdims: Any = False) -> Any:
         axes, rank, keep = operations.axes_of(x, axis), len(x.shape), bool(keepdims)
         if 0 in axes:
             raise NotRebuiltError("it mixes the samples of a batch")
@@ -263,7 +263,7 @@ def reduced(kind: str) -> operations.Rule:
     return rule
 
 
-def resize(step: Step, x: Any, size: Any, method: Any = "bilinear", antialias: Any = False) -> Any:
+def resize(step: FunctionCall, x: Any, size: Any, method: Any = "bilinear", antialias: Any = False) -> Any:
     """tf.image.resize, which samples at the centres of pixels, as Keras does."""
     sides, name = integers(size), str(getattr(method, "value", method))
     known = {"bilinear": "bilinear", "nearest": "nearest", "bicubic": "bicubic", "lanczos3": "lanczos3"}
@@ -276,7 +276,7 @@ def resize(step: Step, x: Any, size: Any, method: Any = "bilinear", antialias: A
 def old_resize(method: str) -> operations.Rule:
     """The resizing of TensorFlow 1: at the centres of pixels only where it says so."""
 
-    def rule(step: Step, x: Any, size: Any, align_corners: Any = False, half_pixel_centers: Any = False) -> Any:
+    def rule(step: FunctionCall, x: Any, size: Any, align_corners: Any = False, half_pixel_centers: Any = False) -> Any:
         sides = integers(size)
         times = [after / (before or 1) for before, after in zip(x.shape[1:3], sides, strict=True)]
         if method == "nearest" and not align_corners and all(each == int(each) for each in times):
@@ -296,7 +296,7 @@ def blocks(kind: str) -> operations.Rule:
 def pooling(kind: str) -> operations.Rule:
     """tf.nn.max_pool2d and avg_pool2d."""
 
-    def rule(step: Step, x: Any, ksize: Any, strides: Any, padding: Any) -> Any:
+    def rule(step: FunctionCall, x: Any, ksize: Any, strides: Any, padding: Any) -> Any:
         window, steps = _pair(ksize), _pair(strides)
         if len(x.shape) != 4 or str(padding).upper() not in ("SAME", "VALID"):
             raise NotRebuiltError(f"its input has {len(x.shape)} sides, or its padding is listed")
@@ -314,7 +314,7 @@ def _pair(value: Any) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def bias_add(step: Step, x: Any, y: Any) -> Any:
+def bias_add(step: FunctionCall, x: Any, y: Any) -> Any:
     """A number for each channel."""
     return operations.arithmetic("Add")(step, x, y)
 
@@ -350,7 +350,7 @@ _NAMED: Mapping[str, tuple[str, Callable[..., Any]]] = {
 }
 
 
-def _resize(step: Step, x: Any, size: Any, preserve_aspect_ratio: Any = False, **given: Any) -> Any:
+def _resize(step: FunctionCall, x: Any, size: Any, preserve_aspect_ratio: Any = False, **given: Any) -> Any:
     if preserve_aspect_ratio:
         raise NotRebuiltError("it keeps the aspect ratio")
     return resize(step, x, size, **given)

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from compress.errors import ModelError, UntrustedError
 from compress.importers.common import guarded_calls
-from compress.importers.common.difference import Parity
 from compress.importers.common.guarded_calls import READ_ERRORS
 from compress.importers.common.unsupported import Refused, carrying
+from compress.importers.common.verification import Parity
 from compress.importers.keras import hdf5_weights, keras2, keras2_weights, keras_config
 from compress.importers.keras.hdf5_weights import MAX_WEIGHTS_BYTES
 from compress.importers.keras.keras_config import MAX_DEPTH, loadable, shown
@@ -95,7 +95,7 @@ def scan(path: Path) -> Scan:
 
 
 def load(path: Path, *, trust: bool = False) -> keras.Model:
-    """Loads a Keras file as a Keras 3 Functional or Sequential model, not compiled.
+    """Load a Keras file as a Keras 3 Functional or Sequential model, not compiled.
 
     Files of Keras 2 are rebuilt layer by layer, and the outputs compared (`compress.importers.keras.keras2`).
 
@@ -107,11 +107,11 @@ def load(path: Path, *, trust: bool = False) -> keras.Model:
         UntrustedError: it would run code, and `trust` is not given.
         ModelError: it is damaged, or Keras 3 cannot express it.
     """
-    return compared(path, scan(path), trust=trust)[0]
+    return load_scanned(path, scan(path), trust=trust)[0]
 
 
-def compared(path: Path, found: Scan, *, trust: bool, samples: Any = None) -> tuple[keras.Model, Parity | None]:
-    """The same of a file that was scanned, with the parity of a model that was rebuilt.
+def load_scanned(path: Path, found: Scan, *, trust: bool, samples: Any = None) -> tuple[keras.Model, Parity | None]:
+    """Load a scanned file as in `load`, with the parity of a model that was rebuilt.
 
     Args:
         path: the file.

@@ -27,7 +27,7 @@ Order = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Value:
+class OnnxValue:
     """A tensor of the graph as the network has it.
 
     Attributes:
@@ -77,11 +77,11 @@ def _follows(parts: Sequence[int], before: int, part: int) -> bool:
     return part > before and all(parts[between] == 1 for between in range(before + 1, part))
 
 
-def laid(tensor: Tensor, shape: Sequence[int], order: Order, sides: Sequence[int] | None = None) -> Value:
+def laid(tensor: Tensor, shape: Sequence[int], order: Order, sides: Sequence[int] | None = None) -> OnnxValue:
     """A value whose axes follow each other in the network in this order."""
     shape = tuple(int(side) for side in shape)
     sides = sides_of(shape, order) if sides is None else tuple(int(side) for side in sides)
-    return Value(tensor, shape, sides, *simplest(shape, order))
+    return OnnxValue(tensor, shape, sides, *simplest(shape, order))
 
 
 def sides_of(shape: Sequence[int], order: Order, *, whole: bool = False) -> tuple[int, ...]:
@@ -90,13 +90,13 @@ def sides_of(shape: Sequence[int], order: Order, *, whole: bool = False) -> tupl
     return sides if whole or len(sides) < 2 or sides[0] != 1 else sides[1:]
 
 
-def in_shape(value: Value, shape: Sequence[int]) -> Value:
+def in_shape(value: OnnxValue, shape: Sequence[int]) -> OnnxValue:
     """The same numbers in another shape of the graph."""
     assert prod(shape) == prod(value.shape)
     return replace(value, shape=tuple(int(side) for side in shape))
 
 
-def _cut(value: Value) -> tuple[list[int], list[int], list[int]] | None:
+def _cut(value: OnnxValue) -> tuple[list[int], list[int], list[int]] | None:
     """Parts that lie within one axis each, their order, and the axis of each; None where there are none such."""
     axes = [(axis, side) for axis, side in enumerate(value.shape) if side > 1]
     parts: list[int] = []
@@ -118,7 +118,7 @@ def _cut(value: Value) -> tuple[list[int], list[int], list[int]] | None:
     return parts, [piece for part in value.order for piece in pieces[part]], owners
 
 
-def transposed(value: Value, order: Order) -> Value | None:
+def transposed(value: OnnxValue, order: Order) -> OnnxValue | None:
     """The graph's axes in another order; None where the numbers have to be moved first."""
     found = _cut(value)
     if found is None:
@@ -127,10 +127,10 @@ def transposed(value: Value, order: Order) -> Value | None:
     ranked = [part for axis in order for part in range(len(parts)) if owners[part] == axis]
     sizes = [parts[part] for part in ranked]
     shape = tuple(value.shape[axis] for axis in order)
-    return Value(value.tensor, shape, value.sides, *simplest(sizes, [ranked.index(part) for part in places]))
+    return OnnxValue(value.tensor, shape, value.sides, *simplest(sizes, [ranked.index(part) for part in places]))
 
 
-def axes_in_network(value: Value) -> Order | None:
+def axes_in_network(value: OnnxValue) -> Order | None:
     """The axes above 1 as they follow each other in the network; None where one is spread or mixed."""
     found = _cut(value)
     if found is None:
@@ -154,7 +154,7 @@ def channel_last(rank: int) -> Order:
     return (0, *range(2, rank), 1) if rank > 2 else tuple(range(rank))
 
 
-def natural(value: Value) -> Order | None:
+def natural(value: OnnxValue) -> Order | None:
     """The order of all axes that the network has them in, or could have without moving a number.
 
     Axes of 1 may be anywhere: the order is the one that needs no other sides, or else channel-last
@@ -174,7 +174,7 @@ def natural(value: Value) -> Order | None:
     return (*ones, *met)
 
 
-def directly(before: Sequence[int], after: Sequence[int], moved: Value) -> list[int] | None:
+def directly(before: Sequence[int], after: Sequence[int], moved: OnnxValue) -> list[int] | None:
     """How sides are exchanged so that `before` becomes `after`, counted from 1; None where it takes more than that.
 
     Args:

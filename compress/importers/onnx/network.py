@@ -12,20 +12,21 @@ from dataclasses import dataclass
 from itertools import product
 
 from compress.errors import ModelError
+from compress.importers.common.graph_builder import UNKNOWN, apply_rule
 from compress.importers.common.layer_calls import NOT_MADE, NotImportedError
 from compress.importers.common.unsupported import NO_LAYER, Refused
 from compress.importers.onnx import layout
-from compress.importers.onnx.builder import FLOAT, UNKNOWN, Call, Draft, Rule
-from compress.importers.onnx.layout import Order, Value, laid, natural
-from compress.importers.onnx.onnx_graph import Graph, Node
-from compress.ir.keras_graph import Network, Tensor, living
+from compress.importers.onnx.layout import OnnxValue, Order, laid, natural
+from compress.importers.onnx.network_builder import FLOAT, OnnxCall, OnnxNetworkBuilder, Rule
+from compress.importers.onnx.onnx_graph import Node, OnnxGraph
+from compress.ir.keras_graph import Network, living
 
 MOST_TRIED = 4
 """Inputs of which both orders are tried."""
 
 
 @dataclass(frozen=True)
-class Imported:
+class OnnxNetwork:
     """What a graph became.
 
     Attributes:
@@ -38,16 +39,16 @@ class Imported:
         notes: what is not as it was, in words.
     """
 
-    graph: Graph
+    graph: OnnxGraph
     network: Network
-    inputs: Mapping[str, Value]
-    outputs: Sequence[Value]
-    values: Mapping[str, Value]
+    inputs: Mapping[str, OnnxValue]
+    outputs: Sequence[OnnxValue]
+    values: Mapping[str, OnnxValue]
     problems: tuple[Refused, ...]
     notes: tuple[str, ...]
 
 
-def imported(graph: Graph, rules: Mapping[str, Rule]) -> Imported:
+def build_network(graph: OnnxGraph, rules: Mapping[str, Rule]) -> OnnxNetwork:
     """Makes a network of a graph, as far as there are rules for it; inputs in the order that moves fewest numbers.
 
     Raises:
@@ -56,7 +57,7 @@ def imported(graph: Graph, rules: Mapping[str, Rule]) -> Imported:
     missing = [name for name in graph.outputs if name in graph.constants]
     if missing or not graph.outputs:
         raise ModelError(f"its output {''.join(missing[:1])[:80]!r} does not depend on its inputs")
-    best: Imported | None = None
+    best: OnnxNetwork | None = None
     for orders in _orders(graph):
         found = _drafted(graph, rules, orders)
         if best is None or _cost(found) < _cost(best):
@@ -65,7 +66,7 @@ def imported(graph: Graph, rules: Mapping[str, Rule]) -> Imported:
     return best
 
 
-def _orders(graph: Graph) -> Iterator[Mapping[str, Order]]:
+def _orders(graph: OnnxGraph) -> Iterator[Mapping[str, Order]]:
     """Orders to try: each image and sequence as it is, and channel-last; all of them alike where there are many."""
     usual = {name: tuple(range(len(graph.shapes[name]))) for name in graph.inputs}
     images = [name for name in graph.inputs if 3 <= len(graph.shapes[name]) <= 5]
@@ -79,7 +80,7 @@ def _orders(graph: Graph) -> Iterator[Mapping[str, Order]]:
         yield usual | last
 
 
-def _cost(found: Imported) -> tuple[int, int, int, int]:
+def _cost(found: OnnxNetwork) -> tuple[int, int, int, int]:
     """Problems, layers that move numbers, layers that only change shapes, images whose last side is not the least."""
     if found.problems:
         return len(found.problems), 0, 0, 0
@@ -88,53 +89,46 @@ def _cost(found: Imported) -> tuple[int, int, int, int]:
     return 0, kinds["Permute"], kinds["Reshape"], odd
 
 
-def _drafted(graph: Graph, rules: Mapping[str, Rule], orders: Mapping[str, Order]) -> Imported:
-    draft, problems = Draft(graph), list(graph.refused)
-    used = {name: draft.input(name, orders[name]) for name in graph.inputs if draft.takers[name]}
+def _drafted(graph: OnnxGraph, rules: Mapping[str, Rule], orders: Mapping[str, Order]) -> OnnxNetwork:
+    builder, problems = OnnxNetworkBuilder(graph), list(graph.refused)
+    used = {name: builder.input(name, orders[name]) for name in graph.inputs if builder.takers[name]}
     for name, value in used.items():
-        draft.keep(name, value)
+        builder.keep(name, value)
     for node in graph.nodes:
-        if any(name and name not in draft.values and name not in graph.constants for name in node.inputs):
+        if any(name and name not in builder.values and name not in graph.constants for name in node.inputs):
             continue  # what stands before it is refused, and its result is not known
         try:
-            made = _made(Call(draft, node), rules)
+            made = _made(OnnxCall(builder, node), rules)
         except NOT_MADE as error:
             problems.append(Refused(node.name, node.operator, str(error) or type(error).__name__))
             made = _unknown(graph, node)
         for name, value in zip(node.outputs, made, strict=False):
-            draft.keep(name, value)
+            builder.keep(name, value)
     places = {node.name: node.number for node in graph.nodes}
     problems.sort(key=lambda problem: places.get(problem.node, 0))
-    outputs, notes = _outputs(draft) if not problems else ([], [])
+    outputs, notes = _outputs(builder) if not problems else ([], [])
     notes += [f"its input {name!r} is not used, and is gone" for name in graph.inputs if name not in used]
     notes += [_turned("input", name, value) for name, value in used.items() if value.sides != value.shape[1:]]
     notes += [f"its input {n!r} is {graph.types[n]}; it takes floats now" for n in used if graph.types[n] != FLOAT]
-    given, shown = ([value.tensor for value in ends] for ends in (used.values(), outputs))
-    network = Network("model", draft.layers, _alone(given), _alone(shown), draft.shapes)
-    values = {name: value for name, value in draft.values.items() if name not in draft.changed}
-    return Imported(graph, network, used, outputs, values, tuple(problems), (*graph.notes, *notes))
+    network = builder.network(list(used.values()), outputs)
+    values = {name: value for name, value in builder.values.items() if name not in builder.changed}
+    return OnnxNetwork(graph, network, used, outputs, values, tuple(problems), (*graph.notes, *notes))
 
 
-def _unknown(graph: Graph, node: Node) -> list[Value]:
+def _unknown(graph: OnnxGraph, node: Node) -> list[OnnxValue]:
     """What stands for the results of an operator without a counterpart, so that those behind it are looked at too."""
     shapes = [graph.shapes[name] for name in node.outputs if name in graph.shapes]
     made = [laid(UNKNOWN, shape, tuple(range(len(shape)))) for shape in shapes]
     return made if len(made) == len(node.outputs) else []
 
 
-def _alone(tensors: list[Tensor]) -> list[Tensor] | Tensor:
-    """One tensor stands by itself, as Keras has it."""
-    return tensors if len(tensors) != 1 else tensors[0]
-
-
-def _made(call: Call, rules: Mapping[str, Rule]) -> list[Value]:
+def _made(call: OnnxCall, rules: Mapping[str, Rule]) -> list[OnnxValue]:
     """What the rule for an operator makes of it, in the order of its outputs."""
-    node, graph = call.node, call.draft.graph
+    node, graph = call.node, call.builder.graph
     if node.operator not in rules:
         raise NotImportedError(NO_LAYER)
-    made = rules[node.operator](call)
-    values = made if isinstance(made, list) else [made]
-    asked = [name for name in node.outputs[len(values) :] if call.draft.takers[name]]
+    values = apply_rule(rules[node.operator], call)
+    asked = [name for name in node.outputs[len(values) :] if call.builder.takers[name]]
     if asked:
         raise NotImportedError(f"its further output {asked[0][:80]!r} is used")
     for value, name in zip(values, node.outputs, strict=False):
@@ -143,13 +137,13 @@ def _made(call: Call, rules: Mapping[str, Rule]) -> list[Value]:
     return values
 
 
-def _outputs(draft: Draft) -> tuple[list[Value], list[str]]:
+def _outputs(builder: OnnxNetworkBuilder) -> tuple[list[OnnxValue], list[str]]:
     """The outputs as the network shows them: channel-last where that moves no numbers, else as in the graph."""
-    outputs: list[Value] = []
+    outputs: list[OnnxValue] = []
     notes: list[str] = []
-    for name in draft.graph.outputs:
-        value = draft.values[name]
-        call = Call(draft, Node("Output", name, 0, (), (name,), {}))
+    for name in builder.graph.outputs:
+        value = builder.values[name]
+        call = OnnxCall(builder, Node("Output", name, 0, (), (name,), {}))
         rank = len(value.shape)
         order = natural(value)
         usual = (tuple(range(rank)), layout.channel_last(rank))
@@ -161,6 +155,6 @@ def _outputs(draft: Draft) -> tuple[list[Value], list[str]]:
     return outputs, notes
 
 
-def _turned(what: str, name: str, value: Value) -> str:
+def _turned(what: str, name: str, value: OnnxValue) -> str:
     how = "has a batch of its own before it" if value.sides == value.shape else "is channel-last"
     return f"its {what} {name!r}, {list(value.shape)}, {how} now: {[1, *value.sides]}"

@@ -5,7 +5,6 @@ What a file is, and what is in the way of rebuilding it, can be told without Ten
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,15 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.importers.common import difference, verification
-from compress.importers.common.difference import Parity
-from compress.importers.common.unsupported import Refused, carrying
-from compress.importers.common.verification import TOLERANCE
-from compress.importers.onnx import onnx_graph, subprocesses
-from compress.importers.onnx.builder import FLOAT
-from compress.importers.onnx.layout import Value
-from compress.importers.onnx.network import Imported, imported
-from compress.importers.onnx.onnx_graph import Graph
+from compress.importers.common import verification
+from compress.importers.common.unsupported import Refused, unsupported
+from compress.importers.common.verification import MINIMUM_SCALE, TOLERANCE, Arrays, OutputDifference, Parity, Runs
+from compress.importers.onnx import child_processes, onnx_graph
+from compress.importers.onnx.layout import OnnxValue
+from compress.importers.onnx.network import OnnxNetwork, build_network
+from compress.importers.onnx.network_builder import FLOAT
+from compress.importers.onnx.onnx_graph import OnnxGraph
 from compress.importers.onnx.onnx_inputs import Shapes
 from compress.importers.onnx.ops.rules import RULES
 from compress.ir import keras_graph as networks
@@ -33,7 +31,6 @@ from compress.ir.keras_graph import tensors_in
 if TYPE_CHECKING:
     import keras
 
-Arrays = Sequence[NDArray[Any]]
 WHOLE_TYPES = {
     "UINT8": np.uint8,
     "INT8": np.int8,
@@ -46,13 +43,10 @@ WHOLE_TYPES = {
 DRAWN = {"UINT8": 256, "BOOL": 2}
 """How many whole numbers, from 0 on, are drawn for an input of such."""
 DRAWN_ELSE = 8
-LAST_BITS = 8
-"""How many times what the last bits of an input change an answer may differ, where that is more than the tolerance."""
-MOST_ALLOWED = 1e-2
 
 
 @dataclass(frozen=True)
-class File:
+class OnnxFile:
     """What an .onnx file is to a pipeline.
 
     Attributes:
@@ -62,8 +56,8 @@ class File:
     """
 
     path: Path
-    graph: Graph
-    imported: Imported | None
+    graph: OnnxGraph
+    imported: OnnxNetwork | None
 
     @property
     def problems(self) -> tuple[Refused, ...]:
@@ -76,7 +70,7 @@ class File:
         return self.imported.notes if self.imported else self.graph.notes
 
 
-def read(path: Path, shapes: Shapes = MappingProxyType({})) -> File:
+def read(path: Path, shapes: Shapes = MappingProxyType({})) -> OnnxFile:
     """Reads a file, and finds out what can be done with it; without TensorFlow.
 
     Args:
@@ -86,97 +80,91 @@ def read(path: Path, shapes: Shapes = MappingProxyType({})) -> File:
     Raises:
         ModelError: it is no ONNX model, is damaged, or makes no sense.
     """
-    subprocesses.try_reading(path, shapes)
+    child_processes.check_readable(path, shapes)
     graph = onnx_graph.read(path, RULES, shapes)
     if graph.refused and not graph.nodes:
-        return File(path, graph, None)
+        return OnnxFile(path, graph, None)
     try:
-        return File(path, graph, imported(graph, RULES))
+        return OnnxFile(path, graph, build_network(graph, RULES))
     except ModelError as error:
         error.where = str(path)
         raise
 
 
-def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, float]:
-    """As `compared`, with the largest difference, relative to the largest number of an output."""
-    model, found = compared(file, samples)
-    return model, found.max_rel
-
-
-def compared(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, Parity]:
-    """The file as a Keras model, and how far their outputs are apart.
+def load(file: OnnxFile, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, Parity]:
+    """Rebuild the file as a Keras model, and compare it with the file in onnxruntime.
 
     Args:
-        file: one without problems.
-        samples: real samples [n, ...] as the Keras model takes them, that both are run on beside random ones.
+        file: a file without problems.
+        samples: real samples [n, ...] as the Keras model takes them, in addition to random ones.
 
     Raises:
-        ModelError: an operator has no counterpart, or the model answers differently.
+        ModelError: an operator has no counterpart, or the outputs differ.
     """
     if file.problems or file.imported is None:
-        listed = "; ".join(map(str, file.problems))
-        count = f"{len(file.problems)} operator{'s' if len(file.problems) != 1 else ''}"
-        what = f"{count} cannot become layers of Keras: {listed}"
-        raise carrying(ModelError(what, where=str(file.path)), file.problems)
+        raise unsupported(file.problems, str(file.path))
     found = file.imported
     needed = networks.observed(found.network, list(tensors_in(found.network.outputs)))
     network = replace(needed, name="model", outputs=found.network.outputs)
     try:
-        feeds = [*_random(found), *_real(found, samples)]
-        wanted = _wanted(found.graph, found, feeds, found.graph.outputs)
-        model = verification.built(network)
-        made = [verification.answers(model, [array[None] for array in feed]) for feed in feeds]
-        apart = _differences(wanted, made, found)
-        own = _own(found, feeds, wanted) if max(apart) > TOLERANCE else None
-        limits = [max(TOLERANCE, min(LAST_BITS * change, MOST_ALLOWED)) for change in own or [0.0] * len(feeds)]
-        far = [feed for feed, one, most in zip(feeds, apart, limits, strict=True) if one > most]
-        if far:
-            raise verification.too_far(max(apart), str(file.path), _first_difference(found, far))
+        runs = [*_random(found), *_real(found, samples)]
+        expected = _expected_outputs(found.graph, found, runs, found.graph.outputs)
+        model = verification.build_model(network)
+        return model, _verify(model, found, runs, expected)
     except ModelError as error:
         error.where = str(file.path)
         raise
-    against = f"onnxruntime {importlib.metadata.version('onnxruntime')}"
-    return model, Parity(_largest(wanted, made, found), max(apart), against, len(feeds), max(own) if own else None)
 
 
-def _largest(wanted: Sequence[Arrays], made: Sequence[Arrays], found: Imported) -> float:
-    """The largest difference of an output, as it is."""
-    return max(
-        difference.difference(one.reshape(-1)[value.positions], other.reshape(-1))
-        for outputs, answers in zip(wanted, made, strict=True)
-        for value, one, other in zip(found.outputs, outputs, answers, strict=True)
-    )
+def _verify(model: keras.Model, found: OnnxNetwork, runs: Runs, expected: Runs) -> Parity:
+    """Compare the outputs of the model with those of onnxruntime.
 
-
-def _own(found: Imported, feeds: Sequence[Arrays], wanted: Sequence[Arrays]) -> list[float]:
-    """How far the file's own answers move in each run when the last bits of its inputs change.
-
-    They move much in a logarithm of what two large numbers leave over. There the answers of two sound
-    runtimes differ as much as those of one for two inputs that are as good as the same.
+    Raises:
+        ModelError: they differ by more than is allowed.
     """
-    nudged = [
-        [array if kind in WHOLE_TYPES else other for kind, array, other in zip(_kinds(found), *pair, strict=True)]
-        for pair in zip(feeds, verification.nudged(feeds), strict=True)
-    ]
-    again = _wanted(found.graph, found, nudged, found.graph.outputs)
-    return verification.change(wanted, again)
+    by_run = []
+    for inputs, outputs in zip(runs, expected, strict=True):
+        actual = verification.run_model(model, [array[None] for array in inputs])
+        triples = zip(found.outputs, outputs, actual, strict=True)
+        by_run.append([_difference(found, *each) for each in triples])
+    differences = [each for run in by_run for each in run]
+    allowed = [TOLERANCE] * len(runs)
+    sensitivity = None
+    if verification.largest_relative(differences) > TOLERANCE:
+        allowed, sensitivity = verification.allowed_differences(expected, _outputs_with_last_bits_changed(found, runs))
+    runtime = verification.runtime_version("onnxruntime")
+    parity = verification.summarize(differences, runtime, len(runs), sensitivity)
+    relative = [verification.largest_relative(run) for run in by_run]
+    exceeding = [inputs for inputs, one, limit in zip(runs, relative, allowed, strict=True) if one > limit]
+    if exceeding:
+        raise verification.too_different(parity, "", _first_difference(found, exceeding))
+    return parity
 
 
-def _kinds(found: Imported) -> list[str]:
+def _outputs_with_last_bits_changed(found: OnnxNetwork, runs: Runs) -> Runs:
+    """Return the outputs of the file for nearly the same inputs; integer inputs stay as they are."""
+    changed = []
+    for before, after in zip(runs, verification.change_last_bits(runs), strict=True):
+        arrays = zip(_kinds(found), before, after, strict=True)
+        changed.append([original if kind in WHOLE_TYPES else other for kind, original, other in arrays])
+    return _expected_outputs(found.graph, found, changed, found.graph.outputs)
+
+
+def _kinds(found: OnnxNetwork) -> list[str]:
     """The type that the file takes each input in."""
     return [found.graph.types[name] for name in found.inputs]
 
 
-def _random(found: Imported) -> list[Arrays]:
+def _random(found: OnnxNetwork) -> list[Arrays]:
     """Random samples; whole numbers where the file takes such, which are the same to the network."""
     counts = [_count(found.graph, name) if found.graph.types[name] in WHOLE_TYPES else 0 for name in found.inputs]
     return [
         [np.floor(np.abs(array) * count) % count if count else array for array, count in zip(feed, counts, strict=True)]
-        for feed in verification.random([value.sides for value in found.inputs.values()])
+        for feed in verification.random_inputs([value.sides for value in found.inputs.values()])
     ]
 
 
-def _count(graph: Graph, name: str) -> int:
+def _count(graph: OnnxGraph, name: str) -> int:
     """How many whole numbers are drawn for an input: no more than there are rows in tables that it may pick from."""
     seen, counts = {name}, [DRAWN.get(graph.types[name], DRAWN_ELSE)]
     for node in graph.nodes:
@@ -187,7 +175,7 @@ def _count(graph: Graph, name: str) -> int:
     return min(counts)
 
 
-def _real(found: Imported, samples: NDArray[np.float32] | None) -> list[Arrays]:
+def _real(found: OnnxNetwork, samples: NDArray[np.float32] | None) -> list[Arrays]:
     """Samples one by one, if the model takes such; rounded where the file takes whole numbers."""
     sides = [value.sides for value in found.inputs.values()]
     if samples is None or len(sides) != 1 or samples.shape[1:] != sides[0]:
@@ -199,47 +187,43 @@ def _real(found: Imported, samples: NDArray[np.float32] | None) -> list[Arrays]:
     return [[np.asarray(sample, np.float32)] for sample in samples]
 
 
-def _wanted(graph: Graph, found: Imported, feeds: Sequence[Arrays], outputs: Sequence[str]) -> list[list[NDArray[Any]]]:
-    """What onnxruntime makes of the same inputs."""
-    given = [
-        {name: _fed(graph, name, value, array) for (name, value), array in zip(found.inputs.items(), feed, strict=True)}
-        | {name: np.zeros(graph.shapes[name], _dtype(graph, name)) for name in graph.inputs if name not in found.inputs}
-        for feed in feeds
-    ]
+def _expected_outputs(
+    graph: OnnxGraph, found: OnnxNetwork, runs: Runs, outputs: Sequence[str]
+) -> list[list[NDArray[Any]]]:
+    """Return the outputs of onnxruntime for the inputs of the network."""
+    unused = {
+        name: np.zeros(graph.shapes[name], _dtype(graph, name)) for name in graph.inputs if name not in found.inputs
+    }
+    feeds = []
+    for arrays in runs:
+        inputs = zip(found.inputs.items(), arrays, strict=True)
+        feeds.append({name: _graph_input(graph, name, value, array) for (name, value), array in inputs} | unused)
     try:
-        return subprocesses.answers(graph.model, given, outputs)
-    except subprocesses.NoAnswerError as error:
+        return child_processes.run_model(graph.model, feeds, outputs)
+    except child_processes.OnnxRuntimeFailedError as error:
         raise ModelError(str(error), todo="run the file in onnxruntime, and export it again") from error
 
 
-def _dtype(graph: Graph, name: str) -> Any:
+def _dtype(graph: OnnxGraph, name: str) -> Any:
     return WHOLE_TYPES.get(graph.types[name], np.float32)
 
 
-def _fed(graph: Graph, name: str, value: Value, array: NDArray[Any]) -> NDArray[Any]:
-    """An input of the network as the graph takes it; whole numbers where it takes only such."""
-    turned = np.empty(array.size, np.float32)
-    turned[value.positions] = array.reshape(-1)
-    return turned.reshape(value.shape).astype(_dtype(graph, name))
+def _graph_input(graph: OnnxGraph, name: str, value: OnnxValue, array: NDArray[Any]) -> NDArray[Any]:
+    """Return an input of the network in the layout and type of the graph."""
+    ordered = np.empty(array.size, np.float32)
+    ordered[value.positions] = array.reshape(-1)
+    return ordered.reshape(value.shape).astype(_dtype(graph, name))
 
 
-def _differences(wanted: Sequence[Arrays], made: Sequence[Arrays], found: Imported) -> list[float]:
-    """For each run the largest difference of an output."""
-    return [
-        max(_apart(found, value, *pair) for value, *pair in zip(found.outputs, outputs, answers, strict=True))
-        for outputs, answers in zip(wanted, made, strict=True)
-    ]
+def _difference(found: OnnxNetwork, value: OnnxValue, expected: NDArray[Any], actual: NDArray[Any]) -> OutputDifference:
+    """Compare a tensor of the graph with the same tensor of the network, in the network's layout."""
+    if expected.size != actual.size:
+        return OutputDifference(float("inf"), float("inf"))
+    minimum_scale = 1.0 if _is_share(found, value) else MINIMUM_SCALE
+    return verification.compare_output(expected.reshape(-1)[value.positions], actual.reshape(-1), minimum_scale)
 
 
-def _apart(found: Imported, value: Value, wanted: NDArray[Any], made: NDArray[Any]) -> float:
-    """The difference of one tensor, as the graph and as the network have it."""
-    if wanted.size != made.size:
-        return float("inf")
-    least = 1.0 if _is_share(found, value) else 1e-6
-    return verification.relative(wanted.reshape(-1)[value.positions], made, least)
-
-
-def _is_share(found: Imported, value: Value) -> bool:
+def _is_share(found: OnnxNetwork, value: OnnxValue) -> bool:
     """Whether it is made by a sigmoid or a softmax: runtimes compute these to so much of 1, however small they are."""
     layer = found.network.layers[value.tensor.layer]
     while layer.kind in ("Reshape", "Flatten", "Permute", "Identity"):
@@ -247,27 +231,33 @@ def _is_share(found: Imported, value: Value) -> bool:
     return layer.kind == "Softmax" or layer.config.get("activation") in ("sigmoid", "softmax")
 
 
-def _first_difference(found: Imported, feeds: Sequence[Arrays]) -> str:
-    """The first operator whose result differs, by its name in the file."""
-    places = _places(found)
-    network = networks.observed(found.network, [value.tensor for value in places.values()])
-    model = networks.build(network)
-    wanted = _wanted(replace(found.graph, model=_showing(found.graph, list(places))), found, feeds, list(places))
-    apart = dict.fromkeys(places, 0.0)
-    for feed, outputs in zip(feeds, wanted, strict=True):
-        made = verification.answers(model, [array[None] for array in feed])
-        for name, one, other in zip(places, outputs, made, strict=True):
-            apart[name] = max(apart[name], _apart(found, places[name], one, other))
+def _first_difference(found: OnnxNetwork, runs: Runs) -> str:
+    """Return the first operator whose result differs, with its name in the file."""
+    largest = _intermediate_differences(found, runs)
     for node in found.graph.nodes:
-        worst = max((apart.get(name, 0.0) for name in node.outputs), default=0.0)
-        if worst > TOLERANCE:
-            return f"{node.operator} {node.name!r}, by {worst:.2g}"
+        relative = max((largest.get(name, 0.0) for name in node.outputs), default=0.0)
+        if relative > TOLERANCE:
+            return f"{node.operator} {node.name!r}, by {relative:.2g}"
     return "no operator alone"
 
 
-def _places(found: Imported) -> Mapping[str, Value]:
+def _intermediate_differences(found: OnnxNetwork, runs: Runs) -> dict[str, float]:
+    """Return the largest relative difference of every intermediate tensor, by its name in the file."""
+    observed = _places(found)
+    model = networks.build(networks.observed(found.network, [value.tensor for value in observed.values()]))
+    graph = replace(found.graph, model=_showing(found.graph, list(observed)))
+    expected = _expected_outputs(graph, found, runs, list(observed))
+    largest = dict.fromkeys(observed, 0.0)
+    for inputs, outputs in zip(runs, expected, strict=True):
+        actual = verification.run_model(model, [array[None] for array in inputs])
+        for name, one, other in zip(observed, outputs, actual, strict=True):
+            largest[name] = max(largest[name], _difference(found, observed[name], one, other).relative)
+    return largest
+
+
+def _places(found: OnnxNetwork) -> Mapping[str, OnnxValue]:
     """How the network has what each operator makes, where it still has that; each of its tensors once."""
-    places: dict[str, Value] = {}
+    places: dict[str, OnnxValue] = {}
     seen = set()
     for node in found.graph.nodes:
         for name in node.outputs:
@@ -278,7 +268,7 @@ def _places(found: Imported) -> Mapping[str, Value]:
     return places
 
 
-def _showing(graph: Graph, names: Sequence[str]) -> bytes:
+def _showing(graph: OnnxGraph, names: Sequence[str]) -> bytes:
     """The model with these tensors as its outputs."""
     import onnx
 

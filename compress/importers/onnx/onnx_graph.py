@@ -73,7 +73,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Graph:
+class OnnxGraph:
     """A model as it is worked on.
 
     Attributes:
@@ -115,7 +115,7 @@ class _Walk:
     numbers: int = 0
 
 
-def read(path: Path, known: Collection[str] | None = None, shapes: Shapes = MappingProxyType({})) -> Graph:
+def read(path: Path, known: Collection[str] | None = None, shapes: Shapes = MappingProxyType({})) -> OnnxGraph:
     """Reads a file.
 
     Args:
@@ -133,7 +133,7 @@ def read(path: Path, known: Collection[str] | None = None, shapes: Shapes = Mapp
         notes = (*notes, *onnx_inputs.fix(given, shapes), *onnx_inputs.fix_batch(given))
         unfixed = onnx_inputs.unfixed(given)
         if (unfixed or any(_refused(model))) and (refused := tuple(_refused(model, known))):
-            return Graph((), {}, {}, {}, (), (), refused, b"", notes, _opset(model), _producer(model))
+            return OnnxGraph((), {}, {}, {}, (), (), refused, b"", notes, _opset(model), _producer(model))
         if unfixed:
             raise onnx_inputs.not_fixed(unfixed, path)
         fixed = onnx_inputs.batch(given)
@@ -148,7 +148,7 @@ def read(path: Path, known: Collection[str] | None = None, shapes: Shapes = Mapp
         raise
 
 
-def _with_notes(graph: Graph, notes: tuple[str, ...]) -> Graph:
+def _with_notes(graph: OnnxGraph, notes: tuple[str, ...]) -> OnnxGraph:
     return replace(graph, notes=(*notes, *graph.notes))
 
 
@@ -179,14 +179,14 @@ def _why_not(node: Any) -> str:
     return ""
 
 
-def _scales(graph: Graph, batch: int, model: Any) -> bool:
+def _scales(graph: OnnxGraph, batch: int, model: Any) -> bool:
     """Whether with a batch of 1 every output has a first side of 1, where it was that of the batch."""
     said = [value.type.tensor_type for value in model.graph.output if value.type.tensor_type.HasField("shape")]
     before = [kind.shape.dim[0].dim_value in (batch, 0) if kind.shape.dim else False for kind in said]
     return not graph.refused and all(before) and all(graph.shapes.get(name, ())[:1] == (1,) for name in graph.outputs)
 
 
-def _walked(model: Any) -> Graph:
+def _walked(model: Any) -> OnnxGraph:
     """Goes through the operators: infers shapes, computes what is constant."""
     from onnx import checker
 
@@ -218,7 +218,7 @@ def _walked(model: Any) -> Graph:
     model_bytes = b"" if refused else _serialized(model)
     told = (_opset(model), _producer(model))
     nodes = tuple(walk.nodes)
-    return Graph(nodes, walk.constants, shapes, types, names, outputs, refused, model_bytes, (), *told)
+    return OnnxGraph(nodes, walk.constants, shapes, types, names, outputs, refused, model_bytes, (), *told)
 
 
 def _serialized(model: Any) -> bytes:

@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from compress.importers.common import guarded_calls
-from compress.importers.common.difference import Parity
+from compress.importers.common.verification import Parity
 from compress.importers.keras import keras2, keras_file
 from compress.importers.saved_model.saved_model_folder import WEIGHTS, Content
 

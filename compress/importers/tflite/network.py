@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.importers.common import layer_calls
-from compress.importers.common.layer_calls import LAYERS, NOT_MADE, NUMPY, NotImportedError, entry, free_name
+from compress.importers.common.graph_builder import UNKNOWN, LayerFactory, NetworkBuilder, apply_rule
+from compress.importers.common.layer_calls import NOT_MADE, NUMPY, NotImportedError, free_name
 from compress.importers.common.unsupported import Refused
-from compress.ir.keras_graph import Layer, Network, Tensor
+from compress.ir.keras_graph import Network, Tensor
 from compress.tflite.float_graph import Plain
 from compress.tflite.graph import NONE, Operator
 from compress.tflite.graph import Tensor as Stored
@@ -33,7 +33,7 @@ ACTIVATIONS = {1: "relu", 2: "relu_n1_to_1", 3: "relu6", 4: "tanh"}
 
 
 @dataclass(frozen=True)
-class Value:
+class TfliteValue:
     """A computed tensor of the graph as the network has it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Imported:
+class TfliteNetwork:
     """What a float graph became.
 
     Attributes:
@@ -72,27 +72,23 @@ class Imported:
 
     plain: Plain
     network: Network
-    values: Mapping[int, Value]
+    values: Mapping[int, TfliteValue]
     problems: tuple[Refused, ...]
 
 
 @dataclass
-class Draft:
-    """A network in the making.
+class TfliteNetworkBuilder(NetworkBuilder[TfliteValue]):
+    """A network under construction from a TFLite graph.
 
     Attributes:
         plain: the graph.
-        batch: the first side of its inputs.
-        layers: what was made so far, by name.
-        shapes: of each tensor of the network, without the batch.
-        values: by tensor of the graph.
+        batch: first dimension of its inputs.
+        values: how the network holds each tensor of the graph, by index.
     """
 
     plain: Plain
     batch: int
-    layers: dict[str, Layer] = field(default_factory=dict)
-    shapes: dict[Tensor, tuple[int | None, ...]] = field(default_factory=dict)
-    values: dict[int, Value] = field(default_factory=dict)
+    values: dict[int, TfliteValue] = field(default_factory=dict)
 
     def name(self, wanted: str) -> str:
         """A free name that Keras and TensorFlow take, of a tensor's: "model/stem/conv/Relu" gives stem_conv."""
@@ -101,23 +97,14 @@ class Draft:
             parts.pop()
         return free_name("_".join(parts[1:][-2:] or parts), self.layers)
 
-    def add(self, layer: Layer, shape: tuple[int, ...], *, whole: bool = False) -> Value:
-        """Puts a layer in; what it makes has this shape in the graph."""
-        self.layers[layer.name] = layer
-        value = Value(Tensor(layer.name), shape, whole)
-        self.shapes[value.tensor] = value.sides
-        return value
-
-    def input(self, index: int) -> Value:
-        """An input of the graph as an input of the network."""
+    def input(self, index: int) -> TfliteValue:
+        """Add an input of the graph as an input of the network."""
         stored = self.plain.graph.tensors[index]
-        name = self.name(stored.name)
-        config = {"name": name, "batch_shape": [None, *stored.shape[1:]], "dtype": "float32"}
-        return self.add(Layer(name, "InputLayer", entry(LAYERS, "InputLayer", config), (), ()), stored.shape)
+        return self.add_input(self.name(stored.name), TfliteValue(UNKNOWN, stored.shape))
 
 
 @dataclass(frozen=True)
-class Call:
+class TfliteCall(LayerFactory[TfliteValue]):
     """One operator, and all that a rule needs to make layers of it.
 
     Attributes:
@@ -125,7 +112,7 @@ class Call:
         operator: the operator.
     """
 
-    draft: Draft
+    builder: TfliteNetworkBuilder
     operator: Operator
 
     def option(self, name: str, default: Any = 0) -> Any:
@@ -138,7 +125,7 @@ class Call:
         given = self.operator.inputs
         return max((place + 1 for place, index in enumerate(given) if index != NONE), default=0)
 
-    def values(self) -> list[Value]:
+    def values(self) -> list[TfliteValue]:
         """All of its inputs, of which none may be a constant."""
         if not self.count:
             raise NotImportedError("it is given nothing")
@@ -149,14 +136,14 @@ class Call:
         given = self.operator.inputs
         if place >= len(given) or given[place] == NONE:
             raise NotImportedError(f"its input {place} is missing")
-        return self.draft.plain.graph.tensors[given[place]]
+        return self.builder.plain.graph.tensors[given[place]]
 
     @property
     def made(self) -> Stored:
         """Its first output, as the file has it."""
         if not self.operator.outputs:
             raise NotImportedError("it makes nothing")
-        return self.draft.plain.graph.tensors[self.operator.outputs[0]]
+        return self.builder.plain.graph.tensors[self.operator.outputs[0]]
 
     def is_constant(self, place: int) -> bool:
         """Whether an input is there, and a constant."""
@@ -183,44 +170,34 @@ class Call:
         """The value of an input that must be a constant of structure: axes, a shape."""
         return [int(number) for number in self.constant(place, "INT32", "INT64").reshape(-1)]
 
-    def value(self, place: int) -> Value:
+    def value(self, place: int) -> TfliteValue:
         """An input that must be computed from the graph's inputs."""
         stored = self.stored(place)
         if stored.is_constant:
             raise NotImportedError(f"its input {place}, {stored.name[:80]!r}, is a constant")
         if 0 in stored.shape:
             raise NotImportedError(f"its input {place}, {stored.name[:80]!r}, is empty")
-        if stored.index not in self.draft.values:
+        if stored.index not in self.builder.values:
             raise NotImportedError(f"nothing before it makes its input {place}, {stored.name[:80]!r}")
-        return self.draft.values[stored.index]
+        return self.builder.values[stored.index]
 
-    def batched(self, place: int, *ranks: int) -> Value:
+    def batched(self, place: int, *ranks: int) -> TfliteValue:
         """An input whose first side is the network's batch, of one of these ranks."""
         value = reshaped(self, self.value(place), self.value(place).shape, whole=False)
         if len(value.shape) not in ranks:
             raise NotImportedError(f"its input has {len(value.shape)} sides, not {' or '.join(map(str, ranks))}")
         return value
 
-    def layer(
-        self,
-        kind: str,
-        config: Mapping[str, Any],
-        given: Sequence[Any],
-        like: Value,
-        weights: Sequence[NDArray[np.float32]] = (),
-    ) -> Value:
-        """A layer of Keras; `given` are its arguments, `like` has the shape of what it makes."""
-        name = self.draft.name(self.made.name or self.operator.name.lower())
-        layer = layer_calls.made(LAYERS, kind, {"name": name, **config}, given, weights)
-        return self.draft.add(layer, like.shape, whole=like.whole)
+    @property
+    def network_builder(self) -> TfliteNetworkBuilder:
+        """The network under construction."""
+        return self.builder
 
-    def operation(self, module: str, kind: str, config: Mapping[str, Any], given: Sequence[Any], like: Value) -> Value:
-        """One of Keras' operations, for what no layer does; the same otherwise."""
-        name = self.draft.name(self.made.name or self.operator.name.lower())
-        layer = layer_calls.made(module, kind, {"name": name, **config}, given)
-        return self.draft.add(layer, like.shape, whole=like.whole)
+    def layer_name(self) -> str:
+        """Return a free name, after the operator's first output."""
+        return self.builder.name(self.made.name or self.operator.name.lower())
 
-    def activated(self, value: Value) -> Value:
+    def activated(self, value: TfliteValue) -> TfliteValue:
         """What the operator makes of its result at the end, if anything."""
         number = self.option("fusedActivationFunction")
         if not number:
@@ -229,16 +206,16 @@ class Call:
             raise NotImportedError(f"its activation is number {number}")
         return self.activation(ACTIVATIONS[number], value)
 
-    def activation(self, name: str, value: Value) -> Value:
+    def activation(self, name: str, value: TfliteValue) -> TfliteValue:
         """An activation by Keras' name."""
         if name == "relu_n1_to_1":
             return self.operation(NUMPY, "Clip", {"x_min": -1.0, "x_max": 1.0}, [value], value)
         return self.layer("Activation", {"activation": name}, [value], value)
 
 
-def reshaped(call: Call, value: Value, shape: Sequence[int], *, whole: bool | None = None) -> Value:
+def reshaped(call: TfliteCall, value: TfliteValue, shape: Sequence[int], *, whole: bool | None = None) -> TfliteValue:
     """The same numbers in another shape; whole only where the first side is not the batch, unless it is asked for."""
-    shape, batch = tuple(int(side) for side in shape), call.draft.batch
+    shape, batch = tuple(int(side) for side in shape), call.builder.batch
     if prod(shape) != prod(value.shape):
         raise NotImportedError(f"{list(value.shape)} does not fill {list(shape)}")
     fits = shape[:1] == (batch,)
@@ -247,43 +224,43 @@ def reshaped(call: Call, value: Value, shape: Sequence[int], *, whole: bool | No
         return value
     if ((whole or value.whole) and batch != 1) or (not whole and not fits):
         raise NotImportedError(f"it mixes the samples of a batch: {list(value.shape)} becomes {list(shape)}")
-    like = Value(value.tensor, shape, whole)
+    like = TfliteValue(value.tensor, shape, whole)
     if len(like.sides) == 1 and not value.whole and len(value.sides) > 1:
         return call.layer("Flatten", {}, [value], like)
     return call.layer("Reshape", {"target_shape": list(like.sides)}, [value], like)
 
 
-Rule = Callable[[Call], Value]
+Rule = Callable[[TfliteCall], TfliteValue]
 
 
-def imported(plain: Plain, rules: Mapping[str, Callable[[Call], Value | list[Value]]]) -> Imported:
+def build_network(
+    plain: Plain, rules: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]]
+) -> TfliteNetwork:
     """Makes a network of a graph, as far as there are rules for it.
 
     Raises:
         ModelError: its inputs or outputs make no sense.
     """
     graph = plain.graph
-    draft = Draft(plain, _batch(plain))
+    builder = TfliteNetworkBuilder(plain, _batch(plain))
     problems: list[Refused] = []
-    inputs = [draft.input(index) for index in graph.inputs]
-    draft.values = dict(zip(graph.inputs, inputs, strict=True))
+    inputs = [builder.input(index) for index in graph.inputs]
+    builder.values = dict(zip(graph.inputs, inputs, strict=True))
     for operator, number in zip(graph.operators, plain.numbers, strict=True):
         try:
-            made = _made(Call(draft, operator), rules)
+            made = _made(TfliteCall(builder, operator), rules)
         except NOT_MADE as error:
             made_name = graph.made(operator)[0].name[:80] if operator.outputs else ""
             problems.append(Refused(f"operator {number}, {made_name}", operator.name, str(error)))
-            made = _unknown(draft, operator)
-        draft.values.update(zip(operator.outputs, made, strict=False))
+            made = _unknown(builder, operator)
+        builder.values.update(zip(operator.outputs, made, strict=False))
     if not graph.outputs:
         raise ModelError("it has no outputs")
-    missing = [graph.tensors[index].name for index in graph.outputs if index not in draft.values]
+    missing = [graph.tensors[index].name for index in graph.outputs if index not in builder.values]
     if missing:
         raise ModelError(f"its output {missing[0]!r} does not depend on its inputs")
-    ends = ([value.tensor for value in inputs], [draft.values[index].tensor for index in graph.outputs])
-    given, shown = (tensors if len(tensors) > 1 else tensors[0] for tensors in ends)  # as Keras has them
-    network = Network("model", draft.layers, given, shown, draft.shapes)
-    return Imported(plain, network, draft.values, tuple(problems))
+    network = builder.network(inputs, [builder.values[index] for index in graph.outputs])
+    return TfliteNetwork(plain, network, builder.values, tuple(problems))
 
 
 def _batch(plain: Plain) -> int:
@@ -304,25 +281,26 @@ def _batch(plain: Plain) -> int:
     return batches.pop()
 
 
-def _made(call: Call, rules: Mapping[str, Callable[[Call], Value | list[Value]]]) -> list[Value]:
+def _made(
+    call: TfliteCall, rules: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]]
+) -> list[TfliteValue]:
     """What the rule for an operator makes of it, in the order of its outputs."""
     operator = call.operator
     if operator.custom or operator.name not in rules:
         raise NotImportedError("Keras has no layer for it" if not operator.custom else "it is a custom operator")
-    stored = call.draft.plain.graph.made(operator)
+    stored = call.builder.plain.graph.made(operator)
     odd = next((tensor for tensor in stored if tensor.dtype != "FLOAT32" or tensor.is_variable), None)
     if odd is not None or not stored:
         raise NotImportedError(f"it makes {odd.dtype}" if odd is not None else "it makes nothing")
-    made = rules[operator.name](call)
-    values = made if isinstance(made, list) else [made]
+    values = apply_rule(rules[operator.name], call)
     if [value.shape for value in values] != [tensor.shape for tensor in stored]:
         found = ", ".join(str(list(value.shape)) for value in values)
         raise NotImportedError(f"it makes {found}, but the file says {[list(tensor.shape) for tensor in stored]}")
     return values
 
 
-def _unknown(draft: Draft, operator: Operator) -> list[Value]:
+def _unknown(builder: TfliteNetworkBuilder, operator: Operator) -> list[TfliteValue]:
     """What stands for the results of an operator without a counterpart, so that those behind it are looked at too."""
-    stored = draft.plain.graph.made(operator)
-    whole = [tensor.shape[:1] != (draft.batch,) for tensor in stored]
-    return [Value(Tensor("?"), tensor.shape, each) for tensor, each in zip(stored, whole, strict=True)]
+    stored = builder.plain.graph.made(operator)
+    whole = [tensor.shape[:1] != (builder.batch,) for tensor in stored]
+    return [TfliteValue(UNKNOWN, tensor.shape, each) for tensor, each in zip(stored, whole, strict=True)]

@@ -6,7 +6,7 @@ answer as the file does in the TFLite runtime. What a file is can be told withou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from compress.errors import ModelError
 from compress.importers.common import verification
 from compress.importers.common.layer_calls import NOT_MADE
-from compress.importers.common.unsupported import Refused, carrying
-from compress.importers.common.verification import TOLERANCE, Feeds, answers, built, relative
-from compress.importers.tflite.network import Imported, imported
+from compress.importers.common.unsupported import Refused, unsupported
+from compress.importers.common.verification import TOLERANCE, Parity, Runs
+from compress.importers.tflite.network import TfliteNetwork, build_network
 from compress.importers.tflite.ops.layers import RULES
 from compress.ir import keras_graph as networks
 from compress.ir.keras_graph import Tensor, tensors_in
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class File:
+class TfliteFile:
     """What a .tflite file is to a pipeline.
 
     Attributes:
@@ -47,7 +47,7 @@ class File:
     path: Path
     graph: Graph
     plain: Plain | None = None
-    imported: Imported | None = None
+    imported: TfliteNetwork | None = None
 
     @property
     def problems(self) -> tuple[Refused, ...]:
@@ -65,7 +65,7 @@ class File:
         return self.graph.tensors[self.graph.inputs[0]].shape[0]
 
 
-def read(path: Path) -> File:
+def read(path: Path) -> TfliteFile:
     """Reads a file, and finds out what can be done with it; without TensorFlow.
 
     Raises:
@@ -73,10 +73,10 @@ def read(path: Path) -> File:
     """
     parsed = graph.read(path)
     if not float_graph.is_float(parsed):
-        return File(path, parsed)
+        return TfliteFile(path, parsed)
     try:
         plain = float_graph.plain(parsed)
-        return File(path, parsed, plain, imported(_joined(plain), RULES))
+        return TfliteFile(path, parsed, plain, build_network(_joined(plain), RULES))
     except ModelError as error:
         error.where = str(path)
         raise
@@ -108,79 +108,86 @@ def _with_a_dilation(found: Graph) -> Graph | None:
     return None
 
 
-def load(file: File, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, float]:
-    """A float file as a Keras model, and the largest difference of their outputs.
+def load(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> tuple[keras.Model, Parity]:
+    """Rebuild a float file as a Keras model, and compare it with the file in the TFLite runtime.
 
     Args:
-        file: one without problems.
-        samples: real samples [n, ...] that both are run on, beside random ones.
+        file: a file without problems.
+        samples: real samples [n, ...] for the comparison, in addition to random ones.
 
     Raises:
-        ModelError: an operator has no counterpart, or the model answers differently.
+        ModelError: an operator has no counterpart, or the outputs differ.
     """
-    assert file.plain is not None  # the caller has looked
+    assert file.plain is not None  # the caller has checked that the file is float
     assert file.imported is not None
     if file.problems:
-        what = f"{len(file.problems)} operators cannot become layers of Keras: {'; '.join(map(str, file.problems))}"
-        raise carrying(ModelError(what, where=str(file.path)), file.problems)
+        raise unsupported(file.problems, str(file.path))
     found = file.imported
     needed = networks.observed(found.network, list(tensors_in(found.network.outputs)))
     network = replace(needed, name="model", outputs=found.network.outputs)
-    sides = [found.plain.graph.tensors[index].shape for index in found.plain.graph.inputs]
-    feeds = [*verification.random(sides), *_real(sides, samples)]
+    shapes = [found.plain.graph.tensors[index].shape for index in found.plain.graph.inputs]
+    runs = [*verification.random_inputs(shapes), *_batches(shapes, samples)]
     try:
-        model = built(network)
-        apart = _difference(model, file.plain.graph, feeds)
+        model = verification.build_model(network)
+        parity = _compare(model, file.plain.graph, runs, len(runs) * file.batch)
     except ModelError as error:
         error.where = str(file.path)
         raise
-    if apart > TOLERANCE:
-        where = _first_difference(found, feeds)
-        raise verification.too_far(apart, str(file.path), where)
-    return model, apart
+    if not parity.max_rel <= TOLERANCE:
+        raise verification.too_different(parity, str(file.path), _first_difference(found, runs))
+    return model, parity
 
 
-def _real(shapes: list[tuple[int, ...]], samples: NDArray[np.float32] | None) -> list[list[NDArray[np.float32]]]:
-    """Samples in batches as the file has them."""
+def _batches(shapes: list[tuple[int, ...]], samples: NDArray[np.float32] | None) -> list[list[NDArray[np.float32]]]:
+    """Return the samples in batches of the file's size, if its input has their shape."""
     if samples is None or len(shapes) != 1 or samples.shape[1:] != shapes[0][1:]:
         return []
     batch = shapes[0][0]
-    return [[np.asarray(samples[at : at + batch])] for at in range(0, len(samples) - batch + 1, batch)]
+    starts = range(0, len(samples) - batch + 1, batch)
+    return [[np.asarray(samples[start : start + batch])] for start in starts]
 
 
-def _difference(model: Any, original: Graph, feeds: Feeds) -> float:
-    """The largest difference of the outputs."""
+def _compare(model: Any, original: Graph, runs: Runs, samples: int) -> Parity:
+    """Compare the outputs of the model with those of the file."""
     runner = comparison.Runner(original)
-    apart = 0.0
-    for feed in feeds:
-        for wanted, made in zip(runner.run(feed), answers(model, feed), strict=True):
-            apart = max(apart, relative(wanted, made))
-    return apart
+    expected = [_flat(runner.run(inputs)) for inputs in runs]
+    actual = [_flat(verification.run_model(model, inputs)) for inputs in runs]
+    differences = verification.compare_runs(expected, actual)
+    return verification.summarize(differences, verification.runtime_version("ai-edge-litert"), samples)
 
 
-def _first_difference(found: Imported, feeds: Feeds) -> str:
-    """The first operator whose result differs, by its number in the file."""
-    places = _places(found)
-    model = networks.build(networks.observed(found.network, list(places.values())))
+def _flat(outputs: Sequence[Any]) -> list[NDArray[Any]]:
+    """Return the values in order: a network may have its batch before the first dimension of the file's tensor."""
+    return [np.asarray(output).reshape(-1) for output in outputs]
+
+
+def _first_difference(found: TfliteNetwork, runs: Runs) -> str:
+    """Return the first operator whose result differs, with its number in the file."""
+    graph = found.plain.graph
+    largest = _intermediate_differences(found, runs)
+    for operator, number in zip(graph.operators, found.plain.numbers, strict=True):
+        relative = max((largest.get(index, 0.0) for index in operator.outputs), default=0.0)
+        if relative > TOLERANCE:
+            return f"{float_graph.title(operator, number, graph)}, by {relative:.2g}"
+    return "no operator alone"
+
+
+def _intermediate_differences(found: TfliteNetwork, runs: Runs) -> dict[int, float]:
+    """Return the largest relative difference of every intermediate tensor, by its index in the file."""
+    observed = _places(found)
+    model = networks.build(networks.observed(found.network, list(observed.values())))
     runner = comparison.Runner(found.plain.graph, keep=True)
-    apart = dict.fromkeys(places, 0.0)
-    for feed in feeds:
-        for index, wanted, made in zip(places, runner.run(feed, list(places)), answers(model, feed), strict=True):
-            apart[index] = max(apart[index], relative(wanted, made))
-    parsed = found.plain.graph
-    producers = zip(parsed.operators, found.plain.numbers, strict=True)
-    named = [
-        (op, number, worst)
-        for op, number in producers
-        if (worst := max((apart.get(index, 0.0) for index in op.outputs), default=0.0)) > TOLERANCE
-    ]
-    if not named:
-        return "no operator alone"
-    operator, number, worst = named[0]
-    return f"{float_graph.title(operator, number, parsed)}, by {worst:.2g}"
+    largest = dict.fromkeys(observed, 0.0)
+    for inputs in runs:
+        expected = runner.run(inputs, list(observed))
+        actual = verification.run_model(model, inputs)
+        for index, one, other in zip(observed, expected, actual, strict=True):
+            relative = verification.compare_output(one.reshape(-1), other.reshape(-1)).relative
+            largest[index] = max(largest[index], relative)
+    return largest
 
 
-def _places(found: Imported) -> Mapping[int, Tensor]:
-    """Where the network has what each operator makes."""
-    made = [index for operator in found.plain.graph.operators for index in operator.outputs]
-    return {index: found.values[index].tensor for index in made if index in found.values}
+def _places(found: TfliteNetwork) -> Mapping[int, Tensor]:
+    """Return the tensor of the network for each output of an operator that the network has."""
+    outputs = [index for operator in found.plain.graph.operators for index in operator.outputs]
+    return {index: found.values[index].tensor for index in outputs if index in found.values}

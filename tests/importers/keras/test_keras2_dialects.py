@@ -172,7 +172,7 @@ def test_whole_architectures(tf_keras: Any, tmp_path: Path, name: str) -> None:
     path = tmp_path / "m.h5"
     with pytest.warns(UserWarning, match="HDF5"):
         model.save(path)
-    new, parity = keras_file.compared(path, keras_file.scan(path), trust=False)
+    new, parity = keras_file.load_scanned(path, keras_file.scan(path), trust=False)
     assert parity is not None
     assert parity.max_rel <= keras2.TOLERANCE
     assert parity.against.startswith("tf-keras ")

@@ -15,8 +15,9 @@ from one_node import EXACT, Model, constant, floats, imported, node, number, who
 from onnx import TensorProto, helper, numpy_helper
 
 from compress.errors import ModelError
+from compress.importers.common import verification
 from compress.importers.common.unsupported import Refused
-from compress.importers.onnx import builder, onnx_file
+from compress.importers.onnx import network_builder, onnx_file
 from compress.importers.onnx.ops import rules
 from compress.ir import channel_groups, keras_graph
 
@@ -226,7 +227,7 @@ def test_several_inputs_and_outputs_keep_their_names(saved_onnx: Saved) -> None:
     ],
 )
 def test_names(given: str, found: str) -> None:
-    assert builder.title(given) == found
+    assert network_builder.title(given) == found
 
 
 @pytest.mark.parametrize(("kind", "name"), [(TensorProto.FLOAT16, "FLOAT16"), (TensorProto.DOUBLE, "DOUBLE")])
@@ -328,7 +329,7 @@ def test_real_samples_are_compared_too(saved_onnx: Saved, monkeypatch: pytest.Mo
     monkeypatch.setattr(onnx_file, "RULES", wrong)
     nodes = [node("Sub", ["x", number(-100)], ["s"]), node("Relu", ["s"], ["y"])]
     file = onnx_file.read(saved_onnx(Model(nodes, {"x": (1, 4)}, ["y"])))
-    assert onnx_file.load(file)[1] < EXACT  # random samples stay above -100
+    assert onnx_file.load(file)[1].max_rel < EXACT  # random samples stay above -100
     with pytest.raises(ModelError, match="answers differently"):
         onnx_file.load(file, np.full((2, 4), -200, np.float32))
 
@@ -350,8 +351,8 @@ def test_an_answer_that_hangs_on_the_last_bit_is_no_difference(
         node("Log", ["more"], ["y"]),
     ]
     file = onnx_file.read(saved_onnx(Model(nodes, {"x": IMAGE}, ["y"], 13)))
-    assert onnx_file.TOLERANCE < onnx_file.load(file)[1] < onnx_file.MOST_ALLOWED
-    monkeypatch.setattr(onnx_file, "LAST_BITS", 0)
+    assert verification.TOLERANCE < onnx_file.load(file)[1].max_rel < verification.MAXIMUM_TOLERANCE
+    monkeypatch.setattr(verification, "SENSITIVITY_FACTOR", 0)
     with pytest.raises(ModelError, match="answers differently"):
         onnx_file.load(file)
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.importers.onnx import layout
-from compress.importers.onnx.layout import Value, in_shape, laid, transposed
+from compress.importers.onnx.layout import OnnxValue, in_shape, laid, transposed
 from compress.ir.keras_graph import Tensor
 
 SHAPES = st.lists(st.sampled_from([1, 1, 2, 3, 4, 6]), min_size=1, max_size=5).map(tuple)
 HERE = Tensor("here")
 
 
-def agrees(value: Value, numbers: np.ndarray, stored: np.ndarray) -> None:
+def agrees(value: OnnxValue, numbers: np.ndarray, stored: np.ndarray) -> None:
     """What the network stores is what the value says of the graph's numbers."""
     assert value.shape == numbers.shape
     assert np.array_equal(numbers.reshape(-1)[value.positions], stored)

@@ -16,6 +16,7 @@ from mutations import Model, mutate
 from one_op import Op, Tensor, content, integers
 
 from compress.errors import CorallineError, ModelError
+from compress.importers.common import verification
 from compress.importers.common.unsupported import Refused
 from compress.importers.tflite import tflite_file
 from compress.importers.tflite.ops import layers as tflite_rules
@@ -58,10 +59,10 @@ def converted(model: Any, *optimizations: Any, types: Any = ()) -> bytes:
 def test_a_network_comes_back_from_its_file(keras: Any, builder: networks.Builder, written: Written) -> None:
     model = networks.randomized(builder(keras))
     path = written(export.convert_float(model))
-    made, apart = tflite_file.load(tflite_file.read(path))
-    assert apart < EXACT
+    made, parity = tflite_file.load(tflite_file.read(path))
+    assert parity.max_rel < EXACT
     samples = np.random.default_rng(1).random((7, 12, 12, 3), np.float32)  # more than the file takes at once
-    assert tflite_file.relative(np.asarray(model(samples)), np.asarray(made(samples))) < EXACT
+    assert verification.compare_output(np.asarray(model(samples)), np.asarray(made(samples))).relative < EXACT
     assert made.count_params() >= 0.9 * sum(np.prod(w.shape) for w in model.weights if "moving" not in w.path)
     assert all(weight.trainable for weight in made.weights)
 
@@ -82,8 +83,8 @@ def test_a_batch_of_any_size(keras: Any, written: Written, batch: int | None) ->
     file = tflite_file.read(written(converted(model)))
     assert file.problems == ()
     assert file.batch == (batch or 1)
-    made, apart = tflite_file.load(file)
-    assert apart < EXACT
+    made, parity = tflite_file.load(file)
+    assert parity.max_rel < EXACT
     assert made.input_shape == (None, 8, 8, 3)
 
 
@@ -108,12 +109,12 @@ def test_dilated_convolutions_stay_one_layer_each(keras: Any, written: Written, 
     file = tflite_file.read(written(converted(model)))
     assert "SPACE_TO_BATCH_ND" in [operator.name for operator in file.graph.operators]
     assert file.problems == ()
-    made, apart = tflite_file.load(file)
-    assert apart < EXACT
+    made, parity = tflite_file.load(file)
+    assert parity.max_rel < EXACT
     kinds = [type(layer).__name__ for layer in made.layers]
     assert kinds.count("Conv2D") == 2
     samples = np.random.default_rng(1).random((3, *model.input_shape[1:]), np.float32)
-    assert tflite_file.relative(np.asarray(model(samples)), np.asarray(made(samples))) < EXACT
+    assert verification.compare_output(np.asarray(model(samples)), np.asarray(made(samples))).relative < EXACT
 
 
 @pytest.mark.parametrize(("types", "dtype"), [(["float16"], "FLOAT16"), ([], "INT8")])
@@ -130,10 +131,10 @@ def test_weights_stored_in_fewer_bits_are_taken_as_floats(
     assert dtype in {tensor.dtype for tensor in graph.parse(data).tensors}
     file = tflite_file.read(written(data))
     assert any(f"of {dtype} are taken as float32" in note for note in file.notes)
-    made, apart = tflite_file.load(file)
-    assert apart < EXACT
+    made, parity = tflite_file.load(file)
+    assert parity.max_rel < EXACT
     samples = np.random.default_rng(1).random((7, 8, 8, 8), np.float32)
-    assert tflite_file.relative(np.asarray(model(samples)), np.asarray(made(samples))) < 0.02
+    assert verification.compare_output(np.asarray(model(samples)), np.asarray(made(samples))).relative < 0.02
     assert "DEQUANTIZE" not in {operator.name for operator in file.imported.plain.graph.operators}  # type: ignore[union-attr]
 
 
@@ -142,8 +143,8 @@ def test_several_inputs_and_outputs(keras: Any, written: Written) -> None:
     one, two = keras.Input((6, 6, 3)), keras.Input((6, 6, 3))
     x = layers.Conv2D(4, 3)(layers.Add()([one, layers.ReLU()(two)]))
     model = networks.randomized(keras.Model([one, two], [x, layers.GlobalMaxPooling2D()(x)]))
-    made, apart = tflite_file.load(tflite_file.read(written(export.convert_float(model))))
-    assert apart < EXACT
+    made, parity = tflite_file.load(tflite_file.read(written(export.convert_float(model))))
+    assert parity.max_rel < EXACT
     assert (len(made.inputs), len(made.outputs)) == (2, 2)
 
 
@@ -155,7 +156,7 @@ def test_a_quantized_file_is_none_to_rebuild(written: Written) -> None:
 def test_real_samples_are_compared_too(keras: Any, written: Written) -> None:
     file = tflite_file.read(written(tiny.classifier(int8=False)))
     samples = np.random.default_rng(0).random((5, 4, 4, 1), np.float32)
-    assert tflite_file.load(file, samples)[1] < EXACT
+    assert tflite_file.load(file, samples)[1].max_rel < EXACT
 
 
 def test_everything_without_a_counterpart_is_listed_at_once(written: Written) -> None:
@@ -177,7 +178,7 @@ def test_the_first_operator_that_differs_is_named(
     floats["nine"] = Tensor((4,), "FLOAT32", 9.0)
     ops = [Op("ADD", ["in", "nine"], ["a"]), Op("RELU", ["a"], ["b"]), Op("TANH", ["b"], ["out"])]
     saturated = tflite_file.read(written(content(floats, ops, ["in"], ["out"])))
-    assert tflite_file.load(saturated)[1] < tflite_file.TOLERANCE  # behind tanh both are 1, nearly
+    assert tflite_file.load(saturated)[1].max_rel < verification.TOLERANCE  # behind tanh both are 1, nearly
     ops[2] = Op("ABS", ["b"], ["out"])
     file = tflite_file.read(written(content(floats, ops, ["in"], ["out"])))
     with pytest.raises(ModelError, match=r"answers differently, by 0\.[3-6]\d? .*first at RELU \(operator 1, 'b'\)"):

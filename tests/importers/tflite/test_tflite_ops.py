@@ -31,12 +31,13 @@ def constant(*shape: int, low: float = -1.0) -> Tensor:
     return Tensor(shape, "FLOAT32", np.random.default_rng(len(shape)).uniform(low, 1.0, shape))
 
 
-def imported(parsed: graph.Graph, tmp_path: Path) -> tuple[tflite_file.File, Any, float]:
+def imported(parsed: graph.Graph, tmp_path: Path) -> tuple[tflite_file.TfliteFile, Any, float]:
     """The file, the Keras model, and how far their outputs are apart."""
     path = tmp_path / "model.tflite"
     path.write_bytes(graph.serialize(parsed))
     file = tflite_file.read(path)
-    return file, *tflite_file.load(file)
+    model, parity = tflite_file.load(file)
+    return file, model, parity.max_rel
 
 
 def kinds(model: Any) -> list[str]:
@@ -305,5 +306,5 @@ def test_what_has_no_counterpart_says_why(
     path.write_bytes(graph.serialize(read(tensors, ops, given, ["out"])))
     (problem,) = tflite_file.read(path).problems
     assert str(problem).startswith(f"{name} 'operator 0, out': {why}")
-    with pytest.raises(ModelError, match="1 operators cannot become layers"):
+    with pytest.raises(ModelError, match="1 operator cannot become layers"):
         tflite_file.load(tflite_file.read(path))

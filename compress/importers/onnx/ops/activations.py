@@ -12,8 +12,8 @@ from math import prod
 import numpy as np
 
 from compress.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedError
-from compress.importers.onnx.builder import Call, Rule
-from compress.importers.onnx.layout import Value
+from compress.importers.onnx.layout import OnnxValue
+from compress.importers.onnx.network_builder import OnnxCall, Rule
 from compress.importers.onnx.ops.elementwise import arithmetic, operands, small, unary
 from compress.ir.keras_graph import Tensor, tensors_in
 
@@ -23,14 +23,14 @@ SQRT_HALF = 0.5**0.5
 def activation(name: str) -> Rule:
     """An activation by Keras' name."""
 
-    def rule(call: Call) -> Value:
+    def rule(call: OnnxCall) -> OnnxValue:
         given = call.value(0)
         return call.layer("Activation", {"activation": name}, [given], given)
 
     return rule
 
 
-def clip(call: Call) -> Value:
+def clip(call: OnnxCall) -> OnnxValue:
     """Clip; between 0 and 6 and above 0 by their names, where only one limit is told a maximum or minimum."""
     given = call.value(0)
     low, high = call.number("min", 1, -np.inf), call.number("max", 2, np.inf)
@@ -47,13 +47,13 @@ def clip(call: Call) -> Value:
     return call.operation(NUMPY, "Clip", {"x_min": float(low), "x_max": float(high)}, [given], given)
 
 
-def leaky_relu(call: Call) -> Value:
+def leaky_relu(call: OnnxCall) -> OnnxValue:
     """LeakyRelu."""
     given = call.value(0)
     return call.layer("LeakyReLU", {"negative_slope": call.number("alpha", None, 0.01)}, [given], given)
 
 
-def prelu(call: Call) -> Value:
+def prelu(call: OnnxCall) -> OnnxValue:
     """PRelu: a slope for each channel, or for each number."""
     given = call.plain(call.value(0)).value
     slopes = np.asarray(small(call.weights(1), given), np.float32)
@@ -65,19 +65,19 @@ def prelu(call: Call) -> Value:
     return call.layer("PReLU", {"shared_axes": shared or None}, [given], given, [slopes.reshape(sides)])
 
 
-def elu(call: Call) -> Value:
+def elu(call: OnnxCall) -> OnnxValue:
     """Elu."""
     given = call.value(0)
     return call.layer("ELU", {"alpha": call.number("alpha", None, 1.0)}, [given], given)
 
 
-def celu(call: Call) -> Value:
+def celu(call: OnnxCall) -> OnnxValue:
     """Celu."""
     given = call.value(0)
     return call.operation(NN, "Celu", {"alpha": call.number("alpha", None, 1.0)}, [given], given)
 
 
-def selu(call: Call) -> Value:
+def selu(call: OnnxCall) -> OnnxValue:
     """Selu, with the numbers that it was defined with."""
     given = call.value(0)
     alpha, gamma = call.number("alpha", None, 1.6732632), call.number("gamma", None, 1.0507010)
@@ -86,7 +86,7 @@ def selu(call: Call) -> Value:
     return call.layer("Activation", {"activation": "selu"}, [given], given)
 
 
-def hard_sigmoid(call: Call) -> Value:
+def hard_sigmoid(call: OnnxCall) -> OnnxValue:
     """HardSigmoid; that of Keras where it is the same one."""
     given = call.value(0)
     slope, shift = call.number("alpha", None, 0.2), call.number("beta", None, 0.5)
@@ -97,30 +97,30 @@ def hard_sigmoid(call: Call) -> Value:
     return call.operation(NUMPY, "Clip", {"x_min": 0.0, "x_max": 1.0}, [made], given)
 
 
-def gelu(call: Call) -> Value:
+def gelu(call: OnnxCall) -> OnnxValue:
     """Gelu."""
     given = call.value(0)
     return call.operation(NN, "Gelu", {"approximate": call.setting("approximate", "none") == "tanh"}, [given], given)
 
 
-def multiplication(call: Call) -> Value:
+def multiplication(call: OnnxCall) -> OnnxValue:
     """Mul; that of a tensor with its own sigmoid is SiLU, with its own hard sigmoid hard SiLU, with 1 + erf GELU."""
     given = operands(call)
-    if len(given) == 2 and all(isinstance(each, Value) for each in given):
+    if len(given) == 2 and all(isinstance(each, OnnxValue) for each in given):
         for one, other in (given, given[::-1]):
             if (gated := _gated(call, one, other)) is not None:
                 return gated
     return _recognized(call, arithmetic("Multiply")(call))
 
 
-def division(call: Call) -> Value:
+def division(call: OnnxCall) -> OnnxValue:
     """Div; the last of the operators that a hard sigmoid or a hard SiLU is written as may be one."""
     return _recognized(call, arithmetic("Divide", layer=False)(call))
 
 
-def _recognized(call: Call, made: Value | list[Value]) -> Value:
+def _recognized(call: OnnxCall, made: OnnxValue | list[OnnxValue]) -> OnnxValue:
     """A product, or the activation that it is."""
-    assert isinstance(made, Value)
+    assert isinstance(made, OnnxValue)
     if (taken := _gelu_of(call, made)) is not None:
         return call.operation(NN, "Gelu", {"approximate": False}, [taken], made)
     number, factors = _factors(call, made.tensor)
@@ -131,41 +131,41 @@ def _recognized(call: Call, made: Value | list[Value]) -> Value:
     return made
 
 
-def _within_relu6(call: Call, gate: Tensor) -> Tensor | None:
+def _within_relu6(call: OnnxCall, gate: Tensor) -> Tensor | None:
     """x, where a tensor is x + 3 between 0 and 6."""
-    clipped = call.draft.layers.get(gate.layer)
+    clipped = call.builder.layers.get(gate.layer)
     if clipped is None or clipped.config.get("activation") != "relu6" or clipped.kind != "Activation":
         return None
     return _plus(call, clipped.given()[0], 3.0)
 
 
-def _plus(call: Call, tensor: Tensor, number: float) -> Tensor | None:
+def _plus(call: OnnxCall, tensor: Tensor, number: float) -> Tensor | None:
     """x, where a tensor is x and this number."""
-    layer = call.draft.layers.get(tensor.layer)
+    layer = call.builder.layers.get(tensor.layer)
     if layer is None or layer.kind != "Add" or not layer.calls:
         return None
     numbers = [each for each in layer.calls[0]["args"] if isinstance(each, float)]
     return layer.given()[0] if numbers == [number] else None
 
 
-def _gated(call: Call, one: Value, gate: Value) -> Value | None:
+def _gated(call: OnnxCall, one: OnnxValue, gate: OnnxValue) -> OnnxValue | None:
     """A tensor times its own sigmoid or hard sigmoid."""
-    layer = call.draft.alone(gate)
+    layer = call.builder.alone(gate)
     name = layer.config.get("activation") if layer is not None and layer.kind == "Activation" else None
     if layer is None or name not in ("sigmoid", "hard_sigmoid") or layer.given() != [one.tensor]:
         return None
     if replace(gate, tensor=one.tensor) != one:
         return None
-    call.draft.rewrite(gate, layer.configured(activation=str(name).replace("sigmoid", "silu")))
+    call.builder.rewrite(gate, layer.configured(activation=str(name).replace("sigmoid", "silu")))
     return gate
 
 
-def _gelu_of(call: Call, made: Value) -> Tensor | None:
+def _gelu_of(call: OnnxCall, made: OnnxValue) -> Tensor | None:
     """The tensor that a product is the GELU of: x / 2 * (1 + erf(x / sqrt 2)), in the ways that exporters write it."""
     half, factors = _factors(call, made.tensor)
     for taken, other in (factors, factors[::-1]) if len(factors) == 2 else ():
         more = _plus(call, other, 1.0)
-        inner = None if more is None else call.draft.layers.get(more.layer)
+        inner = None if more is None else call.builder.layers.get(more.layer)
         if inner is None or inner.kind != "Erf":
             continue
         scale, given = _factors(call, inner.given()[0])
@@ -174,9 +174,9 @@ def _gelu_of(call: Call, made: Value) -> Tensor | None:
     return None
 
 
-def _factors(call: Call, tensor: Tensor) -> tuple[float, list[Tensor]]:
+def _factors(call: OnnxCall, tensor: Tensor) -> tuple[float, list[Tensor]]:
     """What a tensor is the product of: a number, and other tensors."""
-    layer = call.draft.layers.get(tensor.layer)  # none, where an operator before it is refused
+    layer = call.builder.layers.get(tensor.layer)  # none, where an operator before it is refused
     if layer is None or layer.kind not in ("Multiply", "Divide") or not layer.calls:
         return 1.0, [tensor]
     arguments = [*tensors_in(layer.calls[0]["args"])]
@@ -193,7 +193,7 @@ def _factors(call: Call, tensor: Tensor) -> tuple[float, list[Tensor]]:
     return number, found
 
 
-RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {
+RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
     "Relu": activation("relu"),
     "Sigmoid": activation("sigmoid"),
     "Tanh": activation("tanh"),

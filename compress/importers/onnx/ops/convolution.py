@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import NUMPY, NotImportedError
-from compress.importers.onnx.builder import UNKNOWN, Call, Rule
-from compress.importers.onnx.layout import Value, channel_last, laid
+from compress.importers.onnx.layout import OnnxValue, channel_last, laid
+from compress.importers.onnx.network_builder import OnnxCall, Rule
 
 Pads = list[tuple[int, int]]
 MOST_WRITTEN_OUT = 2**22
@@ -59,7 +60,7 @@ class Window:
         return pads
 
 
-def image(call: Call) -> Value:
+def image(call: OnnxCall) -> OnnxValue:
     """The input as an image or a sequence, channel-last."""
     given = call.value(0)
     rank = len(given.shape)
@@ -71,7 +72,7 @@ def image(call: Call) -> Value:
     return made
 
 
-def window(call: Call, given: Value, size: Sequence[int]) -> Window:
+def window(call: OnnxCall, given: OnnxValue, size: Sequence[int]) -> Window:
     """What the settings say."""
     sides, rank = given.shape[2:], len(given.shape) - 2
     strides = call.integers("strides") or [1] * rank
@@ -90,7 +91,7 @@ def window(call: Call, given: Value, size: Sequence[int]) -> Window:
     return found if auto == "NOTSET" else Window(size, strides, dilation, [(0, 0)] * rank)
 
 
-def zero_padded(call: Call, given: Value, pads: Pads) -> Value:
+def zero_padded(call: OnnxCall, given: OnnxValue, pads: Pads) -> OnnxValue:
     """Zeros around the places of an image."""
     if not any(map(any, pads)):
         return given
@@ -99,18 +100,18 @@ def zero_padded(call: Call, given: Value, pads: Pads) -> Value:
     padding = [list(pad) for pad in pads] if rank > 1 else list(pads[0])
     like = laid(UNKNOWN, shape, channel_last(rank + 2))
     made = call.layer(f"ZeroPadding{rank}D", {"padding": padding}, [given], like)
-    call.draft.padded[made.tensor] = (given, pads)
+    call.builder.padded[made.tensor] = (given, pads)
     return made
 
 
-def _kernel(call: Call, rank: int) -> NDArray[np.float32]:
+def _kernel(call: OnnxCall, rank: int) -> NDArray[np.float32]:
     kernel = call.weights(1)
     if kernel.ndim != rank or kernel.size == 0:
         raise NotImportedError(f"its weights have the shape {list(kernel.shape)}")
     return kernel
 
 
-def _bias(call: Call, count: int) -> list[NDArray[np.float32]]:
+def _bias(call: OnnxCall, count: int) -> list[NDArray[np.float32]]:
     if not call.has(2):
         return []
     bias = call.weights(2).reshape(-1)
@@ -119,7 +120,7 @@ def _bias(call: Call, count: int) -> list[NDArray[np.float32]]:
     return [bias]
 
 
-def conv(call: Call) -> Value:
+def conv(call: OnnxCall) -> OnnxValue:
     """Conv: weights [out, in / groups, places...]; with a group for each channel, a depthwise one."""
     given = image(call)
     kernel, channels = _kernel(call, len(given.shape)), given.shape[1]
@@ -153,9 +154,9 @@ def _spread(kernel: NDArray[np.float32], found: Window) -> tuple[NDArray[np.floa
     return full, Window(found.reach, found.strides, [1] * len(found.size), found.pads)
 
 
-def _conv_padding(call: Call, given: Value, found: Window) -> tuple[Value, str]:
+def _conv_padding(call: OnnxCall, given: OnnxValue, found: Window) -> tuple[OnnxValue, str]:
     """What a convolution is given, and its padding; zeros that were put around before count."""
-    before, pads = call.draft.padded.get(given.tensor, (given, [(0, 0)] * len(found.pads)))
+    before, pads = call.builder.padded.get(given.tensor, (given, [(0, 0)] * len(found.pads)))
     pads = [(a + c, b + d) for (a, b), (c, d) in zip(pads, found.pads, strict=True)]
     if not any(map(any, pads)):
         return given, "valid"
@@ -164,7 +165,7 @@ def _conv_padding(call: Call, given: Value, found: Window) -> tuple[Value, str]:
     return (given, "valid") if not any(map(any, found.pads)) else (zero_padded(call, before, pads), "valid")
 
 
-def conv_transpose(call: Call) -> Value:
+def conv_transpose(call: OnnxCall) -> OnnxValue:
     """ConvTranspose: weights [in, out / groups, places...]; what is too much at the edges is cut off."""
     given = image(call)
     kernel, channels = _kernel(call, len(given.shape)), given.shape[1]
@@ -203,7 +204,7 @@ def conv_transpose(call: Call) -> Value:
     return call.layer(f"Cropping{rank}D", settings, [full], laid(UNKNOWN, made, order))
 
 
-def _cuts(call: Call, given: Value, found: Window, made: tuple[int, ...]) -> Pads:
+def _cuts(call: OnnxCall, given: OnnxValue, found: Window, made: tuple[int, ...]) -> Pads:
     """What is cut off (before, after) of all that the windows make; below 0 where zeros are added."""
     extra = call.integers("output_padding") or [0] * len(found.size)
     cuts = []
@@ -236,7 +237,7 @@ def _written_out(kernel: NDArray[np.float32], groups: int) -> NDArray[np.float32
 def pool(kind: str) -> Rule:
     """MaxPool and AveragePool."""
 
-    def rule(call: Call) -> Value:
+    def rule(call: OnnxCall) -> OnnxValue:
         given = image(call)
         found = window(call, given, call.integers("kernel_shape") or [])
         made = call.made()
@@ -253,7 +254,7 @@ def pool(kind: str) -> Rule:
     return rule
 
 
-def _pooled(call: Call, kind: str, given: Value, found: Window, padding: str) -> Value:
+def _pooled(call: OnnxCall, kind: str, given: OnnxValue, found: Window, padding: str) -> OnnxValue:
     rank = len(found.size)
     sides = [
         -(-side // stride) if padding == "same" else (side - size) // stride + 1
@@ -264,7 +265,7 @@ def _pooled(call: Call, kind: str, given: Value, found: Window, padding: str) ->
     return call.layer(f"{kind}Pooling{rank}D", config, [given], like)
 
 
-def _max_pool(call: Call, given: Value, found: Window, pads: Pads) -> Value:
+def _max_pool(call: OnnxCall, given: OnnxValue, found: Window, pads: Pads) -> OnnxValue:
     """The maximum of what lies in the image; TensorFlow's own padding, or zeros where nothing is below them."""
     if not any(map(any, pads)):
         return _pooled(call, "Max", given, found, "valid")
@@ -280,9 +281,9 @@ def _max_pool(call: Call, given: Value, found: Window, pads: Pads) -> Value:
     raise NotImportedError(f"its pads are {pads}, and its input may be negative")
 
 
-def _not_below_zero(call: Call, value: Value) -> bool:
+def _not_below_zero(call: OnnxCall, value: OnnxValue) -> bool:
     """Whether no number can be negative, by the layers that make it."""
-    waiting, seen, layers = [value.tensor.layer], set[str](), call.draft.layers
+    waiting, seen, layers = [value.tensor.layer], set[str](), call.builder.layers
     while waiting:
         layer = layers.get(waiting.pop())
         if layer is None:  # what stands for the result of an operator without a counterpart
@@ -297,7 +298,7 @@ def _not_below_zero(call: Call, value: Value) -> bool:
     return True
 
 
-def _average_pool(call: Call, given: Value, found: Window, pads: Pads) -> Value:
+def _average_pool(call: OnnxCall, given: OnnxValue, found: Window, pads: Pads) -> OnnxValue:
     """The average of what lies in the image, or of all of the window."""
     if not any(map(any, pads)):
         return _pooled(call, "Average", given, found, "valid")
@@ -330,23 +331,23 @@ def _shares(
 def global_pool(kind: str) -> Rule:
     """GlobalAveragePool and GlobalMaxPool; without the sides of 1 where they are taken away anyway."""
 
-    def rule(call: Call) -> Value:
+    def rule(call: OnnxCall) -> OnnxValue:
         return globally(call, kind, image(call), call.made())
 
     return rule
 
 
-def globally(call: Call, kind: str, given: Value, made: tuple[int, ...]) -> Value:
+def globally(call: OnnxCall, kind: str, given: OnnxValue, made: tuple[int, ...]) -> OnnxValue:
     """The average or the largest of all places of an image."""
     rank, name = len(given.shape), call.node.outputs[0]
-    takers = [node.operator for node in call.draft.graph.nodes if name in node.inputs]
+    takers = [node.operator for node in call.builder.graph.nodes if name in node.inputs]
     keep = not takers or not set(takers) <= {"Flatten", "Reshape", "Squeeze"}
     keep = keep and len(made) == rank
     like = laid(UNKNOWN, made, channel_last(len(made)), None if keep else (given.shape[1],))
     return call.layer(f"Global{kind}Pooling{rank - 2}D", {"keepdims": keep}, [given], like)
 
 
-RULES: dict[str, Callable[[Call], Value | list[Value]]] = {
+RULES: dict[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
     "Conv": conv,
     "ConvTranspose": conv_transpose,
     "MaxPool": pool("Max"),

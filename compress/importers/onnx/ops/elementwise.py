@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import CORE, NUMPY, NotImportedError
-from compress.importers.onnx.builder import FLOAT, UNKNOWN, Call, Rule
-from compress.importers.onnx.layout import Order, Value, in_shape, laid, natural, sides_of
+from compress.importers.onnx.layout import OnnxValue, Order, in_shape, laid, natural, sides_of
+from compress.importers.onnx.network_builder import FLOAT, OnnxCall, Rule
 from compress.importers.onnx.onnx_model import TYPE_NAMES
 from compress.ir.keras_graph import Layer
 
@@ -36,7 +37,7 @@ OUT_AXIS = {
 BY_CHANNEL = {**OUT_AXIS, "DepthwiseConv1D": None, "DepthwiseConv2D": None}
 
 
-def small(numbers: NDArray[Any], like: Value) -> Any:
+def small(numbers: NDArray[Any], like: OnnxValue) -> Any:
     """A constant as an argument: broadcast as in the graph, laid out as in the network, short where it repeats."""
     if numbers.size == 1:
         return np.asarray(numbers, np.float32).item()
@@ -47,25 +48,25 @@ def small(numbers: NDArray[Any], like: Value) -> Any:
     return placed if placed.size > 1 else placed.item()
 
 
-def together(call: Call, operands: Sequence[Any], shape: tuple[int, ...]) -> tuple[list[Any], Value]:
+def together(call: OnnxCall, operands: Sequence[Any], shape: tuple[int, ...]) -> tuple[list[Any], OnnxValue]:
     """Operands (values, and arrays for constants) that fit each other in the network, and a template of the result."""
-    values = [each for each in operands if isinstance(each, Value)]
+    values = [each for each in operands if isinstance(each, OnnxValue)]
     if not values:
         raise NotImportedError("it is given constants only")
     leader = max(values, key=lambda value: (value.shape == shape, prod(value.shape)))
     alike = all(replace(each, tensor=leader.tensor) == leader for each in values)
     if alike and leader.shape == shape:
-        return [each if isinstance(each, Value) else small(each, leader) for each in operands], leader
+        return [each if isinstance(each, OnnxValue) else small(each, leader) for each in operands], leader
     rank = len(shape)
     grown = [in_shape(each, (*(1,) * (rank - len(each.shape)), *each.shape)) for each in values]
     order = natural(grown[values.index(leader)]) or tuple(range(rank))
     whole = bool(order) and shape[order[0]] != 1
     arranged = iter([call.arranged(each, order, whole=whole) for each in grown])
     like = laid(UNKNOWN, shape, order, sides_of(shape, order, whole=whole) or (1,))
-    return [next(arranged) if isinstance(each, Value) else small(each, like) for each in operands], like
+    return [next(arranged) if isinstance(each, OnnxValue) else small(each, like) for each in operands], like
 
 
-def operands(call: Call, *types: str) -> list[Any]:
+def operands(call: OnnxCall, *types: str) -> list[Any]:
     """All inputs: arrays for constants, values for what is computed."""
     places = [place for place in range(len(call.node.inputs)) if call.has(place)]
     return [call.constant(place) if call.is_constant(place) else call.value(place, *types) for place in places]
@@ -74,39 +75,39 @@ def operands(call: Call, *types: str) -> list[Any]:
 def arithmetic(kind: str, layer: bool = True) -> Rule:
     """Two or more operands: a layer for computed tensors, otherwise operations, two by two."""
 
-    def rule(call: Call) -> Value:
+    def rule(call: OnnxCall) -> OnnxValue:
         given = operands(call)
         if len(given) == 2 and (merged := _merged(call, kind, given)) is not None:
             return merged
-        if len(given) == 1 and isinstance(given[0], Value):
+        if len(given) == 1 and isinstance(given[0], OnnxValue):
             return given[0]
         made, like = together(call, given, call.made())
-        if layer and all(isinstance(each, Value) for each in made):
+        if layer and all(isinstance(each, OnnxValue) for each in made):
             return call.layer(kind, {}, [made], like)
         result = made[0]
         for each in made[1:]:
             result = call.operation(NUMPY, kind, {}, [result, each], like)
-        return result if isinstance(result, Value) else call.operation(NUMPY, kind, {}, [result], like)
+        return result if isinstance(result, OnnxValue) else call.operation(NUMPY, kind, {}, [result], like)
 
     return rule
 
 
-def _merged(call: Call, kind: str, given: Sequence[Any]) -> Value | None:
+def _merged(call: OnnxCall, kind: str, given: Sequence[Any]) -> OnnxValue | None:
     """The layer before with other weights, where the constant is one number for each of its channels."""
-    value, constant = given if isinstance(given[0], Value) else given[::-1]
-    swapped = not isinstance(given[0], Value)
-    if not isinstance(value, Value) or isinstance(constant, Value) or value.shape != call.made():
+    value, constant = given if isinstance(given[0], OnnxValue) else given[::-1]
+    swapped = not isinstance(given[0], OnnxValue)
+    if not isinstance(value, OnnxValue) or isinstance(constant, OnnxValue) or value.shape != call.made():
         return None
     if constant.dtype.kind != "f" or kind not in ("Add", "Subtract", "Multiply", "Divide"):
         return None
     if (swapped and kind in ("Subtract", "Divide")) or (kind == "Add" and _begins_hard_sigmoid(call, constant)):
         return None
-    layer = call.draft.alone(value)
+    layer = call.builder.alone(value)
     if (
         layer is None
         or layer.kind not in BY_CHANNEL
         or layer.config.get("activation")
-        or value.sides != call.draft.shapes[value.tensor]
+        or value.sides != call.builder.shapes[value.tensor]
     ):
         return None
     numbers = np.asarray(small(constant, value), np.float32)
@@ -117,15 +118,15 @@ def _merged(call: Call, kind: str, given: Sequence[Any]) -> Value | None:
     changed = (_scaled if kind in ("Multiply", "Divide") else _shifted)(layer, numbers, kind)
     if not all(np.isfinite(weight).all() for weight in changed.weights):
         return None
-    call.draft.rewrite(value, changed)
+    call.builder.rewrite(value, changed)
     return value
 
 
-def _begins_hard_sigmoid(call: Call, constant: NDArray[Any]) -> bool:
+def _begins_hard_sigmoid(call: OnnxCall, constant: NDArray[Any]) -> bool:
     """Whether a sum with 3 is only clipped: then it is better part of an activation than of the weights before."""
     name = call.node.outputs[0]
-    alone = constant.size == 1 and constant.item() == 3 and call.draft.takers[name] == 1
-    return alone and any(node.operator == "Clip" and name in node.inputs for node in call.draft.graph.nodes)
+    alone = constant.size == 1 and constant.item() == 3 and call.builder.takers[name] == 1
+    return alone and any(node.operator == "Clip" and name in node.inputs for node in call.builder.graph.nodes)
 
 
 def _scaled(layer: Layer, numbers: NDArray[np.float32], kind: str) -> Layer:
@@ -148,15 +149,15 @@ def _shifted(layer: Layer, numbers: NDArray[np.float32], kind: str) -> Layer:
     return replace(layer if "use_bias" not in layer.config else layer.configured(use_bias=True), weights=weights)
 
 
-def mean(call: Call) -> Value:
+def mean(call: OnnxCall) -> OnnxValue:
     """Mean of several."""
     made, like = together(call, operands(call), call.made())
-    if all(isinstance(each, Value) for each in made):
+    if all(isinstance(each, OnnxValue) for each in made):
         return call.layer("Average", {}, [made], like) if len(made) > 1 else made[0]
     raise NotImportedError("one of its inputs is a constant")
 
 
-def power(call: Call) -> Value:
+def power(call: OnnxCall) -> OnnxValue:
     """Pow; squares, which have an 8-bit form only as products, as such."""
     if call.is_constant(1) and call.constant(1).size == 1:
         exponent, given = float(call.constant(1).reshape(-1)[0]), call.value(0)
@@ -171,7 +172,7 @@ def power(call: Call) -> Value:
 def unary(module: str, kind: str, **config: Any) -> Rule:
     """One of Keras' operations."""
 
-    def rule(call: Call) -> Value:
+    def rule(call: OnnxCall) -> OnnxValue:
         given = call.value(0)
         return call.operation(module, kind, config, [given], given)
 
@@ -181,7 +182,7 @@ def unary(module: str, kind: str, **config: Any) -> Rule:
 def times(factor: float) -> Rule:
     """A product with a number."""
 
-    def rule(call: Call) -> Value:
+    def rule(call: OnnxCall) -> OnnxValue:
         given = call.value(0)
         merged = _merged(call, "Multiply", [given, np.array([factor], np.float32)])
         return merged or call.operation(NUMPY, "Multiply", {}, [given, factor], given)
@@ -189,21 +190,21 @@ def times(factor: float) -> Rule:
     return rule
 
 
-def reciprocal(call: Call) -> Value:
+def reciprocal(call: OnnxCall) -> OnnxValue:
     """Reciprocal."""
     given = call.value(0)
     return call.operation(NUMPY, "Divide", {}, [1.0, given], given)
 
 
-def same(call: Call) -> Value:
+def same(call: OnnxCall) -> OnnxValue:
     """Operators that change nothing when a model is used."""
     return call.value(0, *NUMBERS)
 
 
-def cast(call: Call) -> Value:
+def cast(call: OnnxCall) -> OnnxValue:
     """Cast: the network's numbers are floats, whole ones too; what is true becomes 1, what is not 0 true."""
     given, to = call.value(0, *NUMBERS), TYPE_NAMES.get(call.setting("to"), "?")
-    kind = call.draft.graph.types[call.node.inputs[0]]
+    kind = call.builder.graph.types[call.node.inputs[0]]
     if kind == to:
         return given
     if to == BOOL:
@@ -216,20 +217,20 @@ def cast(call: Call) -> Value:
 def comparison(kind: str) -> Rule:
     """Equal, Less and their like; of what they make only Where, Cast and each other take something."""
 
-    def rule(call: Call) -> Value:
+    def rule(call: OnnxCall) -> OnnxValue:
         made, like = together(call, operands(call, FLOAT, BOOL), call.made())
         return call.operation(NUMPY, kind, {}, made, like)
 
     return rule
 
 
-def negation(call: Call) -> Value:
+def negation(call: OnnxCall) -> OnnxValue:
     """Not."""
     given = call.value(0, BOOL)
     return call.operation(NUMPY, "LogicalNot", {}, [given], given)
 
 
-def where(call: Call) -> Value:
+def where(call: OnnxCall) -> OnnxValue:
     """Where: a condition, and what to take."""
     if call.is_constant(0):
         raise NotImportedError("its condition is a constant")
@@ -238,12 +239,12 @@ def where(call: Call) -> Value:
     return call.operation(NUMPY, "Where", {}, made, like)
 
 
-def order_of(value: Value) -> Order:
+def order_of(value: OnnxValue) -> Order:
     """The order that a value's axes can have without moving a number, or that of the graph."""
     return natural(value) or tuple(range(len(value.shape)))
 
 
-RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {
+RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
     "Add": arithmetic("Add"),
     "Sub": arithmetic("Subtract"),
     "Max": arithmetic("Maximum"),

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import IMAGE, NUMPY, NotImportedError
-from compress.importers.onnx.builder import UNKNOWN, Call
-from compress.importers.onnx.layout import Value, channel_last, laid
+from compress.importers.onnx.layout import OnnxValue, channel_last, laid
+from compress.importers.onnx.network_builder import OnnxCall
 from compress.importers.onnx.ops.convolution import image
 
 Matrix = NDArray[np.float64]
@@ -29,7 +30,7 @@ NEAREST: Mapping[str, Callable[[float], int]] = {
 }
 
 
-def resize(call: Call) -> Value:
+def resize(call: OnnxCall) -> OnnxValue:
     """Resize, and Upsample of opsets 7 to 9."""
     given, made = image(call), call.made()
     rank = len(given.shape) - 2
@@ -49,12 +50,12 @@ def resize(call: Call) -> Value:
     return given
 
 
-def _scales(call: Call, shape: Sequence[int], made: Sequence[int]) -> list[float]:
+def _scales(call: OnnxCall, shape: Sequence[int], made: Sequence[int]) -> list[float]:
     """Of each side; those that follow from the sizes where only these are told."""
     if call.setting("antialias", 0) or call.setting("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise NotImportedError("it smooths, or keeps the ratio of the sides")
     exact = [after / before for before, after in zip(shape, made, strict=True)]
-    place = 1 if call.node.operator == "Upsample" or call.draft.graph.opset < 11 else 2
+    place = 1 if call.node.operator == "Upsample" or call.builder.graph.opset < 11 else 2
     told = call.setting("scales")
     if told is None and call.has(place):
         told = call.constant(place).reshape(-1)
@@ -66,7 +67,7 @@ def _scales(call: Call, shape: Sequence[int], made: Sequence[int]) -> list[float
     return exact
 
 
-def _matrix(call: Call, side: int, out: int, scale: float) -> Matrix:
+def _matrix(call: OnnxCall, side: int, out: int, scale: float) -> Matrix:
     """What each place of the result takes of each place of the input, along one side.
 
     Raises:
@@ -79,7 +80,7 @@ def _matrix(call: Call, side: int, out: int, scale: float) -> Matrix:
     for at in range(out):
         place = _place(call, at, side, out, scale)
         if mode == "nearest":
-            rounding = call.setting("nearest_mode", "round_prefer_floor" if call.draft.graph.opset >= 11 else "floor")
+            rounding = call.setting("nearest_mode", "round_prefer_floor" if call.builder.graph.opset >= 11 else "floor")
             matrix[at, min(max(NEAREST[rounding](place), 0), side - 1)] = 1
         elif mode in ("linear", "bilinear", "cubic"):
             for near, share in _shares(call, place, cubic=mode == "cubic"):
@@ -89,10 +90,10 @@ def _matrix(call: Call, side: int, out: int, scale: float) -> Matrix:
     return matrix
 
 
-def _place(call: Call, at: int, side: int, out: int, scale: float) -> float:
+def _place(call: OnnxCall, at: int, side: int, out: int, scale: float) -> float:
     """Where a place of the result lies in the input."""
     way = call.setting("coordinate_transformation_mode", "half_pixel")
-    if call.node.operator == "Upsample" or call.draft.graph.opset < 11:
+    if call.node.operator == "Upsample" or call.builder.graph.opset < 11:
         way = "asymmetric"
     if way == "half_pixel" or (way == "pytorch_half_pixel" and out > 1):
         return (at + 0.5) / scale - 0.5
@@ -108,7 +109,7 @@ def _place(call: Call, at: int, side: int, out: int, scale: float) -> float:
     raise NotImportedError(f"it samples by {way!r}")
 
 
-def _shares(call: Call, place: float, *, cubic: bool) -> list[tuple[int, float]]:
+def _shares(call: OnnxCall, place: float, *, cubic: bool) -> list[tuple[int, float]]:
     """The places that a number is made of, and how much of each."""
     first = floor(place)
     past = place - first
@@ -126,7 +127,7 @@ def _shares(call: Call, place: float, *, cubic: bool) -> list[tuple[int, float]]
     return [(first + near, share(abs(past - near))) for near in (-1, 0, 1, 2)]
 
 
-def _by_layer(call: Call, given: Value, like: Value, matrices: Sequence[Matrix]) -> Value | None:
+def _by_layer(call: OnnxCall, given: OnnxValue, like: OnnxValue, matrices: Sequence[Matrix]) -> OnnxValue | None:
     """What Keras has a layer or an operation for."""
     pairs = [(matrix.shape[1], matrix.shape[0]) for matrix in matrices]
     times = [out // side for side, out in pairs]
@@ -164,7 +165,7 @@ def _nearest(side: int, out: int) -> Matrix:
     return np.eye(side)[[min(floor((at + 0.5) * side / out), side - 1) for at in range(out)]]
 
 
-def _along(call: Call, given: Value, axis: int, matrix: Matrix) -> Value:
+def _along(call: OnnxCall, given: OnnxValue, axis: int, matrix: Matrix) -> OnnxValue:
     """One side resized: by picking places, or by a product with the matrix."""
     out, side = matrix.shape
     if out == side and np.allclose(matrix, np.eye(side)):
@@ -193,4 +194,4 @@ def _along(call: Call, given: Value, axis: int, matrix: Matrix) -> Value:
     return call.layer("Reshape", {"target_shape": list(like.sides)}, [product], like)
 
 
-RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {"Resize": resize, "Upsample": resize}
+RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {"Resize": resize, "Upsample": resize}

@@ -11,9 +11,10 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import MOST_IN_CONFIG, NN, NUMPY, NotImportedError
-from compress.importers.onnx.builder import UNKNOWN, Call, Placed, Rule
-from compress.importers.onnx.layout import Value, in_shape, laid, transposed
+from compress.importers.onnx.layout import OnnxValue, in_shape, laid, transposed
+from compress.importers.onnx.network_builder import OnnxCall, Placed, Rule
 from compress.importers.onnx.ops import activations, convolution, elementwise, resize, shapes
 from compress.importers.onnx.ops.convolution import image
 from compress.importers.onnx.ops.elementwise import order_of
@@ -21,7 +22,7 @@ from compress.importers.onnx.ops.elementwise import order_of
 Floats = NDArray[np.float32]
 
 
-def dense(call: Call, given: Value, kernel: Floats, bias: list[Floats], axis: int = -1) -> Value:
+def dense(call: OnnxCall, given: OnnxValue, kernel: Floats, bias: list[Floats], axis: int = -1) -> OnnxValue:
     """A dense layer over one axis: kernel [in, out]. The order that numbers come in is that of its rows."""
     axis %= len(given.shape)
     taken, out = kernel.shape
@@ -31,13 +32,13 @@ def dense(call: Call, given: Value, kernel: Floats, bias: list[Floats], axis: in
     config = {"units": out, "use_bias": bool(bias)}
     if prod(given.shape) == taken:
         line = given if given.sides[-1] == taken else call.in_line(given)
-        like = Value(UNKNOWN, shape, (*line.sides[:-1], out), *((out,), (0,)) if out > 1 else ((), ()))
+        like = OnnxValue(UNKNOWN, shape, (*line.sides[:-1], out), *((out,), (0,)) if out > 1 else ((), ()))
         return call.layer("Dense", config, [line], like, [kernel[line.positions], *bias])
     order = (*(each for each in order_of(given) if each != axis), axis)
     return call.layer("Dense", config, [call.arranged(given, order)], laid(UNKNOWN, shape, order), [kernel, *bias])
 
 
-def gemm(call: Call) -> Value:
+def gemm(call: OnnxCall) -> OnnxValue:
     """Gemm: a dense layer; what is added and is no bias is added behind it."""
     given, kernel = call.value(0), call.weights(1)
     if kernel.ndim != 2 or len(given.shape) != 2:
@@ -59,7 +60,7 @@ def gemm(call: Call) -> Value:
     return call.operation(NUMPY, "Add", {}, operands, like)
 
 
-def matmul(call: Call) -> Value:
+def matmul(call: OnnxCall) -> OnnxValue:
     """MatMul: with a constant matrix on either side a dense layer."""
     if call.is_constant(1) and (right := _matrix(call.weights(1))) is not None:
         made = dense(call, call.value(0), right, [])
@@ -75,7 +76,7 @@ def matmul(call: Call) -> Value:
     whole = rank < 3 or any(shape[0] != 1 for shape in grown)
     given = [
         call.arranged(in_shape(each, shape), tuple(range(rank)), whole=whole)
-        if isinstance(each, Value)
+        if isinstance(each, OnnxValue)
         else each.reshape((1, *shape) if whole else shape)
         for each, shape in zip(values, grown, strict=True)
     ]
@@ -91,7 +92,7 @@ def _matrix(numbers: Floats) -> Floats | None:
     return numbers.reshape(numbers.shape[-2:]) if prod(numbers.shape[:-2]) == 1 else None
 
 
-def batch_normalization(call: Call) -> Value:
+def batch_normalization(call: OnnxCall) -> OnnxValue:
     """BatchNormalization, as it is when a model is used."""
     given = call.value(0)
     if call.setting("training_mode", 0) or len([name for name in call.node.outputs if name]) > 1:
@@ -105,7 +106,7 @@ def batch_normalization(call: Call) -> Value:
     return call.layer("BatchNormalization", config, [placed.value], placed.value, weights)
 
 
-def group_normalization(call: Call) -> Value:
+def group_normalization(call: OnnxCall) -> OnnxValue:
     """InstanceNormalization, and GroupNormalization; groups that PyTorch sees as channels are groups of channels."""
     given = call.value(0)
     grouped = _grouped(given)
@@ -120,14 +121,14 @@ def group_normalization(call: Call) -> Value:
     return call.layer("GroupNormalization", config, [given], given, [gamma, beta])
 
 
-def _grouped(value: Value) -> bool:
+def _grouped(value: OnnxValue) -> bool:
     """Whether it is an image whose channels were joined with its places, a group of them to each "channel"."""
     channels = value.sides[-1]
     apart = value.parts == (channels, prod(value.sides[:-1])) and value.order == (1, 0)
     return apart and len(value.shape) > 2 and value.shape[0] == 1 and channels % value.shape[1] == 0
 
 
-def layer_normalization(call: Call) -> Value:
+def layer_normalization(call: OnnxCall) -> OnnxValue:
     """LayerNormalization over the last axes."""
     given = call.value(0)
     rank = len(given.shape)
@@ -147,7 +148,7 @@ def layer_normalization(call: Call) -> Value:
     )
 
 
-def local_response(call: Call) -> Value:
+def local_response(call: OnnxCall) -> OnnxValue:
     """LRN: divided by a power of the squares of the neighbouring channels, which a matrix sums up."""
     given, size = image(call), int(call.setting("size", 1))
     channels = given.shape[1]
@@ -172,18 +173,18 @@ def softmax(kind: str) -> Rule:
     That of a dense layer becomes a setting of the layer, as models written in Keras have it.
     """
 
-    def rule(call: Call) -> Value:
+    def rule(call: OnnxCall) -> OnnxValue:
         given = call.value(0)
-        early = call.draft.graph.opset < 13
+        early = call.builder.graph.opset < 13
         axis = int(call.setting("axis", 1 if early else -1)) % len(given.shape)
         seen = given
         if early and prod(given.shape[axis + 1 :]) > 1:
             seen, axis = in_shape(given, (prod(given.shape[:axis]), prod(given.shape[axis:]))), 1
         placed: Placed = call.plain(seen, axis)
         config = {"axis": placed.axis(axis)}
-        maker = call.draft.alone(placed.value)
+        maker = call.builder.alone(placed.value)
         if kind == "Softmax" and maker is not None and maker.kind == "Dense" and config == {"axis": -1}:
-            call.draft.rewrite(placed.value, maker.configured(activation="softmax"))
+            call.builder.rewrite(placed.value, maker.configured(activation="softmax"))
             made = placed.value
         elif kind == "Softmax":
             made = call.layer("Softmax", config, [placed.value], placed.value)
@@ -194,7 +195,7 @@ def softmax(kind: str) -> Rule:
     return rule
 
 
-RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {
+RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
     "Gemm": gemm,
     "MatMul": matmul,
     "BatchNormalization": batch_normalization,

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedError
-from compress.importers.onnx.builder import UNKNOWN, Call, Placed, Rule
-from compress.importers.onnx.layout import Value, channel_last, in_shape, laid, transposed
+from compress.importers.onnx.layout import OnnxValue, channel_last, in_shape, laid, transposed
+from compress.importers.onnx.network_builder import OnnxCall, Placed, Rule
 from compress.importers.onnx.ops.convolution import globally, image, zero_padded
 from compress.importers.onnx.ops.elementwise import NUMBERS, order_of, small
 
@@ -24,7 +25,7 @@ GLOBAL = {"Mean": "Average", "Max": "Max"}
 """What of an image's places a layer of Keras sums up."""
 
 
-def reshape(call: Call) -> Value:
+def reshape(call: OnnxCall) -> OnnxValue:
     """Reshape, Flatten, Squeeze, Unsqueeze: the shape that was inferred."""
     given, shape = call.value(0, *NUMBERS), call.made()
     if prod(given.shape) != prod(shape):
@@ -32,7 +33,7 @@ def reshape(call: Call) -> Value:
     return in_shape(given, shape)
 
 
-def transpose(call: Call) -> Value:
+def transpose(call: OnnxCall) -> OnnxValue:
     """Transpose."""
     given = call.value(0, *NUMBERS)
     order = tuple(call.integers("perm") or range(len(given.shape))[::-1])
@@ -45,13 +46,13 @@ def transpose(call: Call) -> Value:
     return made
 
 
-def _axis(call: Call, axis: int, shape: Sequence[int]) -> int:
+def _axis(call: OnnxCall, axis: int, shape: Sequence[int]) -> int:
     if not -len(shape) <= axis < len(shape):
         raise NotImportedError(f"there is no axis {axis} in {list(shape)}")
     return axis % len(shape)
 
 
-def concat(call: Call) -> Value:
+def concat(call: OnnxCall) -> OnnxValue:
     """Concat."""
     axis = _axis(call, int(call.setting("axis", 1)), call.made())
     values = _with_constants(call, axis)
@@ -65,7 +66,7 @@ def concat(call: Call) -> Value:
     return call.layer("Concatenate", {"axis": placed.axis(axis)}, [values], placed.like(call.made()))
 
 
-def _with_constants(call: Call, axis: int) -> list[Value]:
+def _with_constants(call: OnnxCall, axis: int) -> list[OnnxValue]:
     """What is computed, with the constants around it: these are added where zeros were put first."""
     places = [place for place in range(len(call.node.inputs)) if 0 not in _shape(call, place)]
     computed = [place for place in places if not call.is_constant(place)]
@@ -83,11 +84,11 @@ def _with_constants(call: Call, axis: int) -> list[Value]:
     return values
 
 
-def _shape(call: Call, place: int) -> tuple[int, ...]:
-    return call.draft.graph.shapes.get(call.node.inputs[place], ())
+def _shape(call: OnnxCall, place: int) -> tuple[int, ...]:
+    return call.builder.graph.shapes.get(call.node.inputs[place], ())
 
 
-def cut(call: Call, given: Value, cuts: Mapping[int, slice]) -> Value:
+def cut(call: OnnxCall, given: OnnxValue, cuts: Mapping[int, slice]) -> OnnxValue:
     """Part of some sides; whole sides are left alone."""
     cuts = {axis: each for axis, each in cuts.items() if range(given.shape[axis])[each] != range(given.shape[axis])}
     if not cuts:
@@ -107,7 +108,7 @@ def _within(start: int, stop: int, step: int, side: int) -> slice:
     return slice(first, None if last < 0 else last, step)
 
 
-def slice_out(call: Call) -> Value:
+def slice_out(call: OnnxCall) -> OnnxValue:
     """Slice: starts, ends, axes, steps."""
     given = call.value(0)
     starts, ends = call.integers("starts", 1) or [], call.integers("ends", 2) or []
@@ -123,7 +124,7 @@ def slice_out(call: Call) -> Value:
     return cut(call, given, cuts)
 
 
-def split(call: Call) -> list[Value]:
+def split(call: OnnxCall) -> list[OnnxValue]:
     """Split: parts of one side, one after another."""
     given, axis = call.value(0), int(call.setting("axis", 0))
     axis, start, made = _axis(call, axis, given.shape), 0, []
@@ -134,7 +135,7 @@ def split(call: Call) -> list[Value]:
     return made
 
 
-def gather(call: Call) -> Value:
+def gather(call: OnnxCall) -> OnnxValue:
     """Gather of places along a side, by constant indices; rows of a constant, by computed ones, are an embedding."""
     if call.is_constant(0):
         return _embedding(call)
@@ -152,14 +153,14 @@ def gather(call: Call) -> Value:
     return in_shape(made, call.made())
 
 
-def _taken(call: Call, given: Value, axis: int, places: NDArray[np.int64]) -> Value:
+def _taken(call: OnnxCall, given: OnnxValue, axis: int, places: NDArray[np.int64]) -> OnnxValue:
     """These places along a side."""
     placed = call.plain(given, axis)
     like = placed.like((*given.shape[:axis], places.size, *given.shape[axis + 1 :]))
     return call.operation(NUMPY, "Take", {"axis": placed.axis(axis)}, [placed.value, places], like)
 
 
-def _embedding(call: Call) -> Value:
+def _embedding(call: OnnxCall) -> OnnxValue:
     """The rows of a table that numbers from 0 on say."""
     table, where = call.weights(0), call.value(1, "INT32", "INT64")
     if call.setting("axis", 0) not in (0, -table.ndim) or not table.size:
@@ -173,10 +174,10 @@ def _embedding(call: Call) -> Value:
     return in_shape(call.layer("Embedding", config, [where], like, [rows]), call.made())
 
 
-def largest(call: Call) -> Value:
+def largest(call: OnnxCall) -> OnnxValue:
     """ArgMax; whole numbers, which only an output of the model may be."""
     given, name = call.value(0), call.node.outputs[0]
-    if name not in call.draft.graph.outputs or call.draft.takers[name] > 1:
+    if name not in call.builder.graph.outputs or call.builder.takers[name] > 1:
         raise NotImportedError("other operators use its result; only the last one may make whole numbers")
     axis = _axis(call, int(call.setting("axis", 0)), given.shape)
     if call.setting("select_last_index", 0):
@@ -187,7 +188,7 @@ def largest(call: Call) -> Value:
     return in_shape(call.operation(NUMPY, "Argmax", config, [placed.value], like), call.made())
 
 
-def pad(call: Call) -> Value:
+def pad(call: OnnxCall) -> OnnxValue:
     """Pad: zeros around an image as a layer, otherwise an operation; cuts where it pads by less than nothing."""
     given, mode = call.value(0), call.setting("mode", "constant")
     rank = len(given.shape)
@@ -210,7 +211,9 @@ def pad(call: Call) -> Value:
     return _padded(call, given, pads, mode, filler)
 
 
-def _padded(call: Call, given: Value, pads: Mapping[int, tuple[int, int]], mode: str, filler: float) -> Value:
+def _padded(
+    call: OnnxCall, given: OnnxValue, pads: Mapping[int, tuple[int, int]], mode: str, filler: float
+) -> OnnxValue:
     most = {axis: max(each) for axis, each in pads.items()}
     if mode == "edge" and max(most.values()) <= 1:
         mode = "symmetric"
@@ -235,7 +238,7 @@ def _padded(call: Call, given: Value, pads: Mapping[int, tuple[int, int]], mode:
 def reduced(kind: str, before: str = "", after: str = "") -> Rule:
     """ReduceMean, ReduceMax and their like; what is made of the numbers before and after, if anything."""
 
-    def rule(call: Call) -> Value:
+    def rule(call: OnnxCall) -> OnnxValue:
         given = call.value(0)
         told = call.integers("axes", 1)
         if not told and call.setting("noop_with_empty_axes", 0):
@@ -252,7 +255,7 @@ def reduced(kind: str, before: str = "", after: str = "") -> Rule:
     return rule
 
 
-def _reduced(call: Call, kind: str, given: Value, axes: list[int]) -> Value:
+def _reduced(call: OnnxCall, kind: str, given: OnnxValue, axes: list[int]) -> OnnxValue:
     """Over all places of an image a layer, otherwise an operation."""
     rank = len(given.shape)
     image_like = rank in (3, 4) and given.shape[0] == 1 and order_of(given) == channel_last(rank)
@@ -265,7 +268,7 @@ def _reduced(call: Call, kind: str, given: Value, axes: list[int]) -> Value:
     return in_shape(made, call.made())
 
 
-def expand(call: Call) -> Value:
+def expand(call: OnnxCall) -> OnnxValue:
     """Expand and Tile: sides of 1 that grow, and sides that are repeated."""
     given, shape = call.value(0), call.made()
     given = in_shape(given, (*(1,) * (len(shape) - len(given.shape)), *given.shape))
@@ -278,7 +281,7 @@ def expand(call: Call) -> Value:
     return call.operation(NUMPY, "Tile", {"repeats": repeats}, [placed.value], placed.like(shape))
 
 
-def depth_to_space(call: Call) -> Value:
+def depth_to_space(call: OnnxCall) -> OnnxValue:
     """DepthToSpace: as TensorFlow's where blocks come first (DCR), else after channels changed their places."""
     given, size = image(call), int(call.setting("blocksize", 1))
     channels = given.shape[1]
@@ -289,14 +292,14 @@ def depth_to_space(call: Call) -> Value:
     return call.operation(NN, "DepthToSpace", {"block_size": size}, [given], like)
 
 
-def space_to_depth(call: Call) -> Value:
+def space_to_depth(call: OnnxCall) -> OnnxValue:
     """SpaceToDepth."""
     given, size = image(call), int(call.setting("blocksize", 1))
     like = laid(UNKNOWN, call.made(), channel_last(4))
     return call.operation(NN, "SpaceToDepth", {"block_size": size}, [given], like)
 
 
-RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {
+RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
     "Reshape": reshape,
     "Flatten": reshape,
     "Squeeze": reshape,

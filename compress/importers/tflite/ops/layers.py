@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from compress.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedError
-from compress.importers.tflite.network import Call, Value, reshaped
+from compress.importers.tflite.network import TfliteCall, TfliteValue, reshaped
 from compress.importers.tflite.ops import shapes as tflite_shapes
 
 PADDINGS = ("same", "valid")
 LARGEST_STRIDE = 1024
 
 
-def _pair(call: Call, height: str, width: str) -> list[int]:
+def _pair(call: TfliteCall, height: str, width: str) -> list[int]:
     """[height, width] of two options."""
     pair = [int(call.option(name, 1)) for name in (height, width)]
     if not all(0 < each <= LARGEST_STRIDE for each in pair):
@@ -28,11 +28,11 @@ def _pair(call: Call, height: str, width: str) -> list[int]:
     return pair
 
 
-def _strides(call: Call) -> list[int]:
+def _strides(call: TfliteCall) -> list[int]:
     return _pair(call, "strideH", "strideW")
 
 
-def _window(call: Call) -> dict[str, Any]:
+def _window(call: TfliteCall) -> dict[str, Any]:
     """Strides, dilation and padding of a convolution, as Keras has them."""
     strides, dilation = _strides(call), _pair(call, "dilationHFactor", "dilationWFactor")
     if max(strides) > 1 and max(dilation) > 1:
@@ -40,7 +40,7 @@ def _window(call: Call) -> dict[str, Any]:
     return {"strides": strides, "dilation_rate": dilation, "padding": _padding(call)}
 
 
-def _padding(call: Call) -> str:
+def _padding(call: TfliteCall) -> str:
     number = call.option("padding")
     if number not in (0, 1):
         raise NotImportedError(f"its padding is number {number}")
@@ -52,7 +52,7 @@ def _spatial(size: int, kernel: int, stride: int, dilation: int, padding: str) -
     return -(-size // stride) if padding == "same" else (size - reach) // stride + 1
 
 
-def _like(given: Value, window: Mapping[str, Any], kernel: tuple[int, ...], channels: int) -> Value:
+def _like(given: TfliteValue, window: Mapping[str, Any], kernel: tuple[int, ...], channels: int) -> TfliteValue:
     """The shape that a window of a kernel's size makes of an image."""
     batch, *sides, _ = given.shape
     made = [
@@ -63,10 +63,10 @@ def _like(given: Value, window: Mapping[str, Any], kernel: tuple[int, ...], chan
     ]
     if min(made) < 1:
         raise NotImportedError(f"a window of {list(kernel)} does not fit {list(given.shape)}")
-    return Value(given.tensor, (batch, *made, channels))
+    return TfliteValue(given.tensor, (batch, *made, channels))
 
 
-def _bias(call: Call, place: int, count: int) -> list[Any]:
+def _bias(call: TfliteCall, place: int, count: int) -> list[Any]:
     """The bias, if there is one, as weights."""
     if call.count <= place:
         return []
@@ -76,14 +76,14 @@ def _bias(call: Call, place: int, count: int) -> list[Any]:
     return [bias.reshape(-1)]
 
 
-def _kernel(call: Call, place: int) -> Any:
+def _kernel(call: TfliteCall, place: int) -> Any:
     kernel = call.weights(place)
     if kernel.ndim != 4 or kernel.size == 0:
         raise NotImportedError(f"its weights have the shape {list(kernel.shape)}")
     return kernel
 
 
-def conv_2d(call: Call) -> Value:
+def conv_2d(call: TfliteCall) -> TfliteValue:
     """CONV_2D: weights [out, height, width, in / groups]."""
     given, kernel, window = call.batched(0, 4), _kernel(call, 1), _window(call)
     groups, left = divmod(given.shape[3], kernel.shape[3])
@@ -97,7 +97,7 @@ def conv_2d(call: Call) -> Value:
     return call.activated(call.layer("Conv2D", config, [given], like, weights))
 
 
-def depthwise_conv_2d(call: Call) -> Value:
+def depthwise_conv_2d(call: TfliteCall) -> TfliteValue:
     """DEPTHWISE_CONV_2D: weights [1, height, width, in * multiplier]; uneven strides as a grouped convolution."""
     given, kernel, window = call.batched(0, 4), _kernel(call, 1), _window(call)
     channels, out, size = given.shape[3], kernel.shape[3], kernel.shape[1:3]
@@ -115,7 +115,7 @@ def depthwise_conv_2d(call: Call) -> Value:
     return call.activated(made)
 
 
-def transpose_conv(call: Call) -> Value:
+def transpose_conv(call: TfliteCall) -> TfliteValue:
     """TRANSPOSE_CONV: output shape, weights [out, height, width, in], input, bias."""
     wanted, kernel, given = call.integers(0), _kernel(call, 1), call.batched(2, 4)
     strides, padding = _strides(call), _padding(call)
@@ -131,11 +131,11 @@ def transpose_conv(call: Call) -> Value:
     weights = [kernel.transpose(1, 2, 0, 3), *_bias(call, 3, kernel.shape[0])]
     config = {"filters": kernel.shape[0], "kernel_size": list(kernel.shape[1:3]), "strides": strides}
     config |= {"padding": padding, "use_bias": len(weights) > 1, "output_padding": None if usual else extra}
-    like = Value(given.tensor, (given.shape[0], *wanted[1:3], kernel.shape[0]))
+    like = TfliteValue(given.tensor, (given.shape[0], *wanted[1:3], kernel.shape[0]))
     return call.activated(call.layer("Conv2DTranspose", config, [given], like, weights))
 
 
-def fully_connected(call: Call) -> Value:
+def fully_connected(call: TfliteCall) -> TfliteValue:
     """FULLY_CONNECTED: weights [out, in]; what comes before the last side is kept, or becomes one."""
     given, weights = call.value(0), call.weights(1)
     if weights.ndim != 2 or weights.size == 0 or call.option("weightsFormat"):
@@ -146,17 +146,17 @@ def fully_connected(call: Call) -> Value:
             raise NotImportedError(f"weights {list(weights.shape)} do not fit {list(given.shape)}")
         given = reshaped(call, given, (prod(given.shape) // taken, taken))
     bias = _bias(call, 2, out)
-    like = Value(given.tensor, (*given.shape[:-1], out), given.whole)
+    like = TfliteValue(given.tensor, (*given.shape[:-1], out), given.whole)
     if len(like.sides) < 1:
         raise NotImportedError(f"its input has the shape {list(given.shape)}")
     made = call.layer("Dense", {"units": out, "use_bias": bool(bias)}, [given], like, [weights.T, *bias])
     return reshaped(call, call.activated(made), call.made.shape)
 
 
-def pool(kind: str) -> Callable[[Call], Value]:
+def pool(kind: str) -> Callable[[TfliteCall], TfliteValue]:
     """AVERAGE_POOL_2D and MAX_POOL_2D; the average is over what lies in the image."""
 
-    def rule(call: Call) -> Value:
+    def rule(call: TfliteCall) -> TfliteValue:
         given = call.batched(0, 4)
         size = [int(call.option("filterHeight", 1)), int(call.option("filterWidth", 1))]
         if not all(0 < side <= 2**20 for side in size):
@@ -168,10 +168,10 @@ def pool(kind: str) -> Callable[[Call], Value]:
     return rule
 
 
-def _broadcast(call: Call, places: tuple[int, int]) -> tuple[list[Any], Value]:
+def _broadcast(call: TfliteCall, places: tuple[int, int]) -> tuple[list[Any], TfliteValue]:
     """Both operands with as many sides, and the shape of what they make together."""
     operands: list[Any] = [call.weights(place) if call.is_constant(place) else call.value(place) for place in places]
-    computed = [each for each in operands if isinstance(each, Value)]
+    computed = [each for each in operands if isinstance(each, TfliteValue)]
     if not computed:
         raise NotImportedError("both of its inputs are constants")
     shapes = [tuple(each.shape) for each in operands]
@@ -179,22 +179,22 @@ def _broadcast(call: Call, places: tuple[int, int]) -> tuple[list[Any], Value]:
         shape = np.broadcast_shapes(*shapes)
     except ValueError as error:
         raise NotImportedError(f"{list(shapes[0])} and {list(shapes[1])} do not fit each other") from error
-    whole = any(each.whole for each in computed) or shape[:1] != (call.draft.batch,)
+    whole = any(each.whole for each in computed) or shape[:1] != (call.builder.batch,)
     for position, each in enumerate(operands):
-        if isinstance(each, Value):
+        if isinstance(each, TfliteValue):
             sides = (*(1,) * (len(shape) - len(each.shape)), *each.shape)
             operands[position] = reshaped(call, each, sides, whole=whole)
         elif not whole and each.ndim == len(shape) and each.shape[0] not in (1,):
             raise NotImportedError("its constant differs from sample to sample")
-    return operands, Value(computed[0].tensor, shape, whole)
+    return operands, TfliteValue(computed[0].tensor, shape, whole)
 
 
-def arithmetic(kind: str, layer: bool) -> Callable[[Call], Value]:
+def arithmetic(kind: str, layer: bool) -> Callable[[TfliteCall], TfliteValue]:
     """Two operands, element by element: a layer for two computed tensors, otherwise an operation."""
 
-    def rule(call: Call) -> Value:
+    def rule(call: TfliteCall) -> TfliteValue:
         operands, like = _broadcast(call, (0, 1))
-        if layer and all(isinstance(each, Value) for each in operands):
+        if layer and all(isinstance(each, TfliteValue) for each in operands):
             made = call.layer(kind, {}, [operands], like)
         else:
             made = call.operation(NUMPY, kind, {}, operands, like)
@@ -203,51 +203,51 @@ def arithmetic(kind: str, layer: bool) -> Callable[[Call], Value]:
     return rule
 
 
-def squared_difference(call: Call) -> Value:
+def squared_difference(call: TfliteCall) -> TfliteValue:
     """SQUARED_DIFFERENCE."""
     operands, like = _broadcast(call, (0, 1))
     difference = call.operation(NUMPY, "Subtract", {}, operands, like)
     return call.layer("Multiply", {}, [[difference, difference]], like)
 
 
-def square(call: Call) -> Value:
+def square(call: TfliteCall) -> TfliteValue:
     """SQUARE, which has no 8-bit form, as a product."""
     given = call.value(0)
     return call.layer("Multiply", {}, [[given, given]], given)
 
 
-def negative(call: Call) -> Value:
+def negative(call: TfliteCall) -> TfliteValue:
     """NEG, likewise."""
     given = call.value(0)
     return call.operation(NUMPY, "Multiply", {}, [given, -1.0], given)
 
 
-def unary(module: str, kind: str, **config: Any) -> Callable[[Call], Value]:
+def unary(module: str, kind: str, **config: Any) -> Callable[[TfliteCall], TfliteValue]:
     """One of Keras' operations, element by element."""
 
-    def rule(call: Call) -> Value:
+    def rule(call: TfliteCall) -> TfliteValue:
         given = call.value(0)
         return call.operation(module, kind, config, [given], given)
 
     return rule
 
 
-def activation(name: str) -> Callable[[Call], Value]:
+def activation(name: str) -> Callable[[TfliteCall], TfliteValue]:
     """An activation by Keras' name."""
 
-    def rule(call: Call) -> Value:
+    def rule(call: TfliteCall) -> TfliteValue:
         return call.activation(name, call.value(0))
 
     return rule
 
 
-def gelu(call: Call) -> Value:
+def gelu(call: TfliteCall) -> TfliteValue:
     """GELU."""
     given = call.value(0)
     return call.operation(NN, "Gelu", {"approximate": bool(call.option("approximate", False))}, [given], given)
 
 
-def leaky_relu(call: Call) -> Value:
+def leaky_relu(call: TfliteCall) -> TfliteValue:
     """LEAKY_RELU."""
     given, slope = call.value(0), float(call.option("alpha", 0.0))
     if not np.isfinite(slope) or slope < 0:
@@ -255,7 +255,7 @@ def leaky_relu(call: Call) -> Value:
     return call.layer("LeakyReLU", {"negative_slope": slope}, [given], given)
 
 
-def prelu(call: Call) -> Value:
+def prelu(call: TfliteCall) -> TfliteValue:
     """PRELU: a slope for each channel, or for each number of a sample."""
     given, alpha = call.value(0), call.weights(1)
     sides = (*(1,) * (len(given.sides) - alpha.ndim), *alpha.shape)[-len(given.sides) :]
@@ -266,7 +266,7 @@ def prelu(call: Call) -> Value:
     return call.layer("PReLU", {"shared_axes": shared or None}, [given], given, [alpha.reshape(sides)])
 
 
-def softmax(call: Call) -> Value:
+def softmax(call: TfliteCall) -> TfliteValue:
     """SOFTMAX over the last side."""
     given, beta = call.value(0), float(call.option("beta", 1.0))
     if beta != 1.0:
@@ -274,13 +274,13 @@ def softmax(call: Call) -> Value:
     return call.layer("Softmax", {"axis": -1}, [given], given)
 
 
-def normalization(call: Call) -> Value:
+def normalization(call: TfliteCall) -> TfliteValue:
     """L2_NORMALIZATION over the last side."""
     given = call.value(0)
     return call.activated(call.layer("UnitNormalization", {"axis": -1}, [given], given))
 
 
-def batch_matmul(call: Call) -> Value:
+def batch_matmul(call: TfliteCall) -> TfliteValue:
     """BATCH_MATMUL; one constant matrix on the right is a dense layer's."""
     flips = [bool(call.option(name, False)) for name in ("adjX", "adjY")]
     if call.is_constant(1) and call.stored(1).elements == prod(call.stored(1).shape[-2:]):
@@ -288,7 +288,7 @@ def batch_matmul(call: Call) -> Value:
         right, given = right.T if flips[1] else right, tflite_shapes.flipped(call, given) if flips[0] else given
         if len(given.sides) < 2 or right.ndim != 2 or given.shape[-1] != right.shape[0]:
             raise NotImportedError(f"{list(given.shape)} and {list(right.shape)} do not fit each other")
-        like = Value(given.tensor, (*given.shape[:-1], right.shape[1]), given.whole)
+        like = TfliteValue(given.tensor, (*given.shape[:-1], right.shape[1]), given.whole)
         made = call.layer("Dense", {"units": right.shape[1], "use_bias": False}, [given], like, [right])
         return reshaped(call, made, call.made.shape)
     operands = [call.value(place) for place in (0, 1)]
@@ -297,13 +297,13 @@ def batch_matmul(call: Call) -> Value:
     fits = len(first.shape) == len(second.shape) > 1 and first.whole == second.whole
     if not fits or first.shape[-1] != second.shape[-2] or first.shape[:-2] != second.shape[:-2]:
         raise NotImportedError(f"{list(first.shape)} and {list(second.shape)} do not fit each other")
-    like = Value(first.tensor, (*first.shape[:-1], second.shape[-1]), first.whole)
+    like = TfliteValue(first.tensor, (*first.shape[:-1], second.shape[-1]), first.whole)
     if len(first.shape) == 2 and not first.whole:
         raise NotImportedError("it mixes the samples of a batch")
     return call.operation(NUMPY, "Matmul", {}, operands, like)
 
 
-RULES: Mapping[str, Callable[[Call], Value | list[Value]]] = {
+RULES: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]] = {
     "CONV_2D": conv_2d,
     "DEPTHWISE_CONV_2D": depthwise_conv_2d,
     "TRANSPOSE_CONV": transpose_conv,

@@ -1,13 +1,12 @@
-"""What the rules for ONNX operators work with: the network in the making, and one operator at a time.
+"""The network under construction from an ONNX graph, and the operator that a rule is called with.
 
-Rules make plain values (`training.network`) of operators, and say how the network has their
-numbers (`onnx_layout`); `onnx_network` calls them.
+A rule adds layers (`compress.ir.keras_graph`) and returns values with their layout (`layout`); `network` calls it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -15,75 +14,57 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.importers.common import layer_calls
-from compress.importers.common.layer_calls import LAYERS, NotImportedError, entry, free_name
+from compress.importers.common.graph_builder import UNKNOWN, LayerFactory, NetworkBuilder
+from compress.importers.common.layer_calls import NotImportedError, free_name
 from compress.importers.onnx import layout
-from compress.importers.onnx.layout import Order, Value, laid, natural, sides_of
-from compress.importers.onnx.onnx_graph import Graph, Node
-from compress.ir.keras_graph import Layer, Tensor, tensors_in
+from compress.importers.onnx.layout import OnnxValue, Order, laid, natural, sides_of
+from compress.importers.onnx.onnx_graph import Node, OnnxGraph
+from compress.ir.keras_graph import Layer, Tensor
 
 FLOAT = "FLOAT"
-UNKNOWN = Tensor("?")
-"""What a template of a value has for a tensor."""
 
 
 @dataclass
-class Draft:
-    """A network in the making.
+class OnnxNetworkBuilder(NetworkBuilder[OnnxValue]):
+    """A network under construction from an ONNX graph.
 
     Attributes:
-        graph: what it is made of.
-        layers: what was made so far, by name.
-        shapes: of each tensor of the network, without the batch.
-        values: by tensor of the graph.
-        holders: the tensors of the graph that one of the network's stands for.
-        used: how often the network's tensors are taken.
-        padded: what a layer that only pads with zeros was given, and (before, after) for each place.
-        changed: tensors of the graph that the network does not have any more as they were.
+        graph: the graph.
+        values: how the network holds each tensor of the graph, by name.
+        holders: names of the graph's tensors that each tensor of the network holds.
+        padded: input and (before, after) per dimension of each layer that only pads with zeros.
+        changed: tensors of the graph that the network no longer computes as they were.
     """
 
-    graph: Graph
-    layers: dict[str, Layer] = field(default_factory=dict)
-    shapes: dict[Tensor, tuple[int | None, ...]] = field(default_factory=dict)
-    values: dict[str, Value] = field(default_factory=dict)
+    graph: OnnxGraph
+    values: dict[str, OnnxValue] = field(default_factory=dict)
     holders: dict[Tensor, list[str]] = field(default_factory=dict)
-    used: Counter[Tensor] = field(default_factory=Counter)
-    padded: dict[Tensor, tuple[Value, list[tuple[int, int]]]] = field(default_factory=dict)
+    padded: dict[Tensor, tuple[OnnxValue, list[tuple[int, int]]]] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.takers = Counter(name for node in self.graph.nodes for name in node.inputs)
         self.takers.update(self.graph.outputs)
 
-    def add(self, layer: Layer, like: Value) -> Value:
-        """Puts a layer in; what it makes is laid out as `like`."""
-        self.layers[layer.name] = layer
-        self.used.update(tensors_in(list(layer.calls)))
-        value = replace(like, tensor=Tensor(layer.name))
-        self.shapes[value.tensor] = value.sides
-        return value
-
-    def keep(self, name: str, value: Value) -> None:
+    def keep(self, name: str, value: OnnxValue) -> None:
         """Notes how the network has a tensor of the graph."""
         self.values[name] = value
         self.holders.setdefault(value.tensor, []).append(name)
 
-    def input(self, name: str, order: Order) -> Value:
+    def input(self, name: str, order: Order) -> OnnxValue:
         """An input of the graph as an input of the network."""
         shape = self.graph.shapes[name]
         made = laid(UNKNOWN, shape, order, sides_of(shape, order) or (1,))
-        called = free_name(title(name), self.layers)
-        config = {"name": called, "batch_shape": [None, *made.sides], "dtype": "float32"}
-        return self.add(Layer(called, "InputLayer", entry(LAYERS, "InputLayer", config), (), ()), made)
+        return self.add_input(free_name(title(name), self.layers), made)
 
-    def alone(self, value: Value) -> Layer | None:
+    def alone(self, value: OnnxValue) -> Layer | None:
         """The layer that makes a value, if nothing else takes what it makes: it may be changed."""
         names = self.holders.get(value.tensor, ())
-        if self.used[value.tensor] or any(self.takers[name] != 1 or name in self.graph.outputs for name in names):
+        if self.used.get(value.tensor) or any(self.takers[name] != 1 or name in self.graph.outputs for name in names):
             return None
         return self.layers.get(value.tensor.layer)
 
-    def rewrite(self, value: Value, layer: Layer) -> None:
+    def rewrite(self, value: OnnxValue, layer: Layer) -> None:
         """Puts a layer in the place of the one that makes a value; it makes something else."""
         self.layers[layer.name] = layer
         self.changed.update(self.holders.get(value.tensor, ()))
@@ -101,7 +82,7 @@ def title(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Call:
+class OnnxCall(LayerFactory[OnnxValue]):
     """One operator, and all that a rule needs to make layers of it.
 
     Attributes:
@@ -109,7 +90,7 @@ class Call:
         node: the operator.
     """
 
-    draft: Draft
+    builder: OnnxNetworkBuilder
     node: Node
 
     # --- what the operator is given ------------------------------------------------------
@@ -124,7 +105,7 @@ class Call:
 
     def is_constant(self, place: int) -> bool:
         """Whether an input is there, and a constant."""
-        return self.has(place) and self.node.inputs[place] in self.draft.graph.constants
+        return self.has(place) and self.node.inputs[place] in self.builder.graph.constants
 
     def constant(self, place: int) -> NDArray[Any]:
         """An input that must be a constant."""
@@ -132,7 +113,7 @@ class Call:
             raise NotImportedError(f"its input {place} is missing")
         if not self.is_constant(place):
             raise NotImportedError(f"its input {place}, {self.node.inputs[place][:80]!r}, is computed")
-        return self.draft.graph.constants[self.node.inputs[place]]
+        return self.builder.graph.constants[self.node.inputs[place]]
 
     def weights(self, place: int) -> NDArray[np.float32]:
         """A constant input of floats."""
@@ -158,54 +139,43 @@ class Call:
         numbers = self.constant(place).reshape(-1)
         return float(numbers[0]) if numbers.size else default
 
-    def value(self, place: int, *types: str) -> Value:
+    def value(self, place: int, *types: str) -> OnnxValue:
         """An input that must be computed, and of floats unless other types are named."""
         if not self.has(place):
             raise NotImportedError(f"its input {place} is missing")
         name = self.node.inputs[place]
-        if name in self.draft.graph.constants:
+        if name in self.builder.graph.constants:
             raise NotImportedError(f"its input {place}, {name[:80]!r}, is a constant")
-        kind, shape = self.draft.graph.types.get(name, "?"), self.draft.graph.shapes.get(name)
+        kind, shape = self.builder.graph.types.get(name, "?"), self.builder.graph.shapes.get(name)
         if kind not in (types or (FLOAT,)):
             raise NotImportedError(f"its input {place}, {name[:80]!r}, is {kind}")
-        if name not in self.draft.values or shape is None or 0 in shape:
+        if name not in self.builder.values or shape is None or 0 in shape:
             raise NotImportedError(f"its input {place}, {name[:80]!r}, has no shape, or none that could be told")
-        return self.draft.values[name]
+        return self.builder.values[name]
 
     def made(self, place: int = 0) -> tuple[int, ...]:
         """The shape of what it makes."""
-        shape = self.draft.graph.shapes.get(self.node.outputs[place])
+        shape = self.builder.graph.shapes.get(self.node.outputs[place])
         if shape is None or 0 in shape:
             raise NotImportedError("the shape of what it makes could not be told" if shape is None else "it is empty")
         return shape
 
     # --- layers --------------------------------------------------------------------------
 
-    def layer(
-        self,
-        kind: str,
-        config: Mapping[str, Any],
-        given: Sequence[Any],
-        like: Value,
-        weights: Sequence[NDArray[np.float32]] = (),
-    ) -> Value:
-        """A layer of Keras; `given` are its arguments, what it makes is laid out as `like`."""
-        settings = {"name": self._name(), **config}
-        return self.draft.add(layer_calls.made(LAYERS, kind, settings, given, weights), like)
+    @property
+    def network_builder(self) -> OnnxNetworkBuilder:
+        """The network under construction."""
+        return self.builder
 
-    def operation(self, module: str, kind: str, config: Mapping[str, Any], given: Sequence[Any], like: Value) -> Value:
-        """One of Keras' operations, for what no layer does; the same otherwise."""
-        return self.draft.add(layer_calls.made(module, kind, {"name": self._name(), **config}, given), like)
-
-    def _name(self) -> str:
+    def layer_name(self) -> str:
         """A free name: that of the module for weights of PyTorch, that of the operator, or that of what it makes."""
         weights = [name for name in self.node.inputs[1:2] if name.endswith(".weight")]
         own = self.node.name if "/" in self.node.name else weights[0][: -len(".weight")] if weights else self.node.name
-        return free_name(title(own if not own.isdigit() else f"{self.node.operator}_{own}"), self.draft.layers)
+        return free_name(title(own if not own.isdigit() else f"{self.node.operator}_{own}"), self.builder.layers)
 
     # --- how numbers are laid out --------------------------------------------------------
 
-    def arranged(self, value: Value, order: Order, *, whole: bool = False) -> Value:
+    def arranged(self, value: OnnxValue, order: Order, *, whole: bool = False) -> OnnxValue:
         """The value with its axes in this order, and each one a side of the network; layers only where need be."""
         sides = sides_of(value.shape, order, whole=whole) or (1,)
         target = laid(value.tensor, value.shape, order, sides)
@@ -218,32 +188,32 @@ class Call:
             return self.layer("Permute", {"dims": dims}, [value], target)
         return self._in_sides(self._permuted(value, moved.parts, moved.order), target)
 
-    def straightened(self, value: Value) -> Value:
+    def straightened(self, value: OnnxValue) -> OnnxValue:
         """The value with its numbers in the graph's order."""
         if value.straight:
             return value
         moved = self._permuted(value, value.parts, value.order)
         return replace(moved, parts=(prod(value.shape),), order=(0,))
 
-    def in_line(self, value: Value) -> Value:
+    def in_line(self, value: OnnxValue) -> OnnxValue:
         """The value with a single side in the network, its numbers in the order that they have there."""
         return self._in_sides(value, replace(value, sides=(prod(value.shape),)))
 
-    def _in_sides(self, value: Value, target: Value) -> Value:
+    def _in_sides(self, value: OnnxValue, target: OnnxValue) -> OnnxValue:
         if value.sides == target.sides:
             return replace(target, tensor=value.tensor)
         if len(target.sides) == 1 and len(value.sides) > 1:
             return self.layer("Flatten", {}, [value], target)
         return self.layer("Reshape", {"target_shape": list(target.sides)}, [value], target)
 
-    def _permuted(self, value: Value, parts: Sequence[int], order: Sequence[int]) -> Value:
+    def _permuted(self, value: OnnxValue, parts: Sequence[int], order: Sequence[int]) -> OnnxValue:
         """The numbers moved: seen as `parts` in this order they become `parts` in their own."""
         sides = tuple(parts[part] for part in order)
         seen = self._in_sides(value, replace(value, sides=sides))
         dims = [order.index(part) + 1 for part in range(len(parts))]
         return self.layer("Permute", {"dims": dims}, [seen], replace(value, sides=tuple(parts)))
 
-    def plain(self, value: Value, *axes: int) -> Placed:
+    def plain(self, value: OnnxValue, *axes: int) -> Placed:
         """The value with each axis a side of the network, these ones certainly."""
         rank = len(value.shape)
         order = natural(value)
@@ -264,7 +234,7 @@ class Placed:
         whole: whether the network has all of them, and its own batch before them.
     """
 
-    value: Value
+    value: OnnxValue
     order: Order
     whole: bool
 
@@ -273,11 +243,11 @@ class Placed:
         place = self.order.index(axis) + self.whole
         return -1 if place == len(self.order) + self.whole - 1 else place
 
-    def like(self, shape: Sequence[int]) -> Value:
+    def like(self, shape: Sequence[int]) -> OnnxValue:
         """A template: another shape, laid out likewise."""
         shape = tuple(int(side) for side in shape)
         sides = tuple(shape[axis] for axis in self.order)
         return laid(UNKNOWN, shape, self.order, sides if self.whole else sides[1:])
 
 
-Rule = Callable[[Call], Value | list[Value]]
+Rule = Callable[[OnnxCall], OnnxValue | list[OnnxValue]]

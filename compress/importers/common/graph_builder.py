@@ -1,0 +1,115 @@
+"""Construction of a network of Keras layers from the operators of a graph, for every graph format.
+
+A format adds its own value (how the network holds a tensor of the graph), its own builder and its own operator call,
+with the bookkeeping of its axes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.importers.common.layer_calls import LAYERS, entry, made
+from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+
+UNKNOWN = Tensor("?")
+"""Tensor of a value that no layer computes."""
+
+
+class GraphValue(Protocol):
+    """A tensor of the graph as the network holds it: a frozen dataclass."""
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor of the network."""
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Its shape in the network, without the batch."""
+
+
+ValueT = TypeVar("ValueT", bound=GraphValue)
+
+
+@dataclass
+class NetworkBuilder(Generic[ValueT]):
+    """A network under construction.
+
+    Attributes:
+        layers: layers so far, by name.
+        shapes: shape of each tensor of the network, without the batch.
+        used: number of layers that take each tensor.
+    """
+
+    layers: dict[str, Layer] = field(default_factory=dict, init=False)
+    shapes: dict[Tensor, tuple[int | None, ...]] = field(default_factory=dict, init=False)
+    used: dict[Tensor, int] = field(default_factory=dict, init=False)
+
+    def add(self, layer: Layer, like: ValueT) -> ValueT:
+        """Add a layer, and return its output with the layout of `like`."""
+        self.layers[layer.name] = layer
+        for tensor in tensors_in(list(layer.calls)):
+            self.used[tensor] = self.used.get(tensor, 0) + 1
+        value: ValueT = replace(like, tensor=Tensor(layer.name))  # type: ignore[type-var]
+        self.shapes[value.tensor] = value.sides
+        return value
+
+    def add_input(self, name: str, like: ValueT) -> ValueT:
+        """Add a float32 input with a batch of any size."""
+        config = {"name": name, "batch_shape": [None, *like.sides], "dtype": "float32"}
+        return self.add(Layer(name, "InputLayer", entry(LAYERS, "InputLayer", config), (), ()), like)
+
+    def network(self, inputs: Sequence[ValueT], outputs: Sequence[ValueT]) -> Network:
+        """Return the network; a single input or output is a tensor and not a list, as in Keras."""
+        return Network("model", self.layers, _nested(inputs), _nested(outputs), self.shapes)
+
+
+def _nested(values: Sequence[GraphValue]) -> list[Tensor] | Tensor:
+    tensors = [value.tensor for value in values]
+    return tensors[0] if len(tensors) == 1 else tensors
+
+
+class LayerFactory(ABC, Generic[ValueT]):
+    """The layers that the rule for one operator adds to the network."""
+
+    @property
+    @abstractmethod
+    def network_builder(self) -> NetworkBuilder[ValueT]:
+        """The network under construction."""
+
+    @abstractmethod
+    def layer_name(self) -> str:
+        """Return a free name for a layer of this operator."""
+
+    def layer(
+        self,
+        kind: str,
+        config: Mapping[str, Any],
+        arguments: Sequence[Any],
+        like: ValueT,
+        weights: Sequence[NDArray[np.float32]] = (),
+    ) -> ValueT:
+        """Add a Keras layer, and return its output with the layout of `like`."""
+        settings = {"name": self.layer_name(), **config}
+        return self.network_builder.add(made(LAYERS, kind, settings, arguments, weights), like)
+
+    def operation(
+        self, module: str, kind: str, config: Mapping[str, Any], arguments: Sequence[Any], like: ValueT
+    ) -> ValueT:
+        """Add a Keras operation, where no layer computes the same."""
+        settings = {"name": self.layer_name(), **config}
+        return self.network_builder.add(made(module, kind, settings, arguments), like)
+
+
+CallT = TypeVar("CallT")
+
+
+def apply_rule(rule: Callable[[CallT], ValueT | list[ValueT]], call: CallT) -> list[ValueT]:
+    """Return what a rule makes of an operator, in the order of its outputs."""
+    values = rule(call)
+    return values if isinstance(values, list) else [values]

@@ -1,0 +1,126 @@
+"""The onnx and onnxruntime libraries in child processes: read a file, run a model."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import CorallineError, ModelError
+from compress.importers.common import sandbox
+
+READ_TIMEOUT_S = 120
+RUN_TIMEOUT_S = 600
+MEMORY_BYTES = 6 * 2**30
+"""Limit of each process: three times the largest .onnx file without external tensors."""
+
+
+class OnnxRuntimeFailedError(Exception):
+    """No outputs from onnxruntime: it refused the model, crashed, or exceeded its time limit."""
+
+
+def check_readable(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Read a file once in a child process.
+
+    Args:
+        path: the .onnx file.
+        shapes: shapes of inputs with open dimensions, by name.
+
+    Raises:
+        ModelError: the process crashed or exceeded its time limit.
+    """
+    named = json.dumps({name: list(shape) for name, shape in shapes.items()})
+    try:
+        ended = _run_child(read_in_child, [str(path), named], READ_TIMEOUT_S)
+    except sandbox.SandboxTimeoutError as error:
+        raise ModelError(f"onnx did not finish reading it in {READ_TIMEOUT_S} s", where=str(path)) from error
+    if ended.status:
+        raise ModelError(f"onnx crashes when it reads it ({ended.reason})", where=str(path), todo="check the file")
+
+
+def read_in_child(path: str, shapes: str) -> None:
+    """Read a file. A refusal is not an error here: the parent reads the file again and reports it."""
+    from compress.importers.onnx import onnx_graph
+
+    try:
+        onnx_graph.read(Path(path), shapes=json.loads(shapes))
+    except CorallineError:
+        return
+
+
+def run_model(model: bytes, feeds: Sequence[Mapping[str, NDArray[Any]]], outputs: Sequence[str]) -> list[list[Any]]:
+    """Return the outputs of a model on the CPU with one thread and without graph optimization.
+
+    Args:
+        model: a serialized model with its tensors inside.
+        feeds: inputs by name, for each run.
+        outputs: names of the outputs to return.
+
+    Raises:
+        OnnxRuntimeFailedError: onnxruntime gave no outputs.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "model.onnx").write_bytes(model)
+        (folder / "outputs").write_text("\0".join(outputs))
+        for number, feed in enumerate(feeds):
+            np.savez(folder / f"inputs{number}.npz", *feed.values())
+        (folder / "inputs").write_text("\0".join(feeds[0]))
+        run_folder(folder, len(feeds))
+        return [_stored(folder / f"outputs{number}.npz", len(outputs)) for number in range(len(feeds))]
+
+
+def _stored(path: Path, count: int) -> list[NDArray[Any]]:
+    with np.load(path) as stored:
+        return [stored[f"arr_{index}"] for index in range(count)]
+
+
+def run_folder(folder: Path, count: int) -> None:
+    """Run the model in a folder in a child process.
+
+    Raises:
+        OnnxRuntimeFailedError: it fails.
+    """
+    try:
+        ended = _run_child(run_in_child, [str(folder), str(count)], RUN_TIMEOUT_S)
+    except sandbox.SandboxTimeoutError as error:
+        raise OnnxRuntimeFailedError(f"onnxruntime did not finish in {RUN_TIMEOUT_S} s") from error
+    if ended.status:
+        raise OnnxRuntimeFailedError(f"onnxruntime cannot run it: {ended.reason}")
+
+
+def run_in_child(folder: str, count: str) -> None:
+    """Run the model in a folder, and exit with status 1 if onnxruntime raises."""
+    try:
+        run_session(Path(folder), int(count))
+    except Exception as error:  # noqa: BLE001 - onnxruntime raises many types, and the parent reports all of them
+        print(" ".join(str(error).split()), file=sys.stderr)
+        sys.exit(1)
+
+
+def run_session(folder: Path, count: int) -> None:
+    """Run the model in a folder on the inputs stored there, and store the outputs."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    inputs = (folder / "inputs").read_text().split("\0")
+    outputs = (folder / "outputs").read_text().split("\0")
+    content = (folder / "model.onnx").read_bytes()
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    for number in range(count):
+        arrays = _stored(folder / f"inputs{number}.npz", len(inputs))
+        np.savez(folder / f"outputs{number}.npz", *session.run(outputs, dict(zip(inputs, arrays, strict=True))))
+
+
+def _run_child(function: Callable[..., None], arguments: Sequence[str], timeout_s: float) -> sandbox.ChildExit:
+    return sandbox.run(function, arguments, timeout_s=timeout_s, memory_bytes=MEMORY_BYTES)

@@ -1,0 +1,79 @@
+"""onnx and onnxruntime in child processes: files that need too much memory, crash the library, or never end."""
+
+from __future__ import annotations
+
+import importlib
+import resource
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compress.errors import ModelError
+from compress.importers.common import sandbox
+from compress.importers.onnx import child_processes
+
+
+def expanded(size: int) -> bytes:
+    """A model whose answer is its input repeated that often."""
+    shape = numpy_helper.from_array(np.array([size], np.int64), "shape")
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Expand", ["x", "shape"], ["y"])],
+        "graph",
+        [value("x", TensorProto.FLOAT, [1])],
+        [value("y", TensorProto.FLOAT, None)],
+        [shape],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+FEED = [{"x": np.ones(1, np.float32)}]
+
+
+def test_outputs() -> None:
+    assert child_processes.run_model(expanded(3), FEED, ["y"])[0][0].tolist() == [1, 1, 1]
+
+
+def test_a_model_over_the_memory_limit() -> None:
+    with pytest.raises(child_processes.OnnxRuntimeFailedError, match="onnxruntime cannot run it"):
+        child_processes.run_model(expanded(child_processes.MEMORY_BYTES // 4), FEED, ["y"])
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("crash", r"onnx crashes when it reads it \(signal 11\)"),
+        ("wait", "onnx did not finish reading it in 1 s"),
+        ("allocate", "MemoryError"),
+    ],
+)
+def test_a_file_that_ends_the_process_which_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, message: str
+) -> None:
+    (tmp_path / "hostile_library.py").write_text(
+        "import os, signal, time\n"
+        "def crash(*_): os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "def wait(*_): time.sleep(60)\n"
+        "def allocate(*_): bytes(1 << 40)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run = sandbox.run
+    function = getattr(importlib.import_module("hostile_library"), entry)
+    monkeypatch.setattr(sandbox, "run", lambda _, *args, **limits: run(function, *args, **limits))
+    monkeypatch.delitem(sys.modules, "hostile_library")
+    if entry == "wait":
+        monkeypatch.setattr(child_processes, "READ_TIMEOUT_S", 1)
+    with pytest.raises(ModelError, match=message):
+        child_processes.check_readable(tmp_path / "model.onnx", {})
+
+
+def test_the_parent_has_no_limit(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    onnx.save(onnx.load_from_string(expanded(3)), tmp_path / "model.onnx")
+    child_processes.check_readable(tmp_path / "model.onnx", {})
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
