@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Network, Tensor
+from compress.ir.layer_specs import spec_of
 from compress.quantization import fake_quantization
 from compress.quantization import quantizer_placement as rounding
 from compress.quantization.activation_statistics import means_by_channel
@@ -65,7 +66,7 @@ def _levels(network: Network) -> dict[str, int]:
     levels: dict[str, int] = {}
     for layer, call in network.in_order():
         below = max((depth[tensor] for tensor in (layer.given(call) if layer.calls else [])), default=0)
-        weighted = layer.kind in fake_quantization.SCALE_AXES and len(layer.calls) == 1
+        weighted = spec_of(layer).kernel is not None and len(layer.calls) == 1
         if weighted:
             levels[layer.name] = below
         for tensor in network.shapes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, Network, Tensor, build
+from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
 
 BATCH = 64
-CHANCE = re.compile(r"\w*Dropout(\dD)?|GaussianNoise|Rand\w+|AugMix|CutMix|MixUp")
-"""Layers that change numbers in training only."""
 
 
 def settled(network: Network, before: Any, samples: NDArray[np.float32]) -> Network:
@@ -33,11 +31,11 @@ def remeasured(network: Network, samples: NDArray[np.float32]) -> Network:
         network: whose batch norms are called once each; the others keep what they have.
         samples: preprocessed training samples [n, ...], some dozens at least.
     """
-    names = [layer.name for layer in network.layers.values() if _can_be_measured(layer.kind, len(layer.calls))]
+    names = [layer.name for layer in network.layers.values() if _can_be_measured(layer)]
     if not names:
         return network
     drawn = [
-        layer for layer in network.layers.values() if CHANCE.fullmatch(layer.kind) and _keeps_shape(layer, network)
+        layer for layer in network.layers.values() if spec_of(layer).random_in_training and _keeps_shape(layer, network)
     ]
     moved = {Tensor(each.name, call): each.given(call)[0] for each in drawn for call in range(len(each.calls))}
     model = build(network.edited(dict.fromkeys((each.name for each in drawn), None), moved))
@@ -61,8 +59,8 @@ def _keeps_shape(layer: Layer, network: Network) -> bool:
     return all(network.shapes[layer.given(call)[0]] == network.shapes[Tensor(layer.name, call)] for call in calls)
 
 
-def _can_be_measured(kind: str, calls: int) -> bool:
-    return kind == "BatchNormalization" and calls == 1
+def _can_be_measured(layer: Layer) -> bool:
+    return spec_of(layer).is_batch_norm and len(layer.calls) == 1
 
 
 def distance(model: Any, other: Any, samples: NDArray[np.float32]) -> float:
