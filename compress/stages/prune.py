@@ -42,7 +42,7 @@ class Prune(Stage, TrainingSettings):
     """Removes the channels that matter least, where most is saved for them; then trains what is left."""
 
     name: ClassVar[str] = "prune"
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original", "target"})
