@@ -1,11 +1,11 @@
 """CPU time and memory of `quantize`: `python benchmarks/quantize_cost.py [--side 224] [--photos 449] [--show]`.
 
-MobileNetV2 0.35 with batch norm statistics taken from photos (grocery96, enlarged) is quantized twice in processes of
-their own: by a pipeline with the stage `quantize` alone, and by one plain conversion with as many calibration samples, as
-TensorFlow's guide shows it (`TFLiteConverter.from_keras_model`) and by its fast path (`from_concrete_functions`). The
+MobileNetV2 0.35 with batch norm statistics taken from photos (grocery96, enlarged) is quantized by a pipeline with the
+stage `quantize` alone, and converted with as many calibration samples as TensorFlow's guide shows it
+(`TFLiteConverter.from_keras_model`) and by its fast path (`from_concrete_functions`), in processes of their own. The
 labels are the float model's own answers. Reported are the peak resident memory of the whole run and the CPU seconds of
-the stage divided by those of each conversion, imports left out of all. Needs the shared
-files (CORALLINE_SHARED, or ../shared beside the project). Writes benchmarks/results/quantize_cost.json.
+the stage divided by those of each conversion, imports left out of all. Needs the shared files (CORALLINE_SHARED, or
+../shared beside the project). Writes benchmarks/results/quantize_cost.json.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _model(model: Any, notes: list[str]) -> Report:
 
     try:
         layers = keras_graph.read(model).layers.values()
-        kinds = Counter(layer.kind for layer in layers if layer.kind != "InputLayer")
+        kinds = Counter(layer.kind for layer in layers if layer.calls)
     except ModelError as error:
         kinds = Counter(type(layer).__name__ for layer in model.layers)
         notes = [*notes, error.what]

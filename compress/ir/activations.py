@@ -15,48 +15,10 @@ Activation = Literal[
     "silu", "hard_silu", "gelu", "mish", "elu", "selu", "celu", "softplus", "tailed", "leaky_relu", "threshold", "prelu"
 ]
 
-NAMES: Mapping[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "hard_silu": "hard_silu",
-    "hard_swish": "hard_silu",
-    "gelu": "gelu",
-    "mish": "mish",
-    "elu": "elu",
-    "selu": "selu",
-    "celu": "celu",
-    "softplus": "softplus",
-    "leaky_relu": "leaky_relu",
+NAMED: Mapping[str, Activation] = {
+    name: name for name in ("silu", "hard_silu", "gelu", "mish", "elu", "selu", "celu", "softplus", "leaky_relu")
 }
-"""Keras' names of activations."""
-CLASSES: Mapping[str, Activation] = {
-    "Silu": "silu",
-    "HardSilu": "hard_silu",
-    "Gelu": "gelu",
-    "Mish": "mish",
-    "ELU": "elu",
-    "Elu": "elu",
-    "Selu": "selu",
-    "Celu": "celu",
-    "Softplus": "softplus",
-    "LeakyReLU": "leaky_relu",
-    "LeakyRelu": "leaky_relu",
-}
-"""Layers and operations that only apply an activation, by their class."""
-OTHERS: Mapping[str, str] = {
-    "HardShrink": "hard_shrink",
-    "LogSigmoid": "log_sigmoid",
-    "SoftShrink": "soft_shrink",
-    "Softsign": "softsign",
-    "SparsePlus": "sparse_plus",
-    "SparseSigmoid": "sparse_sigmoid",
-    "Squareplus": "squareplus",
-    "TanhShrink": "tanh_shrink",
-    "Threshold": "threshold",
-}
-"""Operations that are an activation too, which a ReLU is not put in the place of."""
-FREE = {"linear", "relu", "relu6", "sigmoid", "tanh", "softmax", "hard_sigmoid", "hard_tanh"}
-"""Activations that are one operator of the Edge TPU at most, or, a hard sigmoid, a factor behind a ReLU6."""
+"""Functions of Keras that a ReLU can replace, by Keras' name."""
 Values = NDArray[np.float64]
 POINTS = np.linspace(-12.0, 12.0, 241)
 NEAR = 2e-3

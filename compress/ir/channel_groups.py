@@ -19,47 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+from compress.ir.layer_specs import RESCALING, spec_of
+from compress.ir.layer_specs.functions import ELEMENTWISE, canonical_name
 
 Layout = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-
-#: Layers that make channels, and the axes of their kernel: (in, out).
-MAKERS = {
-    "Conv1D": (1, 2),
-    "Conv2D": (2, 3),
-    "Conv2DTranspose": (3, 2),
-    "Dense": (0, 1),
-}
-#: Layers that treat each channel by itself; their weights, if any, run along the channels in the last axis.
-BY_CHANNEL = {
-    *("Activation", "ReLU", "LeakyReLU", "ELU", "Identity"),
-    *("Relu", "Relu6", "Sigmoid", "HardSigmoid", "HardSwish", "HardSilu", "Silu", "Gelu", "Tanh"),
-    *("Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise", "GaussianDropout"),
-    *("MaxPooling2D", "AveragePooling2D", "GlobalAveragePooling2D", "GlobalMaxPooling2D"),
-    *("MaxPooling1D", "AveragePooling1D", "GlobalAveragePooling1D", "GlobalMaxPooling1D"),
-    *("ZeroPadding1D", "ZeroPadding2D", "Cropping1D", "Cropping2D", "UpSampling1D", "UpSampling2D"),
-    *("Rescaling", "Resizing"),
-    "BatchNormalization",
-}
-#: Functions that make each number of one number alone; softmax and its like look across channels.
-ELEMENTWISE = {
-    *(
-        "linear",
-        "relu",
-        "relu6",
-        "leaky_relu",
-        "elu",
-        "selu",
-        "celu",
-        "gelu",
-        "silu",
-        "swish",
-        "sigmoid",
-        "log_sigmoid",
-    ),
-    *("hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh", "tanh", "softplus", "softsign", "exponential", "mish"),
-}
-TIED = {"Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum"}
 
 
 @dataclass(frozen=True)
@@ -172,47 +136,68 @@ def layout(
     layouts: Mapping[Tensor, Layout],
 ) -> Layout | None:
     """The layout that a call makes; None where it is not understood."""
+    spec = spec_of(layer)
     if layer.config.get("data_format") == "channels_first" or _by_position(layer):
         return None
-    if layer.kind in (*MAKERS, "SeparableConv2D", "SeparableConv1D"):
+    if spec.channels == "makes":
         return _made_by_maker(layer, call, given[0], numbers, layouts)
     if not _elementwise(layer):
         return None
-    if layer.kind == "DepthwiseConv2D":
-        if call:  # a second call with other channels would need the same weights for them
-            numbers.tie(layouts[layer.given(0)[0]], given[0])
-        return np.repeat(given[0], layer.config["depth_multiplier"])
-    if layer.kind == "BatchNormalization" and _axis(layer) not in (-1, len(network.shapes[layer.given(call)[0]])):
-        return None
-    if layer.kind in (*BY_CHANNEL, "PReLU"):
-        if call and layer.weights:
-            numbers.tie(layouts[layer.given(0)[0]], given[0])
-        return given[0]
-    if layer.kind in TIED and len(given) > 1:
-        return _tied(given, numbers)
-    if layer.kind in (*TIED, "TrueDivide", "Divide") and len(given) == 1 and not _constants(layer.calls[call]):
-        return given[0]
-    if layer.kind == "Concatenate":
+    if spec.channels == "multiplies":
+        return _multiplied(layer, call, given[0], numbers, layouts)
+    if spec.channels == "keeps":
+        return _kept(layer, call, given[0], network, numbers, layouts)
+    if spec.channels == "ties":
+        return _combined(layer, call, given, numbers)
+    if spec.channels == "joins":
         rank = len(network.shapes[layer.given(call)[0]])
         return np.concatenate(given) if layer.config.get("axis", -1) in (-1, rank) else _stacked(given, numbers)
-    if layer.kind in ("Flatten", "Reshape"):
-        made = _reshaped(given[0], network.shapes[layer.given(call)[0]], network.shapes[Tensor(layer.name, call)])
-        if call and made is not None and layer.kind == "Reshape":  # which has one target for all its calls
-            numbers.tie(layouts[Tensor(layer.name, 0)], made)
-        return made
+    if spec.channels == "reshapes":
+        return _reshaped(layer, call, given[0], network, numbers, layouts)
     return None
+
+
+def _multiplied(layer: Layer, call: int, given: Layout, numbers: Numbering, layouts: Mapping[Tensor, Layout]) -> Layout:
+    """The channels of a depthwise layer: each of its input as often as its multiplier says."""
+    if call:  # a second call with other channels would need the same weights for them
+        numbers.tie(layouts[layer.given(0)[0]], given)
+    return np.repeat(given, layer.config["depth_multiplier"])
+
+
+def _kept(
+    layer: Layer,
+    call: int,
+    given: Layout,
+    network: Network,
+    numbers: Numbering,
+    layouts: Mapping[Tensor, Layout],
+) -> Layout | None:
+    """The channels of the input, where the weights of the layer run along them."""
+    last = (-1, len(network.shapes[layer.given(call)[0]]))
+    if spec_of(layer).is_batch_norm and _axis(layer) not in last:
+        return None
+    if call and layer.weights:
+        numbers.tie(layouts[layer.given(0)[0]], given)
+    return given
+
+
+def _combined(layer: Layer, call: int, given: list[Layout], numbers: Numbering) -> Layout | None:
+    """The channels of all operands, tied; with one tensor only, no operand may have a value for each channel."""
+    if len(given) > 1:
+        return _tied(given, numbers)
+    return None if _constants(layer.calls[call]) else given[0]
 
 
 def _elementwise(layer: Layer) -> bool:
     """Whether the activation inside a layer, if there is one, treats each channel by itself."""
     activation = layer.config.get("activation") or "linear"
-    return isinstance(activation, str) and activation in ELEMENTWISE
+    return isinstance(activation, str) and canonical_name(activation) in ELEMENTWISE
 
 
 def _by_position(layer: Layer) -> bool:
     """Whether a setting of a layer that goes by channel holds a number for each of them."""
     noise = layer.config.get("noise_shape")
-    scales = (layer.config.get(name) for name in ("scale", "offset")) if layer.kind == "Rescaling" else ()
+    scales = (layer.config.get(name) for name in ("scale", "offset")) if spec_of(layer) == RESCALING else ()
     return bool(noise and noise[-1] not in (None, 1)) or any(isinstance(each, list | tuple | dict) for each in scales)
 
 
@@ -231,7 +216,7 @@ def _made_by_maker(
     if call:
         numbers.tie(layouts[layer.given(0)[0]], given)
         return layouts[Tensor(layer.name, 0)]
-    made = numbers.fresh(int(layer.config["filters" if "filters" in layer.config else "units"]))
+    made = numbers.fresh(int(layer.config[spec_of(layer).width_setting]))
     if (groups := layer.config.get("groups", 1)) > 1:
         for into, out in zip(np.split(given, groups), np.split(made, groups), strict=True):
             together = np.concatenate([into, out])
@@ -268,12 +253,29 @@ def _constants(call: Any) -> bool:
     return isinstance(call, list | tuple) and any(map(_constants, call))
 
 
-def _reshaped(layout: Layout, before: tuple[int | None, ...], after: tuple[int | None, ...]) -> Layout | None:
+def _reshaped(
+    layer: Layer,
+    call: int,
+    given: Layout,
+    network: Network,
+    numbers: Numbering,
+    layouts: Mapping[Tensor, Layout],
+) -> Layout | None:
     """The layout after a reshape, if every row along the new last axis has the same."""
+    before, after = network.shapes[layer.given(call)[0]], network.shapes[Tensor(layer.name, call)]
     if None in before or None in after or not after:
         return None
-    spread = np.broadcast_to(layout, [side or 1 for side in before]).reshape(-1, after[-1] or 1)
-    return spread[0] if (spread == spread[0]).all() else None
+    spread = np.broadcast_to(given, [side or 1 for side in before]).reshape(-1, after[-1] or 1)
+    made: Layout = spread[0]
+    if not (spread == made).all():
+        return None
+    if call and _has_target(layer):  # which is one for all its calls
+        numbers.tie(layouts[Tensor(layer.name, 0)], made)
+    return made
+
+
+def _has_target(layer: Layer) -> bool:
+    return "target_shape" in layer.config
 
 
 def remove(network: Network, channels: Channels, kept: Mask) -> Network:
@@ -300,29 +302,32 @@ def _cut(layer: Layer, keep: Callable[[Tensor], Mask], network: Network) -> Laye
     before, after = keep(layer.given()[0]), keep(Tensor(layer.name))
     if before.all() and after.all():  # what is not understood may have its channels elsewhere
         return layer
-    if layer.kind in MAKERS:
-        into, out = MAKERS[layer.kind]
-        kernel, key = layer.weights[0], "filters" if "filters" in layer.config else "units"
-        changes = {key: int(after.sum())}
-        if (groups := layer.config.get("groups", 1)) > 1:  # a group is kept or removed as a whole
-            changes["groups"] = int(after.sum()) * groups // len(after)
-        else:
-            kernel = np.compress(before, kernel, axis=into)
-        kernel = np.compress(after, kernel, axis=out)
-        return replace(layer, weights=(kernel, *(w[..., after] for w in layer.weights[1:]))).configured(**changes)
-    if layer.kind.startswith("Separable"):
-        depthwise, pointwise, *bias = layer.weights
-        repeated = np.repeat(before, layer.config["depth_multiplier"])
-        pointwise = np.compress(after, np.compress(repeated, pointwise, axis=-2), axis=-1)
-        weights = (np.compress(before, depthwise, axis=-2), pointwise, *(w[after] for w in bias))
-        return replace(layer, weights=weights).configured(filters=int(after.sum()))
-    if layer.kind == "DepthwiseConv2D":
-        kernel = np.compress(before, layer.weights[0], axis=2)
-        return replace(layer, weights=(kernel, *(w[after] for w in layer.weights[1:])))
-    if layer.kind in (*BY_CHANNEL, "PReLU"):
+    spec = spec_of(layer)
+    if spec.kernels:
+        return _cut_kernels(layer, before, after)
+    if spec.channels == "keeps" and spec.weights_by_channel:
         each = (w[..., after] if w.shape and w.shape[-1] == len(after) else w for w in layer.weights)
         return replace(layer, weights=tuple(each))
-    if layer.kind == "Reshape":
+    if _has_target(layer):
         shape = network.shapes[Tensor(layer.name)]
         return layer.configured(target_shape=[*shape[:-1], int(after.sum())])
     return layer
+
+
+def _cut_kernels(layer: Layer, before: Mask, after: Mask) -> Layer:
+    """A layer with kernels for fewer channels in and out; a group of a grouped one is kept or removed as a whole."""
+    spec, groups = spec_of(layer), layer.config.get("groups", 1)
+    changes = {spec.width_setting: int(after.sum())} if spec.width_setting else {}
+    if groups > 1:
+        changes["groups"] = int(after.sum()) * groups // len(after)
+    kernels = []
+    for axes, kernel in zip(spec.kernels, layer.weights, strict=False):
+        if groups == 1:
+            kernel = np.compress(before, kernel, axis=axes.into)
+        if axes.depthwise:
+            before = np.repeat(before, layer.config["depth_multiplier"])
+        else:
+            kernel = np.compress(after, kernel, axis=axes.out)
+        kernels.append(kernel)
+    biases = (w[..., after] for w in layer.weights[spec.bias_index :])
+    return replace(layer, weights=(*kernels, *biases)).configured(**changes)

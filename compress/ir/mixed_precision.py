@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from compress.errors import ModelError
+from compress.ir.layer_specs import spec_of_live
 from compress.ir.tensorflow import keras, set_weights
 
-EXACT = ("BatchNormalization", "InputLayer", "Softmax", "Normalization")
-"""What stays in 32 bits: sums over many numbers, and probabilities."""
 NARROW = re.compile(r"(mixed_)?b?float16")
 """Policies and types of 16 bits."""
 NARROW_INPUTS = ("uint8", "float16", "bfloat16")
@@ -36,7 +35,8 @@ def lowered(model: Any, policy: str) -> Any:
     ends = {tensor._keras_history.operation.name for tensor in model.outputs}
 
     def changed(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
-        fit = isinstance(layer, keras().layers.Layer) and type(layer).__name__ not in EXACT and layer.name not in ends
+        is_layer = isinstance(layer, keras().layers.Layer)
+        fit = is_layer and not spec_of_live(layer).float32_only and layer.name not in ends
         return {**config, "dtype": policy} if fit and "dtype" in config else config
 
     return _twin(model, changed)

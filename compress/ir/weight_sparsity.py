@@ -10,12 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, Network
+from compress.ir.layer_specs import spec_of
 
-#: Layers with a kernel that zeros and shared values can be in, and which of their weights it is.
-KERNELS = {
-    **dict.fromkeys(("Conv1D", "Conv2D", "Conv2DTranspose", "DepthwiseConv2D", "Dense"), 0),
-    **dict.fromkeys(("SeparableConv1D", "SeparableConv2D"), 1),
-}
 SPARSE = 0.3
 """Share of exact zeros from which a kernel counts as sparse; trained weights have next to none."""
 MANY = 4
@@ -51,8 +47,8 @@ class Redundancy:
 
 def kernel(layer: Layer) -> NDArray[np.float32] | None:
     """The kernel of a layer; of a separable one its pointwise part, which holds nearly all weights."""
-    index = KERNELS.get(layer.kind)
-    return None if index is None or not layer.weights else np.asarray(layer.weights[index])
+    kernels = spec_of(layer).kernels
+    return np.asarray(layer.weights[len(kernels) - 1]) if kernels and layer.weights else None
 
 
 def of(values: NDArray[np.float32]) -> Redundancy:
@@ -79,5 +75,5 @@ def to_json(found: Mapping[str, Redundancy]) -> dict[str, Any]:
 
 def empty(network: Network) -> list[str]:
     """Return the names of convolutions and dense layers whose kernel is all zeros."""
-    found = [layer for layer in network.layers.values() if "Conv" in layer.kind or layer.kind == "Dense"]
+    found = [layer for layer in network.layers.values() if spec_of(layer).kernels]
     return [each.name for each in found if any(weight.ndim > 1 and not weight.any() for weight in each.weights)]

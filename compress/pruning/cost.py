@@ -18,33 +18,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.channel_groups import MAKERS, TIED, Channels, Layout
+from compress.ir.channel_groups import Channels, Layout
 from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+from compress.ir.layer_specs import Kernel, spec_of
+from compress.ir.layer_specs.functions import FUSED, canonical_name
 from compress.targets.base import Target
 from compress.targets.edgetpu import estimate, latency, parameter_memory
+from compress.targets.edgetpu.activations import operators
 from compress.tflite.graph import Graph
 
 Sets = Sequence[NDArray[np.int64]]
 """Groups of channels that are chosen among each other, the most important first."""
 Counts = tuple[int, ...]
 """How many groups of each set are kept."""
-_SEPARABLE = ("SeparableConv2D", "SeparableConv1D")
-_KERNELS = (*MAKERS, *_SEPARABLE, "DepthwiseConv2D")
-_NOTHING = {
-    *("InputLayer", "Dropout", "SpatialDropout2D", "GaussianNoise", "GaussianDropout", "Identity"),
-    *("Flatten", "Reshape", "ZeroPadding1D", "ZeroPadding2D"),
-}
-"""Layers of which nothing is left in the .tflite file, or nothing that takes time."""
-_FUSED = {"linear", "relu", "relu6"}
-_OPERATORS = {
-    "silu": 2,
-    "swish": 2,
-    "hard_silu": 3,
-    "hard_swish": 3,
-    "gelu": 6,
-    **dict.fromkeys(("elu", "selu", "celu", "softplus", "mish"), 10),
-}
-"""What an activation becomes that is not fused, once it is legalized; others are one operator."""
 _CHANNEL_BYTES, _DENSE_BYTES, _OPERATOR_BYTES = 28, 4, 550
 """In an 8-bit file, beside weights: of a convolution's channel (a bias; scale and zero point of it and of the kernel),
 of a dense layer's (a bias), and of an operator with its tensors and their names, about."""
@@ -106,49 +92,52 @@ def pieces(network: Network, channels: Channels) -> list[Piece]:
     consumers = network.consumers()
     found: list[Piece] = []
     for layer, call in network.in_order():
-        if not layer.calls or layer.kind in _NOTHING:
+        if _is_free(layer):
             continue
         given, made = layer.given(call)[:1], Tensor(layer.name, call)
         source = given[0] if given else made
-        if layer.kind in _KERNELS:
+        if spec_of(layer).kernels:
             found += _kernels(layer, network.shapes[source], network.shapes[made], channels, (source, made))
-            count = _operators(str(layer.config.get("activation", "linear")))
+            count = operators(_inner_function(layer))
         else:
             count = _count(layer, source, network, alone=len(consumers.get(source, [])) == 1)
-        kind, window = _window(layer, network.shapes[source], network.shapes[made])
+        kind, window = _window(layer, network.shapes[source])
         form = latency.Layer(kind, _map(network.shapes[made]), _map(network.shapes[source]), window, name=layer.name)
-        constant = layer.kind in ("BatchNormalization", "PReLU")
+        constant = spec_of(layer).constant_by_channel
         found += [Piece(form, channels.layouts[source], channels.layouts[made], constant=constant)] * count
     return found
 
 
-def _operators(activation: str) -> int:
-    return 0 if activation in _FUSED else _OPERATORS.get(activation, 1)
+def _is_free(layer: Layer) -> bool:
+    """Whether nothing is left of a layer in the .tflite file, or nothing that takes time."""
+    spec = spec_of(layer)
+    return not layer.calls or spec.keeps_values or spec.pads
+
+
+def _inner_function(layer: Layer) -> str:
+    """The activation in the settings of a layer, by its first name."""
+    return canonical_name(str(layer.config.get("activation", "linear")))
 
 
 def _count(layer: Layer, source: Tensor, network: Network, *, alone: bool) -> int:
     """How many operators a layer without a kernel becomes: none if the one before does its work too."""
-    before = network.layers[source.layer]
-    plain = str(before.config.get("activation", "linear")) == "linear"
-    if layer.kind == "BatchNormalization":
-        return 0 if alone and plain and before.kind in _KERNELS else 2
-    limit = layer.config.get("max_value")
-    name = str(layer.config.get("activation", layer.kind))
-    if layer.kind == "ReLU" and limit in (None, 6) and not layer.config.get("negative_slope"):
-        name = "relu"
-    fused = name in _FUSED and alone and plain and before.kind in (*_KERNELS, *TIED, "BatchNormalization")
-    return 0 if fused or name == "linear" else max(_operators(name), 1)
+    before, spec = network.layers[source.layer], spec_of(layer)
+    previous = spec_of(before)
+    alone = alone and _inner_function(before) == "linear"
+    if spec.is_batch_norm:
+        return 0 if alone and previous.kernels else 2
+    function = spec.activation(layer)
+    if function is None:
+        return 1
+    if function in FUSED and alone and (previous.kernels or previous.is_batch_norm or previous.fuses_relu):
+        return 0
+    return 0 if function == "linear" else max(operators(function), 1)
 
 
-def _window(layer: Layer, given: tuple[int | None, ...], made: tuple[int | None, ...]) -> tuple[str, tuple[int, int]]:
+def _window(layer: Layer, given: tuple[int | None, ...]) -> tuple[str, tuple[int, int]]:
     """Pooling and its window; everything else goes element by element."""
-    if "Pooling" not in layer.kind:
-        return "elt", (1, 1)
-    if layer.kind.startswith("Global"):
-        return "pool", _map(given)[:2]
-    size = layer.config["pool_size"]
-    sides = (size,) if isinstance(size, int) else tuple(size)
-    return "pool", (int((1, *sides)[-2]), int(sides[-1]))
+    spec = spec_of(layer)
+    return ("pool", spec.pool_window(layer.config, _map(given))) if spec.pools else ("elt", (1, 1))
 
 
 def _kernels(
@@ -160,30 +149,47 @@ def _kernels(
 ) -> list[Piece]:
     """The operators with weights that a layer becomes."""
     source, result = (channels.layouts[tensor] for tensor in ends)
-    before, after = _map(given), _map(made)
-    shape, places = layer.weights[0].shape, after[0] * after[1]
-    if layer.kind == "Dense":
-        kind = "fc" if len(made) == 1 else "conv"
-        return [Piece(latency.Layer(kind, after, before, name=layer.name), source, result, places, mixes=True)]
-    taps = (int((1, *shape[:-2])[-2]), int(shape[-3]))
-    area, name = taps[0] * taps[1], layer.name
-    if layer.kind == "DepthwiseConv2D":
-        return [Piece(latency.Layer("dw", after, before, taps, name=name), source, result, places * area)]
-    if layer.kind in _SEPARABLE:
-        between = np.repeat(source, layer.config["depth_multiplier"])
-        middle = (*after[:2], len(between))
-        deep = Piece(latency.Layer("dw", middle, before, taps, name=name), source, between, places * area)
-        return [deep, Piece(latency.Layer("conv", after, middle, name=name), between, result, places, mixes=True)]
-    if layer.kind == "Conv2DTranspose":
-        form = latency.Layer("tconv", after, before, taps, name=name)
-        return [Piece(form, source, result, before[0] * before[1] * area, mixes=True)]
-    if (groups := layer.config.get("groups", 1)) > 1:  # the compiler is given a split, one for each, and their union
-        each = len(source) // groups
-        form = latency.Layer("conv", after, (*before[:2], each), taps, name=name)
-        parts = [Piece(form, _NO_CHANNELS, part, places * area * each) for part in np.split(result, groups)]
-        split, union = (latency.Layer("elt", one, one, name=name) for one in (before, after))
-        return [Piece(split, source, source), *parts, Piece(union, result, result)]
-    return [Piece(latency.Layer("conv", after, before, taps, name=name), source, result, places * area, mixes=True)]
+    groups = layer.config.get("groups", 1)
+    if groups > 1:
+        return _grouped(layer, (_map(given), _map(made)), (source, result), groups)
+    before, kernels, found = _map(given), spec_of(layer).kernels, []
+    for axes, kernel in zip(kernels, layer.weights, strict=False):
+        between = result if axes is kernels[-1] else np.repeat(source, layer.config["depth_multiplier"])
+        after = (*_map(made)[:2], len(between))
+        taps = _taps(kernel)
+        form = latency.Layer(_form(axes, kernel, made), after, before, taps, name=layer.name)
+        positions = prod(before[:2]) if axes.transposed else prod(after[:2])
+        found.append(Piece(form, source, between, positions * prod(taps), mixes=not axes.depthwise))
+        source, before = between, after
+    return found
+
+
+def _taps(kernel: NDArray[Any]) -> tuple[int, int]:
+    """Height and width of a kernel."""
+    height, width = (1, 1, *kernel.shape[:-2])[-2:]
+    return int(height), int(width)
+
+
+def _form(axes: Kernel, kernel: NDArray[Any], made: tuple[int | None, ...]) -> str:
+    """What the target computes a kernel as; a dense layer on a map is a 1x1 convolution."""
+    if axes.depthwise:
+        return "dw"
+    if axes.transposed:
+        return "tconv"
+    return "fc" if kernel.ndim == 2 and len(made) == 1 else "conv"
+
+
+def _grouped(
+    layer: Layer, maps: tuple[tuple[int, int, int], tuple[int, int, int]], ends: tuple[Layout, Layout], groups: int
+) -> list[Piece]:
+    """The operators of a grouped convolution: the compiler is given a split, one for each group, and their union."""
+    (before, after), (source, result), name = maps, ends, layer.name
+    taps, each = _taps(layer.weights[0]), len(source) // groups
+    form = latency.Layer("conv", after, (*before[:2], each), taps, name=name)
+    macs = prod(after[:2]) * prod(taps) * each
+    parts = [Piece(form, _NO_CHANNELS, part, macs) for part in np.split(result, groups)]
+    split, union = (latency.Layer("elt", one, one, name=name) for one in (before, after))
+    return [Piece(split, source, source), *parts, Piece(union, result, result)]
 
 
 def _map(shape: tuple[int | None, ...]) -> tuple[int, int, int]:
@@ -198,22 +204,29 @@ def weights(network: Network, channels: Channels) -> list[Weights]:
     for layer in network.layers.values():
         if not layer.weights or not layer.calls:
             continue
-        given, made = channels.layouts[layer.given()[0]], channels.layouts[Tensor(layer.name)]
-        arrays = list(layer.weights)
         if layer.config.get("data_format") == "channels_first":
-            found += [Weights(array.size, ()) for array in arrays]
+            found += [Weights(array.size, ()) for array in layer.weights]
             continue
-        if layer.kind in (*_SEPARABLE, "DepthwiseConv2D"):
-            found.append(Weights(arrays.pop(0).size // len(given), (given,), _CHANNEL_BYTES))
-        if layer.kind in (*_SEPARABLE, *MAKERS):
-            grouped = layer.config.get("groups", 1) > 1
-            both = (made,) if grouped else (given, made)
-            beside = _DENSE_BYTES if layer.kind == "Dense" else _CHANNEL_BYTES
-            found.append(Weights(arrays.pop(0).size // prod(map(len, both)), both, beside))
-        for array in arrays:
+        given, made = channels.layouts[layer.given()[0]], channels.layouts[Tensor(layer.name)]
+        spec = spec_of(layer)
+        for axes, array in zip(spec.kernels, layer.weights, strict=False):
+            found.append(_kernel_weights(axes, array, _runs_along(axes, layer, given, made)))
+        for array in layer.weights[len(spec.kernels) :]:
             along = (made,) if array.shape and array.shape[-1] == len(made) else ()
             found.append(Weights(array.size // prod(map(len, along)), along))
     return found
+
+
+def _runs_along(axes: Kernel, layer: Layer, given: Layout, made: Layout) -> tuple[Layout, ...]:
+    """The layouts of the channels that a kernel has weights for."""
+    if axes.depthwise:
+        return (given,)
+    return (made,) if layer.config.get("groups", 1) > 1 else (given, made)
+
+
+def _kernel_weights(axes: Kernel, array: NDArray[Any], along: tuple[Layout, ...]) -> Weights:
+    bytes_by_channel = _CHANNEL_BYTES if axes.per_channel else _DENSE_BYTES
+    return Weights(array.size // prod(map(len, along)), along, bytes_by_channel)
 
 
 def _compute_ms(layers: Sequence[latency.Layer], target: Target, clock: str = "max") -> float:

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import StageError
-from compress.ir.channel_groups import MAKERS, Channels
+from compress.ir.channel_groups import Channels
 from compress.ir.keras_graph import Layer, Network, Tensor, build, map_tensors
+from compress.ir.layer_specs import INPUT, spec_of
 from compress.ir.tensorflow import keras
 from compress.training.loop import Batch, Head, label_loss
 
@@ -72,7 +73,7 @@ def of_weights(network: Network, channels: Channels, method: Method) -> Scores:
         norm = norm if method == "l1" else np.sqrt(norm)
         tensor = Tensor(layer.name)
         for name, _ in consumers.get(tensor, []) if method == "batch_norm" else []:
-            if network.layers[name].kind == "BatchNormalization":
+            if spec_of(network.layers[name]).is_batch_norm:
                 norm *= np.abs(_batch_norm_factor(network.layers[name]))
         groups = channels.group[channels.layouts[tensor]]
         np.add.at(total, groups, norm / max(float(norm.mean()), 1e-12))
@@ -83,9 +84,11 @@ def of_weights(network: Network, channels: Channels, method: Method) -> Scores:
 
 def made_by(layer: Layer) -> NDArray[np.float64] | None:
     """The kernel with which a layer makes channels, these in the last axis; None if it makes none."""
-    if layer.kind in MAKERS:
-        return np.moveaxis(layer.weights[0].astype(np.float64), MAKERS[layer.kind][1], -1)
-    return layer.weights[1].astype(np.float64) if layer.kind.startswith("Separable") else None
+    spec = spec_of(layer)
+    if spec.channels != "makes":
+        return None
+    kernel = layer.weights[len(spec.kernels) - 1].astype(np.float64)
+    return np.moveaxis(kernel, spec.kernels[-1].out, -1)
 
 
 def refuse_constant(model: Any, inputs: NDArray[np.float32]) -> None:
@@ -153,11 +156,11 @@ def gated(network: Network, channels: Channels) -> Any:
     """
     _gate()
     count = len(channels.group)
-    gates = Layer(GATES, "InputLayer", _input_entry(count), (), ())
+    gates = INPUT.layer(GATES, (), batch_shape=(None, count), dtype="float32", sparse=False)
     added: dict[str, Layer] = {GATES: gates}
     shapes = {**network.shapes, Tensor(GATES): (count,)}
     for layer in network.layers.values():
-        if layer.kind not in MAKERS and not layer.kind.startswith("Separable"):
+        if spec_of(layer).channels != "makes":
             continue
         calls = []
         for call, arguments in enumerate(layer.calls):
@@ -177,11 +180,6 @@ def _gate_layer(name: str, source: Tensor, groups: NDArray[np.int64]) -> Layer:
     config = {"name": name, "groups": groups.tolist()}
     entry = {"module": None, "class_name": GATE, "config": config, "registered_name": f"{PACKAGE}>{GATE}"}
     return Layer(name, GATE, entry, ({"args": [source, Tensor(GATES)], "kwargs": {}},), ())
-
-
-def _input_entry(count: int) -> dict[str, Any]:
-    config = {"batch_shape": (None, count), "dtype": "float32", "sparse": False, "name": GATES}
-    return {"module": "keras.layers", "class_name": "InputLayer", "config": config, "registered_name": None}
 
 
 @cache

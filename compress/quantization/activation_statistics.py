@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from compress.errors import StageError
 from compress.ir.keras_graph import Network, Tensor, build, observed
+from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
 from compress.quantization import quantizer_placement as rounding
 
@@ -110,7 +111,7 @@ def misfit(network: Network, samples: NDArray[np.float32]) -> float | None:
         network: as it was trained, batch norm not folded.
         samples: preprocessed samples [n, ...].
     """
-    norms = [layer for layer, _ in network.in_order() if layer.kind == "BatchNormalization" and layer.weights]
+    norms = [layer for layer, _ in network.in_order() if spec_of(layer).is_batch_norm and layer.weights]
     if not norms:
         return None
     given = norms[0].given()[0]

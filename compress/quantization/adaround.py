@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, Network, Tensor, build, observed
+from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
-from compress.quantization import fake_quantization
 from compress.quantization.plan import on_grid, packed
 
 STEPS = 400
@@ -40,14 +40,14 @@ def learnt(network: Network, samples: NDArray[np.float32], note: Callable[[str],
         note: told what is learnt.
     """
     chosen = {}
-    layers = [layer for layer, call in network.in_order() if layer.kind in fake_quantization.SCALE_AXES and call == 0]
+    layers = [layer for layer, call in network.in_order() if spec_of(layer).kernel is not None and call == 0]
     for number, layer in enumerate(layers):
         if len(layer.calls) > 1:
             continue
         note(f"rounding of layer {number + 1} of {len(layers)}, {layer.name}")
         inputs, wanted = _ends(network, layer, samples)
         up = _choices(layer, inputs, wanted)
-        nearest = on_grid(layer.weights[0], fake_quantization.SCALE_AXES[layer.kind])
+        nearest = on_grid(layer.weights[0], _scale_axes(layer))
         if _error(layer, applied(layer, up), inputs, wanted) < _error(layer, nearest, inputs, wanted):
             chosen[layer.name] = packed(up)
     return chosen
@@ -123,12 +123,13 @@ def _choices(layer: Layer, inputs: NDArray[np.float32], wanted: NDArray[np.float
     return np.asarray(free.numpy() >= 0)
 
 
+def _scale_axes(layer: Layer) -> tuple[int, ...]:
+    return spec_of(layer).kernels[0].scale_axes(layer.weights[0].ndim)
+
+
 def grid(layer: Layer) -> NDArray[np.float32]:
     """The step of each output's weights, shaped to be divided by; as `plan.on_grid` has it."""
-    scale = (
-        np.abs(layer.weights[0]).max(axis=fake_quantization.SCALE_AXES[layer.kind], keepdims=True).astype(np.float64)
-        / 127
-    )
+    scale = np.abs(layer.weights[0]).max(axis=_scale_axes(layer), keepdims=True).astype(np.float64) / 127
     return np.where(scale > 0, scale, 1.0).astype(np.float32)
 
 

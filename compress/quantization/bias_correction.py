@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, Network, Tensor, build
+from compress.ir.layer_specs import spec_of
 from compress.quantization import fake_quantization
 from compress.quantization import quantizer_placement as rounding
 from compress.quantization.activation_statistics import batch_size, means_by_channel
@@ -75,4 +76,4 @@ def shifted(network: Network, shifts: Mapping[str, tuple[float, ...]]) -> Networ
 
 def _is_corrected(layer: Layer) -> bool:
     """Whether a layer has one output whose mean a bias of its own can move."""
-    return layer.kind in fake_quantization.SCALE_AXES and len(layer.calls) == 1
+    return spec_of(layer).kernel is not None and len(layer.calls) == 1

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, Network, Tensor, build, observed, tensors_in
+from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
 from compress.quantization import bias_correction, equalization, export, fake_quantization
 from compress.quantization import quantizer_placement as rounding
@@ -157,12 +158,15 @@ def _added(model: Any, gridded: Network, plan: QuantizationPlan, energy: Callabl
 
 
 def _weighted(network: Network) -> dict[str, Layer]:
-    return {name: layer for name, layer in network.layers.items() if layer.kind in fake_quantization.SCALE_AXES}
+    return {name: layer for name, layer in network.layers.items() if spec_of(layer).kernel is not None}
 
 
 def _uneven(layer: Layer) -> tuple[str, str]:
     """A dense layer has one scale for the weights of all outputs."""
-    reach = np.abs(layer.weights[0]).max(axis=0) if layer.kind == "Dense" else np.ones(1)
+    axes = spec_of(layer).kernel
+    if axes is None or axes.per_channel:
+        return "", ""
+    reach = np.abs(layer.weights[0]).max(axis=0)
     times = float(reach.max() / max(np.median(reach), 1e-12))
     if times < UNEVEN:
         return "", ""
@@ -209,18 +213,18 @@ def _looks(
     values = keras().tree.flatten(build(observed(network, list(by_name.values())))(samples))
     shown = set(tensors_in(network.outputs))
     return {
-        name: _cause(np.asarray(value), name, plan, network.layers[tensor.layer].kind, tensor in shown)
+        name: _cause(np.asarray(value), name, plan, network.layers[tensor.layer], tensor in shown)
         for (name, tensor), value in zip(by_name.items(), values, strict=True)
     }
 
 
-def _cause(value: NDArray[Any], point: str, plan: QuantizationPlan, kind: str, is_output: bool) -> tuple[str, str]:
+def _cause(value: NDArray[Any], point: str, plan: QuantizationPlan, layer: Layer, is_output: bool) -> tuple[str, str]:
     """The first of the known causes that fits."""
     limits = plan.ranges[point]
     tests: tuple[Callable[[], tuple[str, str] | None], ...] = (
         lambda: _saturated(value, limits, plan.trained_with_rounding),
         lambda: _too_wide(value, limits),
-        lambda: _one_for_all(value, kind, is_output),
+        lambda: _one_for_all(value, layer, is_output),
         lambda: _imbalanced(value),
         lambda: _dead(value),
     )
@@ -250,9 +254,9 @@ def _too_wide(value: NDArray[Any], limits: tuple[float, float]) -> tuple[str, st
     )
 
 
-def _one_for_all(value: NDArray[Any], kind: str, is_output: bool) -> tuple[str, str] | None:
+def _one_for_all(value: NDArray[Any], layer: Layer, is_output: bool) -> tuple[str, str] | None:
     """Boxes and scores in one tensor: large numbers set the scale for small ones."""
-    if kind != "Concatenate" or not is_output:
+    if spec_of(layer).channels != "joins" or not is_output:
         return None
     spread = _spread(value)
     if spread is None or spread < IMBALANCED:

@@ -23,19 +23,12 @@ from numpy.typing import NDArray
 
 from compress.errors import StageError
 from compress.ir import channel_groups as structure
-from compress.ir.channel_groups import MAKERS, Channels, Layout, Numbering
+from compress.ir.channel_groups import Channels, Layout, Numbering
 from compress.ir.keras_graph import Layer, Network, Tensor
-from compress.quantization.quantizer_placement import activation_of
+from compress.ir.layer_specs import MULTIPLY, RELU, spec_of
 
 Factors = NDArray[np.float64]
 """What each channel number is divided by where it is made, and multiplied by where it is taken."""
-HOMOGENEOUS = {
-    *("LeakyReLU", "PReLU", "Identity", "Dropout", "SpatialDropout2D", "GaussianDropout"),
-    *("MaxPooling1D", "MaxPooling2D", "AveragePooling1D", "AveragePooling2D"),
-    *("GlobalAveragePooling1D", "GlobalAveragePooling2D", "GlobalMaxPooling1D", "GlobalMaxPooling2D"),
-    *("ZeroPadding1D", "ZeroPadding2D", "Cropping1D", "Cropping2D", "UpSampling1D", "UpSampling2D"),
-    *("Add", "Subtract", "Average", "Maximum", "Minimum", "Concatenate", "Flatten", "Reshape"),
-}
 MAX_ROUNDS = 20
 LIMIT = 1e4
 """A channel is not scaled by more: what needs it is dead, not small."""
@@ -56,32 +49,37 @@ def follow(network: Network, *, relu6: bool = False) -> Channels:
 def _through_relu6(
     layer: Layer, call: int, given: list[Layout], network: Network, numbers: Numbering, layouts: Mapping[Tensor, Layout]
 ) -> Layout | None:
-    return given[0] if activation_of(layer) == "relu6" else _layout(layer, call, given, network, numbers, layouts)
+    relu6 = spec_of(layer).activation(layer) == "relu6"
+    return given[0] if relu6 else _layout(layer, call, given, network, numbers, layouts)
 
 
 def _layout(
     layer: Layer, call: int, given: list[Layout], network: Network, numbers: Numbering, layouts: Mapping[Tensor, Layout]
 ) -> Layout | None:
-    if layer.kind == "DepthwiseConv2D" and layer.config.get("data_format") != "channels_first":
+    spec = spec_of(layer)
+    if spec.channels == "multiplies" and layer.config.get("data_format") != "channels_first":
         if call:
             numbers.tie(layouts[layer.given(0)[0]], given[0])
             return layouts[Tensor(layer.name, 0)]
         return numbers.fresh(len(given[0]) * int(layer.config["depth_multiplier"]))
-    if layer.kind == "Multiply":
+    if spec == MULTIPLY:
         return _multiplied(layer, call, given, network, numbers)
-    if layer.kind in structure.TIED and (len(given) == 1 or len({len(each) for each in given}) > 1):
+    if spec.channels == "ties" and (len(given) == 1 or len({len(each) for each in given}) > 1):
         return None  # the other operand is a constant, or one channel for all: it is not scaled along
     if layer.config.get("groups", 1) != 1:
         return None
-    if layer.kind in (*MAKERS, *HOMOGENEOUS) or _is_unbounded_relu(layer):
+    scalable = spec.homogeneous or (spec.kernel is not None and spec.channels == "makes")
+    if scalable or _is_unbounded_relu(layer):
         return structure.layout(layer, call, given, network, numbers, layouts)
     return None
 
 
 def _is_unbounded_relu(layer: Layer) -> bool:
     """Whether a layer is a ReLU, leaky or not, without an upper end."""
-    sloped = layer.kind == "ReLU" and not layer.config.get("threshold") and layer.config.get("max_value") is None
-    return sloped or activation_of(layer) in ("relu", "leaky_relu")
+    spec = spec_of(layer)
+    if spec == RELU:
+        return not layer.config.get("threshold") and layer.config.get("max_value") is None
+    return spec.activation(layer) in ("relu", "leaky_relu")
 
 
 def _multiplied(layer: Layer, call: int, given: list[Layout], network: Network, numbers: Numbering) -> Layout | None:
@@ -97,7 +95,9 @@ def _multiplied(layer: Layer, call: int, given: list[Layout], network: Network, 
 
 def clipped(network: Network) -> list[Tensor]:
     """The tensors that end at 6, whose largest values `careful` wants to know."""
-    return [Tensor(layer.name, call) for layer, call in network.in_order() if activation_of(layer) == "relu6"]
+    return [
+        Tensor(layer.name, call) for layer, call in network.in_order() if spec_of(layer).activation(layer) == "relu6"
+    ]
 
 
 def careful(channels: Channels, largest: Mapping[Tensor, NDArray[np.float64]]) -> tuple[Channels, Factors]:
@@ -183,18 +183,18 @@ def extents(network: Network, channels: Channels) -> tuple[NDArray[np.float64], 
         if not weighted(layer):
             continue
         into, out = (channels.group[channels.layouts[tensor]] for tensor in (layer.given()[0], Tensor(layer.name)))
+        axes = spec_of(layer).kernels[0]
         kernel = np.abs(layer.weights[0].astype(np.float64))
-        if layer.kind == "DepthwiseConv2D":
-            each = kernel.max(axis=(0, 1))
-            np.maximum.at(made, out, each.reshape(-1))
-            np.maximum.at(taken, into, each.max(axis=1))
-        else:
-            axes = MAKERS[layer.kind]
-            for axis, groups, found in ((axes[0], into, taken), (axes[1], out, made)):
-                rest = tuple(other for other in range(kernel.ndim) if other != axis)
-                if kernel.shape[axis] == len(groups):  # otherwise it is grouped, and its input pinned
-                    np.maximum.at(found, groups, kernel.max(axis=rest))
+        np.maximum.at(made, out, _largest(kernel, axes.output_axes))
+        if kernel.shape[axes.into] == len(into):  # otherwise it is grouped, and its input pinned
+            np.maximum.at(taken, into, _largest(kernel, (axes.into,)))
     return made[channels.group], taken[channels.group]
+
+
+def _largest(kernel: NDArray[np.float64], axes: tuple[int, ...]) -> NDArray[np.float64]:
+    """The largest value for each index along some axes."""
+    kept = {axis % kernel.ndim for axis in axes}
+    return np.ravel(kernel.max(axis=tuple(axis for axis in range(kernel.ndim) if axis not in kept)))
 
 
 def scaled(network: Network, channels: Channels, factors: Factors) -> Network:
@@ -245,16 +245,14 @@ def applied(network: Network, factors: Mapping[str, tuple[float, ...]]) -> Netwo
 
 
 def _scaled(layer: Layer, into: Factors, out: Factors) -> tuple[NDArray[np.float32], ...]:
+    axes = spec_of(layer).kernels[0]
     kernel = layer.weights[0].astype(np.float64)
-    if layer.kind == "DepthwiseConv2D":
-        kernel = kernel * into[:, None] / out.reshape(kernel.shape[2:])
-    else:
-        for axis, factor in zip(MAKERS[layer.kind], (into, 1 / out), strict=True):
-            if kernel.shape[axis] == len(factor):
-                kernel = np.moveaxis(np.moveaxis(kernel, axis, -1) * factor, -1, axis)
+    if kernel.shape[axes.into] == len(into):  # otherwise it is grouped, and its input pinned
+        kernel = axes.times_inputs(kernel, into)
+    kernel = axes.times_outputs(kernel, 1 / out)
     return (kernel.astype(np.float32), *((bias / out).astype(np.float32) for bias in layer.weights[1:]))
 
 
 def weighted(layer: Layer) -> bool:
     """Whether a layer makes channels from others with weights."""
-    return bool(layer.calls) and layer.kind in (*MAKERS, "DepthwiseConv2D")
+    return bool(layer.calls) and spec_of(layer).kernel is not None

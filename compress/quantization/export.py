@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from compress.errors import ModelError, StageError
 from compress.ir.keras_graph import Layer, Network, Tensor, build
+from compress.ir.layer_specs import spec_of
 from compress.quantization import adaround, bias_correction, equalization, fake_quantization
 from compress.quantization import quantizer_placement as rounding
 from compress.quantization.plan import QuantizationPlan, on_grid, unpacked
@@ -90,16 +91,12 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
     wrong += [f"factors for a layer {name}" for name in plan.factors if name not in network.layers]
     for name, values in plan.bias_shifts.items():
         layer = network.layers.get(name)
-        if (
-            layer is None
-            or layer.kind not in fake_quantization.SCALE_AXES
-            or len(values) != network.shapes[Tensor(name)][-1]
-        ):
+        if layer is None or spec_of(layer).kernel is None or len(values) != network.shapes[Tensor(name)][-1]:
             wrong.append(f"{len(values)} bias shifts for a layer {name}")
     for name, text in plan.rounding.items():
         layer = network.layers.get(name)
         try:
-            if layer is None or layer.kind not in fake_quantization.SCALE_AXES:
+            if layer is None or spec_of(layer).kernel is None:
                 raise ValueError
             unpacked(text, layer.weights[0].shape)
         except ValueError:
@@ -180,11 +177,12 @@ def _quantized(model: Any, io: InputType, samples: NDArray[np.float32] | None = 
 
 
 def _on_grid(layer: Layer, learnt: str | None) -> Layer:
-    if layer.kind not in fake_quantization.SCALE_AXES:
+    axes = spec_of(layer).kernel
+    if axes is None:
         return layer
     kernel = layer.weights[0]
     if learnt is None:
-        kernel = on_grid(kernel, fake_quantization.SCALE_AXES[layer.kind])
+        kernel = on_grid(kernel, axes.scale_axes(kernel.ndim))
     else:
         kernel = adaround.applied(layer, unpacked(learnt, kernel.shape))
     return replace(layer, weights=(kernel, *layer.weights[1:]))

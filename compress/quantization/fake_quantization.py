@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from compress.ir.keras_graph import Layer, Network, Tensor
+from compress.ir.layer_specs import all_specs, spec_of
 from compress.ir.tensorflow import keras
 from compress.quantization import fake_quantized_layers
 from compress.quantization.plan import LEVELS, QuantizationPlan
@@ -23,16 +24,6 @@ LEARNT = "LearntFakeQuantize"
 FIXED = "FixedFakeQuantize"
 AVERAGE = 0.99
 """Share of a range that stays in one training step, where it follows the data."""
-#: Weighted layers and the axes of their kernel that one scale runs over.
-SCALE_AXES = {
-    "Conv1D": (0, 1),
-    "Conv2D": (0, 1, 2),
-    "Conv1DTranspose": (0, 2),
-    "Conv2DTranspose": (0, 1, 3),
-    "DepthwiseConv1D": (0,),
-    "DepthwiseConv2D": (0, 1),
-    "Dense": (0, 1),
-}
 
 
 @cache
@@ -43,8 +34,10 @@ def layers() -> dict[str, Any]:
     plain = _fake_quantize(library)
     made = {FAKE: register(plain), SWITCHED: register(_switched(plain)), LEARNT: register(_learnt(library, plain))}
     made[FIXED] = register(_fixed(library))
-    for kind, axes in SCALE_AXES.items():
-        made[f"Quantized{kind}"] = register(fake_quantized_layers.quantized(library, kind, axes))
+    for spec in all_specs():
+        if spec.kernel is not None:
+            quantized = fake_quantized_layers.quantized(library, spec.kind, spec.kernel)
+            made[f"Quantized{spec.kind}"] = register(quantized)
     return made
 
 
@@ -248,7 +241,7 @@ def with_rounded_weights(network: Network) -> Network:
     layers()
     changed = {}
     for layer in network.layers.values():
-        if layer.kind in SCALE_AXES:
+        if spec_of(layer).kernel is not None:
             kind = f"Quantized{layer.kind}"
             entry = {**layer.entry, "module": None, "class_name": kind, "registered_name": f"{PACKAGE}>{kind}"}
             changed[layer.name] = replace(layer, kind=kind, entry=entry)

@@ -16,16 +16,18 @@ from typing import Any
 
 import numpy as np
 
+from compress.ir.layer_specs import Kernel
+
 MOMENTUM = 0.9
 """Share of a batch norm's statistics that stays in one step; Keras' 0.99 is too slow for short trainings."""
 EPSILON = 1e-6
 """Added to variances."""
 
 
-def quantized(library: Any, kind: str, axes: tuple[int, ...]) -> Any:
-    """The Keras layer `kind` with a kernel that is rounded; `axes` are those that one scale runs over."""
+def quantized(library: Any, kind: str, axes: Kernel) -> Any:
+    """The Keras layer `kind` with a kernel that is rounded; `axes` are those of the kernel."""
     plain = getattr(library.layers, kind)
-    own = {"plain": plain, "rounded": staticmethod(_rounded(library, axes)), "library": library}
+    own = {"plain": plain, "rounded": staticmethod(_rounded(library, axes)), "library": library, "axes": axes}
     return type(f"Quantized{kind}", (RoundedKernel, plain), own)
 
 
@@ -40,6 +42,7 @@ class RoundedKernel:
     plain: Any
     rounded: Any
     library: Any
+    axes: Kernel
     kernel: Any
     bias: Any
     use_bias: bool
@@ -60,7 +63,7 @@ class RoundedKernel:
         """The plain layer's weights, those of the batch norm, the codes."""
         super().build(shape)  # type: ignore[misc]
         if self.normalized:
-            _add_norm(self, _outputs(self))
+            _add_norm(self, self.axes.outputs(tuple(self.kernel.shape)))
         if self.distinct:
             codes = {"shape": self.kernel.shape, "dtype": "int32", "initializer": "zeros", "trainable": False}
             self.codes = self.add_weight(name="codes", **codes)
@@ -107,12 +110,13 @@ class RoundedKernel:
         return replaced[name] if name in replaced else super().__getattribute__(name)
 
 
-def _rounded(library: Any, axes: tuple[int, ...]) -> Any:
+def _rounded(library: Any, axes: Kernel) -> Any:
     """Rounds a kernel onto its grid; the gradient passes as if it did not."""
     ops = library.ops
 
     def rounded(kernel: Any) -> Any:
-        scale = ops.maximum(ops.max(ops.abs(kernel), axis=axes, keepdims=True), 1e-9) / 127
+        largest = ops.max(ops.abs(kernel), axis=axes.scale_axes(len(kernel.shape)), keepdims=True)
+        scale = ops.maximum(largest, 1e-9) / 127
         grid = ops.clip(ops.round(kernel / ops.stop_gradient(scale)), -127, 127) * scale
         return kernel + ops.stop_gradient(grid - kernel)
 
@@ -128,20 +132,9 @@ def _tied(kernel: Any, codes: Any, distinct: int) -> Any:
     return tensorflow.gather(tensorflow.concat([[0.0], means[1:]], 0), codes)
 
 
-def _outputs(layer: Any) -> int:
-    """How many channels a layer makes."""
-    if "Depthwise" in type(layer).__name__:
-        return int(layer.kernel.shape[-2] * layer.kernel.shape[-1])
-    return int(layer.kernel.shape[-2 if "Transpose" in type(layer).__name__ else -1])
-
-
 def _by_output(layer: Any, values: Any) -> Any:
     """One number for each output channel, shaped to be multiplied with the kernel."""
-    import tensorflow
-
-    if "Depthwise" in type(layer).__name__:
-        return tensorflow.reshape(values, layer.kernel.shape[-2:])
-    return values[:, None] if "Transpose" in type(layer).__name__ else values
+    return layer.library.ops.reshape(values, layer.axes.output_shape(tuple(layer.kernel.shape)))
 
 
 def _add_norm(layer: Any, outputs: int) -> None:

@@ -25,9 +25,6 @@ from compress.settings import Settings
 SCHEMA_VERSION = 2
 LEVELS = 255
 """Steps of an 8-bit range."""
-FIXED = {"softmax": (0.0, 255 / 256), "sigmoid": (0.0, 255 / 256), "tanh": (-1.0, 127 / 128)}
-"""Output ranges that TFLite prescribes for some activations (scale 1/256 or 1/128)."""
-
 FARTHEST = 1e30
 """End of a range beyond which TensorFlow's quantizer ends the process: its steps must be float32 numbers."""
 FACTORS = (1e-6, 1e6)

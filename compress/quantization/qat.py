@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from compress.artifact import Facts
 from compress.ir.keras_graph import Layer, Network, build
+from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
 from compress.quantization import export, fake_quantization, sparsity_patterns
 from compress.quantization import quantizer_placement as rounding
@@ -120,7 +121,7 @@ def _moments(network: Network, plan: QuantizationPlan, norms: Norms) -> dict[str
 
 def _trained(layer: Layer, live: Any) -> Layer:
     """The layer with the weights of its trained counterpart."""
-    plain = layer.kind in fake_quantization.SCALE_AXES
+    plain = spec_of(layer).kernel is not None
     return replace(layer, weights=tuple(live.plain_weights() if plain else live.get_weights()))
 
 

@@ -9,32 +9,8 @@ are not rounded.
 from __future__ import annotations
 
 from compress.ir.keras_graph import Layer, Network, Tensor, observed, tensors_in
-from compress.quantization.plan import FIXED
-
-FUSING = {
-    *("Conv1D", "Conv2D", "Conv1DTranspose", "Conv2DTranspose", "DepthwiseConv1D", "DepthwiseConv2D", "Dense"),
-    *("Add", "Subtract", "Multiply"),
-}
-FUSED = {"relu", "relu6"}
-HANDING_ON = {
-    *("MaxPooling1D", "MaxPooling2D", "AveragePooling1D", "AveragePooling2D", "GlobalMaxPooling2D"),
-    *("Flatten", "Reshape", "Permute", "Identity", "Dropout", "SpatialDropout2D", "GaussianNoise", "GaussianDropout"),
-    *("ZeroPadding1D", "ZeroPadding2D", "Cropping1D", "Cropping2D", "UpSampling2D"),
-    *("GetItem", "Take", "Split", "Unstack", "SpaceToDepth", "DepthToSpace", "Resize"),
-}
-
-
-def activation_of(layer: Layer) -> str | None:
-    """The activation that a layer applies and nothing else, by Keras' name; None for other layers."""
-    if layer.kind == "Activation":
-        activation = layer.config["activation"]
-        return activation if isinstance(activation, str) else None
-    if layer.kind == "ReLU" and not layer.config.get("negative_slope") and not layer.config.get("threshold"):
-        limit = layer.config.get("max_value")
-        return {None: "relu", 6.0: "relu6"}.get(limit)
-    return {"Softmax": "softmax", "Relu": "relu", "Relu6": "relu6", "Sigmoid": "sigmoid", "Tanh": "tanh"}.get(
-        layer.kind
-    )
+from compress.ir.layer_specs import spec_of
+from compress.ir.layer_specs.functions import FUSED, PRESCRIBED_RANGES
 
 
 def find(network: Network) -> dict[Tensor, str]:
@@ -44,14 +20,15 @@ def find(network: Network) -> dict[Tensor, str]:
     source: dict[Tensor, Tensor] = {}  # the tensor whose range this one has
     order = [(layer, call) for layer, call in network.in_order()]
     for layer, call in order:
+        spec = spec_of(layer)
         for tensor in made[layer.name, call]:
             takers = consumers.get(tensor, [])
             if tensor.output in layer.integers or (tensor.output and not takers and tensor not in shown):
                 continue
-            followed = [activation_of(network.layers[name]) for name, _ in takers]
-            if layer.kind in HANDING_ON:
+            followed = [_activation(network.layers[name]) for name, _ in takers]
+            if spec.output_range == "input":
                 source[tensor] = source.get(layer.given(call)[0], tensor)
-            elif layer.kind in FUSING and len(takers) == 1 and followed[0] in FUSED and tensor not in shown:
+            elif spec.fuses_relu and len(takers) == 1 and followed[0] in FUSED and tensor not in shown:
                 source[tensor] = Tensor(takers[0][0], takers[0][1])
             else:
                 source[tensor] = tensor
@@ -69,7 +46,7 @@ def _shared(order: list[tuple[Layer, int]], source: dict[Tensor, Tensor]) -> dic
         return tensor
 
     for layer, call in order:
-        if layer.kind == "Concatenate":
+        if spec_of(layer).output_range == "joined":
             joined = [tensor for tensor in (*layer.given(call), Tensor(layer.name, call)) if tensor in source]
             for tensor in joined:
                 leader[lead(source[tensor])] = lead(source[joined[-1]])
@@ -81,9 +58,13 @@ def fixed(network: Network, points: dict[Tensor, str]) -> dict[str, tuple[float,
     found: dict[str, set[tuple[float, float] | None]] = {}
     for tensor, name in points.items():
         layer = network.layers[tensor.layer]
-        if layer.kind != "Concatenate":
-            found.setdefault(name, set()).add(FIXED.get(activation_of(layer) or ""))
+        if spec_of(layer).output_range != "joined":
+            found.setdefault(name, set()).add(PRESCRIBED_RANGES.get(_activation(layer) or ""))
     return {name: one for name, (one, *others) in found.items() if one is not None and not others}
+
+
+def _activation(layer: Layer) -> str | None:
+    return spec_of(layer).activation(layer)
 
 
 def _name(tensor: Tensor) -> str:
@@ -98,7 +79,7 @@ def without_softmax(network: Network) -> Network:
     ends = [network.layers[tensor.layer] for tensor in outputs]
     given = [end.given(tensor.call)[0] if end.calls else tensor for end, tensor in zip(ends, outputs, strict=True)]
     cut = [
-        before if activation_of(end) in ("softmax", "sigmoid") else tensor
+        before if _activation(end) in ("softmax", "sigmoid") else tensor
         for end, before, tensor in zip(ends, given, outputs, strict=True)
     ]
     return network if cut == outputs else observed(network, cut)

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, Network
-from compress.ir.passes.fold import WEIGHTED
+from compress.ir.layer_specs import spec_of
 from compress.ir.weight_sparsity import MANY, MOST, SPARSE
-from compress.quantization.fake_quantization import SCALE_AXES
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def find(network: Network) -> dict[str, Pattern]:
     Args:
         network: in canonical form, with the weights that training starts from.
     """
-    found = {layer.name: _pattern(layer) for layer in network.layers.values() if layer.kind in SCALE_AXES}
+    found = {layer.name: _pattern(layer) for layer in network.layers.values() if spec_of(layer).kernel is not None}
     return {name: pattern for name, pattern in found.items() if pattern is not None}
 
 
@@ -73,7 +72,5 @@ def _clusters(layer: Layer, zero: NDArray[np.bool_]) -> tuple[NDArray[np.int64] 
 
 def _channels(layer: Layer) -> NDArray[np.int64]:
     """The output channel of each weight."""
-    shape, axis = layer.weights[0].shape, WEIGHTED[layer.kind]
-    if axis is None:
-        return np.broadcast_to(np.arange(np.prod(shape[-2:])).reshape(shape[-2:]), shape)
-    return np.broadcast_to(np.moveaxis(np.arange(shape[axis]).reshape(-1, *[1] * (len(shape) - 1)), 0, axis), shape)
+    shape, axes = layer.weights[0].shape, spec_of(layer).kernels[0]
+    return np.broadcast_to(np.arange(axes.outputs(shape)).reshape(axes.output_shape(shape)), shape)

@@ -17,17 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from compress.ir.activations import CLASSES, FREE, NAMES, OTHERS, POINTS, Activation, Values, recognised
+from compress.ir.activations import NAMED, POINTS, Activation, Values, recognised
 from compress.ir.keras_graph import Layer, Network, Tensor, build, living, tensors_in
+from compress.ir.layer_specs import ACTIVATION, INPUT, PRELU, RELU, RESCALING, LayerSpec, spec_named, spec_of
+from compress.ir.layer_specs.functions import ELEMENTWISE, canonical_name
 from compress.ir.tensorflow import keras
+from compress.targets.edgetpu.activations import CHEAP
 
-RECURRENT = {"LSTM", "GRU", "SimpleRNN", "LSTMCell", "GRUCell", "SimpleRNNCell", "ConvLSTM1D", "ConvLSTM2D"}
-ELEMENTWISE = {
-    *("Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Maximum", "Minimum", "Average", "Negative", "Absolute"),
-    *("Abs", "Square", "Sqrt", "Rsqrt", "Power", "Exp", "Expm1", "Log", "Log1p", "Erf", "Clip", "Identity"),
-    *("Relu", "Relu6", "Sigmoid", "HardSigmoid", "HardTanh", "Tanh", "Softsign", "ReLU", *CLASSES),
-}
-"""Layers and operations whose every output number depends on the input numbers at its own place alone."""
 MAX_STEPS = 12
 """Operators that one activation may be written with."""
 
@@ -116,15 +112,14 @@ def _an_output(kind: str) -> str:
 def _unswappable(layer: Layer, found: list[Activation], shown: set[Tensor]) -> str:
     """Why a layer's activation is left; "" where nothing speaks against a swap."""
     inner = _activation_in(layer.config)
-    if layer.kind in RECURRENT:
-        swappable = [name for name in (inner, layer.config.get("recurrent_activation")) if name in NAMES]
+    if spec_of(layer).recurrent:
+        names = (canonical_name(name) for name in (inner, layer.config.get("recurrent_activation")) if name)
+        swappable = [name for name in names if name in NAMED]
         return f"{swappable[0]} is inside a recurrent layer" if swappable else ""
     if found and any(tensor.layer == layer.name for tensor in shown):
         return _an_output(found[0])
-    other = OTHERS.get(layer.kind)
-    if inner and inner.lower() not in FREE and inner not in NAMES and inner not in CLASSES:
-        other = inner
-    if other and not found:
+    other = inner or spec_of(layer).activation(layer)
+    if other and not found and other not in NAMED and other.lower() not in CHEAP:
         return f"{other} is not among what a ReLU is put in the place of"
     for inside in _applied(layer, "layer", "cell", "cells", "layers"):
         why = _unswappable(inside, [], set())
@@ -138,16 +133,30 @@ def _activation_in(config: Mapping[str, Any]) -> str | None:
     """The name of the activation in a layer's settings; the class where it is an object of one."""
     activation = config.get("activation")
     if isinstance(activation, dict):
-        kind, inner = str(activation.get("class_name")), activation.get("config")
-        if kind == "ReLU" and isinstance(inner, dict):
-            return "leaky_relu" if inner.get("negative_slope") else "relu"
-        return str(inner) if kind == "function" else kind
-    return activation if isinstance(activation, str) else None
+        return _function_of_object(activation)
+    return canonical_name(activation) if isinstance(activation, str) else None
+
+
+def _function_of_object(entry: Mapping[str, Any]) -> str:
+    """The function that a serialized object applies; its class name where it is not one of Keras'."""
+    kind, config = str(entry.get("class_name")), entry.get("config")
+    spec = spec_named(kind)
+    if spec == RELU and isinstance(config, dict):
+        return "leaky_relu" if config.get("negative_slope") else "relu"
+    if kind == "function":
+        return str(config)
+    return getattr(spec, "applies", kind)
 
 
 def _named(layer: Layer) -> Activation | None:
     """The activation that a layer is or has, where it has a name."""
-    return CLASSES.get(layer.kind) or NAMES.get(_activation_in(layer.config) or "")
+    return NAMED.get(_applied_alone(layer) or _activation_in(layer.config) or "")
+
+
+def _applied_alone(layer: Layer) -> str | None:
+    """The function of a layer or operation that is one, and has no setting for it."""
+    spec = spec_of(layer)
+    return None if spec == ACTIVATION else spec.activation(layer)
 
 
 # --- activations that are a layer, or in one ---------------------------------------------
@@ -155,23 +164,23 @@ def _named(layer: Layer) -> Activation | None:
 
 def _swapped(layer: Layer, network: Network, kinds: Collection[Activation], by: str) -> tuple[Layer, list[Activation]]:
     """A layer with its activations swapped, and which those were."""
-    if layer.kind == "PReLU" and layer.calls:
+    if spec_of(layer) == PRELU and layer.calls:
         return _shared_slopes(layer, network.shapes[Tensor(layer.name)], kinds)
     return _with_relus(layer, kinds, by)
 
 
 def _with_relus(layer: Layer, kinds: Collection[Activation], by: str) -> tuple[Layer, list[Activation]]:
     """A layer, and the one that it wraps, with ReLUs in the place of activations, and which those were."""
-    if layer.kind == "ReLU":
+    spec = spec_of(layer)
+    if spec == RELU:
         return _plain_relu(layer, kinds, by)
-    if layer.kind in RECURRENT:
+    if spec.recurrent:
         return layer, []
-    if layer.kind in CLASSES:
-        kind = CLASSES[layer.kind]
+    kind = NAMED.get(_applied_alone(layer) or "")
+    if kind is not None:
         return (_relu(layer.name, by), [kind]) if kind in kinds else (layer, [])
     found: list[Activation] = []
-    name = _activation_in(layer.config) or ""
-    named = NAMES.get(name) or CLASSES.get(name)
+    named = NAMED.get(_activation_in(layer.config) or "")
     if named in kinds and named is not None:
         found.append(named)
         layer = layer.configured(activation=by)
@@ -217,9 +226,7 @@ def _shared_slopes(
 
 def _relu(name: str, by: str) -> Layer:
     """An activation as a layer, without calls."""
-    config = {"name": name, "activation": by}
-    entry = {"module": "keras.layers", "class_name": "Activation", "config": config, "registered_name": None}
-    return Layer(name, "Activation", entry, (), ())
+    return ACTIVATION.layer(name, (), activation=by)
 
 
 def _calls(layer: Layer, swapped: Layer) -> tuple[Any, ...]:
@@ -293,14 +300,18 @@ def _elementwise(network: Network, tensor: Tensor) -> bool:
     layer = network.layers[tensor.layer]
     if not layer.calls:
         return False
-    known = layer.kind in ELEMENTWISE
-    if layer.kind == "Activation":
-        known = _activation_in(layer.config) in (FREE | NAMES.keys()) - {"softmax"}
-    if layer.kind == "Rescaling":
-        known = all(isinstance(layer.config[key], int | float) for key in ("scale", "offset"))
+    known = _is_elementwise(layer, spec_of(layer))
     given = layer.given(tensor.call)
     same = all(network.shapes[each] == network.shapes[tensor] for each in given)
     return known and bool(given) and same and all(_is_number(each) for each in _leaves(layer.calls[tensor.call]))
+
+
+def _is_elementwise(layer: Layer, spec: LayerSpec) -> bool:
+    if spec == ACTIVATION:
+        return _activation_in(layer.config) in ELEMENTWISE
+    if spec == RESCALING:
+        return all(isinstance(layer.config[key], int | float) for key in ("scale", "offset"))
+    return spec.elementwise
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -319,12 +330,11 @@ def _is_number(value: Any) -> bool:
 
 def _values(network: Network, given: Tensor, made: Tensor, calls: frozenset[tuple[str, int]]) -> Values:
     """What a region makes of POINTS."""
-    config = {"name": "points", "batch_shape": (None, 1), "dtype": "float32"}
-    entry = {"module": "keras.layers", "class_name": "InputLayer", "config": config, "registered_name": None}
+    entrance = INPUT.layer("points", (), batch_shape=(None, 1), dtype="float32")
     points = Tensor("points")
     layers = {name: network.layers[name] for name, _ in calls}
     alone = replace(network, name="region", layers=layers, inputs=points, outputs=[made])
-    alone = alone.edited({"points": Layer("points", "InputLayer", entry, (), ())}, {given: points})
+    alone = alone.edited({"points": entrance}, {given: points})
     alone = replace(alone, outputs=[made], shapes={Tensor(name, call): (1,) for name, call in calls} | {points: (1,)})
     values = build(living(alone))(POINTS.astype(np.float32).reshape(-1, 1))
     return np.asarray(keras().tree.flatten(values)[0], np.float64).ravel()

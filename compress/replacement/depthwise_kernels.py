@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, Network, Tensor, build, living, observed, tensors_in
+from compress.ir.layer_specs import CROPPING_2D, DEPTHWISE_CONV_2D, SEPARABLE_CONV_2D, ZERO_PADDING_2D, spec_of
 from compress.ir.tensorflow import keras
 from compress.replacement.activations import Swaps
 
@@ -46,7 +47,7 @@ def find(network: Network) -> tuple[list[str], dict[str, str]]:
     """The layers with 5x5 depthwise kernels in the order in which they are computed, and why others are left."""
     found, left = [], {}
     for layer, call in network.in_order():
-        if call or layer.kind not in ("DepthwiseConv2D", "SeparableConv2D"):
+        if call or spec_of(layer) not in (DEPTHWISE_CONV_2D, SEPARABLE_CONV_2D):
             continue
         if layer.weights[0].shape[:2] != (5, 5):
             continue
@@ -172,7 +173,7 @@ def narrowed(network: Network, measured: Mapping[str, Moments]) -> tuple[Network
 
 def _with_offset(layer: Layer, kernel: NDArray[np.float64], offset: NDArray[np.float64]) -> Layer:
     """A layer with another depthwise kernel, whose outputs are moved by an offset [c, m] too."""
-    count = 2 if layer.kind == "SeparableConv2D" else 1
+    count = spec_of(layer).bias_index
     rest = list(layer.weights[1:count])
     moved = offset.ravel() @ rest[0][0, 0].astype(np.float64) if rest else offset.ravel()
     bias = layer.weights[count].astype(np.float64) if layer.config["use_bias"] else 0.0
@@ -190,7 +191,7 @@ def _cropped(network: Network, name: str, rate: Sequence[int]) -> Network:
     consumers, shown = network.consumers(), set(tensors_in(network.outputs))
     alone = all(consumers[each] == [(name, call)] and each not in shown for call, each in enumerate(sources))
     if (
-        pad.kind == "ZeroPadding2D"
+        spec_of(pad) == ZERO_PADDING_2D
         and alone
         and [(each.layer, each.call) for each in sources] == [(pad.name, call) for call in range(len(pad.calls))]
     ):
@@ -200,9 +201,7 @@ def _cropped(network: Network, name: str, rate: Sequence[int]) -> Network:
     new = f"{name}_crop"
     while new in network.layers:
         new += "_"
-    config = {"name": new, "cropping": [[by, by] for by in rate]}
-    entry = {"module": "keras.layers", "class_name": "Cropping2D", "config": config, "registered_name": None}
-    crop = Layer(new, "Cropping2D", entry, layer.calls, ())
+    crop = CROPPING_2D.layer(new, layer.calls, cropping=[[by, by] for by in rate])
     moved = tuple({"args": [Tensor(new, call)], "kwargs": {}} for call in range(len(sources)))
     added = {Tensor(new, call): _smaller(network.shapes[each], rate) for call, each in enumerate(sources)}
     shapes = {**network.shapes, **added}

@@ -18,27 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, Network, Tensor, build, living, needed, observed, tensors_in
+from compress.ir.layer_specs import DEPTHWISE_CONV_2D, MULTIPLY, spec_of
 from compress.ir.tensorflow import keras
 from compress.replacement.activations import Swaps
 
 Factors = NDArray[np.float64]
 NAME = "squeeze_and_excite"
 BATCH = 16
-KERNELS = {"Conv1D": -2, "Conv2D": -2, "Dense": 0, "Conv2DTranspose": -1}
-"""Layers that a factor for each channel of their input can be folded into, and the axis of their kernel for it."""
-DEPTHWISE = {"DepthwiseConv2D": -2, "SeparableConv2D": -2}
-"""The same, of layers whose first kernel [..., in, multiplier] works on each channel alone."""
-MADE = {"Conv1D": -1, "Conv2D": -1, "Dense": -1, "Conv2DTranspose": 2}
-"""Layers that it can be folded into from behind, if they are linear; the axis of their outputs."""
-PASSING = {
-    "ZeroPadding1D",
-    "ZeroPadding2D",
-    "Dropout",
-    "SpatialDropout2D",
-    "AveragePooling2D",
-    "GlobalAveragePooling2D",
-}
-"""Layers that hand on a factor of each channel."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +61,7 @@ def find(network: Network) -> tuple[list[Gate], dict[str, str]]:
     gates, left = [], {}
     for layer, call in network.in_order():
         given = layer.given(call) if layer.calls else []
-        if layer.kind != "Multiply" or len(given) != 2:
+        if spec_of(layer) != MULTIPLY or len(given) != 2:
             continue
         small, large = sorted(given, key=lambda tensor: _is_map(network, tensor))
         if _is_map(network, small) or not _is_map(network, large):
@@ -208,7 +194,7 @@ def _takers(network: Network, tensor: Tensor) -> list[str]:
             return []
         for name, call in users:
             layer = network.layers[name]
-            if layer.kind in PASSING:
+            if spec_of(layer).passes_factors:
                 waiting.append(Tensor(name, call))
             elif len(layer.calls) == 1 and _takes_factors(layer, network.shapes[tensor]):
                 found.append(name)
@@ -220,13 +206,13 @@ def _takers(network: Network, tensor: Tensor) -> list[str]:
 def _takes_factors(layer: Layer, shape: Sequence[int | None]) -> bool:
     first = layer.config.get("data_format") == "channels_first"
     whole = layer.config.get("groups", 1) == 1 and not first
-    return bool(shape) and whole and (layer.kind in KERNELS or layer.kind in DEPTHWISE)
+    return bool(shape) and whole and bool(spec_of(layer).kernels)
 
 
 def _scaled_inputs(layer: Layer, mean: Factors) -> Layer:
     kernel, *rest = layer.weights
-    axis = KERNELS.get(layer.kind, DEPTHWISE.get(layer.kind, 0))
-    return replace(layer, weights=(_scaled(kernel, axis, mean), *rest))
+    scaled = spec_of(layer).kernels[0].times_inputs(kernel, mean)
+    return replace(layer, weights=(scaled.astype(kernel.dtype), *rest))
 
 
 def _is_linear(layer: Layer) -> bool:
@@ -234,25 +220,28 @@ def _is_linear(layer: Layer) -> bool:
     config = layer.config
     if len(layer.calls) != 1 or config.get("data_format") == "channels_first":
         return False
-    if layer.kind == "BatchNormalization":
+    spec = spec_of(layer)
+    if spec.is_batch_norm:
         axis = config.get("axis", -1)
         last = (axis[0] if isinstance(axis, list) else axis) in (-1, 3)
         return last and config.get("scale", True) and config.get("center", True)
-    return config.get("activation", "linear") in ("linear", None) and layer.kind in MADE
+    linear = config.get("activation", "linear") in ("linear", None)
+    return linear and spec.kernel is not None and spec.channels == "makes"
 
 
 def _scaled_outputs(layer: Layer, mean: Factors) -> Layer:
-    if layer.kind == "BatchNormalization":
+    spec = spec_of(layer)
+    if spec.is_batch_norm:
         gamma, beta, *rest = layer.weights
-        return replace(layer, weights=(_scaled(gamma, 0, mean), _scaled(beta, 0, mean), *rest))
+        return replace(layer, weights=(_times(gamma, mean), _times(beta, mean), *rest))
     kernel, *bias = layer.weights
-    return replace(layer, weights=(_scaled(kernel, MADE[layer.kind], mean), *(_scaled(each, 0, mean) for each in bias)))
+    scaled = spec.kernels[0].times_outputs(kernel, mean).astype(kernel.dtype)
+    return replace(layer, weights=(scaled, *(_times(each, mean) for each in bias)))
 
 
-def _scaled(weights: NDArray[Any], axis: int, mean: Factors) -> NDArray[Any]:
-    """Weights times a factor for each place along an axis; computed in double precision."""
-    scaled = np.moveaxis(np.moveaxis(weights.astype(np.float64), axis, -1) * mean, -1, axis)
-    return scaled.astype(weights.dtype)
+def _times(weights: NDArray[Any], mean: Factors) -> NDArray[Any]:
+    """One weight for each channel times a factor for each, in double precision."""
+    return (weights.astype(np.float64) * mean).astype(weights.dtype)
 
 
 def _with_factor(network: Network, gate: Gate, mean: Factors) -> Network:
@@ -260,9 +249,8 @@ def _with_factor(network: Network, gate: Gate, mean: Factors) -> Network:
     name = f"{gate.product.layer}_mean"
     while name in network.layers:
         name += "_"
-    config = {"name": name, "kernel_size": 1, "use_bias": False}
-    entry = {"module": "keras.layers", "class_name": "DepthwiseConv2D", "config": config, "registered_name": None}
     kernel = mean.reshape(1, 1, -1, 1).astype(np.float32)
-    layer = Layer(name, "DepthwiseConv2D", entry, ({"args": [gate.map], "kwargs": {}},), (kernel,))
+    calls = ({"args": [gate.map], "kwargs": {}},)
+    layer = DEPTHWISE_CONV_2D.layer(name, calls, (kernel,), kernel_size=1, use_bias=False)
     edited = network.edited({}, {gate.product: Tensor(name)}).edited({name: layer}, {})
     return replace(edited, shapes={**edited.shapes, Tensor(name): network.shapes[gate.product]})

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from compress.errors import ModelError, StageError
 from compress.ir.keras_graph import Layer, Network, Tensor, build
+from compress.ir.layer_specs import spec_of
 from compress.ir.passes import fold
 from compress.pruning.cost import Draft
-from compress.quantization import calibration, export, fake_quantization
+from compress.quantization import calibration, export
 from compress.targets.base import Target
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.legalize import legalize
@@ -59,11 +60,7 @@ def _biased(network: Network) -> Network:
     """The network with biases wherever training, or `quantize`, may yet put some: the compiler drops those of 0."""
 
     def biased(layer: Layer) -> Layer:
-        if (
-            layer.kind not in fake_quantization.SCALE_AXES
-            or not layer.calls
-            or any(each.any() for each in layer.weights[1:])
-        ):
+        if spec_of(layer).kernel is None or not layer.calls or any(each.any() for each in layer.weights[1:]):
             return layer
         bias = np.ones(network.shapes[Tensor(layer.name)][-1] or 1, np.float32)
         return replace(layer, weights=(layer.weights[0], bias)).configured(use_bias=True)

@@ -34,7 +34,7 @@ class Swap(Stage, TrainingSettings, Teaching):
     activations: Literal["all"] | list[Activation] = "all"
     """What `by` is put in the place of; all: what a ReLU is near, whatever it is called, also where it is written as
     several operators. The Edge TPU puts silu together from two operators, hard_silu from three, gelu from six, elu,
-    selu, celu, mish and softplus from 15 to 25; leaky_relu becomes a PRELU, whose slopes are sent at every
+    selu, celu, mish and softplus from 25; leaky_relu becomes a PRELU, whose slopes are sent at every
     inference. tailed: any other function near 0 below and near x above that dips below 0 between. threshold (a ReLU
     that begins elsewhere) and prelu (with a slope for every position; it gets one for each channel) stay on the CPU,
     and all behind them."""

@@ -15,6 +15,7 @@ from compress.data.rows import rows as rows_of
 from compress.data.types import Data, Split
 from compress.errors import ModelError, StageError
 from compress.ir import mixed_precision as precision
+from compress.ir.layer_specs import ACTIVATION, spec_of_live
 from compress.ir.tensorflow import keras
 from compress.stage import Context, Unfit
 from compress.training import callbacks as monitoring
@@ -93,8 +94,6 @@ class TrainingSettings(Passes):
 
 
 Output = Literal["logits", "softmax", "sigmoid"]
-PASSING = {"Reshape", "Flatten", "Squeeze", "Identity", "Dropout", "Cast"}
-"""Layers and operations that leave scores what they are."""
 LOOKED_AT = 16
 """Samples that outputs are looked at on, where what makes them does not say what they are."""
 
@@ -152,7 +151,8 @@ def _made_as(tensor: Any) -> Output | None:
         return "softmax"
     if name.lower() == "sigmoid":
         return "sigmoid"
-    if kind in PASSING or (kind, name) == ("Activation", "linear"):
+    spec = spec_of_live(operation)
+    if spec.keeps_values or (spec == ACTIVATION and name == "linear"):
         return _made_as(operation._inbound_nodes[call].input_tensors[0])
     return "logits" if getattr(operation, "weights", None) else None
 

@@ -371,11 +371,11 @@ def attention(layers: Any, x: Any) -> Any:
     return layers.MultiHeadAttention(2, 4)(x, x)
 
 
-def transposed(layers: Any, x: Any) -> Any:
-    return layers.Conv1DTranspose(12, 3, 2)(x)
+def equation(layers: Any, x: Any) -> Any:
+    return layers.EinsumDense("abc,cd->abd", (8, 12))(x)
 
 
-@pytest.mark.parametrize("unknown", [recurrent, attention, transposed], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("unknown", [recurrent, attention, equation], ids=lambda each: each.__name__)
 def test_layers_that_cannot_be_followed_count(keras: Any, unknown: Any) -> None:
     from compress.quantization import export
     from compress.tflite import macs as arithmetic

@@ -18,13 +18,10 @@ from numpy.typing import NDArray
 from compress.errors import ModelError
 from compress.importers.keras.keras2 import TOLERANCE, difference
 from compress.ir.keras_graph import Layer, Network, Tensor, build, tensors_in
+from compress.ir.layer_specs import spec_of
 from compress.ir.passes import fold
 from compress.ir.tensorflow import keras
 
-COUNTERPARTS = {
-    *("Conv1D", "Conv2D", "Conv2DTranspose", "DepthwiseConv2D", "SeparableConv1D", "SeparableConv2D"),
-    *("Dense", "BatchNormalization", "LayerNormalization", "PReLU"),
-}
 Change = Callable[[Layer, Any], Any]
 """(layer, its counterpart with weights, or None where there is none) -> the tf-keras layer to use, or None."""
 
@@ -106,7 +103,7 @@ class _Building:
     def made(self) -> Legacy:
         """Calls every layer in order."""
         for layer, call in self.network.in_order():
-            if layer.kind == "InputLayer":
+            if not layer.calls:
                 shape, dtype = self.network.shapes[Tensor(layer.name)], self.live[layer.name].dtype
                 outputs = self.tf_keras.Input(shape, name=layer.name, dtype=dtype)
             else:
@@ -134,8 +131,7 @@ class _Building:
     def _counterpart(self, layer: Layer) -> Any:
         """The tf-keras layer of the same name with the same weights, if there is one."""
         custom = not isinstance(layer.config.get("activation", "linear"), str)
-        known = str(layer.entry.get("module")).startswith("keras.") and layer.kind in COUNTERPARTS
-        if not (layer.weights and known) or custom:
+        if not (layer.weights and spec_of(layer).keras2) or custom:
             return None
         kind = getattr(self.tf_keras.layers, layer.kind)
         counterpart = kind(**dict(_options(layer, kind)), name=layer.name)

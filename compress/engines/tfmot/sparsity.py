@@ -18,6 +18,7 @@ from compress.engines.tfmot.keras2_export import Legacy
 from compress.errors import StageError
 from compress.ir import weight_sparsity
 from compress.ir.keras_graph import Layer, Network, build
+from compress.ir.layer_specs import spec_of
 from compress.stage import Context
 from compress.training import callbacks as monitoring
 from compress.training import loop
@@ -80,7 +81,7 @@ def sparsify(network: Network, sparsity: float | None, settings: Passes, context
         how = {"pruning_schedule": _schedule(tool, sparsity, settings, context)}
 
     def change(layer: Layer, counterpart: Any) -> Any:
-        taken = counterpart is not None and layer.kind in weight_sparsity.KERNELS and layer.name not in left
+        taken = counterpart is not None and _is_known(layer) and layer.name not in left
         return tool.sparsity.keras.prune_low_magnitude(counterpart, **how) if taken else counterpart
 
     made = _rebuilt(network, change, context)
@@ -193,7 +194,7 @@ def _reasons(network: Network, *, by_four: bool = False, clusters: int = 0) -> d
     """Why tfmot leaves a layer as it is, by layer with a matrix of weights; an empty text where it takes it."""
     found = {}
     for layer in network.layers.values():
-        kernel = weight_sparsity.kernel(layer)
+        kernel = weight_sparsity.kernel(layer) if _is_known(layer) else None
         if kernel is None:
             if any(each.ndim > 1 for each in layer.weights):
                 found[layer.name] = f"tfmot knows no kernel in a {layer.kind}"
@@ -214,8 +215,14 @@ def _reasons(network: Network, *, by_four: bool = False, clusters: int = 0) -> d
     return found
 
 
+def _is_known(layer: Layer) -> bool:
+    """Whether a layer has a kernel, and tf-keras has the layer."""
+    spec = spec_of(layer)
+    return bool(spec.kernels) and spec.keras2
+
+
 def _refuse_nothing(network: Network, left: Mapping[str, str], stage: str) -> None:
-    taken = [layer for layer in network.layers.values() if layer.kind in weight_sparsity.KERNELS]
+    taken = [layer for layer in network.layers.values() if _is_known(layer)]
     if all(layer.name in left for layer in taken):
         shown = "; ".join(f"{network.layers[name].kind} {name!r}: {reason}" for name, reason in left.items())
         raise StageError(f"tfmot takes no layer of this model: {shown or 'none has weights'}", todo=f"remove `{stage}`")

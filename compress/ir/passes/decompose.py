@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.ir import layer_specs as specs
 from compress.ir.keras_graph import Layer, Network, Tensor, inlined, map_tensors, read
+from compress.ir.layer_specs import LayerSpec, spec_of
 from compress.ir.tensorflow import keras
 
 Steps = Callable[[Layer, list[Any]], Any]
@@ -29,7 +31,8 @@ EXACT_RELUS = (None, 6.0)
 def decomposed(network: Network, name: str) -> Network:
     """The network with one layer in single steps, where it is known how."""
     layer = network.layers[name]
-    steps = STEPS.get(kind_of(layer))
+    spec = spec_of(layer)
+    steps = STEPS_BY_FUNCTION.get(spec.activation(layer) or "") or STEPS_BY_KIND.get(spec)
     if steps is None or not layer.calls:
         return network
     library = keras()
@@ -41,12 +44,6 @@ def decomposed(network: Network, name: str) -> Network:
     if output is None:
         return network
     return inlined(network, name, _named(read(library.Model(inputs, output))))
-
-
-def kind_of(layer: Layer) -> str:
-    """The layer's class; for one that only applies an activation the name of that."""
-    activation = layer.config.get("activation") if layer.kind == "Activation" else None
-    return activation if isinstance(activation, str) else layer.kind
 
 
 def scale_and_shift(norm: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -193,12 +190,12 @@ def _relu(layer: Layer, inputs: list[Any]) -> Any:
     return ops.minimum(y, float(limit))
 
 
-def _in_pairs(name: str) -> Steps:
+def _in_pairs(spec: LayerSpec) -> Steps:
     """An element-wise layer of more than two tensors as one after the other: TFLite's take two."""
 
     def steps(layer: Layer, inputs: list[Any]) -> Any:
         del layer
-        join = getattr(keras().layers, name)
+        join = getattr(keras().layers, spec.kind)
         total = inputs[0]
         for other in inputs[1:]:
             total = join()([total, other])
@@ -248,29 +245,24 @@ def _standardized(x: Any, axes: list[int], epsilon: float) -> Any:
     return apart * ops.rsqrt(variance + epsilon)
 
 
-#: By the kind of layer, or the activation's name.
-STEPS: Mapping[str, Steps] = {
-    "Rescaling": _rescaling,
-    "Normalization": _normalization,
-    "BatchNormalization": _batch_norm,
-    "LayerNormalization": _layer_norm,
-    "GroupNormalization": _group_norm,
-    "UnitNormalization": _unit_norm,
-    "EinsumDense": _einsum_dense,
-    "hard_sigmoid": _hard_sigmoid,
-    "HardSigmoid": _hard_sigmoid,
-    "elu": _elu,
-    "ELU": _elu,
-    "Elu": _elu,
-    "selu": _selu,
-    "Selu": _selu,
-    "softplus": _softplus,
-    "Softplus": _softplus,
-    "mish": _mish,
-    "Mish": _mish,
-    "softsign": _softsign,
-    "Softsign": _softsign,
-    "ReLU": _relu,
-    "Average": _average,
-    **{name: _in_pairs(name) for name in ("Add", "Multiply", "Maximum", "Minimum")},
+STEPS_BY_KIND: Mapping[LayerSpec, Steps] = {
+    specs.RESCALING: _rescaling,
+    specs.NORMALIZATION: _normalization,
+    specs.BATCH_NORM: _batch_norm,
+    specs.LAYER_NORM: _layer_norm,
+    specs.GROUP_NORM: _group_norm,
+    specs.UNIT_NORM: _unit_norm,
+    specs.EINSUM_DENSE: _einsum_dense,
+    specs.RELU: _relu,
+    specs.AVERAGE: _average,
+    **{spec: _in_pairs(spec) for spec in (specs.ADD, specs.MULTIPLY, specs.MAXIMUM, specs.MINIMUM)},
 }
+STEPS_BY_FUNCTION: Mapping[str, Steps] = {
+    "hard_sigmoid": _hard_sigmoid,
+    "elu": _elu,
+    "selu": _selu,
+    "softplus": _softplus,
+    "mish": _mish,
+    "softsign": _softsign,
+}
+"""For layers that only apply an activation, by Keras' name of it."""

@@ -11,19 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+from compress.ir.layer_specs import ACTIVATION, DENSE, LayerSpec, spec_of
+from compress.ir.layer_specs.families import SeparableConvolutionSpec
 from compress.ir.passes.decompose import decomposed, gamma_and_beta, scale_and_shift
-
-#: Layers that a batch norm can be folded into, and the axis of their kernel that it scales.
-#: For a depthwise kernel [..., in, multiplier] the last two axes together are the output.
-WEIGHTED = {
-    "Conv1D": -1,
-    "Conv2D": -1,
-    "Dense": -1,
-    "Conv1DTranspose": 1,
-    "Conv2DTranspose": 2,
-    "DepthwiseConv1D": None,
-    "DepthwiseConv2D": None,
-}
 
 
 def canonical(network: Network) -> Network:
@@ -46,7 +36,7 @@ def folded_dense(network: Network) -> Network:
 
     def fold(network: Network, name: str) -> Network:
         given = network.layers[name].given() if network.layers[name].calls else []
-        dense = bool(given) and network.layers[given[0].layer].kind == "Dense"
+        dense = bool(given) and spec_of(network.layers[given[0].layer]) == DENSE
         return _fold_batch_norms(network, name) if dense else network
 
     return _everywhere(fold, network)
@@ -72,7 +62,7 @@ def norms(network: Network) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
 
 def _in_steps(network: Network, name: str) -> Network:
     """What works in several steps taken apart; batch norms wait, since most can be folded."""
-    return network if network.layers[name].kind == "BatchNormalization" else decomposed(network, name)
+    return network if spec_of(network.layers[name]).is_batch_norm else decomposed(network, name)
 
 
 def _shapes(network: Network, new: str, like: Tensor, calls: int) -> Network:
@@ -81,16 +71,13 @@ def _shapes(network: Network, new: str, like: Tensor, calls: int) -> Network:
     return replace(network, shapes={**network.shapes, **added})
 
 
-def _appended(network: Network, layer: Layer, name: str, entry: dict[str, Any], weights: Any = ()) -> Network:
+def _appended(network: Network, layer: Layer, spec: LayerSpec, config: dict[str, Any], weights: Any = ()) -> Network:
     """`layer`, with a new layer after each of its calls that everyone else takes instead."""
+    name = config["name"]
     calls = tuple({"args": [Tensor(layer.name, call)], "kwargs": {}} for call in range(len(layer.calls)))
     moved = {Tensor(layer.name, call): Tensor(name, call) for call in range(len(layer.calls))}
     network = _shapes(network.edited({layer.name: layer}, moved), name, Tensor(layer.name), len(calls))
-    return network.edited({name: Layer(name, entry["class_name"], entry, calls, weights)}, {})
-
-
-def _entry(kind: str, config: dict[str, Any]) -> dict[str, Any]:
-    return {"module": "keras.layers", "class_name": kind, "config": config, "registered_name": None}
+    return network.edited({name: spec.layer(calls=calls, weights=weights, **config)}, {})
 
 
 def _free(network: Network, name: str) -> str:
@@ -103,31 +90,24 @@ def _split_activations(network: Network, name: str) -> Network:
     """`Conv2D(activation="relu")` as a linear convolution and an activation."""
     layer = network.layers[name]
     activation = layer.config.get("activation", "linear")
-    if layer.kind not in WEIGHTED or activation in ("linear", None):
+    if spec_of(layer).kernel is None or activation in ("linear", None):
         return network
     new = _free(network, f"{name}_activation")
-    entry = _entry("Activation", {"name": new, "activation": activation})
-    return _appended(network, layer.configured(activation="linear"), new, entry)
+    config = {"name": new, "activation": activation}
+    return _appended(network, layer.configured(activation="linear"), ACTIVATION, config)
 
 
 def _split_separable(network: Network, name: str) -> Network:
     """`SeparableConv1D` and 2D as a depthwise and a pointwise convolution."""
     layer = network.layers[name]
-    config = dict(layer.config)
-    if layer.kind not in ("SeparableConv1D", "SeparableConv2D") or config["padding"] == "causal":
+    spec, config = spec_of(layer), dict(layer.config)
+    if not isinstance(spec, SeparableConvolutionSpec) or config["padding"] == "causal":
         return network
     depthwise, pointwise, *bias = layer.weights
-    kinds = f"DepthwiseConv{layer.kind[-2:]}", f"Conv{layer.kind[-2:]}"
+    first_spec, second_spec = spec.parts
     shared = {key: config[key] for key in ("kernel_size", "strides", "padding", "dilation_rate", "data_format")}
-    first = replace(
-        layer,
-        kind=kinds[0],
-        entry=_entry(
-            kinds[0],
-            {"name": name, "depth_multiplier": config["depth_multiplier"], "use_bias": False, **shared},
-        ),
-        weights=(depthwise,),
-    )
+    multiplier = config["depth_multiplier"]
+    first = first_spec.layer(name, layer.calls, (depthwise,), depth_multiplier=multiplier, use_bias=False, **shared)
     new = _free(network, f"{name}_pointwise")
     second = {
         "name": new,
@@ -136,7 +116,7 @@ def _split_separable(network: Network, name: str) -> Network:
         "use_bias": config["use_bias"],
         "activation": config["activation"],
     }
-    network = _appended(network, first, new, _entry(kinds[1], second), (pointwise, *bias))
+    network = _appended(network, first, second_spec, second, (pointwise, *bias))
     middle = {
         Tensor(name, call): (*network.shapes[Tensor(name, call)][:-1], prod(depthwise.shape[-2:]))
         for call in range(len(layer.calls))
@@ -156,7 +136,7 @@ def _fold_batch_norms(network: Network, name: str) -> Network:
 
 def _source(network: Network, norm: Layer) -> Layer | None:
     """The layer that a batch norm can be folded into; called as often as it, where the two are shared."""
-    if norm.kind != "BatchNormalization" or not norm.calls:
+    if not spec_of(norm).is_batch_norm or not norm.calls:
         return None
     sources = [norm.given(call)[0] for call in range(len(norm.calls))]
     layer = network.layers[sources[0].layer]
@@ -167,19 +147,14 @@ def _source(network: Network, norm: Layer) -> Layer | None:
     axis = norm.config.get("axis", -1)
     last = (axis[0] if isinstance(axis, list) else axis) in (-1, rank)
     linear = layer.config.get("activation", "linear") in ("linear", None)
-    return layer if layer.kind in WEIGHTED and alone and every and last and linear else None
+    return layer if spec_of(layer).kernel is not None and alone and every and last and linear else None
 
 
 def _folded(layer: Layer, norm: Layer) -> Layer:
     """Kernel times scale, bias moved along. Computed in double precision."""
     factor, offset = scale_and_shift(norm)
-    kernel = layer.weights[0].astype(np.float64)
     bias = layer.weights[1].astype(np.float64) if layer.config.get("use_bias", True) else np.float64(0)
-    axis = WEIGHTED[layer.kind]
-    if axis is None:
-        scaled = kernel * factor.reshape(kernel.shape[-2:])
-    else:
-        scaled = np.moveaxis(np.moveaxis(kernel, axis, -1) * factor, -1, axis)
+    scaled = spec_of(layer).kernels[0].times_outputs(layer.weights[0], factor)
     shifted = bias * factor + offset
     return replace(
         layer.configured(use_bias=True),

@@ -1,0 +1,154 @@
+"""One class per layer kind: everything that any part of the program needs to know of a Keras layer.
+
+`spec_of` is the lookup. A part that needs one certain kind uses a constant of this module; no other part names Keras
+classes in strings (`tests/architecture/test_layer_specs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from compress.ir.keras_graph import Layer
+from compress.ir.layer_specs import families as f
+from compress.ir.layer_specs.base import ChannelFlow, LayerSpec, RangeRule
+from compress.ir.layer_specs.functions import ACROSS_CHANNELS, ELEMENTWISE, operation_name
+from compress.ir.layer_specs.kernels import Kernel
+
+__all__ = ["ChannelFlow", "Kernel", "LayerSpec", "RangeRule", "all_specs", "spec_of", "spec_of_live"]
+
+RANKS = (1, 2)
+"""The numbers of spatial dimensions that TFLite has operators for."""
+NO_RANKS = ("Dropout", "AlphaDropout", "GaussianDropout", "GaussianNoise")
+
+INPUT = f.InputSpec("InputLayer")
+ACTIVATION = f.ActivationSpec("Activation")
+RELU = f.ReluSpec("ReLU")
+PRELU = f.PReluSpec("PReLU", keras2=True)
+DENSE = f.DenseSpec("Dense", keras2=True)
+CONV_2D = f.ConvolutionSpec("Conv2D", 2, keras2=True)
+DEPTHWISE_CONV_2D = f.DepthwiseConvolutionSpec("DepthwiseConv2D", 2, keras2=True)
+SEPARABLE_CONV_2D = f.SeparableConvolutionSpec("SeparableConv2D", 2, keras2=True)
+ZERO_PADDING_2D = f.PaddingSpec("ZeroPadding2D", 2)
+CROPPING_2D = f.LinearSpatialSpec("Cropping2D", 2)
+BATCH_NORM = f.BatchNormSpec("BatchNormalization", keras2=True)
+LAYER_NORM = f.DecomposedSpec("LayerNormalization", keras2=True)
+GROUP_NORM = f.DecomposedSpec("GroupNormalization")
+UNIT_NORM = f.DecomposedSpec("UnitNormalization")
+EINSUM_DENSE = f.DecomposedSpec("EinsumDense")
+NORMALIZATION = f.NumericSpec("Normalization")
+RESCALING = f.ScalingSpec("Rescaling")
+ADD = f.AdditionSpec("Add")
+SUBTRACT = f.AdditionSpec("Subtract")
+MULTIPLY = f.MultiplicationSpec("Multiply")
+AVERAGE = f.AveragingSpec("Average")
+MAXIMUM = f.HomogeneousArithmeticSpec("Maximum")
+MINIMUM = f.HomogeneousArithmeticSpec("Minimum")
+CONCATENATE = f.ConcatenationSpec("Concatenate")
+FLATTEN = f.ReshapingSpec("Flatten")
+RESHAPE = f.ReshapingSpec("Reshape")
+IDENTITY = f.IdentitySpec("Identity")
+
+
+def _convolutions(rank: int) -> list[LayerSpec]:
+    both = rank == 2
+    return [
+        f.ConvolutionSpec(f"Conv{rank}D", rank, keras2=True),
+        f.TransposedConvolutionSpec(f"Conv{rank}DTranspose", rank, keras2=both),
+        f.DepthwiseConvolutionSpec(f"DepthwiseConv{rank}D", rank, keras2=both),
+        f.SeparableConvolutionSpec(f"SeparableConv{rank}D", rank, keras2=True),
+    ]
+
+
+def _spatial(rank: int) -> list[LayerSpec]:
+    return [
+        f.MaxPoolingSpec(f"MaxPooling{rank}D", rank),
+        f.GlobalMaxPoolingSpec(f"GlobalMaxPooling{rank}D", rank),
+        f.AveragePoolingSpec(f"AveragePooling{rank}D", rank),
+        f.GlobalAveragePoolingSpec(f"GlobalAveragePooling{rank}D", rank),
+        f.PaddingSpec(f"ZeroPadding{rank}D", rank),
+        f.LinearSpatialSpec(f"Cropping{rank}D", rank),
+        f.LinearSpatialSpec(f"UpSampling{rank}D", rank),
+        f.DropoutSpec(f"SpatialDropout{rank}D", rank),
+    ]
+
+
+def _functions(names: Iterable[str]) -> list[LayerSpec]:
+    """Operations that apply an activation function, by Keras' rule for their names."""
+    found: list[LayerSpec] = []
+    for name in sorted(names):
+        family = f.LeakyReluSpec if name == "leaky_relu" else f.ElementwiseFunctionSpec
+        found.append(family(operation_name(name), applies=name))
+    return found
+
+
+_AUGMENTATIONS = (
+    *("AugMix", "CutMix", "MixUp", "RandAugment", "RandomBrightness", "RandomColorDegeneration", "RandomColorJitter"),
+    *("RandomContrast", "RandomCrop", "RandomElasticTransform", "RandomErasing", "RandomFlip", "RandomGaussianBlur"),
+    *("RandomGrayscale", "RandomHue", "RandomInvert", "RandomPerspective", "RandomPosterization", "RandomRotation"),
+    *("RandomSaturation", "RandomSharpness", "RandomShear", "RandomTranslation", "RandomZoom"),
+)
+_RECURRENT = (
+    *("LSTM", "GRU", "SimpleRNN", "LSTMCell", "GRUCell", "SimpleRNNCell"),
+    *("ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"),
+)
+_LAYERS: tuple[LayerSpec, ...] = (
+    *_convolutions(1),
+    *_convolutions(2),
+    *_spatial(1),
+    *_spatial(2),
+    *(f.DropoutSpec(kind) for kind in ("Dropout", "GaussianDropout")),
+    *(f.NoiseSpec(kind) for kind in ("GaussianNoise", "AlphaDropout")),
+    *(f.AugmentationSpec(kind) for kind in _AUGMENTATIONS),
+    *(f.RecurrentSpec(kind) for kind in _RECURRENT),
+    *(INPUT, ACTIVATION, RELU, PRELU, DENSE, BATCH_NORM, LAYER_NORM, GROUP_NORM, UNIT_NORM, EINSUM_DENSE),
+    *(NORMALIZATION, RESCALING, ADD, SUBTRACT, MULTIPLY, AVERAGE, MAXIMUM, MINIMUM, CONCATENATE, FLATTEN, RESHAPE),
+    *(IDENTITY, f.ResizingSpec("Resizing"), f.MovementSpec("Permute")),
+    f.LeakyReluSpec("LeakyReLU", applies="leaky_relu"),
+    f.ElementwiseFunctionSpec("ELU", applies="elu"),
+    f.SoftmaxSpec("Softmax", applies="softmax"),
+)
+_ARITHMETIC = (
+    *("Divide", "TrueDivide", "Negative", "Absolute", "Abs", "Square", "Sqrt", "Rsqrt", "Power"),
+    *("Exp", "Expm1", "Log", "Log1p", "Erf", "Clip"),
+)
+_MOVEMENTS = ("GetItem", "Take", "Split", "Unstack", "SpaceToDepth", "DepthToSpace", "Resize")
+_OPERATIONS: tuple[LayerSpec, ...] = (
+    *_functions(ELEMENTWISE - {"linear"}),
+    *(f.SoftmaxSpec(operation_name(name), applies=name) for name in sorted(ACROSS_CHANNELS)),
+    *(f.ArithmeticSpec(kind) for kind in _ARITHMETIC),
+    *(f.MovementSpec(kind) for kind in _MOVEMENTS),
+    *(f.ShapeOperationSpec(kind) for kind in ("Reshape", "Squeeze", "ExpandDims", "Ravel")),
+    *(ADD, SUBTRACT, MULTIPLY, MAXIMUM, MINIMUM, CONCATENATE, IDENTITY, f.CastSpec("Cast")),
+)
+LAYERS: Mapping[str, LayerSpec] = {spec.kind: spec for spec in _LAYERS}
+"""Layer kinds by class name."""
+OPERATIONS: Mapping[str, LayerSpec] = {spec.kind: spec for spec in _OPERATIONS}
+"""Kinds of Keras operations (`keras.ops`) by class name; some names mean another thing than that of a layer."""
+
+
+def all_specs() -> tuple[LayerSpec, ...]:
+    """Return every kind of layer that is known, operations excluded."""
+    return tuple(LAYERS.values())
+
+
+def spec_of(layer: Layer) -> LayerSpec:
+    """Return what is known of a layer; for a custom or unknown one a spec that assumes nothing."""
+    return _found(layer.kind, str(layer.entry.get("module", "keras.layers")))
+
+
+def spec_of_live(operation: Any) -> LayerSpec:
+    """Return what is known of a Keras layer or operation object."""
+    return _found(type(operation).__name__, type(operation).__module__)
+
+
+def spec_named(kind: str) -> LayerSpec:
+    """Return what is known of a class of Keras, by its name alone: a layer, or else an operation."""
+    return LAYERS.get(kind) or OPERATIONS.get(kind) or LayerSpec(kind)
+
+
+def _found(kind: str, module: str) -> LayerSpec:
+    if module.split(".")[0] != "keras":  # a custom class may have the name of one of Keras'
+        return LayerSpec(kind)
+    table = OPERATIONS if ".ops." in module else LAYERS
+    return table.get(kind) or LayerSpec(kind)
