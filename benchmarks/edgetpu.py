@@ -16,7 +16,7 @@ from typing import Any
 
 import support
 
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu import activation_memory, operator_parameters, parameter_memory
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.inspection import inspect

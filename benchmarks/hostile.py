@@ -30,10 +30,10 @@ from typing import Any
 from mutations import MUTATORS, Model, mutate
 
 from compress.errors import CorallineError
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu import darwinn_package, inspection
 from compress.targets.edgetpu.check import check
-from compress.targets.edgetpu.estimate import describe, estimate
+from compress.targets.edgetpu.estimate import estimate
 from compress.tflite import graph
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -156,7 +156,7 @@ def _expected(parsed: graph.Graph) -> Any:
     """The latency that is expected of it, or why none is."""
     try:
         found = estimate(parsed, TARGET, "usb3")
-        return [found.to_json(), describe(found, "here")]
+        return [found.to_json(), found.describe()]
     except CorallineError as error:
         return str(error)
 

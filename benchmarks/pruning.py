@@ -48,17 +48,18 @@ from compress.ir import keras_graph
 from compress.ir.passes import bn_recalibration
 from compress.ir.tensorflow import keras
 from compress.pruning import allocation
-from compress.pruning.allocation import STEP, Cut
+from compress.pruning.allocation import Cut
 from compress.pruning.cost import Counts
 from compress.pruning.objective import Objective
 from compress.stage import Context
 from compress.stages import working_model
 from compress.stages.prune import Prune
-from compress.targets.base import load
+from compress.targets import load
 from compress.training import loop
 
 RESULTS = Path(__file__).parent / "results" / "pruning.json"
 EDGETPU = load("edgetpu")
+STEP = EDGETPU.cost.blocks.inputs
 HOST = "usb3"
 ON_LABELS = "ours, on labels"
 OURS = ("ours", ON_LABELS)

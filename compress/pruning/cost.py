@@ -1,4 +1,4 @@
-"""What a network would cost with fewer channels: weights, multiply-accumulates, and time and memory on the Edge TPU.
+"""What a network would cost with fewer channels: weights, multiply-accumulates, and time and memory on a target.
 
 A network becomes a list of `Piece`s, each an operator of the .tflite file that will be made of it, with the layouts of
 its channels. So the cost of any choice of channels is known without building the smaller network. What cannot be
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from compress.ir.channel_groups import MAKERS, TIED, Channels, Layout
 from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
-from compress.targets.base import Target
-from compress.targets.edgetpu import estimate, latency, parameter_memory
+from compress.targets.base import NetworkCost, OperatorShape, Target
 from compress.tflite.graph import Graph
 
 Sets = Sequence[NDArray[np.int64]]
@@ -81,7 +80,7 @@ class Piece:
         constant: whether it has a number for each channel made, which is sent at every inference.
     """
 
-    layer: latency.Layer
+    layer: OperatorShape
     given: Layout
     made: Layout
     macs: int = 0
@@ -116,7 +115,7 @@ def pieces(network: Network, channels: Channels) -> list[Piece]:
         else:
             count = _count(layer, source, network, alone=len(consumers.get(source, [])) == 1)
         kind, window = _window(layer, network.shapes[source], network.shapes[made])
-        form = latency.Layer(kind, _map(network.shapes[made]), _map(network.shapes[source]), window, name=layer.name)
+        form = OperatorShape(kind, _map(network.shapes[made]), _map(network.shapes[source]), window, name=layer.name)
         constant = layer.kind in ("BatchNormalization", "PReLU")
         found += [Piece(form, channels.layouts[source], channels.layouts[made], constant=constant)] * count
     return found
@@ -164,26 +163,26 @@ def _kernels(
     shape, places = layer.weights[0].shape, after[0] * after[1]
     if layer.kind == "Dense":
         kind = "fc" if len(made) == 1 else "conv"
-        return [Piece(latency.Layer(kind, after, before, name=layer.name), source, result, places, mixes=True)]
+        return [Piece(OperatorShape(kind, after, before, name=layer.name), source, result, places, mixes=True)]
     taps = (int((1, *shape[:-2])[-2]), int(shape[-3]))
     area, name = taps[0] * taps[1], layer.name
     if layer.kind == "DepthwiseConv2D":
-        return [Piece(latency.Layer("dw", after, before, taps, name=name), source, result, places * area)]
+        return [Piece(OperatorShape("dw", after, before, taps, name=name), source, result, places * area)]
     if layer.kind in _SEPARABLE:
         between = np.repeat(source, layer.config["depth_multiplier"])
         middle = (*after[:2], len(between))
-        deep = Piece(latency.Layer("dw", middle, before, taps, name=name), source, between, places * area)
-        return [deep, Piece(latency.Layer("conv", after, middle, name=name), between, result, places, mixes=True)]
+        deep = Piece(OperatorShape("dw", middle, before, taps, name=name), source, between, places * area)
+        return [deep, Piece(OperatorShape("conv", after, middle, name=name), between, result, places, mixes=True)]
     if layer.kind == "Conv2DTranspose":
-        form = latency.Layer("tconv", after, before, taps, name=name)
+        form = OperatorShape("tconv", after, before, taps, name=name)
         return [Piece(form, source, result, before[0] * before[1] * area, mixes=True)]
     if (groups := layer.config.get("groups", 1)) > 1:  # the compiler is given a split, one for each, and their union
         each = len(source) // groups
-        form = latency.Layer("conv", after, (*before[:2], each), taps, name=name)
+        form = OperatorShape("conv", after, (*before[:2], each), taps, name=name)
         parts = [Piece(form, _NO_CHANNELS, part, places * area * each) for part in np.split(result, groups)]
-        split, union = (latency.Layer("elt", one, one, name=name) for one in (before, after))
+        split, union = (OperatorShape("elt", one, one, name=name) for one in (before, after))
         return [Piece(split, source, source), *parts, Piece(union, result, result)]
-    return [Piece(latency.Layer("conv", after, before, taps, name=name), source, result, places * area, mixes=True)]
+    return [Piece(OperatorShape("conv", after, before, taps, name=name), source, result, places * area, mixes=True)]
 
 
 def _map(shape: tuple[int | None, ...]) -> tuple[int, int, int]:
@@ -216,10 +215,6 @@ def weights(network: Network, channels: Channels) -> list[Weights]:
     return found
 
 
-def _compute_ms(layers: Sequence[latency.Layer], target: Target, clock: str = "max") -> float:
-    return sum(latency.compute_ms(layer, target.tables["latency"], clock) for layer in layers)
-
-
 class Costs:
     """Costs of a network by how many groups of each set it keeps.
 
@@ -227,7 +222,7 @@ class Costs:
         network: as it is.
         channels: of the network.
         sets: which groups are chosen among each other, the most important first.
-        target: the Edge TPU.
+        target: what time and memory are predicted for.
     """
 
     def __init__(self, network: Network, channels: Channels, sets: Sets, target: Target) -> None:
@@ -239,12 +234,12 @@ class Costs:
         self._pieces = [(each, self._known(each.given), self._known(each.made)) for each in pieces(network, channels)]
         self._weights = [(each, [self._known(one) for one in each.layouts]) for each in weights(network, channels)]
         inputs = (network.shapes[tensor] for tensor in tensors_in(network.inputs))
-        self._inputs = sum(prod(side or 1 for side in shape) for shape in inputs)
+        self._inputs = sum(target.cost.input_bytes([side or 1 for side in shape]) for shape in inputs)
         outputs = [network.shapes[tensor] for tensor in tensors_in(network.outputs)]
-        self._outputs = sum(latency.sent_bytes(_map(shape)) for shape in outputs)
-        self._cut: dict[tuple[int, int, int], latency.Layer] = {}
+        self._outputs = sum(target.cost.output_bytes(_map(shape)) for shape in outputs)
+        self._cut: dict[tuple[int, int, int], OperatorShape] = {}
         self._missed = defaultdict[str, float](float)
-        self._anchor: tuple[Counts, Graph] | None = None
+        self._anchor: tuple[Counts, NetworkCost] | None = None
 
     def anchored(self, counts: Counts, files: Draft) -> Costs:
         """The same costs, but those of one choice are what its files tell, and all others are off by as much."""
@@ -253,14 +248,13 @@ class Costs:
         real: dict[str, float] = {"macs": files.macs - found.macs(counts)}
         if files.graph is not None:
             real["size_bytes"] = files.size_bytes - found.size_bytes(counts)
-        if files.graph is not None and self.target.accelerated:
-            layers = estimate.layers_of(files.graph, self.target)
-            held = latency.split(layers, self.target)
-            allocated = sum(each.parameters.allocated_bytes for each in layers if not each.parameters.always_streamed)
-            real["compute_ms"] = _compute_ms(layers, self.target) - found.compute_ms(counts)
-            real["streamed_bytes"] = held.streamed_bytes - found.streamed_bytes(counts)
-            real["cached_bytes"] = allocated - found.cached_bytes(counts, found.never_cached(counts))
-            found._anchor = counts, files.graph
+        if files.graph is not None and self.target.cost.objectives:
+            file = self.target.cost.of_file(files.graph)
+            real["streamed_bytes"] = file.streamed_bytes - found.streamed_bytes(counts)
+            real["cached_bytes"] = file.cached_bytes(file.never_cached) - found.cached_bytes(
+                counts, found.never_cached(counts)
+            )
+            found._anchor = counts, file
         found._missed.update(real)
         return found
 
@@ -308,8 +302,8 @@ class Costs:
                 total += each.each * prod(wide[one] for one in along) + each.beside * wide[along[-1]]
         return round(total)
 
-    def layers(self, counts: Counts) -> list[latency.Layer]:
-        """What runs on the Edge TPU, as `latency` knows it."""
+    def layers(self, counts: Counts) -> list[OperatorShape]:
+        """The operators, as the target knows them."""
         wide = self.widths(counts)
         return [
             self._narrowed(place, wide[given] if len(each.given) else 0, wide[made])
@@ -317,70 +311,65 @@ class Costs:
             if wide[made]  # a group of a convolution may be gone
         ]
 
-    def _narrowed(self, place: int, given: int, made: int) -> latency.Layer:
+    def _narrowed(self, place: int, given: int, made: int) -> OperatorShape:
         if (place, given, made) not in self._cut:
             layer = self._pieces[place][0].layer
-            cut = replace(
-                layer, made=(*layer.made[:2], made), given=(*layer.given[:2], given or layer.given[2]), index=place
+            self._cut[place, given, made] = self.target.cost.operator(
+                replace(
+                    layer,
+                    made=(*layer.made[:2], made),
+                    given=(*layer.given[:2], given or layer.given[2]),
+                    index=place,
+                    constant=self._pieces[place][0].constant,
+                )
             )
-            constant = self._pieces[place][0].constant
-            held = parameter_memory.constant(made) if constant else latency.parameters(cut, self.target)
-            self._cut[place, given, made] = replace(cut, parameters=held)
         return self._cut[place, given, made]
 
-    def compute_ms(self, counts: Counts, clock: str = "max") -> float:
-        """What the array alone takes."""
-        missed = self._missed["compute_ms"] * latency.CLOCKS[clock]
-        return _compute_ms(self.layers(counts), self.target, clock) + missed
+    def network(self, counts: Counts) -> NetworkCost:
+        """Time and memory on the target, of the operators that can be followed."""
+        return self.target.cost.of_operators(self.layers(counts), self._inputs, self._outputs)
 
-    def latency_ms(self, counts: Counts, host: str, clock: str = "max") -> float:
-        """The predicted latency of one inference on a host."""
-        layers = self.layers(counts)
-        orders = latency.instruction_bytes(layers, self._inputs + self._outputs)
-        sent = latency.Sent(self._inputs, self._outputs, orders, tuple(self._streamed(layers)))
-        own = latency.predict(layers, sent, self.target.tables["latency"], host, clock).total
-        name = f"latency_ms {host} {clock}"
+    def compute_ms(self, counts: Counts, clock: str | None = None) -> float:
+        """The time of the arithmetic alone, at a clock of the target; None: the first."""
+        clock = self.target.cost.clock(clock)
+        return self._predicted(f"compute_ms {clock}", counts, lambda network: network.compute_ms(clock))
+
+    def latency_ms(self, counts: Counts, host: str | None = None, clock: str | None = None) -> float:
+        """The predicted latency of one inference on a host of the target; None: its default host."""
+        host, clock = self.target.cost.host(host), self.target.cost.clock(clock)
+        return self._predicted(f"latency_ms {host} {clock}", counts, lambda network: network.latency_ms(host, clock))
+
+    def _predicted(self, name: str, counts: Counts, of: Callable[[NetworkCost], float]) -> float:
+        """A cost of the operators, and what it misses of the choice whose file is known."""
         if self._anchor is not None and name not in self._missed:
-            self._missed[name] = 0.0
-            chosen, graph = self._anchor
-            real = estimate.estimate(graph, self.target, host, clock).latency.total
-            self._missed[name] = real - self.latency_ms(chosen, host, clock)
-        return own + self._missed[name]
-
-    def _streamed(self, layers: Sequence[latency.Layer]) -> list[int]:
-        held = latency.split(layers, self.target)
-        return [each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True)]
+            chosen, file = self._anchor
+            self._missed[name] = of(file) - of(self.network(chosen))
+        return of(self.network(counts)) + self._missed[name]
 
     def streamed_bytes(self, counts: Counts) -> int:
         """Parameters that are sent at every inference."""
-        return max(sum(self._streamed(self.layers(counts))) + round(self._missed["streamed_bytes"]), 0)
+        return max(self.network(counts).streamed_bytes + round(self._missed["streamed_bytes"]), 0)
 
     def cached_bytes(self, counts: Counts, without: Collection[int] = ()) -> int:
-        """The on-chip memory that all parameters would take together, but for some pieces."""
-        own = sum(layer.parameters.allocated_bytes for layer in self.layers(counts) if layer.index not in without)
-        return own + round(self._missed["cached_bytes"])
+        """The on-chip memory that all parameters would take together, except those of some pieces."""
+        return self.network(counts).cached_bytes(without) + round(self._missed["cached_bytes"])
 
     def never_cached(self, counts: Counts) -> frozenset[int]:
         """The pieces whose parameters are streamed however empty the memory is."""
-        return frozenset(layer.index for layer in self.layers(counts) if layer.parameters.always_streamed)
+        return frozenset(self.network(counts).never_cached)
 
-    def streamed_always(self, counts: Counts) -> list[int]:
-        """What the parameters of these pieces take, in bytes."""
-        held = (layer.parameters for layer in self.layers(counts))
-        return [each.size_bytes for each in held if each.always_streamed]
-
-    def to_json(self, counts: Counts, host: str, clock: str = "max") -> dict[str, Any]:
-        """All of them, as a plain map; time and memory only where the target has an accelerator."""
-        plain = {
+    def to_json(self, counts: Counts, host: str | None = None, clock: str | None = None) -> dict[str, Any]:
+        """All of them, as a plain map; time and memory only where the target predicts them."""
+        found: dict[str, Any] = {
             "macs": self.macs(counts),
             "parameters": self.parameters(counts),
             "size_bytes": self.size_bytes(counts),
         }
-        if not self.target.accelerated:
-            return plain
-        return {
-            **plain,
-            "compute_ms": float(f"{self.compute_ms(counts, clock):.4g}"),
-            "latency_ms": float(f"{self.latency_ms(counts, host, clock):.4g}"),
-            "streamed_bytes": self.streamed_bytes(counts),
-        }
+        objectives = self.target.cost.objectives
+        if "compute" in objectives:
+            found["compute_ms"] = float(f"{self.compute_ms(counts, clock):.4g}")
+        if "latency" in objectives:
+            found["latency_ms"] = float(f"{self.latency_ms(counts, host, clock):.4g}")
+        if "cache" in objectives:
+            found["streamed_bytes"] = self.streamed_bytes(counts)
+        return found

@@ -19,7 +19,7 @@ from compress.ir.passes import bn_recalibration
 from compress.report import render
 from compress.stages import working_model
 from compress.stages.swap import Swap
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu.check import check
 from compress.tflite import graph
 

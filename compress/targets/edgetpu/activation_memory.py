@@ -7,10 +7,11 @@ The form was found by comparing it with `used_narrow_memory_bytes_per_tile` in c
 
 from __future__ import annotations
 
+from compress.targets.edgetpu.constants import ARRAY
 from compress.targets.edgetpu.parameter_memory import up
 from compress.tflite.graph import Graph, Operator, Tensor
 
-TILES = 4
+TILES = ARRAY["tiles"]
 """Tiles along each side."""
 _WINDOWED = {"CONV_2D", "DEPTHWISE_CONV_2D"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from compress.errors import ModelError
 from compress.targets.base import Target
 from compress.targets.edgetpu import darwinn_package
 from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.constants import MEMORY
 from compress.targets.edgetpu.darwinn_package import Executable, Package
 from compress.tflite import graph
 from compress.tflite.graph import Graph, Tensor
@@ -206,10 +208,37 @@ def describe(found: Inspection) -> str:
             shown = _tensor(tensor)
             scaled = "" if shown["scale"] is None else f"  scale {shown['scale']:g}, zero point {shown['zero_point']}"
             lines.append(f"{name:<18} {shown['dtype']} {shown['shape']} {shown['name']}{scaled}")
+    tile_bytes = MEMORY["narrow_bytes_per_tile"]
     lines += [
         f"{executable.type:<18} {executable.parameter_bytes:,} bytes of parameters, "
         f"{executable.instruction_bytes:,} of instructions, {executable.scratch_bytes:,} of scratch, "
-        f"{executable.narrow_bytes_per_tile:,} of 196,608 in each tile, token {executable.token:016x}"
+        f"{executable.narrow_bytes_per_tile:,} of {tile_bytes:,} in each tile, token {executable.token:016x}"
         for executable in found.executables
     ]
     return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """A compiled model, and what was predicted for its original.
+
+    Attributes:
+        inspection: the compiled model.
+        rows: predicted and real figures, as `against` returns them; None without an original.
+    """
+
+    inspection: Inspection
+    rows: Sequence[Mapping[str, Any]] | None
+
+    def describe(self) -> str:
+        """Return both as text for a person."""
+        rows = (
+            f"{row['name']:<24} predicted {row['predicted']!s:>12}  real {row['real']!s:>12}\n"
+            for row in self.rows or ()
+        )
+        return describe(self.inspection) + "".join(rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return both as a plain map."""
+        against = {} if self.rows is None else {"against": list(self.rows)}
+        return {**self.inspection.to_json(), **against}

@@ -97,6 +97,24 @@ class Legalized:
                 found.append(op)
         return found[::-1]
 
+    def describe(self) -> str:
+        """Return the changes as text for a person."""
+        rows: dict[tuple[str, bool, str], list[Change]] = {}
+        for change in self.changes:
+            rows.setdefault((change.rewrite, change.kept, change.reason), []).append(change)
+        lines = [_line(name, kept, reason, changes) for (name, kept, reason), changes in rows.items()]
+        lines = lines or ["nothing to rewrite"]
+        lines += [f"{op.op} ({op.output}) stays on the CPU, at the end of the model" for op in self.trailing]
+        which = "real" if self.real_inputs else "random"
+        lines.append(f"before  {self.before.summary}")
+        lines.append(f"after   {self.after.summary}")
+        difference = self.difference
+        lines.append(
+            f"outputs differ by at most {difference.largest:g} steps, {difference.mean:.3g} on average, "
+            f"on {difference.feeds} {which} inputs"
+        )
+        return "\n".join(lines) + "\n"
+
     def to_json(self) -> dict[str, Any]:
         """As a plain map."""
         sides = {"before": self.before, "after": self.after}
@@ -364,25 +382,6 @@ def _living(graph: Graph) -> Graph:
     edit = Edit(graph)
     edit.remove(*dead)
     return edit.graph() if dead else graph
-
-
-def describe(found: Legalized) -> str:
-    """What a person wants to know, as text."""
-    rows: dict[tuple[str, bool, str], list[Change]] = {}
-    for change in found.changes:
-        rows.setdefault((change.rewrite, change.kept, change.reason), []).append(change)
-    lines = [_line(name, kept, reason, changes) for (name, kept, reason), changes in rows.items()]
-    lines = lines or ["nothing to rewrite"]
-    lines += [f"{op.op} ({op.output}) stays on the CPU, at the end of the model" for op in found.trailing]
-    which = "real" if found.real_inputs else "random"
-    lines.append(f"before  {found.before.summary}")
-    lines.append(f"after   {found.after.summary}")
-    difference = found.difference
-    lines.append(
-        f"outputs differ by at most {difference.largest:g} steps, {difference.mean:.3g} on average, "
-        f"on {difference.feeds} {which} inputs"
-    )
-    return "\n".join(lines) + "\n"
 
 
 def _line(name: str, kept: bool, reason: str, changes: Sequence[Change]) -> str:

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compress.targets.base import Target
+from compress.targets.edgetpu.constants import ARRAY, PARAMETERS
 
-ROW_BLOCK = 64
-INPUT_BLOCK = 4
-FEW_ROWS = 4
+ROW_BLOCK = ARRAY["output_channels"]
+INPUT_BLOCK = ARRAY["input_channels"]
+FEW_ROWS: int = PARAMETERS["few_rows"]
 """A convolution with at most so many outputs, on more than one position, is laid out in 4 rows."""
 
 
@@ -26,7 +27,7 @@ def up(value: int, step: int) -> int:
 
 def rows(outputs: int) -> int:
     """Rows that a layer's outputs take: steps of 16 up to 64, then of 64."""
-    return up(outputs, 16) if outputs <= ROW_BLOCK else up(outputs, ROW_BLOCK)
+    return up(outputs, PARAMETERS["row_step"]) if outputs <= ROW_BLOCK else up(outputs, ROW_BLOCK)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,11 @@ class Placement:
             return f"all {mapped} operators would run on the Edge TPU"
         return f"{mapped} of {len(self.ops)} operators would run on the Edge TPU"
 
+    @property
+    def complete(self) -> bool:
+        """Whether every operator is mapped."""
+        return all(op.placement == "tpu" for op in self.ops)
+
     def to_json(self) -> dict[str, Any]:
         """As a plain map, for facts and reports."""
         return {

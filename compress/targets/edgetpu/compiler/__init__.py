@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.artifact import MODEL_EDGETPU, SEGMENT_EDGETPU
+from compress.artifact import MODEL_COMPILED, SEGMENT_COMPILED
 from compress.errors import ModelError, StageError, StoreError
 from compress.targets.base import Target
 from compress.targets.edgetpu import inspection
@@ -34,10 +34,6 @@ HOW_TO_COMPILE = (
     "vendor's package edgetpu-compiler, then run the pipeline again with it on PATH, or say where it is: "
     "`compile: {compiler: /path/to/edgetpu_compiler}`, `compile: {docker: IMAGE}` or `compile: {ssh: HOST}`"
 )
-IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$"
-"""A Docker image: name, tag or digest, never an option."""
-SSH_HOST = r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$"
-"""A host, or what ~/.ssh/config calls it, perhaps with a user; never an option."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +72,8 @@ class Options:
     def outputs(self) -> tuple[str, ...]:
         """The files that the compiler makes of model.tflite."""
         if self.num_segments == 1:
-            return (MODEL_EDGETPU,)
-        return tuple(SEGMENT_EDGETPU.format(index, self.num_segments) for index in range(self.num_segments))
+            return (MODEL_COMPILED,)
+        return tuple(SEGMENT_COMPILED.format(index, self.num_segments) for index in range(self.num_segments))
 
 
 def find(compiler: str | None, docker: str | None, ssh: str | None, target: Target, folder: Path | None) -> Host | None:

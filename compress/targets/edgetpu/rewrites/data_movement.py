@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.targets.edgetpu.rewrites.elementwise import is_plain, scale_of
-from compress.targets.edgetpu.rewrites.layers import VALID, chosen_numbers, reshape, transposed_numbers
+from compress.targets.edgetpu.rewrites.layers import chosen_numbers, transposed_numbers
 from compress.tflite.comparison import Runner
-from compress.tflite.edit import Edit, part
+from compress.tflite.edit import VALID, Edit, part, reshape
 from compress.tflite.graph import DTYPES, NONE, Graph, Operator, Tensor
 
 MOVERS = (
