@@ -31,7 +31,7 @@ class Described(Protocol):
 
 
 class PlacementSummary(Protocol):
-    """How much of a model runs where the target runs models best."""
+    """The share of a model that runs where the target runs models best."""
 
     @property
     def failure(self) -> str | None:
@@ -130,7 +130,7 @@ class CostModel(ABC):
     @property
     @abstractmethod
     def objectives(self) -> frozenset[str]:
-        """What the pruner can minimize on this target: some of "compute", "latency" and "cache"."""
+        """The objectives that the pruner can minimize on this target: some of "compute", "latency" and "cache"."""
 
     @property
     @abstractmethod

@@ -48,7 +48,7 @@ def _map(tensor: Tensor) -> tuple[int, int, int]:
 
 
 def _tile(tensor: Tensor, graph: Graph) -> int:
-    """One tile of a tensor, with the border that the windows of those who take it reach into. A vector stands whole."""
+    """One tile of a tensor, with the border that the windows of its consumers reach into. A vector is in every tile."""
     height, width, channels = _map(tensor)
     if height * width == 1:
         return up(channels, 4)
@@ -67,7 +67,7 @@ def _border(operator: Operator, kernel: int, letter: str) -> int:
 
 
 def _extra(operator: Operator, graph: Graph) -> int:
-    """What an operator needs beside its tensors: a flattened map whole, or tiles to multiply in."""
+    """The memory that an operator needs in addition to its tensors: a flattened map whole, or tiles to multiply in."""
     given = [tensor for tensor in graph.given(operator) if not tensor.is_constant]
     if operator.name == "RESHAPE" and given:
         height, width, channels = _map(given[0])

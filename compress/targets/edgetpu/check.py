@@ -63,14 +63,14 @@ class Check:
 
     @property
     def doubt(self) -> str:
-        """What is not sure about the parameters that stay on the chip; "" where nothing is."""
+        """A doubt about the parameters that stay on the chip, or ""."""
         if self.parameters is None or self.parameters.report_on_chip_bytes <= self.plan_bytes:
             return ""
         return f"more than {self.plan_bytes:,} bytes on chip: some networks were given no more, and streamed the rest"
 
     @property
     def risk(self) -> str:
-        """How likely it is that the compile fails for size: low, medium or high; and why."""
+        """The risk that the compiler fails because of the model's size: low, medium or high; and why."""
         if self.activation_bytes is None:
             return "refused"
         times = self.activation_bytes / self.tile_bytes
@@ -138,7 +138,7 @@ class Check:
 
 
 def check(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Check:
-    """Predicts placement and memory.
+    """Predict placement and memory.
 
     Args:
         graph: the model.
@@ -178,7 +178,7 @@ def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
 
 
 def _partitions(operators: Sequence[Operator], on_tpu: set[int]) -> int:
-    """How many times the Edge TPU is entered: a new partition begins after each CPU operator that follows one."""
+    """The number of partitions on the Edge TPU: a new partition begins after each CPU operator that follows one."""
     depth: dict[int, int] = {}  # by tensor: partitions begun on the way to it; odd while on the TPU
     entered: set[int] = set()
     for operator in operators:

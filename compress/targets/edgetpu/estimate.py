@@ -20,7 +20,7 @@ from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 SCHEMA_VERSION = 1
 COSTLIEST = 8
-"""Layers that the text tells of."""
+"""Number of layers that the text lists."""
 _KINDS = {"CONV_2D": "conv", "TRANSPOSE_CONV": "tconv", "FULLY_CONNECTED": "fc", "DEPTHWISE_CONV_2D": "dw"}
 _FREE = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "PAD"}
 """They take no time if they have no parameters."""
@@ -30,7 +30,7 @@ _WORTH = 0.005
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is expected of a model on one host.
+    """The predicted latency of a model on one host.
 
     Attributes:
         latency: total, interval, parts; of each layer on the Edge TPU its ms.
@@ -106,7 +106,7 @@ class Estimate:
 def estimate(
     graph: Graph, target: Target, host: str, clock: str = "max", compiled: Inspection | None = None
 ) -> Estimate:
-    """Predicts the latency of a model.
+    """Predict the latency of a model.
 
     Args:
         graph: the model, before it is compiled.
@@ -134,7 +134,7 @@ def estimate(
 
 
 def _todo(graph: Graph) -> str:
-    """What to do about a model that the compiler would refuse."""
+    """Return advice on a model that the compiler would refuse."""
     if any(operator.name == COMPILED for operator in graph.operators):
         return "give the full-integer model that it was made from, and this one with --compiled"
     if all(tensor.quantization is None for tensor in graph.tensors):
@@ -163,7 +163,7 @@ def _estimate(
 
 
 def everywhere(graph: Graph, target: Target, compiled: Inspection | None = None) -> dict[str, dict[str, Any]]:
-    """What is expected on every host that the target knows, as plain values; empty if the compiler refuses the model.
+    """Return the predictions for all hosts of the target, as plain values; empty if the compiler refuses the model.
 
     Args:
         graph: the model.
@@ -182,7 +182,7 @@ def everywhere(graph: Graph, target: Target, compiled: Inspection | None = None)
 
 
 def layers_of(graph: Graph, target: Target) -> list[ArrayLayer]:
-    """What of a model runs on the Edge TPU, with what its parameters take."""
+    """Return the layers that run on the Edge TPU, with the memory of their parameters."""
     return _layers(graph, {op.index for op in check(graph, target).placement.ops if op.placement == "tpu"}, target)
 
 
@@ -231,7 +231,7 @@ def _sent(
     target: Target,
     compiled: Inspection | None,
 ) -> Sent:
-    """What crosses the bus: tensors between the sides, instructions, parameters that do not stay."""
+    """Return what crosses the bus: tensors, instructions, and parameters that are not cached."""
     makers = {tensor: operator.index for operator in graph.operators for tensor in operator.outputs}
     taken = {i for op in graph.operators if op.index in on_tpu for i in op.inputs if i != NONE}
     wanted = {i for op in graph.operators if op.index not in on_tpu for i in op.inputs} | set(graph.outputs)
@@ -294,7 +294,7 @@ def _advice(
     cpu_ms: float,
     alone_ms: float,
 ) -> tuple[tuple[str, float], ...]:
-    """What would help, tried with the same prediction, the most helpful first."""
+    """Return changes that lower the latency, tried with the same prediction, the largest saving first."""
 
     def total(changed: Sequence[ArrayLayer], over_bus: Sent) -> float:
         return latency.predict(changed, over_bus, constants, host, clock).total

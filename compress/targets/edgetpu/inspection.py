@@ -26,7 +26,7 @@ MADE_OF_IT = "give the file that edgetpu_compiler made of this model"
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a compiled model really holds.
+    """The content of a compiled model.
 
     Attributes:
         packages: what each of its custom operators holds, in their order.
@@ -77,7 +77,7 @@ class Inspection:
 
 
 def inspect(path: Path) -> Inspection:
-    """Opens a compiled model.
+    """Open a compiled model.
 
     Raises:
         ModelError: not a .tflite file, not compiled, or not by the vendor's compiler.
@@ -86,7 +86,7 @@ def inspect(path: Path) -> Inspection:
 
 
 def opened(parsed: Graph, where: str = "") -> Inspection:
-    """The same for a file that is read already; `where` names it in messages.
+    """Open a file that is parsed already; `where` names it in messages.
 
     Raises:
         ModelError: not compiled, or not by the vendor's compiler.
@@ -115,7 +115,7 @@ def opened(parsed: Graph, where: str = "") -> Inspection:
 
 
 def against(found: Inspection, original: Path, target: Target) -> list[dict[str, Any]]:
-    """What `check` predicts for the original beside what the compiled model really holds.
+    """Compare what `check` predicts for the original with the content of the compiled model.
 
     Args:
         found: the compiled model.
@@ -195,7 +195,7 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
 
 
 def describe(found: Inspection) -> str:
-    """What a person wants to know, as text."""
+    """Return the content as text for a person."""
     lines = [
         f"minimum runtime    {found.min_runtime}",
         f"cached on chip     {found.cached_bytes:,} bytes of parameters, loaded once",

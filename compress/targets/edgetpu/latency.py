@@ -1,4 +1,4 @@
-"""How long one inference takes, predicted from the shapes of the layers.
+"""The latency of one inference, predicted from the shapes of the layers.
 
 A network is a list of `ArrayLayer`s and what is sent over the bus; where they come from (a .tflite file, a table of
 published shapes) is not known here. The form: the array computes 4x4 tiles of the map, 4 input by 64 output channels at
@@ -33,7 +33,7 @@ class ArrayLayer(OperatorShape):
     """One layer that runs on the Edge TPU; its kind is one of KINDS.
 
     Attributes:
-        parameters: what its parameters take.
+        parameters: the memory for its parameters.
     """
 
     parameters: Parameters = parameter_memory.NONE
@@ -52,7 +52,7 @@ class ArrayLayer(OperatorShape):
 
     @cached_property
     def passes(self) -> int:
-        """How many times its weights are sent if they are streamed: large maps are computed part by part."""
+        """The number of times that its weights are sent if they are streamed: large maps are computed part by part."""
         sides = []
         for side in (0, 1):
             stride = max(round(self.given[side] / max(self.made[side], 1)), 1)
@@ -64,7 +64,7 @@ class ArrayLayer(OperatorShape):
 
 
 def parameters(layer: ArrayLayer, target: Target) -> Parameters:
-    """What the parameters of a layer take that is known by its shape alone: per-channel scales, and a bias."""
+    """Return the memory for the parameters of a layer with a known shape: per-channel scales, and a bias."""
     taps = layer.kernel[0] * layer.kernel[1]
     if layer.kind == "dw":
         return parameter_memory.depthwise(layer.made[2], taps, 12)
@@ -101,7 +101,7 @@ def _layer_instruction_bytes(layer: ArrayLayer, constants: Mapping[str, Any]) ->
 
 
 def sent_bytes(made: tuple[int, int, int]) -> int:
-    """What a map takes on the bus to the host: its channels in blocks of 4, as compiled models have it."""
+    """Return the bytes of a map on the bus to the host: its channels in blocks of 4, as compiled models have it."""
     return made[0] * made[1] * up(made[2], INPUT_BLOCK)
 
 
@@ -112,7 +112,7 @@ def split(layers: Sequence[ArrayLayer], target: Target) -> Split:
 
 @dataclass(frozen=True)
 class Sent:
-    """What goes over the bus at every inference, in bytes.
+    """The traffic on the bus at every inference, in bytes.
 
     Attributes:
         inputs: from the host.
@@ -149,7 +149,7 @@ class Latency:
 
 
 def compute_ms(layer: ArrayLayer, constants: Mapping[str, Any], clock: str = "max") -> float:
-    """What the array takes for a layer alone."""
+    """Return the time of the array for one layer."""
     each = constants["conv_ns"] if layer.kind in WEIGHTED else constants["window_ns"]
     return float(layer.megacycles * each * CLOCKS[clock])
 

@@ -27,7 +27,7 @@ MAX_KERNEL = 8192
 
 
 def count(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """What an operator's parameters take when it runs on the Edge TPU.
+    """Return the memory for an operator's parameters on the Edge TPU.
 
     Args:
         operator: one of the graph's.
@@ -49,7 +49,7 @@ def _position(tensor: Tensor) -> tuple[int, int, int]:
 
 
 def _overhead(operator: Operator, graph: Graph, target: Target) -> int:
-    """Bytes beside the weights of one output: 4 for a bias, 8 for a scale and zero point (4 if all are equal)."""
+    """Bytes of one output in addition to weights: 4 for a bias, 8 for a scale and zero point (4 if all are equal)."""
     weights = graph.tensors[operator.inputs[1]]
     each = 0
     if len(operator.inputs) > 2 and operator.inputs[2] != NONE:

@@ -37,7 +37,7 @@ class PlacedOperator:
 
 @dataclass(frozen=True)
 class Placement:
-    """What the compiler is expected to do with a model.
+    """The expected placement of a model's operators.
 
     Attributes:
         ops: every operator, in order.
@@ -79,7 +79,7 @@ class Placement:
 
 
 def place(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Placement:
-    """Decides for every operator of a graph.
+    """Place every operator of a graph.
 
     Args:
         graph: the model.

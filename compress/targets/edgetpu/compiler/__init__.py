@@ -38,7 +38,7 @@ HOW_TO_COMPILE = (
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked of the compiler. The table of operators (`-s`) always is.
+    """The compiler's options. The table of operators (`-s`) is always requested.
 
     Attributes:
         all_subgraphs: several partitions on the Edge TPU (`-a`).
@@ -100,7 +100,7 @@ def find(compiler: str | None, docker: str | None, ssh: str | None, target: Targ
 
 
 def identity(host: Host | None, cache: Cache | None) -> dict[str, str]:
-    """What changes when another run may have another result: the compiler; without one, what the cache holds."""
+    """Return the compiler's identity; without a compiler, the content of the cache."""
     known = host.identity() if host else "none"
     if known != "none" or cache is None:
         return {"compiler": known}
@@ -109,7 +109,7 @@ def identity(host: Host | None, cache: Cache | None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What came of a model.
+    """The result of a successful run.
 
     Attributes:
         log: everything the compiler printed, unchanged.
@@ -145,7 +145,7 @@ class Compiler:
     usual: str
 
     def compile(self, model: bytes, note: Callable[[str], None]) -> Compiled | None:
-        """Compiles a model; None if there is no compiler and no cached result.
+        """Compile a model; None if there is no compiler and no cached result.
 
         Args:
             model: the .tflite file.

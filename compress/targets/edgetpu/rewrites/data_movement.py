@@ -242,7 +242,7 @@ def _as_output(edit: Edit, index: int, shape: Sequence[int], out: Tensor) -> Non
 
 
 def _factor(table: Table, side: int) -> int:
-    """How often each position is repeated: 1 where nothing changes, 0 where it is otherwise."""
+    """The number of repetitions of each position: 1 where nothing changes, 0 where it is not a repetition."""
     factor = len(table) // side
     return factor if np.array_equal(table, np.repeat(np.arange(side), factor)) else 0
 
