@@ -20,7 +20,7 @@ from compress.tflite.comparison import Feed
 from compress.tflite.graph import Graph
 
 
-class Described(Protocol):
+class TargetResult(Protocol):
     """A result that can be shown to a person, and to a program."""
 
     def describe(self) -> str:
@@ -46,11 +46,11 @@ class PlacementSummary(Protocol):
         """Whether every operator runs where the target runs models best."""
 
 
-class CheckResult(PlacementSummary, Described, Protocol):
+class CheckResult(PlacementSummary, TargetResult, Protocol):
     """The expected placement and memory of a model; `summary` and `ops` are always in its map."""
 
 
-class LegalizeResult(Described, Protocol):
+class LegalizeResult(TargetResult, Protocol):
     """A rewritten model, and what was rewritten; `changes` is always in its map."""
 
     @property
@@ -311,7 +311,7 @@ class Target(ABC):
         del settings
         return ""
 
-    def estimate(self, graph: Graph, host: str | None, clock: str | None, compiled: Path | None = None) -> Described:
+    def estimate(self, graph: Graph, host: str | None, clock: str | None, compiled: Path | None = None) -> TargetResult:
         """Predict the latency of a model on a host.
 
         Args:
@@ -327,7 +327,7 @@ class Target(ABC):
         del graph, host, clock, compiled
         raise PipelineError(f"no latency is predicted for the target {self.name}")
 
-    def inspect(self, compiled: Path, original: Path | None = None) -> Described:
+    def inspect(self, compiled: Path, original: Path | None = None) -> TargetResult:
         """Open a compiled model.
 
         Args:
