@@ -233,7 +233,6 @@ def test_only_where_there_is_an_accelerator() -> None:
         {"timeout": 5.0},
         {"retries": -1},
         {"num_segments": 0},
-        {"min_runtime_version": 9},
         {"ssh": "-oProxyCommand=touch x"},
         {"ssh": "me@-oProxyCommand=x"},
         {"ssh": "host name"},
@@ -263,3 +262,14 @@ def test_bad_settings(settings: dict[str, Any]) -> None:
 )
 def test_good_settings(settings: dict[str, Any]) -> None:
     assert Compile(**settings).timeout_s == 600
+
+
+@pytest.mark.parametrize("runtime", [9, 15])
+def test_a_runtime_that_the_target_does_not_have(runtime: int) -> None:
+    unfit = Compile(min_runtime_version=runtime).unfit_target(load("edgetpu"))
+    assert unfit is not None
+    assert unfit.what == f"min_runtime_version: {runtime} is not between 10 and 14"
+
+
+def test_every_runtime_of_the_target_is_accepted() -> None:
+    assert not [each for each in range(10, 15) if Compile(min_runtime_version=each).unfit_target(load("edgetpu"))]
