@@ -25,7 +25,7 @@ import numpy as np
 from paths import EDGETPU
 from published_latency import JUDGED, fitted, judged, left_out, predicted, rows, spread
 
-from compress.targets.base import FOLDER, load
+from compress.targets import edgetpu, load
 
 RESULTS = repository.RESULTS / "latency.json"
 TARGET = load("edgetpu")
@@ -33,7 +33,7 @@ TARGET = load("edgetpu")
 
 def write(constants: Mapping[str, float], spreads: Mapping[str, float]) -> None:
     """Puts the constants into the target file, which stays as it is otherwise."""
-    path = FOLDER / "edgetpu" / "edgetpu.toml"
+    path = Path(edgetpu.__file__).with_name("edgetpu.toml")
     head, tail = path.read_text().split("\n[latency]\n")
     values = {**constants, **{f"spread {host}": value for host, value in spreads.items()}}
     for name, value in values.items():

@@ -16,7 +16,7 @@ import keras
 import latency as benchmark
 
 from compress.targets.edgetpu import latency, parameter_memory
-from compress.targets.edgetpu.latency import Layer, Sent
+from compress.targets.edgetpu.latency import ArrayLayer, Sent
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -40,9 +40,9 @@ def shape(tensor: Any) -> tuple[int, int, int]:
     return height, width, channels
 
 
-def layers(model: Any) -> tuple[Layer, ...]:
+def layers(model: Any) -> tuple[ArrayLayer, ...]:
     """What a quantized file of the model has; a batch norm that no layer takes in is a product and a sum."""
-    found: list[Layer] = []
+    found: list[ArrayLayer] = []
     for layer in model.layers:
         kind = type(layer).__name__
         if kind == "InputLayer":
@@ -50,14 +50,14 @@ def layers(model: Any) -> tuple[Layer, ...]:
         source = layer.input[0] if isinstance(layer.input, list) else layer.input
         made, given = shape(layer.output), shape(source)
         if kind in WEIGHTED:
-            plain = Layer(WEIGHTED[kind], made, given, tuple(getattr(layer, "kernel_size", (1, 1))))
+            plain = ArrayLayer(WEIGHTED[kind], made, given, tuple(getattr(layer, "kernel_size", (1, 1))))
             found.append(replace(plain, parameters=latency.parameters(plain, benchmark.TARGET)))
         elif kind in POOLS:
-            found.append(Layer("pool", made, given, tuple(getattr(layer, "pool_size", given[:2]))))
+            found.append(ArrayLayer("pool", made, given, tuple(getattr(layer, "pool_size", given[:2]))))
         elif kind in ("Add", "Multiply"):
-            found.append(Layer("elt", made, given))
+            found.append(ArrayLayer("elt", made, given))
         elif kind == "BatchNormalization" and type(source._keras_history.operation).__name__ not in WEIGHTED:
-            found += [Layer("elt", made, given, parameters=parameter_memory.constant(made[2]))] * 2
+            found += [ArrayLayer("elt", made, given, parameters=parameter_memory.constant(made[2]))] * 2
     return tuple(found)
 
 

@@ -47,13 +47,13 @@ from compress.importers.keras import keras_file
 from compress.ir import keras_graph
 from compress.ir.tensorflow import keras
 from compress.pruning import allocation
-from compress.pruning.allocation import STEP, Cut
+from compress.pruning.allocation import Cut
 from compress.pruning.cost import Counts
 from compress.pruning.objective import Objective
 from compress.stage import Context
 from compress.stages import working_model
 from compress.stages.prune import Prune
-from compress.targets.base import load
+from compress.targets import load
 from compress.training import healing, loop
 from compress.training.bn_recalibration import recalibrate_batch_norms
 
@@ -62,6 +62,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 RESULTS = repository.RESULTS / "pruning.json"
 EDGETPU = load("edgetpu")
+STEP = EDGETPU.cost.blocks.inputs
 HOST = "usb3"
 ON_LABELS = "ours, on labels"
 OURS = ("ours", ON_LABELS)

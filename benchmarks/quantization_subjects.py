@@ -36,7 +36,7 @@ from compress.importers.keras import keras_file
 from compress.ir.tensorflow import keras
 from compress.stage import Context
 from compress.stages import working_model
-from compress.targets.base import load
+from compress.targets import load
 from compress.training.batches import Augment
 from compress.training.loop import TrainingSettings, fit, head_of, label_loss
 

@@ -12,10 +12,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compress import targets
 from compress.artifact import MODEL_TFLITE
 from compress.measurement import Measurement
 from compress.progress import Progress
-from compress.targets import base
 from compress.tflite import graph
 
 if TYPE_CHECKING:
@@ -153,8 +153,8 @@ def check(model: FilePath, *, compiler: str = COMPILER, all_subgraphs: bool = Fa
     """
     from compress.targets.edgetpu import check
 
-    edgetpu = base.load("edgetpu").compiled_by(compiler)
-    return check.check(graph.read(Path(model)), edgetpu, all_subgraphs=all_subgraphs)
+    target = targets.load(targets.DEFAULT).compiled_by(compiler)
+    return check.check(graph.read(Path(model)), target, all_subgraphs=all_subgraphs)
 
 
 def estimate(model: FilePath, host: str, *, clock: str = "max", compiled: FilePath | None = None) -> Estimate:
@@ -176,13 +176,13 @@ def estimate(model: FilePath, host: str, *, clock: str = "max", compiled: FilePa
     from compress.targets.edgetpu import inspection
     from compress.targets.edgetpu.estimate import estimate
 
-    edgetpu = base.load("edgetpu")
+    target = targets.load(targets.DEFAULT)
     content = graph.read(Path(model))
     inspected = None
     if compiled is not None:
         inspected = inspection.inspect(Path(compiled))
-        inspection.refuse_another(inspected, content, edgetpu, str(compiled))
-    return estimate(content, edgetpu, host, clock, inspected)
+        inspection.refuse_another(inspected, content, target, str(compiled))
+    return estimate(content, target, host, clock, inspected)
 
 
 def legalize(
@@ -217,7 +217,9 @@ def legalize(
 
     content = graph.read(Path(model))
     feeds = comparison.read_feeds(Path(inputs), content) if inputs is not None else []
-    result = legalize(content, base.load("edgetpu").compiled_by(compiler), feeds, io=io.upper() if io else None)
+    result = legalize(
+        content, targets.load(targets.DEFAULT).compiled_by(compiler), feeds, io=io.upper() if io else None
+    )
     write_atomically(Path(out), graph.serialize(result.graph))
     return result
 

@@ -27,10 +27,10 @@ class Kind(StrEnum):
 #: every probe works on every one of them, without TensorFlow.
 MODEL_KERAS = "model.keras"
 MODEL_TFLITE = "model.tflite"
-MODEL_EDGETPU = "model_edgetpu.tflite"
-SEGMENT_EDGETPU = "model_segment_{}_of_{}_edgetpu.tflite"
-SEGMENTS = SEGMENT_EDGETPU.format("*", "*")
-"""Where the model is compiled in parts, for several Edge TPUs: there is no MODEL_EDGETPU then."""
+MODEL_COMPILED = "model_edgetpu.tflite"
+SEGMENT_COMPILED = "model_segment_{}_of_{}_edgetpu.tflite"
+SEGMENTS = SEGMENT_COMPILED.format("*", "*")
+"""Where the model is compiled in parts, for several Edge TPUs: there is no MODEL_COMPILED then."""
 BUNDLE_FILE = "bundle.coralline"
 PLAN_FILE = "quantization.json"
 """By which plan a model was quantized: `quantize: {plan: …}` takes it again, edited or not."""

@@ -90,6 +90,11 @@ class Work(Settings):
         """What else the result depends on: by default the versions of `tools`."""
         return {tool: importlib.metadata.version(tool) for tool in self.tools}
 
+    def target_environment(self, target: Target) -> dict[str, str]:
+        """Return what else the result depends on that only the target knows, such as the version of its compiler."""
+        del target
+        return {}
+
     def identity(self) -> dict[str, Any]:
         """The part of the key that comes from the settings."""
         return self.model_dump(mode="json", exclude={"id"})
@@ -122,6 +127,11 @@ class Stage(Work):
     def unfit(self, task: Task) -> Unfit | None:
         """Why it does not go with data for `task`, or None."""
         return None if task == "classification" else self.for_objects
+
+    def unfit_target(self, target: Target) -> Unfit | None:
+        """Return why a setting does not go with the target, or None."""
+        del target
+        return None
 
     def skip(self, given: Kind, *, from_file: bool, target: Target) -> str | None:
         """Why there is nothing to do, or None. `from_file`: the model came trained, from a file."""

@@ -10,13 +10,11 @@ import textwrap
 from functools import cache
 from typing import Any
 
+from compress import targets
 from compress.data.dataset import SOURCES, Splitting
 from compress.pipeline.schema import Head, Model
 from compress.settings import Settings
 from compress.stages import STAGES
-from compress.targets import base
-from compress.targets.edgetpu import rules
-from compress.targets.edgetpu.rewrites import REWRITES
 from deploy.contract import preprocessing
 
 
@@ -109,7 +107,7 @@ def schema() -> dict[str, Any]:
     one = {"oneOf": [{"required": [key], "properties": {key: {"type": "string"}}} for key in ("builder", "file")]}
     model = _hoisted(_schema(Model), definitions) | one
     properties = {**_properties(_schema(Head), definitions), "model": model}
-    properties["target"]["enum"] = base.names()
+    properties["target"]["enum"] = targets.names()
     properties["data"] = {
         "type": "object",
         "additionalProperties": False,
@@ -184,44 +182,5 @@ def _step(step: Any) -> dict[str, Any]:
 
 
 def operators() -> str:
-    """The page of the Edge TPU's operators, from the rules and the target file; docs/operators.md is its copy."""
-    edgetpu = base.load("edgetpu")
-    lines = [
-        "# What runs on the Edge TPU",
-        "",
-        "Made by `python -m compress operators` from the rules that `check` applies; do not edit.",
-        "",
-        "An operator runs on the Edge TPU if it keeps every rule and does not depend, however indirectly, on a CPU",
-        "operator that itself depends on a TPU operator: the compiler makes one partition.",
-        "",
-        "## Rules",
-        "",
-    ]
-    for rule, status in rules.RULES.items():
-        requirement, advice = rules.manual(rule)
-        lines += [f"### {rule.__name__}", "", requirement, "", advice, "", f'The compiler says: "{status}"', ""]
-    lines += ["## Operators", "", "| operator | newest version | first runtime |", "|---|---|---|"]
-    lines += [
-        f"| {name} | {row['max_version']} | {row['runtime']} |" for name, row in edgetpu.tables["operators"].items()
-    ]
-    return "\n".join([*lines, *_refused(edgetpu), *_rewrites()]) + "\n"
-
-
-def _refused(edgetpu: base.Target) -> list[str]:
-    return [
-        *("", "## Refused", ""),
-        "The newest version that the compiler's TFLite parser takes. An operator with a newer one, an operator that",
-        "is not listed, or an unknown custom operator, and it refuses the whole model.",
-        *("", "| version | operators |", "|---|---|"),
-        *(f"| {version} | {', '.join(names)} |" for version, names in edgetpu.tables["parser"].items()),
-    ]
-
-
-def _rewrites() -> list[str]:
-    lines = ["", "## Rewrites", "", "What `python -m compress legalize` changes, each proved before it is kept.", ""]
-    lines += ["| rewrite | what it does | its output may move by |", "|---|---|---|"]
-    for entry in REWRITES:
-        does = " ".join((inspect.getdoc(entry.rewrite) or "").split())
-        steps = f"{entry.tolerance} step{'s' * (entry.tolerance > 1)}" if entry.tolerance else "nothing"
-        lines.append(f"| {entry.name} | {does} | {steps} |")
-    return lines
+    """The page of the operators of the default target; docs/operators.md is its copy."""
+    return targets.load(targets.DEFAULT).operators_page()

@@ -13,7 +13,7 @@ from compress.errors import EXIT_PARTLY, EXIT_REFUSED
 
 if TYPE_CHECKING:
     from compress.cli.parser import Parser, Subparsers
-    from compress.targets.edgetpu.placement import Placement
+    from compress.targets.base import PlacementSummary, Target
 
 
 def add_parsers(subparsers: Subparsers) -> None:
@@ -75,8 +75,17 @@ def import_model(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_compiler_version(parser: Parser) -> None:
-    parser.add_argument("--compiler", default="16.0", metavar="VERSION", help="16.0 (default), 15.0, 2.1 or 1.0")
+def _add_target(parser: Parser) -> None:
+    parser.add_argument("--target", metavar="NAME", help="edgetpu (default) or cpu")
+    parser.add_argument("--compiler", metavar="VERSION", help="16.0 (default), 15.0, 2.1 or 1.0")
+
+
+def _target(options: argparse.Namespace) -> Target:
+    """Return the requested target with the requested version of its compiler."""
+    from compress import targets
+
+    target = targets.load(options.target or targets.DEFAULT)
+    return target if options.compiler is None else target.compiled_by(options.compiler)
 
 
 def _add_check(subparsers: Subparsers) -> None:
@@ -84,30 +93,27 @@ def _add_check(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "check", summary, check)
     parser.add_argument("model", type=Path, help="a full-integer .tflite file")
     parser.add_json()
-    _add_compiler_version(parser)
+    _add_target(parser)
     parser.add_argument("--all-subgraphs", action="store_true", help="like the compiler's option -a")
 
 
 def check(options: argparse.Namespace) -> int:
     """`python -m compress check`."""
-    from compress.targets import base
-    from compress.targets.edgetpu import check
     from compress.tflite import graph
 
-    edgetpu = base.load("edgetpu").compiled_by(options.compiler)
-    result = check.check(graph.read(options.model), edgetpu, all_subgraphs=options.all_subgraphs)
+    result = _target(options).check(graph.read(options.model), all_subgraphs=options.all_subgraphs)
     if options.json:
         write_json(result.to_json())
     else:
-        write(check.describe(result).rstrip("\n"))
-    return _placement_exit_code(result.placement)
+        write(result.describe().rstrip("\n"))
+    return _placement_exit_code(result)
 
 
-def _placement_exit_code(placement: Placement) -> int:
+def _placement_exit_code(placement: PlacementSummary) -> int:
     """Return 0 if all operators are mapped, `EXIT_PARTLY` if some are, `EXIT_REFUSED` if the compiler would fail."""
     if placement.failure is not None:
         return EXIT_REFUSED
-    return EXIT_PARTLY if any(op.placement == "cpu" for op in placement.ops) else 0
+    return 0 if placement.complete else EXIT_PARTLY
 
 
 def _add_estimate(subparsers: Subparsers) -> None:
@@ -122,22 +128,15 @@ def _add_estimate(subparsers: Subparsers) -> None:
 
 def estimate(options: argparse.Namespace) -> int:
     """`python -m compress estimate`."""
-    from compress.targets import base
-    from compress.targets.edgetpu import inspection
-    from compress.targets.edgetpu.estimate import describe, estimate
+    from compress import targets
     from compress.tflite import graph
 
-    edgetpu = base.load("edgetpu")
-    model = graph.read(options.model)
-    compiled = None
-    if options.compiled:
-        compiled = inspection.inspect(options.compiled)
-        inspection.refuse_another(compiled, model, edgetpu, str(options.compiled))
-    prediction = estimate(model, edgetpu, options.host, options.clock, compiled)
+    target = targets.load(targets.DEFAULT)
+    prediction = target.estimate(graph.read(options.model), options.host, options.clock, options.compiled)
     if options.json:
         write_json(prediction.to_json())
     else:
-        write(describe(prediction, edgetpu.tables["latency"]["hosts"][options.host]["summary"]))
+        write(prediction.describe())
     return 0
 
 
@@ -149,26 +148,23 @@ def _add_legalize(subparsers: Subparsers) -> None:
     inputs = ".npy, or .npz by input name: samples that each rewrite is verified on"
     parser.add_argument("--inputs", type=Path, metavar="FILE", help=inputs)
     parser.add_argument("--io", choices=("int8", "uint8"), help="type of inputs and outputs (the internal type)")
-    _add_compiler_version(parser)
+    _add_target(parser)
     parser.add_json()
 
 
 def legalize(options: argparse.Namespace) -> int:
     """`python -m compress legalize`."""
     from compress import files
-    from compress.targets import base
-    from compress.targets.edgetpu.legalize import describe, legalize
     from compress.tflite import comparison, graph
 
     model = graph.read(options.model)
     inputs = comparison.read_feeds(options.inputs, model) if options.inputs else []
-    edgetpu = base.load("edgetpu").compiled_by(options.compiler)
-    result = legalize(model, edgetpu, inputs, io=options.io and options.io.upper())
+    result = _target(options).legalize(model, inputs, io=options.io and options.io.upper())
     files.write_atomically(options.out, graph.serialize(result.graph))
     if options.json:
         write_json(result.to_json())
     else:
-        write(describe(result).rstrip("\n"))
+        write(result.describe().rstrip("\n"))
     return _placement_exit_code(result.after)
 
 
@@ -182,20 +178,13 @@ def _add_inspect(subparsers: Subparsers) -> None:
 
 def inspect(options: argparse.Namespace) -> int:
     """`python -m compress inspect`."""
-    from compress.targets.base import load
-    from compress.targets.edgetpu import inspection
+    from compress import targets
 
-    found = inspection.inspect(options.model)
-    result = found.to_json()
-    lines = [inspection.describe(found).rstrip("\n")]
-    if options.against is not None:
-        rows = inspection.against(found, options.against, load("edgetpu"))
-        result["against"] = rows
-        lines += [f"{row['name']:<24} predicted {row['predicted']!s:>12}  real {row['real']!s:>12}" for row in rows]
+    result = targets.load(targets.DEFAULT).inspect(options.model, options.against)
     if options.json:
-        write_json(result)
+        write_json(result.to_json())
     else:
-        write("\n".join(lines))
+        write(result.describe().rstrip("\n"))
     return 0
 
 

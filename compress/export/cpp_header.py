@@ -164,7 +164,7 @@ def text(opened: bundle.Bundle, role: str, where: str = "") -> str:
 
 
 def _line(steps: Sequence[dict[str, Any]], channels: int, where: str) -> tuple[list[float], list[float]]:
-    """What `scale` and `normalize` do to a value, taken together: factor and offset of each channel.
+    """The combined effect of `scale` and `normalize` on a value: factor and offset of each channel.
 
     Raises:
         ModelError: there is a step that this header has no arithmetic for.

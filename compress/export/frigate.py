@@ -32,7 +32,7 @@ _UINT8 = "python -m compress legalize IN.tflite OUT.tflite --io uint8, then comp
 
 @dataclass(frozen=True)
 class Export:
-    """What was written.
+    """The written files.
 
     Attributes:
         folder: where.

@@ -1,7 +1,7 @@
 """Keys and signatures on the host. What is signed, and how it is verified, is in `deploy.contract.bundle`.
 
 A private key is a PEM file (PKCS 8, without a password) that only its owner can read; it never
-stands in pipeline.yaml, the store or a report. Needs the package `cryptography` (`coralline[sign]`).
+is in pipeline.yaml, the store or a report. Needs the package `cryptography` (`coralline[sign]`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def sign(path: Path, key: Path, out: Path) -> str:
         out: where the signed bundle goes; may be `path`.
 
     Returns:
-        The public key, as it stands in its .pem file.
+        The public key, as in its .pem file.
 
     Raises:
         SigningError: no `cryptography`, a key that cannot be used, or what is to be signed is no whole bundle.

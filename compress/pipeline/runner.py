@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 
 from compress.artifact import (
     BUNDLE_FILE,
-    MODEL_EDGETPU,
+    MODEL_COMPILED,
     MODEL_KERAS,
     MODEL_TFLITE,
     PLAN_FILE,
@@ -101,7 +101,7 @@ class Session:
             {
                 "work": ["stage" if isinstance(work, Stage) else "probe", work.name, work.version],
                 "settings": work.identity(),
-                "environment": work.environment(),
+                "environment": {**work.environment(), **work.target_environment(pipeline.target)},
                 "given": {name: artifact.digest for name, artifact in given.items()},
                 "needs": {need: needs[need]() for need in sorted(work.needs)},
             }
@@ -318,7 +318,7 @@ def _publish(
     try:
         session.folder.mkdir(parents=True, exist_ok=True)
         bundle = f"{session.pipeline.head.name}.coralline"
-        old = {MODEL_KERAS, MODEL_TFLITE, MODEL_EDGETPU, PLAN_FILE, RUNNER_FILE, bundle}
+        old = {MODEL_KERAS, MODEL_TFLITE, MODEL_COMPILED, PLAN_FILE, RUNNER_FILE, bundle}
         for name in (old | {path.name for path in session.folder.glob(SEGMENTS)}) - outputs.keys():
             (session.folder / name).unlink(missing_ok=True)
         contents = {name: path.read_bytes() for name, path in outputs.items()}
@@ -339,7 +339,7 @@ def _outputs(session: Session) -> dict[str, Path]:
     names = {
         MODEL_KERAS: MODEL_KERAS,
         MODEL_TFLITE: MODEL_TFLITE,
-        MODEL_EDGETPU: MODEL_EDGETPU,
+        MODEL_COMPILED: MODEL_COMPILED,
         PLAN_FILE: PLAN_FILE,
         BUNDLE_FILE: f"{session.pipeline.head.name}.coralline",
         RUNNER_FILE: RUNNER_FILE,

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
 
+from compress import targets
 from compress.artifact import Kind
 from compress.data.dataset import SOURCES, Dataset, Splitting
 from compress.errors import ModelError, PipelineError
@@ -26,7 +27,6 @@ from compress.stage import Stage, Unfit
 from compress.stages import STAGES
 from compress.stages.load import Origin
 from compress.suggestions import listing, nearest, shown
-from compress.targets import base as targets
 from compress.targets.base import Target
 from deploy.contract.preprocessing import STEPS as PREPROCESSING
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError, fields
@@ -88,7 +88,7 @@ class Head(Settings):
     """Name of the run: its folder under runs/."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of everything random. Not of the test split, which is fixed."""
-    target: str = "edgetpu"
+    target: str = targets.DEFAULT
     """What the model is made for: edgetpu or cpu."""
     measure: Measure = Measure()
     """What is measured."""
@@ -204,10 +204,21 @@ def _refuse_unfit(pipeline: Pipeline, document: Document) -> None:
     for index, step in enumerate(pipeline.steps[1:]):
         if step.skip is None and (told := step.stage.unfit(task)):
             found.append((("stages", index), told._replace(what=f"stage {index + 1} ({step.stage.name}): {told.what}")))
+        _refuse_unfit_target(step, ("stages", index, step.stage.name), pipeline.target, document)
     found += unfit_settings(task, pipeline.settings)
     for location, unfit in found:
         what = f"{unfit.what} (the data is for {task})"
         raise PipelineError(what, where=document.where(location), allowed=unfit.allowed, todo=unfit.todo)
+
+
+def _refuse_unfit_target(step: Step, location: Location, target: Target, document: Document) -> None:
+    """Refuse a stage with a setting that its target does not have.
+
+    Raises:
+        PipelineError: there is one.
+    """
+    if step.skip is None and (unfit := step.stage.unfit_target(target)):
+        raise PipelineError(unfit.what, where=document.where(location), allowed=unfit.allowed, todo=unfit.todo)
 
 
 def _dataset(value: Any, document: Document, folder: Path) -> Dataset:

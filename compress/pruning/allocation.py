@@ -1,8 +1,8 @@
 """Structured pruning, last of three questions: how many channels go, and where?
 
 Channels that one layer makes are a set; within a set the least important go first. What remains to be chosen is how
-many of each set stay, so that a cost (multiply-accumulates, time on the Edge TPU, ...) comes down to a limit and as
-little as possible is lost. Costs come in steps: the array computes 64 output by 4 input channels at a time.
+many of each set stay, so that a cost (multiply-accumulates, time on the target, ...) comes down to a limit and as
+little as possible is lost. Time comes in steps: a target computes blocks of channels at a time (`ChannelBlocks`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ from compress.ir.keras_graph import Network, Tensor
 from compress.pruning import importance
 from compress.pruning.cost import Costs, Counts, Sets
 from compress.pruning.importance import Method, Samples, Scores, made_by
-from compress.targets.base import Target
-from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, ROW_BLOCK
+from compress.targets.base import ChannelBlocks, Target
 
-STEP = INPUT_BLOCK
-"""Channels are kept in multiples of this: the Edge TPU computes 4 input channels at once."""
 MIN_KEPT = 4
 """So many groups of channels stay in every layer, if it has as many."""
 LEVELS = 32
@@ -178,7 +175,9 @@ def losses(cut: Cut, allocation: Allocation) -> Lost | None:
     return [1 / np.maximum(each, _TINY) - 1 for each in shares]
 
 
-def chosen(sizes: Counts, least: Counts, losses: Lost | None, cost: Cost, limit: float) -> Counts:
+def chosen(
+    sizes: Counts, least: Counts, losses: Lost | None, cost: Cost, limit: float, blocks: ChannelBlocks
+) -> Counts:
     """How many groups of each set stay.
 
     Args:
@@ -187,28 +186,30 @@ def chosen(sizes: Counts, least: Counts, losses: Lost | None, cost: Cost, limit:
         losses: by set what is lost; None: about the same share of every set stays.
         cost: what a choice costs.
         limit: the most that it may.
+        blocks: the target's; the inputs' is the step of sizes.
     """
     if losses is None:
-        counts = _uniform(sizes, least, cost, limit)
-        return _grown(counts, [np.linspace(1.0, 0.0, size + 1) for size in sizes], cost, limit)
-    counts = _grown(_cheapest(losses, least, cost, limit), losses, cost, limit)
+        counts = _uniform(sizes, least, cost, limit, blocks.inputs)
+        return _grown(counts, [np.linspace(1.0, 0.0, size + 1) for size in sizes], cost, limit, blocks.inputs)
+    counts = _grown(_cheapest(losses, least, cost, limit, blocks), losses, cost, limit, blocks.inputs)
     for _ in range(ROUNDS):
         before = _total(losses, counts)
-        counts = _grown(_exchanged(counts, least, losses, cost, limit), losses, cost, limit)
+        counts = _exchanged(counts, least, losses, cost, limit, blocks)
+        counts = _grown(counts, losses, cost, limit, blocks.inputs)
         if _total(losses, counts) > 0.999 * before:
             break
     return counts
 
 
-def levels(size: int, smallest: int) -> list[int]:
+def levels(size: int, smallest: int, blocks: ChannelBlocks) -> list[int]:
     """The sizes that a set of so many groups may have, from the largest."""
-    step = STEP
-    while size / step > LEVELS and step < ROW_BLOCK:
+    step = blocks.inputs
+    while size / step > LEVELS and step < blocks.outputs:
         step *= 2
     return sorted({size, smallest, *range(step, size, step)} - set(range(smallest)), reverse=True)
 
 
-def _cheapest(losses: Lost, least: Counts, cost: Cost, limit: float) -> Counts:
+def _cheapest(losses: Lost, least: Counts, cost: Cost, limit: float, blocks: ChannelBlocks) -> Counts:
     """Greedy: again and again the removal that loses the least for what it saves.
 
     A removal may go several levels down at once, since one level alone often saves nothing. Removals wait in order
@@ -217,7 +218,7 @@ def _cheapest(losses: Lost, least: Counts, cost: Cost, limit: float) -> Counts:
     Source: Shen et al., Structural Pruning via Latency-Saliency Knapsack, NeurIPS 2022 (importance against latency
     in the hardware's steps); Minoux, 1978 (the lazy order).
     """
-    sizes = [levels(len(each) - 1, fewest) for each, fewest in zip(losses, least, strict=True)]
+    sizes = [levels(len(each) - 1, fewest, blocks) for each, fewest in zip(losses, least, strict=True)]
     at = [0] * len(losses)
 
     def counts_with(index: int, level: int) -> Counts:
@@ -227,7 +228,8 @@ def _cheapest(losses: Lost, least: Counts, cost: Cost, limit: float) -> Counts:
         """The best price of a removal from a set, and the level that it leads to."""
         best: tuple[float, int] | None = None
         before = losses[index][sizes[index][at[index]]]
-        reach = [level for level in range(at[index] + 1, len(sizes[index])) if _near(sizes[index], at[index], level)]
+        steps = range(at[index] + 1, len(sizes[index]))
+        reach = [level for level in steps if _near(sizes[index], at[index], level, 2 * blocks.outputs)]
         for level in reach:
             saved = now - cost(counts_with(index, level))
             if saved > 0:
@@ -254,17 +256,17 @@ def _cheapest(losses: Lost, least: Counts, cost: Cost, limit: float) -> Counts:
     return counts_with(-1, 0) if now <= limit else least
 
 
-def _near(sizes: list[int], here: int, level: int) -> bool:
-    """Whether a level is at most two blocks of outputs down, or the very next."""
-    return level == here + 1 or sizes[here] - sizes[level] <= 2 * ROW_BLOCK
+def _near(sizes: list[int], here: int, level: int, reach: int) -> bool:
+    """Whether a level is at most so many groups down, or the next."""
+    return level == here + 1 or sizes[here] - sizes[level] <= reach
 
 
-def _uniform(sizes: Counts, least: Counts, cost: Cost, limit: float) -> Counts:
-    """The largest share, the same for all sets and rounded down to STEP, that costs at most `limit`."""
+def _uniform(sizes: Counts, least: Counts, cost: Cost, limit: float, step: int) -> Counts:
+    """The largest share, the same for all sets and rounded down to the step, that costs at most `limit`."""
     low, high, best = 0.0, 1.0, least
     for _ in range(20):
         share = (low + high) / 2
-        counts = tuple(max(int(share * size) // STEP * STEP, fewest) for size, fewest in zip(sizes, least, strict=True))
+        counts = tuple(max(int(share * size) // step * step, fewest) for size, fewest in zip(sizes, least, strict=True))
         if cost(counts) <= limit:
             low, best = share, counts
         else:
@@ -272,12 +274,12 @@ def _uniform(sizes: Counts, least: Counts, cost: Cost, limit: float) -> Counts:
     return best
 
 
-def _grown(counts: Counts, losses: Lost, cost: Cost, limit: float) -> Counts:
+def _grown(counts: Counts, losses: Lost, cost: Cost, limit: float, step: int) -> Counts:
     """Gives back what saves nothing, and what still fits: where the most is gained for what it costs."""
     while True:
         now, offers = cost(counts), []
         for index, each in enumerate(losses):
-            more = min(counts[index] // STEP * STEP + STEP, len(each) - 1)
+            more = min(counts[index] // step * step + step, len(each) - 1)
             larger = _with(counts, index, more)
             costs = cost(larger)
             if more > counts[index] and costs <= limit:
@@ -288,14 +290,14 @@ def _grown(counts: Counts, losses: Lost, cost: Cost, limit: float) -> Counts:
         counts = min(offers)[2]
 
 
-def _exchanged(counts: Counts, least: Counts, losses: Lost, cost: Cost, limit: float) -> Counts:
+def _exchanged(counts: Counts, least: Counts, losses: Lost, cost: Cost, limit: float, blocks: ChannelBlocks) -> Counts:
     """Widens sets, and narrows one or two others for each, where less is lost so and the limit is kept.
 
     The greedy search needs it on small networks: its last removal may go far below the limit, and a removal before
     that may have been the wrong one. What changes cost together is guessed from what each costs alone, with the
     benefit of the doubt since one may save as much again by the other; what the guess lets pass is looked at.
     """
-    now, changes = cost(counts), _changes(counts, least, losses, cost)
+    now, changes = cost(counts), _changes(counts, least, losses, cost, blocks)
     wider = sorted((each for each in changes if each.lost < 0), key=lambda each: each.lost)
     narrower = [each for each in changes if each.cost < 0 and wider and each.lost < -wider[0].lost]
     narrower.sort(key=lambda each: -each.lost / each.cost)
@@ -321,12 +323,12 @@ def _exchanged(counts: Counts, least: Counts, losses: Lost, cost: Cost, limit: f
     return counts
 
 
-def _changes(counts: Counts, least: Counts, losses: Lost, cost: Cost) -> list[Change]:
+def _changes(counts: Counts, least: Counts, losses: Lost, cost: Cost, blocks: ChannelBlocks) -> list[Change]:
     """Every other size of every set that is at most two blocks of outputs away."""
     now, found = cost(counts), []
     for index, (each, here) in enumerate(zip(losses, counts, strict=True)):
-        for size in levels(len(each) - 1, least[index]):
-            if size != here and abs(size - here) <= 2 * ROW_BLOCK:
+        for size in levels(len(each) - 1, least[index], blocks):
+            if size != here and abs(size - here) <= 2 * blocks.outputs:
                 lost = float(each[size] - each[here])
                 found.append(Change(index, size, lost, cost(_with(counts, index, size)) - now))
     return found

@@ -1,4 +1,4 @@
-"""What a network would cost with fewer channels: weights, multiply-accumulates, and time and memory on the Edge TPU.
+"""What a network would cost with fewer channels: weights, multiply-accumulates, and time and memory on a target.
 
 A network becomes a list of `Piece`s, each an operator of the .tflite file that will be made of it, with the layouts of
 its channels. So the cost of any choice of channels is known without building the smaller network. What cannot be
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -22,9 +22,7 @@ from compress.ir.channel_groups import Channels, Layout
 from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
 from compress.ir.layer_specs import Kernel, spec_of
 from compress.ir.layer_specs.functions import FUSED, canonical_name
-from compress.targets.base import Target
-from compress.targets.edgetpu import estimate, latency, parameter_memory
-from compress.targets.edgetpu.activations import operators
+from compress.targets.base import CostModel, NetworkCost, OperatorShape, Target
 from compress.tflite.graph import Graph
 
 Sets = Sequence[NDArray[np.int64]]
@@ -67,7 +65,7 @@ class Piece:
         constant: whether it has a number for each channel made, which is sent at every inference.
     """
 
-    layer: latency.Layer
+    layer: OperatorShape
     given: Layout
     made: Layout
     macs: int = 0
@@ -87,8 +85,8 @@ class Weights:
     beside: int | None = None
 
 
-def pieces(network: Network, channels: Channels) -> list[Piece]:
-    """The operators that a network becomes."""
+def pieces(network: Network, channels: Channels, cost: CostModel) -> list[Piece]:
+    """The operators that a network becomes on a target with these costs."""
     consumers = network.consumers()
     found: list[Piece] = []
     for layer, call in network.in_order():
@@ -98,11 +96,11 @@ def pieces(network: Network, channels: Channels) -> list[Piece]:
         source = given[0] if given else made
         if spec_of(layer).kernels:
             found += _kernels(layer, network.shapes[source], network.shapes[made], channels, (source, made))
-            count = operators(_inner_function(layer))
+            count = cost.activation_operators(_inner_function(layer))
         else:
-            count = _count(layer, source, network, alone=len(consumers.get(source, [])) == 1)
+            count = _count(layer, source, network, cost, alone=len(consumers.get(source, [])) == 1)
         kind, window = _window(layer, network.shapes[source])
-        form = latency.Layer(kind, _map(network.shapes[made]), _map(network.shapes[source]), window, name=layer.name)
+        form = OperatorShape(kind, _map(network.shapes[made]), _map(network.shapes[source]), window, name=layer.name)
         constant = spec_of(layer).constant_by_channel
         found += [Piece(form, channels.layouts[source], channels.layouts[made], constant=constant)] * count
     return found
@@ -119,7 +117,7 @@ def _inner_function(layer: Layer) -> str:
     return canonical_name(str(layer.config.get("activation", "linear")))
 
 
-def _count(layer: Layer, source: Tensor, network: Network, *, alone: bool) -> int:
+def _count(layer: Layer, source: Tensor, network: Network, cost: CostModel, *, alone: bool) -> int:
     """How many operators a layer without a kernel becomes: none if the one before does its work too."""
     before, spec = network.layers[source.layer], spec_of(layer)
     previous = spec_of(before)
@@ -131,7 +129,7 @@ def _count(layer: Layer, source: Tensor, network: Network, *, alone: bool) -> in
         return 1
     if function in FUSED and alone and (previous.kernels or previous.is_batch_norm or previous.fuses_relu):
         return 0
-    return 0 if function == "linear" else max(operators(function), 1)
+    return 0 if function == "linear" else max(cost.activation_operators(function), 1)
 
 
 def _window(layer: Layer, given: tuple[int | None, ...]) -> tuple[str, tuple[int, int]]:
@@ -157,7 +155,7 @@ def _kernels(
         between = result if axes is kernels[-1] else np.repeat(source, layer.config["depth_multiplier"])
         after = (*_map(made)[:2], len(between))
         taps = _taps(kernel)
-        form = latency.Layer(_form(axes, kernel, made), after, before, taps, name=layer.name)
+        form = OperatorShape(_form(axes, kernel, made), after, before, taps, name=layer.name)
         positions = prod(before[:2]) if axes.transposed else prod(after[:2])
         found.append(Piece(form, source, between, positions * prod(taps), mixes=not axes.depthwise))
         source, before = between, after
@@ -185,10 +183,10 @@ def _grouped(
     """The operators of a grouped convolution: the compiler is given a split, one for each group, and their union."""
     (before, after), (source, result), name = maps, ends, layer.name
     taps, each = _taps(layer.weights[0]), len(source) // groups
-    form = latency.Layer("conv", after, (*before[:2], each), taps, name=name)
+    form = OperatorShape("conv", after, (*before[:2], each), taps, name=name)
     macs = prod(after[:2]) * prod(taps) * each
     parts = [Piece(form, _NO_CHANNELS, part, macs) for part in np.split(result, groups)]
-    split, union = (latency.Layer("elt", one, one, name=name) for one in (before, after))
+    split, union = (OperatorShape("elt", one, one, name=name) for one in (before, after))
     return [Piece(split, source, source), *parts, Piece(union, result, result)]
 
 
@@ -229,10 +227,6 @@ def _kernel_weights(axes: Kernel, array: NDArray[Any], along: tuple[Layout, ...]
     return Weights(array.size // prod(map(len, along)), along, bytes_by_channel)
 
 
-def _compute_ms(layers: Sequence[latency.Layer], target: Target, clock: str = "max") -> float:
-    return sum(latency.compute_ms(layer, target.tables["latency"], clock) for layer in layers)
-
-
 class Costs:
     """Costs of a network by how many groups of each set it keeps.
 
@@ -240,7 +234,7 @@ class Costs:
         network: as it is.
         channels: of the network.
         sets: which groups are chosen among each other, the most important first.
-        target: the Edge TPU.
+        target: what time and memory are predicted for.
     """
 
     def __init__(self, network: Network, channels: Channels, sets: Sets, target: Target) -> None:
@@ -249,15 +243,17 @@ class Costs:
         self._group = channels.group
         self._layouts: dict[bytes, int] = {}
         self._widths: list[tuple[int, tuple[tuple[int, NDArray[np.int64]], ...]]] = []
-        self._pieces = [(each, self._known(each.given), self._known(each.made)) for each in pieces(network, channels)]
+        self._pieces = [
+            (each, self._known(each.given), self._known(each.made)) for each in pieces(network, channels, target.cost)
+        ]
         self._weights = [(each, [self._known(one) for one in each.layouts]) for each in weights(network, channels)]
         inputs = (network.shapes[tensor] for tensor in tensors_in(network.inputs))
-        self._inputs = sum(prod(side or 1 for side in shape) for shape in inputs)
+        self._inputs = sum(target.cost.input_bytes([side or 1 for side in shape]) for shape in inputs)
         outputs = [network.shapes[tensor] for tensor in tensors_in(network.outputs)]
-        self._outputs = sum(latency.sent_bytes(_map(shape)) for shape in outputs)
-        self._cut: dict[tuple[int, int, int], latency.Layer] = {}
+        self._outputs = sum(target.cost.output_bytes(_map(shape)) for shape in outputs)
+        self._cut: dict[tuple[int, int, int], OperatorShape] = {}
         self._missed = defaultdict[str, float](float)
-        self._anchor: tuple[Counts, Graph] | None = None
+        self._anchor: tuple[Counts, NetworkCost] | None = None
 
     def anchored(self, counts: Counts, files: Draft) -> Costs:
         """The same costs, but those of one choice are what its files tell, and all others are off by as much."""
@@ -266,14 +262,13 @@ class Costs:
         real: dict[str, float] = {"macs": files.macs - found.macs(counts)}
         if files.graph is not None:
             real["size_bytes"] = files.size_bytes - found.size_bytes(counts)
-        if files.graph is not None and self.target.accelerated:
-            layers = estimate.layers_of(files.graph, self.target)
-            held = latency.split(layers, self.target)
-            allocated = sum(each.parameters.allocated_bytes for each in layers if not each.parameters.always_streamed)
-            real["compute_ms"] = _compute_ms(layers, self.target) - found.compute_ms(counts)
-            real["streamed_bytes"] = held.streamed_bytes - found.streamed_bytes(counts)
-            real["cached_bytes"] = allocated - found.cached_bytes(counts, found.never_cached(counts))
-            found._anchor = counts, files.graph
+        if files.graph is not None and self.target.cost.objectives:
+            file = self.target.cost.of_file(files.graph)
+            real["streamed_bytes"] = file.streamed_bytes - found.streamed_bytes(counts)
+            real["cached_bytes"] = file.cached_bytes(file.never_cached) - found.cached_bytes(
+                counts, found.never_cached(counts)
+            )
+            found._anchor = counts, file
         found._missed.update(real)
         return found
 
@@ -321,8 +316,8 @@ class Costs:
                 total += each.each * prod(wide[one] for one in along) + each.beside * wide[along[-1]]
         return round(total)
 
-    def layers(self, counts: Counts) -> list[latency.Layer]:
-        """What runs on the Edge TPU, as `latency` knows it."""
+    def layers(self, counts: Counts) -> list[OperatorShape]:
+        """The operators, as the target knows them."""
         wide = self.widths(counts)
         return [
             self._narrowed(place, wide[given] if len(each.given) else 0, wide[made])
@@ -330,70 +325,65 @@ class Costs:
             if wide[made]  # a group of a convolution may be gone
         ]
 
-    def _narrowed(self, place: int, given: int, made: int) -> latency.Layer:
+    def _narrowed(self, place: int, given: int, made: int) -> OperatorShape:
         if (place, given, made) not in self._cut:
             layer = self._pieces[place][0].layer
-            cut = replace(
-                layer, made=(*layer.made[:2], made), given=(*layer.given[:2], given or layer.given[2]), index=place
+            self._cut[place, given, made] = self.target.cost.operator(
+                replace(
+                    layer,
+                    made=(*layer.made[:2], made),
+                    given=(*layer.given[:2], given or layer.given[2]),
+                    index=place,
+                    constant=self._pieces[place][0].constant,
+                )
             )
-            constant = self._pieces[place][0].constant
-            held = parameter_memory.constant(made) if constant else latency.parameters(cut, self.target)
-            self._cut[place, given, made] = replace(cut, parameters=held)
         return self._cut[place, given, made]
 
-    def compute_ms(self, counts: Counts, clock: str = "max") -> float:
-        """What the array alone takes."""
-        missed = self._missed["compute_ms"] * latency.CLOCKS[clock]
-        return _compute_ms(self.layers(counts), self.target, clock) + missed
+    def network(self, counts: Counts) -> NetworkCost:
+        """Time and memory on the target, of the operators that can be followed."""
+        return self.target.cost.of_operators(self.layers(counts), self._inputs, self._outputs)
 
-    def latency_ms(self, counts: Counts, host: str, clock: str = "max") -> float:
-        """The predicted latency of one inference on a host."""
-        layers = self.layers(counts)
-        orders = latency.instruction_bytes(layers, self._inputs + self._outputs)
-        sent = latency.Sent(self._inputs, self._outputs, orders, tuple(self._streamed(layers)))
-        own = latency.predict(layers, sent, self.target.tables["latency"], host, clock).total
-        name = f"latency_ms {host} {clock}"
+    def compute_ms(self, counts: Counts, clock: str | None = None) -> float:
+        """The time of the arithmetic alone, at a clock of the target; None: the first."""
+        clock = self.target.cost.clock(clock)
+        return self._predicted(f"compute_ms {clock}", counts, lambda network: network.compute_ms(clock))
+
+    def latency_ms(self, counts: Counts, host: str | None = None, clock: str | None = None) -> float:
+        """The predicted latency of one inference on a host of the target; None: its default host."""
+        host, clock = self.target.cost.host(host), self.target.cost.clock(clock)
+        return self._predicted(f"latency_ms {host} {clock}", counts, lambda network: network.latency_ms(host, clock))
+
+    def _predicted(self, name: str, counts: Counts, of: Callable[[NetworkCost], float]) -> float:
+        """A cost of the operators, and what it misses of the choice whose file is known."""
         if self._anchor is not None and name not in self._missed:
-            self._missed[name] = 0.0
-            chosen, graph = self._anchor
-            real = estimate.estimate(graph, self.target, host, clock).latency.total
-            self._missed[name] = real - self.latency_ms(chosen, host, clock)
-        return own + self._missed[name]
-
-    def _streamed(self, layers: Sequence[latency.Layer]) -> list[int]:
-        held = latency.split(layers, self.target)
-        return [each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True)]
+            chosen, file = self._anchor
+            self._missed[name] = of(file) - of(self.network(chosen))
+        return of(self.network(counts)) + self._missed[name]
 
     def streamed_bytes(self, counts: Counts) -> int:
         """Parameters that are sent at every inference."""
-        return max(sum(self._streamed(self.layers(counts))) + round(self._missed["streamed_bytes"]), 0)
+        return max(self.network(counts).streamed_bytes + round(self._missed["streamed_bytes"]), 0)
 
     def cached_bytes(self, counts: Counts, without: Collection[int] = ()) -> int:
-        """The on-chip memory that all parameters would take together, but for some pieces."""
-        own = sum(layer.parameters.allocated_bytes for layer in self.layers(counts) if layer.index not in without)
-        return own + round(self._missed["cached_bytes"])
+        """The on-chip memory that all parameters would take together, except those of some pieces."""
+        return self.network(counts).cached_bytes(without) + round(self._missed["cached_bytes"])
 
     def never_cached(self, counts: Counts) -> frozenset[int]:
         """The pieces whose parameters are streamed however empty the memory is."""
-        return frozenset(layer.index for layer in self.layers(counts) if layer.parameters.always_streamed)
+        return frozenset(self.network(counts).never_cached)
 
-    def streamed_always(self, counts: Counts) -> list[int]:
-        """What the parameters of these pieces take, in bytes."""
-        held = (layer.parameters for layer in self.layers(counts))
-        return [each.size_bytes for each in held if each.always_streamed]
-
-    def to_json(self, counts: Counts, host: str, clock: str = "max") -> dict[str, Any]:
-        """All of them, as a plain map; time and memory only where the target has an accelerator."""
-        plain = {
+    def to_json(self, counts: Counts, host: str | None = None, clock: str | None = None) -> dict[str, Any]:
+        """All of them, as a plain map; time and memory only where the target predicts them."""
+        found: dict[str, Any] = {
             "macs": self.macs(counts),
             "parameters": self.parameters(counts),
             "size_bytes": self.size_bytes(counts),
         }
-        if not self.target.accelerated:
-            return plain
-        return {
-            **plain,
-            "compute_ms": float(f"{self.compute_ms(counts, clock):.4g}"),
-            "latency_ms": float(f"{self.latency_ms(counts, host, clock):.4g}"),
-            "streamed_bytes": self.streamed_bytes(counts),
-        }
+        objectives = self.target.cost.objectives
+        if "compute" in objectives:
+            found["compute_ms"] = float(f"{self.compute_ms(counts, clock):.4g}")
+        if "latency" in objectives:
+            found["latency_ms"] = float(f"{self.latency_ms(counts, host, clock):.4g}")
+        if "cache" in objectives:
+            found["streamed_bytes"] = self.streamed_bytes(counts)
+        return found

@@ -16,6 +16,7 @@ from compress.pruning.cost import Counts, Draft
 Name = Literal["macs", "parameters", "size", "compute", "latency", "cache"]
 _UNITS = {"macs": "MACs", "parameters": "parameters", "compute": "ms", "latency": "ms"}
 """Others: bytes."""
+_OF_EVERY_TARGET = ("macs", "parameters", "size")
 _COUNTED = ("macs", "parameters")
 """Known by the layers alone; the others are predicted, of a file that is not made yet."""
 LOOKS = 3
@@ -31,26 +32,26 @@ class Objective:
         name: of the cost.
         keep: the largest share of it that may stay, or None.
         at_most: the most that may stay, or None; for `cache` neither is given.
-        host: where latency is predicted.
-        clock: of the Edge TPU.
+        host: where latency is predicted; None: the target's default host.
+        clock: of the target; None: its first.
     """
 
     name: Name
     keep: float | None = None
     at_most: float | None = None
-    host: str = "usb3"
-    clock: str = "max"
+    host: str | None = None
+    clock: str | None = None
 
     def cost(self, cut: Cut) -> Callable[[Counts], float]:
         """The cost of how many groups of each set stay.
 
         Raises:
-            StageError: it is one of the accelerator's, and the target has none.
+            StageError: the target does not predict it.
         """
         costs = cut.costs
-        if self.name in ("compute", "latency", "cache") and not costs.target.accelerated:
-            name = costs.target.name
-            raise StageError(f"{self.name} is predicted for the Edge TPU, and the target is {name}", todo="use macs")
+        if self.name not in (*_OF_EVERY_TARGET, *costs.target.cost.objectives):
+            known = ", ".join((*_OF_EVERY_TARGET, *sorted(costs.target.cost.objectives)))
+            raise StageError(f"{self.name} is not predicted for the target {costs.target.name}", allowed=known)
         if self.name == "cache":
             return self._cache(cut)
         return {
@@ -65,7 +66,7 @@ class Objective:
         """Memory for all parameters. A layer that is too large to be cached counts as all of the memory more; one
         that stays too large however much is removed does not count: it is streamed in any case."""
         costs, hopeless = cut.costs, cut.costs.never_cached(cut.least)
-        memory = float(costs.target.tables["memory"]["plan_bytes"])
+        memory = float(costs.target.cost.cache_bytes())
 
         def cost(counts: Counts) -> float:
             return costs.cached_bytes(counts, hopeless) + memory * len(costs.never_cached(counts) - hopeless)
@@ -76,10 +77,7 @@ class Objective:
         """The most that the cost may be in the end; `whole` is what it was before the first step."""
         if self.name != "cache":
             return self.at_most if self.at_most is not None else (self.keep or 1.0) * whole
-        memory = cut.costs.target.tables["memory"]
-        large = any(size > memory["largest_cached_bytes"] for size in cut.costs.streamed_always(cut.least))
-        limits = ("plan_bytes", "cache_bytes_beside_streaming") if large else ("plan_bytes",)
-        return float(min(memory[name] for name in limits))
+        return float(cut.costs.target.cost.cache_limit_bytes(cut.costs.network(cut.least)))
 
     def chosen(self, cut: Cut, losses: Lost | None, whole: float | None, steps: int) -> Counts:
         """How many groups of each set stay.
@@ -101,7 +99,9 @@ class Objective:
             return sizes
         if nearest > limit:
             raise self._out_of_reach(cut, nearest, whole)
-        return allocation.chosen(sizes, cut.least, losses, cost, self._part(cut, whole, steps))
+        return allocation.chosen(
+            sizes, cut.least, losses, cost, self._part(cut, whole, steps), cut.costs.target.cost.blocks
+        )
 
     def _part(self, cut: Cut, whole: float | None, steps: int) -> float:
         """The most that the next of so many equal steps may leave."""

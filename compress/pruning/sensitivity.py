@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from compress.ir.channel_groups import Channels
 from compress.ir.keras_graph import Network, Tensor
-from compress.pruning.allocation import STEP, Cut
+from compress.pruning.allocation import Cut
 from compress.pruning.importance import Samples, gated, made_by
 from compress.training.loop import Head
 
@@ -73,7 +73,8 @@ def curves(cut: Cut, samples: Samples, tell: Callable[[int, int], None]) -> list
         return np.concatenate(made)
 
     whole = answers(np.ones(len(channels.group), bool))
-    points = [_points(len(members), least) for members, least in zip(sets, cut.least, strict=True)]
+    step = cut.costs.target.cost.blocks.inputs
+    points = [_points(len(members), least, step) for members, least in zip(sets, cut.least, strict=True)]
     total, done, found = sum(map(len, points)), 0, []
     for members, kept in zip(sets, points, strict=True):
         divergence, accuracy = [0.0], [float((whole.argmax(axis=1) == labels).mean())]
@@ -97,9 +98,9 @@ def _scores(model: Any, head: Head, part: NDArray[np.float32], row: NDArray[np.f
     return made
 
 
-def _points(size: int, least: int) -> list[int]:
-    """How many groups to keep: fewer and fewer, in steps of the hardware."""
-    wanted = [max(round(share * size) // STEP * STEP, least) for share in SHARES]
+def _points(size: int, least: int, step: int) -> list[int]:
+    """How many groups to keep: fewer and fewer, in the target's steps."""
+    wanted = [max(round(share * size) // step * step, least) for share in SHARES]
     return sorted({count for count in wanted if count < size}, reverse=True)
 
 

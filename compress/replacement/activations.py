@@ -20,9 +20,8 @@ import numpy as np
 from compress.ir.activations import NAMED, POINTS, Activation, Values, recognised
 from compress.ir.keras_graph import Layer, Network, Tensor, build, living, tensors_in
 from compress.ir.layer_specs import ACTIVATION, INPUT, PRELU, RELU, RESCALING, LayerSpec, spec_named, spec_of
-from compress.ir.layer_specs.functions import ELEMENTWISE, canonical_name
+from compress.ir.layer_specs.functions import ELEMENTWISE, SINGLE_OPERATOR, canonical_name
 from compress.ir.tensorflow import keras
-from compress.targets.edgetpu.activations import CHEAP
 
 MAX_STEPS = 12
 """Operators that one activation may be written with."""
@@ -119,7 +118,7 @@ def _unswappable(layer: Layer, found: list[Activation], shown: set[Tensor]) -> s
     if found and any(tensor.layer == layer.name for tensor in shown):
         return _an_output(found[0])
     other = inner or spec_of(layer).activation(layer)
-    if other and not found and other not in NAMED and other.lower() not in CHEAP:
+    if other and not found and other not in NAMED and other.lower() not in SINGLE_OPERATOR:
         return f"{other} is not among what a ReLU is put in the place of"
     for inside in _applied(layer, "layer", "cell", "cells", "layers"):
         why = _unswappable(inside, [], set())

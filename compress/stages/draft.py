@@ -18,8 +18,6 @@ from compress.ir.passes import fold
 from compress.pruning.cost import Draft
 from compress.quantization import calibration, export
 from compress.targets.base import Target
-from compress.targets.edgetpu.check import check
-from compress.targets.edgetpu.legalize import legalize
 from compress.tflite import graph
 from compress.tflite import macs as arithmetic
 
@@ -47,10 +45,10 @@ def draft(network: Network, samples: NDArray[np.float32], target: Target) -> Dra
         except export.FloatOperatorsError:
             content = export.convert_calibrated(model, some)
         made = graph.parse(content)
-        if target.accelerated:
-            made = legalize(made, target, [[sample[np.newaxis]] for sample in some], io="INT8").graph
-            if (refused := check(made, target).placement).failure is not None:
-                return Draft(macs, missing=refused.summary)
+        made = target.legalize(made, [[sample[np.newaxis]] for sample in some], io="INT8").graph
+        checked = target.check(made)
+        if checked.failure is not None:
+            return Draft(macs, missing=checked.summary)
     except (StageError, ModelError) as error:
         return Draft(macs, missing=error.what)
     return Draft(macs, len(graph.serialize(made)), made)

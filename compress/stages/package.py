@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compress.artifact import BUNDLE_FILE, MODEL_EDGETPU, MODEL_TFLITE, RUNNER_FILE, SEGMENTS, Artifact, Facts, Kind
+from compress.artifact import BUNDLE_FILE, MODEL_COMPILED, MODEL_TFLITE, RUNNER_FILE, SEGMENTS, Artifact, Facts, Kind
 from compress.data.dataset import spread
 from compress.data.types import Data
 from compress.errors import ModelError, StageError
@@ -20,8 +20,7 @@ from compress.evaluation import average_precision
 from compress.export import runner_pyz
 from compress.measurement import drop, proportion
 from compress.stage import Context, Need, Stage
-from compress.targets.base import load
-from compress.targets.edgetpu.placement import newer_than_boards
+from compress.targets.base import Target
 from compress.tflite import graph
 from compress.tflite.interpreter import Model, describe, version
 from compress.version import __version__
@@ -67,11 +66,11 @@ class Package(Stage):
             for role, model in models.items()
         }
         tools = self._tools()
-        if MODEL_EDGETPU in given.files:
-            members["compiled.tflite"] = given.file(MODEL_EDGETPU).read_bytes()
+        if MODEL_COMPILED in given.files:
+            members["compiled.tflite"] = given.file(MODEL_COMPILED).read_bytes()
             entries["compiled"] = {**entries["int8"], "file": "compiled.tflite"}
             versions = [report["version"] for report in given.facts.get("reports", ())]
-            tools |= {"edgetpu_compiler": versions[0] or "unknown"} if versions else {}
+            tools |= {context.target.compiler_name: versions[0] or "unknown"} if versions else {}
         golden, files = _golden(models, data, self.golden)
         evaluation, more = _evaluation(models, context, self.evaluation, self.evaluation_bytes)
         manifest = {
@@ -93,23 +92,25 @@ class Package(Stage):
         content = bundle.pack(manifest, members | files | more)
         (context.folder / BUNDLE_FILE).write_bytes(content)
         (context.folder / RUNNER_FILE).write_bytes(runner_pyz.content())
-        return _facts(content, paths["original"])
+        return _facts(content, paths["original"], context.target)
 
 
-def _facts(content: bytes, original: Path) -> Facts:
+def _facts(content: bytes, original: Path, target: Target) -> Facts:
     """What is to be said of a bundle."""
     manifest = bundle.Bundle(content).manifest
     return {
         "members": [row["name"] for row in manifest["members"]],
         "bytes": len(content),
-        "original_opens": _opens(original),
+        "original_opens": _opens(original, target),
         "evaluation": manifest["evaluation"] and manifest["evaluation"]["metrics"],
     }
 
 
-def _opens(path: Path) -> str:
-    """Where the float original can be opened."""
-    newer = newer_than_boards(graph.read(path), load("edgetpu"))
+def _opens(path: Path, target: Target) -> str:
+    """Where the float original can be opened; "" if nothing is known of the target's boards."""
+    newer = target.newer_than_boards(graph.read(path))
+    if newer is None:
+        return ""
     return f"on hosts only: TensorFlow 2.5 has no {', '.join(newer)}" if newer else "on boards with TensorFlow 2.5 too"
 
 

@@ -10,9 +10,10 @@ from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_KERAS, Artifact, Facts, Kind
 from compress.distillation.settings import Teaching
-from compress.errors import ModelError, StageError
+from compress.errors import ModelError, PipelineError, StageError
 from compress.files import write_atomically
 from compress.stage import DETECTOR_STAGES, Context, Need, Stage, Unfit
+from compress.targets.base import Target
 from compress.training.loop import TrainingSettings, chosen_inputs
 
 if TYPE_CHECKING:
@@ -62,10 +63,10 @@ class Prune(Stage, TrainingSettings):
     """The same as a number: MACs, parameters, bytes or milliseconds."""
     keep_macs: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Short for `objective: macs` with `keep`."""
-    host: Literal["usb3", "usb2", "pcie", "devboard"] = "usb3"
-    """Where latency is predicted: see `python -m compress estimate`."""
-    clock: Literal["max", "std"] = "max"
-    """Of an Edge TPU on USB: libedgetpu1-max or libedgetpu1-std."""
+    host: str | None = None
+    """Where latency is predicted: usb3 (by default), usb2, pcie or devboard for an Edge TPU; see `estimate`."""
+    clock: str | None = None
+    """Of an Edge TPU on USB: max (libedgetpu1-max, by default) or std (libedgetpu1-std)."""
     importance: Literal["taylor", "batch_norm", "l2", "l1"] = "taylor"
     """Which channels of a layer go first: taylor asks what the loss would do without each, on training samples;
     the others go by the size of weights: norms, or the L2 norm with the batch norm's scale in it."""
@@ -121,15 +122,27 @@ class Prune(Stage, TrainingSettings):
             state = State(steps, None)
             self._keep(model, state, context)
         working_model.write(model, context.folder)
-        return {"objective": self._goal().to_json(), "steps": steps}
+        return {"objective": self._goal(context.target).to_json(), "steps": steps}
 
-    def _goal(self) -> Objective:
+    def _goal(self, target: Target) -> Objective:
         from compress.pruning.objective import Objective
 
         keep = self.keep if self.keep_macs is None else self.keep_macs
         if keep is None and self.at_most is None and self.objective != "cache":
             keep = 0.5
-        return Objective(self.objective, keep, self.at_most, self.host, self.clock)
+        host, clock = target.cost.host(self.host), target.cost.clock(self.clock)
+        return Objective(self.objective, keep, self.at_most, host, clock)
+
+    def unfit_target(self, target: Target) -> Unfit | None:
+        """Return which host or clock the target does not have."""
+        try:
+            if self.host is not None:
+                target.cost.host(self.host)
+            if self.clock is not None:
+                target.cost.clock(self.clock)
+        except PipelineError as error:
+            return Unfit(error.what, error.allowed)
+        return None
 
     def loss(self, model: Any, context: Context) -> Loss | None:
         """What is trained on: the labels and, as far as asked, the original's scores; None without training."""
@@ -176,7 +189,7 @@ class Prune(Stage, TrainingSettings):
         files = draft(cut.network, inputs, context.target)
         cut = replace(cut, costs=cut.costs.anchored(cut.costs.everything, files))
         losses, facts = self._losses(cut, samples, context)
-        goal, whole = self._goal(), earlier[0]["cost"]["before"] if earlier else None
+        goal, whole = self._goal(context.target), earlier[0]["cost"]["before"] if earlier else None
         if told := goal.reached(cut, whole):
             context.progress.note(told)
         left = self.steps - len(earlier)

@@ -277,16 +277,16 @@ class Quantize(Stage, TrainingSettings):
         from compress.ir import keras_graph as network
         from compress.quantization import export
         from compress.stages import working_model
-        from compress.targets.edgetpu.legalize import legalize
         from compress.tflite import graph
 
-        path, rewritten = context.folder / MODEL_TFLITE, list[dict[str, Any]]()
+        path = context.folder / MODEL_TFLITE
         path.write_bytes(content)
-        if context.target.accelerated:
-            feeds = [[sample[np.newaxis]] for sample in samples]
-            found = legalize(graph.read(path), context.target, feeds, io=self.io.upper())
-            path.write_bytes(graph.serialize(found.graph))
-            rewritten = found.to_json()["changes"]
+        converted = graph.read(path)
+        feeds = [[sample[np.newaxis]] for sample in samples]
+        legalized = context.target.legalize(converted, feeds, io=self.io.upper())
+        if legalized.graph is not converted:
+            path.write_bytes(graph.serialize(legalized.graph))
+        rewritten: list[dict[str, Any]] = legalized.to_json()["changes"]
         if export.float_operators(path.read_bytes()):
             layers = network.read(working_model.read(given, context)) if given.kind is Kind.KERAS else None
             export.refuse_float(path.read_bytes(), layers)

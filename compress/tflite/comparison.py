@@ -25,7 +25,7 @@ Feed = Sequence[NDArray[Any]]
 
 @dataclass(frozen=True)
 class Difference:
-    """How far the outputs of two graphs are apart, in steps.
+    """The difference between the outputs of two graphs, in steps.
 
     Attributes:
         largest: the greatest of all.
@@ -115,7 +115,7 @@ def compare(before: Graph, after: Graph, feeds: Sequence[Feed]) -> Difference:
 
 
 def steps(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
-    """How far two values of a tensor are apart, number by number."""
+    """Return the difference of two values of a tensor, element by element."""
     if one.shape != other.shape:
         return np.full(1, np.inf)
     apart = np.abs(one.astype(np.float64) - other.astype(np.float64))
@@ -184,6 +184,6 @@ def ramp_feeds(graph: Graph) -> list[list[NDArray[Any]]]:
 
 
 def recorded(graph: Graph, feeds: Sequence[Feed], wanted: Collection[int]) -> list[Mapping[int, NDArray[Any]]]:
-    """What the tensors that are wanted hold, for every feed."""
+    """Return the values of the requested tensors for every feed."""
     runner = Runner(runnable(graph), keep=True)
     return [dict(zip(wanted, runner.run(feed, wanted), strict=True)) for feed in feeds]

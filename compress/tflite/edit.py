@@ -27,6 +27,11 @@ EIGHT_BIT_VERSIONS = {
 }
 """The first version of each operator that takes int8; 2 for all others. Source: TFLite's op_version.cc."""
 
+SAME = 0
+"""The value of `padding` in the schema of TFLite for output maps as large as the input."""
+VALID = 1
+"""The value of `padding` in the schema of TFLite for windows inside of the map only."""
+
 
 class Edit:
     """One change of a graph, proposed: some operators replaced by others.
@@ -285,3 +290,10 @@ def _drop_buffers(source: Any) -> None:
     for each in metadata:
         each.buffer = place[each.buffer]
     source.metadata, source.metadataBuffer = metadata or None, None
+
+
+def reshape(edit: Edit, source: int, target: int, shape: Sequence[int]) -> int:
+    """Add a RESHAPE between two tensors; return the second."""
+    sizes = edit.integers("shape", *shape)
+    edit.add("RESHAPE", [source, sizes], [target], edit.options("ReshapeOptions", newShape=list(shape)))
+    return target

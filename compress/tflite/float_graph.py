@@ -116,7 +116,7 @@ def _as_float(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def _dequantized(graph: Graph, known: Mapping[int, NDArray[Any]]) -> dict[int, NDArray[Any]]:
-    """What DEQUANTIZE makes of constants."""
+    """Return the constants that DEQUANTIZE makes."""
     return {
         operator.outputs[0]: known[operator.inputs[0]]
         for operator in graph.operators

@@ -91,7 +91,7 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """The number of its elements."""
         return prod(self.shape)
 
     @property
@@ -282,7 +282,7 @@ def _verify(operator: Operator, tensors: tuple[Tensor, ...], made: set[int], all
     for tensor in (*operator.inputs, *operator.outputs):
         if not NONE <= tensor < len(tensors) or (tensor == NONE and tensor in operator.outputs):
             raise ValueError(f"operator {operator.index} refers to tensor {tensor} of {len(tensors)}")
-        # What is told of an operator names its tensors: a long name counts wherever it is used.
+        # The description of an operator names its tensors: a long name counts wherever it is used.
         allowance.spend(len(tensors[tensor].name))
     allowance.spend(2 * len(operator.name))
     if not made.isdisjoint(operator.outputs):

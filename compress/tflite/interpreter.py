@@ -122,7 +122,7 @@ def _dequantized(stored: NDArray[Any], detail: dict[str, Any]) -> NDArray[np.flo
 
 
 def describe(detail: dict[str, Any]) -> dict[str, Any]:
-    """An input or output as it stands in a bundle's manifest."""
+    """An input or output as in a bundle's manifest."""
     scale, zero_point = detail["quantization"]
     return {
         "name": str(detail["name"]),

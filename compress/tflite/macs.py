@@ -1,4 +1,4 @@
-"""What a graph costs: multiply-accumulates and parameters, counted from shapes; and what its file packs to."""
+"""Costs of a graph: multiply-accumulates and parameters, counted from shapes, and its compressed size."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def parameters(graph: Graph) -> int:
 
 
 def compressed_bytes(content: bytes) -> int:
-    """What a file takes on its way over a network: deflate (RFC 1951) at its strongest, as zlib, gzip and zip do it."""
+    """Return the bytes of a file as sent over a network: deflate (RFC 1951) at its strongest, as in zlib and gzip."""
     return len(zlib.compress(content, 9))

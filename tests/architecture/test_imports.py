@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -168,6 +169,50 @@ def test_the_device_side_needs_numpy_alone(path: Path) -> None:
     for name, line, late in imports(parsed(path)):
         assert name.partition(".")[0] in allowed, f"{path}:{line} imports {name}"
         assert late or name.partition(".")[0] in {*sys.stdlib_module_names, "numpy", "deploy"}, f"{path}:{line}"
+
+
+CHIP = re.compile(r"edge_?tpu|coral(?!line)", re.IGNORECASE)
+CHIP_IN_CODE = {
+    "compress/targets/__init__.py": "the default target",
+    "compress/artifact.py": "the compiled model's file names are those that the vendor's compiler and runtime use",
+    "compress/api.py": "the typed results of the public API are those of the default target",
+    "compress/export/frigate.py": "Frigate's detector is named after the chip, and takes models compiled for it",
+}
+"""Modules that name the chip in code, though they are not its target; at most 5, each with the reason."""
+
+
+def words_of_code(tree: ast.AST) -> Iterator[str]:
+    """Every identifier, and every string without spaces: others are text for people."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.arg | ast.keyword):
+            yield node.arg or ""
+        elif isinstance(node, ast.alias | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            yield node.value
+
+
+def test_words_of_code_are_found_where_they_are() -> None:
+    text = (
+        "from a.edgetpu import b\ndef edge_tpu(coral=1): return x.EdgeTpu, 'a-coral', f'the Coral {y}', f'{y}coral'\n"
+    )
+    found = [word for word in words_of_code(ast.parse(text)) if CHIP.search(word)]
+    assert sorted(found) == ["EdgeTpu", "a-coral", "a.edgetpu", "coral", "coral", "edge_tpu"]
+    assert not CHIP.search("coralline")
+
+
+def test_few_modules_know_the_chip() -> None:
+    own = ROOT / "compress" / "targets" / "edgetpu"
+    others = [path for path in CODE if path.is_relative_to(ROOT / "compress") and not path.is_relative_to(own)]
+    found = {str(path.relative_to(ROOT)) for path in others if any(map(CHIP.search, words_of_code(parsed(path))))}
+    assert found == CHIP_IN_CODE.keys()
+    assert len(CHIP_IN_CODE) <= 5
 
 
 def test_the_command_is_the_module() -> None:

@@ -16,8 +16,7 @@ from compress.ir.layer_specs import LAYERS, LayerSpec, all_specs, spec_of, spec_
 from compress.ir.passes.fold import canonical
 from compress.pruning import cost
 from compress.quantization import calibration, export, qat
-from compress.targets.base import load
-from compress.targets.edgetpu.activations import OPERATORS
+from compress.targets import load
 from compress.targets.edgetpu.legalize import legalize
 from compress.tflite import graph
 from compress.tflite import macs as arithmetic
@@ -25,6 +24,7 @@ from compress.tflite import macs as arithmetic
 pytestmark = pytest.mark.tensorflow
 
 ROOT = Path(__file__).parents[2] / "compress"
+TARGET = load("edgetpu")
 EXEMPT = ("importers", "engines", "ir/layer_specs", "targets")
 """Importers create layers of all kinds, engines speak of tf-keras; names in targets are those of TFLite operators."""
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -109,7 +109,7 @@ def test_every_consumer_takes_every_kind(keras: Any, kind: str) -> None:
     channels = channel_groups.follow(network)
     first = channels.layouts[keras_graph.Tensor("first")]
     assert channels.pinned[first].all() == (spec.channels == "unknown")
-    everything = sum(_macs(piece) for piece in cost.pieces(network, channels))
+    everything = sum(_macs(piece) for piece in cost.pieces(network, channels, TARGET.cost))
     if type(spec).__name__ != "DecomposedSpec":
         assert everything == arithmetic.total_macs(graph.parse(export.convert_float(model)))
 
@@ -129,7 +129,7 @@ def test_channels_of_every_convolution_are_removed_and_priced(keras: Any, kind: 
     built = keras_graph.build(smaller)
     assert built.get_layer("first").filters == 5
     again = channel_groups.follow(smaller)
-    pieces = sum(_macs(piece) for piece in cost.pieces(smaller, again))
+    pieces = sum(_macs(piece) for piece in cost.pieces(smaller, again, TARGET.cost))
     assert pieces == arithmetic.total_macs(graph.parse(export.convert_float(built)))
     assert (
         sum(
@@ -160,6 +160,6 @@ def test_operators_of_an_activation_are_those_of_the_legalized_file(keras: Any, 
     samples = np.random.default_rng(0).normal(size=(12, 8, 8, 3)).astype(np.float32)
     content = export.convert(steps, calibration.calibrate(steps, samples))
     feeds = [[sample[np.newaxis]] for sample in samples[:4]]
-    rewritten = legalize(graph.parse(content), load("edgetpu"), feeds, io="INT8").graph
+    rewritten = legalize(graph.parse(content), TARGET, feeds, io="INT8").graph
     between = [operator.name for operator in rewritten.operators if operator.name != "CONV_2D"]
-    assert len(between) == OPERATORS[function]
+    assert len(between) == TARGET.cost.activation_operators(function)

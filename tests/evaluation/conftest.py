@@ -14,7 +14,7 @@ import tiny
 
 from compress.artifact import MODEL_TFLITE, Artifact, Kind
 from compress.stage import Context
-from compress.targets.base import load
+from compress.targets import load
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from compress.ir.channel_groups import Channels, Mask
 from compress.ir.keras_graph import Layer, Network, Tensor
 from compress.pruning import cost
 from compress.pruning.importance import gated, made_by
-from compress.targets.base import load
+from compress.targets import load
 
 pytestmark = pytest.mark.tensorflow
 

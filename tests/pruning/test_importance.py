@@ -98,7 +98,7 @@ def test_a_channel_whose_batch_norm_scale_is_zero_goes_first(keras: Any) -> None
 
 def test_curves_say_what_removing_does(keras: Any) -> None:
     """Each point is the divergence of the network that is really without those channels."""
-    from compress.targets.base import load
+    from compress.targets import load
 
     keras.utils.set_random_seed(0)
     layers = keras.layers

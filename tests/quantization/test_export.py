@@ -61,7 +61,7 @@ def test_a_concatenation_is_as_wide_as_all_of_its_parts(keras: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
 def test_everything_is_integer_and_maps_to_the_edge_tpu(keras: Any, builder: networks.Builder) -> None:
-    from compress.targets.base import load
+    from compress.targets import load
     from compress.targets.edgetpu.placement import place
 
     _, _, content = quantized(keras, builder)

@@ -17,7 +17,7 @@ from compress.ir.passes.fold import canonical
 from compress.quantization import calibration, export, qat, quantizer_placement
 from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan, nudged
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu.legalize import legalize
 from compress.targets.edgetpu.placement import place
 from compress.tflite import graph

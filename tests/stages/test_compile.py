@@ -14,13 +14,13 @@ from packages import compiled
 from pydantic import ValidationError
 from stand_in import CHANCE, LOG, VERSION, Answer, Programs, success
 
-from compress.artifact import MODEL_EDGETPU, MODEL_TFLITE, Artifact, Kind
+from compress.artifact import MODEL_COMPILED, MODEL_TFLITE, Artifact, Kind
 from compress.errors import ModelError, StageError
 from compress.pipeline.record import _placement as recorded
 from compress.stage import Context
 from compress.stages.compile import Compile
 from compress.stages.package import Package
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu.compiler import HOW_TO_COMPILE
 
 MODEL = tiny.classifier()
@@ -77,9 +77,9 @@ def test_without_a_compiler(given: Any, context: Context) -> None:
 def test_with_a_compiler(given: Any, context: Context, programs: Programs, named: bool) -> None:
     path = programs.compiler(success(MODEL), name="mine" if named else "edgetpu_compiler")
     facts = Compile(compiler=str(path) if named else None).run(given(), context)
-    assert files(context) == sorted([MODEL_TFLITE, MODEL_EDGETPU, "compiler.log"])
+    assert files(context) == sorted([MODEL_TFLITE, MODEL_COMPILED, "compiler.log"])
     assert (context.folder / MODEL_TFLITE).read_bytes() == MODEL
-    assert (context.folder / MODEL_EDGETPU).read_bytes() == compiled(MODEL)
+    assert (context.folder / MODEL_COMPILED).read_bytes() == compiled(MODEL)
     assert (context.folder / "compiler.log").read_text(encoding="utf-8") == LOG
     assert facts["compiled"] is True
     assert (facts["report_on_chip_bytes"], facts["report_off_chip_bytes"]) == (1280, 0)
@@ -94,7 +94,7 @@ def test_what_the_compiler_did_otherwise(given: Any, context: Context, programs:
     """The placement is the compiled model's, not the predicted one, and every difference is told."""
     late = "More than one subgraph is not supported"
     log = LOG.replace("FULLY_CONNECTED                1          Mapped to Edge TPU", f"FULLY_CONNECTED 1 {late}")
-    programs.compiler(Answer(log, {MODEL_EDGETPU: compiled(MODEL, on_cpu=1)}))
+    programs.compiler(Answer(log, {MODEL_COMPILED: compiled(MODEL, on_cpu=1)}))
     facts = Compile().run(given(), context)
     assert [(op["placement"], op["status"]) for op in facts["placement"]["ops"]] == [
         ("tpu", "Mapped to Edge TPU"),
@@ -135,12 +135,12 @@ def test_a_run_without_a_compiler_looks_again_when_the_cache_has_grown(
     given: Any, context: Context, programs: Programs, tmp_path: Path
 ) -> None:
     stage = Compile(cache=str(tmp_path / "cache"))
-    before = stage.environment()
-    assert stage.environment() == before
+    before = stage.target_environment(load("edgetpu"))
+    assert stage.target_environment(load("edgetpu")) == before
     path = programs.compiler(success(MODEL))
     stage.run(given(), context)
     path.unlink()
-    assert stage.environment() != before
+    assert stage.target_environment(load("edgetpu")) != before
 
 
 def test_a_compiler_that_fails(given: Any, context: Context, programs: Programs, notes: tiny.Notes) -> None:
@@ -163,7 +163,7 @@ def test_a_compiler_that_takes_too_long(
 
 def test_a_setting_that_names_no_program(given: Any, context: Context, tmp_path: Path) -> None:
     stage = Compile(compiler=str(tmp_path))
-    assert stage.environment() == {"compiler": "none"}
+    assert stage.target_environment(load("edgetpu")) == {"compiler": "none"}
     with pytest.raises(StageError, match=r"is not a program that can be run; check compile\.compiler"):
         stage.run(given(), context)
 
@@ -211,11 +211,11 @@ def test_a_file_that_is_no_model(given: Any, context: Context) -> None:
 
 def test_the_compiler_is_part_of_the_key(context: Context, programs: Programs) -> None:
     stage = Compile()
-    assert stage.environment() == {"compiler": "none"}
+    assert stage.target_environment(load("edgetpu")) == {"compiler": "none"}
     programs.compiler(Answer())
-    first = stage.environment()["compiler"]
+    first = stage.target_environment(load("edgetpu"))["compiler"]
     programs.compiler(Answer("newer"))
-    assert len({first, stage.environment()["compiler"], "none"}) == 3
+    assert len({first, stage.target_environment(load("edgetpu"))["compiler"], "none"}) == 3
 
 
 def test_only_where_there_is_an_accelerator() -> None:
@@ -233,7 +233,6 @@ def test_only_where_there_is_an_accelerator() -> None:
         {"timeout": 5.0},
         {"retries": -1},
         {"num_segments": 0},
-        {"min_runtime_version": 9},
         {"ssh": "-oProxyCommand=touch x"},
         {"ssh": "me@-oProxyCommand=x"},
         {"ssh": "host name"},
@@ -263,3 +262,14 @@ def test_bad_settings(settings: dict[str, Any]) -> None:
 )
 def test_good_settings(settings: dict[str, Any]) -> None:
     assert Compile(**settings).timeout_s == 600
+
+
+@pytest.mark.parametrize("runtime", [9, 15])
+def test_a_runtime_that_the_target_does_not_have(runtime: int) -> None:
+    unfit = Compile(min_runtime_version=runtime).unfit_target(load("edgetpu"))
+    assert unfit is not None
+    assert unfit.what == f"min_runtime_version: {runtime} is not between 10 and 14"
+
+
+def test_every_runtime_of_the_target_is_accepted() -> None:
+    assert not [each for each in range(10, 15) if Compile(min_runtime_version=each).unfit_target(load("edgetpu"))]

@@ -21,7 +21,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 import compress
-from compress.artifact import BUNDLE_FILE, MODEL_EDGETPU, RUNNER_FILE, Artifact, Kind
+from compress.artifact import BUNDLE_FILE, MODEL_COMPILED, RUNNER_FILE, Artifact, Kind
 from compress.data.dataset import Dataset
 from compress.data.source import Samples, Source
 from compress.data.sources import Folder, Npz
@@ -29,8 +29,7 @@ from compress.errors import ModelError
 from compress.export import runner_pyz
 from compress.stage import Context
 from compress.stages.package import Package
-from compress.targets.base import load
-from compress.targets.edgetpu.placement import newer_than_boards
+from compress.targets import load
 from compress.tflite import graph
 from compress.tflite.interpreter import Model
 from deploy.contract import bundle
@@ -207,8 +206,8 @@ def test_the_bundle(artifact: Any, context: Any) -> None:
 def test_a_float_original_that_old_boards_do_not_open_is_named(artifact: Any, context: Any) -> None:
     newer = graph.parse(tiny.classifier(int8=False))
     newer = replace(newer, operators=tuple(replace(op, version=op.version + 20) for op in newer.operators))
-    assert newer_than_boards(newer, load("edgetpu")) == ["CONV_2D 21", "FULLY_CONNECTED 21"]
-    assert newer_than_boards(graph.parse(tiny.classifier(int8=False)), load("edgetpu")) == []
+    assert load("edgetpu").newer_than_boards(newer) == ["CONV_2D 21", "FULLY_CONNECTED 21"]
+    assert load("edgetpu").newer_than_boards(graph.parse(tiny.classifier(int8=False))) == []
 
 
 def test_golden_outputs_come_out_again_on_a_device(artifact: Any, context: Any) -> None:
@@ -224,7 +223,7 @@ def test_golden_outputs_come_out_again_on_a_device(artifact: Any, context: Any) 
 
 def test_a_compiled_model_travels_along(artifact: Any, context: Any) -> None:
     around = context()
-    name = MODEL_EDGETPU.removesuffix(".tflite")
+    name = MODEL_COMPILED.removesuffix(".tflite")
     Package().run(artifact(**{"model": tiny.classifier(), name: b"compiled"}), around)
     read = bundle.read(str(around.folder / BUNDLE_FILE))
     assert read.members["compiled.tflite"] == b"compiled"

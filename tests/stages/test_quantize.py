@@ -27,7 +27,7 @@ from compress.quantization.plan import read
 from compress.quantization.qat_settings import Calibration
 from compress.stages import working_model
 from compress.stages.quantize import Quantize
-from compress.targets.base import load
+from compress.targets import load
 from compress.training.subset import Subset
 
 pytestmark = [

@@ -16,7 +16,7 @@ from compress.distillation.settings import Teaching
 from compress.quantization import export
 from compress.stages import working_model
 from compress.stages.quantize import QatSettings, Quantize
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu.placement import place
 from compress.tflite import graph
 

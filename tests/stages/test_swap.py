@@ -18,7 +18,7 @@ from compress.errors import ModelError
 from compress.report import render
 from compress.stages import working_model
 from compress.stages.swap import Swap
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu.check import check
 from compress.tflite import graph
 from compress.training.validation import Quality

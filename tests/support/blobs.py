@@ -11,7 +11,7 @@ import numpy as np
 from compress.artifact import Artifact, Kind
 from compress.data.types import Objects, Split, Task
 from compress.stage import Context
-from compress.targets.base import load
+from compress.targets import load
 
 
 @dataclass

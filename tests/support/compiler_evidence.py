@@ -11,7 +11,7 @@ import branches
 import operator_tables
 from paths import EDGETPU
 
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu import activation_memory, operator_parameters, parameter_memory
 from compress.targets.edgetpu.inspection import inspect
 from compress.targets.edgetpu.placement import place

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from compress.errors import CorallineError
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu import darwinn_package, inspection
 from compress.targets.edgetpu.check import check
-from compress.targets.edgetpu.estimate import describe, estimate
+from compress.targets.edgetpu.estimate import estimate
 from compress.tflite import graph
 
 TARGET = load("edgetpu")
@@ -52,6 +52,6 @@ def _expected(parsed: graph.Graph) -> Any:
     """The latency that is expected of it, or why none is."""
     try:
         found = estimate(parsed, TARGET, "usb3")
-        return [found.to_json(), describe(found, "here")]
+        return [found.to_json(), found.describe()]
     except CorallineError as error:
         return str(error)

@@ -15,9 +15,9 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.stats import spearmanr
 
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu import latency
-from compress.targets.edgetpu.latency import Layer, Sent
+from compress.targets.edgetpu.latency import ArrayLayer, Sent
 
 HOSTS = ("pcie", "usb3", "devboard", "usb2")
 JUDGED = ("pcie", "usb3", "devboard")
@@ -47,11 +47,11 @@ class Row:
     host: str
     clock: str
     measured_ms: float
-    layers: tuple[Layer, ...]
+    layers: tuple[ArrayLayer, ...]
     sent: Sent
 
 
-def network(table: Mapping[str, Any]) -> tuple[tuple[Layer, ...], Sent]:
+def network(table: Mapping[str, Any]) -> tuple[tuple[ArrayLayer, ...], Sent]:
     """The layers of a table: rows of t, h, w, k, kw, ci, co, ih, iw; inb and outb bytes."""
     layers = tuple(_layer(row) for row in table["ops"])
     layers = tuple(replace(each, parameters=latency.parameters(each, TARGET)) for each in layers)
@@ -63,15 +63,15 @@ def network(table: Mapping[str, Any]) -> tuple[tuple[Layer, ...], Sent]:
     )
 
 
-def _layer(row: Mapping[str, Any]) -> Layer:
+def _layer(row: Mapping[str, Any]) -> ArrayLayer:
     kind = row["t"] if row["t"] in latency.KINDS else "elt"
     given = (row["ih"], row["iw"], row["ci"])
     if kind == "tconv" and given[:2] == (row["h"], row["w"]):  # the tables give the output's size twice
         given = (row["h"] // 2, row["w"] // 2, row["ci"])
-    return Layer(kind, (row["h"], row["w"], row["co"]), given, (row["k"], row["kw"]), name=row["t"])
+    return ArrayLayer(kind, (row["h"], row["w"], row["co"]), given, (row["k"], row["kw"]), name=row["t"])
 
 
-def _outputs(layers: Sequence[Layer], stated: int) -> int:
+def _outputs(layers: Sequence[ArrayLayer], stated: int) -> int:
     """Bytes that the Edge TPU sends. Where the model's own outputs are less than what its last convolution makes,
     they are made by a CPU operator (poses from four maps), and the maps are sent: of all the last convolutions that
     read the same map."""

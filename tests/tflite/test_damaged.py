@@ -19,7 +19,7 @@ from one_op import Op, Tensor
 from paths import SHARED
 
 from compress.errors import ModelError
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.placement import place
 from compress.tflite import graph, macs

@@ -17,7 +17,7 @@ from compress.stage import Context
 from compress.stages import working_model
 from compress.stages.prune import Prune
 from compress.stages.train import Train
-from compress.targets.base import load
+from compress.targets import load
 from compress.training import checkpoint, loop
 from compress.training.healing import heal
 from compress.training.loop import Head, TrainingSettings

@@ -23,8 +23,7 @@ from compress.importers.tflite.network import TfliteNetwork, build_network
 from compress.importers.tflite.ops.layers import RULES
 from compress.ir import keras_graph as networks
 from compress.ir.keras_graph import Tensor, tensors_in
-from compress.targets.edgetpu.rewrites import shapes
-from compress.tflite import comparison, float_graph, graph
+from compress.tflite import comparison, dilation, float_graph, graph
 from compress.tflite.float_graph import Plain
 from compress.tflite.graph import Graph
 
@@ -99,7 +98,7 @@ def _with_a_dilation(found: Graph) -> Graph | None:
     """One more of them joined, if there is one."""
     for operator in found.operators:
         if operator.name == "SPACE_TO_BATCH_ND":
-            for rewrite in (shapes.dilated_convolution, shapes.dilated_row):
+            for rewrite in (dilation.dilated_convolution, dilation.dilated_row):
                 try:
                     for edit in rewrite(operator, found):
                         return edit.graph()

@@ -18,6 +18,8 @@ ACROSS_CHANNELS = frozenset({"softmax", "log_softmax", "sparsemax"})
 """Functions that compute each output value from all values of the last axis."""
 FUSED = frozenset({"relu", "relu6"})
 """Functions that TFLite computes as part of the operator before."""
+SINGLE_OPERATOR = FUSED | {"linear", "sigmoid", "tanh", "softmax", "hard_sigmoid", "hard_tanh"}
+"""Functions that cost nothing or one operator without weights in a TFLite file."""
 PRESCRIBED_RANGES: Mapping[str, tuple[float, float]] = {
     "softmax": (0.0, 255 / 256),
     "sigmoid": (0.0, 255 / 256),

@@ -1,1 +1,6 @@
-"""The CPU as a target: nothing to compile."""
+"""The CPU as a target: every operator runs, and nothing is compiled."""
+
+from compress.targets.base import Target
+from compress.targets.cpu.target import Cpu
+
+TARGET: type[Target] = Cpu

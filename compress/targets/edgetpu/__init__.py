@@ -1,1 +1,6 @@
-"""What the Edge TPU and its compiler do: rules, placement, and the compiler itself. No TensorFlow."""
+"""The Edge TPU as a target: rules, placement, rewrites, cost, and the vendor's compiler. No TensorFlow."""
+
+from compress.targets.base import Target
+from compress.targets.edgetpu.target import EdgeTpu
+
+TARGET: type[Target] = EdgeTpu

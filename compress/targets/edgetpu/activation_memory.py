@@ -7,10 +7,11 @@ The form was found by comparing it with `used_narrow_memory_bytes_per_tile` in c
 
 from __future__ import annotations
 
+from compress.targets.edgetpu.constants import ARRAY
 from compress.targets.edgetpu.parameter_memory import up
 from compress.tflite.graph import Graph, Operator, Tensor
 
-TILES = 4
+TILES = ARRAY["tiles"]
 """Tiles along each side."""
 _WINDOWED = {"CONV_2D", "DEPTHWISE_CONV_2D"}
 
@@ -47,7 +48,7 @@ def _map(tensor: Tensor) -> tuple[int, int, int]:
 
 
 def _tile(tensor: Tensor, graph: Graph) -> int:
-    """One tile of a tensor, with the border that the windows of those who take it reach into. A vector stands whole."""
+    """One tile of a tensor, with the border that the windows of its consumers reach into. A vector is in every tile."""
     height, width, channels = _map(tensor)
     if height * width == 1:
         return up(channels, 4)
@@ -66,7 +67,7 @@ def _border(operator: Operator, kernel: int, letter: str) -> int:
 
 
 def _extra(operator: Operator, graph: Graph) -> int:
-    """What an operator needs beside its tensors: a flattened map whole, or tiles to multiply in."""
+    """The memory that an operator needs in addition to its tensors: a flattened map whole, or tiles to multiply in."""
     given = [tensor for tensor in graph.given(operator) if not tensor.is_constant]
     if operator.name == "RESHAPE" and given:
         height, width, channels = _map(given[0])

@@ -12,13 +12,12 @@ from compress.errors import ModelError
 from compress.targets.base import Target
 from compress.targets.edgetpu import activation_memory
 from compress.targets.edgetpu import operator_parameters as parameters
+from compress.targets.edgetpu.constants import MEMORY
 from compress.targets.edgetpu.parameter_memory import Split, split
 from compress.targets.edgetpu.placement import LATE, PlacedOperator, Placement, place
 from compress.tflite.graph import NONE, Graph, Operator
 
 SCHEMA_VERSION = 1
-PASSES_THAT_COMPILED = 5.4
-"""Activations of up to so many times a tile's memory were compiled, in passes; beyond, nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -64,22 +63,62 @@ class Check:
 
     @property
     def doubt(self) -> str:
-        """What is not sure about the parameters that stay on the chip; "" where nothing is."""
+        """A doubt about the parameters that stay on the chip, or ""."""
         if self.parameters is None or self.parameters.report_on_chip_bytes <= self.plan_bytes:
             return ""
         return f"more than {self.plan_bytes:,} bytes on chip: some networks were given no more, and streamed the rest"
 
     @property
     def risk(self) -> str:
-        """How likely it is that the compile fails for size: low, medium or high; and why."""
+        """The risk that the compiler fails because of the model's size: low, medium or high; and why."""
         if self.activation_bytes is None:
             return "refused"
         times = self.activation_bytes / self.tile_bytes
         if times <= 1:
             return "low: activations fit on the chip"
-        word = "medium" if times <= PASSES_THAT_COMPILED else "high"
+        word = "medium" if times <= MEMORY["passes_that_compiled"] else "high"
         known = "such models were compiled, in passes" if word == "medium" else "no such model is known to compile"
         return f"{word}: activations take {times:.1f} times a tile's memory; {known}"
+
+    @property
+    def failure(self) -> str | None:
+        """Why the compiler would refuse the whole model, or None."""
+        return self.placement.failure
+
+    @property
+    def summary(self) -> str:
+        """One line about the placement."""
+        return self.placement.summary
+
+    @property
+    def complete(self) -> bool:
+        """Whether every operator is mapped."""
+        return self.placement.complete
+
+    def describe(self) -> str:
+        """Return the result as text for a person."""
+        lines = [f"{op.index:>4} {op.placement}  {op.op:<28} {op.status}" for op in self.placement.ops]
+        lines += [
+            f"{op.index:>4} {op.op} ({op.output}): {op.reason} {op.advice}".rstrip()
+            for op in self.placement.ops
+            if op.status != LATE and op.reason
+        ]
+        lines.append(self.placement.summary)
+        kept = self.placement.macs["cpu"]
+        if self.blockers and kept and self.placement.failure is None:
+            first, share = self.blockers[0], kept / sum(self.placement.macs.values())
+            few = "this operator keeps" if len(self.blockers) == 1 else f"these {len(self.blockers)} operators keep"
+            named = f"{first.op} {first.index} ({first.output})"
+            lines.append(f"{few} {share:.0%} of the MACs on the CPU; start with {named}")
+        if self.parameters is not None:
+            lines.append(f"parameters   {self.parameters.cached_bytes:,} bytes cached on chip, predicted")
+            lines.append(
+                f"             {self.parameters.streamed_bytes:,} bytes streamed at every inference, predicted"
+            )
+            lines += [f"             {self.doubt}"] if self.doubt else []
+            lines.append(f"activations  {self.activation_bytes:,} bytes in a tile, predicted")
+            lines.append(f"risk         {self.risk}")
+        return "\n".join(lines) + "\n"
 
     def to_json(self) -> dict[str, Any]:
         """As a plain map, schema 1. Sizes are null when the model is refused."""
@@ -99,7 +138,7 @@ class Check:
 
 
 def check(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Check:
-    """Predicts placement and memory.
+    """Predict placement and memory.
 
     Args:
         graph: the model.
@@ -139,7 +178,7 @@ def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
 
 
 def _partitions(operators: Sequence[Operator], on_tpu: set[int]) -> int:
-    """How many times the Edge TPU is entered: a new partition begins after each CPU operator that follows one."""
+    """The number of partitions on the Edge TPU: a new partition begins after each CPU operator that follows one."""
     depth: dict[int, int] = {}  # by tensor: partitions begun on the way to it; odd while on the TPU
     entered: set[int] = set()
     for operator in operators:
@@ -172,27 +211,3 @@ def _blockers(operators: Sequence[Operator], placed: Sequence[PlacedOperator]) -
         for i, count in zip(first, macs, strict=True)
     ]
     return tuple(sorted(found, key=lambda blocker: -blocker.macs))
-
-
-def describe(found: Check) -> str:
-    """What a person wants to know, as text."""
-    lines = [f"{op.index:>4} {op.placement}  {op.op:<28} {op.status}" for op in found.placement.ops]
-    lines += [
-        f"{op.index:>4} {op.op} ({op.output}): {op.reason} {op.advice}".rstrip()
-        for op in found.placement.ops
-        if op.status != LATE and op.reason
-    ]
-    lines.append(found.placement.summary)
-    kept = found.placement.macs["cpu"]
-    if found.blockers and kept and found.placement.failure is None:
-        first, share = found.blockers[0], kept / sum(found.placement.macs.values())
-        few = "this operator keeps" if len(found.blockers) == 1 else f"these {len(found.blockers)} operators keep"
-        named = f"{first.op} {first.index} ({first.output})"
-        lines.append(f"{few} {share:.0%} of the MACs on the CPU; start with {named}")
-    if found.parameters is not None:
-        lines.append(f"parameters   {found.parameters.cached_bytes:,} bytes cached on chip, predicted")
-        lines.append(f"             {found.parameters.streamed_bytes:,} bytes streamed at every inference, predicted")
-        lines += [f"             {found.doubt}"] if found.doubt else []
-        lines.append(f"activations  {found.activation_bytes:,} bytes in a tile, predicted")
-        lines.append(f"risk         {found.risk}")
-    return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""What is inside a compiled model: the DarwiNN package in its `edgetpu-custom-op`.
+"""The content of a compiled model: the DarwiNN package in its `edgetpu-custom-op`.
 
 A compiled .tflite file has one custom operator for each part that runs on the Edge TPU.
 The operator's options are a flexbuffer map; its entry "4" is a flatbuffer, the package,
@@ -87,7 +87,7 @@ class Executable:
 
 @dataclass(frozen=True)
 class Package:
-    """What one custom operator holds.
+    """The content of one custom operator.
 
     Attributes:
         min_runtime: the oldest runtime that can load it.

@@ -10,8 +10,9 @@ from compress.errors import ModelError, PipelineError
 from compress.targets.base import Target
 from compress.targets.edgetpu import latency, operator_parameters
 from compress.targets.edgetpu.check import Check, check
+from compress.targets.edgetpu.constants import LATENCY
 from compress.targets.edgetpu.inspection import Inspection
-from compress.targets.edgetpu.latency import WEIGHTED, Latency, Layer, Sent
+from compress.targets.edgetpu.latency import WEIGHTED, ArrayLayer, Latency, Sent
 from compress.targets.edgetpu.parameter_memory import ROW_BLOCK, up
 from compress.targets.edgetpu.placement import COMPILED
 from compress.tflite import macs as arithmetic
@@ -19,26 +20,23 @@ from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 SCHEMA_VERSION = 1
 COSTLIEST = 8
-"""Layers that the text tells of."""
+"""Number of layers that the text lists."""
 _KINDS = {"CONV_2D": "conv", "TRANSPOSE_CONV": "tconv", "FULLY_CONNECTED": "fc", "DEPTHWISE_CONV_2D": "dw"}
 _FREE = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "PAD"}
 """They take no time if they have no parameters."""
 _WORTH = 0.005
 """The share of the whole that advice must save."""
-_CPU_FACTOR = 2.0
-"""What runs on the CPU may take so many times as long, or so many times less: processors differ more than buses."""
-_LARGEST_FACTOR = 3.0
-"""Activations that do not fit into the tiles: networks were measured that took up to three times the prediction."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is expected of a model on one host.
+    """The predicted latency of a model on one host.
 
     Attributes:
         latency: total, interval, parts; of each layer on the Edge TPU its ms.
         layers: what runs on the Edge TPU, as `latency.layers` is.
         host: of the target's table.
+        host_summary: one line about the host.
         clock: of the Edge TPU.
         streamed_bytes: parameters that are sent at every inference.
         compiled: whether the streamed bytes are those of a compiled model, not predicted.
@@ -48,14 +46,40 @@ class Estimate:
     """
 
     latency: Latency
-    layers: tuple[Layer, ...]
+    layers: tuple[ArrayLayer, ...]
     host: str
+    host_summary: str
     clock: str
     streamed_bytes: int
     compiled: bool
     cpu_alone_ms: float
     advice: tuple[tuple[str, float], ...]
     check: Check
+
+    def describe(self) -> str:
+        """Return the estimate as text for a person."""
+        told = self.latency
+        lines = [
+            f"{told.total:.3g} ms on {self.host} ({self.host_summary}), {told.low:.3g} to {told.high:.3g}; "
+            "predicted, not measured",
+            *(f"  {name.removesuffix('_ms'):<8} {value:9.3f} ms" for name, value in told.parts.items()),
+            f"clock: {self.clock} (on USB, libedgetpu1-std runs at half the clock of libedgetpu1-max)",
+            self.check.placement.summary,
+            f"{self.streamed_bytes:,} bytes of parameters are sent at every inference, "
+            + ("as compiled" if self.compiled else "predicted"),
+            *([self.check.doubt] if self.check.doubt and not self.compiled else []),
+            "costliest layers:",
+        ]
+        rows = sorted(zip(told.layers, self.layers, strict=True), key=lambda row: -row[0])
+        shape: Callable[[tuple[int, ...]], str] = lambda sides: "x".join(map(str, sides))  # noqa: E731
+        lines += [
+            f"  {layer.index:>4} {layer.name:<20} {each:8.3f} ms  {shape(layer.given)} -> {shape(layer.made)}"
+            for each, layer in rows[:COSTLIEST]
+        ]
+        if self.advice:
+            lines.append("what would help:")
+            lines += [f"  {saves:8.3f} ms  {what}" for what, saves in self.advice[:COSTLIEST]]
+        return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
         """As a plain map, schema 1."""
@@ -82,7 +106,7 @@ class Estimate:
 def estimate(
     graph: Graph, target: Target, host: str, clock: str = "max", compiled: Inspection | None = None
 ) -> Estimate:
-    """Predicts the latency of a model.
+    """Predict the latency of a model.
 
     Args:
         graph: the model, before it is compiled.
@@ -110,7 +134,7 @@ def estimate(
 
 
 def _todo(graph: Graph) -> str:
-    """What to do about a model that the compiler would refuse."""
+    """Return advice on a model that the compiler would refuse."""
     if any(operator.name == COMPILED for operator in graph.operators):
         return "give the full-integer model that it was made from, and this one with --compiled"
     if all(tensor.quantization is None for tensor in graph.tensors):
@@ -133,11 +157,13 @@ def _estimate(
     alone = sum(_cpu_ms(graph, operator, bus) for operator in graph.operators)
     helps = _advice(layers, sent, constants, host, clock, cpu, alone)
     whole = _with_cpu(told, cpu, (found.activation_bytes or 0) / found.tile_bytes)
-    return Estimate(whole, layers, host, clock, sum(sent.streamed), compiled is not None, alone, helps, found)
+    return Estimate(
+        whole, layers, host, bus["summary"], clock, sum(sent.streamed), compiled is not None, alone, helps, found
+    )
 
 
 def everywhere(graph: Graph, target: Target, compiled: Inspection | None = None) -> dict[str, dict[str, Any]]:
-    """What is expected on every host that the target knows, as plain values; empty if the compiler refuses the model.
+    """Return the predictions for all hosts of the target, as plain values; empty if the compiler refuses the model.
 
     Args:
         graph: the model.
@@ -155,12 +181,12 @@ def everywhere(graph: Graph, target: Target, compiled: Inspection | None = None)
     return found
 
 
-def layers_of(graph: Graph, target: Target) -> list[Layer]:
-    """What of a model runs on the Edge TPU, with what its parameters take."""
+def layers_of(graph: Graph, target: Target) -> list[ArrayLayer]:
+    """Return the layers that run on the Edge TPU, with the memory of their parameters."""
     return _layers(graph, {op.index for op in check(graph, target).placement.ops if op.placement == "tpu"}, target)
 
 
-def _layers(graph: Graph, on_tpu: set[int], target: Target) -> list[Layer]:
+def _layers(graph: Graph, on_tpu: set[int], target: Target) -> list[ArrayLayer]:
     found = []
     for operator in graph.operators:
         if operator.index in on_tpu:
@@ -170,7 +196,7 @@ def _layers(graph: Graph, on_tpu: set[int], target: Target) -> list[Layer]:
     return found
 
 
-def _shaped(operator: Operator, graph: Graph) -> Layer:
+def _shaped(operator: Operator, graph: Graph) -> ArrayLayer:
     """An operator as a layer: kind, shapes and window."""
     made, index = _map(graph.made(operator)[0]), (operator.index, operator.name)
     activations = [each for each in graph.given(operator) if not each.is_constant] or graph.given(operator)
@@ -178,16 +204,18 @@ def _shaped(operator: Operator, graph: Graph) -> Layer:
     kind = _KINDS.get(operator.name)
     if kind == "fc":
         outputs, each = graph.tensors[operator.inputs[1]].shape
-        return Layer(kind, (1, 1, outputs), (1, 1, each), index=index[0], name=index[1])
+        return ArrayLayer(kind, (1, 1, outputs), (1, 1, each), index=index[0], name=index[1])
     if kind is not None:
         _, height, width, _ = graph.tensors[operator.inputs[1]].shape
-        return Layer(kind, made, given, (height, width), index=index[0], name=index[1])
+        return ArrayLayer(kind, made, given, (height, width), index=index[0], name=index[1])
     if operator.name in ("AVERAGE_POOL_2D", "MAX_POOL_2D"):
         window = (operator.option("filterHeight", 1), operator.option("filterWidth", 1))
-        return Layer("pool", made, given, window, index=index[0], name=index[1])
+        return ArrayLayer("pool", made, given, window, index=index[0], name=index[1])
     if operator.name in ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN") and given[2] == made[2]:
-        return Layer("pool", made, given, (given[0] // made[0], given[1] // made[1]), index=index[0], name=index[1])
-    return Layer("elt", made, given, index=index[0], name=index[1])
+        return ArrayLayer(
+            "pool", made, given, (given[0] // made[0], given[1] // made[1]), index=index[0], name=index[1]
+        )
+    return ArrayLayer("elt", made, given, index=index[0], name=index[1])
 
 
 def _map(tensor: Tensor) -> tuple[int, int, int]:
@@ -198,12 +226,12 @@ def _map(tensor: Tensor) -> tuple[int, int, int]:
 def _sent(
     graph: Graph,
     on_tpu: set[int],
-    layers: Sequence[Layer],
+    layers: Sequence[ArrayLayer],
     found: Check,
     target: Target,
     compiled: Inspection | None,
 ) -> Sent:
-    """What crosses the bus: tensors between the sides, instructions, parameters that do not stay."""
+    """Return what crosses the bus: tensors, instructions, and parameters that are not cached."""
     makers = {tensor: operator.index for operator in graph.operators for tensor in operator.outputs}
     taken = {i for op in graph.operators if op.index in on_tpu for i in op.inputs if i != NONE}
     wanted = {i for op in graph.operators if op.index not in on_tpu for i in op.inputs} | set(graph.outputs)
@@ -223,7 +251,7 @@ def _sent(
     return Sent(inputs, outputs, instructions, tuple(streamed), max(found.subgraphs, 1))
 
 
-def _really(predicted: Sequence[int], layers: Sequence[Layer], streamed_bytes: int) -> list[int]:
+def _really(predicted: Sequence[int], layers: Sequence[ArrayLayer], streamed_bytes: int) -> list[int]:
     """The bytes that are really streamed, given to those layers that were thought to be, then to the largest."""
     left, found = streamed_bytes, [0] * len(layers)
     sizes = [layer.parameters.size_bytes for layer in layers]
@@ -247,18 +275,18 @@ def _cpu_ms(graph: Graph, operator: Operator, bus: Mapping[str, Any]) -> float:
 
 def _with_cpu(told: Latency, cpu_ms: float, fullness: float) -> Latency:
     """The prediction with what runs on the CPU; the upper end is higher where activations do not fit the tiles."""
-    over = min(max(fullness, 1.0), _LARGEST_FACTOR)
+    over = min(max(fullness, 1.0), LATENCY["largest_factor"])
     return replace(
         told,
         total=told.total + cpu_ms,
-        low=told.low + cpu_ms / _CPU_FACTOR,
-        high=told.high * over + cpu_ms * _CPU_FACTOR,
+        low=told.low + cpu_ms / LATENCY["cpu_factor"],
+        high=told.high * over + cpu_ms * LATENCY["cpu_factor"],
         parts={**told.parts, "cpu_ms": cpu_ms},
     )
 
 
 def _advice(
-    layers: Sequence[Layer],
+    layers: Sequence[ArrayLayer],
     sent: Sent,
     constants: Mapping[str, Any],
     host: str,
@@ -266,9 +294,9 @@ def _advice(
     cpu_ms: float,
     alone_ms: float,
 ) -> tuple[tuple[str, float], ...]:
-    """What would help, tried with the same prediction, the most helpful first."""
+    """Return changes that lower the latency, tried with the same prediction, the largest saving first."""
 
-    def total(changed: Sequence[Layer], over_bus: Sent) -> float:
+    def total(changed: Sequence[ArrayLayer], over_bus: Sent) -> float:
         return latency.predict(changed, over_bus, constants, host, clock).total
 
     now = total(layers, sent)
@@ -293,31 +321,6 @@ def _advice(
     return tuple(sorted(worth, key=lambda each: -each[1]))
 
 
-def _narrower(layer: Layer, less: int) -> Layer:
+def _narrower(layer: ArrayLayer, less: int) -> ArrayLayer:
     height, width, channels = layer.made
     return replace(layer, made=(height, width, channels - less))
-
-
-def describe(found: Estimate, summary: str) -> str:
-    """What a person wants to know, as text; `summary` tells the host in words."""
-    told = found.latency
-    lines = [
-        f"{told.total:.3g} ms on {found.host} ({summary}), {told.low:.3g} to {told.high:.3g}; predicted, not measured",
-        *(f"  {name.removesuffix('_ms'):<8} {value:9.3f} ms" for name, value in told.parts.items()),
-        f"clock: {found.clock} (on USB, libedgetpu1-std runs at half the clock of libedgetpu1-max)",
-        found.check.placement.summary,
-        f"{found.streamed_bytes:,} bytes of parameters are sent at every inference, "
-        + ("as compiled" if found.compiled else "predicted"),
-        *([found.check.doubt] if found.check.doubt and not found.compiled else []),
-        "costliest layers:",
-    ]
-    rows: list[tuple[float, Layer]] = sorted(zip(told.layers, found.layers, strict=True), key=lambda row: -row[0])
-    shape: Callable[[tuple[int, ...]], str] = lambda sides: "x".join(map(str, sides))  # noqa: E731
-    lines += [
-        f"  {layer.index:>4} {layer.name:<20} {each:8.3f} ms  {shape(layer.given)} -> {shape(layer.made)}"
-        for each, layer in rows[:COSTLIEST]
-    ]
-    if found.advice:
-        lines.append("what would help:")
-        lines += [f"  {saves:8.3f} ms  {what}" for what, saves in found.advice[:COSTLIEST]]
-    return "\n".join(lines)

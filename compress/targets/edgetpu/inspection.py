@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from compress.errors import ModelError
 from compress.targets.base import Target
 from compress.targets.edgetpu import darwinn_package
 from compress.targets.edgetpu.check import check
+from compress.targets.edgetpu.constants import MEMORY
 from compress.targets.edgetpu.darwinn_package import Executable, Package
 from compress.tflite import graph
 from compress.tflite.graph import Graph, Tensor
@@ -24,7 +26,7 @@ MADE_OF_IT = "give the file that edgetpu_compiler made of this model"
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a compiled model really holds.
+    """The content of a compiled model.
 
     Attributes:
         packages: what each of its custom operators holds, in their order.
@@ -75,7 +77,7 @@ class Inspection:
 
 
 def inspect(path: Path) -> Inspection:
-    """Opens a compiled model.
+    """Open a compiled model.
 
     Raises:
         ModelError: not a .tflite file, not compiled, or not by the vendor's compiler.
@@ -84,7 +86,7 @@ def inspect(path: Path) -> Inspection:
 
 
 def opened(parsed: Graph, where: str = "") -> Inspection:
-    """The same for a file that is read already; `where` names it in messages.
+    """Open a file that is parsed already; `where` names it in messages.
 
     Raises:
         ModelError: not compiled, or not by the vendor's compiler.
@@ -113,7 +115,7 @@ def opened(parsed: Graph, where: str = "") -> Inspection:
 
 
 def against(found: Inspection, original: Path, target: Target) -> list[dict[str, Any]]:
-    """What `check` predicts for the original beside what the compiled model really holds.
+    """Compare what `check` predicts for the original with the content of the compiled model.
 
     Args:
         found: the compiled model.
@@ -193,7 +195,7 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
 
 
 def describe(found: Inspection) -> str:
-    """What a person wants to know, as text."""
+    """Return the content as text for a person."""
     lines = [
         f"minimum runtime    {found.min_runtime}",
         f"cached on chip     {found.cached_bytes:,} bytes of parameters, loaded once",
@@ -206,10 +208,37 @@ def describe(found: Inspection) -> str:
             shown = _tensor(tensor)
             scaled = "" if shown["scale"] is None else f"  scale {shown['scale']:g}, zero point {shown['zero_point']}"
             lines.append(f"{name:<18} {shown['dtype']} {shown['shape']} {shown['name']}{scaled}")
+    tile_bytes = MEMORY["narrow_bytes_per_tile"]
     lines += [
         f"{executable.type:<18} {executable.parameter_bytes:,} bytes of parameters, "
         f"{executable.instruction_bytes:,} of instructions, {executable.scratch_bytes:,} of scratch, "
-        f"{executable.narrow_bytes_per_tile:,} of 196,608 in each tile, token {executable.token:016x}"
+        f"{executable.narrow_bytes_per_tile:,} of {tile_bytes:,} in each tile, token {executable.token:016x}"
         for executable in found.executables
     ]
     return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """A compiled model, and what was predicted for its original.
+
+    Attributes:
+        inspection: the compiled model.
+        rows: predicted and real figures, as `against` returns them; None without an original.
+    """
+
+    inspection: Inspection
+    rows: Sequence[Mapping[str, Any]] | None
+
+    def describe(self) -> str:
+        """Return both as text for a person."""
+        rows = (
+            f"{row['name']:<24} predicted {row['predicted']!s:>12}  real {row['real']!s:>12}\n"
+            for row in self.rows or ()
+        )
+        return describe(self.inspection) + "".join(rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return both as a plain map."""
+        against = {} if self.rows is None else {"against": list(self.rows)}
+        return {**self.inspection.to_json(), **against}

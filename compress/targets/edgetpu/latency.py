@@ -1,6 +1,6 @@
-"""How long one inference takes, predicted from the shapes of the layers.
+"""The latency of one inference, predicted from the shapes of the layers.
 
-A network is a list of plain `Layer`s and what is sent over the bus; where they come from (a .tflite file, a table of
+A network is a list of `ArrayLayer`s and what is sent over the bus; where they come from (a .tflite file, a table of
 published shapes) is not known here. The form: the array computes 4x4 tiles of the map, 4 input by 64 output channels at
 a time, so only whole steps save time; instructions are sent at every inference; parameters that are streamed overlap
 with their own layer's computing, and on x86 hosts all that is sent overlaps with all that is computed. The constants
@@ -15,41 +15,28 @@ from functools import cached_property
 from math import exp
 from typing import Any
 
-from compress.targets.base import Target
+from compress.targets.base import OperatorShape, Target
 from compress.targets.edgetpu import parameter_memory
+from compress.targets.edgetpu.constants import ARRAY, LATENCY
 from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, ROW_BLOCK, Parameters, Split, up
 
-TILES = 4
+TILES = ARRAY["tiles"]
 WEIGHTED = ("conv", "tconv", "fc")
 KINDS = (*WEIGHTED, "dw", "pool", "elt")
 """Kinds of layers: convolution, transposed, dense; depthwise, pooling, and whatever goes element by element."""
-CLOCKS = {"max": 1.0, "std": 2.0}
+CLOCKS: dict[str, float] = LATENCY["clocks"]
 """Cycles take so many times as long: libedgetpu1-std runs an Edge TPU on USB at half of what libedgetpu1-max does."""
-_PASSES = ((192, 1), (363, 4), (409, 6))
-"""KiB of input, border and output in a tile, up to which weights are streamed so many times; beyond, 9 times."""
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One layer that runs on the Edge TPU.
+class ArrayLayer(OperatorShape):
+    """One layer that runs on the Edge TPU; its kind is one of KINDS.
 
     Attributes:
-        kind: one of KINDS.
-        made: height, width and channels of its output.
-        given: the same of its input.
-        kernel: height and width of its window; 1x1 for what has none.
-        parameters: what its parameters take.
-        index: its operator in the model, for the reader.
-        name: the same, as a word.
+        parameters: the memory for its parameters.
     """
 
-    kind: str
-    made: tuple[int, int, int]
-    given: tuple[int, int, int]
-    kernel: tuple[int, int] = (1, 1)
     parameters: Parameters = parameter_memory.NONE
-    index: int = 0
-    name: str = ""
 
     @cached_property
     def megacycles(self) -> float:
@@ -65,18 +52,19 @@ class Layer:
 
     @cached_property
     def passes(self) -> int:
-        """How many times its weights are sent if they are streamed: large maps are computed part by part."""
+        """The number of times that its weights are sent if they are streamed: large maps are computed part by part."""
         sides = []
         for side in (0, 1):
             stride = max(round(self.given[side] / max(self.made[side], 1)), 1)
             sides.append(-(-self.given[side] // TILES) + max(self.kernel[side] - stride, 0))
         held = sides[0] * sides[1] * up(self.given[2], INPUT_BLOCK)
         held += -(-self.made[0] // TILES) * -(-self.made[1] // TILES) * up(self.made[2], INPUT_BLOCK)
-        return next((count for limit, count in _PASSES if held <= limit * 1024), 9)
+        fitting = (row["times"] for row in LATENCY["weight_passes"] if held <= row["up_to_kib"] * 1024)
+        return int(next(fitting, LATENCY["most_weight_passes"]))
 
 
-def parameters(layer: Layer, target: Target) -> Parameters:
-    """What the parameters of a layer take that is known by its shape alone: per-channel scales, and a bias."""
+def parameters(layer: ArrayLayer, target: Target) -> Parameters:
+    """Return the memory for the parameters of a layer with a known shape: per-channel scales, and a bias."""
     taps = layer.kernel[0] * layer.kernel[1]
     if layer.kind == "dw":
         return parameter_memory.depthwise(layer.made[2], taps, 12)
@@ -90,37 +78,41 @@ def parameters(layer: Layer, target: Target) -> Parameters:
     return parameter_memory.never_cached(found, each, target)
 
 
-def instruction_bytes(layers: Sequence[Layer], sent_bytes: int) -> int:
+def instruction_bytes(layers: Sequence[ArrayLayer], sent_bytes: int) -> int:
     """About how many bytes of instructions the compiler makes; half of compiled models are within a fifth of it.
 
     Args:
         layers: what runs on the Edge TPU.
         sent_bytes: inputs and outputs together.
     """
-    total = 6099 * max(sent_bytes / 2**20 - 2, 0)
-    for layer in layers:
-        if layer.kind == "fc":
-            total += 15034 + 706 * -(-layer.made[2] // ROW_BLOCK)
-        elif layer.kind in WEIGHTED:
-            total += 893 + 1067 * (0, 1, 3)[sum(side % TILES > 0 for side in layer.made[:2])]
-        else:
-            total += 445 if layer.kind == "dw" else 1157
-    return int(total)
+    constants = LATENCY["instructions"]
+    total = constants["per_mb"] * max(sent_bytes / 2**20 - constants["fixed_mb"], 0)
+    return int(total + sum(_layer_instruction_bytes(layer, constants) for layer in layers))
+
+
+def _layer_instruction_bytes(layer: ArrayLayer, constants: Mapping[str, Any]) -> int:
+    """About how many bytes of instructions the compiler makes for one layer."""
+    if layer.kind == "fc":
+        return int(constants["dense"] + constants["dense_per_block"] * -(-layer.made[2] // ROW_BLOCK))
+    if layer.kind in WEIGHTED:
+        ragged = sum(side % TILES > 0 for side in layer.made[:2])
+        return int(constants["convolution"] + constants["ragged_side"] * constants["ragged_times"][ragged])
+    return int(constants["depthwise"] if layer.kind == "dw" else constants["other"])
 
 
 def sent_bytes(made: tuple[int, int, int]) -> int:
-    """What a map takes on the bus to the host: its channels in blocks of 4, as compiled models have it."""
+    """Return the bytes of a map on the bus to the host: its channels in blocks of 4, as compiled models have it."""
     return made[0] * made[1] * up(made[2], INPUT_BLOCK)
 
 
-def split(layers: Sequence[Layer], target: Target) -> Split:
+def split(layers: Sequence[ArrayLayer], target: Target) -> Split:
     """Which layers' parameters are streamed: what `check` says of the same operators."""
     return parameter_memory.split([layer.parameters for layer in layers], target)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What goes over the bus at every inference, in bytes.
+    """The traffic on the bus at every inference, in bytes.
 
     Attributes:
         inputs: from the host.
@@ -156,14 +148,14 @@ class Latency:
     layers: tuple[float, ...]
 
 
-def compute_ms(layer: Layer, constants: Mapping[str, Any], clock: str = "max") -> float:
-    """What the array takes for a layer alone."""
+def compute_ms(layer: ArrayLayer, constants: Mapping[str, Any], clock: str = "max") -> float:
+    """Return the time of the array for one layer."""
     each = constants["conv_ns"] if layer.kind in WEIGHTED else constants["window_ns"]
     return float(layer.megacycles * each * CLOCKS[clock])
 
 
 def predict(
-    layers: Sequence[Layer], sent: Sent, constants: Mapping[str, Any], host: str, clock: str = "max"
+    layers: Sequence[ArrayLayer], sent: Sent, constants: Mapping[str, Any], host: str, clock: str = "max"
 ) -> Latency:
     """The latency of one inference.
 

@@ -1,7 +1,7 @@
 """`legalize`: the same function in operators that the compiler takes and maps.
 
 Every rewrite (`rewrites.REWRITES`) is small, and proved before it is kept: the operators
-that it takes out and those that it puts in are run beside each other in a real
+that it takes out and those that it puts in are both run in a real
 interpreter, on what really arrives there, and where they are functions of one number on
 all 256 codes too. What moves an output by more steps than the rewrite is allowed is left
 alone; so is what would not be mapped any better.
@@ -97,6 +97,24 @@ class Legalized:
                 found.append(op)
         return found[::-1]
 
+    def describe(self) -> str:
+        """Return the changes as text for a person."""
+        rows: dict[tuple[str, bool, str], list[Change]] = {}
+        for change in self.changes:
+            rows.setdefault((change.rewrite, change.kept, change.reason), []).append(change)
+        lines = [_line(name, kept, reason, changes) for (name, kept, reason), changes in rows.items()]
+        lines = lines or ["nothing to rewrite"]
+        lines += [f"{op.op} ({op.output}) stays on the CPU, at the end of the model" for op in self.trailing]
+        which = "real" if self.real_inputs else "random"
+        lines.append(f"before  {self.before.summary}")
+        lines.append(f"after   {self.after.summary}")
+        difference = self.difference
+        lines.append(
+            f"outputs differ by at most {difference.largest:g} steps, {difference.mean:.3g} on average, "
+            f"on {difference.feeds} {which} inputs"
+        )
+        return "\n".join(lines) + "\n"
+
     def to_json(self) -> dict[str, Any]:
         """As a plain map."""
         sides = {"before": self.before, "after": self.after}
@@ -112,7 +130,7 @@ class Legalized:
 def legalize(
     graph: Graph, target: Target, inputs: Sequence[comparison.Feed] = (), *, io: str | None = None
 ) -> Legalized:
-    """Rewrites a model for the Edge TPU compiler.
+    """Rewrite a model for the Edge TPU compiler.
 
     Args:
         graph: the model, quantized to full integer but for its ends.
@@ -246,7 +264,7 @@ class _Work:
         return None if better else TOO_LATE
 
     def _moved(self, entry: Entry, edit: Edit, changed: Graph) -> comparison.Difference:
-        """How far an edit moves the outputs of what it replaces."""
+        """Return the difference that an edit makes to the outputs of what it replaces."""
         inputs, outputs = _boundary(edit)
         before = edit.exact or part(edit.before, edit.removed, inputs, outputs)
         after = part(changed, {operator.index for operator in _added(edit, changed)}, inputs, outputs)
@@ -259,7 +277,7 @@ class _Work:
             return comparison.Difference(float("inf"), float("inf"), 0)  # the interpreter refuses what was put in
 
     def _note(self, edit: Edit) -> str:
-        """What an edit was compared with, if not with the operators that it replaces."""
+        """Return a note on the reference of the comparison, if it is not the operators that the edit replaces."""
         if edit.exact is None:
             return ""
         inputs, outputs = _boundary(edit)
@@ -268,7 +286,7 @@ class _Work:
         return f"from the exact function; the operators that it replaces were {moved:g} steps away"
 
     def _arriving(self, wanted: Sequence[int]) -> list[list[NDArray[Any]]]:
-        """What some tensors hold, for every input."""
+        """Return the values of some tensors for every input."""
         if any(index not in self._known for index in wanted):
             feeds = [interface.fitted_feed(self.graph, each) for each in self.inputs]
             read = {index for entry, operator in self._applicable(set()) for index in self._around(operator)}
@@ -285,13 +303,13 @@ class _Work:
 
 
 def _left(graph: Graph, target: Target) -> tuple[int, int]:
-    """How many operators the compiler's parser refuses, and how many stay on the CPU."""
+    """Return the numbers of operators that the compiler's parser refuses, and that stay on the CPU."""
     refused = sum(refusal(operator, target) is not None for operator in graph.operators)
     return refused, sum(op.placement == "cpu" for op in place(graph, target).ops)
 
 
 def _edits(entry: Entry, operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """What a rewrite proposes for an operator."""
+    """Yield the edits that a rewrite proposes for an operator."""
     try:
         yield from entry.rewrite(operator, graph)
     except NotEightBitError:
@@ -364,25 +382,6 @@ def _living(graph: Graph) -> Graph:
     edit = Edit(graph)
     edit.remove(*dead)
     return edit.graph() if dead else graph
-
-
-def describe(found: Legalized) -> str:
-    """What a person wants to know, as text."""
-    rows: dict[tuple[str, bool, str], list[Change]] = {}
-    for change in found.changes:
-        rows.setdefault((change.rewrite, change.kept, change.reason), []).append(change)
-    lines = [_line(name, kept, reason, changes) for (name, kept, reason), changes in rows.items()]
-    lines = lines or ["nothing to rewrite"]
-    lines += [f"{op.op} ({op.output}) stays on the CPU, at the end of the model" for op in found.trailing]
-    which = "real" if found.real_inputs else "random"
-    lines.append(f"before  {found.before.summary}")
-    lines.append(f"after   {found.after.summary}")
-    difference = found.difference
-    lines.append(
-        f"outputs differ by at most {difference.largest:g} steps, {difference.mean:.3g} on average, "
-        f"on {difference.feeds} {which} inputs"
-    )
-    return "\n".join(lines) + "\n"
 
 
 def _line(name: str, kept: bool, reason: str, changes: Sequence[Change]) -> str:

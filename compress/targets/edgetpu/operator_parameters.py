@@ -14,17 +14,12 @@ import numpy as np
 
 from compress.targets.base import Target
 from compress.targets.edgetpu import parameter_memory
+from compress.targets.edgetpu.constants import PARAMETERS
 from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, Parameters, rows, up
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 Count = Callable[[Operator, Graph, Target], Parameters]
 _Source = tuple[int, int, int]
-SOFTMAX_BYTES = {"16.0": 48, "15.0": 32}
-"""Bytes of a softmax's table for each element, where their number is no multiple of 4; older compilers: none."""
-FLATTENED_MAP = 1088
-"""What flattening a large map of one channel takes: a 16x16 identity and its overhead, 16 * (64 + 4)."""
-
-
 MAX_JOINED = 256
 """Concatenations and splits that are looked through from one tensor, and parts of a split, at most."""
 MAX_KERNEL = 8192
@@ -32,7 +27,7 @@ MAX_KERNEL = 8192
 
 
 def count(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """What an operator's parameters take when it runs on the Edge TPU.
+    """Return the memory for an operator's parameters on the Edge TPU.
 
     Args:
         operator: one of the graph's.
@@ -54,7 +49,7 @@ def _position(tensor: Tensor) -> tuple[int, int, int]:
 
 
 def _overhead(operator: Operator, graph: Graph, target: Target) -> int:
-    """Bytes beside the weights of one output: 4 for a bias, 8 for a scale and zero point (4 if all are equal)."""
+    """Bytes of one output in addition to weights: 4 for a bias, 8 for a scale and zero point (4 if all are equal)."""
     weights = graph.tensors[operator.inputs[1]]
     each = 0
     if len(operator.inputs) > 2 and operator.inputs[2] != NONE:
@@ -152,7 +147,7 @@ def _softmax(operator: Operator, graph: Graph, target: Target) -> Parameters:
     """Its table; compiler 16 adds a block with the output's scale where the model is uint8."""
     made = graph.made(operator)[0]
     elements = made.shape[-1] if made.shape else 1
-    size = SOFTMAX_BYTES.get(_compiler(target), 0) * up(elements, 4) if elements % 4 else 0
+    size = PARAMETERS["softmax_bytes"].get(_compiler(target), 0) * up(elements, 4) if elements % 4 else 0
     size += 64 if size and made.dtype == "UINT8" and _compiler(target) == "16.0" else 0
     return Parameters(size, size)
 
@@ -167,7 +162,7 @@ def _reshape(operator: Operator, graph: Graph, target: Target) -> Parameters:
     if channels > 1 and takers and all(taker.name == "FULLY_CONNECTED" for taker in takers):
         return parameter_memory.NONE
     size = rows(made.elements) * (height * width * up(channels, 4) + 4)
-    size = min(size, FLATTENED_MAP) if channels == 1 else size
+    size = min(size, PARAMETERS["flattened_map_bytes"]) if channels == 1 else size
     return Parameters(size, size)
 
 

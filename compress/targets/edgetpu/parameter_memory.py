@@ -1,4 +1,4 @@
-"""Parameter memory: what each operator's parameters take in the compiled model, and which of them stay on the chip.
+"""Parameter memory: the size of each operator's parameters in the compiled model, and which of them stay on the chip.
 
 The formulas were found by comparing models with what the real compiler made of them; the
 layout behind them (blocks of up to 64 outputs by 4 inputs) is visible in the compiled files.
@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compress.targets.base import Target
+from compress.targets.edgetpu.constants import ARRAY, PARAMETERS
 
-ROW_BLOCK = 64
-INPUT_BLOCK = 4
-FEW_ROWS = 4
+ROW_BLOCK = ARRAY["output_channels"]
+INPUT_BLOCK = ARRAY["input_channels"]
+FEW_ROWS: int = PARAMETERS["few_rows"]
 """A convolution with at most so many outputs, on more than one position, is laid out in 4 rows."""
 
 
@@ -26,12 +27,12 @@ def up(value: int, step: int) -> int:
 
 def rows(outputs: int) -> int:
     """Rows that a layer's outputs take: steps of 16 up to 64, then of 64."""
-    return up(outputs, 16) if outputs <= ROW_BLOCK else up(outputs, ROW_BLOCK)
+    return up(outputs, PARAMETERS["row_step"]) if outputs <= ROW_BLOCK else up(outputs, ROW_BLOCK)
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What one operator's parameters take.
+    """The memory for one operator's parameters.
 
     Attributes:
         size_bytes: in the compiled file.
@@ -55,7 +56,7 @@ def convolution(outputs: int, per_output: int, overhead: int, positions: int, *,
     Args:
         outputs: output channels.
         per_output: weights of one output: taps times input channels, rounded up to INPUT_BLOCK.
-        overhead: bytes beside the weights of each output: bias and scale.
+        overhead: bytes in addition to the weights of each output: bias and scale.
         positions: output positions (1 for a dense layer).
         one_position_in: whether the input has one position only.
     """
@@ -79,7 +80,7 @@ def constant(channels: int) -> Parameters:
 
 
 def never_cached(parameters: Parameters, per_output: int, target: Target) -> Parameters:
-    """Marks an operator that is too large for the cache however empty it is."""
+    """Mark an operator that is too large for the cache however empty it is."""
     limits = target.tables["memory"]
     large = (
         per_output >= limits["streamed_weights_per_output"] or parameters.size_bytes > limits["largest_cached_bytes"]
@@ -107,12 +108,12 @@ class Split:
 
 
 def split(parameters: Sequence[Parameters], target: Target) -> Split:
-    """Decides for whole operators whether their parameters stay on the chip.
+    """Decide for whole operators whether their parameters stay on the chip.
 
     Everything is cached if it fits at once. If it does not, though it is less than the whole memory,
     the largest operator is given up. Otherwise first fit: depthwise first, then few output
     positions, then large allocations; what does not fit is skipped and the next tried.
-    Beside an operator that is too large for the cache, less fits at once. Found from the compiler's
+    Next to an operator that is too large for the cache, less fits at once. Found from the compiler's
     reports on 177 stacks of layers; real networks get up to 1 MiB less, for reasons that are not understood.
     """
     limits = target.tables["memory"]

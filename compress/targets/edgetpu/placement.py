@@ -37,7 +37,7 @@ class PlacedOperator:
 
 @dataclass(frozen=True)
 class Placement:
-    """What the compiler is expected to do with a model.
+    """The expected placement of a model's operators.
 
     Attributes:
         ops: every operator, in order.
@@ -62,6 +62,11 @@ class Placement:
             return f"all {mapped} operators would run on the Edge TPU"
         return f"{mapped} of {len(self.ops)} operators would run on the Edge TPU"
 
+    @property
+    def complete(self) -> bool:
+        """Whether every operator is mapped."""
+        return all(op.placement == "tpu" for op in self.ops)
+
     def to_json(self) -> dict[str, Any]:
         """As a plain map, for facts and reports."""
         return {
@@ -74,7 +79,7 @@ class Placement:
 
 
 def place(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Placement:
-    """Decides for every operator of a graph.
+    """Place every operator of a graph.
 
     Args:
         graph: the model.

@@ -1,4 +1,4 @@
-"""What an operator must be to run on the Edge TPU: one function a rule.
+"""The rules for an operator to run on the Edge TPU: one function for each.
 
 A rule's docstring is what the user is told: its first line says what is required, the
 rest what to change. A rule returns what it found wrong, or None.
@@ -349,7 +349,7 @@ def caution(operator: Operator, graph: Graph, target: Target) -> tuple[str, str]
 
 
 def manual(rule: Rule) -> tuple[str, str]:
-    """What a rule requires, and what to change: the two parts of its docstring."""
+    """Return what a rule requires and what to change: the two parts of its docstring."""
     requirement, _, advice = (inspect.getdoc(rule) or "").partition("\n\n")
     return requirement, " ".join(advice.split())
 

@@ -18,7 +18,7 @@ from one_op import Op, Tensor
 from paths import EDGETPU
 
 from compress.errors import ModelError, PipelineError
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu import parameter_memory
 from compress.targets.edgetpu.check import Check, check
 from compress.targets.edgetpu.parameter_memory import Parameters

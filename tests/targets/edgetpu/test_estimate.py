@@ -18,12 +18,11 @@ from one_op import Op, Tensor
 from paths import EDGETPU
 
 from compress.errors import ModelError, PipelineError
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu import inspection, latency
 from compress.targets.edgetpu.check import check
-from compress.targets.edgetpu.check import describe as in_words
-from compress.targets.edgetpu.estimate import describe, estimate
-from compress.targets.edgetpu.latency import Layer, Sent
+from compress.targets.edgetpu.estimate import estimate
+from compress.targets.edgetpu.latency import ArrayLayer, Sent
 from compress.tflite import graph
 
 TARGET = load("edgetpu")
@@ -32,8 +31,8 @@ shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not ther
 NOTHING = Sent(0, 0, 0, ())
 
 
-def conv(outputs: int, inputs: int = 64, side: int = 16, kernel: int = 3) -> Layer:
-    return Layer("conv", (side, side, outputs), (side, side, inputs), (kernel, kernel))
+def conv(outputs: int, inputs: int = 64, side: int = 16, kernel: int = 3) -> ArrayLayer:
+    return ArrayLayer("conv", (side, side, outputs), (side, side, inputs), (kernel, kernel))
 
 
 @pytest.mark.parametrize(
@@ -44,13 +43,13 @@ def conv(outputs: int, inputs: int = 64, side: int = 16, kernel: int = 3) -> Lay
         (conv(65), 2 * 16 * 9 * 16),
         (conv(64, inputs=61), 16 * 9 * 16),  # so do 61 inputs and 64
         (conv(64, side=13), 16 * 9 * 16),
-        (Layer("dw", (16, 16, 64), (16, 16, 64), (3, 3)), 16 * 9 * 16),
-        (Layer("tconv", (32, 32, 64), (16, 16, 64), (2, 2)), 16 * 4 * 16),  # counted where it reads
-        (Layer("fc", (1, 1, 10), (1, 1, 1024)), 256),
-        (Layer("elt", (16, 16, 6), (16, 16, 6)), 16 * 2),
+        (ArrayLayer("dw", (16, 16, 64), (16, 16, 64), (3, 3)), 16 * 9 * 16),
+        (ArrayLayer("tconv", (32, 32, 64), (16, 16, 64), (2, 2)), 16 * 4 * 16),  # counted where it reads
+        (ArrayLayer("fc", (1, 1, 10), (1, 1, 1024)), 256),
+        (ArrayLayer("elt", (16, 16, 6), (16, 16, 6)), 16 * 2),
     ],
 )
-def test_cycles_come_in_whole_steps(layer: Layer, cycles: int) -> None:
+def test_cycles_come_in_whole_steps(layer: ArrayLayer, cycles: int) -> None:
     assert layer.megacycles * 1e6 == pytest.approx(cycles)
 
 
@@ -97,7 +96,7 @@ def test_a_small_model_is_told_that_the_cpu_is_faster(small: Any) -> None:
     told = found.to_json()
     assert set(told["parts"]) == {f"{part}_ms" for part in ("fixed", "input", "compute", "stream", "output", "cpu")}
     assert sum(told["parts"].values()) == pytest.approx(told["latency_ms"])
-    assert "predicted, not measured" in describe(found, "a host")
+    assert "predicted, not measured" in found.describe()
 
 
 def test_streaming_is_told() -> None:
@@ -179,8 +178,8 @@ def test_estimate_and_check_stream_the_same(width: int, doubted: bool, streams: 
     assert found.parameters is not None
     assert told.streamed_bytes == found.parameters.streamed_bytes
     assert (told.streamed_bytes > 0) == streams
-    assert ("some networks were given no more" in describe(told, "")) == doubted
-    assert ("some networks were given no more" in in_words(found)) == doubted
+    assert ("some networks were given no more" in told.describe()) == doubted
+    assert ("some networks were given no more" in found.describe()) == doubted
 
 
 @shared

@@ -32,8 +32,8 @@ from rewrite_models import (
 )
 
 from compress.errors import DataError, ModelError
-from compress.targets.base import load
-from compress.targets.edgetpu.legalize import describe, legalize
+from compress.targets import load
+from compress.targets.edgetpu.legalize import legalize
 from compress.targets.edgetpu.placement import place
 from compress.targets.edgetpu.rewrites import REWRITES
 from compress.tflite import comparison, graph
@@ -322,7 +322,7 @@ def test_what_stays_at_the_end_is_named() -> None:
     operators = [Op("RELU", ["x"], ["a"], 2), Op("ARG_MAX", ["a", "axis"], ["y"], 2, {"outputType": 2})]
     found = legalize(one_op.read(tensors, operators, ["x"], ["y"]), TARGET)
     assert [op.op for op in found.trailing] == ["ARG_MAX"]
-    assert "ARG_MAX (y) stays on the CPU, at the end of the model" in describe(found)
+    assert "ARG_MAX (y) stays on the CPU, at the end of the model" in found.describe()
 
 
 def test_a_custom_operator_that_only_the_device_has() -> None:
@@ -338,14 +338,14 @@ def test_a_float_model_has_no_end_that_stays_on_the_cpu() -> None:
     floating = Tensor((1, 8, 8, 8), "FLOAT32", scales=())
     found = legalize(chain(Op("RELU", "x", "a"), Op("ABS", "a", "y"), x=floating, a=floating, y=floating), TARGET)
     assert found.trailing == []
-    assert "is the model quantized to full integer?" in describe(found)
+    assert "is the model quantized to full integer?" in found.describe()
 
 
 def test_nothing_to_do_leaves_the_model_as_it_is() -> None:
     model = chain(Op("RELU", "x", "y", 2), x=MAP, y=MAP)
     found = legalize(model, TARGET)
     assert found.graph is model
-    assert describe(found).startswith("nothing to rewrite\n")
+    assert found.describe().startswith("nothing to rewrite\n")
     assert json.loads(json.dumps(found.to_json()))["changes"] == []
 
 

@@ -24,7 +24,7 @@ from compress.importers.keras import keras_file
 from compress.ir import keras_graph
 from compress.ir.passes.fold import canonical
 from compress.quantization import calibration, export
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu.legalize import legalize
 from compress.targets.edgetpu.placement import newer_than_boards, place
 from compress.tflite import edit, graph

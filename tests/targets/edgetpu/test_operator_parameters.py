@@ -6,7 +6,7 @@ import one_op
 import pytest
 from one_op import Op, Tensor
 
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu import operator_parameters
 from compress.tflite.graph import Graph
 

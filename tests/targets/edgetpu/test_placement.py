@@ -10,7 +10,7 @@ import tiny
 from one_op import Op, Tensor
 from paths import SHARED
 
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu.placement import LATE, MAPPED, Placement, place
 from compress.tflite import graph
 

@@ -9,7 +9,7 @@ import one_op
 import pytest
 from one_op import Tensor, integers
 
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu import rules
 from compress.targets.edgetpu.placement import MAPPED, place
 from compress.targets.edgetpu.rewrites import REWRITES

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.artifact import MODEL_EDGETPU, SEGMENT_EDGETPU
+from compress.artifact import MODEL_COMPILED, SEGMENT_COMPILED
 from compress.errors import ModelError, StageError, StoreError
 from compress.targets.base import Target
 from compress.targets.edgetpu import inspection
@@ -34,15 +34,11 @@ HOW_TO_COMPILE = (
     "vendor's package edgetpu-compiler, then run the pipeline again with it on PATH, or say where it is: "
     "`compile: {compiler: /path/to/edgetpu_compiler}`, `compile: {docker: IMAGE}` or `compile: {ssh: HOST}`"
 )
-IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$"
-"""A Docker image: name, tag or digest, never an option."""
-SSH_HOST = r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9][A-Za-z0-9._:-]{0,252}$"
-"""A host, or what ~/.ssh/config calls it, perhaps with a user; never an option."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked of the compiler. The table of operators (`-s`) always is.
+    """The compiler's options. The table of operators (`-s`) is always requested.
 
     Attributes:
         all_subgraphs: several partitions on the Edge TPU (`-a`).
@@ -76,8 +72,8 @@ class Options:
     def outputs(self) -> tuple[str, ...]:
         """The files that the compiler makes of model.tflite."""
         if self.num_segments == 1:
-            return (MODEL_EDGETPU,)
-        return tuple(SEGMENT_EDGETPU.format(index, self.num_segments) for index in range(self.num_segments))
+            return (MODEL_COMPILED,)
+        return tuple(SEGMENT_COMPILED.format(index, self.num_segments) for index in range(self.num_segments))
 
 
 def find(compiler: str | None, docker: str | None, ssh: str | None, target: Target, folder: Path | None) -> Host | None:
@@ -104,7 +100,7 @@ def find(compiler: str | None, docker: str | None, ssh: str | None, target: Targ
 
 
 def identity(host: Host | None, cache: Cache | None) -> dict[str, str]:
-    """What changes when another run may have another result: the compiler; without one, what the cache holds."""
+    """Return the compiler's identity; without a compiler, the content of the cache."""
     known = host.identity() if host else "none"
     if known != "none" or cache is None:
         return {"compiler": known}
@@ -113,7 +109,7 @@ def identity(host: Host | None, cache: Cache | None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What came of a model.
+    """The result of a successful run.
 
     Attributes:
         log: everything the compiler printed, unchanged.
@@ -149,7 +145,7 @@ class Compiler:
     usual: str
 
     def compile(self, model: bytes, note: Callable[[str], None]) -> Compiled | None:
-        """Compiles a model; None if there is no compiler and no cached result.
+        """Compile a model; None if there is no compiler and no cached result.
 
         Args:
             model: the .tflite file.

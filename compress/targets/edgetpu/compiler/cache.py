@@ -50,14 +50,14 @@ class Cache:
     def find(
         self, model: bytes, options: Sequence[str], version: str, outputs: Sequence[str], note: Callable[[str], None]
     ) -> list[tuple[Path, Outcome]]:
-        """What is known of this model with these options, by compilers of this version, the newest first.
+        """Return the results for this model with these options, by compilers of this version, the newest first.
 
         Args:
             model: the .tflite file.
             options: the compiler's options.
             version: the compiler's, in full or its beginning: "16.0".
             outputs: names of the files that a success has.
-            note: told of every entry that is damaged.
+            note: called with a message for every damaged entry.
 
         Returns:
             The entries, whose names end with the compilers' versions, and what they hold.

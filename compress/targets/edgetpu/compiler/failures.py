@@ -1,4 +1,4 @@
-"""What the vendor's compiler means when it fails: one function a failure.
+"""Failures of the vendor's compiler: one function for each.
 
 A function's docstring is what the user is told: its first line gives the cause, the rest what to
 do. A function returns what it found in the log and which operators it concerns, or None.
@@ -24,7 +24,7 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True)
 class Found:
-    """What a failure's function saw: in words, and the operators that it concerns, the worst first."""
+    """A recognized failure: its description, and the operators that it concerns, the worst first."""
 
     what: str
     operators: Sequence[Operator] = ()

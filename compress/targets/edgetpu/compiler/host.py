@@ -1,6 +1,6 @@
 """Where the vendor's compiler runs: on this machine, in a Docker image, on another host over SSH.
 
-Each host takes the bytes of a model and gives back an `Outcome`; what it needs meanwhile is
+Each host takes the bytes of a model and returns an `Outcome`; what it needs meanwhile is
 gone afterwards. A time limit or Ctrl-C ends everything that was started, there too.
 """
 
@@ -34,7 +34,7 @@ CLEAN_UP_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of the compiler left.
+    """The result of one run of the compiler.
 
     Attributes:
         exit_code: as the shell or the system says it; negative: killed by that signal.
@@ -55,7 +55,7 @@ class Host(Protocol):
         """Its name in messages."""
 
     def identity(self) -> str:
-        """What changes when the compiler there does, as far as that is known without running it; "none": not there."""
+        """Return the compiler's identity, as far as it is known without running it; "none" if it is not there."""
 
     def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> Outcome:
         """Runs the compiler once.

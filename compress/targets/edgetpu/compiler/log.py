@@ -1,4 +1,4 @@
-"""What the vendor's compiler prints, as values.
+"""The output of the vendor's compiler, parsed.
 
 `parse` reads a log and `expected` puts the prediction of `check` into the same form, so that the
 two compare line by line (`differences`). A line that means nothing here is kept, word for word.
@@ -33,7 +33,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What the compiler says of a model, or is expected to say. None: it does not say.
+    """The compiler's report on a model, real or expected. None: not in the report.
 
     Attributes:
         version: of the compiler.
@@ -65,7 +65,7 @@ class Report:
 
     @property
     def mapped(self) -> int | None:
-        """How many operators run on the Edge TPU, wherever in the log that stands."""
+        """The number of operators on the Edge TPU, wherever in the log it is."""
         if self.operations:
             return sum(row.count for row in self.operations if row.status == MAPPED)
         return self.on_tpu
@@ -158,7 +158,7 @@ def parse(log: str) -> tuple[Report, ...]:
 
 
 def expected(found: Check, graph: Graph, version: str) -> Report:
-    """What the compiler is expected to print for the graph that was checked."""
+    """Return the report that is expected for a checked graph."""
     ops = found.placement.ops
     names = ["CUSTOM" if operator.custom else operator.name for operator in graph.operators]
     counted = Counter((name, op.status) for name, op in zip(names, ops, strict=True))
@@ -199,12 +199,12 @@ def differences(predicted: Report, real: Report) -> list[dict[str, Any]]:
 
 
 def _last_digit(size_bytes: float) -> float:
-    """What the last of two decimals is worth in the unit that the compiler chooses for a size."""
+    """Return the bytes of the last decimal in the unit that the compiler chooses for a size."""
     return 0.01 * max(unit for unit in _UNITS.values() if unit <= max(size_bytes, 1.0))
 
 
 def as_compiled(placement: Placement, original: Graph, compiled: Sequence[Graph], real: Sequence[Report]) -> Placement:
-    """The placement that the compiled model has: what is on the CPU still stands in it, by kind and outputs.
+    """The placement that the compiled model has: what is on the CPU is still in it, by kind and outputs.
 
     Args:
         placement: what was expected; its reasons stay where it was right.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from compress.targets.edgetpu.rewrites import data_movement, elementwise, function_fitting, layers, shapes, versions
 from compress.targets.edgetpu.rewrites.elementwise import Rewrite
+from compress.tflite import dilation
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ REWRITES = (
     Entry(shapes.depth_to_space, 0, ("DEPTH_TO_SPACE",)),
     Entry(data_movement.moved_numbers, 0, data_movement.MOVERS),
     Entry(data_movement.function_first, 0, shapes.UNARY, partly=True),
-    Entry(shapes.dilated_convolution, 1, ("SPACE_TO_BATCH_ND",)),
-    Entry(shapes.dilated_row, 1, ("SPACE_TO_BATCH_ND",)),
+    Entry(dilation.dilated_convolution, 1, ("SPACE_TO_BATCH_ND",)),
+    Entry(dilation.dilated_row, 1, ("SPACE_TO_BATCH_ND",)),
     Entry(versions.older_version, 0, ()),
 )
 """Every rewrite of an operator, in the order they are tried; `operators` empty for all of them.

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.targets.edgetpu.rewrites.elementwise import is_plain, scale_of
-from compress.targets.edgetpu.rewrites.layers import VALID, chosen_numbers, reshape, transposed_numbers
+from compress.targets.edgetpu.rewrites.layers import chosen_numbers, transposed_numbers
 from compress.tflite.comparison import Runner
-from compress.tflite.edit import Edit, part
+from compress.tflite.edit import VALID, Edit, part, reshape
 from compress.tflite.graph import DTYPES, NONE, Graph, Operator, Tensor
 
 MOVERS = (
@@ -242,7 +242,7 @@ def _as_output(edit: Edit, index: int, shape: Sequence[int], out: Tensor) -> Non
 
 
 def _factor(table: Table, side: int) -> int:
-    """How often each position is repeated: 1 where nothing changes, 0 where it is otherwise."""
+    """The number of repetitions of each position: 1 where nothing changes, 0 where it is not a repetition."""
     factor = len(table) // side
     return factor if np.array_equal(table, np.repeat(np.arange(side), factor)) else 0
 

@@ -95,7 +95,7 @@ def _roots(graph: Graph) -> dict[int, int]:
 
 
 def _closed(end: Operator, root: int, graph: Graph) -> list[Operator]:
-    """What can be taken out if `end` is computed from `root` otherwise: operators that only `end` waits for."""
+    """Operators that can go if `end` is computed from `root` differently: those that only `end` waits for."""
     region = {end.index}
     waiting = [index for index in end.inputs if index not in (NONE, root)]
     while waiting:

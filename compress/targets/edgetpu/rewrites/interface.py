@@ -135,7 +135,7 @@ def _other_type(edit: Edit, tensor: Tensor, wanted: str | None, name: str) -> in
 
 
 def real_feed(graph: Graph, feed: Feed) -> list[NDArray[Any]]:
-    """What a feed of a graph means: the codes of quantized inputs as real numbers."""
+    """Return a feed of a graph as real numbers: the codes of quantized inputs dequantized."""
     pairs = zip((graph.tensors[index] for index in graph.inputs), feed, strict=True)
     return [_real(tensor, value) if np.issubdtype(value.dtype, np.integer) else value for tensor, value in pairs]
 
@@ -151,7 +151,7 @@ def fitted_feed(graph: Graph, values: Feed) -> list[NDArray[Any]]:
 
 
 def apart(before: Graph, after: Graph, values: Sequence[Feed]) -> Difference:
-    """How far two graphs are apart whose ends may have other types, in steps of the outputs' scales."""
+    """Return the difference of two graphs whose ends may have different types, in steps of the outputs' scales."""
     before, after = runnable(before), runnable(after)
     first, second = Runner(before), Runner(after)
     found = [np.zeros(0)]

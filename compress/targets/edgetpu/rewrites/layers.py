@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.targets.edgetpu.rewrites.elementwise import integers, is_plain, real, scale_of, start
-from compress.tflite.edit import Edit
+from compress.tflite.edit import SAME, VALID, Edit, reshape
 from compress.tflite.graph import NONE, Graph, Operator, Quantization, Tensor
 
-SAME, VALID = 0, 1
 """The schema's paddings."""
 ACTIVATIONS = {1: (0.0, np.inf), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
 """The schema's fused activations that only cut values off, and where."""
@@ -275,13 +274,6 @@ def _zeros(edit: Edit, count: int, weights: Quantization | None, x: Tensor) -> i
 
 def _convolution(edit: Edit, activation: int) -> Any:
     return edit.options("Conv2DOptions", padding=VALID, strideW=1, strideH=1, fusedActivationFunction=activation)
-
-
-def reshape(edit: Edit, given: int, made: int, shape: Sequence[int]) -> int:
-    """Puts a RESHAPE in; gives what it makes."""
-    wanted = edit.integers("shape", *shape)
-    edit.add("RESHAPE", [given, wanted], [made], edit.options("ReshapeOptions", newShape=list(shape)))
-    return made
 
 
 def chosen_numbers(edit: Edit, x: Tensor, given: int, made: int, chosen: NDArray[np.bool_]) -> int:

@@ -7,14 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from compress.targets.edgetpu.rewrites.elementwise import is_plain, number, scale_of, start
-from compress.targets.edgetpu.rewrites.layers import SAME, VALID, reshape
-from compress.tflite.edit import Edit
-from compress.tflite.graph import NONE, Graph, Operator, Quantization, Tensor
+from compress.tflite.edit import SAME, VALID, Edit
+from compress.tflite.graph import Graph, Operator, Quantization, Tensor
 
 UNARY = ("RELU", "RELU6", "RELU_N1_TO_1", "LOGISTIC", "TANH", "QUANTIZE", "HARD_SWISH", "LEAKY_RELU", "ABS", "NEG")
-_TO_MAP = ("EXPAND_DIMS", "RESHAPE"), ("CONV_2D", "DEPTHWISE_CONV_2D")
-_FROM_MAP = ("SQUEEZE", "RESHAPE"), ("BATCH_TO_SPACE_ND",)
-"""What converters write between SPACE_TO_BATCH_ND and BATCH_TO_SPACE_ND for a 1-D convolution."""
 BINARY = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")
 
 
@@ -136,81 +132,7 @@ def depth_to_space(operator: Operator, graph: Graph) -> Iterator[Edit]:
     yield edit
 
 
-def dilated_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """SPACE_TO_BATCH_ND, a convolution and BATCH_TO_SPACE_ND become one convolution with dilation."""
-    convolution = only_consumer(graph, operator)
-    after = only_consumer(graph, convolution) if convolution else None
-    if convolution is None or after is None or after.name != "BATCH_TO_SPACE_ND":
-        return
-    if convolution.name not in ("CONV_2D", "DEPTHWISE_CONV_2D") or convolution.option("padding", SAME) != VALID:
-        return
-    x, block, pads = graph.given(operator)
-    crops = graph.tensors[after.inputs[2]]
-    if not (block.is_constant and pads.is_constant and crops.is_constant) or block.elements != 2:
-        return
-    rate, amounts = block.array().ravel().tolist(), pads.array() - crops.array()
-    if convolution.option("strideH", 1) != 1 or convolution.option("strideW", 1) != 1 or (amounts < 0).any():
-        return
-    edit, out = Edit(graph), graph.made(after)[0]
-    edit.remove(operator, after)
-    kernel = graph.tensors[convolution.inputs[1]].shape[1:3]
-    reach = [(side - 1) * each for side, each in zip(kernel, rate, strict=True)]
-    same = all(int(a[0]) == r // 2 and int(a[0] + a[1]) == r for a, r in zip(amounts, reach, strict=True))
-    given = x.index
-    if not same and amounts.any():
-        given = _padded(edit, x, x.index, x.shape, [[0, 0], *amounts.tolist(), [0, 0]])
-    changed = {"padding": SAME if same else VALID, "dilationHFactor": rate[0], "dilationWFactor": rate[1]}
-    edit.change(convolution, inputs=[given, *convolution.inputs[1:]], outputs=[out.index], options=changed)
-    yield edit
-
-
-def dilated_row(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """The same over one axis, as of a dilated Conv1D: RESHAPE, one CONV_2D with dilation, RESHAPE."""
-    chain: list[Operator] = [operator]
-    for wanted in (*_TO_MAP, *_FROM_MAP):
-        after = only_consumer(graph, chain[-1])
-        if after is None or after.name not in wanted:
-            return
-        chain.append(after)
-    _, widened, convolution, _, last = chain
-    (x, block, pads), crops = graph.given(operator), graph.tensors[last.inputs[2]]
-    if not all(each.is_constant for each in (block, pads, crops)) or block.elements != 1 or len(x.shape) != 3:
-        return
-    kernel, amounts = graph.tensors[convolution.inputs[1]].shape, pads.array() - crops.array()
-    batch, *sides = graph.made(operator)[0].shape  # files of any batch size do not say that it is the block's
-    wide = graph.made(widened)[0].shape == (batch, 1, *sides)
-    strides = convolution.option("strideH", 1), convolution.option("strideW", 1)
-    if not wide or kernel[1] != 1 or strides != (1, 1) or convolution.option("padding", SAME) != VALID:
-        return
-    edit, out, rate = Edit(graph), graph.made(last)[0], block.array().item()
-    edit.remove(*chain)
-    shape = (1, *x.shape)
-    given = reshape(edit, x.index, edit.like(x, "row", shape=shape), shape)
-    if amounts.any():
-        given = _padded(edit, x, given, shape, [[0, 0], [0, 0], *amounts.tolist(), [0, 0]])
-    made = edit.like(out, "row", shape=(1, *out.shape))
-    options = dict.fromkeys(("dilationHFactor", "dilationWFactor"), rate)
-    edit.change(convolution, inputs=[given, *convolution.inputs[1:]], outputs=[made], options=options)
-    reshape(edit, made, out.index, out.shape)
-    yield edit
-
-
 # --- parts ------------------------------------------------------------------------------
-
-
-def only_consumer(graph: Graph, operator: Operator) -> Operator | None:
-    """The one operator that takes an operator's output, if nothing else does."""
-    (output,) = operator.outputs if len(operator.outputs) == 1 else (NONE,)
-    consumers = graph.consumers.get(output, [])
-    return consumers[0] if len(consumers) == 1 and output not in graph.outputs else None
-
-
-def _padded(edit: Edit, x: Tensor, given: int, shape: Sequence[int], amounts: Sequence[Sequence[int]]) -> int:
-    around = np.asarray(amounts, np.int32)
-    made = edit.like(x, "padded", shape=[side + int(each.sum()) for side, each in zip(shape, around, strict=True)])
-    paddings = edit.tensor(f"{x.name}/paddings", around.shape, "INT32", values=around)
-    edit.add("PAD", [given, paddings], [made], edit.options("PadOptions"))
-    return made
 
 
 def _slice(edit: Edit, x: Tensor, along: int, begin: int, shape: Sequence[int], made: int) -> None:

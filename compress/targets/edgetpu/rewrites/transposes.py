@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from compress.targets.edgetpu.rewrites.elementwise import is_plain, start
-from compress.targets.edgetpu.rewrites.layers import reshape
-from compress.targets.edgetpu.rewrites.shapes import BINARY, UNARY, only_consumer
-from compress.tflite.edit import Edit
+from compress.targets.edgetpu.rewrites.shapes import BINARY, UNARY
+from compress.tflite.dilation import only_consumer
+from compress.tflite.edit import Edit, reshape
 from compress.tflite.graph import Graph, Operator
 
 _TO_LAST = (0, 2, 3, 1)

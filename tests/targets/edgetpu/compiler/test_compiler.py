@@ -17,9 +17,9 @@ from paths import EDGETPU
 from stand_in import CHANCE, FAILED, LOG, VERSION, Answer, Programs, success
 
 from compress.errors import StageError
-from compress.stages.compile import Compile
-from compress.targets.base import load
-from compress.targets.edgetpu import compiler, inspection
+from compress.targets import load
+from compress.targets.compiler_settings import CompilerSettings
+from compress.targets.edgetpu import compilation, compiler, inspection
 from compress.targets.edgetpu.compiler import Compiler, Options
 from compress.targets.edgetpu.compiler.cache import Cache
 from compress.targets.edgetpu.compiler.host import Docker, Local, Ssh
@@ -85,7 +85,8 @@ def test_what_is_expected_for_an_old_runtime() -> None:
     parsed = one_op.read(tensors, chain, "a", "c")
 
     def sides(runtime: int | None) -> str:
-        found, _ = Compile(min_runtime_version=runtime)._expected(parsed, TARGET, None)
+        settings = CompilerSettings(min_runtime_version=runtime)
+        found, _ = compilation.expected(parsed, settings, TARGET, None)
         return "".join(op.placement[0] for op in found.placement.ops)
 
     assert [sides(runtime) for runtime in (None, 14, 13, 12)] == ["tt", "tt", "tt", "tc"]

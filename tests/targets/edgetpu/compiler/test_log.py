@@ -18,7 +18,7 @@ from packages import compiled
 from paths import EDGETPU
 from stand_in import FAILED, LOG, VERSION
 
-from compress.targets.base import load
+from compress.targets import load
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.compiler.log import Report, Row, as_compiled, differences, expected, parse
 from compress.targets.edgetpu.placement import LATE, MAPPED

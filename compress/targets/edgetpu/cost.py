@@ -1,0 +1,159 @@
+"""The Edge TPU's costs of a network, for the pruner: of shapes, before there is a file, and of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+from compress.targets.base import ChannelBlocks, CostModel, NetworkCost, OperatorShape, Target
+from compress.targets.edgetpu import estimate, latency, parameter_memory
+from compress.targets.edgetpu.latency import ArrayLayer
+from compress.tflite.graph import Graph
+
+ACTIVATION_OPERATORS: Mapping[str, int] = {
+    **dict.fromkeys(("linear", "relu", "relu6"), 0),
+    **dict.fromkeys(("sigmoid", "tanh", "softmax", "hard_sigmoid", "leaky_relu"), 1),
+    "silu": 2,
+    "hard_silu": 3,
+    "gelu": 6,
+    "softsign": 7,
+    **dict.fromkeys(("elu", "selu", "celu", "mish", "softplus", "exponential"), 25),
+}
+"""Operators by Keras' name of the activation, in addition to the operator before it; a hard sigmoid is a factor after a
+fused ReLU6. An activation whose curve is fitted (`rewrites.function_fitting`) takes 25. Counted in legalized files;
+`tests/architecture/test_layer_specs.py` counts them again."""
+
+
+@dataclass(frozen=True)
+class LayersCost(NetworkCost):
+    """The cost of layers.
+
+    Attributes:
+        layers: what runs on the Edge TPU.
+        input_bytes: sent from the host at every inference.
+        output_bytes: sent to the host at every inference.
+        target: the Edge TPU.
+    """
+
+    layers: Sequence[ArrayLayer]
+    input_bytes: int
+    output_bytes: int
+    target: Target
+
+    def compute_ms(self, clock: str) -> float:
+        """Return the time of the array alone."""
+        constants = self.target.tables["latency"]
+        return sum(latency.compute_ms(layer, constants, clock) for layer in self.layers)
+
+    def latency_ms(self, host: str, clock: str) -> float:
+        """Return the predicted latency of one inference on a host."""
+        instructions = latency.instruction_bytes(self.layers, self.input_bytes + self.output_bytes)
+        sent = latency.Sent(self.input_bytes, self.output_bytes, instructions, self._streamed)
+        return latency.predict(self.layers, sent, self.target.tables["latency"], host, clock).total
+
+    @cached_property
+    def _streamed(self) -> tuple[int, ...]:
+        """By layer, the bytes of parameters that are sent at every inference."""
+        held = latency.split(self.layers, self.target).streamed
+        return tuple(layer.parameters.size_bytes * sent for layer, sent in zip(self.layers, held, strict=True))
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Parameters that are sent at every inference."""
+        return sum(self._streamed)
+
+    @property
+    def never_cached(self) -> Mapping[int, int]:
+        """By layer index, the bytes of parameters that are streamed however empty the memory is."""
+        held = ((layer.index, layer.parameters) for layer in self.layers)
+        return {index: each.size_bytes for index, each in held if each.always_streamed}
+
+    def cached_bytes(self, without: Collection[int] = ()) -> int:
+        """Return the on-chip memory that all parameters would take together, except those of some layers."""
+        return sum(layer.parameters.allocated_bytes for layer in self.layers if layer.index not in without)
+
+
+@dataclass(frozen=True)
+class FileCost(LayersCost):
+    """The cost of a .tflite file: its latency includes what stays on the CPU."""
+
+    graph: Graph
+
+    def latency_ms(self, host: str, clock: str) -> float:
+        """Return the latency that `estimate` predicts."""
+        return estimate.estimate(self.graph, self.target, host, clock).latency.total
+
+
+@dataclass(frozen=True)
+class EdgeTpuCost(CostModel):
+    """The costs that the Edge TPU's constants predict.
+
+    Attributes:
+        target: the Edge TPU.
+    """
+
+    target: Target
+    objectives = frozenset({"compute", "latency", "cache"})
+
+    @cached_property
+    def hosts(self) -> Mapping[str, str]:
+        """A line about each host, by name."""
+        hosts = self.target.tables["latency"]["hosts"]
+        return {name: str(host["summary"]) for name, host in hosts.items()}
+
+    @property
+    def default_host(self) -> str:
+        """The host that latency is predicted on where none is named."""
+        return str(self.target.tables["latency"]["default_host"])
+
+    @cached_property
+    def clocks(self) -> Sequence[str]:
+        """The clock rates of an Edge TPU on USB."""
+        return tuple(self.target.tables["latency"]["clocks"])
+
+    @cached_property
+    def blocks(self) -> ChannelBlocks:
+        """The array's steps along the channels."""
+        array = self.target.tables["array"]
+        return ChannelBlocks(array["input_channels"], array["output_channels"])
+
+    def operator(self, shape: OperatorShape) -> ArrayLayer:
+        """Return an operator with what its parameters take."""
+        layer = ArrayLayer(shape.kind, shape.made, shape.given, shape.kernel, index=shape.index, name=shape.name)
+        if shape.constant:
+            return replace(layer, parameters=parameter_memory.constant(shape.made[2]))
+        return replace(layer, parameters=latency.parameters(layer, self.target))
+
+    def activation_operators(self, function: str) -> int:
+        """Return the number of operators that an activation becomes in a legalized file."""
+        return ACTIVATION_OPERATORS.get(function, 1)
+
+    def input_bytes(self, shape: Sequence[int]) -> int:
+        """Return the bytes of an input tensor on the bus."""
+        return prod(shape)
+
+    def output_bytes(self, shape: Sequence[int]) -> int:
+        """Return the bytes of an output tensor on the bus: its channels in blocks."""
+        height, width, channels = (1, 1, 1, *shape)[-3:]
+        return latency.sent_bytes((height, width, channels))
+
+    def of_operators(self, operators: Sequence[ArrayLayer], input_bytes: int, output_bytes: int) -> LayersCost:
+        """Return the cost of layers that `operator` returned."""
+        return LayersCost(operators, input_bytes, output_bytes, self.target)
+
+    def of_file(self, graph: Graph) -> FileCost:
+        """Return the cost of a .tflite file."""
+        return FileCost(estimate.layers_of(graph, self.target), 0, 0, self.target, graph)
+
+    def cache_bytes(self) -> int:
+        """Return the on-chip memory for parameters that every network can count on."""
+        return int(self.target.tables["memory"]["plan_bytes"])
+
+    def cache_limit_bytes(self, smallest: NetworkCost) -> int:
+        """Return the memory for all parameters: less of it is usable next to an operator that is too large."""
+        memory = self.target.tables["memory"]
+        if any(size > memory["largest_cached_bytes"] for size in smallest.never_cached.values()):
+            return int(min(memory["plan_bytes"], memory["cache_bytes_beside_streaming"]))
+        return self.cache_bytes()

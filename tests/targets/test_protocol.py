@@ -1,0 +1,264 @@
+"""A third target, in a folder of its own: it works everywhere without a line of code outside of that folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import networks
+import numpy as np
+import pytest
+import tiny
+
+from compress import targets
+from compress.artifact import MODEL_COMPILED
+from compress.cli.main import main
+from compress.errors import PipelineError, StageError
+from compress.pipeline import runner
+from compress.pipeline.schema import load
+from compress.tflite import graph
+from deploy.contract import bundle
+
+TOML = """
+summary = "A processor for convolutions"
+[compiler]
+name = "npuc"
+version = "2.0"
+runtimes = {"2.0" = 1, "1.0" = 0}
+"""
+CODE = """
+from dataclasses import asdict, dataclass
+
+from compress.artifact import MODEL_COMPILED
+from compress.targets.base import ChannelBlocks, CostModel, NetworkCost, Target
+from compress.tflite import macs
+from compress.tflite.edit import Edit
+
+
+@dataclass(frozen=True)
+class Row:
+    index: int
+    op: str
+    placement: str
+    reason: str
+    macs: int
+
+
+@dataclass(frozen=True)
+class NpuCheck:
+    ops: tuple
+    failure: object = None
+
+    @property
+    def complete(self):
+        return all(row.placement == "npu" for row in self.ops)
+
+    @property
+    def summary(self):
+        return f"{sum(row.placement == 'npu' for row in self.ops)} of {len(self.ops)} operators run on the NPU"
+
+    def describe(self):
+        return self.summary + "\\n"
+
+    def to_json(self):
+        return {"summary": self.summary, "ops": [asdict(row) for row in self.ops]}
+
+
+@dataclass(frozen=True)
+class NpuRewrite:
+    graph: object
+    after: object
+
+    def describe(self):
+        return "copied\\n"
+
+    def to_json(self):
+        return {"changes": [{"rewrite": "copied"}]}
+
+
+@dataclass(frozen=True)
+class NpuNetwork(NetworkCost):
+    operators: tuple
+    streamed_bytes = 0
+    never_cached = {}
+
+    def compute_ms(self, clock):
+        return 0.0
+
+    def latency_ms(self, host, clock):
+        return sum(-(-each.made[2] // 32) for each in self.operators) * {"lab": 1.0, "field": 2.0}[host]
+
+    def cached_bytes(self, without=()):
+        return 0
+
+
+class NpuCost(CostModel):
+    objectives = frozenset({"latency"})
+    hosts = {"lab": "in the lab", "field": "in the field"}
+    clocks = ("full",)
+    blocks = ChannelBlocks(8, 32)
+
+    def operator(self, shape):
+        return shape
+
+    def input_bytes(self, shape):
+        return 0
+
+    def output_bytes(self, shape):
+        return 0
+
+    def of_operators(self, operators, input_bytes, output_bytes):
+        return NpuNetwork(tuple(operators))
+
+    def of_file(self, graph):
+        return NpuNetwork(())
+
+    def cache_bytes(self):
+        raise AssertionError
+
+    def cache_limit_bytes(self, smallest):
+        raise AssertionError
+
+
+class TARGET(Target):
+    cost = NpuCost()
+
+    def check(self, graph, *, all_subgraphs=False):
+        def row(op):
+            mapped = op.name == "CONV_2D"
+            reason = "" if mapped else "only convolutions"
+            return Row(op.index, op.name, "npu" if mapped else "cpu", reason, macs.macs(graph, op))
+
+        return NpuCheck(tuple(row(op) for op in graph.operators))
+
+    def legalize(self, graph, inputs=(), *, io=None):
+        copied = Edit(graph).graph()
+        return NpuRewrite(copied, self.check(copied))
+
+    def compile(self, model, settings, folder, note):
+        from compress.tflite import graph
+
+        (folder / MODEL_COMPILED).write_bytes(model)
+        note(f"{self.compiler_name}: {settings.retries} retries")
+        placement = self.check(graph.parse(model)).to_json()
+        return {"placement": placement, "compiled": True, "reports": [{"version": "2.0"}]}
+
+    def compiler_identity(self, settings):
+        return {"compiler": "npuc 2.0"}
+
+    def invalid_setting(self, settings):
+        return "docker: npuc runs on this machine alone" if settings.docker else ""
+"""
+
+
+@pytest.fixture
+def npu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[targets.Target]:
+    folder = tmp_path / "third" / "npu"
+    folder.mkdir(parents=True)
+    (folder / "npu.toml").write_text(TOML)
+    (folder / "__init__.py").write_text(CODE)
+    monkeypatch.setattr(targets, "__path__", [*targets.__path__, str(folder.parent)])
+    yield targets.load("npu")
+    sys.modules.pop("compress.targets.npu", None)
+    if hasattr(targets, "npu"):
+        del targets.npu
+
+
+def test_targets_are_found_by_folder(npu: targets.Target) -> None:
+    assert targets.names() == ["cpu", "edgetpu", "npu"]
+    assert (npu.summary, npu.compiled_by("1.0").tables["compiler"]["version"]) == (
+        "A processor for convolutions",
+        "1.0",
+    )
+    with pytest.raises(PipelineError, match="there is no target 'tpu'; allowed: cpu, edgetpu, npu"):
+        targets.load("tpu")
+
+
+def test_a_folder_that_is_not_a_package_is_not_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "module.py").write_text("raise AssertionError")
+    monkeypatch.setattr(targets, "__path__", [*targets.__path__, str(tmp_path)])
+    assert targets.names() == ["cpu", "edgetpu"]
+
+
+def test_a_target_that_cannot_be_imported_leaves_no_half_of_it(npu: targets.Target) -> None:
+    sys.modules.pop("compress.targets.npu")
+    (folder,) = [Path(each) / "npu" for each in targets.__path__ if (Path(each) / "npu").is_dir()]
+    (folder / "__init__.py").write_text("raise RuntimeError('broken')\n" * 2)
+    with pytest.raises(RuntimeError, match="broken"):
+        targets.load("npu")
+    assert "compress.targets.npu" not in sys.modules
+
+
+def test_check_and_legalize_on_the_command_line(
+    npu: targets.Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model.tflite"
+    model.write_bytes(tiny.classifier())
+    assert main(["check", str(model), "--target", "npu"]) == 9
+    assert capsys.readouterr().out == "1 of 2 operators run on the NPU\n"
+    assert main(["legalize", str(model), str(tmp_path / "out.tflite"), "--target", "npu", "--json"]) == 9
+    assert json.loads(capsys.readouterr().out) == {"changes": [{"rewrite": "copied"}]}
+    assert [op.name for op in graph.read(tmp_path / "out.tflite").operators] == ["CONV_2D", "FULLY_CONNECTED"]
+
+
+def test_a_pipeline_compiles_and_packs(npu: targets.Target, tmp_path: Path) -> None:
+    notes, path = tiny.Notes(), tiny.project(tmp_path / "project", target="npu")
+    record = runner.run(load(path, tiny.STAGES), tmp_path / "runs", notes, frozenset())
+    assert tiny.statuses(record) == {"model": "made", "compile": "made", "package": "made"}
+    assert record["target"] == {"name": "npu", "summary": "A processor for convolutions"}
+    assert record["stages"][1]["facts"]["placement"]["summary"] == "1 of 2 operators run on the NPU"
+    (packed,) = (tmp_path / "runs" / "tiny").glob("*.coralline")
+    assert bundle.read(str(packed)).manifest["tools"]["npuc"] == "2.0"
+    assert (tmp_path / "runs" / "tiny" / MODEL_COMPILED).read_bytes() == tiny.classifier()
+    assert "only convolutions" in (tmp_path / "runs" / "tiny" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([{"compile": {"docker": "image"}}], "docker: npuc runs on this machine alone"),
+        (
+            ["train", {"prune": {"objective": "latency", "host": "usb3"}}],
+            "no host 'usb3'; allowed: lab, field",
+        ),
+        (["train", {"prune": {"objective": "latency", "clock": "max"}}], "there is no clock 'max'; allowed: full"),
+    ],
+)
+def test_settings_that_the_target_does_not_have_are_refused_before_any_work(
+    npu: targets.Target, tmp_path: Path, stages: list[Any], message: str
+) -> None:
+    model = {"model": {"builder": "digits_cnn"}} if "prune" in stages[-1] else {}
+    path = tiny.project(tmp_path / "project", stages, target="npu", **model)
+    with pytest.raises(PipelineError) as refused:
+        load(path)
+    assert message in str(refused.value)
+
+
+@pytest.mark.tensorflow
+def test_pruning_by_the_target_s_cost(npu: targets.Target, keras: Any) -> None:
+    from compress.ir import keras_graph
+    from compress.pruning import allocation
+    from compress.pruning.objective import Objective
+    from compress.stages.draft import draft
+
+    layers = keras.layers
+    image = keras.Input((8, 8, 1))
+    x = layers.Conv2D(96, 3, activation="relu")(layers.Conv2D(80, 3, activation="relu")(image))
+    model = networks.randomized(keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(x))))
+    cut = allocation.prepare(keras_graph.read(model), npu, "batch_norm", None)
+    goal = Objective("latency", 0.7)
+    assert goal.cost(cut)(cut.costs.everything) == 3 + 3 + 3 + 1  # blocks of 32: 80, 96, pooled 96, and 3 channels
+    counts = goal.chosen(cut, allocation.losses(cut, "balanced"), None, 1)
+    assert goal.cost(cut)(counts) <= 7
+    assert all(count % 32 == 0 for count in counts)  # between two blocks, channels cost nothing
+    assert cut.costs.latency_ms(counts, "field") == 2 * cut.costs.latency_ms(counts)
+    assert cut.costs.to_json(counts).keys() == {"macs", "parameters", "size_bytes", "latency_ms"}
+    with pytest.raises(StageError, match=r"cache is not predicted for the target npu; allowed: .*size, latency"):
+        Objective("cache").cost(cut)
+    files = draft(cut.network, np.random.default_rng(0).random((4, 8, 8, 1), np.float32), npu)
+    assert files.graph is not None
+    assert cut.costs.anchored(cut.costs.everything, files).latency_ms(cut.costs.everything) == 0  # the file's
