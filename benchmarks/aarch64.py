@@ -16,9 +16,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
+import repository  # noqa: F401 - the search path
 
-ROOT = Path(__file__).resolve().parent.parent
+import numpy as np
+from paths import ROOT
+
 PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 CPUINFO = "processor\t: 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\nCPU implementer\t: 0x41\nCPU architecture: 8\n"
 CPUINFO += "CPU variant\t: 0x0\nCPU part\t: 0xd08\nCPU revision\t: 3\n"

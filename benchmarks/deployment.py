@@ -30,17 +30,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+import repository
 
-import bundles  # noqa: E402
-import cuts  # noqa: E402
-import remote_host  # noqa: E402
-from remote_host import Host  # noqa: E402
+import bundles
+import cuts
+import remote_host
+from paths import ROOT
+from remote_host import Host
 
-from deploy.contract import bundle  # noqa: E402
+from deploy.contract import bundle
 
-RESULTS = Path(__file__).parent / "results" / "deployment.json"
+RESULTS = repository.RESULTS / "deployment.json"
 NOISE_BYTES = 3_000_000
 
 

@@ -24,10 +24,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import repository
 
 import numpy as np
-from quantization_subjects import SHARED
+from paths import ROOT, SHARED
 
 from compress.artifact import MODEL_KERAS
 from compress.data.types import Data
@@ -42,8 +42,10 @@ from compress.quantization.calibration import calibrate
 from compress.tflite.interpreter import Model
 from deploy.contract.detection import Detector
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).parent / "results" / "detection.json"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+RESULTS = repository.RESULTS / "detection.json"
 SIDE = 160
 CALIBRATION = 200
 TRAIN = """

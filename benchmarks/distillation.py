@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import repository
 
 import numpy as np
 import quantization_networks as networks
@@ -42,7 +42,10 @@ from compress.stages.train import Train
 from compress.training.batches import Augment
 from compress.training.loop import TrainingSettings
 
-RESULTS = Path(__file__).parent / "results" / "distillation.json"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+RESULTS = repository.RESULTS / "distillation.json"
 DRAWS = 10_000
 LEARNING_RATE = 0.003
 LABELS = "labels"

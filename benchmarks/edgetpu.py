@@ -1,100 +1,29 @@
 """What `check` predicts against real compiled models and the compiler's own reports: `python benchmarks/edgetpu.py`.
 
 Needs the shared files (CORALLINE_SHARED, or ../shared beside the project). Prints a Markdown
-table and every miss, and writes benchmarks/results/edgetpu.json.
+table and every miss, and writes benchmarks/results/edgetpu.json. `--write-fixture` records the operator tables of
+these models, with what the compiler did, in tests/targets/edgetpu/compiled_models.json: tests need no shared files.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import statistics
 import sys
 import time
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import support
+import repository
 
-from compress.targets.base import load
-from compress.targets.edgetpu import activation_memory, operator_parameters, parameter_memory
+from compiler_evidence import TARGET, CompiledModel, left_out, real_models, record, reported
+from paths import EDGETPU
+
 from compress.targets.edgetpu.check import check
-from compress.targets.edgetpu.inspection import inspect
-from compress.targets.edgetpu.placement import place
 from compress.tflite import graph
 
-ROOT = Path(__file__).resolve().parent.parent
-EDGETPU = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared")) / "edgetpu"
-RESULTS = Path(__file__).parent / "results" / "edgetpu.json"
-TARGET = load("edgetpu")
-MIB = 1 << 20
-VERSIONS = {"16.0": "16.0", "15.0": "15.0", "15.0 or 2.x": "2.1", "1.0": "1.0"}
-
-
-def pair(row: dict[str, Any]) -> dict[str, Any]:
-    """Prediction and truth for one model beside its compiled form."""
-    folder = EDGETPU / "pairs" / row["name"]
-    parsed, real = graph.read(folder / "model.tflite"), inspect(folder / "compiled.tflite")
-    placed = [op.placement for op in place(parsed, TARGET).ops]
-    target = TARGET.compiled_by(VERSIONS[row["behaves_like"]])
-    mapped = [op for op, side in zip(parsed.operators, row["placement"], strict=True) if side == "tpu"]
-    total = sum(operator_parameters.count(op, parsed, target).size_bytes for op in mapped)
-    return {
-        "name": row["name"],
-        "misplaced": sum(a != b for a, b in zip(placed, row["placement"], strict=True)),
-        "parameter_bytes": [total, real.cached_bytes + real.streamed_bytes],
-        "narrow_bytes_per_tile": [
-            activation_memory.bytes_per_tile(parsed, {op.index for op in mapped}),
-            max(each.narrow_bytes_per_tile for each in real.executables),
-        ],
-    }
-
-
-def stack(row: dict[str, Any]) -> list[parameter_memory.Parameters]:
-    """The layers of one row of the sweep."""
-    given, layers, conv = row["input"][-1], [], row["network"] == "conv"
-    for outputs in [row["width"]] * row["layers"] + ([] if conv else [row["classes"]]):
-        each = parameter_memory.up(given, 4) * (row["kernel"] ** 2 if conv else 1)
-        places = row["input"][0] * row["input"][1] if conv else 1
-        found = parameter_memory.convolution(outputs, each, 8 if conv else 0, places, one_position_in=not conv)
-        layers.append(parameter_memory.never_cached(found, each, TARGET))
-        given = outputs
-    return layers
-
-
-def reported(row: dict[str, Any]) -> bool:
-    """Whether both numbers of the compiler's report are met, to the digits that it prints."""
-    found = parameter_memory.split(stack(row), TARGET)
-    numbers = ((found.report_on_chip_bytes, "report_on_chip_MiB"), (found.report_off_chip_bytes, "report_off_chip_MiB"))
-    return all(abs(size / MIB - row[name]) <= (0.00501 if row[name] >= 1 else 0.00001) for size, name in numbers)
-
-
-def left_out(pairs: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many are exact without a branch that only they, or only models of the same operators, reach."""
-    graphs = {row["name"]: graph.read(EDGETPU / "pairs" / row["name"] / "model.tflite") for row in pairs}
-    rows = {row["name"]: row for row in json.loads((EDGETPU / "pairs" / "index.json").read_text())}
-
-    def reached(name: str) -> frozenset[support.Branch]:
-        target, placed = TARGET.compiled_by(VERSIONS[rows[name]["behaves_like"]]), rows[name]["placement"]
-        mapped = [op for op, side in zip(graphs[name].operators, placed, strict=True) if side == "tpu"]
-
-        def work() -> list[Any]:
-            return [operator_parameters.count(op, graphs[name], target) for op in mapped]
-
-        return support.reached(work, (operator_parameters, parameter_memory))
-
-    exact = [row["name"] for row in pairs if row["parameter_bytes"][0] == row["parameter_bytes"][1]]
-    supports = {name: reached(name) for name in graphs}
-    models = support.alone(supports, {name: name for name in graphs})
-    kinds = {name: tuple(op.name for op in parsed.operators) for name, parsed in graphs.items()}
-    families = support.alone(supports, kinds)
-    return {
-        "exact": len(exact),
-        "exact_without_branches_of_their_own": sum(not models[name] for name in exact),
-        "families": len(set(kinds.values())),
-        "exact_without_branches_of_their_family": sum(not families[name] for name in exact),
-        "branches_of_one_family": {name: lines for name, lines in families.items() if lines},
-    }
+RESULTS = repository.RESULTS / "edgetpu.json"
 
 
 def check_seconds() -> float:
@@ -108,45 +37,69 @@ def check_seconds() -> float:
     return statistics.median(times)
 
 
-def main() -> None:
-    if not EDGETPU.exists():
-        sys.exit(f"{EDGETPU} is not there; CORALLINE_SHARED names the folder of shared files")
-    pairs = [pair(row) for row in json.loads((EDGETPU / "pairs" / "index.json").read_text())]
-    sweep = json.loads((EDGETPU / "compiler_memory_sweep.json").read_text())
-    missed = [row for row in sweep if not reported(row)]
-    seconds = check_seconds()
+def compared(model: CompiledModel) -> dict[str, Any]:
+    """Prediction and truth of one model, in this order."""
+    return {
+        "name": model.name,
+        "misplaced": model.misplaced(),
+        "parameter_bytes": [model.predicted_parameter_bytes(), model.parameter_bytes],
+        "narrow_bytes_per_tile": [model.predicted_narrow_bytes(), model.narrow_bytes_per_tile],
+    }
 
-    def within(name: str, share: float) -> int:
-        return sum(abs(a - b) <= share * b for a, b in (row[name] for row in pairs))
 
-    count, alone = len(pairs), left_out(pairs)
-    rows = [
-        (f"placement, {count} pairs", "all", sum(not row["misplaced"] for row in pairs)),
-        ("parameter bytes exact", ">= 26", within("parameter_bytes", 0)),
-        ("parameter bytes within 2%", ">= 28", within("parameter_bytes", 0.02)),
-        (
-            "parameter bytes exact, leaving out one pair / one family",
-            "",
-            f"{alone['exact_without_branches_of_their_own']} / {alone['exact_without_branches_of_their_family']}",
-        ),
-        (f"the report's two numbers, {len(sweep)} stacks", ">= 173", len(sweep) - len(missed)),
-        (
-            "narrow memory exact / within 25%",
-            "",
-            f"{within('narrow_bytes_per_tile', 0)} / {within('narrow_bytes_per_tile', 0.25)}",
-        ),
-        ("check of a 4 MB model", "<= 0.2 s", f"{seconds:.3f} s"),
+def within(rows: Sequence[Mapping[str, Any]], figure: str, share: float) -> int:
+    """The number of models whose prediction differs from the truth by at most a share of it."""
+    return sum(abs(ours - real) <= share * real for ours, real in (row[figure] for row in rows))
+
+
+def table(result: Mapping[str, Any], stacks: int) -> list[tuple[str, str, object]]:
+    """The rows of the printed table: figure, bound, measured value."""
+    rows, alone = result["pairs"], result["left_out"]
+    own, family = alone["exact_without_branches_of_their_own"], alone["exact_without_branches_of_their_family"]
+    narrow = [within(rows, "narrow_bytes_per_tile", share) for share in (0, 0.25)]
+    return [
+        (f"placement, {len(rows)} pairs", "all", sum(not row["misplaced"] for row in rows)),
+        ("parameter bytes exact", ">= 26", within(rows, "parameter_bytes", 0)),
+        ("parameter bytes within 2%", ">= 28", within(rows, "parameter_bytes", 0.02)),
+        ("parameter bytes exact, leaving out one pair / one family", "", f"{own} / {family}"),
+        (f"the report's two numbers, {stacks} stacks", ">= 173", stacks - len(result["sweep_missed"])),
+        ("narrow memory exact / within 25%", "", f"{narrow[0]} / {narrow[1]}"),
+        ("check of a 4 MB model", "<= 0.2 s", f"{result['check_s']:.3f} s"),
     ]
+
+
+def show(result: Mapping[str, Any], stacks: int) -> None:
     print("| figure | bound | measured |\n|---|---|---|")
-    print("\n".join(f"| {a} | {b} | {c} |" for a, b, c in rows))
-    for row in pairs:
-        if row["misplaced"] or row["parameter_bytes"][0] != row["parameter_bytes"][1]:
+    for figure, bound, value in table(result, stacks):
+        print(f"| {figure} | {bound} | {value} |")
+    for row in result["pairs"]:
+        predicted, real = row["parameter_bytes"]
+        if row["misplaced"] or predicted != real:
             print(f"\nmissed: {row}")
-    for row in missed:
+    for row in result["sweep_missed"]:
         print(f"\nmissed: {row}")
-    for name, lines in alone["branches_of_one_family"].items():
+    for name, lines in result["left_out"]["branches_of_one_family"].items():
         print(f"\nonly {name}, or its family, reaches:", *lines, sep="\n  ")
-    result = {"pairs": pairs, "left_out": alone, "sweep_missed": missed, "check_s": seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write-fixture", action="store_true", help="only record the operator tables for the tests")
+    options = parser.parse_args()
+    if not EDGETPU.exists():
+        sys.exit(f"{EDGETPU} does not exist; set CORALLINE_SHARED to the folder of shared files")
+    if options.write_fixture:
+        record()
+        return
+    models = real_models()
+    sweep = json.loads((EDGETPU / "compiler_memory_sweep.json").read_text())
+    result = {
+        "pairs": [compared(model) for model in models],
+        "left_out": left_out(models),
+        "sweep_missed": [row for row in sweep if not reported(row)],
+        "check_s": check_seconds(),
+    }
+    show(result, len(sweep))
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 
 

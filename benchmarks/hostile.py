@@ -14,7 +14,6 @@ import argparse
 import ctypes
 import json
 import multiprocessing
-import os
 import random
 import re
 import resource
@@ -27,23 +26,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import repository
+
+from inspection_text import ROOM, TIMES, DifferentError, inspection_text
 from mutations import MUTATORS, Model, mutate
+from paths import SHARED
 
 from compress.errors import CorallineError
-from compress.targets.base import load
-from compress.targets.edgetpu import darwinn_package, inspection
-from compress.targets.edgetpu.check import check
-from compress.targets.edgetpu.estimate import describe, estimate
-from compress.tflite import graph
 
-ROOT = Path(__file__).resolve().parent.parent
-SHARED = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared"))
-RESULTS = Path(__file__).parent / "results" / "hostile.json"
+RESULTS = repository.RESULTS / "hostile.json"
 KINDS = tuple(MUTATORS)
-TARGET = load("edgetpu")
 SECONDS = 5
-TIMES, ROOM = 10, 40 << 20
-"""Memory beside that of the interpreter with everything imported: so many times the file, and so many bytes."""
 OUTCOMES = ("missing", "error", "answer", "exception", "different", "memory", "died")
 
 
@@ -73,7 +66,7 @@ class Run:
         began = time.perf_counter()
         outcome = "answer"
         try:
-            found = answer(content)
+            found = inspection_text(content)
             outcome = "answer" if expected in ("", found) else "different"
         except CorallineError as error:
             outcome = "error" if not expected and str(error) else "different"
@@ -88,7 +81,7 @@ class Run:
     def sound(self, model: Model) -> str:
         """The answer of an undamaged model."""
         if model.name not in self.known:
-            self.known[model.name] = answer(model.content)
+            self.known[model.name] = inspection_text(model.content)
         return self.known[model.name]
 
     def work(self, first: int, step: int) -> None:
@@ -119,46 +112,6 @@ class Run:
         process = multiprocessing.Process(target=self.work, args=(first, step))
         process.start()
         return process
-
-
-class DifferentError(Exception):
-    """What was written and read again gives another answer."""
-
-
-def answer(content: bytes) -> str:
-    """All that is told of a file, as text."""
-    parsed = graph.parse(content)
-    told = _told(parsed)
-    if _told(graph.parse(graph.serialize(parsed))) != told:
-        raise DifferentError
-    return told
-
-
-def _told(parsed: graph.Graph) -> str:
-    told: list[Any] = []
-    if any(operator.custom and operator.name == darwinn_package.OPERATOR for operator in parsed.operators):
-        try:
-            found = inspection.opened(parsed)
-            told += [found.to_json(), inspection.describe(found)]
-        except CorallineError as error:
-            told.append(str(error))
-    try:
-        told.append(check(parsed, TARGET).to_json())
-        told.append(_expected(parsed))
-    except CorallineError as error:
-        if not told:
-            raise
-        told.append(str(error))
-    return json.dumps(told, allow_nan=False)
-
-
-def _expected(parsed: graph.Graph) -> Any:
-    """The latency that is expected of it, or why none is."""
-    try:
-        found = estimate(parsed, TARGET, "usb3")
-        return [found.to_json(), describe(found, "here")]
-    except CorallineError as error:
-        return str(error)
 
 
 def resident(name: str) -> int:
@@ -212,7 +165,7 @@ def main() -> None:
     if options.replay is not None:
         model, content = run.make(options.replay)
         print(f"{model.name}, {KINDS[options.replay % len(KINDS)]}, {len(content)} bytes")
-        print(answer(content)[:2000])
+        print(inspection_text(content)[:2000])
         return
     began = time.monotonic()
     run.all(options.workers)

@@ -36,23 +36,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import repository
+
 import numpy as np
+from data_files import example, form, record, riff
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+from compress.data.dataset import Dataset
+from compress.data.source import Source
+from compress.data.sources import Csv, Folder, Npy, Npz, TfRecord, Wav
+from compress.data.types import SPLITS
+from compress.errors import CorallineError
+from deploy.contract.preprocessing import Preprocessing
 
-from test_tfrecord import example, record  # noqa: E402 - from tests/
-from test_wav import form, riff  # noqa: E402
-
-from compress.data.dataset import Dataset  # noqa: E402
-from compress.data.source import Source  # noqa: E402
-from compress.data.sources import Csv, Folder, Npy, Npz, TfRecord, Wav  # noqa: E402
-from compress.data.types import SPLITS  # noqa: E402
-from compress.errors import CorallineError  # noqa: E402
-from deploy.contract.preprocessing import Preprocessing  # noqa: E402
-
-RESULTS = Path(__file__).parent / "results" / "hostile_data.json"
+RESULTS = repository.RESULTS / "hostile_data.json"
 SECONDS, PER_SECOND = 20, 4 << 20
 ROOM = 700 << 20
 """Bytes: what is compressed may unpack to 256 MiB, and is then looked at."""

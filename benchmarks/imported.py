@@ -17,12 +17,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import repository
 
 import numpy as np
 import quantization_subjects as subjects
+from paths import SHARED
 
-RESULTS = Path(__file__).parent / "results" / "imported.json"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+RESULTS = repository.RESULTS / "imported.json"
 MODELS: dict[str, tuple[str, int, bool, tuple[int, int], int]] = {
     "vww_96": ("keras/vww_96.h5", 96, True, (0, 1), 2),
     "mini_xception": ("keras/fer2013_mini_XCEPTION.102-0.66.hdf5", 64, False, (-1, 1), 7),
@@ -64,7 +68,7 @@ def said(folder: Path, file: Path, limits: tuple[int, int]) -> list[int]:
 def one(name: str) -> dict[str, Any]:
     """One model: what the report says of it."""
     file, side, colour, limits, classes = MODELS[name]
-    path = subjects.SHARED / "models" / file
+    path = SHARED / "models" / file
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         photographs(folder, side, colour)

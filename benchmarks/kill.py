@@ -19,14 +19,16 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import repository
+
 import numpy as np
+from paths import ROOT
 from sklearn.datasets import load_digits
 
 from compress.pipeline.store import Store
 from deploy.contract import bundle
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = Path(__file__).parent / "results" / "kill.json"
+RESULTS = repository.RESULTS / "kill.json"
 LIGHT = """
 schema_version: 1
 name: light

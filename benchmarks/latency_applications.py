@@ -12,13 +12,14 @@ import os
 from dataclasses import replace
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import keras
 import latency as benchmark
 
 from compress.targets.edgetpu import latency, parameter_memory
 from compress.targets.edgetpu.latency import Layer, Sent
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 
 PUBLISHED = {
     "VGG19": (224, 308, 357),

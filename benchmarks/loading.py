@@ -19,26 +19,24 @@ import argparse
 import json
 import os
 import re
-import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import repository
+
 import numpy as np
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+from compress.data import dataset as datasets
+from compress.data import rows
+from compress.data.sources import Folder
+from compress.pipeline.store import Store
+from deploy.contract.preprocessing import Preprocessing
 
-from compress.data import dataset as datasets  # noqa: E402
-from compress.data import rows  # noqa: E402
-from compress.data.sources import Folder  # noqa: E402
-from compress.pipeline.store import Store  # noqa: E402
-from deploy.contract.preprocessing import Preprocessing  # noqa: E402
-
-RESULTS = Path(__file__).parent / "results" / "loading.json"
+RESULTS = repository.RESULTS / "loading.json"
 CLASSES = 10
 ROUND = 20
 """Steps before the other way has its turn."""

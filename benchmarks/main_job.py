@@ -18,8 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = Path(__file__).parent / "results" / "main_job.json"
+import repository
+
+from paths import ROOT
+
+RESULTS = repository.RESULTS / "main_job.json"
 USUAL = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 CONVERSION = """

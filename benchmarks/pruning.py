@@ -33,7 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import repository
 
 import numpy as np
 import quantization_subjects as subjects
@@ -57,7 +57,10 @@ from compress.targets.base import load
 from compress.training import healing, loop
 from compress.training.bn_recalibration import recalibrate_batch_norms
 
-RESULTS = Path(__file__).parent / "results" / "pruning.json"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+RESULTS = repository.RESULTS / "pruning.json"
 EDGETPU = load("edgetpu")
 HOST = "usb3"
 ON_LABELS = "ours, on labels"

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import repository
 
 import numpy as np
 import quantization_cases as cases
@@ -38,7 +38,10 @@ from quantization_tools import OURS, Given
 
 from compress import files
 
-RESULTS = Path(__file__).parent / "results" / "quantization.json"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+RESULTS = repository.RESULTS / "quantization.json"
 QUICK = ("vww_96", "mini_xception", "magic_wand")
 AS_IT_IS, HARD = "as it is", f"imbalance x{max(cases.IMBALANCES)}"
 DRAWS = 10_000

@@ -11,7 +11,6 @@ import argparse
 import csv
 import io
 import logging
-import os
 import sys
 import tarfile
 import tempfile
@@ -23,9 +22,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import repository  # noqa: F401 - the search path
+
 import numpy as np
 import quantization_networks as networks
 from numpy.typing import NDArray
+from paths import SHARED
 from PIL import Image
 
 from compress.artifact import Artifact, Kind
@@ -38,7 +40,6 @@ from compress.targets.base import load
 from compress.training.batches import Augment
 from compress.training.loop import TrainingSettings, fit, head_of, label_loss
 
-SHARED = Path(os.environ.get("CORALLINE_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
 

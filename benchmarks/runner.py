@@ -21,18 +21,19 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = Path(__file__).parent / "results" / "runner.json"
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+import repository
 
-import devices  # noqa: E402
-import tiny  # noqa: E402
+import devices
+import tiny
+from paths import ROOT
+
+RESULTS = repository.RESULTS / "runner.json"
+
 
 OVERHEAD = """
 import json, sys, time

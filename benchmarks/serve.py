@@ -34,16 +34,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = Path(__file__).parent / "results" / "serve.json"
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+import repository
 
-import devices  # noqa: E402
-import numpy as np  # noqa: E402
-import tiny  # noqa: E402
+import devices
+import numpy as np
+import tiny
+from paths import ROOT
 
-from deploy.contract import bundle  # noqa: E402
-from deploy.model import Model  # noqa: E402
+from deploy.contract import bundle
+from deploy.model import Model
+
+RESULTS = repository.RESULTS / "serve.json"
+
 
 SIZE = (32, 32, 8)
 FILTERS = (64, 128, 256, 512, 1024, 2048)

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import repository
 
 import numpy as np
 import quantization_networks as networks
@@ -44,7 +44,10 @@ from compress.training.loop import TrainingSettings
 from compress.training.subset import Part, Subset
 from deploy.contract.preprocessing import Preprocessing
 
-RESULTS = Path(__file__).parent / "results" / "subset.json"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+RESULTS = repository.RESULTS / "subset.json"
 SHARES = (0.1, 0.3, 0.5)
 SAMPLES = (16, 64)
 EPOCHS, BATCH = 20, 32

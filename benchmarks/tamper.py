@@ -22,13 +22,15 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import repository
+
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from deploy.contract import bundle, signature
 from deploy.contract.preprocessing import VERSION, Preprocessing
 
-RESULTS = Path(__file__).parent / "results" / "tamper.json"
+RESULTS = repository.RESULTS / "tamper.json"
 PRIVATE = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"benchmark").digest())
 KEY = PRIVATE.public_key().public_bytes_raw()
 PIECES = (b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", bundle.TRAILER_MAGIC, KEY, bytes(4), b"\xff" * 4, b"../", b"\1")

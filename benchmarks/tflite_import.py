@@ -8,7 +8,6 @@ layers, and the largest difference relative to the largest output; or the operat
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import warnings
@@ -16,17 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+import repository  # noqa: F401 - the search path
 
-import networks  # noqa: E402 - from tests/
+import networks
+from paths import SHARED
 
-from compress.errors import ModelError  # noqa: E402
-from compress.importers.tflite import tflite_file  # noqa: E402
-from compress.ir.tensorflow import keras as door  # noqa: E402
-from compress.quantization import export  # noqa: E402
+from compress.errors import ModelError
+from compress.importers.tflite import tflite_file
+from compress.ir.tensorflow import keras as door
+from compress.quantization import export
 
-SHARED = Path(os.environ.get("CORALLINE_SHARED", ROOT.parent / "shared"))
 SIZES = {
     **dict.fromkeys(("MobileNet", "MobileNetV2", "MobileNetV3Small", "MobileNetV3Large", "EfficientNetB0"), 64),
     **dict.fromkeys(("EfficientNetV2B0", "ResNet50", "ResNet50V2", "DenseNet121", "NASNetMobile", "ConvNeXtTiny"), 64),

@@ -1,11 +1,28 @@
-"""Coralline: takes a trained model to a Coral Edge TPU and proves what it lost and gained.
+"""Coralline: prune, distil and quantize a trained model for the Coral Edge TPU, and measure the result.
 
-`python -m compress pipeline.yaml` is the way in; `compress.pipeline.schema` the one to read first.
+The functions below are the public API; docs/api.md shows them at work. Everything else may change.
+They print nothing and install no signal handlers. They are imported when they are first used.
 """
 
-import importlib.metadata
+from __future__ import annotations
 
-try:
-    __version__ = importlib.metadata.version("coralline")
-except importlib.metadata.PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0+unknown"
+from typing import TYPE_CHECKING, Any
+
+from compress.version import __version__
+
+if TYPE_CHECKING:
+    from compress.api import RunResult, check, estimate, legalize, load_model, run
+
+__all__ = ["RunResult", "__version__", "check", "estimate", "legalize", "load_model", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'compress' has no attribute {name!r}")
+    from compress import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -9,7 +9,9 @@
     │   └── UntrustedError     4   ... because it would run code that nobody vouched for
     ├── StageError             5   a stage could not do its work
     ├── StoreError             6   disk full, no permission, unwritable folder
-    ├── BudgetError            7   everything ran, but the result breaks the budget
+    ├── ResultError            7   everything ran, but the result is not acceptable
+    │   ├── BudgetError        7   ... because it breaks the budget
+    │   └── DegenerateError    7   ... because it gives one answer to nearly everything
     ├── SigningError           8   a bundle cannot be signed, or a key cannot be made or used
     └── DeploymentError        15  a device was not reached, or keeps the version that it had
 
@@ -90,10 +92,18 @@ class StoreError(CorallineError):
     exit_code = 6
 
 
-class BudgetError(CorallineError):
-    """Everything ran, but the result breaks the budget."""
+class ResultError(CorallineError):
+    """Everything ran and the record is complete, but the result is not acceptable."""
 
     exit_code = 7
+
+
+class BudgetError(ResultError):
+    """The result breaks the budget."""
+
+
+class DegenerateError(ResultError):
+    """The result gives one answer to nearly everything."""
 
 
 class SigningError(CorallineError):

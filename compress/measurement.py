@@ -55,11 +55,12 @@ def proportion(successes: int, trials: int, note: str = "") -> Measurement:
 
     Source: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927), 209-212.
     """
-    low, high = _wilson(successes, trials)
+    low, high = wilson_interval(successes, trials)
     return Measurement(successes / trials, "fraction", "measured", low, high, f"{note}, {trials} samples".lstrip(", "))
 
 
-def _wilson(successes: int, trials: int) -> tuple[float, float]:
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """Return the 95% score interval of a share (source: `proportion`)."""
     share, z2 = successes / trials, Z95 * Z95
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z95 / (1 + z2 / trials) * sqrt(share * (1 - share) / trials + z2 / (4 * trials * trials))
@@ -77,7 +78,7 @@ def drop(original: NDArray[np.bool_], result: NDArray[np.bool_]) -> Measurement:
     both, first = int((original & result).sum()), int((original & ~result).sum())
     second, neither = int((~original & result).sum()), int((~original & ~result).sum())
     p1, p2 = (both + first) / n, (both + second) / n
-    (l1, u1), (l2, u2) = _wilson(both + first, n), _wilson(both + second, n)
+    (l1, u1), (l2, u2) = wilson_interval(both + first, n), wilson_interval(both + second, n)
     product = float(both + first) * (second + neither) * (both + second) * (first + neither)
     excess = both * neither - first * second
     # Newcombe's continuity correction applies to a positive correlation only.

@@ -165,7 +165,9 @@ def _is_ours(found: str) -> bool:
 
 
 def _mark(name: str) -> Tuple[str, ...]:
-    return ("bundle.py", "preprocessing.py") if name == "deploy" else ("pipeline.py", "stage.py", "store.py")
+    if name == "deploy":
+        return ("contract/bundle.py", "contract/preprocessing.py")
+    return ("stage.py", "pipeline/schema.py", "pipeline/store.py")
 
 
 def _renamed(found: str) -> str:

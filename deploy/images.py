@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import Optional, Tuple, Union
+from typing import List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -18,12 +18,14 @@ from deploy.contract import bundle, pictures
 from deploy.contract.decoding import AS_THEY_ARE, Decoding
 from deploy.contract.errors import ImageError
 from deploy.contract.preprocessing import Array
+from deploy.integers import parse_integer
 
 MAX_PIXELS = 1 << 25
 """Of an image: 33 million, 100 MB of colours."""
 DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "float32", "float64")
 Bytes = Union[bytes, bytearray]
-_SHAPE = re.compile(r"[0-9]{1,9}(,[0-9]{1,9}){0,3}\Z")
+MAX_AXES = 4
+MAX_DIMENSION = 10**9 - 1
 _NPY = b"\x93NUMPY"
 FORMS = "send a .npy array, raw numbers with X-Shape and X-Dtype, JPEG, PNG, BMP, WebP or WAV"
 
@@ -68,18 +70,32 @@ def of_file(content: Bytes, decoding: Decoding = AS_THEY_ARE) -> Array:
 
 
 def _raw(body: Bytes, shape: str, dtype: str) -> Array:
-    if not _SHAPE.match(shape):
-        raise ImageError("X-Shape: %s is no shape" % shape[:40], "send for example X-Shape: 224,224,3")
     if dtype not in DTYPES:
-        raise ImageError("X-Dtype: %s is not known" % dtype[:40], "use one of: %s" % ", ".join(DTYPES))
-    sides = tuple(int(side) for side in shape.split(","))
-    kind = np.dtype(dtype).newbyteorder("<")
-    wanted = kind.itemsize
-    for side in sides:
-        wanted *= side
-    if wanted != len(body):
-        raise ImageError("the body has %d bytes, and X-Shape and X-Dtype make %d" % (len(body), wanted), "send all")
-    return np.frombuffer(body, kind).reshape(sides).astype(dtype, copy=False)
+        raise ImageError("X-Dtype: %s is not supported" % dtype[:40], "use one of: %s" % ", ".join(DTYPES))
+    dimensions = _dimensions(shape)
+    stored = np.dtype(dtype).newbyteorder("<")
+    expected_bytes = stored.itemsize
+    for dimension in dimensions:
+        expected_bytes *= dimension
+    if expected_bytes != len(body):
+        what = "the body has %d bytes, and X-Shape and X-Dtype need %d" % (len(body), expected_bytes)
+        raise ImageError(what, "send the whole array")
+    return np.frombuffer(body, stored).reshape(dimensions).astype(dtype, copy=False)
+
+
+def _dimensions(shape: str) -> Tuple[int, ...]:
+    """Parse X-Shape: up to `MAX_AXES` integers with commas between them.
+
+    Raises:
+        ImageError: the text is not a shape.
+    """
+    dimensions: List[int] = []
+    for part in shape.split(","):
+        dimension = parse_integer(part, 0, MAX_DIMENSION)
+        if dimension is None or len(dimensions) == MAX_AXES:
+            raise ImageError("X-Shape: %s is not a shape" % shape[:40], "send for example X-Shape: 224,224,3")
+        dimensions.append(dimension)
+    return tuple(dimensions)
 
 
 def _picture(body: Bytes, channels: Optional[int]) -> Array:

@@ -1,7 +1,8 @@
-"""HTTP/1.1 as far as `serve` speaks it: request heads in, answers out. No sockets here.
+"""The part of HTTP/1.1 that `serve` supports: it parses request heads and formats answers. It uses no sockets.
 
-Strict where requests could be understood in two ways: one Content-Length of digits and no
-Transfer-Encoding, no folded headers, CRLF at the end of every line, no header twice that decides anything.
+The parser refuses what two parsers could read differently: Content-Length must be ASCII digits and unique,
+Transfer-Encoding and folded headers are refused, every line ends with CRLF, and no header that affects
+framing or access may occur twice.
 Source: RFC 9110 and 9112.
 Runs on Python 3.7 with the standard library alone.
 """
@@ -15,16 +16,17 @@ import uuid
 from typing import Any, Dict, Mapping, Optional
 from urllib.parse import parse_qsl
 
+from deploy.integers import parse_integer
+
 MAX_HEAD_BYTES = 16 * 1024
 MAX_HEADERS = 64
 MAX_LENGTH = 10**15 - 1
+"""The largest Content-Length that is parsed; how large a body may be is a setting of the service."""
 END = b"\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON = "application/json"
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]{0,2000}) HTTP/1\.([01])\Z")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*\Z")
-_NUMBER = re.compile(r"[0-9]{1,15}\Z")
-"""ASCII digits: `str.isdigit` is also true of "\u00b2" and of other digits that `int` refuses or reads differently."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _SINGLE = ("content-length", "transfer-encoding", "host", "authorization", "x-shape", "x-dtype", "expect")
 _REASONS = {
@@ -49,11 +51,11 @@ class RefusedError(Exception):
     """A request that is answered with an error.
 
     Args:
-        status: of HTTP.
-        what: what was found.
-        todo: what to do about it.
-        close: the connection cannot be used any more, since nobody knows where the next request begins.
-        headers: more headers of the answer.
+        status: the HTTP status code.
+        what: what is wrong.
+        todo: what the client should do.
+        close: whether the connection ends after the answer, because the start of the next request is unknown.
+        headers: additional headers of the answer.
     """
 
     def __init__(
@@ -65,16 +67,16 @@ class RefusedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """What stands before the body of a request.
+    """The request line and the headers of a request.
 
     Attributes:
         method: GET, POST, ….
-        path: without the query.
-        query: the parameters; of several of one name the last.
-        headers: by name in lower case.
-        length: bytes of the body.
+        path: the path without the query.
+        query: the query parameters; the last one counts where a name occurs several times.
+        headers: the headers; their names are in lower case.
+        length: the size of the body in bytes.
         keep: whether the connection stays open for another request.
-        request_id: the client's X-Request-Id, or one of our own.
+        request_id: the client's X-Request-Id, or a generated one.
     """
 
     method: str
@@ -91,59 +93,52 @@ class Head:
         return self.headers.get("expect", "").lower() == "100-continue"
 
 
-def number(text: str, most: int) -> Optional[int]:
-    """Return a decimal number from a request, or None where the text is not a number from 0 to `most`."""
-    if not _NUMBER.match(text):
-        return None
-    value = int(text)
-    return value if value <= most else None
-
-
 def head(raw: bytes) -> Head:
-    """Reads a request head, without the empty line at its end.
+    """Parse a request head, without the empty line at its end.
 
     Raises:
-        RefusedError: it is none, or could be understood in two ways.
+        RefusedError: the head is invalid, ambiguous or not supported.
     """
     lines = raw.split(b"\r\n")
     request = _REQUEST.match(lines[0])
     if request is None:
-        raise RefusedError(400, "not a request of HTTP/1.0 or 1.1", close=True)
+        raise RefusedError(400, "the request line is not one of HTTP/1.0 or 1.1", close=True)
     headers = _headers(lines[1:])
     newer = request.group(3) == b"1"
     if newer and "host" not in headers:
         raise RefusedError(400, "the header Host is missing", close=True)
     if "transfer-encoding" in headers:
-        raise RefusedError(501, "Transfer-Encoding is not understood", "send Content-Length", close=True)
+        raise RefusedError(501, "Transfer-Encoding is not supported", "send Content-Length", close=True)
     method = request.group(1).decode()
     if method == "POST" and "content-length" not in headers:
         raise RefusedError(411, "there is no Content-Length", close=True)
-    length = number(headers.get("content-length", "0"), MAX_LENGTH)
+    length = parse_integer(headers.get("content-length", "0"), 0, MAX_LENGTH)
     if length is None:
-        raise RefusedError(400, "Content-Length is not a number of bytes", close=True)
+        raise RefusedError(400, "the Content-Length is not an integer of digits", close=True)
     if "expect" in headers and headers["expect"].lower() != "100-continue":
         raise RefusedError(417, "only 100-continue can be expected", close=True)
     path, _, query = request.group(2).decode().partition("?")
-    wish = {part.strip().lower() for part in headers.get("connection", "").split(",")}
-    keep = "close" not in wish if newer else "keep-alive" in wish
-    given = headers.get("x-request-id", "")
-    request_id = given if _REQUEST_ID.match(given) else uuid.uuid4().hex
+    options = {part.strip().lower() for part in headers.get("connection", "").split(",")}
+    keep = "close" not in options if newer else "keep-alive" in options
+    request_id = headers.get("x-request-id", "")
+    if not _REQUEST_ID.match(request_id):
+        request_id = uuid.uuid4().hex
     return Head(method, path, dict(parse_qsl(query)), headers, length, keep, request_id)
 
 
 def _headers(lines: Any) -> Dict[str, str]:
     if len(lines) > MAX_HEADERS:
         raise RefusedError(431, "more than %d headers" % MAX_HEADERS, close=True)
-    found: Dict[str, str] = {}
+    headers: Dict[str, str] = {}
     for line in lines:
         match = _HEADER.match(line)
         if match is None:
-            raise RefusedError(400, "a header that is none", close=True)
+            raise RefusedError(400, "a header line is invalid", close=True)
         name = match.group(1).decode().lower()
-        if name in found and name in _SINGLE:
-            raise RefusedError(400, "the header %s stands there twice" % name, close=True)
-        found[name] = match.group(2).decode("latin-1")
-    return found
+        if name in headers and name in _SINGLE:
+            raise RefusedError(400, "the header %s occurs twice" % name, close=True)
+        headers[name] = match.group(2).decode("latin-1")
+    return headers
 
 
 def answer(
@@ -154,26 +149,26 @@ def answer(
     content_type: str = JSON,
     headers: Optional[Mapping[str, str]] = None,
 ) -> bytes:
-    """An answer, head and body."""
+    """Return an answer: its head and its body."""
     lines = ["HTTP/1.1 %d %s" % (status, _REASONS[status])]
-    every = {
+    fields = {
         "Content-Type": content_type,
         "Content-Length": str(len(body)),
         "Connection": "keep-alive" if keep else "close",
         "X-Request-Id": request_id,
         "Cache-Control": "no-store",
     }
-    every.update(headers or {})
-    lines += ["%s: %s" % pair for pair in every.items()]
+    fields.update(headers or {})
+    lines += ["%s: %s" % pair for pair in fields.items()]
     return "\r\n".join(lines).encode("latin-1") + END + body
 
 
 def as_json(value: Any) -> bytes:
-    """A value as the body of an answer. NaN and infinity are no JSON: they must not be in it."""
+    """Return a value as the body of an answer. NaN and infinity are not valid JSON and must not be in it."""
     return json.dumps(value, allow_nan=False).encode() + b"\n"
 
 
 def refusal(error: RefusedError, request_id: str, keep: bool) -> bytes:
-    """The answer to a request that is refused."""
+    """Return the answer to a request that is refused."""
     body = {"error": {"what": error.what, "todo": error.todo}, "request_id": request_id}
     return answer(error.status, as_json(body), request_id, keep and not error.close, headers=error.headers)

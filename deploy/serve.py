@@ -8,14 +8,17 @@
     GET  /healthz            200 while the process can work: otherwise restart it
     GET  /readyz             200 while it takes requests: otherwise send them elsewhere
 
-One thread has all sockets (`selectors`), two more prepare images and run the model (`worker`). A thread
-for each connection would be shorter, and worse on a small board: a slow or vanished client would hold a
-stack, and sixty threads that parse would take Python's lock from the one that hands images to the
-Edge TPU. Here a client costs a few hundred bytes and the body that it was granted, and what all bodies
-take together is bounded (`Settings.held_bytes`).
+One thread has all sockets (`selectors`), and two more prepare images and run the model (`worker`). A thread
+for each connection would be shorter, and worse on a small board: a slow client would hold a stack, and sixty
+threads that parse would compete for Python's lock with the thread that passes images to the Edge TPU. Here a
+client costs a few hundred bytes and its admitted body, and the memory of all bodies together is bounded
+(`Settings.held_bytes`).
 
-Who comes when the queue is full is sent away with 503 and Retry-After, and keeps its connection. Who closes its
-connection, also for sending alone, is gone: its image is not answered.
+If the queue is full, a request gets 503 with Retry-After, and its connection stays open. A client that closes its
+connection, even for sending alone, is not answered.
+
+An unexpected exception costs the request that caused it and no other: the client gets 500, or loses its connection
+if part of an answer was sent already. The exception is counted and logged (`failures`).
 Runs on Python 3.7 with numpy and a TFLite runtime.
 """
 
@@ -23,69 +26,41 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
-import hashlib
-import hmac
+import math
 import selectors
 import socket
-import sys
 import time
-import traceback
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set
+from typing import Any, Callable, Deque, Dict, List, Set, Tuple
 
 from deploy import connection, protocol
+from deploy.admission import PATHS, Admission, Settings, requested_top
 from deploy.connection import Connection, GoneError
 from deploy.contract.decoding import Decoding
-from deploy.contract.errors import ImageError
+from deploy.contract.errors import ImageError, UnexpectedError
+from deploy.failures import FailureLog
 from deploy.protocol import Head, RefusedError
 from deploy.service_metrics import Figures
 from deploy.worker import Job, Worker
 
-_PATHS = {"/v1/predict": "POST", "/v1/model": "GET", "/metrics": "GET", "/healthz": "GET", "/readyz": "GET"}
-_OPEN = ("/healthz", "/readyz")
-"""Answered without a token: they tell nothing."""
 TICK_S = 0.25
 GRACE_S = 30.0
-MAX_TOP = 1000
-LOG_EVERY_S = 1.0
-"""Internal errors are logged at most this often."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What a service allows.
-
-    Attributes:
-        queue: images that wait at most.
-        body_bytes: of one request.
-        held_bytes: of all bodies together that are received or wait.
-        connections: at the same time.
-        timeout_s: for a request head, for an answer to be taken, and for an image in the queue.
-        idle_s: how long a connection may stay open between requests.
-        token: who has to send it, as `Authorization: Bearer …`; empty: nobody.
-    """
-
-    queue: int = 64
-    body_bytes: int = 16 << 20
-    held_bytes: int = 64 << 20
-    connections: int = 256
-    timeout_s: float = 10.0
-    idle_s: float = 60.0
-    token: str = ""
+ACCEPT_BATCH = 32
+"""How many connections are accepted before other sockets have their turn."""
 
 
 class Server:
     """The service.
 
     Args:
-        model: `Model`, or whatever has its `prepare` and `answer`.
-        facts: the answer to /v1/model; `name` and `role` are told in every answer.
-        sockets: listening.
-        settings: what it allows.
-        alive: is called every `TICK_S`, with whether it is healthy.
+        model: a `Model`, or an object with the same `prepare` and `answer`.
+        facts: the answer to /v1/model; its `name` and `role` are in every answer.
+        sockets: the listening sockets.
+        settings: the limits.
+        alive: a function that is called every `TICK_S` with whether the service is healthy.
 
     Attributes:
-        ended: after `run`: the model is free. Otherwise an inference never came back.
+        ended: whether the model is free after `run`; if not, an inference never returned.
+        failures: the log of unexpected exceptions.
     """
 
     def __init__(
@@ -96,15 +71,18 @@ class Server:
         settings: Settings,
         alive: Callable[[bool], None] = lambda healthy: None,
     ) -> None:
-        self.facts, self.settings, self._alive = facts, settings, alive
-        self.figures = Figures(facts, settings.queue)
+        self.facts = facts
+        self.settings = settings
+        self._alive = alive
+        self.failures = FailureLog()
+        self.figures = Figures(facts, settings.queue, self.failures)
         self._sockets = sockets
         self._clients: Set[Connection] = set()
         self._done: Deque[Job] = collections.deque()
         self._held = 0
-        self._logged = float("-inf")
-        self._stopping = self.ended = False
-        self._token = hashlib.sha256(settings.token.encode()).digest()
+        self._stopping = False
+        self.ended = False
+        self._admission = Admission(settings)
         self._selector = selectors.DefaultSelector()
         self._bell, self._ringer = socket.socketpair()
         for each in (self._bell, self._ringer):
@@ -113,11 +91,13 @@ class Server:
         for each in sockets:
             each.setblocking(False)
             self._selector.register(each, selectors.EVENT_READ)
-        self.worker = Worker(model, settings.queue, self._finished, Decoding(**facts.get("decoding", {})))
+        decoding = Decoding(**facts.get("decoding", {}))
+        self.worker = Worker(model, settings.queue, self._finished, decoding, self.failures)
 
     def run(self) -> None:
-        """Serves until `stop`; then finishes what waits, at most `GRACE_S` long."""
-        until, tick = float("inf"), 0.0
+        """Serve until `stop`; then finish the waiting requests, for at most `GRACE_S`."""
+        deadline = math.inf
+        tick = 0.0
         while self._clients or not self._stopping:
             for key, mask in self._selector.select(TICK_S):
                 self._event(key, mask)
@@ -125,31 +105,31 @@ class Server:
             now = time.monotonic()
             if now >= tick:
                 self._expire(now)
-                self._alive(self.worker.healthy)
+                self._contain(self._alive, self.worker.healthy)
                 tick = now + TICK_S
-            if self._stopping and until == float("inf"):
-                until = now + GRACE_S
+            if self._stopping and deadline == math.inf:
+                deadline = now + GRACE_S
                 self._refuse_new()
-            if now > until:
+            if now > deadline:
                 break
         for client in list(self._clients):
-            self._drop(client)
+            self._contain(self._drop, client)
         self.ended = self.worker.close(1.0)
         self._selector.close()
         for each in self._sockets + [self._bell, self._ringer]:
             each.close()
 
     def stop(self) -> None:
-        """Ends `run` gently. May be called by any thread, and by a signal handler."""
+        """End `run` gently. Any thread and a signal handler may call it."""
         self._stopping = True
         self._ring()
 
     def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # it rings already, or the service has ended
+        with contextlib.suppress(OSError):  # the loop is already awake, or the service has ended
             self._ringer.send(b"!")
 
     def _finished(self, job: Job) -> None:
-        """Called by the worker's threads."""
+        """Pass a job from the worker's threads to the loop."""
         self._done.append(job)
         self._ring()
 
@@ -157,66 +137,72 @@ class Server:
         for each in self._sockets:
             self._selector.unregister(each)
             each.close()
+        refusal = RefusedError(503, "the service is being stopped", "ask again later", close=True)
         for client in list(self._clients):
             if client.clean:
-                self._drop(client)
+                self._contain(self._drop, client)
             elif client.phase in (connection.READ, connection.BODY):
-                self._refuse(client, RefusedError(503, "the service is being stopped", "ask again later", close=True))
+                self._contain_for(client, self._refuse, client, refusal)
+
+    # --- unexpected exceptions --------------------------------------------------------
+
+    def _contain(self, step: Callable[..., None], *arguments: Any) -> None:
+        """Run a step that concerns no client; count and log an unexpected exception."""
+        try:
+            step(*arguments)
+        except Exception as error:  # noqa: BLE001 - the loop must not end
+            self.failures.add(error)
+
+    def _contain_for(self, client: Connection, step: Callable[..., None], *arguments: Any) -> None:
+        """Run a step of one client. An unexpected exception ends its request and its connection alone."""
+        try:
+            step(*arguments)
+        except GoneError:
+            self._contain(self._vanished, client)
+        except Exception as error:  # noqa: BLE001 - the loop must not end
+            self.failures.add(error)
+            self._contain(self._fail, client, UnexpectedError(error))
+
+    def _fail(self, client: Connection, error: UnexpectedError) -> None:
+        """Answer 500 and end the connection. A client that was being answered already is dropped."""
+        if client.phase in (connection.WRITE, connection.DRAIN):
+            self._drop(client)
+            return
+        try:
+            self._refuse(client, RefusedError(500, error.what, error.todo, close=True))
+        except Exception:
+            self._drop(client)
+            raise
 
     # --- sockets ----------------------------------------------------------------------
 
     def _event(self, key: selectors.SelectorKey, mask: int) -> None:
-        if key.data is None:
-            if key.fileobj is self._bell:
-                self._bell.recv(4096)
-            elif not self._stopping:
-                self._accept(key.fileobj)
-            return
-        client, now = key.data, time.monotonic()
-        if client not in self._clients:
-            return
-        with self._isolated(client):
-            if mask & selectors.EVENT_READ:
-                self._read(client, now)
-            if mask & selectors.EVENT_WRITE and client.phase == connection.WRITE and client.send(now):
-                self._advance(client, now)
-            self._watch(client)
+        if key.data in self._clients:
+            self._contain_for(key.data, self._serve, key.data, mask)
+        elif key.fileobj is self._bell:
+            self._contain(self._silence)
+        elif key.data is None and not self._stopping:
+            self._contain(self._accept, key.fileobj)
 
-    @contextlib.contextmanager
-    def _isolated(self, client: Connection) -> Iterator[None]:
-        """Work for one client; whatever it raises ends that client's request and nothing else."""
-        try:
-            yield
-        except GoneError:
-            self._vanished(client)
-        except Exception as error:  # noqa: BLE001 - one request must not end the service for all others
-            self._failed(client, error)
+    def _silence(self) -> None:
+        with contextlib.suppress(BlockingIOError, InterruptedError):
+            self._bell.recv(4096)
 
-    def _failed(self, client: Connection, error: Exception) -> None:
-        """Answers a request that met an error of ours with 500 and closes its connection."""
-        self.figures.rejected("internal")
+    def _serve(self, client: Connection, mask: int) -> None:
         now = time.monotonic()
-        if now - self._logged >= LOG_EVERY_S:
-            self._logged = now
-            traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
-        if client not in self._clients:
-            return
-        if client.phase in (connection.WRITE, connection.DRAIN):  # a part of an answer may have been sent
-            self._drop(client)
-            return
-        try:
-            what = "%s while the request was handled" % type(error).__name__
-            self._refuse(client, RefusedError(500, what, "please report it", close=True))
-        except Exception:  # noqa: BLE001 - the answer may meet the same error
-            self._drop(client)
+        if mask & selectors.EVENT_READ:
+            self._read(client, now)
+        if mask & selectors.EVENT_WRITE and client.phase == connection.WRITE and client.send(now):
+            self._advance(client, now)
+        self._watch(client)
 
-    def _accept(self, listener: Any) -> None:
-        for _ in range(32):
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPT_BATCH):
             try:
                 sock, _ = listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError as error:  # no more file descriptors, or gone already
+            except OSError as error:  # no free file descriptor, or the client is gone
                 self.figures.rejected("accept: %s" % (error.strerror or "failed"))
                 self._make_room()
                 time.sleep(0.01)  # the listener stays readable: do not spin
@@ -225,15 +211,26 @@ class Server:
                 self.figures.rejected("connections")
                 sock.close()
                 continue
-            sock.setblocking(False)
-            if sock.family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client = Connection(sock, time.monotonic(), self.settings.timeout_s, self.settings.idle_s)
             self._clients.add(client)
-            self._watch(client)
+            self._contain_for(client, self._open, client)
+
+    def _open(self, client: Connection) -> None:
+        """Configure the socket of a new client, and watch it.
+
+        Raises:
+            GoneError: the client is gone already.
+        """
+        try:
+            client.sock.setblocking(False)
+            if client.sock.family != socket.AF_UNIX:
+                client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            raise GoneError
+        self._watch(client)
 
     def _make_room(self) -> bool:
-        """Closes the connection that has idled longest, if one idles."""
+        """Close the connection that has been idle longest; return False if none is idle."""
         idle = [client for client in self._clients if client.clean]
         if not idle:
             return False
@@ -241,7 +238,7 @@ class Server:
         return True
 
     def _watch(self, client: Connection) -> None:
-        """Has the selector watch for what the client's phase needs."""
+        """Register the client with the selector for the events that its phase needs."""
         if client not in self._clients:
             return
         wanted = client.wants
@@ -257,10 +254,10 @@ class Server:
 
     def _drop(self, client: Connection) -> None:
         self._clients.discard(client)
-        self._release(client)
-        if client.events:
+        with contextlib.suppress(KeyError, ValueError):  # it is not registered
             self._selector.unregister(client.sock)
         client.close()
+        self._release(client)
 
     def _release(self, client: Connection) -> None:
         self._held -= client.held
@@ -274,18 +271,16 @@ class Server:
         self._drop(client)
 
     def _expire(self, now: float) -> None:
-        """Ends what takes too long."""
+        """End what has passed its deadline."""
         for client in [each for each in self._clients if each.deadline < now]:
-            with self._isolated(client):
-                self._expire_client(client)
+            self._contain_for(client, self._time_out, client)
 
-    def _expire_client(self, client: Connection) -> None:
-        """Ends one client whose time is up."""
+    def _time_out(self, client: Connection) -> None:
         if client.phase == connection.WAIT:
             what = "there was no answer within %g s" % self.settings.timeout_s
             self._refuse(client, RefusedError(504, what, "ask again", headers={"Retry-After": "1"}))
         elif client.phase == connection.BODY or (client.phase == connection.READ and not client.clean):
-            self._refuse(client, RefusedError(408, "the request took too long to come", "send it at once", close=True))
+            self._refuse(client, RefusedError(408, "the request took too long", "send it at once", close=True))
         else:
             self.figures.rejected("too slow" if client.phase == connection.WRITE else "idle")
             self._drop(client)
@@ -300,7 +295,7 @@ class Server:
             self._respond(client, now)
 
     def _advance(self, client: Connection, now: float) -> None:
-        """Takes the next request up, if its head is there."""
+        """Start the next request if its head is complete."""
         try:
             head = client.request()
             if head is None:
@@ -316,36 +311,18 @@ class Server:
             self._respond(client, now)
 
     def _admit(self, head: Head) -> None:
-        """Whether the body of a request may come.
+        """Check whether the body of a request may be received.
 
         Raises:
             RefusedError: it may not.
         """
-        given = head.headers.get("authorization", "").partition(" ")
-        digest = hashlib.sha256(given[2].strip().encode("latin-1")).digest()
-        good = hmac.compare_digest(digest, self._token) and given[0].lower() == "bearer"
-        if self.settings.token and head.path not in _OPEN and not good:
-            raise RefusedError(401, "the token is missing or wrong", close=True, headers={"WWW-Authenticate": "Bearer"})
-        if self._stopping:
-            raise RefusedError(503, "the service is being stopped", "ask again later", close=True)
-        if head.path not in _PATHS:
-            raise RefusedError(
-                404, "there is no such path", "use one of: %s" % ", ".join(_PATHS), close=head.length > 0
-            )
-        allowed = _PATHS[head.path]
-        if head.method != allowed:
-            refused = "%s takes %s" % (head.path, allowed)
-            unread = head.length > 0 or head.method == "HEAD"  # whose answers have no body
-            raise RefusedError(405, refused, close=unread, headers={"Allow": allowed})
-        limit = self.settings.body_bytes if allowed == "POST" else 0
-        if head.length > limit:
-            raise RefusedError(413, "the body has %d bytes; at most %d" % (head.length, limit), "send less", close=True)
+        self._admission.check(head, self._stopping)
         if self._held + head.length > self.settings.held_bytes:
             self.figures.rejected("memory")
             raise RefusedError(503, "too much is being received", "ask again", close=True, headers={"Retry-After": "1"})
 
     def _respond(self, client: Connection, now: float) -> None:
-        """Does what a whole request asks for."""
+        """Answer a complete request, or put its image into the queue."""
         head = client.head
         assert head is not None
         if head.path == "/v1/predict":
@@ -354,55 +331,56 @@ class Server:
             except RefusedError as refusal:
                 self._refuse(client, refusal)
             return
-        status, kind, body = 200, protocol.JSON, b""
-        if head.path == "/v1/model":
-            body = protocol.as_json(self.facts)
-        elif head.path == "/metrics":
-            kind = self.figures.content_type
-            body = self.figures.text(self.worker, len(self._clients), self._held)
-        else:
-            ready = self.worker.healthy and (head.path == "/healthz" or not (self._stopping or self.worker.failed))
-            status, kind, body = (200, "text/plain", b"ok\n") if ready else (503, "text/plain", b"no\n")
-        self._answer(client, status, protocol.answer(status, body, head.request_id, head.keep, kind))
+        status, content_type, body = self._fact(head.path)
+        self._answer(client, status, protocol.answer(status, body, head.request_id, head.keep, content_type))
+
+    def _fact(self, path: str) -> Tuple[int, str, bytes]:
+        """Return status, content type and body for a path that needs no inference."""
+        if path == "/v1/model":
+            return 200, protocol.JSON, protocol.as_json(self.facts)
+        if path == "/metrics":
+            return 200, self.figures.content_type, self.figures.text(self.worker, len(self._clients), self._held)
+        ready = self.worker.healthy and (path == "/healthz" or not (self._stopping or self.worker.failed))
+        return (200, "text/plain", b"ok\n") if ready else (503, "text/plain", b"no\n")
 
     def _enqueue(self, client: Connection, head: Head, now: float) -> None:
-        if _top(head) is None:
-            raise RefusedError(400, "top=%s is not a number from 1 to %d" % (head.query["top"][:20], MAX_TOP))
+        requested_top(head)  # a wrong number is refused before the inference
         job = Job(client.body, head.headers.get("x-shape", ""), head.headers.get("x-dtype", ""), client)
         if not self.worker.offer(job):
             self.figures.rejected("queue")
             raise RefusedError(
                 503, "%d images wait already" % self.settings.queue, "ask again", headers={"Retry-After": "1"}
             )
-        client.job, client.body = job, bytearray()
-        client.phase, client.deadline = connection.WAIT, now + self.settings.timeout_s
+        client.job = job
+        client.body = bytearray()
+        client.phase = connection.WAIT
+        client.deadline = now + self.settings.timeout_s
 
     def _answer_finished(self) -> None:
         while self._done:
             job = self._done.popleft()
             client: Connection = job.owner
             if not job.cancelled and client.job is job:
-                with self._isolated(client):
-                    self._answer_job(client, job)
+                self._contain_for(client, self._answer_job, client, job)
 
     def _answer_job(self, client: Connection, job: Job) -> None:
-        """Answers the request of a finished job."""
         self.figures.took(job)
         head = client.head
         assert head is not None
         if job.error is not None:
             status = 400 if isinstance(job.error, ImageError) else 500
-            self._refuse(client, RefusedError(status, job.error.what, job.error.todo))
-        else:
-            body = protocol.as_json(self._told(job, head))
-            self._answer(client, 200, protocol.answer(200, body, head.request_id, head.keep))
+            unexpected = isinstance(job.error, UnexpectedError)
+            self._refuse(client, RefusedError(status, job.error.what, job.error.todo, close=unexpected))
+            return
+        body = protocol.as_json(self._prediction(job, head))
+        self._answer(client, 200, protocol.answer(200, body, head.request_id, head.keep))
 
-    def _told(self, job: Job, head: Head) -> Dict[str, Any]:
+    def _prediction(self, job: Job, head: Head) -> Dict[str, Any]:
         return {
             "request_id": head.request_id,
             "bundle": self.facts["name"],
             "role": self.facts["role"],
-            "top": job.answer.rows(_top(head) or 1),
+            "top": job.answer.rows(requested_top(head)),
             "queue_ms": round((job.started - job.entered) * 1000, 3),
             "model_ms": round((job.ended - job.started) * 1000, 3),
         }
@@ -413,14 +391,9 @@ class Server:
         self._answer(client, refusal.status, protocol.refusal(refusal, request_id, keep), refusal.close)
 
     def _answer(self, client: Connection, status: int, content: bytes, close: bool = False) -> None:
-        known = client.head is not None and client.head.path in _PATHS
+        known = client.head is not None and client.head.path in PATHS
         self.figures.requests.add(code=str(status), path=client.head.path if known and client.head else "other")
         self._release(client)
         keep = client.head is not None and client.head.keep and not close
         client.answer(content, keep, time.monotonic())
         self._watch(client)
-
-
-def _top(head: Head) -> Optional[int]:
-    """Return how many classes a request asks for; None if that is not a number from 1 to `MAX_TOP`."""
-    return protocol.number(head.query.get("top", "3"), MAX_TOP) or None

@@ -18,9 +18,10 @@ import stat
 import sys
 from typing import Any, Dict, List, Optional, Tuple
 
+from deploy.admission import Settings
 from deploy.contract import bundle, signature
 from deploy.contract.errors import ArgumentError, EdgeTpuError
-from deploy.serve import Server, Settings
+from deploy.serve import Server
 
 MIN_TOKEN = 16
 BACKLOG = 128
@@ -253,14 +254,16 @@ def _told_systemd(healthy: bool) -> None:
 
 
 def _notify(text: str) -> None:
-    """Tells systemd, if it started this process and wants to know (sd_notify(3))."""
+    """Send a state to systemd if it started this process as `Type=notify` (sd_notify(3))."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if path[:1] not in ("/", "@"):
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+    address = "\0" + path[1:] if path[0] == "@" else path
+    kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+    # an OSError: systemd does not listen any more, or no file descriptor is free
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as sock:
         sock.setblocking(False)
-        with contextlib.suppress(OSError):  # it does not listen any more
-            sock.sendto(text.encode(), "\0" + path[1:] if path[0] == "@" else path)
+        sock.sendto(text.encode(), address)
 
 
 def unit(arguments: argparse.Namespace) -> str:

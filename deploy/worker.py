@@ -1,7 +1,7 @@
-"""One model and the queue before it: two threads, one that decodes and prepares images, one that owns the model.
+"""The model and its queue, with two threads: one decodes and prepares images, the other runs the model.
 
-While the model runs, the runtime has let go of Python's lock, so the next image is prepared meanwhile:
-the model waits for nothing but the hand-over. Nothing here knows of sockets.
+The runtime releases Python's lock while the model runs, so the next image is prepared at the same time.
+This module uses no sockets.
 Runs on Python 3.7 with numpy and a TFLite runtime.
 """
 
@@ -14,26 +14,30 @@ import time
 from typing import Any, Callable, Deque, Optional
 
 from deploy.contract.decoding import AS_THEY_ARE, Decoding
-from deploy.contract.errors import DeviceError
+from deploy.contract.errors import DeviceError, UnexpectedError
+from deploy.failures import FailureLog
 from deploy.images import Bytes, decoded
 
 STUCK_S = 60.0
-"""An inference that takes longer than this never ends: the Edge TPU was pulled out, or hangs."""
+"""An inference that takes longer than this never ends: the Edge TPU was unplugged, or hangs."""
 
 
 class Job:
-    """One image on its way.
+    """One image in the queue or in the model.
 
     Args:
-        body: what the client sent.
-        shape, dtype: of raw numbers, see `images.decoded`.
-        owner: whoever waits for it.
+        body: the body that the client sent.
+        shape: the shape of raw numbers, see `images.decoded`.
+        dtype: the dtype of raw numbers, see `images.decoded`.
+        owner: the connection that waits for the answer.
 
     Attributes:
-        cancelled: nobody waits any more.
-        answer: what the model said; None as long as it did not.
-        error: why there is no answer.
-        entered, started, ended: times of `time.monotonic`: in the queue, in the model, done.
+        cancelled: whether the client is gone.
+        answer: the model's answer; None until there is one.
+        error: the reason why there is no answer.
+        entered: the time of `time.monotonic` when the job entered the queue.
+        started: the time when the model started; 0 before.
+        ended: the time when the job was done; 0 before.
     """
 
     __slots__ = (
@@ -51,94 +55,112 @@ class Job:
     )
 
     def __init__(self, body: Bytes, shape: str, dtype: str, owner: Any) -> None:
-        self.body, self.shape, self.dtype, self.owner = body, shape, dtype, owner
+        self.body = body
+        self.shape = shape
+        self.dtype = dtype
+        self.owner = owner
         self.tensor: Any = None
         self.answer: Any = None
         self.error: Optional[DeviceError] = None
         self.cancelled = False
-        self.entered, self.started, self.ended = time.monotonic(), 0.0, 0.0
+        self.entered = time.monotonic()
+        self.started = 0.0
+        self.ended = 0.0
 
 
 class Worker:
-    """The queue and its two threads.
+    """The queue and its two threads. No exception ends a thread: it is the error of its job alone.
 
     Args:
-        model: `Model`, or whatever has its `prepare` and `answer`.
-        limit: how many jobs wait at most.
-        done: is called with each job when it is answered, has failed or was found cancelled; by another thread.
-        decoding: what becomes of images and WAV files.
+        model: a `Model`, or an object with the same `prepare` and `answer`.
+        limit: the largest number of waiting jobs.
+        done: a function that is called with each job that is answered, has failed or is cancelled. Both
+            threads call it.
+        decoding: how images and WAV files are decoded.
+        failures: the log of unexpected exceptions.
 
     Attributes:
-        waiting: jobs that wait now.
-        failed: the last inference failed on the device, not because of its image.
+        failed: whether the last inference failed on the device, not because of its image.
     """
 
-    def __init__(self, model: Any, limit: int, done: Callable[[Job], None], decoding: Decoding = AS_THEY_ARE) -> None:
-        self._model, self._done, self._decoding = model, done, decoding
-        self._given: Deque[Job] = collections.deque()
-        self._limit, self._closing = limit, False
+    def __init__(
+        self,
+        model: Any,
+        limit: int,
+        done: Callable[[Job], None],
+        decoding: Decoding = AS_THEY_ARE,
+        failures: Optional[FailureLog] = None,
+    ) -> None:
+        self._model = model
+        self._done = done
+        self._decoding = decoding
+        self._failures = failures or FailureLog()
+        self._queue: Deque[Job] = collections.deque()
+        self._limit = limit
+        self._closing = False
         self._changed = threading.Condition()
-        self._prepared: Any = queue.Queue(1)  # of jobs; None ends the thread that takes from it
+        self._prepared: Any = queue.Queue(1)  # of jobs; None ends the model's thread
         self._since: Optional[float] = None
         self.failed = False
         self._threads = [
-            threading.Thread(target=each, name=each.__name__.strip("_"), daemon=True)
-            for each in (self._preparing, self._answering)
+            threading.Thread(target=self._preparing, name="preparing", daemon=True),
+            threading.Thread(target=self._answering, name="answering", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
 
     @property
     def waiting(self) -> int:
-        """Jobs that wait."""
-        return len(self._given)
+        """The number of waiting jobs."""
+        return len(self._queue)
 
     @property
     def full(self) -> bool:
-        """Whether no further job is taken."""
-        return len(self._given) >= self._limit
+        """Whether the queue has no room."""
+        return len(self._queue) >= self._limit
 
     @property
     def healthy(self) -> bool:
-        """Whether both threads work, and no inference has begun too long ago."""
+        """Whether both threads run, and no inference has taken longer than `STUCK_S`."""
         since = self._since
         stuck = since is not None and time.monotonic() - since > STUCK_S
         return not stuck and all(thread.is_alive() for thread in self._threads)
 
     def offer(self, job: Job) -> bool:
-        """Takes a job, unless the queue is full."""
+        """Add a job to the queue; return False if the queue is full or closed."""
         with self._changed:
             if self.full or self._closing:
                 return False
-            self._given.append(job)
+            self._queue.append(job)
             self._changed.notify()
         return True
 
     def cancel(self, job: Job) -> None:
-        """Nobody waits for a job any more: its place in the queue and its body are free again."""
+        """Cancel a job, and release its place in the queue and its body."""
         with self._changed:
-            job.cancelled, job.body = True, b""
-            if job in self._given:
-                self._given.remove(job)
+            job.cancelled = True
+            job.body = b""
+            if job in self._queue:
+                self._queue.remove(job)
 
     def close(self, timeout_s: float) -> bool:
-        """Ends both threads after what waits is done; whether they ended in time."""
-        until = time.monotonic() + timeout_s
+        """End both threads after the waiting jobs; return whether they ended within `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
         with self._changed:
             self._closing = True
             self._changed.notify()
         for thread in self._threads:
-            thread.join(max(until - time.monotonic(), 0.0))
+            thread.join(max(deadline - time.monotonic(), 0.0))
         return not any(thread.is_alive() for thread in self._threads)
 
     def _preparing(self) -> None:
         while True:
             with self._changed:
-                while not self._given and not self._closing:
+                while not self._queue and not self._closing:
                     self._changed.wait()
-                if not self._given:
+                if not self._queue:
                     break
-                job = self._given.popleft()
+                job = self._queue.popleft()
             if not job.cancelled:
                 self._guarded(job, self._prepare)
             job.body = b""
@@ -160,7 +182,10 @@ class Worker:
 
     def _end(self, job: Job) -> None:
         job.ended = time.monotonic()
-        self._done(job)
+        try:
+            self._done(job)
+        except Exception as error:  # noqa: BLE001 - this job gets no answer; the others do
+            self._failures.add(error)
 
     def _prepare(self, job: Job) -> None:
         job.tensor = self._model.prepare(decoded(job.body, job.shape, job.dtype, self._decoding))
@@ -170,14 +195,15 @@ class Worker:
         try:
             job.answer = self._model.answer(job.tensor)
         finally:
-            self._since, self.failed = None, job.answer is None
+            self._since = None
+            self.failed = job.answer is None
 
-    @staticmethod
-    def _guarded(job: Job, step: Callable[[Job], None]) -> None:
-        """One step of a job; what it raises is the job's error and never the thread's end."""
+    def _guarded(self, job: Job, step: Callable[[Job], None]) -> None:
+        """Run one step of a job, and store an exception as the error of the job."""
         try:
             step(job)
         except DeviceError as error:
             job.error = error
-        except Exception as error:  # noqa: BLE001 - one bad image must not end the service
-            job.error = DeviceError("%s: %s" % (type(error).__name__, error), "please report it")
+        except Exception as error:  # noqa: BLE001 - one request must not end the service
+            self._failures.add(error)
+            job.error = UnexpectedError(error)

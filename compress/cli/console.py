@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
+from compress.cli.output import discard
 from compress.files import explain
 from compress.progress import Progress
 
@@ -53,7 +54,7 @@ class Console:
         try:
             print(text, file=self._err)
         except OSError:
-            to_nowhere(self._err)
+            discard(self._err)
         self.log(text)
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
@@ -87,13 +88,6 @@ def quiet(log: int) -> Iterator[None]:
         for number, handle in enumerate(saved, 1):
             os.dup2(handle, number)
             os.close(handle)
-
-
-def to_nowhere(stream: IO[str]) -> None:
-    """What is, and will be, written to a stream that can take no more is dropped."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
 
 
 def _flush() -> None:

@@ -5,26 +5,35 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts
+from compress.evaluation import degeneracy
 from compress.measurement import Measurement, missing
 from compress.stage import Context, Need, Probe
 from compress.tflite.interpreter import Model, version
 from deploy.contract.average_precision import MOST, Truth
-from deploy.contract.detection import Detections, Detector, agreement
+from deploy.contract.detection import Detections, Detector, agreement, overlaps
 
 SURE = 0.5
 """Detections with at least this score are what two models are compared by."""
+SAME_PLACE = 0.9
+"""Overlap from which two boxes are in the same place."""
+FITTING = 0.5
+"""Overlap from which a box is that of an object."""
+NO_AP50 = 1e-3
+"""Average precision at half overlap below which a detector finds no object except by chance."""
 
 
 class Precision(Probe):
     """Mean average precision on a split, by COCO's rules, of models that find objects."""
 
     name: ClassVar[str] = "precision"
+    version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
     tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert", "pycocotools")
 
@@ -32,7 +41,7 @@ class Precision(Probe):
     """The split that is measured on; `test` only for the final comparison."""
 
     def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
-        """For each subject `ap`, `ap50` and `per_class`; and how far the last one agrees with the first."""
+        """Return `ap`, `ap50`, `per_class` and `spread` of each subject, and the agreement of first and last."""
         samples, wanted = context.data.inputs(self.split), context.data.objects(self.split)
         facts: Facts = {}
         answers: list[list[Detections]] = []
@@ -45,8 +54,76 @@ class Precision(Probe):
             answers.append([detector(*model.pair(sample)) for sample in samples])
             note = f"COCO, {self.split} split, {len(samples)} images, {version()}, reference kernels"
             facts[name] = found(answers[-1], wanted, len(context.data.class_names), note)
+            facts[name]["spread"] = asdict(spread(answers[-1], wanted, context.data.class_names, self.split))
         facts["agreement"] = agreement(answers[0], answers[-1], SURE)
         return facts
+
+
+def judge_answers(facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, degeneracy.Judgement]:
+    """Decide of two detectors whether they find the same, or nothing, in nearly every image, or no object at all.
+
+    Args:
+        facts: the facts of `Precision.run`.
+        names: the class names.
+        original: the subject compared with.
+        result: the subject compared; it may be the same one.
+    """
+    del names
+    before = degeneracy.Spread(**facts[original]["spread"])
+    return {original: _judge(facts[original], None), result: _judge(facts[result], before)}
+
+
+def _judge(facts: Mapping[str, Any], original: degeneracy.Spread | None) -> degeneracy.Judgement:
+    judgement = degeneracy.judge(degeneracy.Spread(**facts["spread"]), original)
+    objects = sum(row["objects"] for row in facts["per_class"])
+    ap50 = facts["ap50"]["value"]
+    if judgement.verdict == "degenerate" or objects < degeneracy.ENOUGH or ap50 >= NO_AP50:
+        return judgement
+    text = f"finds none of {objects:,} objects where they are (average precision at half overlap {ap50:.4f})"
+    return degeneracy.Judgement("degenerate", text, judgement.spread)
+
+
+def spread(
+    answers: Sequence[Detections], wanted: Sequence[Truth], names: Sequence[str], split: str
+) -> degeneracy.Spread:
+    """Count the most frequent answer of a detector: its best detection, by class and place, or nothing.
+
+    Args:
+        answers: the detections of each image.
+        wanted: the objects of each image, in the same order.
+        names: the class names.
+        split: the name of the split.
+    """
+    best = [int(each.classes[0]) if len(each) else -1 for each in answers]
+    classes, counts = np.unique(best, return_counts=True)
+    answer = int(classes[counts.argmax()])
+    if answer < 0:
+        same = np.array([not len(each) for each in answers])
+        fitting = np.array([not len(labels) for _, labels in wanted])
+        what = "finds nothing in"
+    else:
+        box = np.median([each.boxes[0] for each in answers if _finds_first(each, answer)], axis=0)
+        same = np.array([_finds_first(each, answer) and _is_there(box, each.boxes[:1], SAME_PLACE) for each in answers])
+        fitting = np.array([_is_there(box, boxes[labels == answer], FITTING) for boxes, labels in wanted])
+        name = names[answer] if answer < len(names) else f"class {answer}"
+        what = f"finds {name!r} first, in the same place, in"
+    return degeneracy.Spread(
+        text=f"{what} {same.sum():,} of {len(same):,} {split} images",
+        samples=len(same),
+        same=int(same.sum()),
+        others=int((~fitting).sum()),
+        told_apart=int((~fitting & ~same).sum()),
+    )
+
+
+def _finds_first(answer: Detections, label: int) -> bool:
+    """Whether the best detection is of a class."""
+    return bool(len(answer)) and int(answer.classes[0]) == label
+
+
+def _is_there(box: NDArray[Any], others: NDArray[Any], overlap: float) -> bool:
+    """Whether one of some boxes [k, 4] shares at least `overlap` with a box [4]."""
+    return bool((overlaps(box, others) >= overlap).any())
 
 
 def found(answers: Sequence[Detections], wanted: Sequence[Truth], classes: int, note: str) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts
-from compress.measurement import Measurement
+from compress.measurement import Measurement, missing
 from compress.stage import Context, Need, Probe, host
 from compress.tflite.interpreter import Model, version
 
@@ -67,3 +67,9 @@ class Latency(Probe):
             for name, share in PERCENTILES.items()
         }
         return {**measured, "times_ms": [round(value, 5) for value in values]}
+
+
+def unmeasured(subjects: Iterable[str], reason: str) -> Facts:
+    """Return the facts of `Latency.run` where the runtime refuses a model."""
+    values = {name: missing("ms", reason).to_json() for name in PERCENTILES}
+    return {"conditions": {}, **{name: {**values, "times_ms": []} for name in subjects}}

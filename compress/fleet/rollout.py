@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from compress.errors import CorallineError, StoreError
-from compress.fleet import remote
+from compress.fleet import release, remote, results
 from compress.fleet.address import Address
 from compress.fleet.log import Log
 from compress.fleet.release import Outcome, Told
@@ -42,6 +43,29 @@ class Row:
         if self.outcome is None:
             return {**row, "error": str(self.error)}
         return {**row, **vars(self.outcome)}
+
+
+def deploy(
+    session: Session, told: Told, made: release.Release, settings: release.Options, folder: Path
+) -> release.Outcome:
+    """Deploy a release to one device, and store the measurements that were made there in `folder`.
+
+    Raises:
+        CorallineError: a step failed.
+    """
+    outcome = release.deploy(session, made, settings, told)
+    if "bench" in outcome.results:
+        told(f"results: {results.store(outcome.results['bench'], folder, session.address.name)}")
+    return outcome
+
+
+def rollback(session: Session, told: Told, settings: release.Options) -> release.Outcome:
+    """Switch one device to the version that ran before.
+
+    Raises:
+        CorallineError: a step failed.
+    """
+    return release.rollback(session, settings, told)
 
 
 def work(

@@ -10,15 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import compress
 from compress.data.types import Task
-from compress.errors import ModelError
+from compress.errors import EXIT_INTERRUPTED, DegenerateError, ModelError, ResultError
 from compress.evaluation import accuracy, average_precision
+from compress.evaluation.degeneracy import Judgement
 from compress.files import file_digest
 from compress.measurement import Measurement, missing
+from compress.pipeline.acceptance import judge_answers, refusal
 from compress.pipeline.schema import Pipeline, Step
 from compress.stage import host
 from compress.tflite.interpreter import version
+from compress.version import __version__
 
 SCHEMA_VERSION = 1
 TOOLS = (
@@ -76,7 +78,8 @@ def build(
     Args:
         pipeline: what was run.
         rows: the row of each step.
-        findings: facts of the probes: `data`, `test`, `latency`, `sensitivity`, and the `steps` that were compared.
+        findings: facts of the probes: `data`, `validation` by step, `test`, `latency`, `sensitivity`, and the `steps`
+            that were compared.
         outputs: the files that were left for the user.
         error: what failed, if anything did.
         seconds: how long the run took.
@@ -84,17 +87,14 @@ def build(
     models = _models(rows, findings)
     comparison = _comparison(models, findings)
     budget = _budget(pipeline, models, comparison)
-    status = "ok"
-    if any(row["holds"] is False for row in budget):
-        status = "over budget"
-    if error is not None:
-        status = "interrupted" if error["exit_code"] == 130 else "failed"
+    answers = _answers(findings)
+    status, error = _outcome(error, None if error else refusal(answers, findings, budget))
     return {
         "schema_version": SCHEMA_VERSION,
         "name": pipeline.head.name,
         "status": status,
         "error": error,
-        "coralline": compress.__version__,
+        "coralline": __version__,
         "seed": pipeline.head.seed,
         "seconds": round(seconds, 3),
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -103,6 +103,7 @@ def build(
         "data": _data(pipeline, findings),
         "stages": list(rows.values()),
         "models": models,
+        "answers": {name: judgement.to_json() for name, judgement in answers.items()} or None,
         "comparison": comparison,
         "latency": _latency(findings),
         "placement": _placement(rows),
@@ -113,6 +114,28 @@ def build(
         },
         "environment": {**host(), "python": platform.python_version(), "tools": _tools(), "runtime": version()},
     }
+
+
+def _answers(findings: Mapping[str, Any]) -> dict[str, Judgement]:
+    """Judge whether the answers of original and result depend on the input; empty if none was measured."""
+    if "steps" not in findings:
+        return {}
+    return judge_answers(findings["test"], findings["data"]["classes"])
+
+
+def _outcome(error: dict[str, Any] | None, refused: ResultError | None) -> tuple[str, dict[str, Any] | None]:
+    """Return the status and the error of a run.
+
+    Args:
+        error: what ended the run early.
+        refused: why the result of a complete run is not acceptable.
+    """
+    if error is not None:
+        return ("interrupted" if error["exit_code"] == EXIT_INTERRUPTED else "failed"), error
+    if refused is None:
+        return "ok", None
+    status = "degenerate" if isinstance(refused, DegenerateError) else "over budget"
+    return status, {"stage": None, "message": str(refused), "exit_code": refused.exit_code}
 
 
 def _tools() -> dict[str, str]:
@@ -143,6 +166,8 @@ def _comparison(models: dict[str, Any], findings: Mapping[str, Any]) -> dict[str
 
 def _ratio(models: dict[str, Any], name: str) -> Measurement:
     before, after = (models[side]["measurements"][name]["value"] for side in ("original", "result"))
+    if before is None or after is None:
+        return missing("fraction", f"{name} of both models was not measured")
     if not before:
         return missing("fraction", f"the original's {name} is {before}")
     return Measurement(after / before, "fraction", "measured", note="result / original, both measured in this run")

@@ -25,12 +25,15 @@ from compress.artifact import (
     RUNNER_FILE,
     SEGMENTS,
     Artifact,
+    Facts,
     Kind,
 )
 from compress.errors import EXIT_INTERRUPTED, CorallineError, ModelError, StageError, StoreError
 from compress.evaluation import Accuracy, DataSummary, Latency, Precision, Size
+from compress.evaluation.latency import unmeasured
 from compress.files import digest_of, explain, write_atomically
 from compress.pipeline import device_results, record
+from compress.pipeline.acceptance import judge_answers
 from compress.pipeline.schema import Pipeline, Step
 from compress.pipeline.store import Store
 from compress.progress import Progress
@@ -189,7 +192,7 @@ def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] 
     """Runs a pipeline, and leaves report and outputs in `out/<name>`.
 
     Returns:
-        The record, as it stands in report.json; its `status` is "ok" or "over budget".
+        The record, as in report.json; its `status` is "ok", "over budget" or "degenerate".
 
     Raises:
         CorallineError: something failed; the report is written all the same.
@@ -262,15 +265,31 @@ def _probes(session: Session, findings: dict[str, Any]) -> None:
         size, _ = session.obtain(f"size of {name}", Size(), subject, Kind.FINDINGS)
         quality, _ = session.obtain(f"accuracy of {name}", judge(split="validation"), subject, Kind.FINDINGS)
         session.rows[name]["measurements"] = {**record.quality(quality.facts["model"]), **size.facts["model"]}
+        findings.setdefault("validation", {})[name] = quality.facts
     _sensitivity(session, findings)
     if session.original not in models:
         return
     result = list(models)[-1]
     pair = {"original": models[session.original], "result": models[result]}
-    settings = session.pipeline.head.measure.latency
     test, _ = session.obtain("accuracy on test", judge(split="test"), pair, Kind.FINDINGS)
-    latency, _ = session.obtain("latency", Latency(runs=settings.runs, threads=settings.threads), pair, Kind.FINDINGS)
-    findings.update(steps={"original": session.original, "result": result}, test=test.facts, latency=latency.facts)
+    steps = {"original": session.original, "result": result}
+    findings.update(steps=steps, test=test.facts, latency=_latency(session, pair, findings["data"], test.facts))
+
+
+def _latency(session: Session, pair: Mapping[str, Artifact], data: Facts, test: Facts) -> Facts:
+    """Measure the latency of original and result.
+
+    A degenerate model often has weights or scales that the accelerated kernels refuse. There the latency is missing, so
+    that the run ends with the cause and not with its consequence.
+    """
+    settings = session.pipeline.head.measure.latency
+    probe = Latency(runs=settings.runs, threads=settings.threads)
+    try:
+        return session.obtain("latency", probe, pair, Kind.FINDINGS)[0].facts
+    except ModelError as error:
+        if judge_answers(test, data["classes"])["result"].verdict != "degenerate":
+            raise
+        return unmeasured(pair, str(error))
 
 
 def _sensitivity(session: Session, findings: dict[str, Any]) -> None:

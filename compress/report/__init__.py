@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from compress.report import answers
+
 Plain = Mapping[str, Any]
 
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
@@ -268,12 +270,13 @@ def absence(record: Plain) -> str:
     return "not part of this run"
 
 
-def verdict(record: Plain, quote: Callable[[str], str] = "“{}”".format) -> str:
-    """The outcome in one sentence.
+def verdict(record: Plain, quote: Callable[[str], str] = "“{}”".format, prose: Callable[[str], str] = str) -> str:
+    """Return the outcome in one or two sentences.
 
     Args:
         record: the run record.
-        quote: how to write names that come from the user.
+        quote: writes names that come from the user.
+        prose: writes text that contains such names.
     """
     status, where = record.get("status"), culprit(record)
     found = _findings(record)
@@ -282,7 +285,12 @@ def verdict(record: Plain, quote: Callable[[str], str] = "“{}”".format) -> s
         head = what + (f" in stage {quote(shorten(where, 60))}" if where else "")
         head += "" if record.get("seconds") is None else f" after {seconds(record['seconds'])}"
         return f"{head}; what was found before that: {found}." if found else f"{head}; there is no result to judge."
-    return f"{found or 'No result was measured'}; {_budget_kept(record, quote)}."
+    outcome = f"{found or 'No result was measured'}; {_budget_kept(record, quote)}."
+    told = answers.in_words(record, prose)
+    if not told:
+        return outcome
+    head = "Not usable" if record.get("status") == "degenerate" else "Note"
+    return f"{head}: {told}. {outcome[0].upper()}{outcome[1:]}"
 
 
 def _findings(record: Plain) -> str:

@@ -37,7 +37,7 @@ MAX_NAME, MAX_PROSE = 60, 300
 #: A reason or condition longer than this goes below the table.
 MAX_REMARK = 44
 
-STATUS_MARKS = {"ok": "✓", "over budget": "▲", "failed": "✕", "interrupted": "■"}
+STATUS_MARKS = {"ok": "✓", "over budget": "▲", "degenerate": "✕", "failed": "✕", "interrupted": "■"}
 STAGE_MARKS = {"made": "✓", "kept": "✓", "skipped": "»", "failed": "✕", "not run": "○"}
 HOLDS = {True: ("good", "✓ holds"), False: ("bad", "✕ broken"), None: ("unsure", "? undecided")}
 
@@ -142,11 +142,11 @@ def _error(record: Plain) -> dict[str, Any] | None:
     if not error:
         return None
     return {
-        "stage": words.shorten(words.culprit(record), MAX_NAME),
         "message": error.get("message") or "(no message)",
         "exit_code": words.scalar(error.get("exit_code")),
         "still_valid": validity.still_valid(record),
         "mild": record.get("status") == "over budget",
+        "heading": validity.heading(record),
     }
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from compress import report as words
-from compress.report import Plain, devices, quantization, replacement, selection, training
+from compress.report import Plain, devices, quantization, replacement, selection, training, validity
 
 MAX_CELL = 120
 MAX_CLASSES = 5
@@ -25,7 +25,7 @@ def summary(record: Plain) -> str:
     """
     parts = [
         f"# {quote(str(record.get('name') or '(no name)'))}: {quote(words.scalar(record.get('status')))}",
-        f"{words.verdict(record, quote)}",
+        words.verdict(record, quote, quote),
         *_error(record),
         "## Budget",
         *_budget(record),
@@ -77,12 +77,13 @@ def _error(record: Plain) -> list[str]:
     if not error:
         return []
     stage = f"stage {quote(str(error['stage']))}" if error.get("stage") else "outside of any stage"
-    valid = "The run is complete; the result only breaks the budget."
-    if record.get("status") != "over budget":
+    place = "the run is complete" if validity.is_complete(record) else stage
+    valid = validity.of_complete(record)
+    if not validity.is_complete(record):
         done = [s for s in record.get("stages") or [] if s.get("status") in ("made", "kept", "skipped")]
         valid = f"Still valid: the numbers of the stages that were completed ({len(done)})."
     message = quote(str(error.get("message") or "(no message)"), 500)
-    return [f"> **Error**, {stage}, exit code {quote(words.scalar(error.get('exit_code')))}: {message}\n>\n> {valid}"]
+    return [f"> **Error**, {place}, exit code {quote(words.scalar(error.get('exit_code')))}: {message}\n>\n> {valid}"]
 
 
 def _budget(record: Plain) -> list[str]:

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-import compress
 from compress.artifact import BUNDLE_FILE, MODEL_EDGETPU, MODEL_TFLITE, RUNNER_FILE, SEGMENTS, Artifact, Facts, Kind
 from compress.data.dataset import spread
 from compress.data.types import Data
@@ -25,6 +24,7 @@ from compress.targets.base import load
 from compress.targets.edgetpu.placement import newer_than_boards
 from compress.tflite import graph
 from compress.tflite.interpreter import Model, describe, version
+from compress.version import __version__
 from deploy.contract import bundle
 from deploy.contract.detection import Detector, agreement
 from deploy.contract.preprocessing import VERSION, Preprocessing
@@ -52,7 +52,7 @@ class Package(Stage):
         return {**self._tools(), "runner": runner_pyz.digest()}
 
     def _tools(self) -> dict[str, str]:
-        return {**super().environment(), "coralline": compress.__version__, "python": platform.python_version()}
+        return {**super().environment(), "coralline": __version__, "python": platform.python_version()}
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """Packs and verifies the bundle."""
@@ -76,7 +76,7 @@ class Package(Stage):
         evaluation, more = _evaluation(models, context, self.evaluation, self.evaluation_bytes)
         manifest = {
             "name": context.name,
-            "coralline": compress.__version__,
+            "coralline": __version__,
             "labels": list(data.class_names),
             "preprocessing": {
                 "version": VERSION,

@@ -83,6 +83,19 @@ class RuntimeLibraryError(DeviceError):
     kind = "no_runtime"
 
 
+class UnexpectedError(DeviceError):
+    """A request of the service failed because of a bug. The log of the service has the traceback.
+
+    Args:
+        error: the exception.
+    """
+
+    kind = "unexpected"
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__("unexpected %s" % type(error).__name__, "read the log of the service, and report the bug")
+
+
 class EdgeTpuError(DeviceError):
     """The Edge TPU cannot be used.
 

@@ -17,8 +17,9 @@ import tiny
 from paths import ROOT
 from tiny import Coralline, command, environment
 
+import compress
 from compress.cli import manual
-from compress.cli.main import main
+from compress.cli.main import build_parser, main
 from compress.stages import STAGES
 
 Done = subprocess.CompletedProcess[str]
@@ -42,13 +43,15 @@ def refusal(done: Done, exit_code: int) -> str:
 # --- arguments --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["pipeline.yaml", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--help", "check"]])
 def test_help(coralline: Coralline, arguments: list[str]) -> None:
     done = coralline(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: python -m compress")
     for word in ("--dry-run", "--out DIR", "--force STAGE", "--json", "stages", "schema"):
         assert word in done.stdout
+    listed = re.findall(r"^    (\w+) +\w.*$", done.stdout, flags=re.MULTILINE)
+    assert listed == build_parser()[1]
     codes = re.findall(r"(?:^|  )(\d+) \w", done.stdout.partition("exit codes:")[2], flags=re.MULTILINE)
     assert codes == ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "14", "15", "130"]
 
@@ -59,7 +62,8 @@ def test_help(coralline: Coralline, arguments: list[str]) -> None:
         ([], "the following arguments are required: pipeline; see --help"),
         (["--nothing"], "the following arguments are required: pipeline; see --help"),
         (["pipeline.yaml", "--nothing"], "unrecognized arguments: --nothing; see --help"),
-        (["pipeline.yaml", "--dry"], "unrecognized arguments: --dry; see --help"),
+        (["pipeline.yaml", "--dry"], "unrecognized arguments: --dry; did you mean '--dry-run'?"),
+        (["check", "m.tflite", "--compilr=15.0"], "unrecognized arguments: --compilr=15.0; did you mean '--compiler'?"),
         (["pipeline.yaml", "other.yaml"], "unrecognized arguments: other.yaml; see --help"),
         (["pipeline.yaml", "--out"], "argument --out: expected one argument; see --help"),
         (["pipeline.yaml", "--json=yes"], "argument --json: ignored explicit argument 'yes'; see --help"),
@@ -97,6 +101,46 @@ def test_forcing_a_stage_that_is_not_there(coralline: Coralline, tmp_path: Path,
     message = refusal(coralline(path, "--force", "compile", "--force", "compil"), 2)
     assert message == "--force: there is no stage 'compil' in this pipeline; allowed: model, compile, package"
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("arguments", [["pipeline.yaml", "--help"], ["run", "-h"], ["--json", "--help"]])
+def test_help_of_a_run(coralline: Coralline, arguments: list[str]) -> None:
+    done = coralline(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    for option in ("--dry-run ", "--out DIR ", "--force STAGE ", "--json "):
+        assert re.search(rf"^  {option} +\w", done.stdout, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", build_parser()[1])
+def test_help_of_a_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: python -m compress {'[run]' if name == 'run' else name} ")
+
+
+def test_the_version(coralline: Coralline) -> None:
+    done = coralline("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"coralline {compress.__version__}\n", "")
+
+
+def test_the_word_run_may_be_written(coralline: Coralline, path: Path) -> None:
+    assert coralline("run", path, "--dry-run").stdout == coralline(path, "--dry-run").stdout != ""
+    assert coralline("--dry-run", path).stdout == coralline(path, "--dry-run").stdout
+
+
+def test_a_file_without_a_suffix_is_a_pipeline_file(coralline: Coralline, tmp_path: Path, path: Path) -> None:
+    (tmp_path / "project" / "pipeline").write_text(path.read_text())
+    done = coralline(tmp_path / "project" / "pipeline", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_wrong_command(coralline: Coralline) -> None:
+    message = refusal(coralline("chek", "model.tflite"), 2)
+    assert message.startswith("there is no command 'chek'; allowed: a pipeline file, run, import, check, ")
+    assert message.endswith("; did you mean 'check'?")
+    assert "did you mean" not in refusal(coralline("xyzxyz"), 2)
 
 
 # --- stages and schema ------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 from paths import ROOT
-from test_schema import COMPLETE, KEYED, LINES, NO_NUMBERS, NUMBERS, SHIPPED, documented, stages
+from pipeline_files import COMPLETE, KEYED, LINES, NO_NUMBERS, NUMBERS, SHIPPED, documented, stages
 
 from compress.cli import manual
 from compress.pipeline.yaml_file import read

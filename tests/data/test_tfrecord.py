@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from data_files import example, field, record, varint
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -21,37 +22,6 @@ from compress.data.sources import TfRecord
 from compress.data.sources.tfrecord import Tensor, features
 from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
-
-
-def varint(value: int) -> bytes:
-    found = b""
-    while value > 0x7F:
-        found += bytes([value & 0x7F | 0x80])
-        value >>= 7
-    return found + bytes([value])
-
-
-def field(number: int, content: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
-
-def example(**values: Any) -> bytes:
-    """A serialized tf.train.Example: bytes, or arrays of whole numbers or floats, packed."""
-    entries = b""
-    for name, value in values.items():
-        if isinstance(value, bytes):
-            made = field(1, field(1, value))
-        elif np.asarray(value).dtype.kind == "f":
-            made = field(2, field(1, np.asarray(value, "<f4").tobytes()))
-        else:
-            made = field(3, field(1, b"".join(varint(int(each) & (1 << 64) - 1) for each in np.ravel(value))))
-        entries += field(1, field(1, name.encode()) + field(2, made))
-    return field(1, entries)
-
-
-def record(content: bytes) -> bytes:
-    head = struct.pack("<Q", len(content))
-    return head + struct.pack("<I", masked(crc32c(head))) + content + struct.pack("<I", masked(crc32c(content)))
 
 
 def png(value: int, side: int = 4) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from data_files import chunk, form, riff
 from paths import ROOT
 from scipy.signal import resample_poly
 
@@ -19,20 +20,6 @@ from compress.data.sources import Wav
 from compress.errors import DataError
 
 WAVEFORM = np.sin(np.arange(800) / 9) * 0.75
-
-
-def chunk(name: bytes, content: bytes) -> bytes:
-    return name + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
-
-
-def riff(*chunks: bytes) -> bytes:
-    body = b"WAVE" + b"".join(chunks)
-    return b"RIFF" + struct.pack("<I", len(body)) + body
-
-
-def form(tag: int = 1, bits: int = 16, channels: int = 1, rate: int = 8000, block: int | None = None) -> bytes:
-    block = channels * bits // 8 if block is None else block
-    return chunk(b"fmt ", struct.pack("<HHIIHH", tag, channels, rate, rate * block, block, bits))
 
 
 def pcm(values: np.ndarray, bits: int) -> bytes:

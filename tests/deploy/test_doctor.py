@@ -181,8 +181,9 @@ def test_folders_that_shadow_ours(usb: Path, tmp_path: Path) -> None:
     assert rows[0].todo == f"mv {app}/deploy {app}/deploy_own"
     (app / "models" / "__init__.py").write_text("")
     assert found(given)["shadow_models"].severity == "note"
+    (app / "deploy" / "contract").mkdir()
     for name in ("bundle.py", "preprocessing.py"):
-        (app / "deploy" / name).write_text("")
+        (app / "deploy" / "contract" / name).write_text("")
     assert len([row for row in doctor.findings(given) if row.kind == "shadow"]) == 1  # a copy of ours
 
 

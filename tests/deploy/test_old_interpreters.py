@@ -1,7 +1,6 @@
 """The device side on every Python that Coral hosts have: imported, and equal to the bit.
 
-Tried on the interpreters under ~/.pyenv/versions, or on those that CORALLINE_PYTHONS names
-(paths with colons between them), where they have numpy.
+`tests/support/interpreters.py` says where the interpreters come from.
 """
 
 from __future__ import annotations
@@ -14,29 +13,15 @@ from pathlib import Path
 
 import golden
 import pytest
+from interpreters import executable, interpreters
 from paths import ROOT
-
-VERSIONS = ("3.7", "3.8", "3.9", "3.10", "3.12", "3.13")
-
-
-def interpreters() -> list[str]:
-    named = os.environ.get("CORALLINE_PYTHONS")
-    if named:
-        return named.split(":")
-    installed = Path.home() / ".pyenv" / "versions"
-    found = {version: sorted(installed.glob(f"{version}.*/bin/python")) for version in VERSIONS}
-    return [str(paths[-1]) if paths else f"Python {version}" for version, paths in found.items()]
 
 
 @pytest.mark.parametrize("interpreter", interpreters())
 def test_equal_to_the_bit(interpreter: str, tmp_path: Path) -> None:
-    if not os.access(interpreter, os.X_OK):
-        pytest.skip(f"{interpreter} is not installed")
-    if subprocess.run([interpreter, "-c", "import numpy"], capture_output=True, check=False).returncode:
-        pytest.skip(f"{interpreter} has no numpy")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [interpreter, "-W", "error", str(Path(golden.__file__))],
+        [executable(interpreter), "-W", "error", str(Path(golden.__file__))],
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import golden
 import pytest
+from interpreters import executable, interpreters
 from paths import ROOT
-from test_old_interpreters import interpreters
 
 from compress.export import runner_pyz
 
@@ -74,17 +74,9 @@ def test_equal_sources_are_equal_bytes(tmp_path: Path) -> None:
     assert found == {runner_pyz.digest()} == {hashlib.sha256(runner_pyz.content()).hexdigest()}
 
 
-def available(interpreter: str) -> str:
-    if not os.access(interpreter, os.X_OK):
-        pytest.skip(f"{interpreter} is not installed")
-    if subprocess.run([interpreter, "-c", "import numpy"], capture_output=True, check=False).returncode:
-        pytest.skip(f"{interpreter} has no numpy")
-    return interpreter
-
-
 @pytest.mark.parametrize("interpreter", [*interpreters(), sys.executable])
 def test_on_every_interpreter(interpreter: str, folder: Path) -> None:
-    program = [available(interpreter), "-W", "error", "runner.pyz"]
+    program = [executable(interpreter), "-W", "error", "runner.pyz"]
     options = {"cwd": folder, "env": environment(), "capture_output": True, "text": True, "check": False}
     done = subprocess.run([*program, "--help"], **options)
     assert (done.returncode, done.stderr) == (0, "")
@@ -95,7 +87,7 @@ def test_on_every_interpreter(interpreter: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("interpreter", [*interpreters(), sys.executable])
 def test_on_pythonpath_it_is_the_package(interpreter: str, folder: Path) -> None:
-    command = [available(interpreter), "-W", "error", "-c", IMPORTED, "runner.pyz", "tiny.coralline"]
+    command = [executable(interpreter), "-W", "error", "-c", IMPORTED, "runner.pyz", "tiny.coralline"]
     (folder / "elsewhere").mkdir()
     command[-2:] = [str(folder / name) for name in command[-2:]]
     path = environment(PYTHONPATH=str(folder / "runner.pyz"))

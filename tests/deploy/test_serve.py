@@ -19,13 +19,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from deploy import failures, serve
+from deploy.admission import Settings
+from deploy.connection import Connection
 from deploy.contract import bundle
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import EdgeTpuError
 from deploy.model import Answer, Model
-from deploy.serve import Server, Settings
+from deploy.serve import Server
 
 FACTS = {"name": "tiny", "role": "int8", "device": "cpu", "sha256": "0" * 64}
+BODY = bundle.array_bytes(np.zeros((2, 2), np.uint8))
 Ask = tuple[int, dict[str, str], Any]
 
 
@@ -200,6 +204,10 @@ def test_garbage_is_refused_and_the_connection_stays(body: bytes, slow: tuple[Se
         ({"X_Shape": "2,2,2", "X_Dtype": "uint8"}, 400),
         ({"X_Shape": "4,4", "X_Dtype": "object"}, 400),
         ({"X_Shape": "-4,-4", "X_Dtype": "uint8"}, 400),
+        ({"X_Shape": "\xb2,8", "X_Dtype": "uint8"}, 400),
+        ({"X_Shape": "9" * 5000, "X_Dtype": "uint8"}, 400),
+        ({"X_Shape": "1,1,1,1,16", "X_Dtype": "uint8"}, 400),
+        ({"X_Shape": "4,,4", "X_Dtype": "uint8"}, 400),
         ({"X_Shape": "999999,999999,999999", "X_Dtype": "float64"}, 400),
         ({"X_Shape": "4,1,1", "X_Dtype": "float32"}, 200),
     ],
@@ -222,6 +230,184 @@ def test_paths_methods_and_parameters(slow: tuple[Service, Slow]) -> None:
     assert service.ask("GET", "/healthz", X_Request_Id="not mine")[1]["X-Request-Id"] != "not mine"
 
 
+@pytest.mark.parametrize(
+    "top",
+    [
+        "%C2%B2",
+        "%D9%A3",
+        "%E2%91%A0",
+        "1e3",
+        "%EF%BC%93",
+        "9" * 18,
+        "9" * 1900,
+        "1001",
+        "-1",
+        "%2B1",
+        "1_0",
+        "1.0",
+        "1%20",
+        "%FF",
+    ],
+)
+def test_a_number_is_ascii_digits_in_its_range(top: str, slow: tuple[Service, Slow]) -> None:
+    service, model = slow
+    status, _, content = service.ask("POST", f"/v1/predict?top={top}", BODY)
+    assert status == 400
+    assert "1 to 1000" in content["error"]["what"]
+    assert model.seen == 0
+    assert service.ask("POST", "/v1/predict?top=001", BODY)[0] == 200
+
+
+class Bug:
+    """A method that raises an exception once, when it is armed."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.original, self.armed = getattr(owner, name), False
+        patch.setattr(owner, name, self)
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.armed:
+            self.armed = False
+            raise ZeroDivisionError("a bug")
+        return self.original(*arguments)
+
+
+@pytest.mark.parametrize(
+    "method", ["_admit", "_respond", "_enqueue", "_prediction", "_read", "_answer_job", "requested_top"]
+)
+def test_a_bug_costs_its_request_alone(
+    method: str, slow: tuple[Service, Slow], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service, _ = slow
+    bug = Bug(monkeypatch, serve if method == "requested_top" else service.server, method)
+    open_client = http.client.HTTPConnection("127.0.0.1", service.port, timeout=10)
+    open_client.request("GET", "/healthz")
+    assert read(open_client.getresponse())[0] == 200
+    half = service.connect()
+    half.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 4\r\n\r\n12")
+    eventually(lambda: service.server._held == 4)
+    for count in (1, 2):
+        eventually(lambda: len(service.server._clients) == 2)  # the end of a connection is an event too
+        bug.armed = True
+        status, headers, content = service.predict(1)
+        assert (status, headers["Connection"]) == (500, "close")
+        assert content["error"]["what"] == "unexpected ZeroDivisionError"
+        open_client.request("POST", "/v1/predict", BODY)
+        assert read(open_client.getresponse())[2]["top"][0]["label"] == "0"
+        assert service.metric("coralline_unexpected_errors_total") == count
+    open_client.close()
+    half.sendall(b"34")
+    assert half.recv(65536).startswith(b"HTTP/1.1 400 ")  # four bytes are not an image
+    half.close()
+    assert service.metric("coralline_held_bytes") == 0
+    assert capsys.readouterr().err.count("ZeroDivisionError: a bug") == 1
+
+
+@pytest.mark.parametrize("name", ["_refuse", "_answer"])
+def test_a_bug_without_an_answer_ends_the_connection(
+    name: str, slow: tuple[Service, Slow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, _ = slow
+
+    def broken(*arguments: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.server, name, broken)
+        assert raw(service, b"nonsense\r\n\r\n") == b""
+    assert service.predict(3)[2]["top"][0]["label"] == "3"
+    assert service.metric("coralline_connections") == 1
+    assert service.metric("coralline_unexpected_errors_total") == 2
+
+
+def test_a_bug_while_an_answer_is_sent_ends_the_connection(
+    slow: tuple[Service, Slow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, _ = slow
+
+    def broken(client: Connection, now: float) -> bool:
+        raise ZeroDivisionError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "send", broken)
+        assert raw(service, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") == b""
+    assert service.predict(3)[2]["top"][0]["label"] == "3"
+    assert service.metric("coralline_connections") == 1
+
+
+@pytest.mark.parametrize("name", ["_accept", "_open", "_silence", "_time_out", "_alive"])
+def test_a_bug_outside_of_requests_does_not_end_the_service(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(Slow(), timeout_s=1.0, idle_s=1.0) as service:
+        bug = Bug(monkeypatch, service.server, name)
+        bug.armed = True
+        with contextlib.suppress(OSError, http.client.HTTPException), service.connect() as sock:
+            sock.sendall(b"GET /healthz HT")
+            sock.recv(65536)
+        assert service.predict(1)[0] == 200
+        eventually(lambda: not bug.armed)
+        assert service.predict(3)[2]["top"][0]["label"] == "3"
+        assert service.metric("coralline_unexpected_errors_total") == 1
+
+
+@pytest.mark.parametrize("name", ["prepare", "answer"])
+def test_a_bug_in_a_thread_of_the_worker_costs_its_request_alone(
+    name: str, slow: tuple[Service, Slow], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service, model = slow
+    bug = Bug(monkeypatch, model, name)
+    for _ in range(3):
+        bug.armed = True
+        status, headers, content = service.predict(1)
+        assert (status, headers["Connection"]) == (500, "close")
+        assert content["error"]["what"] == "unexpected ZeroDivisionError"
+        assert service.predict(2)[2]["top"][0]["label"] == "2"
+    assert service.ask("GET", "/healthz")[0] == 200
+    assert service.metric("coralline_unexpected_errors_total") == 3
+    assert capsys.readouterr().err.count("ZeroDivisionError: a bug") == 1
+
+
+def test_a_bug_in_the_hand_over_does_not_end_a_thread_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(Slow(), timeout_s=1.0) as service:
+        bug = Bug(monkeypatch, service.server.worker, "_done")
+        for body in (BODY, b"garbage"):  # ended by the thread of the model, and by the one before it
+            bug.armed = True
+            assert service.ask("POST", "/v1/predict", body)[0] == 504
+        assert service.predict(2)[2]["top"][0]["label"] == "2"
+        assert service.ask("GET", "/healthz")[0] == 200
+        assert service.metric("coralline_unexpected_errors_total") == 2
+
+
+def test_unexpected_errors_are_logged_without_a_flood(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(failures.time, "monotonic", lambda: now)
+    log = failures.FailureLog(interval_s=60.0)
+    for _ in range(1000):
+        add(log, "{}[1]")
+    add(log, "1 // 0")  # another origin
+    text = capsys.readouterr().err
+    assert (text.count("KeyError: 1"), text.count("ZeroDivisionError"), log.count) == (1, 1, 1001)
+    assert "more since" not in text
+    now = 60.0
+    add(log, "{}[1]")
+    assert "(999 more since the last report)" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        closed = io.StringIO()
+        closed.close()
+        patch.setattr("sys.stderr", closed)
+        now = 120.0
+        add(log, "{}[1]")
+    assert log.count == 1003
+
+
+def add(log: failures.FailureLog, code: str) -> None:
+    try:
+        eval(code)
+    except (KeyError, ZeroDivisionError) as error:
+        log.add(error)
+
+
 HOST = b"Host: x\r\n"
 
 
@@ -236,6 +422,11 @@ HOST = b"Host: x\r\n"
         (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n", 501),
         (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
         (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: +5\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: -5\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: \xb2\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: 1_0\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: \xd9\xa3\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", 400),
         (b"POST /v1/predict HTTP/1.1\r\n" + HOST + b"Content-Length: 99999999999\r\n\r\n", 413),
         (b"GET /healthz HTTP/1.1\r\n" + HOST + b" folded: x\r\n\r\n", 400),
         (b"GET /healthz HTTP/1.1\r\n" + HOST + b"Expect: magic\r\n\r\n", 417),
@@ -460,49 +651,3 @@ def test_prometheus_reads_the_metrics(slow: tuple[Service, Slow]) -> None:
     assert counts == sorted(counts)
     assert counts[-1] == 1
     assert found["coralline_model_info"].samples[0].labels["name"] == "tiny"
-
-
-@pytest.mark.parametrize(
-    "top", ["%C2%B2", "%D9%A3", "%E2%91%A0", "-1", "0", "1001", "1e3", "9" * 400, "", "+3", "%203", "1_0"]
-)
-def test_a_number_that_is_not_one_costs_its_request_alone(slow: tuple[Service, Slow], top: str) -> None:
-    service, _ = slow
-    status, _, answer = service.ask(
-        "POST", f"/v1/predict?top={top}&x=1", bundle.array_bytes(np.zeros((2, 2), np.uint8))
-    )
-    assert status == (200 if top == "" else 400)  # parse_qsl leaves out parameters without a value
-    assert top == "" or "is not a number from 1 to 1000" in answer["error"]["what"]
-    assert service.predict(7)[0] == 200
-
-
-def test_an_internal_error_costs_its_request_alone(
-    slow: tuple[Service, Slow], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    service, _ = slow
-    with service.connect() as other:
-        other.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n12")
-        with monkeypatch.context() as patched:
-            patched.setattr(service.server, "_enqueue", lambda *arguments: 1 / 0)
-            for _ in range(3):
-                status, headers, answer = service.predict(1)
-                assert (status, headers["Connection"]) == (500, "close")
-                assert "ZeroDivisionError" in answer["error"]["what"]
-        with monkeypatch.context() as patched:
-            patched.setattr(service.server, "_told", lambda *arguments: [][1])
-            assert service.predict(1)[0] == 500
-        other.sendall(b"34")
-        assert other.recv(65536).startswith(b"HTTP/1.1 400 ")  # four bytes are not an image
-    assert service.metric('coralline_rejected_total{cause="internal"}') == 4
-    assert service.predict(5)[2]["top"][0]["label"] == "5"
-    assert capfd.readouterr().err.count("Traceback") < 4  # not a flood
-
-
-def test_an_error_while_an_error_is_answered_closes_the_connection(
-    slow: tuple[Service, Slow], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service, _ = slow
-    with monkeypatch.context() as patched:
-        patched.setattr(service.server, "_admit", lambda *arguments: 1 / 0)
-        patched.setattr(service.server, "_refuse", lambda *arguments: 1 / 0)
-        assert raw(service, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") == b""
-    assert service.predict(5)[0] == 200

@@ -13,8 +13,8 @@ from typing import Any
 
 import golden
 import pytest
+from interpreters import executable, interpreters
 from paths import ROOT
-from test_old_interpreters import interpreters
 
 
 def built(folder: Path, root: Path = ROOT) -> Path:
@@ -68,8 +68,7 @@ def test_equal_sources_are_equal_bytes(wheel: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("interpreter", interpreters())
 def test_every_python_takes_it(interpreter: str, wheel: Path, tmp_path: Path) -> None:
-    if not os.access(interpreter, os.X_OK):
-        pytest.skip(f"{interpreter} is not installed")
+    interpreter = executable(interpreter)
     if subprocess.run([interpreter, "-m", "pip", "--version"], capture_output=True, check=False).returncode:
         pytest.skip(f"{interpreter} has no pip")
     there = tmp_path / "site"

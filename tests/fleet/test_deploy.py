@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,38 +13,15 @@ import bundles
 import cuts
 import pytest
 import tiny
+from deployments import answers, failed, left, rows
+from interpreters import executable, interpreters
 from remote_host import Host
-from test_old_interpreters import interpreters
 
 from compress import ssh
 from compress.cli.main import main
-from compress.fleet import release, remote
+from compress.fleet import remote
 
 Write = Callable[..., Path]
-
-
-def answers(folder: Path) -> int:
-    """The version of the bundle that runs in a folder, after its runner has verified it."""
-    done = subprocess.run(
-        [sys.executable, "current/runner.pyz", "verify", "current/bundle.coralline", "--json"],
-        cwd=folder,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    content = (folder / "current" / "bundle.coralline").read_bytes()
-    return int(release.bundle.Bundle(content).manifest["version"])
-
-
-def left(folder: Path) -> set[str]:
-    """What is in a folder that no deployment should leave."""
-    names = {str(path.relative_to(folder)) for path in folder.rglob("*")}
-    return {name for name in names if "incoming/" in name or "/.new" in name or "/.old" in name or name[:4] == ".new"}
-
-
-def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["devices"]
-    return found
 
 
 def test_first_second_and_back(
@@ -106,11 +82,6 @@ def test_the_last_versions_stay(host: Host, bundle_file: Write, tmp_path: Path) 
     assert len(list((there / "releases").iterdir())) == 3
     assert main(["rollback", *host.options(there)]) == 0
     assert answers(there) == 6
-
-
-def failed(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
-    assert main(arguments) == 15
-    return capsys.readouterr().err
 
 
 def test_a_bundle_that_does_not_verify_there_is_not_switched_to(
@@ -254,8 +225,7 @@ def test_a_python_without_numpy(
 @pytest.mark.parametrize("python", interpreters())
 def test_on_the_pythons_that_boards_have(host: Host, bundle_file: Write, tmp_path: Path, python: str) -> None:
     runtimes = "try:\n import tflite_runtime.interpreter\nexcept ImportError:\n import ai_edge_litert.interpreter"
-    if not os.access(python, os.X_OK):
-        pytest.skip(f"{python} is not installed")
+    python = executable(python)
     if subprocess.run([python, "-c", f"import numpy\n{runtimes}"], capture_output=True, check=False).returncode:
         pytest.skip(f"{python} has no TFLite runtime")
     host.python(python)

@@ -13,8 +13,8 @@ from pathlib import Path
 import cuts
 import pytest
 import tiny
+from deployments import answers, failed, left, rows
 from remote_host import Host
-from test_deploy import answers, failed, left, rows
 
 from compress.cli.main import main
 

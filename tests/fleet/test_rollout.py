@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from deployments import answers, failed
 from remote_host import Host
-from test_deploy import answers, failed
 
 from compress.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Keras files and SavedModel folders that are made to do harm: the cases of benchmarks/hostile_models.py, looked at."""
+"""Keras files and SavedModel folders that are made to do harm: the scan refuses them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import hostile_models
+import malicious_models
 import pytest
 
 from compress.errors import ModelError
@@ -20,9 +20,9 @@ BUILT = ("units of 1e9", "large image", "huge image", "kernel of", "by 4000", "n
 LATER = (*BUILT, "100 levels", "code", "tf.", "tiled", "padded by", "cyclic")
 
 
-@pytest.mark.parametrize("case", hostile_models.CASES)
+@pytest.mark.parametrize("case", malicious_models.CASES)
 def test_a_case_is_refused_at_a_look(tmp_path: Path, case: str) -> None:
-    path = hostile_models.CASES[case](tmp_path)
+    path = malicious_models.CASES[case](tmp_path)
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     if any(word in case for word in LATER) and not case.startswith("path"):
         found = model_file.read(path)

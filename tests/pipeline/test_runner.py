@@ -20,7 +20,15 @@ import tiny
 from stand_in import Programs, success
 from tiny import Coralline, command, environment
 
-from compress.errors import CorallineError, DataError, ModelError, StageError, StoreError
+from compress.errors import (
+    BudgetError,
+    CorallineError,
+    DataError,
+    DegenerateError,
+    ModelError,
+    StageError,
+    StoreError,
+)
 from compress.pipeline import runner as runs
 from compress.pipeline.schema import load
 from deploy.contract import bundle
@@ -646,7 +654,8 @@ def test_every_error_has_the_exit_code_of_its_class() -> None:
         "ModelError": 4,
         "StageError": 5,
         "StoreError": 6,
-        "BudgetError": 7,
+        "ResultError": 7,
         "SigningError": 8,
         "DeploymentError": 15,
     }
+    assert {kind.exit_code for kind in (BudgetError, DegenerateError)} == {7}

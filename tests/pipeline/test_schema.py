@@ -13,7 +13,7 @@ import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paths import ROOT
+from pipeline_files import COMPLETE, KEYED, LINES, NO_NUMBERS, NUMBERS, SHIPPED, documented, stages
 
 from compress import resources
 from compress.artifact import Kind
@@ -25,46 +25,6 @@ from compress.stages.load import Build, LoadKeras, LoadTflite
 from compress.tflite import graph
 
 MODEL_KEYS = "builder, file, signature, shape, detector, trust"
-COMPLETE = """\
-schema_version: 1
-name: digits
-seed: 0
-target: edgetpu
-model:
-  builder: digits_cnn
-data:
-  source:
-    digits: {}
-  split:
-    test: 0.2
-  preprocess:
-    - resize:
-        size: [32, 32]
-        filter: bilinear
-    - scale:
-        from: [0, 16]
-        to: [0, 1]
-stages:
-  - train:
-      epochs: 4
-      augment:
-        shift: 0.1
-  - prune:
-      keep_macs: 0.5
-  - distill: {}
-  - quantize:
-      method: ptq
-  - compile: {}
-  - package:
-      golden: 2
-measure:
-  latency:
-    runs: 10
-budget:
-  accuracy_drop: 0.02
-"""
-LINES = COMPLETE.splitlines()
-KEYED = [(number, match[1]) for number, line in enumerate(LINES, 1) if (match := re.match(r"[ -]*(\w+):", line))]
 
 
 def line_of(text: str) -> int:
@@ -109,12 +69,6 @@ def loaded(write: Callable[[str], Path]) -> Callable[..., Pipeline]:
         return load(write(COMPLETE.replace(old, new, 1)))
 
     return loaded
-
-
-def stages(*names: str) -> str:
-    """COMPLETE with other stages."""
-    before, _, rest = COMPLETE.partition("stages:\n")
-    return f"{before}stages:\n" + "".join(f"  - {name}\n" for name in names) + rest[rest.index("measure:") :]
 
 
 # --- what loads -------------------------------------------------------------------------
@@ -167,20 +121,9 @@ def test_a_fraction_may_be_written_in_any_way(loaded: Callable[..., Pipeline], n
     assert loaded("epochs: 4", f"learning_rate: {number}").steps[1].stage.model_dump()["learning_rate"] == float(number)
 
 
-SHIPPED = [ROOT / "pipeline.yaml", *sorted(resources.shipped("models").glob("*.yaml"))]
-
-
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_every_shipped_file_loads(path: Path) -> None:
     assert len(load(path).steps) > 1
-
-
-def documented() -> Iterator[Any]:
-    """The complete pipelines in README and docs."""
-    for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]:
-        for number, block in enumerate(re.findall(r"```ya?ml\n(.*?)```", path.read_text(), re.DOTALL)):
-            if "schema_version:" in block:
-                yield pytest.param(block, id=f"{path.name}-{number}")
 
 
 @pytest.mark.parametrize("block", [*documented()])
@@ -249,19 +192,6 @@ def test_strange_keys(refused: Callable[..., str], key: str) -> None:
 
 
 # --- values -----------------------------------------------------------------------------
-
-NUMBERS = {
-    "schema_version: 1": ["2", "0"],
-    "seed: 0": ["-1", "2147483648", "0.5"],
-    "test: 0.2": ["0", "1", "-0.1"],
-    "epochs: 4": ["0", "-1", "4.0", "4e0", "10001"],
-    "shift: 0.1": ["-0.1", "0.51"],
-    "keep_macs: 0.5": ["0", "1", "-1"],
-    "golden: 2": ["0", "101", "2.5"],
-    "runs: 10": ["0", "1000001", "10.0"],
-    "accuracy_drop: 0.02": ["-1.5", "1.5"],
-}
-NO_NUMBERS = ['"12"', "'1'", "true", "no", "[1]", "{a: 1}", "2001-01-01"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from test_report import RECORDS, Record, crowded, every_measurement, full, hostile, html_of, m, markdown_of
+from run_records import RECORDS, Record, crowded, every_measurement, full, hostile, html_of, m, markdown_of
 
 from compress import report
 from compress.report import charts, markdown

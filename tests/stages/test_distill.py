@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny
 from blobs import Blobs, Silence, context
-from test_schema import COMPLETE
+from pipeline_files import COMPLETE
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.distillation.settings import Features, Teaching

@@ -33,7 +33,14 @@ from compress.tflite import graph
 
 
 def classifier(
-    inputs: tuple[int, int, int] = (4, 4, 1), classes: int = 3, *, int8: bool = True, filters: int = 4, seed: int = 0
+    inputs: tuple[int, int, int] = (4, 4, 1),
+    classes: int = 3,
+    *,
+    int8: bool = True,
+    filters: int = 4,
+    seed: int = 0,
+    favourite: int | None = None,
+    gain: float = 1.0,
 ) -> bytes:
     """A .tflite file: CONV_2D 3x3 with ReLU, then FULLY_CONNECTED.
 
@@ -45,14 +52,19 @@ def classifier(
         int8: full integer (convolution per channel, dense per tensor), or float32.
         filters: channels of the convolution.
         seed: of the weights.
+        favourite: class whose bias is so large that it always has the highest score.
+        gain: factor on the weights of the dense layer; with 0 the scores are its biases.
     """
     height, width, channels = inputs
     random = np.random.default_rng(seed)
     kernel = random.uniform(-1, 1, (filters, 3, 3, channels))
     dense = random.uniform(-1, 1, (classes, height * width * filters))
     dense -= dense.mean(axis=1, keepdims=True)  # otherwise one class wins whatever the input
+    dense *= gain
     biases = random.uniform(-0.1, 0.1, filters), random.uniform(-0.1, 0.1, classes)
     high = float(np.abs(kernel).sum(axis=(1, 2, 3)).max())  # no activation is larger, for inputs up to 1
+    if favourite is not None:
+        biases[1][favourite] += 1000 * high
     model = _Model(int8=int8)
     x = model.activation("image", [1, height, width, channels], (0.0, 1.0))
     hidden = model.activation("hidden", [1, height, width, filters], (0.0, high))
@@ -146,7 +158,7 @@ class _Model:
         model = self.schema.ModelT()
         model.version, model.description = 3, b"tiny"
         model.operatorCodes, model.subgraphs, model.buffers = self.codes, [main], self.buffers
-        return graph.serialize(SimpleNamespace(source=model))
+        return graph.serialize(SimpleNamespace(source=model))  # type: ignore[arg-type]
 
 
 # --- data and pipelines -----------------------------------------------------------------
@@ -289,7 +301,19 @@ def _swallow_interruption() -> None:
         raise ImportError("initialization failed") from error
 
 
-LIGHT: dict[str, type[Stage]] = {stage.name: stage for stage in (Stamp, Seeded, Pause, Fail)}
+class Exchange(_Light):
+    """Replaces the model by that of a file."""
+
+    name: ClassVar[str] = "exchange"
+    file: str
+    """The .tflite file; its content is not part of the key."""
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        (context.folder / MODEL_TFLITE).write_bytes(Path(self.file).read_bytes())
+        return {}
+
+
+LIGHT: dict[str, type[Stage]] = {stage.name: stage for stage in (Stamp, Seeded, Pause, Fail, Exchange)}
 STAGES: dict[str, type[Stage]] = {**SHIPPED, **LIGHT}
 
 

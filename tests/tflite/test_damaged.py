@@ -8,7 +8,7 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-import hostile
+import inspection_text
 import mutations
 import numpy as np
 import one_op
@@ -84,7 +84,7 @@ def models(real: bool) -> list[mutations.Model]:
 def outcome(content: bytes) -> str:
     """The answer to a file; "" where it is refused."""
     try:
-        return hostile.answer(content)
+        return inspection_text.inspection_text(content)
     except ModelError:
         return ""
 
@@ -96,7 +96,7 @@ def test_mutations(kind: str, real: bool) -> None:
     if not sound:
         pytest.skip(f"{SHARED} is not there; CORALLINE_SHARED names the folder of shared files")
     dice = random.Random(kind)
-    answers = {model.name: hostile.answer(model.content) for model in sound}
+    answers = {model.name: inspection_text.inspection_text(model.content) for model in sound}
     taken, count = 0, 15 if kind == "bombs" else 100  # those that are taken are large
     for _ in range(count):
         model = dice.choice(sound)
@@ -117,7 +117,7 @@ def test_a_little_that_unpacks_to_much_is_refused_before_it_takes_memory() -> No
         outcome(content)
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert most <= hostile.TIMES * len(content) + hostile.ROOM
+        assert most <= inspection_text.TIMES * len(content) + inspection_text.ROOM
     for content in (max(bombs, key=len), shared):
         with pytest.raises(ModelError, match="it unpacks to far more than it holds"):
             graph.parse(content)

@@ -219,7 +219,7 @@ def test_an_input_without_a_fixed_size_is_refused(written: Written) -> None:
 
 
 def test_damaged_files_give_an_error_or_an_answer(written: Written) -> None:
-    """Mutations of a small float file; `benchmarks/mutations.py` has the ways."""
+    """Mutations of a small float file; `tests/support/mutations.py` has the ways."""
     floats = {
         "in": Tensor((1, 6, 6, 3), "FLOAT32"),
         "kernel": Tensor((4, 3, 3, 3), "FLOAT32", 0.5),

@@ -7,13 +7,15 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import edgetpu as measured
+import compiler_evidence
 import one_op
+import operator_tables
 import pytest
 import tiny
+from compiler_evidence import CompiledModel
 from one_op import Op, Tensor
+from paths import EDGETPU
 
 from compress.errors import ModelError, PipelineError
 from compress.targets.base import load
@@ -24,40 +26,53 @@ from compress.tflite import graph
 
 TARGET = load("edgetpu")
 MIB = 1 << 20
-EDGETPU = measured.EDGETPU
 shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")
 
 
 @pytest.fixture(scope="module")
-def pairs() -> list[dict[str, Any]]:
-    """Prediction and truth for every shared pair, as benchmarks/edgetpu.py measures them."""
-    return [measured.pair(row) for row in json.loads((EDGETPU / "pairs" / "index.json").read_text())]
+def models() -> list[CompiledModel]:
+    """29 real models, rebuilt from their operator tables, with what the real compiler did with them."""
+    return compiler_evidence.recorded_models()
 
 
-@shared
+def test_placement_of_real_models(models: list[CompiledModel]) -> None:
+    assert len(models) == 29
+    assert {model.name: model.misplaced() for model in models if model.misplaced()} == {}
+    assert {side for model in models for side in model.placement} == {"tpu", "cpu"}
+
+
 def test_the_reports_two_numbers_on_the_sweep() -> None:
-    sweep = json.loads((EDGETPU / "compiler_memory_sweep.json").read_text())
+    sweep = operator_tables.load()["memory_reports"]
     assert len(sweep) == 177
-    assert sum(measured.reported(row) for row in sweep) >= 176
+    assert sum(compiler_evidence.reported(row) for row in sweep) >= 176
 
 
-@shared
-def test_parameter_bytes_of_real_models(pairs: list[dict[str, Any]]) -> None:
-    errors = [abs(predicted / real - 1) for predicted, real in (row["parameter_bytes"] for row in pairs)]
+def test_parameter_bytes_of_real_models(models: list[CompiledModel]) -> None:
+    errors = [abs(model.predicted_parameter_bytes() / model.parameter_bytes - 1) for model in models]
     assert sum(error == 0 for error in errors) >= 26
     assert sum(error <= 0.02 for error in errors) >= 27
 
 
-@shared
-def test_few_exact_models_rest_on_what_no_other_confirms(pairs: list[dict[str, Any]]) -> None:
-    found = measured.left_out(pairs)
+def test_few_exact_models_rest_on_what_no_other_confirms(models: list[CompiledModel]) -> None:
+    found = compiler_evidence.left_out(models)
     assert found["exact_without_branches_of_their_own"] >= 24
     assert found["exact_without_branches_of_their_family"] >= 18
 
 
+def test_activations_of_real_models(models: list[CompiledModel]) -> None:
+    assert sum(model.predicted_narrow_bytes() == model.narrow_bytes_per_tile for model in models) >= 5
+
+
 @shared
-def test_activations_of_real_models(pairs: list[dict[str, Any]]) -> None:
-    assert sum(predicted == real for predicted, real in (row["narrow_bytes_per_tile"] for row in pairs)) >= 5
+def test_the_recorded_tables_are_those_of_the_real_models(models: list[CompiledModel]) -> None:
+    """After a change of the tables: `python benchmarks/edgetpu.py --write-fixture`."""
+    rows = operator_tables.load()["models"]
+    for row, recorded, real in zip(rows, models, compiler_evidence.real_models(), strict=True):
+        assert row["table"] == json.loads(json.dumps(operator_tables.table_of(real.parsed))), real.name
+        assert recorded.misplaced() == real.misplaced(), real.name
+        assert recorded.predicted_parameter_bytes() == real.predicted_parameter_bytes(), real.name
+        assert recorded.predicted_narrow_bytes() == real.predicted_narrow_bytes(), real.name
+        assert recorded.parameter_bytes == real.parameter_bytes, real.name
 
 
 def test_everything_is_cached_where_it_fits_and_the_largest_given_up_where_it_nearly_does() -> None:

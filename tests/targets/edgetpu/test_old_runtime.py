@@ -16,7 +16,7 @@ import networks
 import numpy as np
 import one_op
 import pytest
-import test_legalize
+import rewrite_models
 from numpy.typing import NDArray
 from paths import ROOT, SHARED
 
@@ -74,7 +74,7 @@ def old(tmp_path: Path) -> Callable[[Mapping[str, Graph]], dict[str, int | str]]
                 found[name] = refused.read_text()
                 continue
             theirs = np.load(tmp_path / f"{name}.outputs.npy").astype(float)
-            apart = np.abs(theirs - np.stack(test_legalize.outputs(model, feeds[name]))).max()
+            apart = np.abs(theirs - np.stack(rewrite_models.outputs(model, feeds[name]))).max()
             found[name] = int(np.ceil(apart / STEP.get(model.tensors[model.inputs[0]].dtype, 1.0)))
         print(*(f"{name}: {answer}" for name, answer in found.items()), sep="\n")
         return found
@@ -182,13 +182,15 @@ def test_published_models(keras: Any, old: Callable[..., dict[str, int | str]]) 
 
 
 def test_every_rewrite(old: Callable[..., dict[str, int | str]]) -> None:
-    results = {f"{i}_{name}": legalize(build(), TARGET).graph for i, (name, _, build) in enumerate(test_legalize.CASES)}
+    results = {
+        f"{i}_{name}": legalize(build(), TARGET).graph for i, (name, _, build) in enumerate(rewrite_models.CASES)
+    }
     assert far(old(results)) == {}
 
 
 def test_it_refuses_what_check_says_is_refused(old: Callable[..., dict[str, int | str]]) -> None:
     """But for versions that only the months between 2.5 and the compiler brought (ADD 4, ABS 4, MUL 5, PAD 4)."""
-    models = {f"{i}_{name}": build() for i, (name, _, build) in enumerate(test_legalize.CASES)}
+    models = {f"{i}_{name}": build() for i, (name, _, build) in enumerate(rewrite_models.CASES)}
     answers = old(models)
     for name, model in models.items():
         failure = place(model, TARGET).failure or ""
@@ -198,10 +200,10 @@ def test_it_refuses_what_check_says_is_refused(old: Callable[..., dict[str, int 
 
 def test_it_computes_dense_layers_with_many_scales_wrongly(old: Callable[..., dict[str, int | str]]) -> None:
     """Without this, the tests above could not fail."""
-    wrong = old({"dense": test_legalize.dense(100.0)})["dense"]
+    wrong = old({"dense": rewrite_models.dense(100.0)})["dense"]
     assert isinstance(wrong, int)
     assert wrong > 10
-    assert isinstance(old({"right": legalize(test_legalize.dense(100.0), TARGET).graph})["right"], int)
+    assert isinstance(old({"right": legalize(rewrite_models.dense(100.0), TARGET).graph})["right"], int)
 
 
 def test_it_knows_every_version_that_we_say_is_mapped(old: Callable[..., dict[str, int | str]]) -> None:

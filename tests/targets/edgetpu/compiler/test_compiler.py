@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import edgetpu as measured
 import one_op
 import pytest
 import tiny
 from one_op import Op, Tensor
 from packages import compiled
+from paths import EDGETPU
 from stand_in import CHANCE, FAILED, LOG, VERSION, Answer, Programs, success
 
 from compress.errors import StageError
@@ -27,7 +27,6 @@ from compress.tflite import graph
 
 TARGET = load("edgetpu")
 MODEL = tiny.classifier()
-EDGETPU = measured.EDGETPU
 LOGS = sorted(EDGETPU.glob("pairs/*/compiler.log"))
 OTHER_TRY = "which may be chance"
 

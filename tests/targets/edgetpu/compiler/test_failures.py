@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 
-import edgetpu as measured
 import one_op
 import pytest
 import tiny
 from one_op import Op, Tensor
+from paths import EDGETPU
 from stand_in import CHANCE, FAILED, VERSION
 
 from compress.targets.edgetpu.compiler import failures
@@ -18,7 +18,6 @@ from compress.targets.edgetpu.compiler.host import Outcome
 from compress.tflite import graph
 from compress.tflite.graph import Graph
 
-EDGETPU = measured.EDGETPU
 TENSORS = {
     "input": Tensor((1, 8, 8, 4)),
     "model/stem/Relu;model/stem/BiasAdd": Tensor((1, 8, 8, 4)),

@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import edgetpu as measured
+import compiler_evidence
 import one_op
 import pytest
 import tiny
 from one_op import Op, Tensor
 from packages import compiled
+from paths import EDGETPU
 from stand_in import FAILED, LOG, VERSION
 
 from compress.targets.base import load
@@ -24,7 +25,6 @@ from compress.targets.edgetpu.placement import LATE, MAPPED
 from compress.tflite import graph
 
 TARGET = load("edgetpu")
-EDGETPU = measured.EDGETPU
 LOGS = sorted(EDGETPU.glob("pairs/*/compiler.log"))
 shared = pytest.mark.skipif(not LOGS, reason=f"no recorded logs in {EDGETPU}; see CORALLINE_SHARED")
 
@@ -220,7 +220,7 @@ def test_recorded_tables_agree_with_the_compiled_models_and_with_the_prediction(
         sides = zip(original.operators, rows[name]["placement"], strict=True)
         real = Counter(op.name for op, side in sides if side == "tpu")
         assert Counter({row.op: row.count for row in report.operations if row.status == MAPPED}) == real
-        version = measured.VERSIONS[rows[name]["behaves_like"]]
+        version = compiler_evidence.VERSIONS[rows[name]["behaves_like"]]
         target = TARGET.compiled_by(version)
         found = differences(expected(check(original, target), original, version), report)
         if found:

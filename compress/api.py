@@ -1,0 +1,252 @@
+"""The public API: functions that do what the commands of the same names do, and return typed results.
+
+They write nothing to stdout or stderr. Every error is a `compress.errors.CorallineError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compress.artifact import MODEL_TFLITE
+from compress.measurement import Measurement
+from compress.progress import Progress
+from compress.targets import base
+from compress.tflite import graph
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from compress.targets.edgetpu.check import Check
+    from compress.targets.edgetpu.estimate import Estimate
+    from compress.targets.edgetpu.legalize import Legalized
+
+FilePath = str | PathLike[str]
+COMPILER = "16.0"
+"""The newest version of the Edge TPU compiler."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a run.
+
+    Attributes:
+        status: "ok", "over budget" or "degenerate" (one answer to nearly everything).
+        folder: the folder with the report and the models.
+        original: measurements of the original model by name, such as "accuracy", "size_bytes", "latency_ms".
+        result: the same of the last model.
+        record: the content of report.json: plain JSON values.
+    """
+
+    status: str
+    folder: Path
+    original: Mapping[str, Measurement]
+    result: Mapping[str, Measurement]
+    record: Mapping[str, Any]
+
+    @property
+    def report(self) -> Path:
+        """The path of report.html."""
+        return self.folder / "report.html"
+
+    @property
+    def model(self) -> Path | None:
+        """The path of the .tflite file; None if no stage wrote one."""
+        return self._output(MODEL_TFLITE)
+
+    @property
+    def bundle(self) -> Path | None:
+        """The path of the bundle; None without the stage `package`."""
+        return self._output(f"{self.record['name']}.coralline")
+
+    def _output(self, name: str) -> Path | None:
+        return self.folder / name if name in self.record["outputs"] else None
+
+
+def run(pipeline: FilePath, *, out: FilePath = "runs", force: Sequence[str] = ()) -> RunResult:
+    """Run a pipeline file, and write the report and the models to `out/<name of the pipeline>`.
+
+    Stages whose settings, data and tools have not changed are taken from `out/.store`.
+
+    Args:
+        pipeline: the YAML file.
+        out: the folder for the results.
+        force: ids of stages to re-run.
+
+    Returns:
+        The measurements and the paths. A result that is over the budget or degenerate is not an error: see `status`.
+
+    Raises:
+        PipelineError: the file is wrong, or `force` names a stage that it does not have.
+        CorallineError: a stage failed; the report says where.
+    """
+    from compress.errors import PipelineError
+    from compress.pipeline import runner, schema
+
+    checked = schema.load(Path(pipeline))
+    known = [step.id for step in checked.steps]
+    for name in force:
+        if name not in known:
+            raise PipelineError(f"there is no stage {name!r} to force", where=str(pipeline), allowed=", ".join(known))
+    record = runner.run(checked, Path(out), _SilentMonitor(), frozenset(force))
+    models = record["models"]
+    return RunResult(
+        record["status"],
+        Path(out) / checked.head.name,
+        _measurements(models["original"]),
+        _measurements(models["result"]),
+        record,
+    )
+
+
+def _measurements(model: Mapping[str, Any] | None) -> dict[str, Measurement]:
+    """Return the measurements of a model in a run record; none if no model was measured."""
+    if model is None:
+        return {}
+    return {name: Measurement(**value) for name, value in model["measurements"].items()}
+
+
+class _SilentProgress:
+    """Progress that is not shown."""
+
+    def update(self, done: int, total: int, **metrics: float) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+
+class _SilentMonitor:
+    """A `compress.pipeline.runner.Monitor` that shows nothing."""
+
+    @contextmanager
+    def working(self, title: str) -> Iterator[Progress]:
+        del title
+        yield _SilentProgress()
+
+    def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
+        pass
+
+    def log(self, text: str) -> None:
+        pass
+
+
+def check(model: FilePath, *, compiler: str = COMPILER, all_subgraphs: bool = False) -> Check:
+    """Predict which operators of a model the Edge TPU compiler maps, without the compiler.
+
+    Args:
+        model: a full-integer .tflite file.
+        compiler: the compiler's version: "16.0", "15.0", "2.1" or "1.0".
+        all_subgraphs: like the compiler's option -a.
+
+    Returns:
+        The placement of every operator with its reason, and the memory in bytes.
+
+    Raises:
+        ModelError: the file cannot be read.
+        PipelineError: there is no such version.
+    """
+    from compress.targets.edgetpu import check
+
+    edgetpu = base.load("edgetpu").compiled_by(compiler)
+    return check.check(graph.read(Path(model)), edgetpu, all_subgraphs=all_subgraphs)
+
+
+def estimate(model: FilePath, host: str, *, clock: str = "max", compiled: FilePath | None = None) -> Estimate:
+    """Predict the latency of a model on an Edge TPU, in milliseconds.
+
+    Args:
+        model: a full-integer .tflite file, not compiled.
+        host: "usb3", "usb2", "pcie" or "devboard".
+        clock: "max", or "std" for half of it.
+        compiled: the same model as edgetpu_compiler wrote it, for its exact bytes.
+
+    Returns:
+        The latency as an interval, its parts, and the slowest layers.
+
+    Raises:
+        ModelError: a file cannot be read, or `compiled` was made from another model.
+        PipelineError: there is no such host or clock.
+    """
+    from compress.targets.edgetpu import inspection
+    from compress.targets.edgetpu.estimate import estimate
+
+    edgetpu = base.load("edgetpu")
+    content = graph.read(Path(model))
+    inspected = None
+    if compiled is not None:
+        inspected = inspection.inspect(Path(compiled))
+        inspection.refuse_another(inspected, content, edgetpu, str(compiled))
+    return estimate(content, edgetpu, host, clock, inspected)
+
+
+def legalize(
+    model: FilePath,
+    out: FilePath,
+    *,
+    inputs: FilePath | None = None,
+    io: str | None = None,
+    compiler: str = COMPILER,
+) -> Legalized:
+    """Rewrite a model so that the Edge TPU compiler maps more of it, and write the result.
+
+    Args:
+        model: a full-integer .tflite file.
+        out: the file for the result.
+        inputs: .npy [n, ...], or .npz by input name: samples that each rewrite is verified on; without it, random ones.
+        io: "int8" or "uint8", the type of inputs and outputs; None for the internal type.
+        compiler: the compiler's version: "16.0", "15.0", "2.1" or "1.0".
+
+    Returns:
+        The changes with their reasons, and the placement before and after.
+
+    Raises:
+        ModelError: the model cannot be read, or the TFLite runtime cannot run it.
+        DataError: the inputs do not fit the model.
+        PipelineError: there is no such version.
+        OSError: `out` cannot be written.
+    """
+    from compress.files import write_atomically
+    from compress.targets.edgetpu.legalize import legalize
+    from compress.tflite import comparison
+
+    content = graph.read(Path(model))
+    feeds = comparison.read_feeds(Path(inputs), content) if inputs is not None else []
+    result = legalize(content, base.load("edgetpu").compiled_by(compiler), feeds, io=io.upper() if io else None)
+    write_atomically(Path(out), graph.serialize(result.graph))
+    return result
+
+
+def load_model(
+    path: FilePath,
+    *,
+    trust: bool = False,
+    signature: str | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    samples: NDArray[np.float32] | None = None,
+) -> Any:
+    """Read a model file as a Keras 3 model whose outputs were compared with those of the original runtime.
+
+    Args:
+        path: a .keras, .h5, .hdf5, .onnx or float .tflite file, or the folder of a SavedModel.
+        trust: allow the model to run code that it contains.
+        signature: the signature of a SavedModel that has several.
+        shapes: the shapes of the inputs that are dynamic in an .onnx file, by name.
+        samples: float32 [n, ...], as the model's input expects them: compared in addition to random samples.
+
+    Returns:
+        A `keras.Model`. The annotation is `Any` because Keras is imported when it is first used.
+
+    Raises:
+        UntrustedError: the model contains code, and `trust` is False.
+        ModelError: the file cannot be read, has operators that are not supported, or the outputs differ.
+    """
+    from compress.importers import model_file
+
+    found = model_file.read(Path(path), signature, shapes)
+    return model_file.load(found, trust=trust, samples=samples).model

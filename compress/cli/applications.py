@@ -1,0 +1,48 @@
+"""Commands that convert a model for an application: frigate, header."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compress.cli.output import write, write_json
+from compress.cli.parser import add_command
+
+if TYPE_CHECKING:
+    from compress.cli.parser import Subparsers
+
+
+def add_parsers(subparsers: Subparsers) -> None:
+    """Add the commands."""
+    parser = add_command(subparsers, "frigate", "Write an SSD model for Frigate's edgetpu detector", frigate)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a .tflite file, compiled or not, or a bundle")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="folder for the files")
+    labels = "class names, one per line; a bundle contains its own"
+    parser.add_argument("--labels", type=Path, metavar="FILE", help=labels)
+    parser.add_json()
+    parser = add_command(subparsers, "header", "Write a bundle as a C++ header for coralmicro", header)
+    parser.add_argument("bundle", type=Path, help="a .coralline file")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="the header, for example model.h")
+    parser.add_argument("--role", choices=("compiled", "int8"), help="which model (the compiled one, if there is one)")
+
+
+def frigate(options: argparse.Namespace) -> int:
+    """`python -m compress frigate`."""
+    from compress.export import frigate
+
+    result = frigate.export(options.model, options.out, options.labels)
+    if options.json:
+        write_json(result.to_json())
+    else:
+        write(frigate.describe(result))
+    return 0
+
+
+def header(options: argparse.Namespace) -> int:
+    """`python -m compress header`."""
+    from compress.export import cpp_header
+
+    role = cpp_header.export(options.bundle, options.out, options.role)
+    write(f"{options.out}: the {role} model of {options.bundle.name}; not tested on hardware")
+    return 0

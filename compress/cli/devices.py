@@ -1,0 +1,181 @@
+"""Commands for devices: deploy, rollback, results, doctor."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compress.cli.output import note, write, write_json
+from compress.cli.parser import add_command
+from compress.errors import DeploymentError, PipelineError
+
+if TYPE_CHECKING:
+    from compress.cli.parser import Parser, Subparsers
+    from compress.fleet.address import Address
+    from compress.fleet.rollout import Row, Work
+
+
+def add_parsers(subparsers: Subparsers) -> None:
+    """Add the commands."""
+    _add_deploy(subparsers)
+    _add_rollback(subparsers)
+    _add_results(subparsers)
+    _add_doctor(subparsers)
+
+
+def _add_deploy(subparsers: Subparsers) -> None:
+    parser = add_command(subparsers, "deploy", "Copy a bundle to devices and switch to it", deploy)
+    parser.add_argument("bundle", type=Path, help="a .coralline file")
+    _add_fleet(parser)
+    verify = "verify again after the switch; before it the bundle is always verified"
+    parser.add_argument("--verify", action="store_true", help=verify)
+    bench = "measure there; the results are written to devices/ next to the bundle"
+    parser.add_argument("--bench", action="store_true", help=bench)
+    parser.add_argument("--keep", type=int, default=3, metavar="N", help="number of versions to keep on a device (3)")
+
+
+def _add_rollback(subparsers: Subparsers) -> None:
+    _add_fleet(add_command(subparsers, "rollback", "Switch devices to the previous version", rollback))
+
+
+def _add_results(subparsers: Subparsers) -> None:
+    summary = "Add a device's measurements to the report of a run"
+    parser = add_command(subparsers, "results", summary, store_results)
+    parser.add_argument("file", type=Path, help="the file written by `runner.pyz bench --out FILE`")
+    parser.add_argument("--run", type=Path, metavar="DIR", dest="folder", help="the run of the bundle (runs/NAME)")
+    parser.add_argument("--name", metavar="DEVICE", help="the name of the device (the name of the file)")
+    parser.add_json()
+
+
+def _add_doctor(subparsers: Subparsers) -> None:
+    summary = "Find what is wrong with a Coral host, and how to fix it"
+    parser = add_command(subparsers, "doctor", summary, doctor)
+    parser.add_argument("--to", metavar="ssh://[USER@]HOST[:PORT][/FOLDER]", help="another host, over OpenSSH")
+    parser.add_argument("--python", default="python3", metavar="PROGRAM", help="the interpreter there (python3)")
+    parser.add_json()
+
+
+def _add_fleet(parser: Parser) -> None:
+    where = "ssh://[user@]host[:port]/path, file:///path or a folder; repeatable"
+    parser.add_argument("--to", action="append", default=[], metavar="ADDRESS", help=where)
+    parser.add_argument("--hosts", type=Path, metavar="FILE", help="addresses, one per line; # begins a comment")
+    parser.add_argument("--jobs", type=int, default=4, metavar="N", help="devices at a time (4)")
+    python = "the interpreter there, by name or path, such as '~/venv/bin/python3' (python3)"
+    parser.add_argument("--python", default="python3", metavar="PROGRAM", help=python)
+    parser.add_argument("--device", default="", help="the processor for the runner: cpu, usb, pci, usb:0, ...")
+    parser.add_argument("--identity", type=Path, metavar="FILE", help="the private key for the login")
+    parser.add_argument("--known-hosts", type=Path, metavar="FILE", help="host keys, instead of the user's list")
+    log = "the log of deployments (~/.local/state/coralline/deployments.jsonl)"
+    parser.add_argument("--log", type=Path, metavar="FILE", help=log)
+    parser.add_json()
+
+
+def deploy(options: argparse.Namespace) -> int:
+    """`python -m compress deploy`.
+
+    Raises:
+        CorallineError: nothing was changed: the bundle or the arguments cannot be used.
+    """
+    from compress.fleet import log, release, rollout
+
+    addresses = _addresses(options)
+    if options.bench and any(address.host is None for address in addresses):
+        todo = "deploy, and then see README.txt there"
+        raise PipelineError("--bench: a folder has no device to measure on", todo=todo)
+    if options.keep < 1:
+        raise PipelineError("--keep keeps at least the version that runs", allowed="1 or more")
+    made = release.load(options.bundle)
+    person = log.person()
+    settings = release.Options(options.keep, options.verify, options.bench, options.device, person)
+    step = partial(rollout.deploy, made=made, settings=settings, folder=options.bundle.absolute().parent)
+    about = {
+        "action": "deploy",
+        "bundle": made.files["bundle.coralline"]["sha256"],
+        "name": made.title,
+        "release": made.name,
+        "by": person,
+    }
+    return _print_rows(_roll_out(options, addresses, step, about), as_json=options.json)
+
+
+def rollback(options: argparse.Namespace) -> int:
+    """`python -m compress rollback`.
+
+    Raises:
+        CorallineError: nothing was changed: the arguments cannot be used.
+    """
+    from compress.fleet import log, release, rollout
+
+    person = log.person()
+    step = partial(rollout.rollback, settings=release.Options(device=options.device, by=person))
+    rows = _roll_out(options, _addresses(options), step, {"action": "rollback", "by": person})
+    return _print_rows(rows, as_json=options.json)
+
+
+def store_results(options: argparse.Namespace) -> int:
+    """`python -m compress results`.
+
+    Raises:
+        CorallineError: the file cannot be used; nothing was stored.
+    """
+    from compress.fleet import results
+
+    path = results.take_in(options.file, options.folder, options.name)
+    if options.json:
+        write_json({"schema_version": 1, "stored": str(path)})
+    else:
+        write(f"stored as {path}")
+    return 0
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """`python -m compress doctor`."""
+    from compress.fleet import doctor
+
+    text, code = doctor.examine(options.to, options.python, as_json=options.json)
+    write(text)
+    return code
+
+
+def _addresses(options: argparse.Namespace) -> list[Address]:
+    from compress.fleet.address import distinct, listed, parse
+
+    if options.jobs < 1:
+        raise PipelineError("--jobs 0 does nothing", allowed="1 or more")
+    addresses = [parse(text) for text in options.to]
+    if options.hosts:
+        addresses += listed(options.hosts)
+    return distinct(addresses)
+
+
+def _roll_out(
+    options: argparse.Namespace, addresses: Sequence[Address], step: Work, about: Mapping[str, str]
+) -> list[Row]:
+    from compress.fleet import log, rollout
+    from compress.fleet.remote import Access
+
+    access = Access(options.python, options.known_hosts, options.identity)
+    deployments = log.Log(options.log or log.default_path(), about)
+    return rollout.work(addresses, access, step, options.jobs, note, deployments)
+
+
+def _print_rows(rows: Sequence[Row], *, as_json: bool) -> int:
+    """Print what became of each device, and return the exit code.
+
+    Raises:
+        CorallineError: there is one device, and it failed.
+    """
+    from compress.fleet import rollout
+
+    errors = [row.error for row in rows if row.error is not None]
+    if len(rows) == 1 and errors:
+        raise errors[0]
+    if as_json:
+        devices = [row.to_json() for row in rows]
+        write_json({"schema_version": 1, "devices": devices, "failed": len(errors)})
+    else:
+        write("\n".join([rollout.table(rows), *(str(error) for error in errors)]))
+    return DeploymentError.exit_code if errors else 0

@@ -1,0 +1,219 @@
+"""Commands for one model file: import, check, estimate, legalize, inspect, debug."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compress.cli.output import write, write_json
+from compress.cli.parser import add_command
+from compress.errors import EXIT_PARTLY, EXIT_REFUSED
+
+if TYPE_CHECKING:
+    from compress.cli.parser import Parser, Subparsers
+    from compress.targets.edgetpu.placement import Placement
+
+
+def add_parsers(subparsers: Subparsers) -> None:
+    """Add the commands."""
+    _add_import(subparsers)
+    _add_check(subparsers)
+    _add_estimate(subparsers)
+    _add_legalize(subparsers)
+    _add_inspect(subparsers)
+    _add_debug(subparsers)
+
+
+def _add_import(subparsers: Subparsers) -> None:
+    summary = "Convert a model file to a Keras model, and compare the two"
+    parser = add_command(subparsers, "import", summary, import_model)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a model file, or the folder of a SavedModel")
+    parser.add_argument("-o", "--out", type=Path, metavar="OUT.keras", help="file for the Keras model (none)")
+    parser.add_argument("--trust", action="store_true", help="allow the model to run code that it contains")
+    parser.add_argument("--signature", metavar="NAME", help="the signature of a SavedModel that has several")
+    parser.add_argument("--inputs", type=Path, metavar="FILE.npy", help="samples to compare on, besides random ones")
+    parser.add_argument(
+        "--shape",
+        type=_shape,
+        action="append",
+        default=[],
+        metavar="NAME=1,3,320,320",
+        help="the shape of an input that is dynamic in an .onnx file; once for each such input",
+    )
+    parser.add_json()
+
+
+def _shape(text: str) -> tuple[str, list[int]]:
+    """Read the name of an input and its shape, [int, ...]."""
+    name, _, dimensions = text.rpartition("=")
+    parts = dimensions.split(",")
+    if not name or not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an input with its shape, such as images=1,3,320,320")
+    return name, [int(part) for part in parts]
+
+
+def import_model(options: argparse.Namespace) -> int:
+    """`python -m compress import`."""
+    from compress.cli import import_model
+    from compress.cli.console import quiet
+
+    with open(os.devnull, "wb") as null, quiet(null.fileno()):  # TensorFlow's messages about missing GPUs
+        report = import_model.run(
+            options.model,
+            options.out,
+            trust=options.trust,
+            signature=options.signature,
+            inputs=options.inputs,
+            shapes=dict(options.shape),
+        )
+    if options.json:
+        write_json(report)
+    else:
+        write(import_model.describe(report))
+    return 0
+
+
+def _add_compiler_version(parser: Parser) -> None:
+    parser.add_argument("--compiler", default="16.0", metavar="VERSION", help="16.0 (default), 15.0, 2.1 or 1.0")
+
+
+def _add_check(subparsers: Subparsers) -> None:
+    summary = "Predict which operators the Edge TPU compiler maps, and why"
+    parser = add_command(subparsers, "check", summary, check)
+    parser.add_argument("model", type=Path, help="a full-integer .tflite file")
+    parser.add_json()
+    _add_compiler_version(parser)
+    parser.add_argument("--all-subgraphs", action="store_true", help="like the compiler's option -a")
+
+
+def check(options: argparse.Namespace) -> int:
+    """`python -m compress check`."""
+    from compress.targets import base
+    from compress.targets.edgetpu import check
+    from compress.tflite import graph
+
+    edgetpu = base.load("edgetpu").compiled_by(options.compiler)
+    result = check.check(graph.read(options.model), edgetpu, all_subgraphs=options.all_subgraphs)
+    if options.json:
+        write_json(result.to_json())
+    else:
+        write(check.describe(result).rstrip("\n"))
+    return _placement_exit_code(result.placement)
+
+
+def _placement_exit_code(placement: Placement) -> int:
+    """Return 0 if all operators are mapped, `EXIT_PARTLY` if some are, `EXIT_REFUSED` if the compiler would fail."""
+    if placement.failure is not None:
+        return EXIT_REFUSED
+    return EXIT_PARTLY if any(op.placement == "cpu" for op in placement.ops) else 0
+
+
+def _add_estimate(subparsers: Subparsers) -> None:
+    summary = "Predict the latency of a model on the Edge TPU"
+    parser = add_command(subparsers, "estimate", summary, estimate)
+    parser.add_argument("model", type=Path, help="a full-integer .tflite file, not compiled")
+    parser.add_argument("--host", required=True, help="usb3, usb2, pcie or devboard")
+    parser.add_argument("--clock", default="max", help="max (default), or std: half of it")
+    parser.add_argument("--compiled", type=Path, metavar="FILE", help="the same model compiled, for its exact bytes")
+    parser.add_json()
+
+
+def estimate(options: argparse.Namespace) -> int:
+    """`python -m compress estimate`."""
+    from compress.targets import base
+    from compress.targets.edgetpu import inspection
+    from compress.targets.edgetpu.estimate import describe, estimate
+    from compress.tflite import graph
+
+    edgetpu = base.load("edgetpu")
+    model = graph.read(options.model)
+    compiled = None
+    if options.compiled:
+        compiled = inspection.inspect(options.compiled)
+        inspection.refuse_another(compiled, model, edgetpu, str(options.compiled))
+    prediction = estimate(model, edgetpu, options.host, options.clock, compiled)
+    if options.json:
+        write_json(prediction.to_json())
+    else:
+        write(describe(prediction, edgetpu.tables["latency"]["hosts"][options.host]["summary"]))
+    return 0
+
+
+def _add_legalize(subparsers: Subparsers) -> None:
+    summary = "Rewrite a model so that the compiler maps more of it"
+    parser = add_command(subparsers, "legalize", summary, legalize)
+    parser.add_argument("model", type=Path, metavar="IN", help="a full-integer .tflite file")
+    parser.add_argument("out", type=Path, metavar="OUT", help="file for the result")
+    inputs = ".npy, or .npz by input name: samples that each rewrite is verified on"
+    parser.add_argument("--inputs", type=Path, metavar="FILE", help=inputs)
+    parser.add_argument("--io", choices=("int8", "uint8"), help="type of inputs and outputs (the internal type)")
+    _add_compiler_version(parser)
+    parser.add_json()
+
+
+def legalize(options: argparse.Namespace) -> int:
+    """`python -m compress legalize`."""
+    from compress import files
+    from compress.targets import base
+    from compress.targets.edgetpu.legalize import describe, legalize
+    from compress.tflite import comparison, graph
+
+    model = graph.read(options.model)
+    inputs = comparison.read_feeds(options.inputs, model) if options.inputs else []
+    edgetpu = base.load("edgetpu").compiled_by(options.compiler)
+    result = legalize(model, edgetpu, inputs, io=options.io and options.io.upper())
+    files.write_atomically(options.out, graph.serialize(result.graph))
+    if options.json:
+        write_json(result.to_json())
+    else:
+        write(describe(result).rstrip("\n"))
+    return _placement_exit_code(result.after)
+
+
+def _add_inspect(subparsers: Subparsers) -> None:
+    parser = add_command(subparsers, "inspect", "Show the contents of a compiled model", inspect)
+    parser.add_argument("model", type=Path, help="a file written by edgetpu_compiler")
+    against = "the .tflite file that it was compiled from, to compare"
+    parser.add_argument("--against", type=Path, metavar="MODEL", help=against)
+    parser.add_json()
+
+
+def inspect(options: argparse.Namespace) -> int:
+    """`python -m compress inspect`."""
+    from compress.targets.base import load
+    from compress.targets.edgetpu import inspection
+
+    found = inspection.inspect(options.model)
+    result = found.to_json()
+    lines = [inspection.describe(found).rstrip("\n")]
+    if options.against is not None:
+        rows = inspection.against(found, options.against, load("edgetpu"))
+        result["against"] = rows
+        lines += [f"{row['name']:<24} predicted {row['predicted']!s:>12}  real {row['real']!s:>12}" for row in rows]
+    if options.json:
+        write_json(result)
+    else:
+        write("\n".join(lines))
+    return 0
+
+
+def _add_debug(subparsers: Subparsers) -> None:
+    parser = add_command(subparsers, "debug", "Rank the tensors of a run by their quantization error", debug)
+    parser.add_argument("folder", type=Path, help="the folder of a run (runs/NAME), with its report.json")
+    parser.add_json()
+
+
+def debug(options: argparse.Namespace) -> int:
+    """`python -m compress debug`."""
+    from compress.pipeline import record
+
+    rows = record.quantized_layers(options.folder)
+    from compress.quantization.debug import describe
+
+    if options.json:
+        write_json({"schema_version": 1, "layers": rows})
+    else:
+        write(describe(rows).rstrip("\n"))
+    return 0

@@ -1,0 +1,56 @@
+"""Results on stdout, notes on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from typing import IO, Any
+
+
+def write(text: str) -> None:
+    """Print results on stdout. A reader that has closed the pipe is not an error.
+
+    Raises:
+        StoreError: stdout is a file, and the disk is full.
+    """
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        from compress.files import explain
+
+        discard(sys.stdout)
+        if not isinstance(error, BrokenPipeError):
+            raise explain(error, "the results cannot be written to stdout") from error
+
+
+def write_json(value: Any) -> None:
+    """Print plain values as JSON on stdout.
+
+    Raises:
+        StoreError: stdout is a file, and the disk is full.
+    """
+    write(json.dumps(value, indent=1))
+
+
+def note(text: str) -> None:
+    """Print one line on stderr. A closed or full stderr is not an error."""
+    with suppress(OSError):
+        print(text, file=sys.stderr)
+
+
+def discard(stream: IO[str]) -> None:
+    """Redirect a stream that accepts no more text to the null device."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+def complete_streams() -> None:
+    """Open the standard streams that were closed; otherwise the next files to be opened would get their numbers."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(handle)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)

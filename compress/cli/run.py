@@ -1,0 +1,107 @@
+"""`run`: run a pipeline file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compress.cli.output import write, write_json
+from compress.cli.parser import add_command
+from compress.errors import PipelineError
+
+if TYPE_CHECKING:
+    from compress.cli.parser import Subparsers
+    from compress.pipeline.schema import Pipeline
+
+USAGE = "[--dry-run] [--out DIR] [--force STAGE] [--json]"
+SHOWN = ("accuracy", "ap", "ap50", "macs", "parameters", "size_bytes", "compressed_bytes", "latency_ms")
+"""The measurements of the table that a run prints."""
+
+
+def add_parsers(subparsers: Subparsers) -> None:
+    """Add the command."""
+    usage = f"python -m compress [run] PIPELINE {USAGE}"
+    parser = add_command(subparsers, "run", "Run a pipeline file; the word `run` may be omitted", run, usage=usage)
+    parser.add_argument("pipeline", type=Path, help="the pipeline file")
+    parser.add_argument("--dry-run", action="store_true", help="check the file and list what would be done")
+    parser.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR", help="folder for the results (runs)")
+    parser.add_argument(
+        "--force", action="append", default=[], metavar="STAGE", help="re-run the stage with this id; repeatable"
+    )
+    parser.add_json()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the pipeline, or list its steps, and print the results.
+
+    Raises:
+        CorallineError: the file is wrong, a stage failed, or the result exceeds the budget.
+    """
+    from compress.pipeline.schema import load
+
+    pipeline = load(options.pipeline)
+    known = [step.id for step in pipeline.steps]
+    for name in options.force:
+        if name not in known:
+            raise PipelineError(f"--force: there is no stage {name!r} in this pipeline", allowed=", ".join(known))
+    if options.dry_run:
+        return _dry_run(pipeline, options)
+    from compress.cli.console import Console
+    from compress.pipeline import runner
+    from compress.pipeline.acceptance import result_error
+
+    folder = options.out / pipeline.head.name
+    with Console(folder / "run.log") as console:
+        console.line(f"coralline: {options.pipeline} -> {folder}")
+        record = runner.run(pipeline, options.out, console, frozenset(options.force))
+    if options.json:
+        write_json(record)
+    else:
+        _print_results(record, folder)
+    if (error := result_error(record)) is not None:
+        raise error
+    return 0
+
+
+def _dry_run(pipeline: Pipeline, options: argparse.Namespace) -> int:
+    from compress.pipeline.runner import preview
+
+    steps = [
+        {"id": step.id, "stage": step.stage.name, "status": status, "reason": step.skip}
+        for step, status in preview(pipeline, options.out, frozenset(options.force))
+    ]
+    if options.json:
+        write_json({"schema_version": 1, "name": pipeline.head.name, "steps": steps})
+        return 0
+    for row in steps:
+        write(f"{row['id']:<20} {row['status']:<8} {row['reason'] or ''}".rstrip())
+    return 0
+
+
+def _print_results(record: dict[str, Any], folder: Path) -> None:
+    from compress.report import answers
+
+    models = record["models"]
+    if models["original"] and models["result"]:
+        _print_comparison(models["original"]["measurements"], models["result"]["measurements"])
+    if verdict := answers.in_words(record):
+        write(f"{record['status']}: {verdict}")
+    if record["placement"]:
+        write(record["placement"]["reason"] or "compiled for the Edge TPU")
+        write(record["placement"]["summary"])
+    write(f"report: {folder / 'report.html'}")
+
+
+def _print_comparison(original: dict[str, Any], result: dict[str, Any]) -> None:
+    write(f"{'':<16} {'original':>12} {'result':>12}")
+    for name in SHOWN:
+        if name in original:
+            before, after = _formatted(original[name]["value"]), _formatted(result[name]["value"])
+            write(f"{name:<16} {before:>12} {after:>12}")
+
+
+def _formatted(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}"

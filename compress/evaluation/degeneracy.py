@@ -1,0 +1,108 @@
+"""A check for models that give one answer to nearly every sample, whatever the sample shows.
+
+A task counts its answers (`Spread`) in its own probe; the criterion on these counts is the same for every task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import hypot
+from typing import Any, Literal
+
+from compress.measurement import wilson_interval
+
+NEARLY_ALL = 0.95
+"""Share of the samples that get the most frequent answer, from which a model is suspected."""
+TOLD_APART = 0.1
+"""Share of the samples with another label that a suspected model may at most answer differently to be degenerate."""
+COMMON = 0.9
+"""Share of the labels from which one answer to nearly everything can be what a useful model gives."""
+ENOUGH = 4
+"""Samples with another label that are needed for a verdict: if 0 of 4 are told apart, the 95% interval ends at 0.49."""
+ENOUGH_WITH_ORIGINAL = 2
+"""The same where the original tells them apart."""
+
+Verdict = Literal["varied", "degenerate", "undecided"]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The most frequent answer of a model, counted.
+
+    Attributes:
+        text: the answer and its count as a predicate: "answers 'Apple' to 449 of 449 test samples".
+        samples: samples of the split.
+        same: samples that get the most frequent answer.
+        others: samples whose label is another answer.
+        told_apart: of `others`, those that get another answer.
+        constant: whether all outputs are the same floating-point numbers, although the samples differ.
+    """
+
+    text: str
+    samples: int
+    same: int
+    others: int
+    told_apart: int
+    constant: bool = False
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether a model's answers depend on its input.
+
+    Attributes:
+        verdict: "degenerate" for one answer to nearly everything; "undecided" where the labels do not allow a verdict.
+        text: the most frequent answer and its count as a predicate.
+        spread: the counts; None where there are none.
+    """
+
+    verdict: Verdict
+    text: str
+    spread: Spread | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for the run record."""
+        counts = {} if self.spread is None else asdict(self.spread)
+        counts.pop("text", None)
+        return {"verdict": self.verdict, "text": self.text, "counts": counts}
+
+
+def judge(spread: Spread, original: Spread | None = None) -> Judgement:
+    """Decide whether a model gives one answer to nearly everything while the labels differ.
+
+    A model is suspected from NEARLY_ALL on. It is degenerate if it tells at most TOLD_APART of the samples with another
+    label apart. Where COMMON of the labels are the most frequent answer, a suspected model can be a useful one: there
+    it is degenerate only if its balanced accuracy, that answer against all others, is not above chance.
+
+    Args:
+        spread: the counts of the model.
+        original: the counts of the model that it was made from.
+    """
+    if spread.constant:
+        return Judgement("degenerate", spread.text, spread)
+    if spread.same < NEARLY_ALL * spread.samples:
+        return Judgement("varied", spread.text, spread)
+    compared = original is not None and above_chance(original)
+    if spread.others < (ENOUGH_WITH_ORIGINAL if compared else ENOUGH):
+        return Judgement("undecided", spread.text, spread)
+    common = spread.samples - spread.others >= COMMON * spread.samples
+    blind = spread.told_apart <= TOLD_APART * spread.others
+    degenerate = blind and not (common and above_chance(spread))
+    return Judgement("degenerate" if degenerate else "varied", spread.text, spread)
+
+
+def above_chance(spread: Spread) -> bool:
+    """Whether other answers are more frequent where they are right: the 95% interval of the difference is above 0.
+
+    The difference is twice what the balanced accuracy exceeds 0.5 by.
+    Source: R. G. Newcombe, Statistics in Medicine 17 (1998), 873-890, method 10.
+    """
+    fitting = spread.samples - spread.others
+    if not fitting or not spread.others:
+        return False
+    false_alarms = spread.samples - spread.same - spread.told_apart
+    right = spread.told_apart / spread.others
+    wrong = false_alarms / fitting
+    low, _ = wilson_interval(spread.told_apart, spread.others)
+    _, high = wilson_interval(false_alarms, fitting)
+    return right - wrong > hypot(right - low, high - wrong)

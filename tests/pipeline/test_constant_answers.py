@@ -1,0 +1,278 @@
+"""Results that give one answer to nearly everything, through the command line: exit code 7, record, report, streams."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scenes
+import tiny
+
+from compress.tflite.interpreter import Model
+
+Record = dict[str, Any]
+CLASSES = 3
+TRAIN_MORE = (
+    "train the model longer or with a smaller learning rate, and check the labels, data.preprocess and the statistics "
+    "of batch norms"
+)
+
+
+def report(folder: Path, name: str = "tiny") -> Record:
+    record: Record = json.loads((folder / "runs" / name / "report.json").read_text())
+    return record
+
+
+def verdicts(record: Record) -> dict[str, str]:
+    return {name: each["verdict"] for name, each in record["answers"].items()}
+
+
+def answers(model: Path, samples: np.ndarray) -> np.ndarray:
+    return Model(model, reproducible=True).scores(samples).argmax(axis=1)
+
+
+def project(folder: Path, test: int, stages: list[Any], favourite: int | None = None) -> tuple[Path, np.ndarray]:
+    """A project whose classifier is right on all samples if it has no favourite; and the samples of its test split."""
+    path = tiny.project(folder / "project", stages)
+    x = np.random.default_rng(1).random((test + 40, 4, 4, 1), np.float32)
+    sound = folder / "sound.tflite"
+    sound.write_bytes(tiny.classifier())
+    (path.parent / "model.tflite").write_bytes(tiny.classifier(favourite=favourite))
+    source = {"npz": {"file": "data.npz", "split": "split"}}
+    content = json.loads(path.read_text()) | {"data": {"source": source}}
+    path.write_text(json.dumps(content))
+    save(path, x, answers(sound, x))
+    return path, x[40:]
+
+
+def save(path: Path, x: np.ndarray, y: np.ndarray) -> None:
+    """Write the samples: 24 to train with, 16 for validation, the others to test."""
+    y = y.copy()
+    y[:40] = np.arange(40) % CLASSES
+    split = np.array(["train"] * 24 + ["validation"] * 16 + ["test"] * (len(x) - 40))
+    np.savez(path.parent / "data.npz", x=x, y=y, split=split)
+
+
+def imbalanced(path: Path, rare: int, common: int) -> str:
+    """Keep so many test samples of the model's most frequent class and of others; give that class's name."""
+    with np.load(path.parent / "data.npz") as arrays:
+        x, y = arrays["x"], arrays["y"]
+    frequent = int(np.bincount(y[40:]).argmax())
+    test = np.arange(40, len(x))
+    kept = np.concatenate([test[y[test] == frequent][:common], test[y[test] != frequent][:rare]])
+    assert len(kept) == rare + common
+    chosen = np.concatenate([np.arange(40), kept])
+    save(path, x[chosen], y[chosen])
+    return str(frequent)
+
+
+def test_a_model_that_tells_samples_apart_is_ok(coralline: tiny.Coralline, tmp_path: Path) -> None:
+    path, _ = project(tmp_path, 60, ["compile"])
+    done = coralline(path)
+    assert done.returncode == 0, done.stderr
+    record = report(tmp_path)
+    assert (record["status"], record["error"]) == ("ok", None)
+    assert verdicts(record) == {"original": "varied", "result": "varied"}
+
+
+def test_an_original_and_a_result_with_one_answer(coralline: tiny.Coralline, tmp_path: Path) -> None:
+    path, _ = project(tmp_path, 60, ["compile", "package"], favourite=1)
+    done = coralline(path)
+    assert done.returncode == 7
+    what = "the result answers '1' to 60 of 60 test samples, and so does the original"
+    assert done.stderr.splitlines()[-1] == f"coralline: {what}; {TRAIN_MORE}"
+    assert f"degenerate: {what}\n" in done.stdout
+    record = report(tmp_path)
+    assert record["status"] == "degenerate"
+    assert record["error"] == {"stage": None, "message": f"{what}; {TRAIN_MORE}", "exit_code": 7}
+    assert verdicts(record) == {"original": "degenerate", "result": "degenerate"}
+    assert record["answers"]["result"]["counts"]["same"] == 60
+    assert (tmp_path / "runs" / "tiny" / "tiny.coralline").exists()  # as with a broken budget
+    page = (tmp_path / "runs" / "tiny" / "report.html").read_text()
+    assert "Not usable: the result answers &#39;1&#39; to 60 of 60 test samples, and so does the original." in page
+    assert "The result gives one answer to nearly everything" in page
+    assert "Do not use the result: its accuracy is that of a model whose answers do not depend on the input." in page
+    assert "drop and agreement show nothing" in page
+    markdown = (tmp_path / "runs" / "tiny" / "report.md").read_text()
+    assert markdown.startswith("# tiny: degenerate\n\nNot usable: the result answers '1' to 60 of 60 test samples")
+    assert "**Error**, the run is complete, exit code 7: " in markdown
+
+
+def test_json_is_the_whole_record_and_a_second_run_says_the_same(coralline: tiny.Coralline, tmp_path: Path) -> None:
+    path, _ = project(tmp_path, 60, [], favourite=0)
+    for _ in range(2):
+        done = coralline(path, "--json")
+        assert done.returncode == 7
+        record = json.loads(done.stdout)  # one document
+        assert (record["status"], record["error"]["exit_code"]) == ("degenerate", 7)
+        assert record["models"]["result"]["measurements"]["accuracy"]["how"] == "measured"
+
+
+def test_a_result_that_lost_what_the_original_knew(coralline: tiny.Coralline, tmp_path: Path) -> None:
+    (tmp_path / "broken.tflite").write_bytes(tiny.classifier(favourite=2))
+    path, _ = project(tmp_path, 60, [{"stamp": {"text": "a"}}, {"exchange": {"file": str(tmp_path / "broken.tflite")}}])
+    done = coralline(path)
+    assert done.returncode == 7
+    assert done.stderr.splitlines()[-1].startswith(
+        "coralline: the result answers '2' to 60 of 60 test samples, and the original does not "
+        "(first seen on the validation split after `exchange`); compress less or train longer after it"
+    )
+    assert verdicts(report(tmp_path)) == {"original": "varied", "result": "degenerate"}
+
+
+def test_an_original_with_one_answer_that_was_repaired(coralline: tiny.Coralline, tmp_path: Path) -> None:
+    path, _ = project(tmp_path, 60, [{"exchange": {"file": str(tmp_path / "sound.tflite")}}], favourite=1)
+    done = coralline(path)
+    assert done.returncode == 0, done.stderr
+    what = "the original answers '1' to 60 of 60 test samples, so a comparison with it shows little"
+    assert f"ok: {what}\n" in done.stdout
+    assert verdicts(report(tmp_path)) == {"original": "degenerate", "result": "varied"}
+    assert f"Note: {what}." in (tmp_path / "runs" / "tiny" / "report.md").read_text()
+
+
+def test_a_majority_class_that_is_told_from_the_others(coralline: tiny.Coralline, tmp_path: Path) -> None:
+    path, _ = project(tmp_path, 600, ["compile"])
+    imbalanced(path, rare=6, common=194)
+    done = coralline(path)
+    assert done.returncode == 0, done.stderr
+    record = report(tmp_path)
+    assert record["answers"]["result"]["counts"] == {
+        "samples": 200, "same": 194, "others": 6, "told_apart": 6, "constant": False,
+    }  # fmt: skip
+    assert (record["status"], verdicts(record)["result"]) == ("ok", "varied")
+
+
+def test_a_majority_class_that_is_the_only_answer(coralline: tiny.Coralline, tmp_path: Path) -> None:
+    path, _ = project(tmp_path, 600, ["compile"])
+    frequent = imbalanced(path, rare=6, common=194)
+    (path.parent / "model.tflite").write_bytes(tiny.classifier(favourite=int(frequent)))
+    done = coralline(path)
+    assert done.returncode == 7
+    record = report(tmp_path)
+    assert record["models"]["result"]["measurements"]["accuracy"]["value"] == 0.97
+    assert record["answers"]["result"]["text"] == f"answers '{frequent}' to 200 of 200 test samples"
+
+
+def test_too_few_samples_of_other_classes_are_no_verdict(coralline: tiny.Coralline, tmp_path: Path) -> None:
+    path, _ = project(tmp_path, 600, ["compile"])
+    frequent = imbalanced(path, rare=2, common=198)
+    (path.parent / "model.tflite").write_bytes(tiny.classifier(favourite=int(frequent)))
+    done = coralline(path)
+    assert done.returncode == 0, done.stderr
+    assert verdicts(report(tmp_path))["result"] == "undecided"
+    assert "too few have another label to judge that" in done.stdout
+
+
+def test_a_result_that_also_breaks_the_budget(coralline: tiny.Coralline, tmp_path: Path) -> None:
+    path, _ = project(tmp_path, 60, [], favourite=0)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"budget": {"size_bytes": 1}}))
+    assert coralline(path).returncode == 7
+    record = report(tmp_path)
+    assert record["status"] == "degenerate"
+    assert record["budget"][0]["holds"] is False
+
+
+# --- real training and quantization -----------------------------------------------------
+
+BUILDER = """
+import keras
+
+def build(input_shape, classes):
+    layers = keras.layers
+    image = keras.Input(input_shape)
+    x = layers.ReLU()(layers.Conv2D(4, 3, name="conv")(image))
+    return keras.Model(image, layers.Dense(classes, name="scores")(layers.Flatten()(x)))
+"""
+
+
+def halves(folder: Path, model: dict[str, Any], stages: list[Any]) -> Path:
+    """A project whose samples are bright above or below; their first pixel is always 0."""
+    labels = np.arange(240) % 2
+    x = np.random.default_rng(0).random((240, 8, 8, 1), np.float32) * 0.5
+    x[labels == 0, :4] += 0.5
+    x[labels == 1, 4:] += 0.5
+    x[:, 0, 0] = 0
+    np.savez(folder / "data.npz", x=x, y=labels)
+    content = {
+        "schema_version": 1, "name": "halves", "seed": 0, "model": model,
+        "data": {"source": {"npz": {"file": "data.npz"}}}, "stages": stages, "measure": {"latency": {"runs": 3}},
+    }  # fmt: skip
+    path = folder / "pipeline.yaml"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def compress(path: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line without making the warnings of Keras errors."""
+    arguments = [sys.executable, "-m", "compress", str(path)]
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
+    return subprocess.run(arguments, cwd=path.parent, env=tiny.environment(), **options)
+
+
+@pytest.mark.tensorflow
+def test_a_training_that_diverges(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(BUILDER)
+    train = {"train": {"epochs": 1, "batch_size": 8, "learning_rate": 1.0}}
+    done = compress(halves(tmp_path, {"builder": "net.py", "trust": True}, [train, "quantize"]))
+    assert done.returncode == 7, done.stderr
+    assert f"samples, and the original gives the same output for all 48 test samples; {TRAIN_MORE}" in done.stderr
+    record = report(tmp_path, "halves")
+    assert record["status"] == "degenerate"
+    latency = record["models"]["result"]["measurements"]["latency_ms"]
+    assert latency["how"] == "measured" or "the TFLite runtime refuses it" in latency["note"]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own, in model.save
+def test_a_quantization_that_destroys_the_model(tmp_path: Path) -> None:
+    import keras
+
+    image = keras.Input((8, 8, 1))
+    model = keras.Model(image, keras.layers.Dense(2, name="scores")(keras.layers.Flatten()(image)))
+    kernel = np.zeros((64, 2), np.float32)
+    kernel[1:32, 0], kernel[32:, 1] = 0.1, 0.1
+    kernel[0] = 1e5  # of the pixel that is always 0: the other weights become 0 with a scale for all of them
+    model.layers[-1].set_weights([kernel, np.array([0.01, 0.0], np.float32)])
+    model.save(tmp_path / "model.keras")
+    done = compress(halves(tmp_path, {"file": "model.keras"}, ["quantize"]))
+    assert done.returncode == 7, done.stderr
+    assert "and the original does not (first seen on the validation split after `quantize`)" in done.stderr
+    record = report(tmp_path, "halves")
+    assert record["models"]["original"]["measurements"]["accuracy"]["value"] > 0.9
+    assert verdicts(record) == {"original": "varied", "result": "degenerate"}
+
+
+DETECTOR = """
+import keras
+
+def detector(input_shape):
+    return {"maps": [{"cells": [8, 8], "boxes": [[0.35, 0.35]]}], "scores": "logits"}
+
+def build(input_shape, classes):
+    layers = keras.layers
+    image = keras.Input(input_shape)
+    x = layers.Conv2D(8, 3, 8, padding="same", activation="relu")(image)
+    boxes = layers.Reshape((-1, 4))(layers.Conv2D(4, 1)(x))
+    rare = keras.initializers.Constant(-20.0)
+    scores = layers.Reshape((-1, classes))(layers.Conv2D(classes, 1, bias_initializer=rare)(x))
+    return keras.Model(image, [boxes, scores])
+"""
+
+
+@pytest.mark.tensorflow
+def test_a_detector_that_finds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "finder.py").write_text(DETECTOR)
+    stages = [{"train": {"epochs": 1, "learning_rate": 1e-6}}, "quantize"]
+    path = scenes.pipeline(tmp_path, (40, 16), {"builder": "finder.py", "trust": True}, stages)
+    done = compress(path)
+    assert done.returncode == 7, done.stderr
+    record = report(tmp_path, "found")
+    assert record["answers"]["result"]["text"] == "finds nothing in 16 of 16 test images"
+    assert verdicts(record) == {"original": "degenerate", "result": "degenerate"}
+    page = (tmp_path / "runs" / "found" / "report.html").read_text()
+    assert "Do not use the result: its average precision is that of a model" in page

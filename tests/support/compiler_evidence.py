@@ -1,0 +1,152 @@
+"""Predictions for the Edge TPU, with what the vendor's compiler reported for the same models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import branches
+import operator_tables
+from paths import EDGETPU
+
+from compress.targets.base import load
+from compress.targets.edgetpu import activation_memory, operator_parameters, parameter_memory
+from compress.targets.edgetpu.inspection import inspect
+from compress.targets.edgetpu.placement import place
+from compress.tflite import graph
+
+TARGET = load("edgetpu")
+MIB = 1 << 20
+VERSIONS = {"16.0": "16.0", "15.0": "15.0", "15.0 or 2.x": "2.1", "1.0": "1.0"}
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """A model with what the real compiler did with it.
+
+    Attributes:
+        name: its name.
+        parsed: the model before it was compiled.
+        version: the compiler whose rules it follows.
+        placement: "tpu" or "cpu" for each operator.
+        parameter_bytes: all parameters in the compiled file, cached and streamed.
+        narrow_bytes_per_tile: activation memory that the compiled file asks for.
+    """
+
+    name: str
+    parsed: graph.Graph
+    version: str
+    placement: tuple[str, ...]
+    parameter_bytes: int
+    narrow_bytes_per_tile: int
+
+    @property
+    def mapped(self) -> list[graph.Operator]:
+        """The operators that the compiler mapped to the Edge TPU."""
+        return [op for op, side in zip(self.parsed.operators, self.placement, strict=True) if side == "tpu"]
+
+    def misplaced(self) -> int:
+        """The number of operators that are predicted to run in another place."""
+        predicted = [op.placement for op in place(self.parsed, TARGET).ops]
+        return sum(ours != real for ours, real in zip(predicted, self.placement, strict=True))
+
+    def predicted_parameter_bytes(self) -> int:
+        """The predicted parameter bytes of the mapped operators."""
+        target = TARGET.compiled_by(self.version)
+        return sum(operator_parameters.count(op, self.parsed, target).size_bytes for op in self.mapped)
+
+    def predicted_narrow_bytes(self) -> int:
+        """The predicted activation memory."""
+        return activation_memory.bytes_per_tile(self.parsed, {op.index for op in self.mapped})
+
+
+def real_models() -> list[CompiledModel]:
+    """The models in the shared folder; each compiled file is inspected."""
+    models = []
+    for row in json.loads((EDGETPU / "pairs" / "index.json").read_text()):
+        folder = EDGETPU / "pairs" / row["name"]
+        real = inspect(folder / "compiled.tflite")
+        models.append(
+            CompiledModel(
+                name=row["name"],
+                parsed=graph.read(folder / "model.tflite"),
+                version=VERSIONS[row["behaves_like"]],
+                placement=tuple(row["placement"]),
+                parameter_bytes=real.cached_bytes + real.streamed_bytes,
+                narrow_bytes_per_tile=max(each.narrow_bytes_per_tile for each in real.executables),
+            )
+        )
+    return models
+
+
+def recorded_models() -> list[CompiledModel]:
+    """The same models, rebuilt from the operator tables in the repository."""
+    return [
+        CompiledModel(
+            name=row["name"],
+            parsed=operator_tables.graph_of(row["table"]),
+            version=row["version"],
+            placement=tuple(row["placement"]),
+            parameter_bytes=row["parameter_bytes"],
+            narrow_bytes_per_tile=row["narrow_bytes_per_tile"],
+        )
+        for row in operator_tables.load()["models"]
+    ]
+
+
+def record() -> None:
+    """Write the operator tables of the shared models, and the compiler's memory reports, into the repository."""
+    sources = {row["name"]: row for row in json.loads((EDGETPU / "pairs" / "index.json").read_text())}
+    rows = []
+    for model in real_models():
+        origin = {key: sources[model.name][key] for key in ("source", "commit", "licence")}
+        facts = {
+            "name": model.name,
+            "version": model.version,
+            "placement": model.placement,
+            "parameter_bytes": model.parameter_bytes,
+            "narrow_bytes_per_tile": model.narrow_bytes_per_tile,
+        }
+        rows.append(facts | origin | {"table": operator_tables.table_of(model.parsed)})
+    operator_tables.write(rows, json.loads((EDGETPU / "compiler_memory_sweep.json").read_text()))
+
+
+def stack(row: dict[str, Any]) -> list[parameter_memory.Parameters]:
+    """The layers of one row of the sweep."""
+    given, layers, conv = row["input"][-1], [], row["network"] == "conv"
+    for outputs in [row["width"]] * row["layers"] + ([] if conv else [row["classes"]]):
+        each = parameter_memory.up(given, 4) * (row["kernel"] ** 2 if conv else 1)
+        places = row["input"][0] * row["input"][1] if conv else 1
+        found = parameter_memory.convolution(outputs, each, 8 if conv else 0, places, one_position_in=not conv)
+        layers.append(parameter_memory.never_cached(found, each, TARGET))
+        given = outputs
+    return layers
+
+
+def reported(row: dict[str, Any]) -> bool:
+    """Whether both numbers of the compiler's report are met, to the digits that it prints."""
+    found = parameter_memory.split(stack(row), TARGET)
+    numbers = ((found.report_on_chip_bytes, "report_on_chip_MiB"), (found.report_off_chip_bytes, "report_off_chip_MiB"))
+    return all(abs(size / MIB - row[name]) <= (0.00501 if row[name] >= 1 else 0.00001) for size, name in numbers)
+
+
+def left_out(models: Sequence[CompiledModel]) -> dict[str, Any]:
+    """How many totals are exact without a branch that only they, or only models of the same operators, reach."""
+    supports = {model.name: _reached(model) for model in models}
+    kinds = {model.name: tuple(op.name for op in model.parsed.operators) for model in models}
+    alone = branches.alone(supports, {name: name for name in supports})
+    families = branches.alone(supports, kinds)
+    exact = [model.name for model in models if model.predicted_parameter_bytes() == model.parameter_bytes]
+    return {
+        "exact": len(exact),
+        "exact_without_branches_of_their_own": sum(not alone[name] for name in exact),
+        "families": len(set(kinds.values())),
+        "exact_without_branches_of_their_family": sum(not families[name] for name in exact),
+        "branches_of_one_family": {name: lines for name, lines in families.items() if lines},
+    }
+
+
+def _reached(model: CompiledModel) -> frozenset[branches.Branch]:
+    return branches.reached(model.predicted_parameter_bytes, (operator_parameters, parameter_memory))

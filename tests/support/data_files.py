@@ -1,0 +1,55 @@
+"""The bytes of TFRecord and WAV files."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from compress.data.crc32c import crc32c, masked
+
+
+def varint(value: int) -> bytes:
+    found = b""
+    while value > 0x7F:
+        found += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return found + bytes([value])
+
+
+def field(number: int, content: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def example(**values: Any) -> bytes:
+    """A serialized tf.train.Example: bytes, or arrays of whole numbers or floats, packed."""
+    entries = b""
+    for name, value in values.items():
+        if isinstance(value, bytes):
+            made = field(1, field(1, value))
+        elif np.asarray(value).dtype.kind == "f":
+            made = field(2, field(1, np.asarray(value, "<f4").tobytes()))
+        else:
+            made = field(3, field(1, b"".join(varint(int(each) & (1 << 64) - 1) for each in np.ravel(value))))
+        entries += field(1, field(1, name.encode()) + field(2, made))
+    return field(1, entries)
+
+
+def record(content: bytes) -> bytes:
+    head = struct.pack("<Q", len(content))
+    return head + struct.pack("<I", masked(crc32c(head))) + content + struct.pack("<I", masked(crc32c(content)))
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return name + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
+
+
+def riff(*chunks: bytes) -> bytes:
+    body = b"WAVE" + b"".join(chunks)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def form(tag: int = 1, bits: int = 16, channels: int = 1, rate: int = 8000, block: int | None = None) -> bytes:
+    block = channels * bits // 8 if block is None else block
+    return chunk(b"fmt ", struct.pack("<HHIIHH", tag, channels, rate, rate * block, block, bits))

@@ -1,0 +1,43 @@
+"""The state of a deployment, and the rows that the command prints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.cli.main import main
+from compress.fleet import release
+
+
+def answers(folder: Path) -> int:
+    """The version of the bundle that runs in a folder, after its runner has verified it."""
+    done = subprocess.run(
+        [sys.executable, "current/runner.pyz", "verify", "current/bundle.coralline", "--json"],
+        cwd=folder,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    content = (folder / "current" / "bundle.coralline").read_bytes()
+    return int(release.bundle.Bundle(content).manifest["version"])
+
+
+def left(folder: Path) -> set[str]:
+    """What is in a folder that no deployment should leave."""
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    return {name for name in names if "incoming/" in name or "/.new" in name or "/.old" in name or name[:4] == ".new"}
+
+
+def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["devices"]
+    return found
+
+
+def failed(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    assert main(arguments) == 15
+    return capsys.readouterr().err

@@ -1,0 +1,183 @@
+"""Published latencies, the constants fitted to them, and the error of each prediction."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+from scipy.stats import spearmanr
+
+from compress.targets.base import load
+from compress.targets.edgetpu import latency
+from compress.targets.edgetpu.latency import Layer, Sent
+
+HOSTS = ("pcie", "usb3", "devboard", "usb2")
+JUDGED = ("pcie", "usb3", "devboard")
+KNOWN = {
+    "conv_ns": 2.05,
+    "window_ns": 2.05,
+    "layer_us": 2.0,
+    "fixed_ms": {"pcie": 0.1, "usb3": 0.3, "devboard": 0.3, "usb2": 0.4},
+    "transfer_ms_per_mb": {"pcie": 2.65, "usb3": 2.74, "devboard": 2.65, "usb2": 27.5},
+    "output_ms_per_mb": {"pcie": 7.1, "usb3": 32.0, "devboard": 32.0, "usb2": 60.0},
+}
+"""Values known without these rows: the clock; stacks of layers on PCIe and USB; outputs alone on an ARM host."""
+TARGET = load("edgetpu")
+PRIOR_WEIGHT = 0.1
+"""How strongly a constant is held near its known value."""
+LOSS_SCALE = 0.08
+"""The error, as a logarithm, from which a row counts less."""
+COVERED = 0.95
+"""The share of misses that an interval is made to hold."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published measurement, and what is predicted from."""
+
+    model: str
+    host: str
+    clock: str
+    measured_ms: float
+    layers: tuple[Layer, ...]
+    sent: Sent
+
+
+def network(table: Mapping[str, Any]) -> tuple[tuple[Layer, ...], Sent]:
+    """The layers of a table: rows of t, h, w, k, kw, ci, co, ih, iw; inb and outb bytes."""
+    layers = tuple(_layer(row) for row in table["ops"])
+    layers = tuple(replace(each, parameters=latency.parameters(each, TARGET)) for each in layers)
+    held = latency.split(layers, TARGET)
+    streamed = tuple(each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True))
+    outputs = _outputs(layers, table["outb"])
+    return layers, Sent(
+        table["inb"], outputs, latency.instruction_bytes(layers, table["inb"] + table["outb"]), streamed
+    )
+
+
+def _layer(row: Mapping[str, Any]) -> Layer:
+    kind = row["t"] if row["t"] in latency.KINDS else "elt"
+    given = (row["ih"], row["iw"], row["ci"])
+    if kind == "tconv" and given[:2] == (row["h"], row["w"]):  # the tables give the output's size twice
+        given = (row["h"] // 2, row["w"] // 2, row["ci"])
+    return Layer(kind, (row["h"], row["w"], row["co"]), given, (row["k"], row["kw"]), name=row["t"])
+
+
+def _outputs(layers: Sequence[Layer], stated: int) -> int:
+    """Bytes that the Edge TPU sends. Where the model's own outputs are less than what its last convolution makes,
+    they are made by a CPU operator (poses from four maps), and the maps are sent: of all the last convolutions that
+    read the same map."""
+    last = layers[-1]
+    if stated == math.prod(last.made):
+        return latency.sent_bytes(last.made)
+    if stated > math.prod(last.made) or last.kind != "conv":
+        return stated
+    total = 0
+    for layer in reversed(layers):
+        if layer.given != last.given or layer.made[2] == last.given[2]:
+            break
+        total += latency.sent_bytes(layer.made)
+    return total
+
+
+def rows(table: Path, tables: Path) -> list[Row]:
+    """The rows that can be predicted: fully mapped, on a known host, with a table."""
+    networks = {name: network(each) for name, each in json.loads(tables.read_text()).items()}
+    found = []
+    for row in csv.DictReader(table.read_text().splitlines()):
+        if row["table"] not in networks or row["fully_mapped"] != "yes" or row["host_kind"] not in HOSTS:
+            continue
+        if "unstated" in row["host"] and row["host_kind"] == "usb2":  # some of them are faster than USB 2 can be
+            continue
+        clock = "std" if "std" in row["runtime"] else "max"
+        found.append(Row(row["table"], row["host_kind"], clock, float(row["latency_ms"]), *networks[row["table"]]))
+    return found
+
+
+def flat(constants: Mapping[str, Any]) -> dict[str, float]:
+    """Constants by one word each."""
+    found = {}
+    for name, value in constants.items():
+        for host, each in (value if isinstance(value, dict) else {"": value}).items():
+            found[f"{name} {host}".strip()] = float(each)
+    return found
+
+
+def nested(constants: Mapping[str, float]) -> dict[str, Any]:
+    """The same as the target's table has them."""
+    hosts = {host: {"overlap": TARGET.tables["latency"]["hosts"][host]["overlap"], "spread": 0.0} for host in HOSTS}
+    found: dict[str, Any] = {"hosts": hosts}
+    for name, value in constants.items():
+        word, _, host = name.partition(" ")
+        (hosts[host] if host else found)[word] = value
+    return found
+
+
+def predicted(row: Row, constants: Mapping[str, Any]) -> float:
+    return latency.predict(row.layers, row.sent, constants, row.host, row.clock).total
+
+
+def fitted(given: Sequence[Row]) -> dict[str, float]:
+    """The constants that suit some rows best, each model on a host counting once."""
+    start = flat(KNOWN)
+    names, zero = list(start), np.log(list(start.values()))
+    often = Counter((row.model, row.host) for row in given)
+    weights = [1 / math.sqrt(often[row.model, row.host]) for row in given]
+
+    def misses(point: Any) -> Any:
+        constants = nested(dict(zip(names, np.exp(point), strict=True)))
+        told = [math.log(predicted(row, constants) / row.measured_ms) for row in given]
+        return np.concatenate([np.multiply(told, weights), PRIOR_WEIGHT * (point - zero)])
+
+    found = least_squares(misses, zero, loss="soft_l1", f_scale=LOSS_SCALE)
+    return {name: float(value) for name, value in zip(names, np.exp(found.x), strict=True)}
+
+
+def left_out(given: Sequence[Row]) -> list[float]:
+    """The prediction of each row by constants that no row of its model had a part in."""
+    constants = {
+        model: nested(fitted([row for row in given if row.model != model])) for model in {row.model for row in given}
+    }
+    return [predicted(row, constants[row.model]) for row in given]
+
+
+def spread(misses: Sequence[float]) -> float:
+    """What holds the wanted share of them: as a logarithm, to both sides."""
+    return float(np.quantile(np.abs(misses), COVERED, method="higher")) if len(misses) else math.inf
+
+
+def judged(given: Sequence[Row], told: Sequence[float]) -> dict[str, Any]:
+    """The figures over the judged hosts, pooled, and for each of them."""
+    misses = np.log(np.array(told) / [row.measured_ms for row in given])
+    chosen = [index for index, row in enumerate(given) if row.host in JUDGED]
+    holds = []
+    for index in chosen:
+        others = [misses[i] for i in chosen if given[i].model != given[index].model]
+        holds.append(abs(misses[index]) <= spread(others))
+    errors = {index: abs(told[index] / given[index].measured_ms - 1) for index in chosen}
+    measured = [given[index].measured_ms for index in chosen]
+
+    def figures(some: Sequence[int]) -> dict[str, float]:
+        values = [errors[index] for index in some]
+        return {
+            "rows": len(some),
+            "median": float(np.median(values)),
+            "90th percentile": float(np.percentile(values, 90)),
+        }
+
+    return {
+        "pooled": figures(chosen)
+        | {
+            "rank correlation": float(spearmanr([told[index] for index in chosen], measured).statistic),
+            "intervals hold": float(np.mean(holds)),
+        },
+        **{host: figures([index for index in chosen if given[index].host == host]) for host in JUDGED},
+    }
