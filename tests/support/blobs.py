@@ -42,6 +42,13 @@ class Blobs:
         return list(self.inputs(split)[indices])
 
 
+class Bright(Blobs):
+    """Samples far from 0, where stale statistics are far from the right ones too."""
+
+    def inputs(self, split: Split) -> np.ndarray:
+        return super().inputs(split) + np.float32(10)
+
+
 @dataclass
 class Silence:
     seen: list[tuple[int, int, dict[str, float]]] = field(default_factory=list)

@@ -137,3 +137,16 @@ def randomized(model: Any, seed: int = 0) -> Any:
             inputs = weight.shape[:2] if "depthwise" in weight.path else weight.shape[:-1]
             weight.assign(random.normal(0, (2 / np.prod(inputs)) ** 0.5, weight.shape))
     return model
+
+
+def with_batch_norms(keras: Any, momentum: float = 0.999, *, dropout: float = 0.0) -> Any:
+    """A small classifier with two batch norms."""
+    layers = keras.layers
+    keras.utils.set_random_seed(0)
+    image = keras.Input((8, 8, 1))
+    x = layers.Conv2D(6, 3, use_bias=False, name="conv")(image)
+    x = layers.ReLU()(layers.BatchNormalization(momentum=momentum, name="first")(x))
+    x = layers.Dropout(dropout)(x)
+    x = layers.Dense(8, use_bias=False, name="hidden")(layers.Flatten()(x))
+    x = layers.ReLU()(layers.BatchNormalization(momentum=momentum, name="second")(x))
+    return keras.Model(image, layers.Dense(2, activation="softmax")(x))

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blobs import Blobs, context
+from blobs import Blobs, Bright, context
+from networks import with_batch_norms as network
 
 from compress.data.types import Objects, Split
 from compress.training import bn_recalibration, loop, validation
@@ -19,31 +20,11 @@ from compress.training.loop import TrainingSettings
 pytestmark = pytest.mark.tensorflow
 
 
-def network(keras: Any, momentum: float = 0.999, *, dropout: float = 0.0) -> Any:
-    """A small classifier with two batch norms."""
-    layers = keras.layers
-    keras.utils.set_random_seed(0)
-    image = keras.Input((8, 8, 1))
-    x = layers.Conv2D(6, 3, use_bias=False, name="conv")(image)
-    x = layers.ReLU()(layers.BatchNormalization(momentum=momentum, name="first")(x))
-    x = layers.Dropout(dropout)(x)
-    x = layers.Dense(8, use_bias=False, name="hidden")(layers.Flatten()(x))
-    x = layers.ReLU()(layers.BatchNormalization(momentum=momentum, name="second")(x))
-    return keras.Model(image, layers.Dense(2, activation="softmax")(x))
-
-
 def values(keras: Any, model: Any, name: str, data: Blobs) -> np.ndarray:
     """Outputs of a layer on the training split, by channel."""
     inner = keras.Model(model.inputs[0], model.get_layer(name).output)
     outputs = np.asarray(inner(data.inputs("train"), training=False), np.float64)
     return outputs.reshape(-1, outputs.shape[-1])
-
-
-class Bright(Blobs):
-    """Samples far from 0, where stale statistics are far from the right ones too."""
-
-    def inputs(self, split: Split) -> np.ndarray:
-        return super().inputs(split) + np.float32(10)
 
 
 @pytest.fixture

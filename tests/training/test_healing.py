@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blobs import context
-from test_bn_recalibration import Bright, network
+from blobs import Bright, context
+from networks import with_batch_norms as network
 
 from compress.artifact import MODEL_KERAS, Artifact, Kind
 from compress.data.types import Split
