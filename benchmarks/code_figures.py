@@ -1,0 +1,183 @@
+"""Figures of the code itself: `python benchmarks/code_figures.py [--sample N] [--seed N] [--classes]`.
+
+Prints lines, complexity, how dense lines are, how many annotations are `Any`, and class names that are used more than
+once, for compress/ and deploy/. `--sample N` prints N docstrings and N messages of exceptions, drawn at random, to be
+read. Nothing is written.
+
+Complexity is McCabe's, counted strictly: each branch, loop, handler, boolean operator, conditional expression and
+comprehension clause adds one. Code lines are lines with a statement or an expression on them: no blank lines, comments
+or docstrings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from repository import FOLDER
+
+ROOT = FOLDER.parent
+FOLDERS = ("compress", "deploy")
+COMPLEX = 10
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass
+class Figures:
+    """Counts over all modules that were read."""
+
+    lines: int = 0
+    code_lines: int = 0
+    comments: int = 0
+    conditionals: int = 0
+    tuple_assignments: int = 0
+    nested_comprehensions: int = 0
+    annotations: int = 0
+    any_annotations: int = 0
+    complexities: list[int] = field(default_factory=list)
+    classes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    docstrings: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+
+    def add(self, path: Path) -> None:
+        """Count one module."""
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        name = path.relative_to(ROOT).as_posix()
+        self.lines += len(text.splitlines())
+        self.comments += sum(line.strip().startswith("#") for line in text.splitlines())
+        self.code_lines += len(_code_lines(tree))
+        for node in ast.walk(tree):
+            self._add_node(node, name)
+
+    def _add_node(self, node: ast.AST, name: str) -> None:
+        if isinstance(node, ast.IfExp):
+            self.conditionals += 1
+        elif isinstance(node, ast.Assign):
+            self.tuple_assignments += _is_tuple_assignment(node)
+        elif isinstance(node, COMPREHENSIONS):
+            self.nested_comprehensions += _has_comprehension_inside(node)
+        elif isinstance(node, ast.ClassDef):
+            self.classes[node.name].append(f"{name}:{node.lineno}")
+        elif isinstance(node, ast.Raise):
+            self.messages.append(f"{name}:{node.lineno}\n    {ast.unparse(node)}")
+        elif isinstance(node, FUNCTIONS):
+            self.complexities.append(complexity(node))
+        for annotation in _annotations(node):
+            self.annotations += 1
+            self.any_annotations += any(isinstance(part, ast.Name) and part.id == "Any" for part in ast.walk(annotation))
+        if isinstance(node, (ast.ClassDef, *FUNCTIONS)):
+            docstring = ast.get_docstring(node)
+            if docstring:
+                self.docstrings.append(f"{name}:{node.lineno} {node.name}\n    {docstring}")
+
+    def report(self) -> str:
+        """Return the figures as text."""
+        thousands = self.code_lines / 1000
+        hard = sum(value > COMPLEX for value in self.complexities)
+        repeated = sum(len(places) > 1 for places in self.classes.values())
+        rows = (
+            ("lines", str(self.lines)),
+            ("code lines", str(self.code_lines)),
+            ("comment lines per 1,000 code lines", f"{self.comments / thousands:.1f}"),
+            ("functions", str(len(self.complexities))),
+            (f"functions with complexity above {COMPLEX}", f"{hard} ({hard / len(self.complexities):.1%})"),
+            ("conditional expressions per 1,000 code lines", f"{self.conditionals / thousands:.1f}"),
+            ("tuple assignments per 1,000 code lines", f"{self.tuple_assignments / thousands:.1f}"),
+            ("nested comprehensions per 1,000 code lines", f"{self.nested_comprehensions / thousands:.1f}"),
+            ("annotations with Any", f"{self.any_annotations / self.annotations:.1%}"),
+            ("class names used more than once", str(repeated)),
+        )
+        return "\n".join(f"{name:<48}{value:>14}" for name, value in rows)
+
+
+def complexity(function: ast.AST) -> int:
+    """Return the number of independent paths through a function, nested functions excluded."""
+    total = 1
+    for node in _own_nodes(function):
+        if isinstance(node, (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert, ast.match_case)):
+            total += 1
+        elif isinstance(node, ast.BoolOp):
+            total += len(node.values) - 1
+        elif isinstance(node, ast.comprehension):
+            total += 1 + len(node.ifs)
+    return total
+
+
+def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(function):
+        if isinstance(child, (*FUNCTIONS, ast.ClassDef)):
+            continue
+        yield child
+        yield from _own_nodes(child)
+
+
+def _code_lines(tree: ast.AST) -> set[int]:
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and _is_text(node.value)}
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.expr, ast.arg, ast.alias, ast.keyword)) and id(node) not in docstrings:
+            found.update((node.lineno, node.end_lineno or node.lineno))
+        elif isinstance(node, ast.stmt) and not (isinstance(node, ast.Expr) and _is_text(node.value)):
+            found.add(node.lineno)
+    return found
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _is_tuple_assignment(node: ast.Assign) -> bool:
+    """Whether several values are written on one line for several names: `a, b = 1, 2`."""
+    return isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+
+
+def _has_comprehension_inside(node: ast.AST) -> bool:
+    return any(isinstance(inner, COMPREHENSIONS) for child in ast.iter_child_nodes(node) for inner in ast.walk(child))
+
+
+def _annotations(node: ast.AST) -> Iterator[ast.expr]:
+    if isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation is not None:
+        yield node.annotation
+    elif isinstance(node, FUNCTIONS) and node.returns is not None:
+        yield node.returns
+
+
+def _print_sample(title: str, texts: Sequence[str], count: int, draw: random.Random) -> None:
+    print(f"\n== {min(count, len(texts))} of {len(texts)} {title}")
+    for text in draw.sample(list(texts), min(count, len(texts))):
+        print(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="print N docstrings and N messages")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--classes", action="store_true", help="list class names that are used more than once")
+    options = parser.parse_args(arguments)
+    figures = Figures()
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            figures.add(path)
+    print(figures.report())
+    if options.classes:
+        for name, places in sorted(figures.classes.items()):
+            if len(places) > 1:
+                print(f"{name}: {', '.join(places)}")
+    if options.sample:
+        draw = random.Random(options.seed)
+        _print_sample("docstrings", figures.docstrings, options.sample, draw)
+        _print_sample("messages", figures.messages, options.sample, draw)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
