@@ -72,7 +72,9 @@ class Figures:
             self.complexities.append(complexity(node))
         for annotation in _annotations(node):
             self.annotations += 1
-            self.any_annotations += any(isinstance(part, ast.Name) and part.id == "Any" for part in ast.walk(annotation))
+            self.any_annotations += any(
+                isinstance(part, ast.Name) and part.id == "Any" for part in ast.walk(annotation)
+            )
         if isinstance(node, (ast.ClassDef, *FUNCTIONS)):
             docstring = ast.get_docstring(node)
             if docstring:

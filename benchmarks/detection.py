@@ -39,7 +39,7 @@ from compress.ir.tensorflow import keras
 from compress.pipeline.schema import load
 from compress.quantization import export
 from compress.quantization.calibration import calibrate
-from compress.tflite.interpreter import Model
+from compress.tflite.interpreter import LoadedModel
 from deploy.contract.detection import Detector
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -169,7 +169,7 @@ def one_tensor(path: Path, data: Data, method: str, scores: str, told: dict[str,
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "joined.tflite"
         file.write_bytes(content)
-        rows = Model(file, reproducible=True).scores(data.inputs("test"))
+        rows = LoadedModel(file, reproducible=True).scores(data.inputs("test"))
     rows = rows.reshape(len(rows), len(detector.anchors), -1)
     answers = [detector(row[:, :4], row[:, 4:]) for row in rows]
     found = by_coco(answers, data.objects("test"), len(data.class_names))

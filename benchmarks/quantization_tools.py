@@ -23,7 +23,7 @@ from compress.quantization import calibration, export
 from compress.stage import Context
 from compress.stages import working_model
 from compress.stages.quantize import Quantize
-from compress.tflite.interpreter import Model
+from compress.tflite.interpreter import LoadedModel
 
 Floats = NDArray[np.float32]
 OURS = "coralline"
@@ -176,7 +176,7 @@ def scores(content: bytes, samples: Floats) -> Floats:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"
         path.write_bytes(content)
-        return Model(path, reproducible=True).scores(samples)
+        return LoadedModel(path, reproducible=True).scores(samples)
 
 
 def conversion_ratio(given: Given, repeats: int) -> dict[str, float]:

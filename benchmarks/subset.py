@@ -38,7 +38,7 @@ from compress.ir import keras_graph
 from compress.ir.passes import fold
 from compress.ir.tensorflow import keras
 from compress.quantization import calibration, export
-from compress.tflite.interpreter import Model
+from compress.tflite.interpreter import LoadedModel
 from compress.training import loop, subset, subset_selection
 from compress.training.loop import TrainingSettings
 from compress.training.subset import Part, Subset
@@ -130,7 +130,7 @@ def calibrated(model: Any, data: subjects.Arrays, seed: int) -> dict[str, float]
             with tempfile.TemporaryDirectory() as folder, quiet():
                 path = Path(folder) / "model.tflite"
                 path.write_bytes(export.convert(canonical, plan, "int8"))
-                answers = Model(path, reproducible=True).scores(data.inputs("test")).argmax(axis=1)
+                answers = LoadedModel(path, reproducible=True).scores(data.inputs("test")).argmax(axis=1)
             found[f"{select}, {count}"] = float((answers == wanted).mean())
     return found
 

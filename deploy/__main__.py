@@ -98,16 +98,16 @@ def _bench_options(parser: argparse.ArgumentParser) -> None:
 
 def _bench(arguments: Arguments) -> Tuple[Result, str]:
     from deploy import accuracy, benchmark
-    from deploy.runtime import Options
+    from deploy.runtime import RuntimeOptions
 
-    settings = benchmark.Settings(
+    settings = benchmark.BenchmarkSettings(
         arguments.runs, arguments.seconds, arguments.warmup, arguments.soak, arguments.meter, not arguments.no_cold
     )
     with _model(arguments) as model:
         result = {"bundle": _identity(model.bundle), "benchmark": benchmark.bench(model, settings, _progress)}
     lines = [benchmark.text(result["benchmark"])]
     if arguments.samples != 0:
-        options = Options(arguments.device, arguments.threads, library=arguments.library)
+        options = RuntimeOptions(arguments.device, arguments.threads, library=arguments.library)
         result["golden"] = accuracy.verify(model.bundle, options)["golden"]
         result["accuracy"] = accuracy.compare(model.bundle, options, arguments.samples, _progress)
         lines += [accuracy.golden_text(result), accuracy.text(result["accuracy"])]
@@ -116,10 +116,10 @@ def _bench(arguments: Arguments) -> Tuple[Result, str]:
 
 def _verify(arguments: Arguments) -> Tuple[Result, str]:
     from deploy import accuracy
-    from deploy.runtime import Options, find
+    from deploy.runtime import RuntimeOptions, find
 
     opened = _opened(arguments)
-    found = accuracy.verify(opened, Options(arguments.device, arguments.threads, library=arguments.library))
+    found = accuracy.verify(opened, RuntimeOptions(arguments.device, arguments.threads, library=arguments.library))
     result = dict(found, bundle=_identity(opened), runtime=find().describe())
     return result, "%s: every byte is what was packed\n%s" % (arguments.bundle, accuracy.golden_text(found))
 
@@ -206,9 +206,9 @@ def _opened(arguments: Arguments) -> Any:
 def _model(arguments: Arguments) -> Any:
     """The model that the arguments ask for; on stderr why it is not on an Edge TPU, if that is so."""
     from deploy.model import tried
-    from deploy.runtime import Options
+    from deploy.runtime import RuntimeOptions
 
-    options = Options(arguments.device, arguments.threads, library=arguments.library)
+    options = RuntimeOptions(arguments.device, arguments.threads, library=arguments.library)
     made = tried(_opened(arguments), arguments.role, options)
     if made.remark:
         print("runner: %s" % made.remark, file=sys.stderr)

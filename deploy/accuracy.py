@@ -24,7 +24,7 @@ from deploy.contract.errors import DeviceError, EdgeTpuError
 from deploy.contract.preprocessing import Array
 from deploy.measurement import finite, missing, paired_drop, proportion, told
 from deploy.model import Model
-from deploy.runtime import Options, Runtime, Session
+from deploy.runtime import InferenceSession, Runtime, RuntimeOptions
 
 ROLES = ("original", "int8", "compiled")
 CLOSE_STEPS = 7
@@ -41,7 +41,7 @@ COMPARED_ON = ("x86_64", "AMD64")
 Progress = Callable[[str], None]
 
 
-def golden(opened: Bundle, role: str, options: Options) -> Dict[str, Any]:
+def golden(opened: Bundle, role: str, options: RuntimeOptions) -> Dict[str, Any]:
     """Runs the golden inputs through one model and compares the outputs with those of the host.
 
     Returns:
@@ -131,7 +131,7 @@ def _beside_plain(result: Dict[str, Any], model: Model, tensors: List[Array], wa
     """
     if "reference" not in model.session.runtime.kernels():
         return result
-    session = Session(model.session.runtime, model.content, Options(kernels="reference"))
+    session = InferenceSession(model.session.runtime, model.content, RuntimeOptions(kernels="reference"))
     if not np.array_equal(np.concatenate([session.run(tensor) for tensor in tensors]), wanted):
         return result
     near = result["largest_steps"] <= CLOSE_STEPS_OPTIMIZED
@@ -144,7 +144,7 @@ def _beside_default(result: Dict[str, Any], model: Model, tensors: List[Array], 
     """The verdict with that on the default kernels: the fastest, never equal to the bit, and what applications run."""
     options = dataclasses.replace(model.session.options, kernels="default")
     probe.check(model.content, options)
-    session = Session(model.session.runtime, model.content, options)
+    session = InferenceSession(model.session.runtime, model.content, options)
     found = np.concatenate([session.run(tensor) for tensor in tensors]).reshape(len(wanted), -1)
     rows = wanted.reshape(len(wanted), -1)
     steps = int(np.abs(found.astype(np.int64) - rows.astype(np.int64)).max())
@@ -166,7 +166,10 @@ def first_layer(found: Runtime, content: bytes, tensor: Array) -> Dict[str, Any]
     if not found.keeps_tensors or not {"reproducible", "reference"} <= set(found.kernels()):
         what = "%s %s keeps no intermediate tensors to look at" % (found.name, found.version)
         return {"layer": None, "note": what}
-    sessions = [Session(found, content, Options(kernels=name, keep=True)) for name in ("reproducible", "reference")]
+    sessions = [
+        InferenceSession(found, content, RuntimeOptions(kernels=name, keep=True))
+        for name in ("reproducible", "reference")
+    ]
     for session in sessions:
         session.run(tensor)
     if not hasattr(sessions[0].interpreter, "_get_ops_details"):
@@ -185,7 +188,7 @@ def first_layer(found: Runtime, content: bytes, tensor: Array) -> Dict[str, Any]
     return {"layer": None, "note": note}
 
 
-def verify(opened: Bundle, options: Options) -> Dict[str, Any]:
+def verify(opened: Bundle, options: RuntimeOptions) -> Dict[str, Any]:
     """Golden vectors of every model of a bundle.
 
     Returns:
@@ -195,7 +198,7 @@ def verify(opened: Bundle, options: Options) -> Dict[str, Any]:
     roles = [role for role in ROLES if role in opened.manifest["models"]]
     found = {}
     for role in roles:
-        here = options if role == "compiled" else Options("cpu", options.threads)
+        here = options if role == "compiled" else RuntimeOptions("cpu", options.threads)
         try:
             found[role] = golden(opened, role, here)
         except DeviceError as error:
@@ -211,7 +214,7 @@ def verify(opened: Bundle, options: Options) -> Dict[str, Any]:
 
 
 def compare(
-    opened: Bundle, options: Options, limit: Optional[int] = None, progress: Progress = lambda text: None
+    opened: Bundle, options: RuntimeOptions, limit: Optional[int] = None, progress: Progress = lambda text: None
 ) -> Dict[str, Any]:
     """Accuracy of each model on the bundle's evaluation sample, and what changes from one to another.
 

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 
 from deploy.integers import parse_integer
-from deploy.protocol import Head, RefusedError
+from deploy.protocol import RequestError, RequestHead
 
 PATHS = {"/v1/predict": "POST", "/v1/model": "GET", "/metrics": "GET", "/healthz": "GET", "/readyz": "GET"}
 OPEN_PATHS = ("/healthz", "/readyz")
@@ -20,7 +20,7 @@ MAX_TOP = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class ServiceLimits:
     """The limits of a service.
 
     Attributes:
@@ -49,11 +49,11 @@ class Admission:
         settings: the limits and the token.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServiceLimits) -> None:
         self._settings = settings
         self._token = hashlib.sha256(settings.token.encode()).digest()
 
-    def check(self, head: Head, stopping: bool) -> None:
+    def check(self, head: RequestHead, stopping: bool) -> None:
         """Check whether a request is accepted.
 
         Args:
@@ -64,15 +64,15 @@ class Admission:
             RefusedError: the request is not accepted.
         """
         if head.path not in OPEN_PATHS and not self._authorized(head):
-            raise RefusedError(401, "the token is missing or wrong", close=True, headers={"WWW-Authenticate": "Bearer"})
+            raise RequestError(401, "the token is missing or wrong", close=True, headers={"WWW-Authenticate": "Bearer"})
         if stopping:
-            raise RefusedError(503, "the service is being stopped", "ask again later", close=True)
+            raise RequestError(503, "the service is being stopped", "ask again later", close=True)
         allowed = _allowed_method(head)
         limit = self._settings.body_bytes if allowed == "POST" else 0
         if head.length > limit:
-            raise RefusedError(413, "the body has %d bytes; at most %d" % (head.length, limit), "send less", close=True)
+            raise RequestError(413, "the body has %d bytes; at most %d" % (head.length, limit), "send less", close=True)
 
-    def _authorized(self, head: Head) -> bool:
+    def _authorized(self, head: RequestHead) -> bool:
         """Return whether a request has the token, or none is needed."""
         if not self._settings.token:
             return True
@@ -81,23 +81,23 @@ class Admission:
         return hmac.compare_digest(digest, self._token) and scheme.lower() == "bearer"
 
 
-def _allowed_method(head: Head) -> str:
+def _allowed_method(head: RequestHead) -> str:
     """Return the method of the requested path.
 
     Raises:
         RefusedError: there is no such path, or the request has another method.
     """
     if head.path not in PATHS:
-        raise RefusedError(404, "there is no such path", "use one of: %s" % ", ".join(PATHS), close=head.length > 0)
+        raise RequestError(404, "there is no such path", "use one of: %s" % ", ".join(PATHS), close=head.length > 0)
     allowed = PATHS[head.path]
     if head.method != allowed:
         what = "%s needs the method %s" % (head.path, allowed)
         unread = head.length > 0 or head.method == "HEAD"  # whose answers have no body
-        raise RefusedError(405, what, close=unread, headers={"Allow": allowed})
+        raise RequestError(405, what, close=unread, headers={"Allow": allowed})
     return allowed
 
 
-def requested_top(head: Head) -> int:
+def requested_top(head: RequestHead) -> int:
     """Return how many classes a request asks for.
 
     Raises:
@@ -106,5 +106,5 @@ def requested_top(head: Head) -> int:
     text = head.query.get("top", DEFAULT_TOP)
     count = parse_integer(text, 1, MAX_TOP)
     if count is None:
-        raise RefusedError(400, "top=%s is not an integer from 1 to %d" % (text[:20], MAX_TOP))
+        raise RequestError(400, "top=%s is not an integer from 1 to %d" % (text[:20], MAX_TOP))
     return count

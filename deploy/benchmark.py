@@ -30,7 +30,7 @@ from deploy.contract.preprocessing import Array
 from deploy.energy import Stretch
 from deploy.measurement import Measured, measured, missing, told
 from deploy.model import Model
-from deploy.runtime import Session
+from deploy.runtime import InferenceSession
 
 MOST_RUNS = 1_000_000
 CHUNK_S = 0.5
@@ -40,7 +40,7 @@ Seen = Dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class BenchmarkSettings:
     """What is measured how often.
 
     Attributes:
@@ -66,7 +66,7 @@ class Settings:
             raise ArgumentError("%r seconds cannot be measured" % self.seconds, "use --seconds 10")
 
 
-def timed(session: Session, tensor: Array, runs: int) -> Array:
+def timed(session: InferenceSession, tensor: Array, runs: int) -> Array:
     """Runs a model and times it: int64 [runs, 4], the clock before, and after input, inference and output, in ns."""
     place, result, clock = session.input_index, session.output_index, time.perf_counter_ns
     put, invoke, get = session.interpreter.set_tensor, session.interpreter.invoke, session.interpreter.get_tensor
@@ -85,7 +85,7 @@ def timed(session: Session, tensor: Array, runs: int) -> Array:
     return np.frombuffer(times, np.int64).reshape(runs, 4)
 
 
-def bench(model: Model, settings: Settings, progress: Progress = lambda text: None) -> Dict[str, Any]:
+def bench(model: Model, settings: BenchmarkSettings, progress: Progress = lambda text: None) -> Dict[str, Any]:
     """Everything that the protocol measures, as a plain map.
 
     Raises:
@@ -144,7 +144,7 @@ def _cold(model: Model) -> Dict[str, Any]:
 
 
 def _steady(
-    session: Session, tensor: Array, settings: Settings, estimate_s: float
+    session: InferenceSession, tensor: Array, settings: BenchmarkSettings, estimate_s: float
 ) -> Tuple[Array, List[Dict[str, Any]]]:
     """The times of all runs, and what was seen between the chunks."""
     size = int(min(max(CHUNK_S / max(estimate_s, 1e-7), 1), 20_000))
@@ -205,7 +205,7 @@ def _memory() -> Measured:
     return measured(peak, "bytes", "largest resident set of this process, Python and numpy included")
 
 
-def soak(session: Session, tensor: Array, seconds: float) -> Dict[str, Any]:
+def soak(session: InferenceSession, tensor: Array, seconds: float) -> Dict[str, Any]:
     """A long run in at most some 600 windows: how the median moves beside the temperature."""
     window_s = max(1.0, seconds / 600)
     estimate = timed(session, tensor, 3)

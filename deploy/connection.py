@@ -13,7 +13,7 @@ import socket
 from typing import Any, Optional
 
 from deploy import protocol
-from deploy.protocol import Head, RefusedError
+from deploy.protocol import RequestError, RequestHead
 
 READ, BODY, WAIT, WRITE, DRAIN = "read", "body", "wait", "write", "drain"
 """Phases: reads a head (or idles before one), a body; waits for the model; sends an answer; reads away
@@ -23,7 +23,7 @@ MIN_BYTES_PER_S = 16 * 1024
 DRAIN_S = 1.0
 
 
-class GoneError(Exception):
+class ClientGoneError(Exception):
     """The client has closed the connection, or it broke."""
 
 
@@ -56,7 +56,7 @@ class Connection:
     def begin(self, now: float) -> None:
         """Goes on to the next request."""
         self.phase, self.deadline = READ, now + (self._timeout_s if self._buffer else self._idle_s)
-        self.head: Optional[Head] = None
+        self.head: Optional[RequestHead] = None
         self.body, self._filled, self.held = bytearray(), 0, 0
         self.job: Any = None
         self._keep = self._ahead = False
@@ -96,11 +96,11 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            raise GoneError
+            raise ClientGoneError
         if not count:
-            raise GoneError
+            raise ClientGoneError
 
-    def request(self) -> Optional[Head]:
+    def request(self) -> Optional[RequestHead]:
         """The head of the next request, as soon as it is there.
 
         Raises:
@@ -110,7 +110,7 @@ class Connection:
             del self._buffer[:2]
         end = self._buffer.find(protocol.END)
         if end > protocol.MAX_HEAD_BYTES or (end < 0 and len(self._buffer) > protocol.MAX_HEAD_BYTES):
-            raise RefusedError(431, "the head has more than %d bytes" % protocol.MAX_HEAD_BYTES, close=True)
+            raise RequestError(431, "the head has more than %d bytes" % protocol.MAX_HEAD_BYTES, close=True)
         if end < 0:
             return None
         raw = bytes(self._buffer[:end])
@@ -152,7 +152,7 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
-            raise GoneError
+            raise ClientGoneError
         if self._out:
             return False
         if self._keep:
@@ -162,7 +162,7 @@ class Connection:
         try:
             self.sock.shutdown(socket.SHUT_WR)
         except OSError:
-            raise GoneError
+            raise ClientGoneError
         return False
 
     def close(self) -> None:

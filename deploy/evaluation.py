@@ -19,7 +19,7 @@ from deploy.contract.errors import DeviceError
 from deploy.contract.preprocessing import Array
 from deploy.measurement import measured, missing, told
 from deploy.model import Model
-from deploy.runtime import Options
+from deploy.runtime import RuntimeOptions
 
 SURE = 0.5
 """Objects that are found with this score are what two models are compared by."""
@@ -44,7 +44,10 @@ def objects(opened: Bundle) -> Tuple[List[Array], List[Truth]]:
 
 
 def compare(
-    opened: Bundle, options: Options, limit: Optional[int] = None, progress: Callable[[str], None] = lambda text: None
+    opened: Bundle,
+    options: RuntimeOptions,
+    limit: Optional[int] = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Dict[str, Any]:
     """Average precision of each model on the bundle's evaluation sample, and what changes from one to another.
 

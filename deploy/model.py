@@ -25,10 +25,10 @@ import numpy as np
 from deploy import host, probe, runtime
 from deploy.contract import bundle, signature
 from deploy.contract.detection import Detector
-from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, ModelError
+from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, LoadError
 from deploy.contract.preprocessing import Array, PreprocessingError, dequantize, quantize
 from deploy.measurement import finite
-from deploy.runtime import Options, Session
+from deploy.runtime import InferenceSession, RuntimeOptions
 
 
 class Answer:
@@ -118,7 +118,7 @@ class Model:
         library: str = runtime.LIBRARY,
     ) -> None:
         self.bundle = path if isinstance(path, bundle.Bundle) else bundle.read(path, signature.trusted())
-        options = Options(device, threads, kernels, library)
+        options = RuntimeOptions(device, threads, kernels, library)
         self.role, options, self.remark = _choice(self.bundle, role, options)
         entry = self.bundle.manifest["models"][self.role]
         self.content = self.bundle.members[entry["file"]]
@@ -259,7 +259,7 @@ class Model:
         self.close()
 
 
-def tried(opened: bundle.Bundle, role: Optional[str], options: Options) -> Model:
+def tried(opened: bundle.Bundle, role: Optional[str], options: RuntimeOptions) -> Model:
     """The same `Model`, tried in a child process on the CPU too: a file that crashes the runtime is an error in words.
 
     An application that embeds `Model` need not pay for that at each start: `runner.pyz verify` does it once.
@@ -274,7 +274,7 @@ def tried(opened: bundle.Bundle, role: Optional[str], options: Options) -> Model
     return Model(opened, role, options.device, options.threads, options.kernels, options.library)
 
 
-def _choice(opened: bundle.Bundle, role: Optional[str], options: Options) -> Tuple[str, Options, str]:
+def _choice(opened: bundle.Bundle, role: Optional[str], options: RuntimeOptions) -> Tuple[str, RuntimeOptions, str]:
     """The model to take, where to run it, and why on the CPU if the bundle has a compiled one."""
     models = opened.manifest["models"]
     if role is not None and role not in models:
@@ -297,7 +297,7 @@ def _choice(opened: bundle.Bundle, role: Optional[str], options: Options) -> Tup
     return ("int8" if "int8" in models else "original"), on_cpu, remark
 
 
-def _why_not(opened: bundle.Bundle, options: Options) -> str:
+def _why_not(opened: bundle.Bundle, options: RuntimeOptions) -> str:
     """Empty if the compiled model can be used; the reason if there is no Edge TPU.
 
     Raises:
@@ -310,15 +310,15 @@ def _why_not(opened: bundle.Bundle, options: Options) -> str:
     return ""
 
 
-def _try(opened: bundle.Bundle, options: Options) -> None:
+def _try(opened: bundle.Bundle, options: RuntimeOptions) -> None:
     entry = opened.manifest["models"]["compiled"]
     probe.check(opened.members[entry["file"]], options)
 
 
-def _loaded(content: bytes, options: Options) -> Session:
+def _loaded(content: bytes, options: RuntimeOptions) -> InferenceSession:
     found = runtime.find()
     try:
-        return Session(found, content, options)
+        return InferenceSession(found, content, options)
     except (OSError, ValueError) as error:  # the probe could, and now it cannot be had any more
         raise EdgeTpuError("the Edge TPU was free a moment ago: %s" % runtime.first_line(error), "try again", "busy")
 
@@ -345,20 +345,20 @@ def _scores(detail: Dict[str, Any]) -> Callable[[Array], Array]:
     return lambda stored: take(stored.ravel())
 
 
-def _check_tensors(session: Session, entry: Dict[str, Any], detector: Optional[Detector]) -> None:
+def _check_tensors(session: InferenceSession, entry: Dict[str, Any], detector: Optional[Detector]) -> None:
     """The model is the one that the manifest describes: shapes, types, scales."""
     ends = [("input", session.input), ("output", session.output)]
     if len(session.outputs) != (1 if detector is None else 2):
-        raise ModelError("the model has %d outputs" % len(session.outputs), "package the model again")
+        raise LoadError("the model has %d outputs" % len(session.outputs), "package the model again")
     if detector is not None:
         ends.append(("boxes", session.outputs[0]))
         anchors, rows = len(detector.anchors), int(session.output["shape"][1])
         if rows != anchors:
-            raise ModelError("the model has %d anchors, and the manifest %d" % (rows, anchors), "package it again")
+            raise LoadError("the model has %d anchors, and the manifest %d" % (rows, anchors), "package it again")
     for end, detail in ends:
         wanted, (scale, zero_point) = entry[end], detail["quantization"]
         found = [[int(side) for side in detail["shape"]], np.dtype(detail["dtype"]).name, float(scale) or None]
         if found != [wanted["shape"], wanted["dtype"], wanted["scale"]] or int(zero_point) != wanted["zero_point"]:
-            raise ModelError("the model's %s is not what the manifest says" % end, "package the model again")
+            raise LoadError("the model's %s is not what the manifest says" % end, "package the model again")
         if np.issubdtype(detail["dtype"], np.integer) and not scale:
-            raise ModelError("the model's %s is of integers without one scale" % end, "package another model")
+            raise LoadError("the model's %s is of integers without one scale" % end, "package another model")

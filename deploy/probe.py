@@ -21,8 +21,8 @@ from typing import Any, Dict, List, Optional
 import numpy as np
 
 from deploy import host, runtime
-from deploy.contract.errors import ArgumentError, DeviceError, EdgeTpuError, ModelError, RuntimeLibraryError
-from deploy.runtime import INSTALL, Options
+from deploy.contract.errors import ArgumentError, DeviceError, EdgeTpuError, LoadError, RuntimeLibraryError
+from deploy.runtime import INSTALL, RuntimeOptions
 
 TIMEOUT_S = 60.0
 """An Edge TPU on USB takes three seconds to be opened first, and a large model some more."""
@@ -41,7 +41,7 @@ _REBUILT = "build libedgetpu for this TFLite, see github.com/google-coral/libedg
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class ProbeResult:
     """What became of the child.
 
     Attributes:
@@ -66,7 +66,7 @@ class Outcome:
         return self.returncode == 0 and self.error is None and "end" in self.seconds
 
 
-def run(content: bytes, options: Options, timeout_s: float = TIMEOUT_S) -> Outcome:
+def run(content: bytes, options: RuntimeOptions, timeout_s: float = TIMEOUT_S) -> ProbeResult:
     """Loads a model and runs it once, in a child process.
 
     Args:
@@ -97,7 +97,7 @@ def run(content: bytes, options: Options, timeout_s: float = TIMEOUT_S) -> Outco
     return _outcome(told, noise, returncode, started)
 
 
-def _outcome(told: bytes, noise: bytes, returncode: Optional[int], started: float) -> Outcome:
+def _outcome(told: bytes, noise: bytes, returncode: Optional[int], started: float) -> ProbeResult:
     seconds: Dict[str, float] = {}
     step, error, version = "python", None, None
     for line in told.splitlines():
@@ -111,7 +111,7 @@ def _outcome(told: bytes, noise: bytes, returncode: Optional[int], started: floa
         error = row.get("error", error)
         version = row.get("libedgetpu", version)
     lines = noise.decode("utf-8", "replace").strip().splitlines()
-    return Outcome(seconds, step, error, returncode, version, "\n".join(lines[-5:]))
+    return ProbeResult(seconds, step, error, returncode, version, "\n".join(lines[-5:]))
 
 
 def child() -> None:
@@ -123,7 +123,7 @@ def child() -> None:
         out.write(json.dumps(row) + "\n")
         out.flush()
 
-    options = Options(**json.loads(sys.stdin.buffer.readline().decode()))
+    options = RuntimeOptions(**json.loads(sys.stdin.buffer.readline().decode()))
     content = sys.stdin.buffer.read()
     try:
         _steps(content, options, tell)
@@ -133,7 +133,7 @@ def child() -> None:
         tell(error=dict(row, type=type(error).__name__, text=text))
 
 
-def _steps(content: bytes, options: Options, tell: Any) -> None:
+def _steps(content: bytes, options: RuntimeOptions, tell: Any) -> None:
     def begin(step: str) -> None:
         tell(step=step, at=time.monotonic())
 
@@ -146,7 +146,7 @@ def _steps(content: bytes, options: Options, tell: Any) -> None:
         begin("delegate")
         delegate = runtime.load_delegate(found, options)
     begin("interpreter")
-    session = runtime.Session(found, content, options, delegate)
+    session = runtime.InferenceSession(found, content, options, delegate)
     begin("inference")
     session.run(np.zeros(session.input["shape"], session.input["dtype"]))
     begin("end")
@@ -166,10 +166,10 @@ def library_version(library: str) -> Optional[str]:
     return None if text is None else str(text.decode("utf-8", "replace"))
 
 
-_known: Dict[Any, Outcome] = {}
+_known: Dict[Any, ProbeResult] = {}
 
 
-def check(content: bytes, options: Options, timeout_s: float = TIMEOUT_S) -> Outcome:
+def check(content: bytes, options: RuntimeOptions, timeout_s: float = TIMEOUT_S) -> ProbeResult:
     """Makes sure that a model can be loaded and run without danger for this process.
 
     Asked again for the same model and options, it does not try again what went well.
@@ -188,7 +188,7 @@ def check(content: bytes, options: Options, timeout_s: float = TIMEOUT_S) -> Out
     return _known[key]
 
 
-def failure(outcome: Outcome, options: Options) -> DeviceError:
+def failure(outcome: ProbeResult, options: RuntimeOptions) -> DeviceError:
     """The name and the remedy of what went wrong."""
     text = outcome.error["text"] if outcome.error else ""
     if outcome.returncode is None:
@@ -201,23 +201,23 @@ def failure(outcome: Outcome, options: Options) -> DeviceError:
         return _unloadable(options.library, text)
     if outcome.step == "delegate":
         return _without_delegate(text, options)
-    return ModelError("%s, and then: %s" % (_before(outcome), (text or outcome.noise or "nothing was told")[:500]))
+    return LoadError("%s, and then: %s" % (_before(outcome), (text or outcome.noise or "nothing was told")[:500]))
 
 
 def _ours(error: Dict[str, Any]) -> DeviceError:
-    for kind in (EdgeTpuError, RuntimeLibraryError, ModelError, ArgumentError):
+    for kind in (EdgeTpuError, RuntimeLibraryError, LoadError, ArgumentError):
         if kind.exit_code == error["exit_code"]:
             return kind(error["what"], error["todo"], error["kind"])
     return DeviceError(error["what"], error["todo"], error["kind"])
 
 
-def _before(outcome: Outcome) -> str:
+def _before(outcome: ProbeResult) -> str:
     """What went well before the last step."""
     done = ["python"] + [step for step in STEPS if step in outcome.seconds and step != outcome.step]
     return _WORDS[done[-1]]
 
 
-def _crash(outcome: Outcome, options: Options) -> DeviceError:
+def _crash(outcome: ProbeResult, options: RuntimeOptions) -> DeviceError:
     number = -(outcome.returncode or 0)
     name = signal.Signals(number).name if number in list(signal.Signals) else "signal %d" % number
     what = "the trial in a child process was ended by %s after %s" % (name, _before(outcome))
@@ -233,7 +233,7 @@ def _crash(outcome: Outcome, options: Options) -> DeviceError:
     return EdgeTpuError(what, "sudo apt-get install --reinstall libedgetpu1-std", "crash")
 
 
-def _hang(outcome: Outcome, options: Options) -> DeviceError:
+def _hang(outcome: ProbeResult, options: RuntimeOptions) -> DeviceError:
     what = "the trial in a child process did not come back; before, %s" % _before(outcome)
     if options.device == "cpu":
         return RuntimeLibraryError(what, INSTALL, "hang")
@@ -276,7 +276,7 @@ def _busy(held: List[Dict[str, Any]]) -> DeviceError:
     return EdgeTpuError("the Edge TPU is in use by %s" % names, "kill %d" % held[0]["pid"], "busy")
 
 
-def _without_delegate(text: str, options: Options) -> DeviceError:
+def _without_delegate(text: str, options: RuntimeOptions) -> DeviceError:
     """The name of a null delegate. The library gives no reason; the host's own facts do."""
     reason = " ".join(text.replace("Failed to load delegate from %s" % options.library, "").split())
     found = _matching(options.device)
@@ -288,7 +288,7 @@ def _without_delegate(text: str, options: Options) -> DeviceError:
     return _absent(options) if not found else _unopened(found, reason)
 
 
-def _absent(options: Options) -> DeviceError:
+def _absent(options: RuntimeOptions) -> DeviceError:
     others = [each["device"] for each in host.edge_tpus()]
     if others:
         what = "there is no Edge TPU %s; here is %s" % (options.device, ", ".join(others))

@@ -47,7 +47,7 @@ _REASONS = {
 }
 
 
-class RefusedError(Exception):
+class RequestError(Exception):
     """A request that is answered with an error.
 
     Args:
@@ -66,7 +66,7 @@ class RefusedError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Head:
+class RequestHead:
     """The request line and the headers of a request.
 
     Attributes:
@@ -93,7 +93,7 @@ class Head:
         return self.headers.get("expect", "").lower() == "100-continue"
 
 
-def head(raw: bytes) -> Head:
+def head(raw: bytes) -> RequestHead:
     """Parse a request head, without the empty line at its end.
 
     Raises:
@@ -102,41 +102,41 @@ def head(raw: bytes) -> Head:
     lines = raw.split(b"\r\n")
     request = _REQUEST.match(lines[0])
     if request is None:
-        raise RefusedError(400, "the request line is not one of HTTP/1.0 or 1.1", close=True)
+        raise RequestError(400, "the request line is not one of HTTP/1.0 or 1.1", close=True)
     headers = _headers(lines[1:])
     newer = request.group(3) == b"1"
     if newer and "host" not in headers:
-        raise RefusedError(400, "the header Host is missing", close=True)
+        raise RequestError(400, "the header Host is missing", close=True)
     if "transfer-encoding" in headers:
-        raise RefusedError(501, "Transfer-Encoding is not supported", "send Content-Length", close=True)
+        raise RequestError(501, "Transfer-Encoding is not supported", "send Content-Length", close=True)
     method = request.group(1).decode()
     if method == "POST" and "content-length" not in headers:
-        raise RefusedError(411, "there is no Content-Length", close=True)
+        raise RequestError(411, "there is no Content-Length", close=True)
     length = parse_integer(headers.get("content-length", "0"), 0, MAX_LENGTH)
     if length is None:
-        raise RefusedError(400, "the Content-Length is not an integer of digits", close=True)
+        raise RequestError(400, "the Content-Length is not an integer of digits", close=True)
     if "expect" in headers and headers["expect"].lower() != "100-continue":
-        raise RefusedError(417, "only 100-continue can be expected", close=True)
+        raise RequestError(417, "only 100-continue can be expected", close=True)
     path, _, query = request.group(2).decode().partition("?")
     options = {part.strip().lower() for part in headers.get("connection", "").split(",")}
     keep = "close" not in options if newer else "keep-alive" in options
     request_id = headers.get("x-request-id", "")
     if not _REQUEST_ID.match(request_id):
         request_id = uuid.uuid4().hex
-    return Head(method, path, dict(parse_qsl(query)), headers, length, keep, request_id)
+    return RequestHead(method, path, dict(parse_qsl(query)), headers, length, keep, request_id)
 
 
 def _headers(lines: Any) -> Dict[str, str]:
     if len(lines) > MAX_HEADERS:
-        raise RefusedError(431, "more than %d headers" % MAX_HEADERS, close=True)
+        raise RequestError(431, "more than %d headers" % MAX_HEADERS, close=True)
     headers: Dict[str, str] = {}
     for line in lines:
         match = _HEADER.match(line)
         if match is None:
-            raise RefusedError(400, "a header line is invalid", close=True)
+            raise RequestError(400, "a header line is invalid", close=True)
         name = match.group(1).decode().lower()
         if name in headers and name in _SINGLE:
-            raise RefusedError(400, "the header %s occurs twice" % name, close=True)
+            raise RequestError(400, "the header %s occurs twice" % name, close=True)
         headers[name] = match.group(2).decode("latin-1")
     return headers
 
@@ -168,7 +168,7 @@ def as_json(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False).encode() + b"\n"
 
 
-def refusal(error: RefusedError, request_id: str, keep: bool) -> bytes:
+def refusal(error: RequestError, request_id: str, keep: bool) -> bytes:
     """Return the answer to a request that is refused."""
     body = {"error": {"what": error.what, "todo": error.todo}, "request_id": request_id}
     return answer(error.status, as_json(body), request_id, keep and not error.close, headers=error.headers)

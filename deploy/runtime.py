@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
 import numpy as np
 
 from deploy.contract.detection import ordered
-from deploy.contract.errors import ArgumentError, DeviceError, EdgeTpuError, ModelError, RuntimeLibraryError
+from deploy.contract.errors import ArgumentError, DeviceError, EdgeTpuError, LoadError, RuntimeLibraryError
 from deploy.contract.preprocessing import Array
 
 LIBRARY = "libedgetpu.so.1"
@@ -34,7 +34,7 @@ _DEVICE = re.compile(r"(cpu|(usb|pci)?(:[0-9]{1,3})?)\Z")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class RuntimeOptions:
     """How a model is loaded.
 
     Attributes:
@@ -169,7 +169,7 @@ def pycoral() -> str:
     return "coral" if hasattr(edgetpu, "make_interpreter") else "other"
 
 
-class Session:
+class InferenceSession:
     """One model in one runtime: a tensor in, a tensor out, of a detector two. Not thread-safe, and it may crash the
     process where a delegate is involved: `probe.check` goes first.
 
@@ -192,7 +192,7 @@ class Session:
         OSError, ValueError: the delegate cannot be loaded; `probe.check` says why.
     """
 
-    def __init__(self, runtime: Runtime, content: bytes, options: Options, delegate: Any = None) -> None:
+    def __init__(self, runtime: Runtime, content: bytes, options: RuntimeOptions, delegate: Any = None) -> None:
         self.runtime, self.options = runtime, options
         if delegate is None and options.device != "cpu":
             delegate = load_delegate(runtime, options)
@@ -201,7 +201,7 @@ class Session:
         inputs, outputs = self.interpreter.get_input_details(), self.interpreter.get_output_details()
         found = outputs if len(outputs) == 1 else ordered(outputs)
         if len(inputs) != 1 or found is None:
-            raise ModelError("the model has %d inputs and %d outputs, not one of each" % (len(inputs), len(outputs)))
+            raise LoadError("the model has %d inputs and %d outputs, not one of each" % (len(inputs), len(outputs)))
         self.input, self.outputs, self.output = inputs[0], found, found[-1]
         self.input_index, self.output_index = int(self.input["index"]), int(self.output["index"])
         self.view = self.interpreter.tensor(self.input_index)
@@ -225,12 +225,12 @@ class Session:
         self.view = self.interpreter = self._delegate = None  # in this order: the delegate goes last
 
 
-def load_delegate(runtime: Runtime, options: Options) -> Any:
+def load_delegate(runtime: Runtime, options: RuntimeOptions) -> Any:
     """The delegate for the device that the options name."""
     return runtime.module.load_delegate(options.library, {"device": options.device} if options.device else {})
 
 
-def _interpreter(runtime: Runtime, content: bytes, options: Options, delegate: Any) -> Any:
+def _interpreter(runtime: Runtime, content: bytes, options: RuntimeOptions, delegate: Any) -> Any:
     _check_numpy(runtime)
     given: Dict[str, Any] = {"model_content": content}
     if "num_threads" in runtime.arguments:
@@ -286,13 +286,13 @@ def refusal(runtime: Runtime, error: BaseException) -> DeviceError:
         )
     operator = re.search(r"Didn't find op for builtin opcode '(\w+)' version '(\d+)'", text)
     if operator:
-        return ModelError(
+        return LoadError(
             "%s %s has no %s of version %s: the model is newer than it"
             % ((runtime.name, runtime.version) + operator.groups()),
             INSTALL,
             "model_too_new",
         )
-    return ModelError("%s %s refuses the model: %s" % (runtime.name, runtime.version, first_line(error)))
+    return LoadError("%s %s refuses the model: %s" % (runtime.name, runtime.version, first_line(error)))
 
 
 def first_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ One thread has all sockets (`selectors`), and two more prepare images and run th
 for each connection would be shorter, and worse on a small board: a slow client would hold a stack, and sixty
 threads that parse would compete for Python's lock with the thread that passes images to the Edge TPU. Here a
 client costs a few hundred bytes and its admitted body, and the memory of all bodies together is bounded
-(`Settings.held_bytes`).
+(`ServiceLimits.held_bytes`).
 
 If the queue is full, a request gets 503 with Retry-After, and its connection stays open. A client that closes its
 connection, even for sending alone, is not answered.
@@ -33,12 +33,12 @@ import time
 from typing import Any, Callable, Deque, Dict, List, Set, Tuple
 
 from deploy import connection, protocol
-from deploy.admission import PATHS, Admission, Settings, requested_top
-from deploy.connection import Connection, GoneError
+from deploy.admission import PATHS, Admission, ServiceLimits, requested_top
+from deploy.connection import ClientGoneError, Connection
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import ImageError, UnexpectedError
 from deploy.failures import FailureLog
-from deploy.protocol import Head, RefusedError
+from deploy.protocol import RequestError, RequestHead
 from deploy.service_metrics import Figures
 from deploy.worker import Job, Worker
 
@@ -68,7 +68,7 @@ class Server:
         model: Any,
         facts: Dict[str, Any],
         sockets: List[socket.socket],
-        settings: Settings,
+        settings: ServiceLimits,
         alive: Callable[[bool], None] = lambda healthy: None,
     ) -> None:
         self.facts = facts
@@ -137,7 +137,7 @@ class Server:
         for each in self._sockets:
             self._selector.unregister(each)
             each.close()
-        refusal = RefusedError(503, "the service is being stopped", "ask again later", close=True)
+        refusal = RequestError(503, "the service is being stopped", "ask again later", close=True)
         for client in list(self._clients):
             if client.clean:
                 self._contain(self._drop, client)
@@ -157,7 +157,7 @@ class Server:
         """Run a step of one client. An unexpected exception ends its request and its connection alone."""
         try:
             step(*arguments)
-        except GoneError:
+        except ClientGoneError:
             self._contain(self._vanished, client)
         except Exception as error:  # noqa: BLE001 - the loop must not end
             self.failures.add(error)
@@ -169,7 +169,7 @@ class Server:
             self._drop(client)
             return
         try:
-            self._refuse(client, RefusedError(500, error.what, error.todo, close=True))
+            self._refuse(client, RequestError(500, error.what, error.todo, close=True))
         except Exception:
             self._drop(client)
             raise
@@ -226,7 +226,7 @@ class Server:
             if client.sock.family != socket.AF_UNIX:
                 client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
-            raise GoneError
+            raise ClientGoneError
         self._watch(client)
 
     def _make_room(self) -> bool:
@@ -278,9 +278,9 @@ class Server:
     def _time_out(self, client: Connection) -> None:
         if client.phase == connection.WAIT:
             what = "there was no answer within %g s" % self.settings.timeout_s
-            self._refuse(client, RefusedError(504, what, "ask again", headers={"Retry-After": "1"}))
+            self._refuse(client, RequestError(504, what, "ask again", headers={"Retry-After": "1"}))
         elif client.phase == connection.BODY or (client.phase == connection.READ and not client.clean):
-            self._refuse(client, RefusedError(408, "the request took too long", "send it at once", close=True))
+            self._refuse(client, RequestError(408, "the request took too long", "send it at once", close=True))
         else:
             self.figures.rejected("too slow" if client.phase == connection.WRITE else "idle")
             self._drop(client)
@@ -301,7 +301,7 @@ class Server:
             if head is None:
                 return
             self._admit(head)
-        except RefusedError as refusal:
+        except RequestError as refusal:
             self._refuse(client, refusal)
             return
         self._held += head.length
@@ -310,7 +310,7 @@ class Server:
         if client.whole:
             self._respond(client, now)
 
-    def _admit(self, head: Head) -> None:
+    def _admit(self, head: RequestHead) -> None:
         """Check whether the body of a request may be received.
 
         Raises:
@@ -319,7 +319,7 @@ class Server:
         self._admission.check(head, self._stopping)
         if self._held + head.length > self.settings.held_bytes:
             self.figures.rejected("memory")
-            raise RefusedError(503, "too much is being received", "ask again", close=True, headers={"Retry-After": "1"})
+            raise RequestError(503, "too much is being received", "ask again", close=True, headers={"Retry-After": "1"})
 
     def _respond(self, client: Connection, now: float) -> None:
         """Answer a complete request, or put its image into the queue."""
@@ -328,7 +328,7 @@ class Server:
         if head.path == "/v1/predict":
             try:
                 self._enqueue(client, head, now)
-            except RefusedError as refusal:
+            except RequestError as refusal:
                 self._refuse(client, refusal)
             return
         status, content_type, body = self._fact(head.path)
@@ -343,12 +343,12 @@ class Server:
         ready = self.worker.healthy and (path == "/healthz" or not (self._stopping or self.worker.failed))
         return (200, "text/plain", b"ok\n") if ready else (503, "text/plain", b"no\n")
 
-    def _enqueue(self, client: Connection, head: Head, now: float) -> None:
+    def _enqueue(self, client: Connection, head: RequestHead, now: float) -> None:
         requested_top(head)  # a wrong number is refused before the inference
         job = Job(client.body, head.headers.get("x-shape", ""), head.headers.get("x-dtype", ""), client)
         if not self.worker.offer(job):
             self.figures.rejected("queue")
-            raise RefusedError(
+            raise RequestError(
                 503, "%d images wait already" % self.settings.queue, "ask again", headers={"Retry-After": "1"}
             )
         client.job = job
@@ -370,12 +370,12 @@ class Server:
         if job.error is not None:
             status = 400 if isinstance(job.error, ImageError) else 500
             unexpected = isinstance(job.error, UnexpectedError)
-            self._refuse(client, RefusedError(status, job.error.what, job.error.todo, close=unexpected))
+            self._refuse(client, RequestError(status, job.error.what, job.error.todo, close=unexpected))
             return
         body = protocol.as_json(self._prediction(job, head))
         self._answer(client, 200, protocol.answer(200, body, head.request_id, head.keep))
 
-    def _prediction(self, job: Job, head: Head) -> Dict[str, Any]:
+    def _prediction(self, job: Job, head: RequestHead) -> Dict[str, Any]:
         return {
             "request_id": head.request_id,
             "bundle": self.facts["name"],
@@ -385,7 +385,7 @@ class Server:
             "model_ms": round((job.ended - job.started) * 1000, 3),
         }
 
-    def _refuse(self, client: Connection, refusal: RefusedError) -> None:
+    def _refuse(self, client: Connection, refusal: RequestError) -> None:
         head = client.head
         request_id, keep = (head.request_id, head.keep) if head else ("-", False)
         self._answer(client, refusal.status, protocol.refusal(refusal, request_id, keep), refusal.close)

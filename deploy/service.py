@@ -18,7 +18,7 @@ import stat
 import sys
 from typing import Any, Dict, List, Optional, Tuple
 
-from deploy.admission import Settings
+from deploy.admission import ServiceLimits
 from deploy.contract import bundle, signature
 from deploy.contract.errors import ArgumentError, EdgeTpuError
 from deploy.serve import Server
@@ -75,16 +75,16 @@ def verb(arguments: argparse.Namespace) -> Tuple[Dict[str, Any], str]:
         text = unit(arguments)
         return {"unit": text}, text.rstrip("\n")
     from deploy.model import tried
-    from deploy.runtime import Options
+    from deploy.runtime import RuntimeOptions
 
     addresses = _addresses(arguments)
-    settings = Settings(queue=arguments.queue, token=_token(arguments.token_file, addresses))
+    settings = ServiceLimits(queue=arguments.queue, token=_token(arguments.token_file, addresses))
     if arguments.queue < 1:
         raise ArgumentError("--queue %d holds nothing" % arguments.queue, "use --queue 1 or more")
     sockets = [_socket(family, address) for family, address in addresses]
     try:
         opened = bundle.read(arguments.bundle, signature.trusted(arguments.key))
-        options = Options(arguments.device, arguments.threads, library=arguments.library)
+        options = RuntimeOptions(arguments.device, arguments.threads, library=arguments.library)
         model = tried(opened, arguments.role, options)
         if model.remark:
             print("runner: %s" % model.remark, file=sys.stderr)

@@ -14,8 +14,8 @@ from compress.errors import DeploymentError, PipelineError
 
 if TYPE_CHECKING:
     from compress.cli.parser import Parser, Subparsers
-    from compress.fleet.address import Address
-    from compress.fleet.rollout import Row, Work
+    from compress.fleet.address import DeviceAddress
+    from compress.fleet.rollout import RolloutResult, Work
 
 
 def add_parsers(subparsers: Subparsers) -> None:
@@ -89,7 +89,7 @@ def deploy(options: argparse.Namespace) -> int:
         raise PipelineError("--keep keeps at least the version that runs", allowed="1 or more")
     made = release.load(options.bundle)
     person = log.person()
-    settings = release.Options(options.keep, options.verify, options.bench, options.device, person)
+    settings = release.ReleaseOptions(options.keep, options.verify, options.bench, options.device, person)
     step = partial(rollout.deploy, made=made, settings=settings, folder=options.bundle.absolute().parent)
     about = {
         "action": "deploy",
@@ -110,7 +110,7 @@ def rollback(options: argparse.Namespace) -> int:
     from compress.fleet import log, release, rollout
 
     person = log.person()
-    step = partial(rollout.rollback, settings=release.Options(device=options.device, by=person))
+    step = partial(rollout.rollback, settings=release.ReleaseOptions(device=options.device, by=person))
     rows = _roll_out(options, _addresses(options), step, {"action": "rollback", "by": person})
     return _print_rows(rows, as_json=options.json)
 
@@ -140,7 +140,7 @@ def doctor(options: argparse.Namespace) -> int:
     return code
 
 
-def _addresses(options: argparse.Namespace) -> list[Address]:
+def _addresses(options: argparse.Namespace) -> list[DeviceAddress]:
     from compress.fleet.address import distinct, listed, parse
 
     if options.jobs < 1:
@@ -152,8 +152,8 @@ def _addresses(options: argparse.Namespace) -> list[Address]:
 
 
 def _roll_out(
-    options: argparse.Namespace, addresses: Sequence[Address], step: Work, about: Mapping[str, str]
-) -> list[Row]:
+    options: argparse.Namespace, addresses: Sequence[DeviceAddress], step: Work, about: Mapping[str, str]
+) -> list[RolloutResult]:
     from compress.fleet import log, rollout
     from compress.fleet.remote import Access
 
@@ -162,7 +162,7 @@ def _roll_out(
     return rollout.work(addresses, access, step, options.jobs, note, deployments)
 
 
-def _print_rows(rows: Sequence[Row], *, as_json: bool) -> int:
+def _print_rows(rows: Sequence[RolloutResult], *, as_json: bool) -> int:
     """Print what became of each device, and return the exit code.
 
     Raises:

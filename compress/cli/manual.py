@@ -12,7 +12,7 @@ from typing import Any
 
 from compress import targets
 from compress.data.dataset import SOURCES, Splitting
-from compress.pipeline.schema import Head, Model
+from compress.pipeline.schema import ModelSettings, PipelineKeys
 from compress.settings import Settings
 from compress.stages import STAGES
 from deploy.contract import preprocessing
@@ -105,8 +105,8 @@ def schema() -> dict[str, Any]:
     describe_settings()
     definitions: dict[str, Any] = {}
     one = {"oneOf": [{"required": [key], "properties": {key: {"type": "string"}}} for key in ("builder", "file")]}
-    model = _hoisted(_schema(Model), definitions) | one
-    properties = {**_properties(_schema(Head), definitions), "model": model}
+    model = _hoisted(_schema(ModelSettings), definitions) | one
+    properties = {**_properties(_schema(PipelineKeys), definitions), "model": model}
     properties["target"]["enum"] = targets.names()
     properties["data"] = {
         "type": "object",

@@ -126,7 +126,7 @@ class InFiles(Stored):
         return found.files(self.used(found))
 
 
-class Labelled(InFiles):
+class LabelledFiles(InFiles):
     """A source of files that have one label each: by the folders they are in, or by a table."""
 
     labels: Labels | None = None

@@ -16,7 +16,7 @@ from compress.distillation.settings import Features, Pair
 from compress.distillation.teachers import Answers, Teacher
 from compress.errors import ModelError
 from compress.ir import keras_graph as networks
-from compress.ir.keras_graph import Network, Tensor, tensors_in
+from compress.ir.keras_graph import LayerOutput, Network, tensors_in
 from compress.ir.tensorflow import keras
 from compress.suggestions import listing, nearest
 from compress.training.loop import head_of
@@ -114,12 +114,12 @@ def watch(model: Any, teacher: Teacher, how: Features, data: Data) -> Hints:
     )
 
 
-def _named(own: Network, other: Network, pairs: Sequence[Pair]) -> list[tuple[Tensor, Tensor]]:
+def _named(own: Network, other: Network, pairs: Sequence[Pair]) -> list[tuple[LayerOutput, LayerOutput]]:
     """The outputs of the layers that the settings name."""
     return [(_output(own, pair.student, "student"), _output(other, pair.teacher, "teacher")) for pair in pairs]
 
 
-def _output(network: Network, name: str, whose: str) -> Tensor:
+def _output(network: Network, name: str, whose: str) -> LayerOutput:
     """What the last call of a layer makes."""
     if name not in network.layers:
         known = [tensor.layer for tensor in _maps(network)] or [*network.layers]
@@ -129,16 +129,16 @@ def _output(network: Network, name: str, whose: str) -> Tensor:
             allowed=listing(known),
             todo=nearest(name, [*network.layers]),
         )
-    return Tensor(name, max(len(network.layers[name].calls), 1) - 1)
+    return LayerOutput(name, max(len(network.layers[name].calls), 1) - 1)
 
 
-def _maps(network: Network) -> list[Tensor]:
+def _maps(network: Network) -> list[LayerOutput]:
     """The feature maps, [height, width, channels] of more than one place, in the order of their computing."""
-    made = [Tensor(layer.name, call) for layer, call in network.in_order() if layer.calls]
+    made = [LayerOutput(layer.name, call) for layer, call in network.in_order() if layer.calls]
     return [tensor for tensor in made if (shape := network.shapes[tensor])[2:] and shape[:2] != (1, 1)]
 
 
-def _last(own: Network, other: Network) -> tuple[Tensor, Tensor]:
+def _last(own: Network, other: Network) -> tuple[LayerOutput, LayerOutput]:
     """The last feature maps: of the teacher the last that has the student's size, or the last of any size."""
     students, teachers = _maps(own), _maps(other)
     for whose, found in (("student", students), ("teacher", teachers)):
@@ -153,7 +153,7 @@ def _last(own: Network, other: Network) -> tuple[Tensor, Tensor]:
     return students[-1], (alike or teachers)[-1]
 
 
-def _size(own: Network, a: Tensor, other: Network, b: Tensor, how: Features) -> tuple[int, ...]:
+def _size(own: Network, a: LayerOutput, other: Network, b: LayerOutput, how: Features) -> tuple[int, ...]:
     """Height and width on which two outputs are compared: the smaller ones; nothing for vectors."""
     shapes = own.shapes[a], other.shapes[b]
     shown = f"{a.layer!r} makes {list(shapes[0])}, {b.layer!r} makes {list(shapes[1])}"
@@ -164,7 +164,7 @@ def _size(own: Network, a: Tensor, other: Network, b: Tensor, how: Features) -> 
     return tuple(min(sides) for sides in zip(*(shape[:-1] for shape in shapes), strict=True))
 
 
-def _observed(network: Network, tensors: Sequence[Tensor]) -> Any:
+def _observed(network: Network, tensors: Sequence[LayerOutput]) -> Any:
     """The network as a Keras model whose further outputs are some of its tensors."""
     return networks.build(networks.observed(network, [*tensors_in(network.outputs), *tensors]))
 

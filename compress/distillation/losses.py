@@ -22,7 +22,7 @@ from compress.files import write_atomically
 from compress.ir.tensorflow import keras
 from compress.stage import Context
 from compress.training.batches import Augment
-from compress.training.loop import Batch, Head, Loss, TrainingSettings, label_loss
+from compress.training.loop import Batch, ClassificationHead, Loss, TrainingSettings, label_loss
 
 ONCE = "once, before the training"
 IN_EVERY_STEP = "in every step, because augment changes the samples"
@@ -37,7 +37,7 @@ def when(settings: TrainingSettings) -> str:
 
 
 def loss_of(
-    head: Head,
+    head: ClassificationHead,
     teachers: Sequence[Teacher],
     teaching: Teaching,
     settings: TrainingSettings,

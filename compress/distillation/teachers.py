@@ -15,7 +15,7 @@ from compress.errors import ModelError
 from compress.importers import model_file
 from compress.stage import Context
 from compress.tflite.graph import Graph
-from compress.tflite.interpreter import Model
+from compress.tflite.interpreter import LoadedModel
 from compress.training.loop import head_of
 
 SAMPLES = 8
@@ -82,7 +82,7 @@ def read(path: Path, context: Context) -> Teacher:
 
 def _run_as_it_is(path: Path, graph: Graph, data: Data) -> Teacher:
     """A .tflite file in the runtime. An 8-bit probability of 0 is taken for half a step, one of 1 likewise."""
-    model, where = Model(path, reproducible=True), f"teacher {path.name}"
+    model, where = LoadedModel(path, reproducible=True), f"teacher {path.name}"
     try:
         model.feed(np.zeros(data.input_shape, np.float32))
     except ModelError as error:

@@ -14,7 +14,7 @@ from compress.errors import ModelError
 from compress.evaluation import degeneracy
 from compress.measurement import drop, proportion
 from compress.stage import Context, Need, Probe
-from compress.tflite.interpreter import Model, version
+from compress.tflite.interpreter import LoadedModel, version
 
 
 class Accuracy(Probe):
@@ -34,7 +34,7 @@ class Accuracy(Probe):
         facts: Facts = {"labels": labels.tolist(), "split": self.split}
         for done, (name, artifact) in enumerate(subjects.items()):
             context.progress.update(done, len(subjects))
-            model = Model(artifact.file(MODEL_TFLITE), reproducible=True)
+            model = LoadedModel(artifact.file(MODEL_TFLITE), reproducible=True)
             scores = np.concatenate([model.scores(part) for part in blocks(samples)])
             if scores.shape[1] != len(context.data.class_names):
                 raise ModelError(

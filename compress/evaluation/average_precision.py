@@ -15,7 +15,7 @@ from compress.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.evaluation import degeneracy
 from compress.measurement import Measurement, missing
 from compress.stage import Context, Need, Probe
-from compress.tflite.interpreter import Model, version
+from compress.tflite.interpreter import LoadedModel, version
 from deploy.contract.average_precision import MOST, Truth
 from deploy.contract.detection import Detections, Detector, agreement, overlaps
 
@@ -49,7 +49,7 @@ class Precision(Probe):
             context.progress.update(done, len(subjects))
             detector, model = (
                 Detector(artifact.facts["detector"]),
-                Model(artifact.file(MODEL_TFLITE), reproducible=True),
+                LoadedModel(artifact.file(MODEL_TFLITE), reproducible=True),
             )
             answers.append([detector(*model.pair(sample)) for sample in samples])
             note = f"COCO, {self.split} split, {len(samples)} images, {version()}, reference kernels"

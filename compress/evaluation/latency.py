@@ -12,7 +12,7 @@ from pydantic import Field
 from compress.artifact import MODEL_TFLITE, Artifact, Facts
 from compress.measurement import Measurement, missing
 from compress.stage import Context, Need, Probe, host
-from compress.tflite.interpreter import Model, version
+from compress.tflite.interpreter import LoadedModel, version
 
 WARMUP = 20
 PERCENTILES = {"latency_ms": 50, "latency_p90_ms": 90, "latency_p99_ms": 99}
@@ -38,7 +38,7 @@ class Latency(Probe):
         """For each subject its percentiles and `times_ms`; and the `conditions`."""
         sample = context.data.inputs("validation")[0]
         models = {
-            name: Model(artifact.file(MODEL_TFLITE), reproducible=False, threads=self.threads)
+            name: LoadedModel(artifact.file(MODEL_TFLITE), reproducible=False, threads=self.threads)
             for name, artifact in subjects.items()
         }
         tensors = {name: model.feed(sample) for name, model in models.items()}

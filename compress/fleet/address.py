@@ -18,7 +18,7 @@ _PATH = re.compile(r"[^\x00-\x1f\x7f]{1,1000}\Z")
 
 
 @dataclass(frozen=True)
-class Address:
+class DeviceAddress:
     """A folder on a device.
 
     Attributes:
@@ -49,7 +49,7 @@ class Address:
         return f"ssh://{user}{host}{port}/{quote(self.path.removeprefix('/'), safe='/~')}"
 
 
-def parse(text: str) -> Address:
+def parse(text: str) -> DeviceAddress:
     """An address as it is written.
 
     Raises:
@@ -76,12 +76,12 @@ def parse(text: str) -> Address:
     if not _HOST.match(host) or (user is not None and not _USER.match(user)) or port == 0:
         raise PipelineError(f"{text!r} has no host that can be used", allowed=ALLOWED)
     path = path[1:] if path.startswith("/~/") else path
-    return Address(host, user, port, _checked(path, text))
+    return DeviceAddress(host, user, port, _checked(path, text))
 
 
-def _folder(path: str, text: str) -> Address:
+def _folder(path: str, text: str) -> DeviceAddress:
     whole = os.path.abspath(os.path.expanduser(path)) if path else ""
-    return Address(None, None, None, _checked(whole, text))
+    return DeviceAddress(None, None, None, _checked(whole, text))
 
 
 def _checked(path: str, text: str) -> str:
@@ -93,7 +93,7 @@ def _checked(path: str, text: str) -> str:
     return path.rstrip("/")
 
 
-def listed(path: Path) -> list[Address]:
+def listed(path: Path) -> list[DeviceAddress]:
     """The addresses in a file, one on a line; `#` begins a comment.
 
     Raises:
@@ -114,7 +114,7 @@ def listed(path: Path) -> list[Address]:
     return found
 
 
-def distinct(addresses: Iterable[Address]) -> list[Address]:
+def distinct(addresses: Iterable[DeviceAddress]) -> list[DeviceAddress]:
     """The addresses, each once.
 
     Raises:

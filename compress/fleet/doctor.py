@@ -33,7 +33,7 @@ _KNOWN = (0, 14)
 """Exit codes of `runner.pyz doctor` that come with findings; see `deploy.contract.errors`."""
 
 
-class Address(NamedTuple):
+class HostAddress(NamedTuple):
     """Where a host is reached.
 
     Attributes:
@@ -47,7 +47,7 @@ class Address(NamedTuple):
     folder: str
 
 
-def address(text: str) -> Address:
+def address(text: str) -> HostAddress:
     """Reads `ssh://[user@]host[:port][/folder]`.
 
     Raises:
@@ -57,12 +57,12 @@ def address(text: str) -> Address:
     if found is None or found["host"].startswith("-") or (found["user"] or "").startswith("-"):
         raise PipelineError(f"{text!r} is no address", where="--to", allowed="ssh://[user@]host[:port][/folder]")
     user = f"{found['user']}@" if found["user"] else ""
-    return Address(
+    return HostAddress(
         user + found["host"].strip("[]"), int(found["port"]) if found["port"] else None, found["folder"] or ""
     )
 
 
-def over_ssh(to: Address, script: str, arguments: list[str], content: bytes) -> subprocess.CompletedProcess[bytes]:
+def over_ssh(to: HostAddress, script: str, arguments: list[str], content: bytes) -> subprocess.CompletedProcess[bytes]:
     """Runs a shell script on another host, which is known already and reached without a password.
 
     Args:

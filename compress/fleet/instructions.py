@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from compress.fleet.address import Address
+from compress.fleet.address import DeviceAddress
 
 INSTALL = (
     "python3 -m pip install numpy, and ai-edge-litert (Python 3.10 and newer, 64 bits)"
@@ -32,7 +32,7 @@ As a service; nothing installs or restarts it by itself. Once, and after each de
 """
 
 
-def readme(state: Mapping[str, Any], address: Address, release: str, title: str) -> str:
+def readme(state: Mapping[str, Any], address: DeviceAddress, release: str, title: str) -> str:
     """README.txt.
 
     Args:

@@ -18,7 +18,7 @@ from compress.errors import DeploymentError, ModelError
 from compress.export import runner_pyz
 from compress.files import explain
 from compress.fleet import instructions
-from compress.fleet.remote import Session
+from compress.fleet.remote import AgentSession
 from deploy.contract import bundle, releases
 
 MIN_PIECE_BYTES = 4096
@@ -90,7 +90,7 @@ def _sha256(content: bytes) -> str:
 
 
 @dataclass(frozen=True)
-class Options:
+class ReleaseOptions:
     """What is done beside putting a release there.
 
     Attributes:
@@ -109,7 +109,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReleaseResult:
     """What one device runs now, and what it ran before.
 
     Attributes:
@@ -131,7 +131,7 @@ class Outcome:
     removed: tuple[str, ...] = ()
 
 
-def deploy(session: Session, release: Release, options: Options, told: Told) -> Outcome:
+def deploy(session: AgentSession, release: Release, options: ReleaseOptions, told: Told) -> ReleaseResult:
     """Brings a release to a device: sent, verified there beside the old one, and only then switched to.
 
     Raises:
@@ -159,11 +159,11 @@ def deploy(session: Session, release: Release, options: Options, told: Told) -> 
     with _new_runs():
         removed += session.ask("prune", keep=options.keep)
     result = "unchanged" if before == release.name else "deployed"
-    return Outcome(result, before, release.name, sent, state["python"], results, tuple(removed))
+    return ReleaseResult(result, before, release.name, sent, state["python"], results, tuple(removed))
 
 
 def _write_texts(
-    session: Session, state: dict[str, Any], release: str, verified: dict[str, Any], options: Options
+    session: AgentSession, state: dict[str, Any], release: str, verified: dict[str, Any], options: ReleaseOptions
 ) -> None:
     """Writes how to run a release beside it: README.txt, and on a device its runner's unit for systemd."""
     title = str(verified["bundle"]["name"])
@@ -173,7 +173,7 @@ def _write_texts(
         session.ask("write", name="coralline.service", text=unit.replace(f"/releases/{release}/", "/current/"))
 
 
-def send(session: Session, release: Release, told: Told) -> int:
+def send(session: AgentSession, release: Release, told: Told) -> int:
     """Sends what the device lacks, and has it put together there; gives the number of bytes sent."""
     sizes = {digest: len(content) for digest, content in release.contents.items()}
     total = sum(size for entry in release.files.values() for _, size in entry["pieces"])
@@ -192,7 +192,9 @@ def send(session: Session, release: Release, told: Told) -> int:
     return sent
 
 
-def _after(session: Session, release: str, before: str | None, options: Options, told: Told) -> dict[str, Any]:
+def _after(
+    session: AgentSession, release: str, before: str | None, options: ReleaseOptions, told: Told
+) -> dict[str, Any]:
     """What was asked for beside the deployment, done with what now runs."""
     results = {}
     if options.verify:
@@ -220,7 +222,7 @@ def _new_runs() -> Iterator[None]:
         raise DeploymentError(f"the new version runs, but: {error.what}", where=error.where, todo=error.todo) from error
 
 
-def rollback(session: Session, options: Options, told: Told) -> Outcome:
+def rollback(session: AgentSession, options: ReleaseOptions, told: Told) -> ReleaseResult:
     """Switches to the release that ran before, after verifying it; twice gives the first one again.
 
     Raises:
@@ -236,10 +238,12 @@ def rollback(session: Session, options: Options, told: Told) -> Outcome:
     session.ask("switch", release=after)
     told("switched")
     results |= _after(session, after, before, options, told)
-    return Outcome("rolled back", before, after, 0, state["python"], results)
+    return ReleaseResult("rolled back", before, after, 0, state["python"], results)
 
 
-def _run(session: Session, release: str | None, verb: str, options: Options, timeout_s: float) -> dict[str, Any]:
+def _run(
+    session: AgentSession, release: str | None, verb: str, options: ReleaseOptions, timeout_s: float
+) -> dict[str, Any]:
     """What a verb of the runner (with its arguments) answers; without a release, of what the link leads to.
 
     Raises:

@@ -24,7 +24,7 @@ from typing import Any
 
 from compress import ssh
 from compress.errors import DeploymentError, PipelineError
-from compress.fleet.address import Address
+from compress.fleet.address import DeviceAddress
 from deploy.contract import agent
 
 MAX_LINE = 1 << 26
@@ -94,7 +94,7 @@ class Access:
         if not self.python or self.python.startswith("-") or not self.python.isprintable():
             raise PipelineError(f"--python {self.python!r} is no program", allowed="a name or a path")
 
-    def command(self, address: Address) -> list[str]:
+    def command(self, address: DeviceAddress) -> list[str]:
         """What starts the agent in a process of its own; for a folder of this machine, with this Python."""
         if address.host is None:
             return [sys.executable, "-IS", "-c", _BOOT]
@@ -128,7 +128,7 @@ def program() -> bytes:
     return base64.b64encode(zlib.compress(_PROGRAM.format(sources=sources).encode(), 9)) + b"\n"
 
 
-class RefusedError(DeploymentError):
+class StepRefusedError(DeploymentError):
     """A step that the agent refused; the connection stays open.
 
     Attributes:
@@ -140,10 +140,10 @@ class RefusedError(DeploymentError):
         self.kind, self.current = error.get("kind"), error.get("current")
 
 
-class Session:
+class AgentSession:
     """An open connection: questions and answers in order."""
 
-    def __init__(self, address: Address, process: subprocess.Popen[bytes], errors: Any) -> None:
+    def __init__(self, address: DeviceAddress, process: subprocess.Popen[bytes], errors: Any) -> None:
         self.address, self._process, self._errors = address, process, errors
         self._greeted, self._heard = False, b""
 
@@ -193,7 +193,7 @@ class Session:
         for _ in range(count):
             try:
                 answers.append(bool(self._answer()))
-            except RefusedError as error:
+            except StepRefusedError as error:
                 refused = refused or error
         if refused:
             raise refused
@@ -222,7 +222,7 @@ class Session:
             error = dict(answer["error"])
         except (ValueError, KeyError, TypeError) as problem:
             raise DeploymentError("what it answers is not understood", where=str(self.address)) from problem
-        raise RefusedError(error, str(self.address))
+        raise StepRefusedError(error, str(self.address))
 
     def _lost(self) -> DeploymentError:
         """Why the connection ended, from what ssh and the other end said."""
@@ -256,7 +256,7 @@ _guard = Lock()
 
 
 @contextmanager
-def connected(address: Address, access: Access) -> Iterator[Session]:
+def connected(address: DeviceAddress, access: Access) -> Iterator[AgentSession]:
     """A session with a device; whatever ends it ends the agent too.
 
     Raises:
@@ -274,7 +274,7 @@ def connected(address: Address, access: Access) -> Iterator[Session]:
         with _guard:
             _running.add(process)
         try:
-            session = Session(address, process, errors)
+            session = AgentSession(address, process, errors)
             session.greet()
             yield session
         finally:

@@ -12,17 +12,17 @@ from typing import Any
 
 from compress.errors import CorallineError, StoreError
 from compress.fleet import release, remote, results
-from compress.fleet.address import Address
+from compress.fleet.address import DeviceAddress
 from compress.fleet.log import Log
-from compress.fleet.release import Outcome, Told
-from compress.fleet.remote import Access, Session
+from compress.fleet.release import ReleaseResult, Told
+from compress.fleet.remote import Access, AgentSession
 
-Work = Callable[[Session, Told], Outcome]
+Work = Callable[[AgentSession, Told], ReleaseResult]
 _SHORT = 12
 
 
 @dataclass(frozen=True)
-class Row:
+class RolloutResult:
     """What became of one device.
 
     Attributes:
@@ -32,9 +32,9 @@ class Row:
         error: why it failed.
     """
 
-    address: Address
+    address: DeviceAddress
     seconds: float
-    outcome: Outcome | None
+    outcome: ReleaseResult | None
     error: CorallineError | None
 
     def to_json(self) -> dict[str, Any]:
@@ -46,8 +46,8 @@ class Row:
 
 
 def deploy(
-    session: Session, told: Told, made: release.Release, settings: release.Options, folder: Path
-) -> release.Outcome:
+    session: AgentSession, told: Told, made: release.Release, settings: release.ReleaseOptions, folder: Path
+) -> release.ReleaseResult:
     """Deploy a release to one device, and store the measurements that were made there in `folder`.
 
     Raises:
@@ -59,7 +59,7 @@ def deploy(
     return outcome
 
 
-def rollback(session: Session, told: Told, settings: release.Options) -> release.Outcome:
+def rollback(session: AgentSession, told: Told, settings: release.ReleaseOptions) -> release.ReleaseResult:
     """Switch one device to the version that ran before.
 
     Raises:
@@ -69,13 +69,13 @@ def rollback(session: Session, told: Told, settings: release.Options) -> release
 
 
 def work(
-    addresses: Sequence[Address],
+    addresses: Sequence[DeviceAddress],
     access: Access,
     step: Work,
     jobs: int,
     told: Told,
     log: Log,
-) -> list[Row]:
+) -> list[RolloutResult]:
     """Does the same on every device, some at a time. An interruption cuts every connection.
 
     Args:
@@ -98,7 +98,7 @@ def work(
             raise
 
 
-def _one(address: Address, access: Access, step: Work, told: Told, log: Log) -> Row:
+def _one(address: DeviceAddress, access: Access, step: Work, told: Told, log: Log) -> RolloutResult:
     began, place = time.monotonic(), str(address)
     try:
         log.add(place, "begun")
@@ -109,11 +109,11 @@ def _one(address: Address, access: Access, step: Work, told: Told, log: Log) -> 
     except CorallineError as error:
         with suppress(StoreError):
             log.add(place, "failed", error=str(error))
-        return Row(address, time.monotonic() - began, None, error)
-    return Row(address, time.monotonic() - began, outcome, None)
+        return RolloutResult(address, time.monotonic() - began, None, error)
+    return RolloutResult(address, time.monotonic() - began, outcome, None)
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[RolloutResult]) -> str:
     """For people: host, version before, after, result, seconds."""
     cells = [("device", "before", "after", "result", "seconds")]
     for row in rows:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+from compress.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
 from compress.ir.layer_specs import RESCALING, spec_of
 from compress.ir.layer_specs.functions import ELEMENTWISE, canonical_name
 
@@ -38,7 +38,7 @@ class Channels:
             known here what they do with them.
     """
 
-    layouts: Mapping[Tensor, Layout]
+    layouts: Mapping[LayerOutput, Layout]
     group: NDArray[np.int64]
     pinned: Mask
     held: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class Numbering:
         return not self.fixed.issuperset(layout.tolist())
 
 
-LayoutRule = Callable[[Layer, int, list[Layout], Network, Numbering, Mapping[Tensor, Layout]], Layout | None]
+LayoutRule = Callable[[Layer, int, list[Layout], Network, Numbering, Mapping[LayerOutput, Layout]], Layout | None]
 """The layout that a call makes; None where it is not understood."""
 
 
@@ -97,7 +97,7 @@ def follow(network: Network) -> Channels:
 def numbered(network: Network, rule: LayoutRule) -> Channels:
     """The same with another rule for what a call makes of the layouts that it is given."""
     numbers = Numbering()
-    layouts: dict[Tensor, Layout] = {}
+    layouts: dict[LayerOutput, Layout] = {}
     held: dict[str, None] = {}
     ends = set(tensors_in(network.outputs))
     for layer, call in network.in_order():
@@ -133,7 +133,7 @@ def layout(
     given: list[Layout],
     network: Network,
     numbers: Numbering,
-    layouts: Mapping[Tensor, Layout],
+    layouts: Mapping[LayerOutput, Layout],
 ) -> Layout | None:
     """The layout that a call makes; None where it is not understood."""
     spec = spec_of(layer)
@@ -157,7 +157,9 @@ def layout(
     return None
 
 
-def _multiplied(layer: Layer, call: int, given: Layout, numbers: Numbering, layouts: Mapping[Tensor, Layout]) -> Layout:
+def _multiplied(
+    layer: Layer, call: int, given: Layout, numbers: Numbering, layouts: Mapping[LayerOutput, Layout]
+) -> Layout:
     """The channels of a depthwise layer: each of its input as often as its multiplier says."""
     if call:  # a second call with other channels would need the same weights for them
         numbers.tie(layouts[layer.given(0)[0]], given)
@@ -170,7 +172,7 @@ def _kept(
     given: Layout,
     network: Network,
     numbers: Numbering,
-    layouts: Mapping[Tensor, Layout],
+    layouts: Mapping[LayerOutput, Layout],
 ) -> Layout | None:
     """The channels of the input, where the weights of the layer run along them."""
     last = (-1, len(network.shapes[layer.given(call)[0]]))
@@ -207,7 +209,7 @@ def _axis(layer: Layer) -> int:
 
 
 def _made_by_maker(
-    layer: Layer, call: int, given: Layout, numbers: Numbering, layouts: Mapping[Tensor, Layout]
+    layer: Layer, call: int, given: Layout, numbers: Numbering, layouts: Mapping[LayerOutput, Layout]
 ) -> Layout:
     """Fresh channels; a shared layer makes the same ones at each call, from tied inputs.
 
@@ -215,7 +217,7 @@ def _made_by_maker(
     """
     if call:
         numbers.tie(layouts[layer.given(0)[0]], given)
-        return layouts[Tensor(layer.name, 0)]
+        return layouts[LayerOutput(layer.name, 0)]
     made = numbers.fresh(int(layer.config[spec_of(layer).width_setting]))
     if (groups := layer.config.get("groups", 1)) > 1:
         for into, out in zip(np.split(given, groups), np.split(made, groups), strict=True):
@@ -259,10 +261,10 @@ def _reshaped(
     given: Layout,
     network: Network,
     numbers: Numbering,
-    layouts: Mapping[Tensor, Layout],
+    layouts: Mapping[LayerOutput, Layout],
 ) -> Layout | None:
     """The layout after a reshape, if every row along the new last axis has the same."""
-    before, after = network.shapes[layer.given(call)[0]], network.shapes[Tensor(layer.name, call)]
+    before, after = network.shapes[layer.given(call)[0]], network.shapes[LayerOutput(layer.name, call)]
     if None in before or None in after or not after:
         return None
     spread = np.broadcast_to(given, [side or 1 for side in before]).reshape(-1, after[-1] or 1)
@@ -270,7 +272,7 @@ def _reshaped(
     if not (spread == made).all():
         return None
     if call and _has_target(layer):  # which is one for all its calls
-        numbers.tie(layouts[Tensor(layer.name, 0)], made)
+        numbers.tie(layouts[LayerOutput(layer.name, 0)], made)
     return made
 
 
@@ -281,7 +283,7 @@ def _has_target(layer: Layer) -> bool:
 def remove(network: Network, channels: Channels, kept: Mask) -> Network:
     """The network without the channels whose place in `kept` (by channel number) is False."""
 
-    def keep(tensor: Tensor) -> Mask:
+    def keep(tensor: LayerOutput) -> Mask:
         mask: Mask = kept[channels.layouts[tensor]]
         return mask
 
@@ -295,11 +297,11 @@ def remove(network: Network, channels: Channels, kept: Mask) -> Network:
     )
 
 
-def _cut(layer: Layer, keep: Callable[[Tensor], Mask], network: Network) -> Layer:
+def _cut(layer: Layer, keep: Callable[[LayerOutput], Mask], network: Network) -> Layer:
     """One layer with fewer channels in and out."""
     if not layer.calls:
         return layer
-    before, after = keep(layer.given()[0]), keep(Tensor(layer.name))
+    before, after = keep(layer.given()[0]), keep(LayerOutput(layer.name))
     if before.all() and after.all():  # what is not understood may have its channels elsewhere
         return layer
     spec = spec_of(layer)
@@ -309,7 +311,7 @@ def _cut(layer: Layer, keep: Callable[[Tensor], Mask], network: Network) -> Laye
         each = (w[..., after] if w.shape and w.shape[-1] == len(after) else w for w in layer.weights)
         return replace(layer, weights=tuple(each))
     if _has_target(layer):
-        shape = network.shapes[Tensor(layer.name)]
+        shape = network.shapes[LayerOutput(layer.name)]
         return layer.configured(target_shape=[*shape[:-1], int(after.sum())])
     return layer
 

@@ -22,7 +22,7 @@ Weights = tuple[NDArray[Any], ...]
 
 
 @dataclass(frozen=True, order=True)
-class Tensor:
+class LayerOutput:
     """A tensor, named by what makes it: the `output`-th result of the `call`-th call of a layer."""
 
     layer: str
@@ -38,7 +38,7 @@ class Layer:
         name: its name, unique in the network.
         kind: its class name.
         entry: Keras' serialized form, without calls and without the shapes it was built for.
-        calls: args and kwargs of every call; tensors stand in them as `Tensor`.
+        calls: args and kwargs of every call; tensors stand in them as `LayerOutput`.
         weights: its weights, in Keras' order.
         integers: which of its outputs hold integers or truth values; the others hold floats.
     """
@@ -56,7 +56,7 @@ class Layer:
         config: Mapping[str, Any] = self.entry["config"]
         return config
 
-    def given(self, call: int = 0) -> list[Tensor]:
+    def given(self, call: int = 0) -> list[LayerOutput]:
         """The tensors that a call is given, in order."""
         return list(tensors_in(self.calls[call]))
 
@@ -72,7 +72,7 @@ class Network:
     Attributes:
         name: the model's name.
         layers: by name; an order in which they can be computed is not implied.
-        inputs: the model's inputs, as a structure of `Tensor`.
+        inputs: the model's inputs, as a structure of `LayerOutput`.
         outputs: its outputs, likewise.
         shapes: shape of every tensor without the batch; None for a side that is not fixed.
     """
@@ -81,20 +81,20 @@ class Network:
     layers: Mapping[str, Layer]
     inputs: Any
     outputs: Any
-    shapes: Mapping[Tensor, tuple[int | None, ...]]
+    shapes: Mapping[LayerOutput, tuple[int | None, ...]]
 
-    def consumers(self) -> dict[Tensor, list[tuple[str, int]]]:
+    def consumers(self) -> dict[LayerOutput, list[tuple[str, int]]]:
         """The calls (layer, number) that take each tensor."""
-        found: dict[Tensor, list[tuple[str, int]]] = {}
+        found: dict[LayerOutput, list[tuple[str, int]]] = {}
         for layer in self.layers.values():
             for call in range(len(layer.calls)):
                 for tensor in layer.given(call):
                     found.setdefault(tensor, []).append((layer.name, call))
         return found
 
-    def made(self) -> dict[tuple[str, int], list[Tensor]]:
+    def made(self) -> dict[tuple[str, int], list[LayerOutput]]:
         """The tensors that each call (layer, number) makes, in order."""
-        found: dict[tuple[str, int], list[Tensor]] = {}
+        found: dict[tuple[str, int], list[LayerOutput]] = {}
         for tensor in sorted(self.shapes):
             found.setdefault((tensor.layer, tensor.call), []).append(tensor)
         return found
@@ -121,7 +121,7 @@ class Network:
                 raise ModelError(f"the layers {', '.join(layer.name for layer, *_ in later[:5])} form a loop")
             waiting = later
 
-    def edited(self, layers: Mapping[str, Layer | None], moved: Mapping[Tensor, Tensor]) -> Network:
+    def edited(self, layers: Mapping[str, Layer | None], moved: Mapping[LayerOutput, LayerOutput]) -> Network:
         """Layers replaced, added, or removed (None); everyone who took a key of `moved` takes its value."""
         merged = {name: layer for name, layer in {**self.layers, **layers}.items() if layer is not None}
         follow = {tensor: _follow(tensor, moved) for tensor in moved}
@@ -133,7 +133,7 @@ class Network:
         )
 
 
-def observed(network: Network, tensors: list[Tensor]) -> Network:
+def observed(network: Network, tensors: list[LayerOutput]) -> Network:
     """The network up to some of its tensors, which are its outputs; what they do not depend on is gone."""
     return living(replace(network, name=f"{network.name}_observed", outputs=tensors))
 
@@ -143,7 +143,7 @@ def living(network: Network) -> Network:
     kept = needed(network)
     numbers = {name: sorted(call for layer, call in kept if layer == name) for name, _ in kept}
 
-    def moved(tensor: Tensor) -> Tensor:
+    def moved(tensor: LayerOutput) -> LayerOutput:
         return replace(tensor, call=numbers[tensor.layer].index(tensor.call))
 
     layers = {
@@ -169,15 +169,15 @@ def needed(network: Network) -> set[tuple[str, int]]:
     return found
 
 
-def _follow(tensor: Tensor, moved: Mapping[Tensor, Tensor]) -> Tensor:
+def _follow(tensor: LayerOutput, moved: Mapping[LayerOutput, LayerOutput]) -> LayerOutput:
     while tensor in moved:
         tensor = moved[tensor]
     return tensor
 
 
-def tensors_in(structure: Any) -> Iterator[Tensor]:
-    """Every `Tensor` in a structure of lists, tuples and maps."""
-    if isinstance(structure, Tensor):
+def tensors_in(structure: Any) -> Iterator[LayerOutput]:
+    """Every `LayerOutput` in a structure of lists, tuples and maps."""
+    if isinstance(structure, LayerOutput):
         yield structure
     elif isinstance(structure, list | tuple):
         for item in structure:
@@ -187,9 +187,9 @@ def tensors_in(structure: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def map_tensors(structure: Any, change: Callable[[Tensor], Tensor | None]) -> Any:
-    """The structure with each `Tensor` replaced by what `change` gives; None leaves it."""
-    if isinstance(structure, Tensor):
+def map_tensors(structure: Any, change: Callable[[LayerOutput], LayerOutput | None]) -> Any:
+    """The structure with each `LayerOutput` replaced by what `change` gives; None leaves it."""
+    if isinstance(structure, LayerOutput):
         return change(structure) or structure
     if isinstance(structure, list | tuple):
         return type(structure)(map_tensors(item, change) for item in structure)
@@ -224,7 +224,7 @@ def read(model: Any) -> Network:
         layers[entry["name"]] = _layer(entry, live, nodes)
         for call, node in enumerate(nodes):
             for output, tensor in enumerate(node):
-                shapes[Tensor(entry["name"], call, output)] = tuple(tensor.shape[1:])
+                shapes[LayerOutput(entry["name"], call, output)] = tuple(tensor.shape[1:])
     nested = {name for name, live in operations.items() if isinstance(live, library.Model)}
     nested -= {name for name in nested if isinstance(operations[name], library.Sequential)}
     outputs = map_tensors(
@@ -257,7 +257,7 @@ def _layer(entry: dict[str, Any], live: Any, nodes: list[list[Any]]) -> Layer:
 
 def _with_tensors(value: Any) -> Any:
     if isinstance(value, dict) and value.get("class_name") == "__keras_tensor__":
-        return Tensor(*value["config"]["keras_history"])
+        return LayerOutput(*value["config"]["keras_history"])
     if isinstance(value, dict):
         return {name: _with_tensors(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -266,9 +266,9 @@ def _with_tensors(value: Any) -> Any:
 
 
 def _refs(value: Any) -> Any:
-    """Keras' `["name", call, output]` as `Tensor`, wherever it stands in a structure."""
+    """Keras' `["name", call, output]` as `LayerOutput`, wherever it stands in a structure."""
     if isinstance(value, list | tuple) and len(value) == 3 and isinstance(value[0], str):
-        return Tensor(*value)
+        return LayerOutput(*value)
     if isinstance(value, list | tuple):
         return [_refs(item) for item in value]
     return {name: _refs(item) for name, item in value.items()}
@@ -281,11 +281,11 @@ def inlined(outer: Network, name: str, inner: Network) -> Network:
     entrances = list(tensors_in(inner.inputs))
     counts = {inside: max(len(layer.calls), 1) for inside, layer in inner.layers.items()}
     added: dict[str, Layer] = {}
-    moved: dict[Tensor, Tensor] = {}
+    moved: dict[LayerOutput, LayerOutput] = {}
     shapes = dict(outer.shapes)
     for call in range(len(nested.calls)):
         place = {
-            tensor: Tensor(names[tensor.layer], call * counts[tensor.layer] + tensor.call, tensor.output)
+            tensor: LayerOutput(names[tensor.layer], call * counts[tensor.layer] + tensor.call, tensor.output)
             for tensor in inner.shapes
         }
         place.update(zip(entrances, nested.given(call), strict=True))
@@ -298,7 +298,7 @@ def inlined(outer: Network, name: str, inner: Network) -> Network:
             added[names[inside]] = replace(renamed, name=names[inside], calls=calls)
         shapes.update({place[tensor]: shape for tensor, shape in inner.shapes.items() if tensor not in entrances})
         for output, tensor in enumerate(tensors_in(inner.outputs)):
-            moved[Tensor(name, call, output)] = place[tensor]
+            moved[LayerOutput(name, call, output)] = place[tensor]
     return replace(outer, shapes=shapes).edited({**added, name: None}, moved)
 
 
@@ -346,7 +346,7 @@ def _entry(layer: Layer) -> dict[str, Any]:
 
 
 def _without_tensors(value: Any) -> Any:
-    if isinstance(value, Tensor):
+    if isinstance(value, LayerOutput):
         history = [value.layer, value.call, value.output]
         # Keras looks the tensor up by its history; shape and dtype only have to be valid.
         config = {"shape": [None], "dtype": "float32", "keras_history": history}
@@ -359,8 +359,8 @@ def _without_tensors(value: Any) -> Any:
 
 
 def map_to_refs(structure: Any) -> Any:
-    """A structure of `Tensor` in Keras' form."""
-    if isinstance(structure, Tensor):
+    """A structure of `LayerOutput` in Keras' form."""
+    if isinstance(structure, LayerOutput):
         return [structure.layer, structure.call, structure.output]
     if isinstance(structure, dict):
         return {name: map_to_refs(item) for name, item in structure.items()}

@@ -17,7 +17,7 @@ from compress.evaluation.degeneracy import Judgement
 from compress.files import file_digest
 from compress.measurement import Measurement, missing
 from compress.pipeline.acceptance import judge_answers, refusal
-from compress.pipeline.schema import Pipeline, Step
+from compress.pipeline.schema import Pipeline, StageEntry
 from compress.stage import host
 from compress.tflite.interpreter import version
 from compress.version import __version__
@@ -29,7 +29,7 @@ TOOLS = (
 )
 
 
-def stage_row(step: Step, task: Task) -> dict[str, Any]:
+def stage_row(step: StageEntry, task: Task) -> dict[str, Any]:
     """A step before it has run."""
     return {
         "id": step.id,

@@ -34,7 +34,7 @@ from compress.evaluation.latency import unmeasured
 from compress.files import digest_of, explain, write_atomically
 from compress.pipeline import device_results, record
 from compress.pipeline.acceptance import judge_answers
-from compress.pipeline.schema import Pipeline, Step
+from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.store import Store
 from compress.progress import Progress
 from compress.report import render
@@ -64,7 +64,7 @@ class Monitor(Protocol):
 
 
 @dataclass
-class Session:
+class PipelineRun:
     """One run, and what it has found so far.
 
     Attributes:
@@ -200,7 +200,7 @@ def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] 
     """
     store = Store(out / STORE)
     store.prepare()
-    session = Session(pipeline, store, out / pipeline.head.name, monitor, forced)
+    session = PipelineRun(pipeline, store, out / pipeline.head.name, monitor, forced)
     started = time.monotonic()
     findings: dict[str, Any] = {}
     try:
@@ -219,7 +219,7 @@ def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] 
     return _publish(session, findings, None, time.monotonic() - started)
 
 
-def _stages(session: Session) -> None:
+def _stages(session: PipelineRun) -> None:
     """Every step in its order; fills rows, artifacts and the original."""
     steps = session.pipeline.steps
     for step in steps:
@@ -244,13 +244,13 @@ def _stages(session: Session) -> None:
         session.original = _last(session)
 
 
-def _last(session: Session) -> str:
+def _last(session: PipelineRun) -> str:
     """The id of the last step that left a model that can be measured."""
     trained = [name for name, artifact in session.artifacts.items() if artifact.kind in MEASURED]
     return trained[-1] if trained else next(iter(session.artifacts))
 
 
-def _probes(session: Session, findings: dict[str, Any]) -> None:
+def _probes(session: PipelineRun, findings: dict[str, Any]) -> None:
     """Measures every model on validation and in size; original and result on test and in time."""
     findings["data"] = session.obtain("data", DataSummary(), {}, Kind.FINDINGS)[0].facts
     judge = Precision if session.pipeline.data.task == "detection" else Accuracy
@@ -276,7 +276,7 @@ def _probes(session: Session, findings: dict[str, Any]) -> None:
     findings.update(steps=steps, test=test.facts, latency=_latency(session, pair, findings["data"], test.facts))
 
 
-def _latency(session: Session, pair: Mapping[str, Artifact], data: Facts, test: Facts) -> Facts:
+def _latency(session: PipelineRun, pair: Mapping[str, Artifact], data: Facts, test: Facts) -> Facts:
     """Measure the latency of original and result.
 
     A degenerate model often has weights or scales that the accelerated kernels refuse. There the latency is missing, so
@@ -292,7 +292,7 @@ def _latency(session: Session, pair: Mapping[str, Artifact], data: Facts, test: 
         return unmeasured(pair, str(error))
 
 
-def _sensitivity(session: Session, findings: dict[str, Any]) -> None:
+def _sensitivity(session: PipelineRun, findings: dict[str, Any]) -> None:
     """What removing channels would do to the last Keras model before anything is removed, if that is asked for."""
     settings = session.pipeline.head.measure.sensitivity
     if settings is None:
@@ -310,7 +310,7 @@ def _sensitivity(session: Session, findings: dict[str, Any]) -> None:
 
 
 def _publish(
-    session: Session, findings: dict[str, Any], error: dict[str, Any] | None, seconds: float
+    session: PipelineRun, findings: dict[str, Any], error: dict[str, Any] | None, seconds: float
 ) -> dict[str, Any]:
     """Writes the outputs and the report; removes outputs of earlier runs that no longer hold."""
     outputs = _outputs(session) if error is None else {}
@@ -334,7 +334,7 @@ def _publish(
     return found
 
 
-def _outputs(session: Session) -> dict[str, Path]:
+def _outputs(session: PipelineRun) -> dict[str, Path]:
     """The files that users came for, from the newest artifact that has each."""
     names = {
         MODEL_KERAS: MODEL_KERAS,
@@ -351,9 +351,9 @@ def _outputs(session: Session) -> dict[str, Path]:
     return outputs
 
 
-def preview(pipeline: Pipeline, out: Path, forced: frozenset[str] = frozenset()) -> list[tuple[Step, str]]:
+def preview(pipeline: Pipeline, out: Path, forced: frozenset[str] = frozenset()) -> list[tuple[StageEntry, str]]:
     """What a run would do with each step, without doing it: "kept", "skipped" or "to do"."""
-    session = Session(pipeline, Store(out / STORE), out / pipeline.head.name, cast(Monitor, None), forced)
+    session = PipelineRun(pipeline, Store(out / STORE), out / pipeline.head.name, cast(Monitor, None), forced)
     known, current, result = True, None, []
     for step in pipeline.steps:
         if step.skip:

@@ -34,7 +34,7 @@ from deploy.contract.preprocessing import Preprocessing, PreprocessingError, fie
 T = TypeVar("T", bound=Settings)
 
 
-class Model(Origin):
+class ModelSettings(Origin):
     """The model to start from: a builder or a file."""
 
     trust: bool = False
@@ -79,7 +79,7 @@ class Budget(Settings):
     """Largest .tflite file."""
 
 
-class Head(Settings):
+class PipelineKeys(Settings):
     """The plain keys of a pipeline file."""
 
     schema_version: Literal[1]
@@ -104,7 +104,7 @@ class Head(Settings):
 
 
 @dataclass(frozen=True)
-class Step:
+class StageEntry:
     """A stage in its place.
 
     Attributes:
@@ -138,15 +138,15 @@ class Pipeline:
         settings: the file's content as plain values.
     """
 
-    head: Head
-    model: Model
+    head: PipelineKeys
+    model: ModelSettings
     target: Target
     data: Dataset
-    steps: tuple[Step, ...]
+    steps: tuple[StageEntry, ...]
     settings: Mapping[str, Any]
 
     @property
-    def unpruned(self) -> tuple[Step, ...]:
+    def unpruned(self) -> tuple[StageEntry, ...]:
         """The steps before the first that removes channels, or leaves something else than layers."""
         layered = (Kind.UNTRAINED, Kind.KERAS)
         return tuple(takewhile(lambda step: step.stage.name != "prune" and step.makes in layered, self.steps))
@@ -172,13 +172,15 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
     for key in ("model", "data", "stages"):
         if key not in value:
             raise PipelineError(f"the key {key!r} is missing", where=document.where(()))
-    head = _settings(Head, {key: item for key, item in value.items() if key in Head.model_fields}, document, ())
+    head = _settings(
+        PipelineKeys, {key: item for key, item in value.items() if key in PipelineKeys.model_fields}, document, ()
+    )
     try:
         target = targets.load(head.target)
     except PipelineError as error:
         error.where, error.todo = document.where(("target",)), nearest(head.target, targets.names())
         raise
-    model = _settings(Model, value["model"], document, ("model",))
+    model = _settings(ModelSettings, value["model"], document, ("model",))
     try:
         first = model.maker(path.parent, trust=model.trust)
     except ModelError as error:
@@ -211,7 +213,7 @@ def _refuse_unfit(pipeline: Pipeline, document: Document) -> None:
         raise PipelineError(what, where=document.where(location), allowed=unfit.allowed, todo=unfit.todo)
 
 
-def _refuse_unfit_target(step: Step, location: Location, target: Target, document: Document) -> None:
+def _refuse_unfit_target(step: StageEntry, location: Location, target: Target, document: Document) -> None:
     """Refuse a stage with a setting that its target does not have.
 
     Raises:
@@ -259,11 +261,11 @@ def _preprocess(value: Any, document: Document) -> Any:
 
 def _steps(
     model: Stage, value: Any, document: Document, target: Target, stages: Mapping[str, type[Stage]], folder: Path
-) -> tuple[Step, ...]:
+) -> tuple[StageEntry, ...]:
     """The model and the stages, numbered, with the kind that flows between them."""
     if not isinstance(value, list):
         raise PipelineError("must be a list of stages", where=document.where(("stages",)), allowed=listing([*stages]))
-    steps = [Step("model", model, None)]
+    steps = [StageEntry("model", model, None)]
     for index, entry in enumerate(value):
         location: Location = ("stages", index)
         try:
@@ -290,7 +292,7 @@ def _steps(
                 where=document.where(location),
                 todo="; ".join(part for part in (_how_to_get(stage, given, stages), maker.stage.because()) if part),
             )
-        steps.append(Step(name, stage, given, skip))
+        steps.append(StageEntry(name, stage, given, skip))
     return tuple(steps)
 
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from compress.errors import StageError
 from compress.ir import channel_groups as structure
 from compress.ir.channel_groups import Channels, Mask
-from compress.ir.keras_graph import Network, Tensor
+from compress.ir.keras_graph import LayerOutput, Network
 from compress.pruning import importance
 from compress.pruning.cost import Costs, Counts, Sets
-from compress.pruning.importance import Method, Samples, Scores, made_by
+from compress.pruning.importance import ImportanceSamples, Method, Scores, made_by
 from compress.targets.base import ChannelBlocks, Target
 
 MIN_KEPT = 4
@@ -45,7 +45,7 @@ Lost = Sequence[NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
-class Change:
+class SizeChange:
     """Another size of one set, and what it would change if all others stayed as they are.
 
     Attributes:
@@ -108,7 +108,7 @@ class Cut:
     costs: Costs
 
 
-def prepare(network: Network, target: Target, method: Method, samples: Samples | None) -> Cut:
+def prepare(network: Network, target: Target, method: Method, samples: ImportanceSamples | None) -> Cut:
     """Answers the first two questions.
 
     Args:
@@ -143,7 +143,7 @@ def sets(network: Network, channels: Channels, score: Scores) -> tuple[Sets, Cou
     merged: list[list[NDArray[np.int64]]] = []
     for layer in network.layers.values():
         if layer.calls and made_by(layer) is not None:
-            row = np.unique(channels.group[channels.layouts[Tensor(layer.name)]])
+            row = np.unique(channels.group[channels.layouts[LayerOutput(layer.name)]])
             row = row[~channels.pinned[row]]
             tied = [rows for rows in merged if any(np.isin(row, other).any() for other in rows)]
             apart = [rows for rows in merged if not any(rows is other for other in tied)]
@@ -323,14 +323,14 @@ def _exchanged(counts: Counts, least: Counts, losses: Lost, cost: Cost, limit: f
     return counts
 
 
-def _changes(counts: Counts, least: Counts, losses: Lost, cost: Cost, blocks: ChannelBlocks) -> list[Change]:
+def _changes(counts: Counts, least: Counts, losses: Lost, cost: Cost, blocks: ChannelBlocks) -> list[SizeChange]:
     """Every other size of every set that is at most two blocks of outputs away."""
     now, found = cost(counts), []
     for index, (each, here) in enumerate(zip(losses, counts, strict=True)):
         for size in levels(len(each) - 1, least[index], blocks):
             if size != here and abs(size - here) <= 2 * blocks.outputs:
                 lost = float(each[size] - each[here])
-                found.append(Change(index, size, lost, cost(_with(counts, index, size)) - now))
+                found.append(SizeChange(index, size, lost, cost(_with(counts, index, size)) - now))
     return found
 
 
@@ -353,7 +353,7 @@ def plan(cut: Cut, counts: Counts) -> PruningPlan:
     layers = {}
     for layer in cut.network.layers.values():
         if layer.calls and made_by(layer) is not None:
-            mask = kept[cut.channels.layouts[Tensor(layer.name)]]
+            mask = kept[cut.channels.layouts[LayerOutput(layer.name)]]
             if not mask.all():
                 layers[layer.name] = (len(mask), int(mask.sum()))
     return PruningPlan(kept, tuple(counts), layers, cut.channels.held)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.channel_groups import Channels, Layout
-from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+from compress.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
 from compress.ir.layer_specs import Kernel, spec_of
 from compress.ir.layer_specs.functions import FUSED, canonical_name
 from compress.targets.base import CostModel, NetworkCost, OperatorShape, Target
@@ -92,7 +92,7 @@ def pieces(network: Network, channels: Channels, cost: CostModel) -> list[Piece]
     for layer, call in network.in_order():
         if _is_free(layer):
             continue
-        given, made = layer.given(call)[:1], Tensor(layer.name, call)
+        given, made = layer.given(call)[:1], LayerOutput(layer.name, call)
         source = given[0] if given else made
         if spec_of(layer).kernels:
             found += _kernels(layer, network.shapes[source], network.shapes[made], channels, (source, made))
@@ -117,7 +117,7 @@ def _inner_function(layer: Layer) -> str:
     return canonical_name(str(layer.config.get("activation", "linear")))
 
 
-def _count(layer: Layer, source: Tensor, network: Network, cost: CostModel, *, alone: bool) -> int:
+def _count(layer: Layer, source: LayerOutput, network: Network, cost: CostModel, *, alone: bool) -> int:
     """How many operators a layer without a kernel becomes: none if the one before does its work too."""
     before, spec = network.layers[source.layer], spec_of(layer)
     previous = spec_of(before)
@@ -143,7 +143,7 @@ def _kernels(
     given: tuple[int | None, ...],
     made: tuple[int | None, ...],
     channels: Channels,
-    ends: tuple[Tensor, Tensor],
+    ends: tuple[LayerOutput, LayerOutput],
 ) -> list[Piece]:
     """The operators with weights that a layer becomes."""
     source, result = (channels.layouts[tensor] for tensor in ends)
@@ -205,7 +205,7 @@ def weights(network: Network, channels: Channels) -> list[Weights]:
         if layer.config.get("data_format") == "channels_first":
             found += [Weights(array.size, ()) for array in layer.weights]
             continue
-        given, made = channels.layouts[layer.given()[0]], channels.layouts[Tensor(layer.name)]
+        given, made = channels.layouts[layer.given()[0]], channels.layouts[LayerOutput(layer.name)]
         spec = spec_of(layer)
         for axes, array in zip(spec.kernels, layer.weights, strict=False):
             found.append(_kernel_weights(axes, array, _runs_along(axes, layer, given, made)))

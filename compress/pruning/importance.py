@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from compress.errors import StageError
 from compress.ir.channel_groups import Channels
-from compress.ir.keras_graph import Layer, Network, Tensor, build, map_tensors
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build, map_tensors
 from compress.ir.layer_specs import INPUT, spec_of
 from compress.ir.tensorflow import keras
-from compress.training.loop import Batch, Head, label_loss
+from compress.training.loop import Batch, ClassificationHead, label_loss
 
 Scores = NDArray[np.float64]
 """By channel number, equal within a group."""
@@ -29,7 +29,7 @@ _BATCH = 64
 
 
 @dataclass(frozen=True)
-class Samples:
+class ImportanceSamples:
     """What scores are measured on.
 
     Attributes:
@@ -40,10 +40,10 @@ class Samples:
 
     inputs: NDArray[np.float32]
     labels: NDArray[np.int64]
-    head: Head
+    head: ClassificationHead
 
 
-def scores(network: Network, channels: Channels, method: Method, samples: Samples | None) -> Scores:
+def scores(network: Network, channels: Channels, method: Method, samples: ImportanceSamples | None) -> Scores:
     """How much each group of channels matters; `taylor` needs samples."""
     if method == "taylor":
         assert samples is not None
@@ -71,7 +71,7 @@ def of_weights(network: Network, channels: Channels, method: Method) -> Scores:
         each = np.abs(kernel) if method == "l1" else kernel**2
         norm = each.sum(axis=tuple(range(kernel.ndim - 1)))
         norm = norm if method == "l1" else np.sqrt(norm)
-        tensor = Tensor(layer.name)
+        tensor = LayerOutput(layer.name)
         for name, _ in consumers.get(tensor, []) if method == "batch_norm" else []:
             if spec_of(network.layers[name]).is_batch_norm:
                 norm *= np.abs(_batch_norm_factor(network.layers[name]))
@@ -120,7 +120,7 @@ def _batch_norm_factor(layer: Layer) -> NDArray[np.float64]:
     return factor
 
 
-def taylor(network: Network, channels: Channels, samples: Samples) -> Scores:
+def taylor(network: Network, channels: Channels, samples: ImportanceSamples) -> Scores:
     """How much the loss would change without a channel: the mean square of a first-order estimate for each sample.
 
     The estimate is the derivative by a factor on the channel, wherever other layers read it.
@@ -158,7 +158,7 @@ def gated(network: Network, channels: Channels) -> Any:
     count = len(channels.group)
     gates = INPUT.layer(GATES, (), batch_shape=(None, count), dtype="float32", sparse=False)
     added: dict[str, Layer] = {GATES: gates}
-    shapes = {**network.shapes, Tensor(GATES): (count,)}
+    shapes = {**network.shapes, LayerOutput(GATES): (count,)}
     for layer in network.layers.values():
         if spec_of(layer).channels != "makes":
             continue
@@ -168,18 +168,18 @@ def gated(network: Network, channels: Channels) -> Any:
             groups = channels.group[channels.layouts[source]]
             name = f"{layer.name}_gate_{call}"
             added[name] = _gate_layer(name, source, groups)
-            shapes[Tensor(name)] = network.shapes[source]
-            calls.append(map_tensors(arguments, {source: Tensor(name)}.get))
+            shapes[LayerOutput(name)] = network.shapes[source]
+            calls.append(map_tensors(arguments, {source: LayerOutput(name)}.get))
         added[layer.name] = replace(layer, calls=tuple(calls))
     layers = {**network.layers, **added}
     entrances = network.inputs if isinstance(network.inputs, list) else [network.inputs]
-    return build(replace(network, layers=layers, shapes=shapes, inputs=[*entrances, Tensor(GATES)]))
+    return build(replace(network, layers=layers, shapes=shapes, inputs=[*entrances, LayerOutput(GATES)]))
 
 
-def _gate_layer(name: str, source: Tensor, groups: NDArray[np.int64]) -> Layer:
+def _gate_layer(name: str, source: LayerOutput, groups: NDArray[np.int64]) -> Layer:
     config = {"name": name, "groups": groups.tolist()}
     entry = {"module": None, "class_name": GATE, "config": config, "registered_name": f"{PACKAGE}>{GATE}"}
-    return Layer(name, GATE, entry, ({"args": [source, Tensor(GATES)], "kwargs": {}},), ())
+    return Layer(name, GATE, entry, ({"args": [source, LayerOutput(GATES)], "kwargs": {}},), ())
 
 
 @cache

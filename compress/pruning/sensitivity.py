@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir.channel_groups import Channels
-from compress.ir.keras_graph import Network, Tensor
+from compress.ir.keras_graph import LayerOutput, Network
 from compress.pruning.allocation import Cut
-from compress.pruning.importance import Samples, gated, made_by
-from compress.training.loop import Head
+from compress.pruning.importance import ImportanceSamples, gated, made_by
+from compress.training.loop import ClassificationHead
 
 SHARES = (0.875, 0.75, 0.5, 0.25, 0.0)
 """Shares of a set at which it is measured; the last one stands for the fewest groups that may stay."""
@@ -21,7 +21,7 @@ _BATCH = 64
 
 
 @dataclass(frozen=True)
-class Curve:
+class SensitivityCurve:
     """What a set of channels means to the network.
 
     Attributes:
@@ -52,7 +52,7 @@ class Curve:
         }
 
 
-def curves(cut: Cut, samples: Samples, tell: Callable[[int, int], None]) -> list[Curve]:
+def curves(cut: Cut, samples: ImportanceSamples, tell: Callable[[int, int], None]) -> list[SensitivityCurve]:
     """The curve of every set.
 
     Args:
@@ -87,11 +87,13 @@ def curves(cut: Cut, samples: Samples, tell: Callable[[int, int], None]) -> list
             done += 1
             tell(done, total)
         layers = _makers(network, channels, members)
-        found.append(Curve(layers, (len(members), *kept), tuple(divergence), tuple(accuracy)))
+        found.append(SensitivityCurve(layers, (len(members), *kept), tuple(divergence), tuple(accuracy)))
     return found
 
 
-def _scores(model: Any, head: Head, part: NDArray[np.float32], row: NDArray[np.float32]) -> NDArray[np.float64]:
+def _scores(
+    model: Any, head: ClassificationHead, part: NDArray[np.float32], row: NDArray[np.float32]
+) -> NDArray[np.float64]:
     logits = np.asarray(head.logits(model([part, np.repeat(row, len(part), axis=0)], training=False)), np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     made: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -111,5 +113,5 @@ def _makers(network: Network, channels: Channels, members: NDArray[np.int64]) ->
         for layer in network.layers.values()
         if layer.calls
         and made_by(layer) is not None
-        and own & set(channels.group[channels.layouts[Tensor(layer.name)]].tolist())
+        and own & set(channels.group[channels.layouts[LayerOutput(layer.name)]].tolist())
     )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import StageError
-from compress.ir.keras_graph import Network, Tensor, build, observed
+from compress.ir.keras_graph import LayerOutput, Network, build, observed
 from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
 from compress.quantization import quantizer_placement as rounding
@@ -35,7 +35,7 @@ FAR = 3.0
 
 
 @dataclass(frozen=True)
-class Histogram:
+class ActivationHistogram:
     """How often the values of a tensor lie in each of some equal bins.
 
     Attributes:
@@ -46,9 +46,9 @@ class Histogram:
     reach: float
     counts: NDArray[np.float64]
 
-    def __add__(self, other: Histogram) -> Histogram:
+    def __add__(self, other: ActivationHistogram) -> ActivationHistogram:
         reach = max(self.reach, other.reach)
-        return Histogram(reach, self._widened(reach) + other._widened(reach))
+        return ActivationHistogram(reach, self._widened(reach) + other._widened(reach))
 
     def _widened(self, reach: float) -> NDArray[np.float64]:
         """The counts in bins between -reach and reach, which are exact sums of the present ones."""
@@ -77,7 +77,7 @@ class Statistics:
 
     low: Mapping[str, NDArray[np.float64]]
     high: Mapping[str, NDArray[np.float64]]
-    histograms: Mapping[str, Histogram]
+    histograms: Mapping[str, ActivationHistogram]
     prescribed: Mapping[str, tuple[float, float]]
 
     @property
@@ -136,12 +136,12 @@ def collect(network: Network, samples: NDArray[np.float32], *, histograms: bool 
     tensors = list(points)
     look = _extremes_and_counts if histograms else _extremes
     extremes = []
-    found: dict[str, Histogram] = {}
+    found: dict[str, ActivationHistogram] = {}
     for batch in _runs(network, tensors, samples, look):
         extremes.append(batch["extremes"])
         _refuse_infinite(network, tensors, batch["extremes"], sum(part.shape[-1] for part in extremes[:-1]))
         for number, tensor in enumerate(tensors if histograms else []):
-            added = Histogram(float(batch["reach"][number]), batch["counts"][number].astype(np.float64))
+            added = ActivationHistogram(float(batch["reach"][number]), batch["counts"][number].astype(np.float64))
             name = points[tensor]
             found[name] = found[name] + added if name in found else added
     limits = np.concatenate(extremes, axis=-1).astype(np.float64)  # [tensors, 2, n]
@@ -161,7 +161,7 @@ def _check_weights(network: Network) -> None:
             raise StageError(f"the weights of layer {layer.name!r} are not finite", todo="train the model again")
 
 
-def _refuse_infinite(network: Network, tensors: list[Tensor], extremes: NDArray[Any], first: int) -> None:
+def _refuse_infinite(network: Network, tensors: list[LayerOutput], extremes: NDArray[Any], first: int) -> None:
     """Name the tensor and the sample where values are NaN or infinite; `first` is the number of the first sample."""
     for tensor, limits in zip(tensors, extremes, strict=True):
         finite = np.isfinite(limits).all(axis=0)
@@ -176,8 +176,8 @@ def _refuse_infinite(network: Network, tensors: list[Tensor], extremes: NDArray[
 
 
 def largest_by_channel(
-    network: Network, tensors: Sequence[Tensor], samples: NDArray[np.float32], percent: float = 99
-) -> dict[Tensor, NDArray[np.float64]]:
+    network: Network, tensors: Sequence[LayerOutput], samples: NDArray[np.float32], percent: float = 99
+) -> dict[LayerOutput, NDArray[np.float64]]:
     """The largest magnitude of each channel (last axis) of some tensors; a percentile over samples."""
     import tensorflow
 
@@ -193,8 +193,8 @@ def largest_by_channel(
 
 
 def means_by_channel(
-    network: Network, tensors: Sequence[Tensor], samples: NDArray[np.float32], axis: int = -1
-) -> dict[Tensor, NDArray[np.float64]]:
+    network: Network, tensors: Sequence[LayerOutput], samples: NDArray[np.float32], axis: int = -1
+) -> dict[LayerOutput, NDArray[np.float64]]:
     """The mean of each channel of some tensors over all samples and positions; channels lie along `axis`."""
     import tensorflow
 
@@ -212,7 +212,7 @@ def means_by_channel(
 
 
 def _runs(
-    network: Network, tensors: list[Tensor], samples: NDArray[np.float32], look: Callable[[list[Any]], Any]
+    network: Network, tensors: list[LayerOutput], samples: NDArray[np.float32], look: Callable[[list[Any]], Any]
 ) -> Iterator[Any]:
     """What `look` makes of the values of some tensors, batch by batch."""
     import tensorflow

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Layer, Network, Tensor, build
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build
 from compress.ir.layer_specs import spec_of
 from compress.quantization import fake_quantization
 from compress.quantization import quantizer_placement as rounding
@@ -42,7 +42,7 @@ def measured_shifts(network: Network, plan: QuantizationPlan, samples: NDArray[n
 
     chosen = samples[: min(SAMPLES, LARGEST_BATCHES * batch_size(network))]
     corrected = [layer.name for layer in network.layers.values() if _is_corrected(layer)]
-    wanted = means_by_channel(network, [Tensor(name) for name in corrected], chosen)
+    wanted = means_by_channel(network, [LayerOutput(name) for name in corrected], chosen)
     model = build(fake_quantization.insert(network, rounding.find(network), plan))
     shifts: Shifts = {}
 
@@ -53,7 +53,7 @@ def measured_shifts(network: Network, plan: QuantizationPlan, samples: NDArray[n
         def call(*inputs: Any, **options: Any) -> Any:
             outputs = operation(*inputs, **options)
             means = tensorflow.reduce_mean(outputs, axis=list(range(len(outputs.shape) - 1)))
-            shift = wanted[Tensor(operation.name)] - means.numpy()
+            shift = wanted[LayerOutput(operation.name)] - means.numpy()
             shifts[operation.name] = tuple(shift.tolist())
             return outputs + shift.astype(np.float32)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Layer, Network, Tensor, build, observed, tensors_in
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build, observed, tensors_in
 from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
 from compress.quantization import bias_correction, equalization, export, fake_quantization
@@ -104,7 +104,7 @@ def _scaled(network: Network, plan: QuantizationPlan) -> Network:
 
 
 def _noise(
-    network: Network, points: Mapping[Tensor, str], plan: QuantizationPlan, samples: NDArray[np.float32]
+    network: Network, points: Mapping[LayerOutput, str], plan: QuantizationPlan, samples: NDArray[np.float32]
 ) -> dict[str, float]:
     """Energies of the error of the logits.
 
@@ -182,9 +182,9 @@ def _moved(share: float) -> tuple[str, str]:
 
 def _ratios(
     network: Network,
-    points: Mapping[Tensor, str],
+    points: Mapping[LayerOutput, str],
     plan: QuantizationPlan,
-    by_name: Mapping[str, Tensor],
+    by_name: Mapping[str, LayerOutput],
     samples: NDArray[np.float32],
 ) -> dict[str, float]:
     """By point the mean signal-to-noise ratio of a sample with everything rounded, and biases moved."""
@@ -192,7 +192,7 @@ def _ratios(
     moved = bias_correction.shifted(export.gridded(network, plan), plan.bias_shifts)
     rounded = fake_quantization.insert(moved, points, plan)
     library, found = keras(), {}
-    places = [Tensor(names[name], list(_calls(points, name)).index(tensor)) for name, tensor in by_name.items()]
+    places = [LayerOutput(names[name], list(_calls(points, name)).index(tensor)) for name, tensor in by_name.items()]
     pairs = []
     for net, tensors in ((network, list(by_name.values())), (rounded, places)):
         values = library.tree.flatten(build(observed(net, tensors))(samples))
@@ -202,12 +202,12 @@ def _ratios(
     return found
 
 
-def _calls(points: Mapping[Tensor, str], name: str) -> list[Tensor]:
+def _calls(points: Mapping[LayerOutput, str], name: str) -> list[LayerOutput]:
     return [tensor for tensor, other in points.items() if other == name]
 
 
 def _looks(
-    network: Network, by_name: Mapping[str, Tensor], plan: QuantizationPlan, samples: NDArray[np.float32]
+    network: Network, by_name: Mapping[str, LayerOutput], plan: QuantizationPlan, samples: NDArray[np.float32]
 ) -> dict[str, tuple[str, str]]:
     """By point its likely cause of error and the setting that would change it, from its values."""
     values = keras().tree.flatten(build(observed(network, list(by_name.values())))(samples))

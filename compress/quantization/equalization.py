@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from compress.errors import StageError
 from compress.ir import channel_groups as structure
 from compress.ir.channel_groups import Channels, Layout, Numbering
-from compress.ir.keras_graph import Layer, Network, Tensor
+from compress.ir.keras_graph import Layer, LayerOutput, Network
 from compress.ir.layer_specs import MULTIPLY, RELU, spec_of
 
 Factors = NDArray[np.float64]
@@ -47,20 +47,30 @@ def follow(network: Network, *, relu6: bool = False) -> Channels:
 
 
 def _through_relu6(
-    layer: Layer, call: int, given: list[Layout], network: Network, numbers: Numbering, layouts: Mapping[Tensor, Layout]
+    layer: Layer,
+    call: int,
+    given: list[Layout],
+    network: Network,
+    numbers: Numbering,
+    layouts: Mapping[LayerOutput, Layout],
 ) -> Layout | None:
     relu6 = spec_of(layer).activation(layer) == "relu6"
     return given[0] if relu6 else _layout(layer, call, given, network, numbers, layouts)
 
 
 def _layout(
-    layer: Layer, call: int, given: list[Layout], network: Network, numbers: Numbering, layouts: Mapping[Tensor, Layout]
+    layer: Layer,
+    call: int,
+    given: list[Layout],
+    network: Network,
+    numbers: Numbering,
+    layouts: Mapping[LayerOutput, Layout],
 ) -> Layout | None:
     spec = spec_of(layer)
     if spec.channels == "multiplies" and layer.config.get("data_format") != "channels_first":
         if call:
             numbers.tie(layouts[layer.given(0)[0]], given[0])
-            return layouts[Tensor(layer.name, 0)]
+            return layouts[LayerOutput(layer.name, 0)]
         return numbers.fresh(len(given[0]) * int(layer.config["depth_multiplier"]))
     if spec == MULTIPLY:
         return _multiplied(layer, call, given, network, numbers)
@@ -84,7 +94,7 @@ def _is_unbounded_relu(layer: Layer) -> bool:
 
 def _multiplied(layer: Layer, call: int, given: list[Layout], network: Network, numbers: Numbering) -> Layout | None:
     """A product scales with its larger operand; the other one, a gate or a constant, stays."""
-    if len(given) == 1 and network.shapes[Tensor(layer.name, call)] == network.shapes[layer.given(call)[0]]:
+    if len(given) == 1 and network.shapes[LayerOutput(layer.name, call)] == network.shapes[layer.given(call)[0]]:
         return given[0]
     sizes = [prod(side or 1 for side in network.shapes[tensor]) for tensor in layer.given(call)]
     if len(given) != 2 or len(given[0]) != len(given[1]) or sizes[0] == sizes[1]:
@@ -93,14 +103,16 @@ def _multiplied(layer: Layer, call: int, given: list[Layout], network: Network, 
     return given[int(np.argmax(sizes))]
 
 
-def clipped(network: Network) -> list[Tensor]:
+def clipped(network: Network) -> list[LayerOutput]:
     """The tensors that end at 6, whose largest values `careful` wants to know."""
     return [
-        Tensor(layer.name, call) for layer, call in network.in_order() if spec_of(layer).activation(layer) == "relu6"
+        LayerOutput(layer.name, call)
+        for layer, call in network.in_order()
+        if spec_of(layer).activation(layer) == "relu6"
     ]
 
 
-def careful(channels: Channels, largest: Mapping[Tensor, NDArray[np.float64]]) -> tuple[Channels, Factors]:
+def careful(channels: Channels, largest: Mapping[LayerOutput, NDArray[np.float64]]) -> tuple[Channels, Factors]:
     """The channels with those pinned that a ReLU6 cuts off, and the least factor of each, 0 where there is none.
 
     Args:
@@ -128,7 +140,7 @@ def from_weights(network: Network, channels: Channels, least: Factors | float = 
 def from_activations(
     network: Network,
     channels: Channels,
-    largest: Mapping[Tensor, NDArray[np.float64]],
+    largest: Mapping[LayerOutput, NDArray[np.float64]],
     share: float,
     least: Factors | float = 0.0,
 ) -> Factors:
@@ -182,7 +194,7 @@ def extents(network: Network, channels: Channels) -> tuple[NDArray[np.float64], 
     for layer in network.layers.values():
         if not weighted(layer):
             continue
-        into, out = (channels.group[channels.layouts[tensor]] for tensor in (layer.given()[0], Tensor(layer.name)))
+        into, out = (channels.group[channels.layouts[tensor]] for tensor in (layer.given()[0], LayerOutput(layer.name)))
         axes = spec_of(layer).kernels[0]
         kernel = np.abs(layer.weights[0].astype(np.float64))
         np.maximum.at(made, out, _largest(kernel, axes.output_axes))
@@ -203,7 +215,7 @@ def scaled(network: Network, channels: Channels, factors: Factors) -> Network:
     changed = {}
     for layer in network.layers.values():
         if weighted(layer):
-            into, out = (by_number[channels.layouts[tensor]] for tensor in (layer.given()[0], Tensor(layer.name)))
+            into, out = (by_number[channels.layouts[tensor]] for tensor in (layer.given()[0], LayerOutput(layer.name)))
             changed[layer.name] = replace(layer, weights=_scaled(layer, into, out))
     return network.edited(changed, {})
 
@@ -212,7 +224,7 @@ def by_layer(network: Network, channels: Channels, factors: Factors) -> dict[str
     """Factors as they stand in a plan: by the layer that makes the channels; layers that keep theirs left out."""
     by_number = np.where(channels.pinned, 1.0, factors)[channels.group]
     found = {
-        layer.name: by_number[channels.layouts[Tensor(layer.name)]]
+        layer.name: by_number[channels.layouts[LayerOutput(layer.name)]]
         for layer in network.layers.values()
         if weighted(layer)
     }
@@ -230,13 +242,13 @@ def applied(network: Network, factors: Mapping[str, tuple[float, ...]]) -> Netwo
     channels = follow(network, relu6=True)
     by_number = np.ones(len(channels.group))
     for name, values in factors.items():
-        layout = channels.layouts.get(Tensor(name))
+        layout = channels.layouts.get(LayerOutput(name))
         if layout is None or len(layout) != len(values):
             raise StageError(f"the plan has {len(values)} factors for a layer {name!r}", todo="make the plan anew")
         by_number[channels.group[layout]] = values
     by_number[channels.pinned] = 1.0
     for name, values in factors.items():
-        if not np.array_equal(by_number[channels.group[channels.layouts[Tensor(name)]]], values):
+        if not np.array_equal(by_number[channels.group[channels.layouts[LayerOutput(name)]]], values):
             raise StageError(
                 f"the plan has factors for a layer {name!r} that would have no effect",
                 allowed="1 for channels that must stay, as those of an output; the same for channels that are added",

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError, StageError
-from compress.ir.keras_graph import Layer, Network, Tensor, build
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build
 from compress.ir.layer_specs import spec_of
 from compress.quantization import adaround, bias_correction, equalization, fake_quantization
 from compress.quantization import quantizer_placement as rounding
@@ -91,7 +91,7 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
     wrong += [f"factors for a layer {name}" for name in plan.factors if name not in network.layers]
     for name, values in plan.bias_shifts.items():
         layer = network.layers.get(name)
-        if layer is None or spec_of(layer).kernel is None or len(values) != network.shapes[Tensor(name)][-1]:
+        if layer is None or spec_of(layer).kernel is None or len(values) != network.shapes[LayerOutput(name)][-1]:
             wrong.append(f"{len(values)} bias shifts for a layer {name}")
     for name, text in plan.rounding.items():
         layer = network.layers.get(name)

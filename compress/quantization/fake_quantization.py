@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from compress.ir.keras_graph import Layer, Network, Tensor
+from compress.ir.keras_graph import Layer, LayerOutput, Network
 from compress.ir.layer_specs import all_specs, spec_of
 from compress.ir.tensorflow import keras
 from compress.quantization import fake_quantized_layers
@@ -159,7 +159,7 @@ def _switched(rounding: Any) -> Any:
 
 def insert(
     network: Network,
-    points: Mapping[Tensor, str],
+    points: Mapping[LayerOutput, str],
     plan: QuantizationPlan,
     following: Collection[str] = (),
     *,
@@ -176,11 +176,11 @@ def insert(
     """
     layers()
     names = layer_names(network, points)
-    calls: dict[str, list[Tensor]] = {name: [] for name in names}
+    calls: dict[str, list[LayerOutput]] = {name: [] for name in names}
     for tensor, name in points.items():
         calls[name].append(tensor)
     moved = {
-        tensor: Tensor(names[name], call) for name, tensors in calls.items() for call, tensor in enumerate(tensors)
+        tensor: LayerOutput(names[name], call) for name, tensors in calls.items() for call, tensor in enumerate(tensors)
     }
     rerouted = network.edited({}, moved)
     added = {
@@ -196,7 +196,7 @@ def insert(
     return replace(rerouted, layers={**rerouted.layers, **added}, shapes={**network.shapes, **shapes})
 
 
-def layer_names(network: Network, points: Mapping[Tensor, str]) -> dict[str, str]:
+def layer_names(network: Network, points: Mapping[LayerOutput, str]) -> dict[str, str]:
     """The name of the FakeQuantize layer of every point."""
     names: dict[str, str] = {}
     for name in dict.fromkeys(points.values()):
@@ -207,7 +207,7 @@ def layer_names(network: Network, points: Mapping[Tensor, str]) -> dict[str, str
     return names
 
 
-def _layer(name: str, tensors: list[Tensor], limits: tuple[float, float], average: float) -> Layer:
+def _layer(name: str, tensors: list[LayerOutput], limits: tuple[float, float], average: float) -> Layer:
     config = {"name": name, "low": limits[0], "high": limits[1], "average": average}
     kind = FAKE if average else LEARNT
     entry = {"module": None, "class_name": kind, "config": config, "registered_name": f"{PACKAGE}>{kind}"}

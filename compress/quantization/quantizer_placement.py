@@ -8,16 +8,16 @@ are not rounded.
 
 from __future__ import annotations
 
-from compress.ir.keras_graph import Layer, Network, Tensor, observed, tensors_in
+from compress.ir.keras_graph import Layer, LayerOutput, Network, observed, tensors_in
 from compress.ir.layer_specs import spec_of
 from compress.ir.layer_specs.functions import FUSED, PRESCRIBED_RANGES
 
 
-def find(network: Network) -> dict[Tensor, str]:
+def find(network: Network) -> dict[LayerOutput, str]:
     """The name of the point of every tensor that is rounded; tensors that share a range share a name."""
     consumers, made = network.consumers(), network.made()
     shown = set(tensors_in(network.outputs))
-    source: dict[Tensor, Tensor] = {}  # the tensor whose range this one has
+    source: dict[LayerOutput, LayerOutput] = {}  # the tensor whose range this one has
     order = [(layer, call) for layer, call in network.in_order()]
     for layer, call in order:
         spec = spec_of(layer)
@@ -29,31 +29,31 @@ def find(network: Network) -> dict[Tensor, str]:
             if spec.output_range == "input":
                 source[tensor] = source.get(layer.given(call)[0], tensor)
             elif spec.fuses_relu and len(takers) == 1 and followed[0] in FUSED and tensor not in shown:
-                source[tensor] = Tensor(takers[0][0], takers[0][1])
+                source[tensor] = LayerOutput(takers[0][0], takers[0][1])
             else:
                 source[tensor] = tensor
     shared = _shared(order, source)
     return {tensor: _name(shared.get(point, point)) for tensor, point in source.items() if point == tensor}
 
 
-def _shared(order: list[tuple[Layer, int]], source: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+def _shared(order: list[tuple[Layer, int]], source: dict[LayerOutput, LayerOutput]) -> dict[LayerOutput, LayerOutput]:
     """For points that meet in a concatenation: the point that stands for all of them."""
-    leader: dict[Tensor, Tensor] = {}
+    leader: dict[LayerOutput, LayerOutput] = {}
 
-    def lead(tensor: Tensor) -> Tensor:
+    def lead(tensor: LayerOutput) -> LayerOutput:
         while leader.get(tensor, tensor) != tensor:
             tensor = leader[tensor]
         return tensor
 
     for layer, call in order:
         if spec_of(layer).output_range == "joined":
-            joined = [tensor for tensor in (*layer.given(call), Tensor(layer.name, call)) if tensor in source]
+            joined = [tensor for tensor in (*layer.given(call), LayerOutput(layer.name, call)) if tensor in source]
             for tensor in joined:
                 leader[lead(source[tensor])] = lead(source[joined[-1]])
     return {tensor: lead(tensor) for tensor in leader}
 
 
-def fixed(network: Network, points: dict[Tensor, str]) -> dict[str, tuple[float, float]]:
+def fixed(network: Network, points: dict[LayerOutput, str]) -> dict[str, tuple[float, float]]:
     """The points whose range TFLite prescribes: the same for all parts, where a concatenation shares one."""
     found: dict[str, set[tuple[float, float] | None]] = {}
     for tensor, name in points.items():
@@ -67,7 +67,7 @@ def _activation(layer: Layer) -> str | None:
     return spec_of(layer).activation(layer)
 
 
-def _name(tensor: Tensor) -> str:
+def _name(tensor: LayerOutput) -> str:
     if tensor.output:
         return f"{tensor.layer}:{tensor.call}:{tensor.output}"
     return tensor.layer if tensor.call == 0 else f"{tensor.layer}:{tensor.call}"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Network, Tensor, build
+from compress.ir.keras_graph import LayerOutput, Network, build
 from compress.quantization import activation_statistics, adaround, bias_correction, diagnostics, equalization, export
 from compress.quantization.calibration import calibrate, planned
 from compress.quantization.fidelity import ByClass, Judge, side_by_side
@@ -125,7 +125,7 @@ class Search:
         if channels.pinned.all():
             return False
         before = self.plan
-        tensors = [Tensor(layer.name) for layer in self.network.layers.values() if equalization.weighted(layer)]
+        tensors = [LayerOutput(layer.name) for layer in self.network.layers.values() if equalization.weighted(layer)]
         seen = activation_statistics.largest_by_channel(self.network, tensors, self.samples)
         found = {
             "from weights": equalization.from_weights(self.network, channels, least),

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from compress.ir.activations import NAMED, POINTS, Activation, Values, recognised
-from compress.ir.keras_graph import Layer, Network, Tensor, build, living, tensors_in
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build, living, tensors_in
 from compress.ir.layer_specs import ACTIVATION, INPUT, PRELU, RELU, RESCALING, LayerSpec, spec_named, spec_of
 from compress.ir.layer_specs.functions import ELEMENTWISE, SINGLE_OPERATOR, canonical_name
 from compress.ir.tensorflow import keras
@@ -50,8 +50,8 @@ class Region:
     """Operators that together are an activation: everything between two tensors."""
 
     kind: Activation
-    given: Tensor
-    made: Tensor
+    given: LayerOutput
+    made: LayerOutput
     calls: frozenset[tuple[str, int]]
 
 
@@ -100,15 +100,15 @@ def _in_place_of(network: Network, region: Region, by: str) -> Network:
     while name in network.layers:
         name += "_"
     layer = replace(_relu(name, by), calls=({"args": [region.given], "kwargs": {}},))
-    edited = network.edited({}, {region.made: Tensor(name)}).edited({name: layer}, {})
-    return replace(edited, shapes={**edited.shapes, Tensor(name): network.shapes[region.made]})
+    edited = network.edited({}, {region.made: LayerOutput(name)}).edited({name: layer}, {})
+    return replace(edited, shapes={**edited.shapes, LayerOutput(name): network.shapes[region.made]})
 
 
 def _an_output(kind: str) -> str:
     return f"{kind} makes an output of the model, which would mean something else"
 
 
-def _unswappable(layer: Layer, found: list[Activation], shown: set[Tensor]) -> str:
+def _unswappable(layer: Layer, found: list[Activation], shown: set[LayerOutput]) -> str:
     """Why a layer's activation is left; "" where nothing speaks against a swap."""
     inner = _activation_in(layer.config)
     if spec_of(layer).recurrent:
@@ -164,7 +164,7 @@ def _applied_alone(layer: Layer) -> str | None:
 def _swapped(layer: Layer, network: Network, kinds: Collection[Activation], by: str) -> tuple[Layer, list[Activation]]:
     """A layer with its activations swapped, and which those were."""
     if spec_of(layer) == PRELU and layer.calls:
-        return _shared_slopes(layer, network.shapes[Tensor(layer.name)], kinds)
+        return _shared_slopes(layer, network.shapes[LayerOutput(layer.name)], kinds)
     return _with_relus(layer, kinds, by)
 
 
@@ -243,7 +243,7 @@ def spelt_out(network: Network) -> list[Region]:
     found: list[Region] = []
     claimed: set[tuple[str, int]] = set()
     for layer, call in reversed(list(network.in_order())):
-        made = Tensor(layer.name, call)
+        made = LayerOutput(layer.name, call)
         if (layer.name, call) in claimed or not _elementwise(network, made):
             continue
         region = next(_regions(network, made, claimed), None)
@@ -253,7 +253,7 @@ def spelt_out(network: Network) -> list[Region]:
     return found
 
 
-def _regions(network: Network, made: Tensor, claimed: set[tuple[str, int]]) -> Iterator[Region]:
+def _regions(network: Network, made: LayerOutput, claimed: set[tuple[str, int]]) -> Iterator[Region]:
     """The activations that end with a tensor, that with the fewest operators first."""
     for given in _ancestors(network, made):
         calls = _between(network, given, made)
@@ -264,9 +264,9 @@ def _regions(network: Network, made: Tensor, claimed: set[tuple[str, int]]) -> I
                 yield Region(kind, given, made, calls)
 
 
-def _ancestors(network: Network, made: Tensor) -> list[Tensor]:
+def _ancestors(network: Network, made: LayerOutput) -> list[LayerOutput]:
     """The tensors that a tensor is computed from by elementwise operators, the nearest first."""
-    found: dict[Tensor, None] = {}
+    found: dict[LayerOutput, None] = {}
     waiting = [made]
     for _ in range(MAX_STEPS):
         above = (each for tensor in waiting if _elementwise(network, tensor) for each in _given(network, tensor))
@@ -275,11 +275,11 @@ def _ancestors(network: Network, made: Tensor) -> list[Tensor]:
     return list(found)
 
 
-def _given(network: Network, tensor: Tensor) -> list[Tensor]:
+def _given(network: Network, tensor: LayerOutput) -> list[LayerOutput]:
     return network.layers[tensor.layer].given(tensor.call)
 
 
-def _between(network: Network, given: Tensor, made: Tensor) -> frozenset[tuple[str, int]] | None:
+def _between(network: Network, given: LayerOutput, made: LayerOutput) -> frozenset[tuple[str, int]] | None:
     """The calls that lead from one tensor to another; None where something else leads there too."""
     calls: set[tuple[str, int]] = set()
     waiting = [made]
@@ -294,7 +294,7 @@ def _between(network: Network, given: Tensor, made: Tensor) -> frozenset[tuple[s
     return frozenset(calls)
 
 
-def _elementwise(network: Network, tensor: Tensor) -> bool:
+def _elementwise(network: Network, tensor: LayerOutput) -> bool:
     """Whether the numbers of a tensor each depend on the numbers at their own place alone, the same everywhere."""
     layer = network.layers[tensor.layer]
     if not layer.calls:
@@ -324,16 +324,18 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | Tensor)
+    return value is None or isinstance(value, bool | int | float | LayerOutput)
 
 
-def _values(network: Network, given: Tensor, made: Tensor, calls: frozenset[tuple[str, int]]) -> Values:
+def _values(network: Network, given: LayerOutput, made: LayerOutput, calls: frozenset[tuple[str, int]]) -> Values:
     """What a region makes of POINTS."""
     entrance = INPUT.layer("points", (), batch_shape=(None, 1), dtype="float32")
-    points = Tensor("points")
+    points = LayerOutput("points")
     layers = {name: network.layers[name] for name, _ in calls}
     alone = replace(network, name="region", layers=layers, inputs=points, outputs=[made])
     alone = alone.edited({"points": entrance}, {given: points})
-    alone = replace(alone, outputs=[made], shapes={Tensor(name, call): (1,) for name, call in calls} | {points: (1,)})
+    alone = replace(
+        alone, outputs=[made], shapes={LayerOutput(name, call): (1,) for name, call in calls} | {points: (1,)}
+    )
     values = build(living(alone))(POINTS.astype(np.float32).reshape(-1, 1))
     return np.asarray(keras().tree.flatten(values)[0], np.float64).ravel()

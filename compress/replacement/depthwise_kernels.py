@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Layer, Network, Tensor, build, living, observed, tensors_in
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build, living, observed, tensors_in
 from compress.ir.layer_specs import CROPPING_2D, DEPTHWISE_CONV_2D, SEPARABLE_CONV_2D, ZERO_PADDING_2D, spec_of
 from compress.ir.tensorflow import keras
 from compress.replacement.activations import Swaps
@@ -111,7 +111,7 @@ def measure(network: Network, names: Sequence[str], samples: NDArray[np.float32]
     return {name: _moments(*totals[name]) for name in names}
 
 
-def _inputs(layer: Layer) -> list[Tensor]:
+def _inputs(layer: Layer) -> list[LayerOutput]:
     return [layer.given(call)[0] for call in range(len(layer.calls))]
 
 
@@ -202,15 +202,15 @@ def _cropped(network: Network, name: str, rate: Sequence[int]) -> Network:
     while new in network.layers:
         new += "_"
     crop = CROPPING_2D.layer(new, layer.calls, cropping=[[by, by] for by in rate])
-    moved = tuple({"args": [Tensor(new, call)], "kwargs": {}} for call in range(len(sources)))
-    added = {Tensor(new, call): _smaller(network.shapes[each], rate) for call, each in enumerate(sources)}
+    moved = tuple({"args": [LayerOutput(new, call)], "kwargs": {}} for call in range(len(sources)))
+    added = {LayerOutput(new, call): _smaller(network.shapes[each], rate) for call, each in enumerate(sources)}
     shapes = {**network.shapes, **added}
     return replace(network, shapes=shapes).edited({new: crop, name: replace(layer, calls=moved)}, {})
 
 
 def _padded(network: Network, pad: Layer, amounts: list[list[int]]) -> Network:
     """The network with less of a padding; without it where nothing is left of it."""
-    made = [Tensor(pad.name, call) for call in range(len(pad.calls))]
+    made = [LayerOutput(pad.name, call) for call in range(len(pad.calls))]
     if not any(amount for side in amounts for amount in side):
         return network.edited({pad.name: None}, dict(zip(made, _inputs(pad), strict=True)))
     rate = [old[0] - new[0] for old, new in zip(pad.config["padding"], amounts, strict=True)]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Layer, Network, Tensor, build, living, needed, observed, tensors_in
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build, living, needed, observed, tensors_in
 from compress.ir.layer_specs import DEPTHWISE_CONV_2D, MULTIPLY, spec_of
 from compress.ir.tensorflow import keras
 from compress.replacement.activations import Swaps
@@ -37,9 +37,9 @@ class Gate:
         factor: the gate [1, 1, c], [c] or with a single channel.
     """
 
-    product: Tensor
-    map: Tensor
-    factor: Tensor
+    product: LayerOutput
+    map: LayerOutput
+    factor: LayerOutput
 
 
 @dataclass(frozen=True)
@@ -67,24 +67,24 @@ def find(network: Network) -> tuple[list[Gate], dict[str, str]]:
         if _is_map(network, small) or not _is_map(network, large):
             continue
         if _computed_from(network, small, large):
-            gates.append(Gate(Tensor(layer.name, call), large, small))
+            gates.append(Gate(LayerOutput(layer.name, call), large, small))
         else:
             left[layer.name] = "its factors are computed from another map than the one that they are multiplied onto"
     return gates, left
 
 
-def _is_map(network: Network, tensor: Tensor) -> bool:
+def _is_map(network: Network, tensor: LayerOutput) -> bool:
     """Whether a tensor has several positions."""
     return any(side != 1 for side in network.shapes[tensor][:-1])
 
 
-def _computed_from(network: Network, factor: Tensor, map: Tensor) -> bool:
+def _computed_from(network: Network, factor: LayerOutput, map: LayerOutput) -> bool:
     """Whether a factor depends on nothing but a map, or what the map is an activation or norm of."""
     sources = {map}
     while len(above := _given(network, map)) == 1 and network.shapes[above[0]] == network.shapes[map]:
         (map,) = above
         sources.add(map)
-    waiting, seen = [factor], set[Tensor]()
+    waiting, seen = [factor], set[LayerOutput]()
     while waiting:
         tensor = waiting.pop()
         if tensor in sources or tensor in seen:
@@ -96,7 +96,7 @@ def _computed_from(network: Network, factor: Tensor, map: Tensor) -> bool:
     return True
 
 
-def _given(network: Network, tensor: Tensor) -> list[Tensor]:
+def _given(network: Network, tensor: LayerOutput) -> list[LayerOutput]:
     layer = network.layers[tensor.layer]
     return layer.given(tensor.call) if layer.calls else []
 
@@ -176,13 +176,13 @@ def _without(network: Network, gate: Gate, mean: Factors) -> tuple[Network | Non
     return _with_factor(network, gate, mean), "now a depthwise 1x1 convolution"
 
 
-def _users(network: Network, tensor: Tensor) -> list[tuple[str, int]]:
+def _users(network: Network, tensor: LayerOutput) -> list[tuple[str, int]]:
     """The calls that take a tensor and that an output depends on."""
     alive = needed(network)
     return [call for call in network.consumers().get(tensor, []) if call in alive]
 
 
-def _takers(network: Network, tensor: Tensor) -> list[str]:
+def _takers(network: Network, tensor: LayerOutput) -> list[str]:
     """The layers that a factor for each channel of a tensor can be folded into; none if there is anything else."""
     found: list[str] = []
     shown = set(tensors_in(network.outputs))
@@ -195,7 +195,7 @@ def _takers(network: Network, tensor: Tensor) -> list[str]:
         for name, call in users:
             layer = network.layers[name]
             if spec_of(layer).passes_factors:
-                waiting.append(Tensor(name, call))
+                waiting.append(LayerOutput(name, call))
             elif len(layer.calls) == 1 and _takes_factors(layer, network.shapes[tensor]):
                 found.append(name)
             else:
@@ -252,5 +252,5 @@ def _with_factor(network: Network, gate: Gate, mean: Factors) -> Network:
     kernel = mean.reshape(1, 1, -1, 1).astype(np.float32)
     calls = ({"args": [gate.map], "kwargs": {}},)
     layer = DEPTHWISE_CONV_2D.layer(name, calls, (kernel,), kernel_size=1, use_bias=False)
-    edited = network.edited({}, {gate.product: Tensor(name)}).edited({name: layer}, {})
-    return replace(edited, shapes={**edited.shapes, Tensor(name): network.shapes[gate.product]})
+    edited = network.edited({}, {gate.product: LayerOutput(name)}).edited({name: layer}, {})
+    return replace(edited, shapes={**edited.shapes, LayerOutput(name): network.shapes[gate.product]})

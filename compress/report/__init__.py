@@ -219,7 +219,7 @@ def comparisons(record: Plain) -> Plain:
 
 
 @dataclass(frozen=True)
-class Change:
+class BeforeAfter:
     """One row of before and after: three measurements, and the name that says how to write the third."""
 
     name: str
@@ -229,7 +229,7 @@ class Change:
     change_name: str
 
 
-def changes(record: Plain) -> list[Change]:
+def changes(record: Plain) -> list[BeforeAfter]:
     """Every measurement of the two models side by side, with its ratio or drop."""
     before, after, compared = measurements(record, "original"), measurements(record, "result"), comparisons(record)
     rows = []
@@ -239,7 +239,7 @@ def changes(record: Plain) -> list[Change]:
         change = compared.get(change_name)
         if change is None and name not in QUALITY:
             change = derived(one, two, ratio=True)
-        rows.append(Change(name, one, two, change, change_name))
+        rows.append(BeforeAfter(name, one, two, change, change_name))
     return rows
 
 

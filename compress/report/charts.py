@@ -42,7 +42,7 @@ class ClassChange(NamedTuple):
     high: float | None = None
 
 
-class Curve(NamedTuple):
+class LatencyCurve(NamedTuple):
     """Latencies of one model, and the percentiles to mark: (name, share of runs, ms)."""
 
     name: str
@@ -51,7 +51,7 @@ class Curve(NamedTuple):
     marks: Sequence[tuple[str, float, float]]
 
 
-class Operator(NamedTuple):
+class OperatorRow(NamedTuple):
     """One operator of the compressed model, in the order of execution."""
 
     name: str
@@ -235,7 +235,7 @@ def _matrix_cell(place: tuple[float, float, float], count: int, total: int, righ
     )
 
 
-def latency_curves(curves: Sequence[Curve]) -> str:
+def latency_curves(curves: Sequence[LatencyCurve]) -> str:
     """The share of runs that took at most so long, for each model; every curve has at least one value."""
     top = max(max([*sorted(c.values)[: _rank(c.values, 0.99) + 1], *(ms for *_, ms in c.marks)]) for c in curves)
     x, y = svg.Axis(0, top * 1.1 or 1, 44, 468), svg.Axis(0, 1, 250, 34)
@@ -279,7 +279,7 @@ def _mark(x: float, y: float, kind: str, tip: str) -> str:
     return f'<path d="M{svg.n(x)} {svg.n(y - 5.5)}l5.5 5.5l-5.5 5.5l-5.5 -5.5z" class="result">{tip}</path>'
 
 
-def operator_strip(operators: Sequence[Operator]) -> str:
+def operator_strip(operators: Sequence[OperatorRow]) -> str:
     """Where operators run: one bar with all of them equally wide, one by their MACs."""
     parts = [
         '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -297,7 +297,7 @@ def operator_strip(operators: Sequence[Operator]) -> str:
     return svg.svg("strip", (WIDTH, 124 if total else 60), "Where operators run", desc, parts)
 
 
-def _segments(operators: Sequence[Operator], weights: Sequence[float], y: float) -> list[str]:
+def _segments(operators: Sequence[OperatorRow], weights: Sequence[float], y: float) -> list[str]:
     """Rectangles of one bar; more than 120 operators are drawn as runs of the same placement."""
     whole, parts, start, i = sum(weights), [], 0.0, 0
     while i < len(operators):

@@ -311,7 +311,7 @@ def _latency(record: Plain) -> dict[str, Any] | None:
             ms = _value(taken.get(f"latency_{key}ms"))
             if ms is not None and (taken.get(f"latency_{key}ms") or {}).get("how") == "measured":
                 marks.append((name, share, ms))
-        curves.append(charts.Curve(which.capitalize(), which == "original", values, marks))
+        curves.append(charts.LatencyCurve(which.capitalize(), which == "original", values, marks))
         beyond.append(f"{which} {words.number(min(values), 'ms')} to {words.number(max(values), 'ms')}")
     return {
         "svg": charts.latency_curves(curves) if curves else "",
@@ -335,7 +335,7 @@ def _placement(record: Plain) -> dict[str, Any] | None:
         return None
     ops, macs = placement.get("ops") or [], placement.get("macs") or {}
     strip = [
-        charts.Operator(words.scalar(op.get("op")), op.get("placement") == "tpu", op.get("macs") or 0) for op in ops
+        charts.OperatorRow(words.scalar(op.get("op")), op.get("placement") == "tpu", op.get("macs") or 0) for op in ops
     ]
     rows = [_operator(op) for op in ops]
     on_tpu = sum(op.on_tpu for op in strip)

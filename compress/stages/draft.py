@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError, StageError
-from compress.ir.keras_graph import Layer, Network, Tensor, build
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build
 from compress.ir.layer_specs import spec_of
 from compress.ir.passes import fold
 from compress.pruning.cost import Draft
@@ -60,7 +60,7 @@ def _biased(network: Network) -> Network:
     def biased(layer: Layer) -> Layer:
         if spec_of(layer).kernel is None or not layer.calls or any(each.any() for each in layer.weights[1:]):
             return layer
-        bias = np.ones(network.shapes[Tensor(layer.name)][-1] or 1, np.float32)
+        bias = np.ones(network.shapes[LayerOutput(layer.name)][-1] or 1, np.float32)
         return replace(layer, weights=(layer.weights[0], bias)).configured(use_bias=True)
 
     return network.edited({name: biased(layer) for name, layer in network.layers.items()}, {})

@@ -22,7 +22,7 @@ from compress.measurement import drop, proportion
 from compress.stage import Context, Need, Stage
 from compress.targets.base import Target
 from compress.tflite import graph
-from compress.tflite.interpreter import Model, describe, version
+from compress.tflite.interpreter import LoadedModel, describe, version
 from compress.version import __version__
 from deploy.contract import bundle
 from deploy.contract.detection import Detector, agreement
@@ -57,7 +57,7 @@ class Package(Stage):
         """Packs and verifies the bundle."""
         data = context.data
         paths = {"original": context.original.file(MODEL_TFLITE), "int8": given.file(MODEL_TFLITE)}
-        models = {role: Model(path, reproducible=True) for role, path in paths.items()}
+        models = {role: LoadedModel(path, reproducible=True) for role, path in paths.items()}
         _check(given, models["int8"])
         members = {f"{role}.tflite": path.read_bytes() for role, path in paths.items()}
         entries: dict[str, Any] = {
@@ -114,7 +114,7 @@ def _opens(path: Path, target: Target) -> str:
     return f"on hosts only: TensorFlow 2.5 has no {', '.join(newer)}" if newer else "on boards with TensorFlow 2.5 too"
 
 
-def _golden(models: Mapping[str, Model], data: Data, count: int) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _golden(models: Mapping[str, LoadedModel], data: Data, count: int) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The first validation samples, and what each model gives for them: manifest entry and members."""
     count = min(count, len(data.labels("validation")))
     raw, inputs = data.raw("validation", np.arange(count)), data.inputs("validation")[:count]
@@ -126,13 +126,13 @@ def _golden(models: Mapping[str, Model], data: Data, count: int) -> tuple[dict[s
     return entry, members
 
 
-def _outputs(model: Model, inputs: NDArray[np.float32]) -> NDArray[Any]:
+def _outputs(model: LoadedModel, inputs: NDArray[np.float32]) -> NDArray[Any]:
     """What a model gives for preprocessed samples, in its own type: [n, ...]."""
     return np.concatenate([model.raw(model.feed(sample)) for sample in inputs])
 
 
 def _evaluation(
-    models: Mapping[str, Model], context: Context, count: int, limit: int
+    models: Mapping[str, LoadedModel], context: Context, count: int, limit: int
 ) -> tuple[dict[str, Any] | None, dict[str, bytes]]:
     """Test samples with their labels, what each model gives for them, and how right that is."""
     indices, stacks = _stacked(context.data, count, limit)
@@ -173,7 +173,7 @@ def _accuracy(outputs: Mapping[str, NDArray[Any]], labels: NDArray[np.int64], cl
     return {name: value.to_json() for name, value in found.items()}
 
 
-def _precision(models: Mapping[str, Model], context: Context, indices: list[int]) -> dict[str, Any]:
+def _precision(models: Mapping[str, LoadedModel], context: Context, indices: list[int]) -> dict[str, Any]:
     """How well each model finds the objects, and how far the models agree."""
     data, detector = context.data, Detector(dict(context.detector or {}))
     samples, wanted = data.inputs("test")[indices], [data.objects("test")[index] for index in indices]
@@ -213,7 +213,7 @@ def _stacked(data: Data, count: int, limit: int) -> tuple[list[int], list[NDArra
     return indices, [np.stack([sample for _, sample in group]) for group in groups.values()]
 
 
-def _check(given: Artifact, model: Model) -> None:
+def _check(given: Artifact, model: LoadedModel) -> None:
     """Refuses what no bundle can hold."""
     if model.input["dtype"] == np.float32:
         raise StageError("the model is not quantized", todo="put quantize before package")

@@ -18,7 +18,7 @@ from compress.training.loop import TrainingSettings, chosen_inputs
 
 if TYPE_CHECKING:
     from compress.pruning.allocation import Allocation, Cut, Lost, PruningPlan
-    from compress.pruning.importance import Samples
+    from compress.pruning.importance import ImportanceSamples
     from compress.pruning.objective import Objective
     from compress.training.loop import Loss
 
@@ -228,17 +228,19 @@ class Prune(Stage, TrainingSettings):
             context.progress.note(f"prune: {text}")
         return found
 
-    def _samples(self, model: Any, context: Context) -> Samples | None:
+    def _samples(self, model: Any, context: Context) -> ImportanceSamples | None:
         """Training samples, chosen at random, if anything is to be measured."""
-        from compress.pruning.importance import Samples
+        from compress.pruning.importance import ImportanceSamples
         from compress.training import loop as fit
 
         if self.importance != "taylor" and self.allocation != "measured":
             return None
         inputs, labels = chosen_inputs(context.data, self.samples, context.seed)
-        return Samples(inputs, labels, fit.head_of(model, context.data))
+        return ImportanceSamples(inputs, labels, fit.head_of(model, context.data))
 
-    def _losses(self, cut: Cut, samples: Samples | None, context: Context) -> tuple[dict[str, Lost | None], Facts]:
+    def _losses(
+        self, cut: Cut, samples: ImportanceSamples | None, context: Context
+    ) -> tuple[dict[str, Lost | None], Facts]:
         """What is lost of each set, by the ways to allocate that are asked for."""
         from compress.pruning import allocation as pruning
         from compress.pruning import sensitivity

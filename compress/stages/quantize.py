@@ -146,7 +146,7 @@ class Quantize(Stage, TrainingSettings):
         """The int8 model, the plan it was made by, and what was tried."""
         from compress.ir.tensorflow import keras
         from compress.quantization import diagnostics, fidelity
-        from compress.tflite.interpreter import Model
+        from compress.tflite.interpreter import LoadedModel
 
         keras(context.seed)
         facts: Facts = {"warnings": []}
@@ -158,8 +158,8 @@ class Quantize(Stage, TrainingSettings):
         else:
             content = self._by_plan(given, samples, held_back, context, facts)
         facts["rewritten"] = self._write(content, samples, given, context)
-        wanted = Model(given.file(MODEL_TFLITE), reproducible=True).scores(held_back)
-        found = Model(context.folder / MODEL_TFLITE, reproducible=True).scores(held_back)
+        wanted = LoadedModel(given.file(MODEL_TFLITE), reproducible=True).scores(held_back)
+        found = LoadedModel(context.folder / MODEL_TFLITE, reproducible=True).scores(held_back)
         judge = fidelity.judge(context.detector)
         same = judge.same(wanted, found)
         facts["agreement"] = round(float(same.mean()), 4)
@@ -263,12 +263,12 @@ class Quantize(Stage, TrainingSettings):
 
     def _outputs(self, context: Context) -> Callable[[bytes, NDArray[np.float32]], NDArray[np.float32]]:
         """Runs a candidate."""
-        from compress.tflite.interpreter import Model
+        from compress.tflite.interpreter import LoadedModel
 
         def run(content: bytes, samples: NDArray[np.float32]) -> NDArray[np.float32]:
             path = context.folder / MODEL_TFLITE
             path.write_bytes(content)
-            return Model(path, reproducible=True).scores(samples)
+            return LoadedModel(path, reproducible=True).scores(samples)
 
         return run
 

@@ -32,7 +32,7 @@ class Sensitivity(Probe):
         from compress.ir import keras_graph
         from compress.ir.tensorflow import keras
         from compress.pruning import allocation, importance, sensitivity
-        from compress.pruning.importance import Samples
+        from compress.pruning.importance import ImportanceSamples
         from compress.stages import working_model
         from compress.training import loop
 
@@ -40,7 +40,7 @@ class Sensitivity(Probe):
         model = working_model.read(subjects["model"], context)
         inputs, labels = loop.chosen_inputs(context.data, self.samples, context.seed)
         importance.refuse_constant(model, inputs)
-        samples = Samples(inputs, labels, loop.head_of(model, context.data))
+        samples = ImportanceSamples(inputs, labels, loop.head_of(model, context.data))
         cut = allocation.prepare(keras_graph.read(model), context.target, "taylor", samples)
         if cut.importance != "taylor":
             context.progress.note(f"sensitivity: {importance.instead('taylor', cut.importance)}")

@@ -15,7 +15,7 @@ from deploy.contract.detection import ordered
 from deploy.contract.preprocessing import dequantize, quantize
 
 
-class Model:
+class LoadedModel:
     """A loaded model with one input and one output, or with a detector's two: boxes and scores.
 
     Attributes:

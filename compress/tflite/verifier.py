@@ -138,12 +138,12 @@ def verify(content: bytes, unions: Mapping[str, Mapping[int, str]]) -> Allowance
         ValueError: something reaches beyond the file, or there is too much of it.
         struct.error: an offset leads beyond the file.
     """
-    walk = _Walk(content, unions)
+    walk = _TableWalk(content, unions)
     walk.table(_WORD.unpack_from(content, 0)[0], "Model")
     return walk.allowance
 
 
-class _Walk:
+class _TableWalk:
     def __init__(self, content: bytes, unions: Mapping[str, Mapping[int, str]]) -> None:
         self.content, self.unions = content, unions
         self.allowance = Allowance(TIMES * len(content) + ROOM)

@@ -29,7 +29,7 @@ VISIBLE = 0.4
 
 
 @dataclass(frozen=True)
-class Head:
+class DetectionHead:
     """What a detector's outputs mean.
 
     Attributes:
@@ -47,7 +47,7 @@ class Head:
         return ops.log(likely) - ops.log(1 - likely)
 
 
-def head_of(model: Any, data: Data, specification: Any) -> Head:
+def head_of(model: Any, data: Data, specification: Any) -> DetectionHead:
     """Finds out that a model is a detector with these anchors, for this data.
 
     Args:
@@ -72,7 +72,7 @@ def head_of(model: Any, data: Data, specification: Any) -> Head:
     sigmoid = "sigmoid" in (getattr(getattr(last, "activation", None), "__name__", ""), type(last).__name__.lower())
     if sigmoid and detector.specification["scores"] == "logits":
         raise ModelError("the model's scores are probabilities", todo="say scores: probabilities in its detector")
-    return Head(detector)
+    return DetectionHead(detector)
 
 
 def detector_of(specification: Any) -> Detector:
@@ -101,7 +101,7 @@ def padded(objects: Sequence[Objects]) -> NDArray[np.float32]:
     return rows
 
 
-def loss(head: Head) -> Loss:
+def loss(head: DetectionHead) -> Loss:
     """Focal loss of the scores of all anchors and smooth L1 of the boxes of those that answer for an object."""
     ops, classes = keras().ops, keras().ops.one_hot
 

@@ -99,7 +99,7 @@ LOOKED_AT = 16
 
 
 @dataclass(frozen=True)
-class Head:
+class ClassificationHead:
     """What a classifier's output means.
 
     Attributes:
@@ -119,7 +119,7 @@ class Head:
         return outputs
 
 
-def head_of(model: Any, data: Data) -> Head:
+def head_of(model: Any, data: Data) -> ClassificationHead:
     """Finds out what a classifier's output is, and that model and data fit together.
 
     Raises:
@@ -132,7 +132,7 @@ def head_of(model: Any, data: Data) -> Head:
             f"the model's output has the shape {list(shape)}, but the data has {len(data.class_names)} classes",
             todo="check data.source and the model's last layer",
         )
-    return Head(_made_as(model.outputs[0]) or _seen_as(model, data))
+    return ClassificationHead(_made_as(model.outputs[0]) or _seen_as(model, data))
 
 
 def _made_as(tensor: Any) -> Output | None:
@@ -203,7 +203,7 @@ def own_loss(model: Any, context: Context) -> Loss:
     return detection.loss(detection.head_of(model, context.data, context.detector))
 
 
-def label_loss(head: Head) -> Loss:
+def label_loss(head: ClassificationHead) -> Loss:
     """Cross entropy with the labels; of probabilities of each class by itself the sum over the classes."""
     library = keras()
 

@@ -16,7 +16,7 @@ import select
 import time
 from typing import Any, Callable, Dict, Iterator, Optional
 
-from deploy.contract.releases import Folder, Message, ReleaseError
+from deploy.contract.releases import DeviceFolder, Message, ReleaseError
 
 GREETING = "coralline-releases-1"
 SILENCE_S = 120.0
@@ -26,7 +26,7 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _OWNED = 'deploy to a folder of your own, or make this one yours, there: sudo install -d -o "$USER" FOLDER'
 
 
-class GoneError(Exception):
+class HostGoneError(Exception):
     """The host ended the connection, or has been silent for too long."""
 
 
@@ -39,10 +39,10 @@ class Link:
     def _fill(self, timeout_s: float) -> None:
         """Reads what there is; within the time there must be something."""
         if not select.select([self._source], [], [], timeout_s)[0]:
-            raise GoneError("silent for %g s" % timeout_s)
+            raise HostGoneError("silent for %g s" % timeout_s)
         block = os.read(self._source, 1 << 16)
         if not block:
-            raise GoneError("the connection ended")
+            raise HostGoneError("the connection ended")
         self._held += block
 
     def line(self) -> Message:
@@ -80,7 +80,7 @@ class Link:
             try:
                 rest = rest[os.write(self._sink, rest) :]
             except BrokenPipeError:
-                raise GoneError("the connection ended")
+                raise HostGoneError("the connection ended")
 
 
 class Agent:
@@ -88,7 +88,7 @@ class Agent:
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self._folder: Optional[Folder] = None
+        self._folder: Optional[DeviceFolder] = None
         self.requests: Dict[str, Callable[[Message], Any]] = {
             "open": self.open,
             "want": self.want,
@@ -102,7 +102,7 @@ class Agent:
         }
 
     @property
-    def folder(self) -> Folder:
+    def folder(self) -> DeviceFolder:
         """The folder that was opened."""
         if self._folder is None:
             raise ReleaseError("request", "no folder is open")
@@ -110,7 +110,7 @@ class Agent:
 
     def open(self, asked: Message) -> Message:
         """Locks the folder, and tells what is there."""
-        self._folder = Folder(asked["path"], asked["by"], asked["create"])
+        self._folder = DeviceFolder(asked["path"], asked["by"], asked["create"])
         return self._folder.describe()
 
     def want(self, asked: Message) -> Message:
@@ -161,5 +161,5 @@ def serve() -> None:
         link.say({"hello": GREETING})
         while True:
             link.say(agent.answer(link.line()))
-    except GoneError:
+    except HostGoneError:
         return

@@ -87,7 +87,7 @@ class UnsignedError(BundleError):
     kind = "unsigned"
 
 
-class UntrustedError(BundleError):
+class UntrustedBundleError(BundleError):
     """A bundle that somebody signed, but nobody who is trusted here."""
 
     kind = "untrusted"
@@ -303,7 +303,7 @@ def _check_signature(archive: bytes, trailer: Optional[bytes], keys: Collection[
     if message[len(TRAILER_MAGIC) :] != hashlib.sha256(archive).digest():
         raise ChangedError("the bundle was changed after it was signed with the key %s" % name)
     if keys and key not in keys:
-        raise UntrustedError(
+        raise UntrustedBundleError(
             "the bundle is signed with the key %s, which is not trusted here; trusted: %s" % (name, wanted)
         )
     return key

@@ -66,7 +66,7 @@ class ImageError(DeviceError):
     kind = "image"
 
 
-class ModelError(DeviceError):
+class LoadError(DeviceError):
     """The runtime refuses the model."""
 
     exit_code = 4

@@ -54,7 +54,7 @@ def release_name(bundle_sha256: str, runner_sha256: str) -> str:
     return hashlib.sha256(("%s %s\n%s %s\n" % (BUNDLE, bundle_sha256, RUNNER, runner_sha256)).encode()).hexdigest()
 
 
-class Folder:
+class DeviceFolder:
     """The folder of a device, locked as long as this object is open.
 
     Raises:

@@ -107,7 +107,7 @@ def test_every_consumer_takes_every_kind(keras: Any, kind: str) -> None:
         assert "QUANTIZE" not in [operator.name for operator in graph.parse(content).operators]
     assert np.isfinite(np.asarray(qat.simulated(steps, plan)(samples, training=False))).all()
     channels = channel_groups.follow(network)
-    first = channels.layouts[keras_graph.Tensor("first")]
+    first = channels.layouts[keras_graph.LayerOutput("first")]
     assert channels.pinned[first].all() == (spec.channels == "unknown")
     everything = sum(_macs(piece) for piece in cost.pieces(network, channels, TARGET.cost))
     if type(spec).__name__ != "DecomposedSpec":
@@ -123,7 +123,7 @@ def test_channels_of_every_convolution_are_removed_and_priced(keras: Any, kind: 
     network = keras_graph.read(_model(keras, kind))
     channels = channel_groups.follow(network)
     kept = np.ones(len(channels.group), bool)
-    kept[channels.layouts[keras_graph.Tensor("first")][:3]] = False
+    kept[channels.layouts[keras_graph.LayerOutput("first")][:3]] = False
     kept = channels.tied(kept)
     smaller = channel_groups.remove(network, channels, kept)
     built = keras_graph.build(smaller)

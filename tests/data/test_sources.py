@@ -16,7 +16,7 @@ from compress.data import files
 from compress.data.dataset import SOURCES, Dataset
 from compress.data.source import Source
 from compress.data.sources import Coco, Digits, Folder, Npz, TfRecord, Voc, Wav
-from compress.data.sources.tfrecord import Tensor
+from compress.data.sources.tfrecord import TensorFeature
 from compress.errors import DataError
 from deploy.contract.decoding import parsed
 from deploy.contract.preprocessing import Preprocessing
@@ -88,7 +88,7 @@ def test_digits_of_another_library_version(monkeypatch: pytest.MonkeyPatch) -> N
         (Voc(path="x", channels=1), {"image_channels": 1}),
         (Coco(file="x", channels=1), {"image_channels": 1}),
         (TfRecord(path="x", image="image", label="label"), {"image_channels": 3}),
-        (TfRecord(path="x", tensor=Tensor(feature="x", shape=(3,)), label="label"), {}),
+        (TfRecord(path="x", tensor=TensorFeature(feature="x", shape=(3,)), label="label"), {}),
         (Wav(path="x", rate=8000, seconds=1, channels="first"), {"sound_channels": "first", "sound_rate": 8000}),
         (Npz(file="x"), {}),
     ],

@@ -19,7 +19,7 @@ from compress.data.crc32c import LANE, crc32c, masked
 from compress.data.dataset import Dataset
 from compress.data.file_listing import Classes
 from compress.data.sources import TfRecord
-from compress.data.sources.tfrecord import Tensor, features
+from compress.data.sources.tfrecord import TensorFeature, features
 from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 
@@ -89,7 +89,7 @@ def test_images(tmp_path: Path) -> None:
 def test_tensors(tmp_path: Path, value: Any, dtype: str) -> None:
     path = tmp_path / "data.tfrecord"
     path.write_bytes(record(example(x=value, kind=b"walk")) + record(example(x=value, kind=b"run")))
-    found = source(path, image=None, tensor=Tensor(feature="x", shape=(3, 2), dtype=dtype), label="kind").load()
+    found = source(path, image=None, tensor=TensorFeature(feature="x", shape=(3, 2), dtype=dtype), label="kind").load()
     assert found.class_names == ("run", "walk")
     expected = np.frombuffer(value, np.dtype(dtype).newbyteorder("<")) if isinstance(value, bytes) else value
     np.testing.assert_array_equal(found.read(0), np.reshape(expected, (3, 2)))
@@ -147,7 +147,7 @@ def test_as_tensorflow_writes_them(tmp_path: Path) -> None:
     assert samples.class_names == ("even", "odd")
     assert [samples.read(index)[0, 0, 0] for index in range(6)] == list(range(6))
     for name, last in (("x", [5, 0.5]), ("n", [-5, 1 << 40])):
-        found = source(tmp_path / "t.tfrecord", image=None, tensor=Tensor(feature=name, shape=(2,))).load()
+        found = source(tmp_path / "t.tfrecord", image=None, tensor=TensorFeature(feature=name, shape=(2,))).load()
         np.testing.assert_array_equal(found.read(5), last)
 
 
@@ -203,7 +203,7 @@ def test_bad_files(tmp_path: Path, content: bytes, message: str) -> None:
 def test_bytes_that_are_too_many_for_a_tensor(tmp_path: Path) -> None:
     path = tmp_path / "data.tfrecord"
     path.write_bytes(record(example(x=bytes(24) + b"zz", label=0)))
-    samples = source(path, image=None, tensor=Tensor(feature="x", shape=(3, 2))).load()
+    samples = source(path, image=None, tensor=TensorFeature(feature="x", shape=(3, 2))).load()
     with pytest.raises(DataError, match=r"has 26 bytes in 'x'; allowed: 24 for \[3, 2\] of float32"):
         samples.read(0)
 

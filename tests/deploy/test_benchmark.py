@@ -13,7 +13,7 @@ import pytest
 
 from deploy import Model, benchmark, energy
 from deploy import host as machine
-from deploy.benchmark import Settings
+from deploy.benchmark import BenchmarkSettings
 from deploy.comparability import MEANING, doubts
 from deploy.contract import bundle
 from deploy.contract.errors import ArgumentError
@@ -36,7 +36,7 @@ def test_times_are_in_order_and_cover_the_run(model: Model) -> None:
 
 def test_the_protocol(model: Model) -> None:
     said: list[str] = []
-    found = benchmark.bench(model, Settings(runs=25, warmup=3), said.append)
+    found = benchmark.bench(model, BenchmarkSettings(runs=25, warmup=3), said.append)
     assert said == ["cold start", "first inference and warm-up", "steady state", "preprocessing"]
     assert json.loads(json.dumps(found)) == found
     steady = {name: each["value"] for name, each in found["steady"].items()}
@@ -56,7 +56,7 @@ def test_the_protocol(model: Model) -> None:
 
 
 def test_seconds_instead_of_runs(model: Model) -> None:
-    found = benchmark.bench(model, Settings(seconds=0.3, cold=False))
+    found = benchmark.bench(model, BenchmarkSettings(seconds=0.3, cold=False))
     assert found["trace"][-1]["at_s"] >= 0.3
     assert int(found["steady"]["mean"]["note"] == "") == 0
     assert found["cold_start"] == {"note": "not asked for"}
@@ -73,7 +73,7 @@ def test_soak(model: Model) -> None:
 @pytest.mark.parametrize("settings", [{"runs": 0}, {"warmup": -1}, {"seconds": 0.0}, {"runs": 10**9}, {"soak_s": -1.0}])
 def test_settings_that_do_not_make_sense(settings: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
-        Settings(**settings)
+        BenchmarkSettings(**settings)
 
 
 def steady(runs: int = 60, slower: float = 1.0) -> Any:

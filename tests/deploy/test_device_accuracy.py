@@ -18,7 +18,7 @@ from compress.tflite import graph
 from deploy import accuracy, measurement, runtime
 from deploy.contract import bundle
 from deploy.model import Model
-from deploy.runtime import Options, Runtime
+from deploy.runtime import Runtime, RuntimeOptions
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def changed(content: bytes, steps: int, machine: str | None = None) -> bundle.Bu
 
 
 def test_golden_outputs_are_equal_here(content: bytes) -> None:
-    found = accuracy.verify(bundle.Bundle(content), Options(""))
+    found = accuracy.verify(bundle.Bundle(content), RuntimeOptions(""))
     assert found["ok"] is True
     assert {role: each["verdict"] for role, each in found["golden"].items()} == {
         "original": "equal",
@@ -70,7 +70,7 @@ def test_equal_is_asked_where_the_kernels_are_the_same(
     content: bytes, steps: int, machine: str | None, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    found = accuracy.verify(changed(content, steps, machine), Options(""))
+    found = accuracy.verify(changed(content, steps, machine), RuntimeOptions(""))
     int8 = found["golden"]["int8"]
     assert (int8["verdict"], int8["largest_steps"], int8["equal"]) == (verdict, steps, 2)
     assert found["ok"] is (verdict != "different")
@@ -116,7 +116,7 @@ def test_optimized_kernels_that_round_in_another_way(
     opened.manifest["golden"]["machine"] = machine
     monkeypatch.setattr(platform, "machine", lambda: machine)
     optimized(monkeypatch, steps)
-    found = accuracy.golden(opened, "int8", Options("cpu"))
+    found = accuracy.golden(opened, "int8", RuntimeOptions("cpu"))
     assert (found["verdict"], found["largest_steps"], found["equal"]) == (verdict, steps, 0)
     assert says in found["note"]
     assert found["first_layer"]["layer"] == "scores"
@@ -141,7 +141,7 @@ def test_default_kernels_that_answer_otherwise(
 
     module = SimpleNamespace(Interpreter=Interpreter, OpResolverType=found.module.OpResolverType)
     monkeypatch.setattr(runtime, "find", lambda: Runtime(found.name, found.version, module, found.arguments))
-    told = accuracy.golden(bundle.Bundle(content), "int8", Options("cpu"))
+    told = accuracy.golden(bundle.Bundle(content), "int8", RuntimeOptions("cpu"))
     assert told["verdict"] == verdict
     assert (told["default_same_class"] < told["samples"]) is broken
     assert ("the default kernels, which applications run, answer otherwise" in told["note"]) is broken
@@ -150,14 +150,14 @@ def test_default_kernels_that_answer_otherwise(
 def test_golden_outputs_of_another_shape(content: bytes) -> None:
     opened = bundle.Bundle(content)
     opened.members["golden-output-int8.npy"] = bundle.array_bytes(np.zeros((3, 4), np.int8))
-    found = accuracy.golden(opened, "int8", Options("cpu"))
+    found = accuracy.golden(opened, "int8", RuntimeOptions("cpu"))
     assert found["verdict"] == "different"
 
 
 def test_nothing_that_could_be_run_is_not_fine(content: bytes) -> None:
     opened = bundle.Bundle(content)
     opened.manifest["golden"]["outputs"] = {}
-    assert accuracy.verify(opened, Options(""))["ok"] is False
+    assert accuracy.verify(opened, RuntimeOptions(""))["ok"] is False
 
 
 def test_the_layer_of_the_first_difference() -> None:
@@ -187,7 +187,7 @@ def test_runtimes_that_keep_no_tensors_are_told() -> None:
 
 def test_three_ways(content: bytes) -> None:
     opened = bundle.Bundle(content)
-    found = accuracy.compare(opened, Options(""))
+    found = accuracy.compare(opened, RuntimeOptions(""))
     samples, labels = opened.evaluation()
     assert (len(samples), found["samples"], found["preprocessing"]) == (30, 30, opened.preprocessing.digest)
     predictions = {}
@@ -228,12 +228,12 @@ def test_three_ways_with_the_stand_in(content: bytes, tmp_path: Path) -> None:
 
 def test_a_limit_takes_the_first_samples(content: bytes) -> None:
     opened = bundle.Bundle(content)
-    whole, some = (accuracy.compare(opened, Options("cpu"), limit) for limit in (None, 7))
+    whole, some = (accuracy.compare(opened, RuntimeOptions("cpu"), limit) for limit in (None, 7))
     assert some["models"]["int8"]["predictions"] == whole["models"]["int8"]["predictions"][:7]
 
 
 def test_a_bundle_without_an_evaluation_sample() -> None:
-    found = accuracy.compare(bundle.Bundle(devices.packed(samples=0)), Options("cpu"))
+    found = accuracy.compare(bundle.Bundle(devices.packed(samples=0)), RuntimeOptions("cpu"))
     assert found == {"accuracy": measurement.missing("fraction", "the bundle has no evaluation sample")}
     assert accuracy.text(found) == "accuracy: not measured: the bundle has no evaluation sample"
 

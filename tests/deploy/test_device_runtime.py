@@ -12,7 +12,7 @@ import pytest
 
 from deploy import runtime
 from deploy.contract.errors import ArgumentError, RuntimeLibraryError
-from deploy.runtime import Options, Runtime, refusal
+from deploy.runtime import Runtime, RuntimeOptions, refusal
 
 
 class Interpreter:
@@ -91,18 +91,18 @@ def test_old_runtimes_have_fewer_kernels(none: pytest.MonkeyPatch) -> None:
     found = runtime.find()
     assert (found.kernels(), found.keeps_tensors, runtime.reproducible(found)) == (("default",), False, "default")
     with pytest.raises(RuntimeLibraryError, match="has no reproducible kernels"):
-        runtime._interpreter(found, b"", Options(kernels="reproducible"), None)
+        runtime._interpreter(found, b"", RuntimeOptions(kernels="reproducible"), None)
 
 
 @pytest.mark.skipif(np.__version__ < "2", reason="numpy 1 is here")
 def test_tflite_runtime_beside_numpy_2(none: pytest.MonkeyPatch) -> None:
     package(none, "tflite_runtime", "2.14.0")
     with pytest.raises(RuntimeLibraryError, match=r"built for numpy 1, and numpy 2.* pip install 'numpy<2'") as caught:
-        runtime.Session(runtime.find(), b"", Options())
+        runtime.InferenceSession(runtime.find(), b"", RuntimeOptions())
     assert caught.value.kind == "numpy_2"
     package(none, "tflite_runtime", "2.17.0")  # somebody's own build: it says so itself
     with pytest.raises(RuntimeLibraryError, match="was built for numpy 1"):
-        runtime.Session(runtime.find(), b"", Options())
+        runtime.InferenceSession(runtime.find(), b"", RuntimeOptions())
 
 
 FOUND = Runtime("tflite_runtime", "2.5.0", SimpleNamespace(), frozenset())
@@ -141,13 +141,13 @@ def test_what_is_too_new_for_libedgetpu(name: str, version: str, newer: bool) ->
 
 @pytest.mark.parametrize("device", ["", "cpu", "usb", "pci", "usb:0", "pci:1", ":2"])
 def test_devices(device: str) -> None:
-    assert Options(device).device == device
+    assert RuntimeOptions(device).device == device
 
 
 @pytest.mark.parametrize("device", ["tpu", "usb:", "usb:-1", "usb:0\n", "cpu:0", "usb:1234"])
 def test_no_devices(device: str) -> None:
     with pytest.raises(ArgumentError, match="there is no device"):
-        Options(device)
+        RuntimeOptions(device)
 
 
 def test_pycoral_is_the_right_one_or_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

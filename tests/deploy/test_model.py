@@ -15,7 +15,7 @@ import pytest
 import compress.tflite.interpreter as host
 from deploy import Answer, Model
 from deploy.contract import bundle, signature
-from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, ModelError
+from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, LoadError
 from deploy.contract.preprocessing import Preprocessing, dequantize
 from deploy.model import _scores
 
@@ -39,7 +39,7 @@ def test_answers_are_those_of_the_host(path: Path, tmp_path: Path, role: str) ->
     (tmp_path / "m.tflite").write_bytes(devices.models()[role])
     images = devices.images(20)
     inputs = np.stack([Preprocessing(devices.STEPS)(image) for image in images])
-    wanted = host.Model(tmp_path / "m.tflite", reproducible=True).scores(inputs)
+    wanted = host.LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(inputs)
     answers = Model(path, role, kernels="reproducible").batch(images)
     np.testing.assert_array_equal(np.stack([answer.scores for answer in answers]), wanted)
     assert [answer.index for answer in answers] == wanted.argmax(axis=1).tolist()
@@ -171,14 +171,14 @@ def test_a_compiled_model_on_the_cpu_is_told_so(path: Path) -> None:
 def test_the_model_must_be_the_one_of_the_manifest() -> None:
     opened = bundle.Bundle(devices.packed(samples=0))
     opened.manifest["models"]["int8"]["output"]["scale"] *= 2
-    with pytest.raises(ModelError, match="the model's output is not what the manifest says"):
+    with pytest.raises(LoadError, match="the model's output is not what the manifest says"):
         Model(opened, "int8")
 
 
 def test_a_file_that_is_no_model() -> None:
     opened = bundle.Bundle(devices.packed(samples=0))
     opened.members["int8.tflite"] = b"TFL3 or not"
-    with pytest.raises(ModelError, match="refuses the model"):
+    with pytest.raises(LoadError, match="refuses the model"):
         Model(opened, "int8")
 
 

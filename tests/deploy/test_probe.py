@@ -15,7 +15,7 @@ import pytest
 
 from deploy import probe
 from deploy.contract.errors import EdgeTpuError
-from deploy.runtime import Options
+from deploy.runtime import RuntimeOptions
 
 LATER = "is newer than what Google's libedgetpu 16.0 works with; to do: "
 FAILURES = [
@@ -78,7 +78,7 @@ def test_a_hang_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: s
     monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
     monkeypatch.setenv("EDGETPU_STAND_IN", how)
     with pytest.raises(EdgeTpuError, match=f"did not come back; before, {before}; to do: unplug") as caught:
-        probe.check(devices.models()["compiled"], Options(""), timeout_s=8)
+        probe.check(devices.models()["compiled"], RuntimeOptions(""), timeout_s=8)
     assert caught.value.kind == "hang"
 
 
@@ -138,8 +138,8 @@ def test_in_use(path: Path, tmp_path: Path) -> None:
 def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usb: bool, group: str) -> None:
     monkeypatch.setenv("CORALLINE_ROOT", str(devices.host(tmp_path, usb=usb)))
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may open everything
-    outcome = probe.Outcome({}, "delegate", {"type": "ValueError", "text": ""}, 0, None, "")
-    error = probe.failure(outcome, Options(""))
+    outcome = probe.ProbeResult({}, "delegate", {"type": "ValueError", "text": ""}, 0, None, "")
+    error = probe.failure(outcome, RuntimeOptions(""))
     assert (error.kind, f"sudo usermod -aG {group} $USER" in str(error)) == ("permission", True)
 
 
@@ -165,9 +165,9 @@ def test_what_went_well_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("LD_LIBRARY_PATH", str(devices.stand_in()))
     monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
     content = devices.models(filters=3)["compiled"]
-    first = probe.check(content, Options(""))
+    first = probe.check(content, RuntimeOptions(""))
     assert (first.sound, first.libedgetpu) == (True, "BuildLabel(stand-in), RuntimeVersion(14)")
     assert list(first.seconds) == ["runtime", "library", "delegate", "interpreter", "inference", "end"]
     assert list(first.seconds.values()) == sorted(first.seconds.values())
     monkeypatch.setenv("EDGETPU_STAND_IN", "crash")
-    assert probe.check(content, Options("")) is first
+    assert probe.check(content, RuntimeOptions("")) is first

@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from deploy import failures, serve
-from deploy.admission import Settings
+from deploy.admission import ServiceLimits
 from deploy.connection import Connection
 from deploy.contract import bundle
 from deploy.contract.decoding import Decoding
@@ -59,7 +59,7 @@ class Service:
     def __init__(self, model: Any, facts: dict[str, Any], **settings: Any) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
-        self.server = Server(model, facts, [listener], Settings(**settings))
+        self.server = Server(model, facts, [listener], ServiceLimits(**settings))
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
 

@@ -18,7 +18,7 @@ from compress.distillation.teachers import Teacher
 from compress.errors import ModelError, StageError, UntrustedError
 from compress.training import loop
 from compress.training.batches import Augment
-from compress.training.loop import Batch, Head, TrainingSettings
+from compress.training.loop import Batch, ClassificationHead, TrainingSettings
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -53,7 +53,12 @@ def trained(keras: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A teacher that knows the blobs."""
     keras.utils.set_random_seed(0)
     model = network(keras, 6)
-    loop.fit(model, loop.label_loss(Head("softmax")), SETTINGS, context(Blobs(), tmp_path_factory.mktemp("teacher")))
+    loop.fit(
+        model,
+        loop.label_loss(ClassificationHead("softmax")),
+        SETTINGS,
+        context(Blobs(), tmp_path_factory.mktemp("teacher")),
+    )
     return model
 
 
@@ -87,7 +92,9 @@ def test_softened_scores_and_labels_are_weighed_as_hinton_has_it(keras: Any, tmp
     hard = -np.log(softmax(scores))[np.arange(5), labels]
     wanted = weight * temperature**2 * soft + (1 - weight) * hard
     teaching = Teaching(temperature=temperature, weight=weight)
-    made = losses.loss_of(Head("logits"), answering(taught), teaching, EVERY_STEP, context(Blobs(), tmp_path))
+    made = losses.loss_of(
+        ClassificationHead("logits"), answering(taught), teaching, EVERY_STEP, context(Blobs(), tmp_path)
+    )
     np.testing.assert_allclose(computed(made, keras.ops.array(scores), labels), wanted, rtol=1e-5)
 
 
@@ -125,7 +132,7 @@ def test_decoupled_distillation_is_the_papers(keras: Any) -> None:
 def test_a_student_that_says_what_its_teacher_says_is_at_the_minimum(keras: Any, trained: Any, tmp_path: Path) -> None:
     inputs = Blobs().inputs("validation")
     teacher = teachers.of_model(trained, Blobs(), "teacher")
-    head = Head("logits")
+    head = ClassificationHead("logits")
     made = losses.loss_of(head, [teacher], ALONE, EVERY_STEP, context(Blobs(), tmp_path))
     said = teacher.answers(inputs)[0]
     moved = said + np.array([[0.5, -0.5]], np.float32)
@@ -140,7 +147,7 @@ def test_answers_given_once_are_the_same_loss_as_answers_in_every_step(
 ) -> None:
     teacher, head, given = (
         teachers.of_model(trained, Blobs(), "teacher"),
-        Head("softmax"),
+        ClassificationHead("softmax"),
         context(Blobs(), tmp_path),
     )
     teaching = Teaching(weight=0.7, decoupled=Decoupled())
@@ -164,7 +171,7 @@ def test_a_student_learns_from_its_teacher_alone(keras: Any, trained: Any, tmp_p
     settings = SETTINGS.model_copy(update={"augment": augment})
     given = context(Mislabelled(), tmp_path)
     student = network(keras)
-    loss = losses.loss_of(Head("softmax"), [teacher], ALONE, settings, given)
+    loss = losses.loss_of(ClassificationHead("softmax"), [teacher], ALONE, settings, given)
     facts = loop.fit(student, loss, settings, given)
     assert facts["history"][-1]["val_accuracy"] == 1.0
     for a, b in zip(before, trained.get_weights(), strict=True):
@@ -176,7 +183,7 @@ def test_with_weight_1_the_labels_change_no_weight(keras: Any, trained: Any, tmp
     for data in (Blobs(), Mislabelled()):
         keras.utils.set_random_seed(0)
         student, given = network(keras), context(data, tmp_path)
-        loss = losses.loss_of(Head("softmax"), [teacher], ALONE, SETTINGS, given)
+        loss = losses.loss_of(ClassificationHead("softmax"), [teacher], ALONE, SETTINGS, given)
         loop.fit(student, loss, SETTINGS.model_copy(update={"epochs": 1}), given)
         made.append(student.get_weights())
     for a, b in zip(*made, strict=True):
@@ -230,17 +237,17 @@ class Small(Blobs):
 
 
 def test_a_quantized_file_answers_once_and_not_in_training_steps(keras: Any, tmp_path: Path) -> None:
-    from compress.tflite.interpreter import Model
+    from compress.tflite.interpreter import LoadedModel
 
     path, given = tmp_path / "tiny.tflite", context(Small(), tmp_path)
     path.write_bytes(tiny.classifier())
     teacher = teachers.read(path, given)
     assert teacher.model is None
-    made = losses.loss_of(Head("logits"), [teacher], Teaching(temperature=3.0), SETTINGS, given)
-    wanted = softmax(Model(path, reproducible=True).scores(Small().inputs("train")) / 3)
+    made = losses.loss_of(ClassificationHead("logits"), [teacher], Teaching(temperature=3.0), SETTINGS, given)
+    wanted = softmax(LoadedModel(path, reproducible=True).scores(Small().inputs("train")) / 3)
     np.testing.assert_allclose(np.exp(made.taught["train"]), wanted, rtol=1e-5)
     with pytest.raises(StageError, match=r"teacher tiny.tflite is run as it is.*leave augment out"):
-        losses.loss_of(Head("logits"), [teacher], ALONE, EVERY_STEP, given)
+        losses.loss_of(ClassificationHead("logits"), [teacher], ALONE, EVERY_STEP, given)
 
 
 def test_a_probability_of_0_in_8_bits_is_half_a_step(keras: Any, trained: Any, tmp_path: Path) -> None:
@@ -319,7 +326,7 @@ def test_the_projection_is_trained_and_gone(keras: Any, trained: Any, tmp_path: 
     def distance() -> float:
         return float(np.mean(hints.loss(hints.teacher.answers(inputs)[1], hints.model(inputs)[1:])))
 
-    teacher, before, known = [w.copy() for w in trained.get_weights()], distance(), Head("softmax")
+    teacher, before, known = [w.copy() for w in trained.get_weights()], distance(), ClassificationHead("softmax")
     loss = losses.loss_of(known, [hints.teacher], Teaching(), SETTINGS, given, hints)
     facts = loop.fit(hints.model, loss, SETTINGS, given)
     assert facts["history"][-1]["val_accuracy"] == 1.0
@@ -337,13 +344,13 @@ def test_hints_are_the_same_whether_scores_came_before_or_not(keras: Any, traine
     given, inputs, labels = context(Blobs(), tmp_path), Blobs().inputs("train"), Blobs().labels("train")
     hints = watched(keras, network(keras, 3), trained, Features(weight=0.5))
     once, online = (
-        losses.loss_of(Head("softmax"), [hints.teacher], Teaching(), settings, given, hints)
+        losses.loss_of(ClassificationHead("softmax"), [hints.teacher], Teaching(), settings, given, hints)
         for settings in (SETTINGS, EVERY_STEP)
     )
     outputs = hints.model(inputs)
     found = np.asarray(once.of(Batch(inputs, labels, once.taught["train"]), outputs))
     np.testing.assert_allclose(found, computed(online, outputs, labels, inputs), rtol=1e-5)
-    plain = losses.loss_of(Head("softmax"), [hints.teacher], Teaching(), EVERY_STEP, given)
+    plain = losses.loss_of(ClassificationHead("softmax"), [hints.teacher], Teaching(), EVERY_STEP, given)
     hint = np.asarray(hints.loss(hints.teacher.answers(inputs)[1], outputs[1:]))
     np.testing.assert_allclose(found - computed(plain, outputs[0], labels, inputs), hint, atol=1e-5)
 

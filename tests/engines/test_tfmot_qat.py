@@ -12,9 +12,10 @@ from compress.engines.tfmot import qat
 from compress.engines.tfmot import sparsity as weights
 from compress.errors import StageError
 from compress.ir import keras_graph, weight_sparsity
+from compress.ir.layer_specs.functions import PRESCRIBED_RANGES
 from compress.ir.passes import fold
-from compress.quantization import calibration, export, plan
-from compress.tflite.interpreter import Model
+from compress.quantization import calibration, export
+from compress.tflite.interpreter import LoadedModel
 from compress.training.loop import TrainingSettings
 
 pytestmark = pytest.mark.tensorflow
@@ -44,7 +45,7 @@ def agreement(made: qat.Prepared, samples: np.ndarray, folder: Path) -> float:
     """How many outputs of the file and the tf-keras model are within two and a half steps of each other."""
     expected = np.asarray(made.legacy.model(samples, training=False))
     (folder / "m.tflite").write_bytes(export.convert(*made.learnt("")))
-    found = Model(folder / "m.tflite", reproducible=True).scores(samples)
+    found = LoadedModel(folder / "m.tflite", reproducible=True).scores(samples)
     step = (expected.max() - expected.min()) / 255 or 1.0
     return float(np.mean(np.abs(found - expected) <= 2.5 * step))
 
@@ -71,7 +72,7 @@ def test_the_known_traps_are_repaired(keras: Any, tmp_path: Path) -> None:
     trained, learnt = made.learnt("tested")
     assert learnt.ranges.keys() == made.plan.ranges.keys()
     assert any(learnt.ranges[name] != made.plan.ranges[name] for name in made.rounded)
-    softmax = next(name for name, limits in made.plan.ranges.items() if limits == plan.FIXED["softmax"])
+    softmax = next(name for name, limits in made.plan.ranges.items() if limits == PRESCRIBED_RANGES["softmax"])
     assert learnt.ranges[softmax] == made.plan.ranges[softmax]
     before = fold.canonical(given)
     for name in ("wide", "depthwise", "transposed", "dense", "scores"):

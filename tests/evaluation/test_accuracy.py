@@ -13,13 +13,13 @@ from compress.errors import ModelError
 from compress.evaluation import Accuracy
 from compress.evaluation.accuracy import compare, confusion
 from compress.stage import Context
-from compress.tflite.interpreter import Model
+from compress.tflite.interpreter import LoadedModel
 
 Make = Callable[..., Any]
 
 
 def predictions(artifact: Artifact, context: Context) -> np.ndarray:
-    model = Model(artifact.file(MODEL_TFLITE), reproducible=True)
+    model = LoadedModel(artifact.file(MODEL_TFLITE), reproducible=True)
     return model.scores(context.data.inputs("test")).argmax(axis=1)
 
 

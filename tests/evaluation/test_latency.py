@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from compress.errors import ModelError
 from compress.evaluation import Latency
 from compress.evaluation.latency import WARMUP
-from compress.tflite.interpreter import Model
+from compress.tflite.interpreter import LoadedModel
 
 Make = Callable[..., Any]
 
@@ -42,8 +42,8 @@ def test_what_is_reported(artifact: Make, context: Make) -> None:
 
 def test_models_take_turns_after_the_warm_up(artifact: Make, context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[int] = []
-    raw = Model.raw
-    monkeypatch.setattr(Model, "raw", lambda self, tensor: turns.append(id(self)) or raw(self, tensor))
+    raw = LoadedModel.raw
+    monkeypatch.setattr(LoadedModel, "raw", lambda self, tensor: turns.append(id(self)) or raw(self, tensor))
     Latency(runs=3, threads=1).run({"a": artifact(), "b": artifact(seed=1)}, context())
     assert len(turns) == 2 * (WARMUP + 3)
     assert len(set(turns[::2])) == len(set(turns[1::2])) == 1
@@ -52,8 +52,10 @@ def test_models_take_turns_after_the_warm_up(artifact: Make, context: Make, monk
 
 def test_threads_are_passed_on(artifact: Make, context: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    start = Model.__init__
-    monkeypatch.setattr(Model, "__init__", lambda self, path, **more: asked.append(more) or start(self, path, **more))
+    start = LoadedModel.__init__
+    monkeypatch.setattr(
+        LoadedModel, "__init__", lambda self, path, **more: asked.append(more) or start(self, path, **more)
+    )
     facts = Latency(runs=1, threads=2).run({"a": artifact()}, context())
     assert asked == [{"reproducible": False, "threads": 2}]
     assert facts["a"]["latency_ms"]["note"].startswith("2 threads, 1 runs")

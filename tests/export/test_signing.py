@@ -92,7 +92,7 @@ def test_a_signed_bundle(keys: tuple[Path, Path], file: Path, tmp_path: Path) ->
     assert file.read_bytes() == (tmp_path / "signed").read_bytes()  # Ed25519 has no chance in it
     other, _ = signing.generate(tmp_path / "other")
     signing.sign(file, other, file)
-    with pytest.raises(bundle.UntrustedError):
+    with pytest.raises(bundle.UntrustedBundleError):
         bundle.read(str(file), [public])
     signing.sign(file, keys[0], file)
     assert file.read_bytes() == (tmp_path / "signed").read_bytes()

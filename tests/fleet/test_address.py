@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 
 from compress.errors import PipelineError
-from compress.fleet.address import Address, distinct, listed, parse
+from compress.fleet.address import DeviceAddress, distinct, listed, parse
 
 
 @pytest.mark.parametrize(
     ("text", "expected", "name"),
     [
-        ("ssh://mendel@board/opt/coralline", Address("board", "mendel", None, "/opt/coralline"), "board"),
-        ("ssh://board:2222/~/shop/", Address("board", None, 2222, "~/shop"), "board-2222"),
-        ("ssh://[::1]/a%20b", Address("::1", None, None, "/a b"), "1"),
-        ("file:///media/card/shop", Address(None, None, None, "/media/card/shop"), "media-card-shop"),
-        ("/media/card", Address(None, None, None, "/media/card"), "media-card"),
+        ("ssh://mendel@board/opt/coralline", DeviceAddress("board", "mendel", None, "/opt/coralline"), "board"),
+        ("ssh://board:2222/~/shop/", DeviceAddress("board", None, 2222, "~/shop"), "board-2222"),
+        ("ssh://[::1]/a%20b", DeviceAddress("::1", None, None, "/a b"), "1"),
+        ("file:///media/card/shop", DeviceAddress(None, None, None, "/media/card/shop"), "media-card-shop"),
+        ("/media/card", DeviceAddress(None, None, None, "/media/card"), "media-card"),
     ],
 )
-def test_addresses(text: str, expected: Address, name: str) -> None:
+def test_addresses(text: str, expected: DeviceAddress, name: str) -> None:
     found = parse(text)
     assert (found, found.name) == (expected, name)
     assert parse(str(found)) == found

@@ -17,7 +17,7 @@ import pytest
 from compress.cli.main import main
 from compress.errors import PipelineError, StageError
 from compress.fleet import doctor
-from compress.fleet.doctor import Address
+from compress.fleet.doctor import HostAddress
 
 SSH = """#!/bin/sh
 echo "$@" > "{folder}/asked"
@@ -136,12 +136,12 @@ def test_over_a_real_sshd(sshd: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("ssh://board", Address("board", None, "")),
-        ("ssh://me@10.0.0.7:2222/opt/shelf", Address("me@10.0.0.7", 2222, "/opt/shelf")),
-        ("ssh://me@[fe80::1]/", Address("me@fe80::1", None, "/")),
+        ("ssh://board", HostAddress("board", None, "")),
+        ("ssh://me@10.0.0.7:2222/opt/shelf", HostAddress("me@10.0.0.7", 2222, "/opt/shelf")),
+        ("ssh://me@[fe80::1]/", HostAddress("me@fe80::1", None, "/")),
     ],
 )
-def test_addresses(text: str, found: Address) -> None:
+def test_addresses(text: str, found: HostAddress) -> None:
     assert doctor.address(text) == found
 
 

@@ -71,7 +71,7 @@ def test_a_card_without_links(bundle_file: Write, tmp_path: Path, monkeypatch: p
         raise OSError(errno.EPERM, "Operation not permitted")
 
     names = []
-    folder = releases.Folder(str(tmp_path / "card"), "test", create=True)
+    folder = releases.DeviceFolder(str(tmp_path / "card"), "test", create=True)
     for version in (1, 2):
         names.append(install(folder, bundle_file(version).read_bytes()))
         if version == 1:
@@ -87,7 +87,7 @@ def install(folder: object, content: bytes) -> str:
 
     from deploy.contract import releases
 
-    assert isinstance(folder, releases.Folder)
+    assert isinstance(folder, releases.DeviceFolder)
     files = {}
     for name, whole in ((releases.BUNDLE, content), (releases.RUNNER, b"runner")):
         digest = hashlib.sha256(whole).hexdigest()

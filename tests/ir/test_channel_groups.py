@@ -13,7 +13,7 @@ import pytest
 from compress.ir import channel_groups as structure
 from compress.ir import keras_graph
 from compress.ir.channel_groups import Channels, Mask
-from compress.ir.keras_graph import Layer, Network, Tensor
+from compress.ir.keras_graph import Layer, LayerOutput, Network
 from compress.pruning import cost
 from compress.pruning.importance import gated, made_by
 from compress.targets import load
@@ -27,7 +27,7 @@ def chosen(net: Network, channels: Channels, share: float, seed: int = 1) -> Mas
     kept = np.ones(len(channels.group), bool)
     for layer in net.layers.values():
         if layer.calls and made_by(layer) is not None:
-            groups = np.unique(channels.group[channels.layouts[Tensor(layer.name)]])
+            groups = np.unique(channels.group[channels.layouts[LayerOutput(layer.name)]])
             groups = random.permutation(groups[~channels.pinned[groups]])
             left = groups[kept[groups]]  # layers that are tied to earlier ones have lost theirs already
             kept[left[: max(min(int(share * len(groups)) + len(left) - len(groups), len(left) - 4), 0)]] = False
@@ -44,7 +44,7 @@ def masked(net: Network, channels: Channels, kept: Mask) -> Network:
             config = {"name": name, "scale": mask.tolist(), "offset": 0.0}
             entry = {"module": "keras.layers", "class_name": "Rescaling", "config": config, "registered_name": None}
             added[name] = Layer(name, "Rescaling", entry, ({"args": [tensor], "kwargs": {}},), ())
-            moved[tensor] = Tensor(name)
+            moved[tensor] = LayerOutput(name)
     rerouted = net.edited({}, moved)
     return replace(rerouted, layers={**rerouted.layers, **added})
 
@@ -182,8 +182,8 @@ def test_what_is_not_understood_is_left_alone_and_named(keras: Any) -> None:
     model = keras.Model(image, keras.layers.Dense(3)(x))
     channels = structure.follow(keras_graph.read(model))
     assert channels.held == ("norm",)
-    assert channels.pinned[channels.layouts[Tensor("before")]].all()
-    assert not channels.pinned[channels.layouts[Tensor("free")]].any()
+    assert channels.pinned[channels.layouts[LayerOutput("before")]].all()
+    assert not channels.pinned[channels.layouts[LayerOutput("free")]].any()
 
 
 def test_a_constant_operand_holds_the_channels_that_it_is_added_to(keras: Any) -> None:
@@ -193,8 +193,8 @@ def test_a_constant_operand_holds_the_channels_that_it_is_added_to(keras: Any) -
     x = keras.layers.Conv2D(5, 1, name="next")(x)
     model = keras.Model(image, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(x)))
     channels = structure.follow(keras_graph.read(model))
-    assert channels.pinned[channels.layouts[Tensor("conv")]].all()
-    assert not channels.pinned[channels.layouts[Tensor("next")]].any()
+    assert channels.pinned[channels.layouts[LayerOutput("conv")]].all()
+    assert not channels.pinned[channels.layouts[LayerOutput("next")]].any()
 
 
 def whole(net: Network, channels: Channels) -> Network:
@@ -212,10 +212,10 @@ def test_functions_across_channels_hold_them(keras: Any) -> None:
     x = layers.Conv2D(8, 1, name="free")(x)
     model = keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
     channels = structure.follow(keras_graph.read(model))
-    pinned = {name: channels.pinned[channels.layouts[Tensor(name)]].all() for name in ("inside", "before", "deep")}
+    pinned = {name: channels.pinned[channels.layouts[LayerOutput(name)]].all() for name in ("inside", "before", "deep")}
     assert pinned == {"inside": True, "before": True, "deep": True}
     assert channels.held == ("activation", "depthwise")
-    assert not channels.pinned[channels.layouts[Tensor("free")]].any()
+    assert not channels.pinned[channels.layouts[LayerOutput("free")]].any()
 
 
 def test_settings_and_constants_with_a_number_for_each_channel_hold_them(keras: Any) -> None:
@@ -255,7 +255,7 @@ def test_a_reshape_that_is_called_twice_ties_its_inputs(keras: Any) -> None:
     x = layers.GlobalAveragePooling1D()(layers.Concatenate()([a, b]))
     net = keras_graph.read(keras.Model(image, layers.Dense(2)(x)))
     channels = structure.follow(net)
-    kept = channels.layouts[Tensor("a")], channels.layouts[Tensor("b")]
+    kept = channels.layouts[LayerOutput("a")], channels.layouts[LayerOutput("b")]
     assert (channels.group[kept[0]] == channels.group[kept[1]]).all()
     assert keras_graph.build(structure.remove(net, channels, chosen(net, channels, 0.5))).output_shape == (None, 2)
 

@@ -9,7 +9,7 @@ import pytest
 
 from compress.errors import ModelError
 from compress.ir import keras_graph
-from compress.ir.keras_graph import Tensor
+from compress.ir.keras_graph import LayerOutput
 from compress.ir.mixed_precision import lowered
 from compress.ir.passes.fold import canonical
 from compress.training import subset_selection
@@ -77,10 +77,10 @@ def test_operators_and_keyword_arguments_survive(keras: Any) -> None:
 
 def test_in_order_gives_every_call_after_what_it_needs(keras: Any) -> None:
     read = keras_graph.read(networks.branches(keras))
-    done: set[Tensor] = set()
+    done: set[LayerOutput] = set()
     for layer, call in read.in_order():
         assert not layer.calls or set(layer.given(call)) <= done
-        done.add(Tensor(layer.name, call))
+        done.add(LayerOutput(layer.name, call))
     assert len(done) == len(read.layers)
 
 
@@ -97,6 +97,6 @@ def test_edited_moves_consumers_and_outputs(keras: Any) -> None:
     model = networks.plain(keras)
     read = keras_graph.read(model)
     norm = next(layer for layer in read.layers.values() if layer.kind == "BatchNormalization")
-    without = read.edited({norm.name: None}, {Tensor(norm.name): norm.given()[0]})
+    without = read.edited({norm.name: None}, {LayerOutput(norm.name): norm.given()[0]})
     assert norm.name not in without.layers
     assert len(keras_graph.build(without).layers) == len(model.layers) - 1

@@ -13,7 +13,7 @@ import pytest
 import scenes
 import tiny
 
-from compress.tflite.interpreter import Model
+from compress.tflite.interpreter import LoadedModel
 
 Record = dict[str, Any]
 CLASSES = 3
@@ -33,7 +33,7 @@ def verdicts(record: Record) -> dict[str, str]:
 
 
 def answers(model: Path, samples: np.ndarray) -> np.ndarray:
-    return Model(model, reproducible=True).scores(samples).argmax(axis=1)
+    return LoadedModel(model, reproducible=True).scores(samples).argmax(axis=1)
 
 
 def project(folder: Path, test: int, stages: list[Any], favourite: int | None = None) -> tuple[Path, np.ndarray]:

@@ -166,7 +166,7 @@ def test_the_least_important_channels_go(keras: Any) -> None:
     conv.set_weights([kernel])
     cut = prepared(model)
     kept = pruning.plan(cut, chosen(cut, Objective("macs", 0.2))).kept[
-        cut.channels.layouts[keras_graph.Tensor(conv.name)]
+        cut.channels.layouts[keras_graph.LayerOutput(conv.name)]
     ]
     assert not kept[1]
     assert not kept[4]
@@ -322,7 +322,7 @@ def test_no_layer_is_left_without_channels(keras: Any) -> None:
     model = networks.randomized(keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(x))))
     model.get_layer("b").set_weights([weight * 1e-3 for weight in model.get_layer("b").get_weights()])
     cut = pruning.prepare(keras_graph.read(model), EDGETPU, "l2", None)
-    cut.score[cut.channels.group[cut.channels.layouts[keras_graph.Tensor("b")]]] *= 1e-3
+    cut.score[cut.channels.group[cut.channels.layouts[keras_graph.LayerOutput("b")]]] *= 1e-3
     (members,), (least,) = pruning.sets(cut.network, cut.channels, cut.score)
     assert least == 8
     for count in range(least, len(members) + 1):

@@ -11,25 +11,25 @@ from blobs import Blobs
 
 from compress.ir import channel_groups as structure
 from compress.ir import keras_graph
-from compress.ir.keras_graph import Tensor
+from compress.ir.keras_graph import LayerOutput
 from compress.pruning import allocation, importance, sensitivity
-from compress.pruning.importance import Samples
+from compress.pruning.importance import ImportanceSamples
 from compress.training import loop
 
 pytestmark = pytest.mark.tensorflow
 
 
-def samples(model: Any, count: int = 24) -> Samples:
+def samples(model: Any, count: int = 24) -> ImportanceSamples:
     random = np.random.default_rng(3)
     inputs = random.random((count, *model.input_shape[1:]), np.float32)
-    return Samples(
+    return ImportanceSamples(
         inputs,
         random.integers(0, model.output_shape[-1], count),
-        loop.Head("softmax" if "Softmax" in str(model) else "logits"),
+        loop.ClassificationHead("softmax" if "Softmax" in str(model) else "logits"),
     )
 
 
-def losses(model: Any, given: Samples, gates: np.ndarray) -> np.ndarray:
+def losses(model: Any, given: ImportanceSamples, gates: np.ndarray) -> np.ndarray:
     """Cross entropy of each sample, in numpy."""
     rows = np.repeat(gates[np.newaxis].astype(np.float32), len(given.inputs), axis=0)
     logits = np.asarray(model([given.inputs, rows]), np.float64)
@@ -64,7 +64,7 @@ def test_a_channel_that_nobody_reads_does_not_matter_to_taylor(keras: Any) -> No
     model.get_layer("dense").set_weights([kernel, bias])
     net = keras_graph.read(model)
     channels = structure.follow(net)
-    score = importance.taylor(net, channels, samples(model))[channels.layouts[Tensor("conv")]]
+    score = importance.taylor(net, channels, samples(model))[channels.layouts[LayerOutput("conv")]]
     assert score[2] == 0
     assert (np.delete(score, 2) > 0).any()
 
@@ -80,7 +80,7 @@ def test_norms_of_weights(keras: Any, method: Any) -> None:
     if method == "batch_norm":
         gamma, _, _, variance = norm.get_weights()
         expected = expected * np.abs(gamma) / np.sqrt(variance + norm.epsilon)
-    score = importance.of_weights(net, channels, method)[channels.layouts[Tensor(conv.name)]]
+    score = importance.of_weights(net, channels, method)[channels.layouts[LayerOutput(conv.name)]]
     np.testing.assert_allclose(score, expected / expected.mean(), 1e-5)
 
 
@@ -92,7 +92,7 @@ def test_a_channel_whose_batch_norm_scale_is_zero_goes_first(keras: Any) -> None
     norm.set_weights([gamma, *rest])
     net = keras_graph.read(model)
     channels = structure.follow(net)
-    score = importance.scores(net, channels, "batch_norm", None)[channels.layouts[Tensor(conv.name)]]
+    score = importance.scores(net, channels, "batch_norm", None)[channels.layouts[LayerOutput(conv.name)]]
     assert score.argmin() == 3
 
 
@@ -109,7 +109,7 @@ def test_curves_say_what_removing_does(keras: Any) -> None:
     model = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
     data = Blobs()
     head = loop.head_of(model, data)
-    given = Samples(data.inputs("train"), data.labels("train"), head)
+    given = ImportanceSamples(data.inputs("train"), data.labels("train"), head)
     cut = allocation.prepare(keras_graph.read(model), load("edgetpu"), "taylor", given)
     told: list[tuple[int, int]] = []
     curves = sensitivity.curves(cut, given, lambda done, of: told.append((done, of)))

@@ -44,7 +44,7 @@ def test_scaled_channels_do_not_change_what_is_computed(keras: Any, between: str
     model = keras.Model(image, layers.Dense(5)(layers.Flatten()(x)))
     net = canonical(keras_graph.read(networks.randomized(model)))
     channels = equalization.follow(net)
-    assert channels.pinned[channels.layouts[keras_graph.Tensor("first")]].all() == held
+    assert channels.pinned[channels.layouts[keras_graph.LayerOutput("first")]].all() == held
     factors = np.exp(np.random.default_rng(1).uniform(-3, 3, len(channels.group)))[channels.group]
     given = np.random.default_rng(2).normal(size=(4, 6, 6, 3)).astype(np.float32)
     made, wanted = (

@@ -13,7 +13,7 @@ from compress.ir.passes.fold import canonical
 from compress.quantization import calibration, export, fake_quantization, quantizer_placement
 from compress.quantization.plan import QuantizationPlan, nudged, on_grid
 from compress.tflite import graph
-from compress.tflite.interpreter import Model
+from compress.tflite.interpreter import LoadedModel
 
 pytestmark = pytest.mark.tensorflow
 
@@ -35,7 +35,7 @@ def test_the_int8_file_computes_what_the_model_does(keras: Any, builder: network
     path = tmp_path / "model.tflite"
     path.write_bytes(content)
     expected = np.asarray(model(images(30)))
-    found = Model(path, reproducible=True).scores(images(30))
+    found = LoadedModel(path, reproducible=True).scores(images(30))
     scale = np.abs(expected).max()
     assert np.abs(found - expected).max() < 0.06 * scale
     assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99
@@ -55,7 +55,7 @@ def test_a_concatenation_is_as_wide_as_all_of_its_parts(keras: Any, tmp_path: Pa
     export.refuse_mismatch(folded, plan)
     (tmp_path / "m.tflite").write_bytes(export.convert(folded, plan))
     wanted = np.asarray(model(images(30)))
-    found = Model(tmp_path / "m.tflite", reproducible=True).scores(images(30))
+    found = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(images(30))
     assert np.abs(found - wanted).max() < 0.06 * np.abs(wanted).max()
 
 
@@ -113,9 +113,9 @@ def test_concatenated_tensors_share_a_range_and_pooling_hands_it_on(keras: Any) 
     folded = canonical(network.read(networks.branches(keras)))
     named = quantizer_placement.find(folded)
     concat = next(layer for layer in folded.layers.values() if layer.kind == "Concatenate")
-    shared = {named.get(tensor) for tensor in named if named[tensor] == named[network.Tensor(concat.name)]}
+    shared = {named.get(tensor) for tensor in named if named[tensor] == named[network.LayerOutput(concat.name)]}
     assert len(shared) == 1
-    assert sum(name == named[network.Tensor(concat.name)] for name in named.values()) == 3
+    assert sum(name == named[network.LayerOutput(concat.name)] for name in named.values()) == 3
     pools = [layer.name for layer in folded.layers.values() if "Pooling" in layer.kind]
     assert pools
     assert not any(tensor.layer in pools for tensor in named)

@@ -12,7 +12,7 @@ from compress.errors import StageError
 from compress.quantization import export, float_tflite
 from compress.quantization.fidelity import snr_db
 from compress.tflite import graph
-from compress.tflite.interpreter import Model
+from compress.tflite.interpreter import LoadedModel
 
 pytestmark = pytest.mark.tensorflow
 SAMPLES = np.random.default_rng(0).random((40, 4, 4, 1), np.float32)
@@ -27,7 +27,7 @@ def test_a_file_is_quantized_as_it_is(tmp_path: Path) -> None:
     assert {found.tensors[index].dtype for index in (*found.inputs, *found.outputs)} == {"UINT8"}
     weights = [found.tensors[op.inputs[1]] for op in found.operators if op.name == "FULLY_CONNECTED"]
     assert [tensor.quantization.per_channel for tensor in weights if tensor.quantization] == [False]
-    outputs = [Model(each, reproducible=True).scores(SAMPLES) for each in (original, path)]
+    outputs = [LoadedModel(each, reproducible=True).scores(SAMPLES) for each in (original, path)]
     assert snr_db(outputs[0], outputs[1]).mean() > 25
 
 

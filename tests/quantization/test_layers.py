@@ -21,7 +21,7 @@ from compress.targets import load
 from compress.targets.edgetpu.legalize import legalize
 from compress.targets.edgetpu.placement import place
 from compress.tflite import graph
-from compress.tflite.interpreter import Model
+from compress.tflite.interpreter import LoadedModel
 from compress.training.loop import TrainingSettings
 from deploy.contract.preprocessing import dequantize, quantize
 
@@ -36,7 +36,7 @@ def test_the_file_is_whole_precise_and_what_training_computes(keras: Any, name: 
     plan = calibration.calibrate(folded, samples)
     content = export.convert(folded, plan)  # refuses float operators
     (tmp_path / "m.tflite").write_bytes(content)
-    found = Model(tmp_path / "m.tflite", reproducible=True).scores(samples)
+    found = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(samples)
     wanted = np.asarray(model(samples, training=False))
     assert snr_db(wanted, found).mean() > 25
     simulated = np.asarray(qat.simulated(folded, plan)(samples, training=False))
@@ -69,7 +69,7 @@ def test_layers_train_with_rounding(keras: Any, names: tuple[str, ...], tmp_path
     settings = TrainingSettings(epochs=1, batch_size=16, learning_rate=0.001)
     trained, learnt, _ = qat.train(folded, plan, settings, context(data, tmp_path))
     (tmp_path / "m.tflite").write_bytes(export.convert(trained, learnt))
-    found = Model(tmp_path / "m.tflite", reproducible=True).scores(data.inputs("validation"))
+    found = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(data.inputs("validation"))
     simulated = np.asarray(qat.simulated(trained, learnt)(data.inputs("validation"), training=False))
     assert snr_db(simulated, found).mean() > 25
 

@@ -19,8 +19,8 @@ from compress.quantization import calibration, export, fake_quantization, qat, q
 from compress.quantization.plan import QuantizationPlan, on_grid
 from compress.quantization.qat_settings import RoundedTraining
 from compress.stage import Context
-from compress.tflite.interpreter import Model
-from compress.training.loop import Head, Loss, TrainingSettings, fit, head_of, label_loss
+from compress.tflite.interpreter import LoadedModel
+from compress.training.loop import ClassificationHead, Loss, TrainingSettings, fit, head_of, label_loss
 
 pytestmark = pytest.mark.tensorflow
 
@@ -37,7 +37,7 @@ def test_what_training_computes_is_what_the_file_computes(
     )
     expected = np.asarray(trained(samples, training=False))
     (tmp_path / "m.tflite").write_bytes(export.convert(folded, plan))
-    found = Model(tmp_path / "m.tflite", reproducible=True).scores(samples)
+    found = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(samples)
     step = (expected.max() - expected.min()) / 255 or 1.0
     assert np.mean(np.abs(found - expected) <= 2.5 * step) > 0.95
     assert np.mean(found.argmax(1) == expected.argmax(1)) >= 0.9
@@ -95,7 +95,7 @@ def test_training_with_rounding_gives_network_and_plan(keras: Any, tmp_path: Pat
     softmax = next(name for name, limits in plan.ranges.items() if limits == (0.0, 255 / 256))
     assert learnt.ranges[softmax] == plan.ranges[softmax]
     (tmp_path / "m.tflite").write_bytes(export.convert(trained, learnt))
-    scores = Model(tmp_path / "m.tflite", reproducible=True).scores(data.inputs("validation"))
+    scores = LoadedModel(tmp_path / "m.tflite", reproducible=True).scores(data.inputs("validation"))
     assert (scores.argmax(1) == data.labels("validation")).mean() == 1.0
 
 
@@ -113,7 +113,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Network:
     x = layers.BatchNormalization(momentum=0.9)(layers.Dense(8, name="hidden")(x))
     model = seeded().Model(image, layers.Dense(2, name="scores")(layers.ReLU()(x)))
     settings = TrainingSettings(epochs=8, batch_size=16, learning_rate=0.01)
-    fit(model, label_loss(Head("logits")), settings, context(Blobs(), tmp_path_factory.mktemp("small")))
+    fit(model, label_loss(ClassificationHead("logits")), settings, context(Blobs(), tmp_path_factory.mktemp("small")))
     return keras_graph.read(model)
 
 
@@ -140,7 +140,7 @@ def trained(
     made, learnt, facts = qat.train(folded, plan, settings, run, how, fold.norms(read), loss)
     (folder / "m.tflite").write_bytes(export.convert(made, learnt))
     samples = data.inputs("validation")
-    scores = Model(folder / "m.tflite", reproducible=True).scores(samples)
+    scores = LoadedModel(folder / "m.tflite", reproducible=True).scores(samples)
     simulated = np.asarray(qat.simulated(made, learnt)(samples, training=False))
     assert (scores.argmax(1) == simulated.argmax(1)).mean() >= 0.99
     assert np.abs(scores - simulated).max() <= 0.03 * np.ptp(simulated)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from compress.errors import StageError
 from compress.ir import keras_graph
-from compress.ir.keras_graph import Network, Tensor
+from compress.ir.keras_graph import LayerOutput, Network
 from compress.ir.passes.fold import canonical
 from compress.quantization import (
     activation_statistics,
@@ -27,14 +27,14 @@ from compress.quantization import (
     ranges,
 )
 from compress.quantization import search as search_module
-from compress.quantization.activation_statistics import Histogram, Statistics
+from compress.quantization.activation_statistics import ActivationHistogram, Statistics
 from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan, nudged, packed, unpacked
 from compress.quantization.quantizer_placement import without_softmax
 from compress.quantization.search import Search
 from compress.stages.quantize import Quantize
 from compress.tflite import graph
-from compress.tflite.interpreter import Model
+from compress.tflite.interpreter import LoadedModel
 
 pytestmark = pytest.mark.tensorflow
 
@@ -82,7 +82,7 @@ def test_what_is_not_homogeneous_holds_its_channels(keras: Any) -> None:
     held = layers.Conv2D(4, 3, name="held")(layers.ReLU()(free))
     last = layers.Conv2D(4, 3, name="last")(layers.ReLU(6.0)(held))
     channels = equalization.follow(canonical(keras_graph.read(keras.Model(image, last))))
-    pinned = {name: channels.pinned[channels.layouts[Tensor(name)]].any() for name in ("free", "held", "last")}
+    pinned = {name: channels.pinned[channels.layouts[LayerOutput(name)]].any() for name in ("free", "held", "last")}
     assert pinned == {"free": False, "held": True, "last": True}
 
 
@@ -146,11 +146,11 @@ def test_a_plan_for_another_network_is_refused(keras: Any, name: str) -> None:
 # --- ranges -----------------------------------------------------------------------------
 
 
-def histogram(values: np.ndarray) -> Histogram:
+def histogram(values: np.ndarray) -> ActivationHistogram:
     """The histogram of values, as `collect` finds it."""
     reach = 2.0 ** np.ceil(np.log2(np.abs(values).max() or 1.0))
     counts = np.histogram(values, activation_statistics.BINS, (-reach, reach))[0]
-    return Histogram(float(reach), counts.astype(np.float64))
+    return ActivationHistogram(float(reach), counts.astype(np.float64))
 
 
 def test_histograms_of_different_reach_add_up() -> None:
@@ -220,13 +220,13 @@ def test_collected_statistics_are_those_of_the_values(keras: Any) -> None:
     net = folded(keras, networks.plain)
     found = activation_statistics.collect(net, images(40))
     name = next(name for name in found.low if "re_lu" in name)
-    values = np.asarray(keras_graph.build(keras_graph.observed(net, [Tensor(name)]))(images(40)))
+    values = np.asarray(keras_graph.build(keras_graph.observed(net, [LayerOutput(name)]))(images(40)))
     np.testing.assert_allclose(found.high[name], values.reshape(40, -1).max(axis=1), rtol=1e-5)
     assert found.histograms[name].counts.sum() == values.size
     centres, counts = found.histograms[name].within(0.0, float(values.max()))
     assert counts.sum() == values.size
     assert centres @ counts / counts.sum() == pytest.approx(values.mean(), abs=2 * float(np.diff(centres)[0]))
-    means = activation_statistics.means_by_channel(net, [Tensor(name)], images(40))[Tensor(name)]
+    means = activation_statistics.means_by_channel(net, [LayerOutput(name)], images(40))[LayerOutput(name)]
     np.testing.assert_allclose(means, values.mean(axis=(0, 1, 2)), rtol=1e-3)
 
 
@@ -302,13 +302,13 @@ def test_a_shift_brings_the_mean_back(keras: Any) -> None:
     plan = QuantizationPlan(coarse, "too narrow")
     shifts = bias_correction.measured_shifts(net, plan, samples)
     last = next(name for name in reversed(net.layers) if net.layers[name].kind == "Dense")
-    wanted = activation_statistics.means_by_channel(net, [Tensor(last)], samples)[Tensor(last)]
+    wanted = activation_statistics.means_by_channel(net, [LayerOutput(last)], samples)[LayerOutput(last)]
     from compress.quantization import fake_quantization, quantizer_placement
 
     apart = []
     for each in ({}, shifts):
         quantized = fake_quantization.insert(bias_correction.shifted(net, each), quantizer_placement.find(net), plan)
-        found = activation_statistics.means_by_channel(quantized, [Tensor(last)], samples)[Tensor(last)]
+        found = activation_statistics.means_by_channel(quantized, [LayerOutput(last)], samples)[LayerOutput(last)]
         apart.append(np.abs(found - wanted).max())
     assert apart[1] < 0.05 * apart[0]
 
@@ -320,7 +320,7 @@ def searched(net: Network, samples: NDArray[np.float32], folder: Path) -> Search
     def run(content: bytes, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
         path = folder / "candidate.tflite"
         path.write_bytes(content)
-        return Model(path, reproducible=True).scores(inputs)
+        return LoadedModel(path, reproducible=True).scores(inputs)
 
     search = Search(net, samples, images(48, seed=9), "int8", run)
     search.ranges(["minmax", "sample_percentile"])

@@ -10,7 +10,7 @@ import pytest
 
 from compress.ir import keras_graph
 from compress.ir.activations import POINTS, Activation, recognised
-from compress.ir.keras_graph import Tensor
+from compress.ir.keras_graph import LayerOutput
 from compress.replacement import activations as swapping
 from compress.replacement import depthwise_kernels, squeeze_excite
 from compress.replacement.activations import Swaps
@@ -297,11 +297,11 @@ def test_what_nothing_depends_on_is_gone(keras: Any) -> None:
     used = shared(layers.ReLU(name="unused")(shared(image)))
     model = keras.Model(image, used)
     net = keras_graph.read(model)
-    moved = net.edited({}, {Tensor("unused"): Tensor("shared")})
+    moved = net.edited({}, {LayerOutput("unused"): LayerOutput("shared")})
     alive = keras_graph.living(moved)
     assert set(alive.layers) == {net.inputs[0].layer if isinstance(net.inputs, list) else net.inputs.layer, "shared"}
     assert len(alive.layers["shared"].calls) == 2
-    direct = keras_graph.living(net.edited({}, {Tensor("shared", 1): Tensor("shared", 0)}))
+    direct = keras_graph.living(net.edited({}, {LayerOutput("shared", 1): LayerOutput("shared", 0)}))
     assert len(direct.layers["shared"].calls) == 1
     given = np.ones((1, 4), np.float32)
     np.testing.assert_allclose(np.asarray(keras_graph.build(direct)(given)), np.asarray(shared(given)), rtol=1e-6)

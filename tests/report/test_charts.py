@@ -9,7 +9,7 @@ from run_records import RECORDS, Record, crowded, every_measurement, full, hosti
 from compress import report
 from compress.report import charts, markdown
 from compress.report import svg as draw
-from compress.report.charts import ClassChange, Curve, Operator, Point
+from compress.report.charts import ClassChange, LatencyCurve, OperatorRow, Point
 
 NAMES = ["plain", "", "x" * 300, "<script>&\"'", "line\nbreak", "\x00\x1b\u202e\ud800\uffff", "日本語" * 30, "1"]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -100,8 +100,8 @@ def test_any_name_fits(name: str) -> None:
         charts.trade_off([Point(name, 1, 0.5), Point(name, 2, 0.6)], cost="size", unit="bytes"),
         charts.class_changes([ClassChange(name, 3, 0.5, 0.6)]),
         charts.confusion_matrix([name, name], [[1, 2], [3, 4]]),
-        charts.latency_curves([Curve(name, True, [1.0, 2.0], [("median", 0.5, 1.5)])]),
-        charts.operator_strip([Operator(name, True, 3), Operator(name, False, 0)]),
+        charts.latency_curves([LatencyCurve(name, True, [1.0, 2.0], [("median", 0.5, 1.5)])]),
+        charts.operator_strip([OperatorRow(name, True, 3), OperatorRow(name, False, 0)]),
     ]
     for drawing in drawings:
         root = parsed(drawing)
@@ -141,7 +141,10 @@ def test_confusion_matrix_of_nothing_and_of_very_many() -> None:
 @pytest.mark.parametrize("values", [[0.0], [1.0], [1.0] * 300, [0.1, 1000.0], [float(i) for i in range(5000)]])
 @pytest.mark.parametrize("both", [True, False])
 def test_latency_curves_take_any_number_of_runs(values: list[float], both: bool) -> None:
-    curves = [Curve("Original", True, values, [("median", 0.5, values[0])]), Curve("Result", False, [0.5], [])]
+    curves = [
+        LatencyCurve("Original", True, values, [("median", 0.5, values[0])]),
+        LatencyCurve("Result", False, [0.5], []),
+    ]
     svg = charts.latency_curves(curves if both else curves[:1])
     parsed(svg)
     assert len(svg) < 30_000
@@ -149,7 +152,9 @@ def test_latency_curves_take_any_number_of_runs(values: list[float], both: bool)
 
 def test_latency_curves_are_told_apart_without_colour() -> None:
     marks = [("median", 0.5, 1.5), ("p99", 0.99, 2.0)]
-    svg = charts.latency_curves([Curve("Original", True, [1.0, 2.0], marks), Curve("Result", False, [0.5, 0.7], marks)])
+    svg = charts.latency_curves(
+        [LatencyCurve("Original", True, [1.0, 2.0], marks), LatencyCurve("Result", False, [0.5, 0.7], marks)]
+    )
     root = parsed(svg)
     assert {"Original", "Result"} <= set(texts(root))
     assert len(circles(root, "original")) == 2
@@ -157,14 +162,14 @@ def test_latency_curves_are_told_apart_without_colour() -> None:
 
 
 def test_a_far_outlier_does_not_flatten_the_curves() -> None:
-    svg = charts.latency_curves([Curve("Result", False, [1.0] * 199 + [500.0], [])])
+    svg = charts.latency_curves([LatencyCurve("Result", False, [1.0] * 199 + [500.0], [])])
     assert "1" in texts(parsed(svg))
 
 
 @pytest.mark.parametrize("count", [1, 65, 400])
 @pytest.mark.parametrize("macs", [0, 7])
 def test_operator_strip_fills_its_width(count: int, macs: int) -> None:
-    operators = [Operator("CONV_2D", i % 7 != 6, macs) for i in range(count)]
+    operators = [OperatorRow("CONV_2D", i % 7 != 6, macs) for i in range(count)]
     root = parsed(charts.operator_strip(operators))
     bars = [r for r in root.iter(f"{SVG}rect") if r.get("height") == "36"]
     rows = {bar.attrib["y"] for bar in bars}
@@ -177,7 +182,7 @@ def test_operator_strip_fills_its_width(count: int, macs: int) -> None:
 
 
 def test_no_chart_reaches_out() -> None:
-    svg = charts.operator_strip([Operator("https://example.org", True, 1)])
+    svg = charts.operator_strip([OperatorRow("https://example.org", True, 1)])
     assert not re.search(r"(href|src)=|url\((?!#)", svg)
 
 

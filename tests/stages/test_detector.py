@@ -18,14 +18,14 @@ from compress.errors import ModelError as HostError
 from compress.export import cpp_header
 from compress.pipeline.runner import run
 from compress.pipeline.schema import load
-from compress.tflite.interpreter import Model as HostModel
+from compress.tflite.interpreter import LoadedModel as HostModel
 from deploy import accuracy, evaluation
 from deploy.__main__ import main as runner
 from deploy.contract.bundle import Bundle, BundleError, pack, read
 from deploy.contract.detection import Detections
-from deploy.contract.errors import ModelError
+from deploy.contract.errors import LoadError
 from deploy.model import Model
-from deploy.runtime import Options
+from deploy.runtime import RuntimeOptions
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -130,7 +130,7 @@ def test_the_bundle_answers_as_the_host_does(made: tuple[Path, dict[str, Any]]) 
     opened = read(str(made[0] / "found.coralline"))
     assert opened.manifest["models"]["int8"]["boxes"]["shape"] == [1, 128, 4]
     assert opened.manifest["models"]["int8"]["output"]["shape"] == [1, 128, 2]
-    found = accuracy.verify(opened, Options("cpu"))
+    found = accuracy.verify(opened, RuntimeOptions("cpu"))
     assert found["ok"]
     assert {role: each["verdict"] for role, each in found["golden"].items()} == {"original": "equal", "int8": "equal"}
     assert found["golden"]["int8"]["same_class"] == 4
@@ -138,7 +138,7 @@ def test_the_bundle_answers_as_the_host_does(made: tuple[Path, dict[str, Any]]) 
 
 def test_the_average_precision_of_the_device_is_that_of_the_host(made: tuple[Path, dict[str, Any]]) -> None:
     opened = read(str(made[0] / "found.coralline"))
-    result = accuracy.compare(opened, Options("cpu"))
+    result = accuracy.compare(opened, RuntimeOptions("cpu"))
     metrics = opened.manifest["evaluation"]["metrics"]
     for role in ("original", "int8"):
         for name in ("ap", "ap50"):
@@ -146,7 +146,7 @@ def test_the_average_precision_of_the_device_is_that_of_the_host(made: tuple[Pat
     assert result["pairs"][0]["ap_drop"]["value"] == pytest.approx(metrics["ap_drop"]["value"], abs=1e-9)
     assert result["pairs"][0]["agreement"]["value"] == pytest.approx(metrics["agreement"]["value"])
     assert "AP 0." in accuracy.text(result)
-    assert accuracy.compare(opened, Options("cpu"), 5)["samples"] == 5
+    assert accuracy.compare(opened, RuntimeOptions("cpu"), 5)["samples"] == 5
 
 
 def test_a_header_of_it_is_refused(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_bundles_whose_boxes_cannot_be_read_are_refused(made: tuple[Path, dict[s
     with pytest.raises(BundleError, match="incomplete: KeyError"):
         changed(path, lambda manifest, _: manifest["models"]["int8"].pop("boxes"))
     other = Bundle(changed(path, lambda manifest, _: manifest["models"]["int8"]["boxes"].update(scale=0.5)))
-    with pytest.raises(ModelError, match="the model's boxes is not what the manifest says"):
+    with pytest.raises(LoadError, match="the model's boxes is not what the manifest says"):
         Model(other, device="cpu")
 
     def wrong(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
@@ -216,5 +216,5 @@ def test_bundles_whose_boxes_cannot_be_read_are_refused(made: tuple[Path, dict[s
 def test_a_detector_with_anchors_of_another_model_is_refused(made: tuple[Path, dict[str, Any]]) -> None:
     path = made[0] / "found.coralline"
     other = Bundle(changed(path, lambda manifest, _: manifest["detection"]["maps"][0].update(cells=[4, 4])))
-    with pytest.raises(ModelError, match="anchors"):
+    with pytest.raises(LoadError, match="anchors"):
         Model(other, device="cpu")

@@ -77,13 +77,13 @@ def test_every_stage_runs_and_the_record_says_what_it_cost(whole: tuple[Path, di
 
 
 def test_the_bundle_reproduces_its_golden_outputs(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    from compress.tflite.interpreter import Model
+    from compress.tflite.interpreter import LoadedModel
 
     packed = bundle.read(str(whole[0] / "runs" / "small" / "small.coralline"))
     for role, entry in packed.manifest["models"].items():
         path = tmp_path / f"{role}.tflite"
         path.write_bytes(packed.members[entry["file"]])
-        model = Model(path, reproducible=True)
+        model = LoadedModel(path, reproducible=True)
         samples = [packed.preprocessing(packed.array(name)) for name in packed.manifest["golden"]["inputs"]]
         outputs = np.concatenate([model.raw(model.feed(sample)) for sample in samples])
         np.testing.assert_array_equal(outputs, packed.array(packed.manifest["golden"]["outputs"][role]))

@@ -31,7 +31,7 @@ from compress.stage import Context
 from compress.stages.package import Package
 from compress.targets import load
 from compress.tflite import graph
-from compress.tflite.interpreter import Model
+from compress.tflite.interpreter import LoadedModel
 from deploy.contract import bundle
 from deploy.contract.preprocessing import Preprocessing
 
@@ -298,7 +298,7 @@ def test_the_evaluation_sample(artifact: Any, context: Any, tmp_path: Path) -> N
     right, predictions = {}, {}
     for role, int8 in (("original", False), ("int8", True)):
         (tmp_path / "model.tflite").write_bytes(tiny.classifier(int8=int8))
-        model = Model(tmp_path / "model.tflite", reproducible=True)
+        model = LoadedModel(tmp_path / "model.tflite", reproducible=True)
         outputs = np.concatenate([model.raw(model.feed(read.preprocessing(sample))) for sample in samples])
         np.testing.assert_array_equal(read.array(entry["outputs"][role]), outputs)
         predictions[role] = outputs.argmax(axis=1)

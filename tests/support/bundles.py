@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import tiny
 
-from compress.tflite.interpreter import Model, describe
+from compress.tflite.interpreter import LoadedModel, describe
 from deploy.contract import bundle
 from deploy.contract.preprocessing import VERSION, Preprocessing
 
@@ -25,7 +25,7 @@ def packed(version: int = 0, extra_bytes: int = 0, wrong: bool = False, seed: in
     content = tiny.classifier(seed=seed)
     with TemporaryDirectory() as folder:
         (Path(folder) / "model.tflite").write_bytes(content)
-        model = Model(Path(folder) / "model.tflite", reproducible=True)
+        model = LoadedModel(Path(folder) / "model.tflite", reproducible=True)
     samples = np.random.default_rng(2).random((2, 4, 4, 1), np.float32)
     outputs = np.concatenate([model.raw(model.feed(sample)) for sample in samples])
     members = {"int8.tflite": content, "golden-output-int8.npy": bundle.array_bytes(outputs + (30 if wrong else 0))}

@@ -20,7 +20,7 @@ from paths import ROOT
 
 from compress.export import runner_pyz
 from compress.tflite import graph
-from compress.tflite.interpreter import Model, describe
+from compress.tflite.interpreter import LoadedModel, describe
 from deploy.contract import bundle
 from deploy.contract.preprocessing import VERSION, Preprocessing
 
@@ -88,7 +88,7 @@ def packed(
         if role == "compiled":
             continue
         (folder / "m.tflite").write_bytes(content)
-        model = Model(folder / "m.tflite", reproducible=True)
+        model = LoadedModel(folder / "m.tflite", reproducible=True)
         entries[role] = {"file": f"{role}.tflite", "input": describe(model.input), "output": describe(model.output)}
         found = np.concatenate([model.raw(model.feed(preprocessing(image))) for image in inputs])
         members[f"golden-output-{role}.npy"] = bundle.array_bytes(found)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir import keras_graph
-from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+from compress.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
 from compress.ir.passes import fold
 
 Floats = NDArray[np.float32]
@@ -71,7 +71,7 @@ def _pairs(canonical: Network) -> list[tuple[str, str]]:
     for layer in canonical.layers.values():
         if not _weighted(layer):
             continue
-        tensor: Tensor | None = Tensor(layer.name)
+        tensor: LayerOutput | None = LayerOutput(layer.name)
         while tensor is not None:
             next_ones = takers.get(tensor, [])
             if len(next_ones) != 1 or tensor in shown:
@@ -79,7 +79,7 @@ def _pairs(canonical: Network) -> list[tuple[str, str]]:
             after = canonical.layers[next_ones[0][0]]
             if _weighted(after):
                 found.append((layer.name, after.name))
-            tensor = Tensor(after.name) if _homogeneous(after) else None
+            tensor = LayerOutput(after.name) if _homogeneous(after) else None
     return found
 
 

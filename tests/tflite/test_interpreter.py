@@ -11,7 +11,7 @@ import tiny
 from one_op import Op, Tensor
 
 from compress.errors import ModelError
-from compress.tflite.interpreter import Model, describe, version
+from compress.tflite.interpreter import LoadedModel, describe, version
 
 
 def written(path: Path, content: bytes) -> Path:
@@ -24,19 +24,19 @@ def test_scores_of_float_and_int8_agree(tmp_path: Path) -> None:
     scores = {}
     for int8 in (False, True):
         path = written(tmp_path / "m.tflite", tiny.classifier(int8=int8))
-        model = Model(path, reproducible=True)
+        model = LoadedModel(path, reproducible=True)
         scores[int8] = model.scores(samples)
         assert scores[int8].shape == (20, 3)
         assert scores[int8].dtype == np.float32
         np.testing.assert_array_equal(model.scores(samples), scores[int8])
         assert model.raw(model.feed(samples[0])).dtype == (np.int8 if int8 else np.float32)
-    step = Model(tmp_path / "m.tflite", reproducible=True).output["quantization"][0]
+    step = LoadedModel(tmp_path / "m.tflite", reproducible=True).output["quantization"][0]
     assert np.abs(scores[True] - scores[False]).max() < 2 * step
     assert scores[False].std() > step
 
 
 def test_feed_quantizes(tmp_path: Path) -> None:
-    model = Model(written(tmp_path / "m.tflite", tiny.classifier()), reproducible=True)
+    model = LoadedModel(written(tmp_path / "m.tflite", tiny.classifier()), reproducible=True)
     sample = np.linspace(-1, 2, 16, dtype=np.float32).reshape(4, 4, 1)
     stored = model.feed(sample)
     assert stored.shape == (1, 4, 4, 1)
@@ -47,13 +47,13 @@ def test_feed_quantizes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(4, 4, 3), (5, 4, 1), (4, 4), (1, 4, 4, 1)])
 def test_a_sample_that_does_not_fit(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    model = Model(written(tmp_path / "m.tflite", tiny.classifier()), reproducible=True)
+    model = LoadedModel(written(tmp_path / "m.tflite", tiny.classifier()), reproducible=True)
     with pytest.raises(ModelError, match=r"takes \[1, 4, 4, 1\], but the data gives .*; add a resize step"):
         model.feed(np.zeros(shape, np.float32))
 
 
 def test_describe(tmp_path: Path) -> None:
-    model = Model(written(tmp_path / "m.tflite", tiny.classifier()), reproducible=True)
+    model = LoadedModel(written(tmp_path / "m.tflite", tiny.classifier()), reproducible=True)
     assert describe(model.input) == {
         "name": "image",
         "shape": [1, 4, 4, 1],
@@ -61,7 +61,7 @@ def test_describe(tmp_path: Path) -> None:
         "scale": pytest.approx(1 / 255),
         "zero_point": -128,
     }
-    floats = Model(written(tmp_path / "f.tflite", tiny.classifier(int8=False)), reproducible=True)
+    floats = LoadedModel(written(tmp_path / "f.tflite", tiny.classifier(int8=False)), reproducible=True)
     assert describe(floats.output) == {
         "name": "scores",
         "shape": [1, 3],
@@ -75,7 +75,7 @@ def test_describe(tmp_path: Path) -> None:
 def test_what_the_runtime_refuses(tmp_path: Path, content: bytes) -> None:
     path = written(tmp_path / "m.tflite", content)
     with pytest.raises(ModelError, match=r"m\.tflite: the TFLite runtime refuses it: .") as caught:
-        Model(path, reproducible=True)
+        LoadedModel(path, reproducible=True)
     assert "\n" not in str(caught.value)
 
 
@@ -83,14 +83,14 @@ def test_an_operator_without_kernel(tmp_path: Path) -> None:
     tensors = {"x": Tensor((1, 2)), "y": Tensor((1, 2))}
     path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("MyOp", "x", "y", custom=True)], "x", "y"))
     with pytest.raises(ModelError, match="the TFLite runtime refuses it"):
-        Model(path, reproducible=True)
+        LoadedModel(path, reproducible=True)
 
 
 def test_several_inputs(tmp_path: Path) -> None:
     tensors = {name: Tensor((1, 2)) for name in "abc"}
     path = written(tmp_path / "m.tflite", one_op.content(tensors, [Op("ADD", "ab", "c", 2)], "ab", "c"))
     with pytest.raises(ModelError, match="has 2 inputs and 1 outputs; allowed: one of each"):
-        Model(path, reproducible=True)
+        LoadedModel(path, reproducible=True)
 
 
 @pytest.mark.parametrize(("given", "made"), [((), (0.5,)), ((0.5,), ())])
@@ -103,7 +103,7 @@ def test_integers_without_a_scale(tmp_path: Path, given: tuple[float, ...], made
     path = written(tmp_path / "m.tflite", one_op.content(tensors, [op], "x", "y"))
     end = "output" if given else "input"
     with pytest.raises(ModelError, match=f"its {end} is int32 without one scale; allowed: float, or quantized"):
-        Model(path, reproducible=True)
+        LoadedModel(path, reproducible=True)
 
 
 def test_version_names_the_runtime() -> None:

@@ -14,7 +14,7 @@ from compress.data import rows
 from compress.data.types import Split
 from compress.training import batches, loop
 from compress.training.batches import Augment, Passes
-from compress.training.loop import Head, TrainingSettings
+from compress.training.loop import ClassificationHead, TrainingSettings
 
 X = np.random.default_rng(0).random((50, 3, 2)).astype(np.float32)
 
@@ -86,7 +86,7 @@ def test_training_from_files_gives_the_same_weights(keras: Any, tmp_path: Path) 
             [keras.Input((8, 8, 1)), layers.Conv2D(4, 3, activation="relu"), layers.Flatten(), layers.Dense(2)]
         )
         settings = TrainingSettings(epochs=2, batch_size=16, augment=Augment(shift=0.1, flip=True))
-        facts = loop.fit(model, loop.label_loss(Head("logits")), settings, context(data, tmp_path, 1))
+        facts = loop.fit(model, loop.label_loss(ClassificationHead("logits")), settings, context(data, tmp_path, 1))
         weights.append(model.get_weights())
         histories.append(facts["history"])
     assert histories[0] == histories[1]

@@ -249,7 +249,7 @@ def test_an_interruption_in_it_changes_nothing(keras: Any, tmp_path: Path, monke
     def result(folder: Path | None) -> tuple[Any, Any]:
         seeded(0)
         model = network(keras, dropout=0.2)
-        loss, settings = loop.label_loss(loop.Head("softmax")), TrainingSettings(epochs=4, batch_size=16)
+        loss, settings = loop.label_loss(loop.ClassificationHead("softmax")), TrainingSettings(epochs=4, batch_size=16)
         return loop.fit(model, loss, settings, replace(given, unfinished=folder)), model.get_weights()
 
     facts, weights = result(None)

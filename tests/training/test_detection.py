@@ -78,7 +78,7 @@ def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
 
 @pytest.mark.parametrize("scores", ["logits", "probabilities"])
 def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, scores: str) -> None:
-    from compress.training.detection import Head, loss, match, padded
+    from compress.training.detection import DetectionHead, loss, match, padded
     from compress.training.loop import Batch
 
     detector = Detector({**TWO, "scores": scores})
@@ -90,7 +90,9 @@ def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, 
 
     def cost(boxes: Any, logits: Any) -> float:
         batch = Batch(None, keras.ops.convert_to_tensor(labels))
-        return float(loss(Head(detector)).of(batch, [keras.ops.convert_to_tensor(each) for each in (boxes, logits)])[0])
+        return float(
+            loss(DetectionHead(detector)).of(batch, [keras.ops.convert_to_tensor(each) for each in (boxes, logits)])[0]
+        )
 
     assert cost(boxes, logits) < 1e-3
     moved = boxes.copy()

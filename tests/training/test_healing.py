@@ -20,7 +20,7 @@ from compress.stages.train import Train
 from compress.targets import load
 from compress.training import checkpoint, loop
 from compress.training.healing import heal
-from compress.training.loop import Head, TrainingSettings
+from compress.training.loop import ClassificationHead, TrainingSettings
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -51,7 +51,12 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Context, list
 
 def trained(keras: Any, made: Context) -> Any:
     model = network(keras, dropout=0.2)
-    loop.fit(model, loop.label_loss(Head("softmax")), TrainingSettings(**GENTLE), replace(made, unfinished=None))
+    loop.fit(
+        model,
+        loop.label_loss(ClassificationHead("softmax")),
+        TrainingSettings(**GENTLE),
+        replace(made, unfinished=None),
+    )
     return model
 
 
@@ -65,7 +70,9 @@ def test_a_harmful_training_is_not_kept(keras: Any, work: tuple[Context, list[st
     made, notes = work
     model = trained(keras, made)
     before = [weight.tobytes() for weight in model.get_weights()]
-    facts = heal(model, loop.label_loss(Head("softmax")), TrainingSettings(**GENTLE), replace(made, data=Wrong()))
+    facts = heal(
+        model, loop.label_loss(ClassificationHead("softmax")), TrainingSettings(**GENTLE), replace(made, data=Wrong())
+    )
     assert [weight.tobytes() for weight in model.get_weights()] == before
     assert facts["healing"]["kept"] is False
     assert facts["healing"]["validation_before"] == accuracy(model) == 1.0
@@ -83,7 +90,7 @@ def test_a_training_that_is_no_worse_is_kept(keras: Any, work: tuple[Context, li
     made, notes = work
     model = network(keras)
     before = accuracy(model)
-    facts = heal(model, loop.label_loss(Head("softmax")), TrainingSettings(**GENTLE), made)
+    facts = heal(model, loop.label_loss(ClassificationHead("softmax")), TrainingSettings(**GENTLE), made)
     assert facts["healing"] == {
         "kept": True,
         "metric": "accuracy",
@@ -93,7 +100,7 @@ def test_a_training_that_is_no_worse_is_kept(keras: Any, work: tuple[Context, li
     assert accuracy(model) == 1.0
     assert facts["batch_norms"]["recalibrated"] is True
     assert notes == []
-    again = heal(model, loop.label_loss(Head("softmax")), TrainingSettings(**GENTLE), made)
+    again = heal(model, loop.label_loss(ClassificationHead("softmax")), TrainingSettings(**GENTLE), made)
     assert again["healing"]["kept"] is True  # as good is good enough
 
 
@@ -119,7 +126,7 @@ def test_an_interrupted_healing_ends_as_if_it_had_not_been(
         own = replace(made, data=data, unfinished=folder)
         update = (lambda done, total, **metrics: 1 / (stop - done)) if stop else lambda *arguments, **metrics: None
         monkeypatch.setattr(made.progress, "update", update)
-        facts = heal(model, loop.label_loss(Head("softmax")), TrainingSettings(**GENTLE), own)
+        facts = heal(model, loop.label_loss(ClassificationHead("softmax")), TrainingSettings(**GENTLE), own)
         return facts, model.get_weights()
 
     facts, weights = healed(None)

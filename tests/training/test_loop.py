@@ -14,7 +14,7 @@ from compress.errors import ModelError, StageError
 from compress.ir import mixed_precision
 from compress.training import checkpoint, loop, schedules
 from compress.training.batches import Augment
-from compress.training.loop import Batch, Head, Loss, TrainingSettings
+from compress.training.loop import Batch, ClassificationHead, Loss, TrainingSettings
 
 pytestmark = pytest.mark.tensorflow
 
@@ -51,14 +51,14 @@ def test_what_scores_are_is_seen_wherever_they_are_made(
     image = keras.Input((8, 8, 1))
     x = keras.layers.GlobalAveragePooling1D()(keras.layers.Reshape((8, 8))(image))
     model = keras.Model(image, head(x) if nested else end(keras.layers, keras.layers.Dense(2)(x)))
-    assert loop.head_of(model, Blobs()) == Head(scores)
+    assert loop.head_of(model, Blobs()) == ClassificationHead(scores)
 
 
 def test_logits_are_found_again_in_probabilities(keras: Any) -> None:
     logits = np.random.default_rng(0).normal(0, 2, (6, 3)).astype(np.float32)
-    found = np.asarray(Head("sigmoid").logits(keras.ops.sigmoid(logits)))
+    found = np.asarray(ClassificationHead("sigmoid").logits(keras.ops.sigmoid(logits)))
     np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-4)
-    found = np.asarray(Head("softmax").logits(keras.ops.softmax(logits)))
+    found = np.asarray(ClassificationHead("softmax").logits(keras.ops.softmax(logits)))
     np.testing.assert_allclose(found - found.max(axis=1)[:, None], logits - logits.max(axis=1)[:, None], atol=1e-4)
 
 
@@ -78,7 +78,7 @@ def test_training_learns_and_reports(keras: Any, tmp_path: Path, softmax: bool) 
     keras.utils.set_random_seed(0)
     model, data, given = network(keras, softmax), Blobs(), context(Blobs(), tmp_path)
     head = loop.head_of(model, data)
-    assert head == Head("softmax" if softmax else "logits")
+    assert head == ClassificationHead("softmax" if softmax else "logits")
     facts = loop.fit(model, loop.label_loss(head), TrainingSettings(epochs=8, batch_size=16, learning_rate=0.02), given)
     assert len(facts["history"]) == 8
     assert facts["history"][-1]["val_accuracy"] == 1.0
@@ -97,7 +97,7 @@ def test_the_same_seed_gives_the_same_weights(keras: Any, tmp_path: Path) -> Non
         seeded(seed)
         model = network(keras)
         settings = TrainingSettings(epochs=2, batch_size=16, augment=augment)
-        loop.fit(model, loop.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path, seed))
+        loop.fit(model, loop.label_loss(ClassificationHead("softmax")), settings, context(Blobs(), tmp_path, seed))
         results.append(model.get_weights()[0])
     np.testing.assert_array_equal(results[0], results[1])
     assert not np.array_equal(results[0], results[2])
@@ -108,7 +108,7 @@ def test_divergence_is_an_error_that_says_so(keras: Any, tmp_path: Path) -> None
     model = network(keras, softmax=False)
     settings = TrainingSettings(epochs=2, batch_size=16, learning_rate=10.0)
     with pytest.raises(StageError, match=r"training diverged.*smaller learning_rate"):
-        loop.fit(model, loop.label_loss(Head("logits")), settings, context(data, tmp_path))
+        loop.fit(model, loop.label_loss(ClassificationHead("logits")), settings, context(data, tmp_path))
 
 
 def test_model_and_data_must_fit_together(keras: Any) -> None:
@@ -147,7 +147,7 @@ class Hard(Blobs):
 @pytest.mark.parametrize("ema", [None, 0.8])
 def test_early_stopping_keeps_the_best_epoch(keras: Any, tmp_path: Path, ema: float | None) -> None:
     keras.utils.set_random_seed(0)
-    model, head = network(keras), Head("softmax")
+    model, head = network(keras), ClassificationHead("softmax")
     settings = TrainingSettings(epochs=40, batch_size=8, learning_rate=0.2, early_stopping=3, ema=ema)
     facts = loop.fit(model, loop.label_loss(head), settings, context(Hard(), tmp_path))
     found = [row["val_accuracy"] for row in facts["history"]]
@@ -162,7 +162,7 @@ def test_the_moving_average_is_what_is_validated_and_kept(keras: Any, tmp_path: 
         keras.utils.set_random_seed(0)
         model = network(keras)
         settings = TrainingSettings(epochs=3, batch_size=16, learning_rate=0.05, ema=ema)
-        facts = loop.fit(model, loop.label_loss(Head("softmax")), settings, context(Hard(), tmp_path))
+        facts = loop.fit(model, loop.label_loss(ClassificationHead("softmax")), settings, context(Hard(), tmp_path))
         data = Hard()
         scores = model.predict(data.inputs("validation"), verbose=0)
         loss = -np.log(scores[np.arange(len(scores)), data.labels("validation")]).mean()
@@ -204,7 +204,7 @@ def test_accumulating_changes_neither_the_schedule_nor_the_average(keras: Any, a
 def test_a_training_of_less_than_one_step_is_refused(keras: Any, tmp_path: Path) -> None:
     settings = TrainingSettings(epochs=2, batch_size=50, gradient_accumulation=5)
     with pytest.raises(StageError, match=r"5 batches make one step, but the whole training has 4, .*allowed: up to 4"):
-        loop.fit(network(keras), loop.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path))
+        loop.fit(network(keras), loop.label_loss(ClassificationHead("softmax")), settings, context(Blobs(), tmp_path))
 
 
 def test_balanced_classes_weigh_the_same(keras: Any) -> None:
@@ -253,7 +253,7 @@ def test_mixed_precision_trains_the_same_model(keras: Any, tmp_path: Path, polic
     assert computed[-1] == "float32"
     assert computed[0] == policy.removeprefix("mixed_")
     settings = TrainingSettings(epochs=8, batch_size=16, learning_rate=0.02, precision=policy)
-    facts = loop.fit(model, loop.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path))
+    facts = loop.fit(model, loop.label_loss(ClassificationHead("softmax")), settings, context(Blobs(), tmp_path))
     assert facts["history"][-1]["val_accuracy"] == 1.0
     assert {str(weight.dtype) for weight in model.weights} == {"float32"}
     assert model.output.dtype == "float32"
@@ -266,7 +266,7 @@ def test_tensorboard_is_given_every_figure(keras: Any, tmp_path: Path) -> None:
 
     given = replace(context(Blobs(), tmp_path), logs=tmp_path / "logs" / "train")
     settings = TrainingSettings(epochs=3, batch_size=16, tensorboard=True)
-    facts = loop.fit(network(keras), loop.label_loss(Head("softmax")), settings, given)
+    facts = loop.fit(network(keras), loop.label_loss(ClassificationHead("softmax")), settings, given)
     (path,) = (tmp_path / "logs" / "train").glob("events.out.tfevents.*")
     found: dict[tuple[str, int], float] = {}
     for record in tensorflow.data.TFRecordDataset(str(path)).as_numpy_iterator():
@@ -317,7 +317,7 @@ def test_an_interrupted_training_goes_on(
     def trained(*callbacks: Any, folder: Path | None) -> tuple[Any, Any]:
         seeded(0)
         model = network(keras, dropout=0.2)
-        loss = loop.label_loss(Head("softmax"))
+        loss = loop.label_loss(ClassificationHead("softmax"))
         return model, loop.fit(model, loss, settings, replace(given, unfinished=folder), callbacks)
 
     expected, whole = trained(folder=None)
@@ -338,7 +338,7 @@ def test_a_damaged_checkpoint_is_no_checkpoint(keras: Any, tmp_path: Path, conte
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "unfinished" / checkpoint.FILE).write_bytes(content)
     given = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
-    facts = loop.fit(network(keras), loop.label_loss(Head("softmax")), TrainingSettings(epochs=2), given)
+    facts = loop.fit(network(keras), loop.label_loss(ClassificationHead("softmax")), TrainingSettings(epochs=2), given)
     assert len(facts["history"]) == 2
 
 
@@ -369,6 +369,6 @@ def test_the_schedule_that_is_asked_for_is_used(keras: Any, tmp_path: Path) -> N
         seeded(0)
         model = network(keras)
         settings = TrainingSettings(epochs=4, batch_size=16, schedule=name)
-        loop.fit(model, loop.label_loss(Head("softmax")), settings, context(Blobs(), tmp_path))
+        loop.fit(model, loop.label_loss(ClassificationHead("softmax")), settings, context(Blobs(), tmp_path))
         weights.append(model.get_weights()[0])
     assert not np.allclose(*weights, atol=1e-5)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from compress.data.types import Split
 from compress.errors import StageError
 from compress.training import loop, subset, subset_selection
-from compress.training.loop import Head, TrainingSettings
+from compress.training.loop import ClassificationHead, TrainingSettings
 from compress.training.subset import Part, Subset
 
 LABELS = np.array([0] * 60 + [1] * 30 + [2] * 10)
@@ -124,7 +124,7 @@ def test_features_are_what_the_last_layer_is_given(keras: Any, softmax: bool) ->
     dense = next(layer for layer in model.layers if type(layer).__name__ == "Dense")
     kernel, bias = dense.get_weights()
     logits = found @ kernel + bias
-    head = Head("softmax" if softmax else "logits")
+    head = ClassificationHead("softmax" if softmax else "logits")
     wanted = np.asarray(head.logits(model.predict(inputs, verbose=0)))
     np.testing.assert_allclose(
         logits - logits.mean(1, keepdims=True), wanted - wanted.mean(1, keepdims=True), atol=1e-4
@@ -154,7 +154,7 @@ def test_training_on_a_part(keras: Any, tmp_path: Path, settings: dict[str, Any]
     part = Subset(share=0.25, epochs=1, **settings)
     training = TrainingSettings(epochs=20, batch_size=8, learning_rate=0.02, subset=part)
     model = network(keras)
-    facts = loop.fit(model, loop.label_loss(Head("softmax")), training, given)
+    facts = loop.fit(model, loop.label_loss(ClassificationHead("softmax")), training, given)
     assert len(facts["history"]) == 20
     assert facts["history"][-1]["val_accuracy"] == 1.0
     told = facts["subset"]
@@ -178,13 +178,13 @@ def test_an_interrupted_choice_is_found_again(keras: Any, tmp_path: Path) -> Non
     def trained(number: int) -> Any:
         raise AssertionError(number)
 
-    found, facts = subset_selection.chosen(part, Head("softmax"), None, trained, never)
+    found, facts = subset_selection.chosen(part, ClassificationHead("softmax"), None, trained, never)
     np.testing.assert_array_equal(found, np.arange(24))
     assert facts["subset"]["seconds"] == 4.2
     for damaged in (b"", b"garbage", (tmp_path / subset_selection.FILE).read_bytes()[:-9]):
         (tmp_path / subset_selection.FILE).write_bytes(damaged)
         with pytest.raises(AssertionError):
-            subset_selection.chosen(part, Head("softmax"), None, trained, never)
+            subset_selection.chosen(part, ClassificationHead("softmax"), None, trained, never)
 
 
 @pytest.mark.tensorflow
@@ -201,9 +201,9 @@ def test_hard_samples_are_those_near_the_border(keras: Any, tmp_path: Path) -> N
     given = replace(context(data, tmp_path), progress=Notes())
     model = network(keras)
     training = TrainingSettings(epochs=5, batch_size=8, learning_rate=0.02)
-    loop.fit(model, loop.label_loss(Head("softmax")), training, given)
+    loop.fit(model, loop.label_loss(ClassificationHead("softmax")), training, given)
     found, _ = subset_selection.chosen(
-        Subset(by="hardness", share=0.25, of="model"), Head("softmax"), model, lambda number: None, given
+        Subset(by="hardness", share=0.25, of="model"), ClassificationHead("softmax"), model, lambda number: None, given
     )
     assert found.max() < 30
 
@@ -212,4 +212,4 @@ def test_hard_samples_are_those_near_the_border(keras: Any, tmp_path: Path) -> N
 def test_too_small_a_share(keras: Any, tmp_path: Path) -> None:
     training = TrainingSettings(epochs=1, subset=Subset(by="stratified", share=0.01))
     with pytest.raises(StageError, match="leaves 1 samples of 96 for 2 classes"):
-        loop.fit(network(keras), loop.label_loss(Head("softmax")), training, context(Blobs(), tmp_path))
+        loop.fit(network(keras), loop.label_loss(ClassificationHead("softmax")), training, context(Blobs(), tmp_path))

@@ -4,15 +4,15 @@ from compress.data.source import Source
 from compress.data.sources.arrays import Npy, Npz
 from compress.data.sources.coco import Coco
 from compress.data.sources.digits import Digits
-from compress.data.sources.images import Folder
-from compress.data.sources.python_function import Function
+from compress.data.sources.images import ImageFolder
+from compress.data.sources.python_function import PythonFunction
 from compress.data.sources.tfrecord import TfRecord
 from compress.data.sources.time_series import Csv
 from compress.data.sources.voc import Voc
 from compress.data.sources.wav import Wav
 
 SOURCES: dict[str, type[Source]] = {
-    source.name: source for source in (Digits, Npz, Npy, Folder, Csv, Wav, TfRecord, Function, Voc, Coco)
+    source.name: source for source in (Digits, Npz, Npy, ImageFolder, Csv, Wav, TfRecord, PythonFunction, Voc, Coco)
 }
 
 __all__ = ["SOURCES", "Coco", "Csv", "Digits", "Folder", "Function", "Npy", "Npz", "TfRecord", "Voc", "Wav"]

@@ -26,7 +26,7 @@ BEYOND = 1.0
 
 
 @dataclass(frozen=True)
-class Labelled:
+class AnnotatedImage:
     """An image with its objects, as a file of annotations has them.
 
     Attributes:
@@ -135,7 +135,7 @@ def relative(
     return float(ends[0]), float(ends[1]), float(ends[2]), float(ends[3])
 
 
-def refuse_unfit(images: Sequence[Labelled]) -> None:
+def refuse_unfit(images: Sequence[AnnotatedImage]) -> None:
     """Nothing, if every image is there, and none of them twice, which would be in two splits.
 
     Raises:
@@ -153,7 +153,7 @@ def refuse_unfit(images: Sequence[Labelled]) -> None:
         known[path] = image.where
 
 
-def samples(images: Sequence[Labelled], classes: Sequence[str], channels: int) -> Samples:
+def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], channels: int) -> Samples:
     """Images with their objects as samples.
 
     Raises:
@@ -183,7 +183,7 @@ def samples(images: Sequence[Labelled], classes: Sequence[str], channels: int) -
     )
 
 
-def _size(image: Labelled) -> tuple[tuple[int, int], bool]:
+def _size(image: AnnotatedImage) -> tuple[tuple[int, int], bool]:
     """An image's width and height, and whether its boxes can only be meant for the pixels as they are stored.
 
     Raises:

@@ -16,7 +16,7 @@ from compress.data import files
 from compress.data.labels import MOST_CLASSES
 from compress.data.source import Samples, Stored
 from compress.data.sources import bounding_boxes
-from compress.data.sources.bounding_boxes import Labelled, number
+from compress.data.sources.bounding_boxes import AnnotatedImage, number
 from compress.data.types import SPLITS, Split, Task
 from compress.errors import DataError
 
@@ -84,10 +84,10 @@ class Coco(Stored):
             if getattr(self, split) is not None:
                 yield split, Path(getattr(self, split))
 
-    def _read(self) -> tuple[list[str], list[Labelled]]:
+    def _read(self) -> tuple[list[str], list[AnnotatedImage]]:
         """The names of the classes, and every image, file by file in the order of their ids."""
         known: dict[int, str] | None = None
-        images: list[Labelled] = []
+        images: list[AnnotatedImage] = []
         for split, path in self._files():
             content = _content(path)
             categories = _categories(content, path)
@@ -157,7 +157,7 @@ def _categories(content: Plain, path: Path) -> dict[int, str]:
 
 def _images(
     content: Plain, path: Path, folder: Path, categories: dict[int, str], split: Split | None
-) -> list[Labelled]:
+) -> list[AnnotatedImage]:
     """Every image of a file with its boxes, in the order of the ids."""
     rows: dict[int, tuple[Plain, str]] = {}
     for row, where in _rows(content, "images", path):
@@ -179,7 +179,7 @@ def _images(
         boxes[key].append((_corners(row.get("bbox"), where), where))
         names[key].append(categories[category])
     return [
-        Labelled(
+        AnnotatedImage(
             _inside(folder, _name(row, "file_name", where), where),
             _size(row, where),
             tuple(boxes[key]),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.data.file_listing import Labelled
+from compress.data.file_listing import LabelledFiles
 from compress.data.source import Samples
 from compress.errors import DataError
 from deploy.contract.pictures import pixels
@@ -35,7 +35,7 @@ ERRORS = (
 """What Pillow raises for damaged files."""
 
 
-class Folder(Labelled):
+class ImageFolder(LabelledFiles):
     """A folder of images: one folder for each class, inside train/, val/ and test/ or without these; or a table."""
 
     name: ClassVar[str] = "folder"

@@ -21,7 +21,7 @@ KEYS = ("x", "y", "split", "classes")
 GIVES = "a map with x and y (split, classes), a pair (x, y), or pairs (sample, label), or triples with a split"
 
 
-class Function(Stored):
+class PythonFunction(Stored):
     """A Python function of your own, which is run: it takes nothing, and gives samples and labels.
 
     Either a map with `x`, `y` and perhaps `split` and `classes`, or a pair `(x, y)`, or an iterable of pairs

@@ -36,7 +36,7 @@ Features = dict[str, Any]
 """By name: bytes (a list of them where there are several), a list of whole numbers, or float32 [n]."""
 
 
-class Tensor(Settings):
+class TensorFeature(Settings):
     """A feature that holds numbers."""
 
     feature: str
@@ -58,7 +58,7 @@ class TfRecord(InFiles):
 
     image: str | None = None
     """Name of the feature with an encoded image (PNG, JPEG, BMP, WebP)."""
-    tensor: Tensor | None = None
+    tensor: TensorFeature | None = None
     """The feature with numbers, where samples are no images."""
     label: str
     """Name of the feature with the label: a whole number from 0, or the name of a class."""
@@ -229,7 +229,7 @@ def _checked_features(content: bytes, where: str, wanted: set[str]) -> Features:
     return found
 
 
-def _numbers(value: Any, tensor: Tensor, where: str) -> NDArray[Any]:
+def _numbers(value: Any, tensor: TensorFeature, where: str) -> NDArray[Any]:
     if isinstance(value, bytes):
         dtype = np.dtype(tensor.dtype).newbyteorder("<")
         if len(value) % dtype.itemsize:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.data import labels, tables
-from compress.data.file_listing import Labelled, Listed, class_names_of
+from compress.data.file_listing import LabelledFiles, Listed, class_names_of
 from compress.data.file_tree import Tree
 from compress.data.source import Samples, several
 from compress.data.splits import Divide, Indices, by_group, by_time
@@ -26,7 +26,7 @@ FEW_FILES = (
 )
 
 
-class Csv(Labelled):
+class Csv(LabelledFiles):
     """Time series in CSV files with a header, cut into windows: a file, or a folder of them. Rows are in time's order.
 
     A sample is a window: float32 [window, columns]. No window has rows of two files. The label stands in a column,
@@ -141,7 +141,7 @@ class Csv(Labelled):
             labels.check(word, f"{where}, row {row + 1}")
         return Series(np.concatenate(parts), np.array(words, np.str_), place)
 
-    def _windows(self, series: list[Series]) -> tuple[list[Window], int]:
+    def _windows(self, series: list[Series]) -> tuple[list[SeriesWindow], int]:
         """All windows, and how many stretches are shorter than one."""
         found, left = [], 0
         stride = self.stride or self.window
@@ -150,11 +150,11 @@ class Csv(Labelled):
             ends = [0, *(changes if self.label_changes == "split" else ()), len(each.words)]
             for start, end in pairwise(ends):
                 if 0 < end - start < self.window and self.short == "pad":
-                    found.append(Window(number, int(start), int(end - start), _most(each.words[start:end])))
+                    found.append(SeriesWindow(number, int(start), int(end - start), _most(each.words[start:end])))
                 elif end - start < self.window:
                     left += 1
                 found += [
-                    Window(number, first, self.window, _most(each.words[first : first + self.window]))
+                    SeriesWindow(number, first, self.window, _most(each.words[first : first + self.window]))
                     for first in range(int(start), int(end) - self.window + 1, stride)
                 ]
         return found, left
@@ -170,7 +170,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Window:
+class SeriesWindow:
     """A stretch of a series with one label."""
 
     series: int

@@ -16,7 +16,7 @@ from compress.data import files, labels
 from compress.data.labels import SPLIT_WORDS
 from compress.data.source import Samples, Stored
 from compress.data.sources import bounding_boxes
-from compress.data.sources.bounding_boxes import Labelled, number
+from compress.data.sources.bounding_boxes import AnnotatedImage, number
 from compress.data.sources.images import FORMATS
 from compress.data.types import Split, Task
 from compress.errors import DataError
@@ -140,7 +140,7 @@ class Voc(Stored):
         found = bounding_boxes.samples(images, self._names(images), self.channels)
         return replace(found, notes=(*found.notes, *[note] * bool(unlisted)))
 
-    def _names(self, images: list[Labelled]) -> tuple[str, ...]:
+    def _names(self, images: list[AnnotatedImage]) -> tuple[str, ...]:
         if self.classes is None:
             return tuple(sorted({name for image in images for name in image.names}))
         for image in images:
@@ -149,7 +149,7 @@ class Voc(Stored):
                     raise DataError(f"unknown class {name!r}", where=where, allowed=", ".join(self.classes))
         return self.classes
 
-    def _images(self) -> tuple[list[Labelled], int]:
+    def _images(self) -> tuple[list[AnnotatedImage], int]:
         """Every annotated image in a fixed order, and how many more no list of a split names, where there are lists."""
         root = Path(self.path)
         if not root.is_dir():
@@ -170,7 +170,7 @@ class Voc(Stored):
         labels.refuse_parts(names, [image.split for image in images], self.path)
         return images, 0
 
-    def _image(self, path: Path, listed: Listed) -> Labelled:
+    def _image(self, path: Path, listed: Listed) -> AnnotatedImage:
         annotation = parse(path)
         if annotation.name != "annotation":
             raise DataError(f"begins with <{annotation.name}>", where=str(path), allowed="<annotation>")
@@ -189,7 +189,7 @@ class Voc(Stored):
             boxes.append(((left, top, right, bottom), where))
             names.append(name)
         image, split = self._beside(path, _text(annotation.first("filename"))), self._split(path, listed)
-        return Labelled(image, _size(annotation, path), tuple(boxes), tuple(names), split, str(path), image.name)
+        return AnnotatedImage(image, _size(annotation, path), tuple(boxes), tuple(names), split, str(path), image.name)
 
     def _split(self, path: Path, listed: Listed) -> Split | None:
         """The split of an XML file's image, by the lists, or where there are none, by the folders that it lies in."""

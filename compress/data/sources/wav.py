@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.data import files
-from compress.data.file_listing import Labelled
+from compress.data.file_listing import LabelledFiles
 from compress.data.source import Samples
 from compress.errors import DataError
 
@@ -32,7 +32,7 @@ _TAIL = bytes.fromhex("000000001000800000aa00389b71")
 """How the sub-format of an extensible file goes on behind its first two bytes (KSDATAFORMAT_SUBTYPE_*)."""
 
 
-class Wav(Labelled):
+class Wav(LabelledFiles):
     """A folder of WAV files, laid out as in `folder`, or with a table of labels: PCM of 8, 16, 24 or 32 bits, or float.
 
     A sample is one channel of `seconds` at `rate`: float32 [samples], full scale is -1 to 1.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from compress.errors import ModelError
 from compress.importers.keras.keras2 import TOLERANCE, difference
-from compress.ir.keras_graph import Layer, Network, Tensor, build, tensors_in
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build, tensors_in
 from compress.ir.layer_specs import spec_of
 from compress.ir.passes import fold
 from compress.ir.tensorflow import keras
@@ -98,18 +98,18 @@ class _Building:
         self.layers: dict[str, Any] = {}
         self.variables: dict[str, list[Any]] = {}
         self.frozen: dict[str, str] = {}
-        self.tensors: dict[Tensor, Any] = {}
+        self.tensors: dict[LayerOutput, Any] = {}
 
     def made(self) -> Legacy:
         """Calls every layer in order."""
         for layer, call in self.network.in_order():
             if not layer.calls:
-                shape, dtype = self.network.shapes[Tensor(layer.name)], self.live[layer.name].dtype
+                shape, dtype = self.network.shapes[LayerOutput(layer.name)], self.live[layer.name].dtype
                 outputs = self.tf_keras.Input(shape, name=layer.name, dtype=dtype)
             else:
                 outputs = self._called(layer, call)
             for number, tensor in enumerate(self.keras.tree.flatten(outputs)):
-                self.tensors[Tensor(layer.name, call, number)] = tensor
+                self.tensors[LayerOutput(layer.name, call, number)] = tensor
         ends = [self._filled(structure) for structure in (self.network.inputs, self.network.outputs)]
         ends = [end[0] if isinstance(end, list) and len(end) == 1 else end for end in ends]
         return Legacy(self.tf_keras.Model(*ends, name=self.network.name), self.variables, self.frozen)
@@ -172,6 +172,6 @@ def _kept(tf_keras: Any, live: Any, structure: Any, frozen: bool) -> Any:
     return Kept
 
 
-def _filled(library: Any, structure: Any, tensors: Mapping[Tensor, Any]) -> Any:
-    """A structure with values in place of `Tensor`."""
-    return library.tree.map_structure(lambda leaf: tensors[leaf] if isinstance(leaf, Tensor) else leaf, structure)
+def _filled(library: Any, structure: Any, tensors: Mapping[LayerOutput, Any]) -> Any:
+    """A structure with values in place of `LayerOutput`."""
+    return library.tree.map_structure(lambda leaf: tensors[leaf] if isinstance(leaf, LayerOutput) else leaf, structure)

@@ -17,7 +17,7 @@ from compress.artifact import Facts
 from compress.engines.tfmot import keras2_export, sparsity
 from compress.errors import StageError
 from compress.ir import weight_sparsity
-from compress.ir.keras_graph import Layer, Network, Tensor
+from compress.ir.keras_graph import Layer, LayerOutput, Network
 from compress.ir.passes import fold
 from compress.quantization import fake_quantization
 from compress.quantization import quantizer_placement as rounding
@@ -117,10 +117,10 @@ def prepare(network: Network, plan: QuantizationPlan, seed: int) -> Prepared:
     return Prepared(network, legacy, plan, rounded, {name: what for name, what in preserved.items() if what})
 
 
-def _behind_norms(network: Network, canonical: Network, points: Mapping[Tensor, str]) -> dict[Tensor, str]:
+def _behind_norms(network: Network, canonical: Network, points: Mapping[LayerOutput, str]) -> dict[LayerOutput, str]:
     """The points where they lie while batch norm is not folded: behind it."""
     norms = [layer for name, layer in network.layers.items() if name not in canonical.layers]
-    behind = {norm.given()[0]: Tensor(norm.name) for norm in norms}
+    behind = {norm.given()[0]: LayerOutput(norm.name) for norm in norms}
     return {behind.get(tensor, tensor): name for tensor, name in points.items()}
 
 

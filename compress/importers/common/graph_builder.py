@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.importers.common.layer_calls import LAYERS, entry, made
-from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+from compress.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
 
-UNKNOWN = Tensor("?")
+UNKNOWN = LayerOutput("?")
 """Tensor of a value that no layer computes."""
 
 
@@ -25,7 +25,7 @@ class GraphValue(Protocol):
     """A tensor of the graph as the network holds it: a frozen dataclass."""
 
     @property
-    def tensor(self) -> Tensor:
+    def tensor(self) -> LayerOutput:
         """The tensor of the network."""
 
     @property
@@ -47,15 +47,15 @@ class NetworkBuilder(Generic[ValueT]):
     """
 
     layers: dict[str, Layer] = field(default_factory=dict, init=False)
-    shapes: dict[Tensor, tuple[int | None, ...]] = field(default_factory=dict, init=False)
-    used: dict[Tensor, int] = field(default_factory=dict, init=False)
+    shapes: dict[LayerOutput, tuple[int | None, ...]] = field(default_factory=dict, init=False)
+    used: dict[LayerOutput, int] = field(default_factory=dict, init=False)
 
     def add(self, layer: Layer, like: ValueT) -> ValueT:
         """Add a layer, and return its output with the layout of `like`."""
         self.layers[layer.name] = layer
         for tensor in tensors_in(list(layer.calls)):
             self.used[tensor] = self.used.get(tensor, 0) + 1
-        value: ValueT = replace(like, tensor=Tensor(layer.name))  # type: ignore[type-var]
+        value: ValueT = replace(like, tensor=LayerOutput(layer.name))  # type: ignore[type-var]
         self.shapes[value.tensor] = value.sides
         return value
 
@@ -69,7 +69,7 @@ class NetworkBuilder(Generic[ValueT]):
         return Network("model", self.layers, _nested(inputs), _nested(outputs), self.shapes)
 
 
-def _nested(values: Sequence[GraphValue]) -> list[Tensor] | Tensor:
+def _nested(values: Sequence[GraphValue]) -> list[LayerOutput] | LayerOutput:
     tensors = [value.tensor for value in values]
     return tensors[0] if len(tensors) == 1 else tensors
 

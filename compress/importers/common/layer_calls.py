@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Layer, Tensor
+from compress.ir.keras_graph import Layer, LayerOutput
 
 LAYERS, NUMPY, NN, MATH, IMAGE, CORE = (
     "keras.layers",
@@ -34,7 +34,7 @@ class Computed(Protocol):
     """What stands for a tensor of the network among the arguments of a call."""
 
     @property
-    def tensor(self) -> Tensor:
+    def tensor(self) -> LayerOutput:
         """The tensor."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from compress.importers.keras import keras2_operations as operations
 from compress.importers.keras import keras2_shapes as shapes
-from compress.importers.keras.keras2_operations import NUMPY, Function, FunctionCall, NotRebuiltError, Rule
+from compress.importers.keras.keras2_operations import NUMPY, FunctionCall, NotRebuiltError, Rule, TfFunction
 
 _TWO: Mapping[str, Rule] = {
     "add": operations.arithmetic("Add", layer=True),
@@ -42,26 +42,26 @@ _ONE: Mapping[str, Rule] = {
 }
 _REDUCED = {"mean": "Mean", "sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod", "variance": "Var", "std": "Std"}
 
-FUNCTIONS: Mapping[str, Function] = {
-    **{f"math.{name}": Function(rule, "x y") for name, rule in _TWO.items()},
-    **{f"__operators__.{name}": Function(_TWO[name], "x y") for name in ("add",)},
-    **{name: Function(rule, "x|features|input|logits") for name, rule in _ONE.items()},
+FUNCTIONS: Mapping[str, TfFunction] = {
+    **{f"math.{name}": TfFunction(rule, "x y") for name, rule in _TWO.items()},
+    **{f"__operators__.{name}": TfFunction(_TWO[name], "x y") for name in ("add",)},
+    **{name: TfFunction(rule, "x|features|input|logits") for name, rule in _ONE.items()},
     **{
-        f"math.reduce_{name}": Function(
+        f"math.reduce_{name}": TfFunction(
             shapes.reduced(kind), "x|input_tensor axis|reduction_indices keepdims|keep_dims"
         )
         for name, kind in _REDUCED.items()
     },
-    "nn.silu": Function(operations.silu, "x|features beta"),
-    "nn.swish": Function(operations.silu, "x|features beta"),
-    "nn.gelu": Function(operations.gelu, "x|features approximate"),
-    "nn.leaky_relu": Function(operations.leaky_relu, "x|features alpha"),
-    "nn.softmax": Function(operations.softmax, "x|logits axis|dim"),
-    "clip_by_value": Function(operations.clip, "x|t low|clip_value_min high|clip_value_max"),
-    "math.add_n": Function(operations.add_n, "values|inputs"),
-    "cast": Function(operations.cast, "x dtype"),
-    "linalg.matmul": Function(operations.matmul, "a b transpose_a transpose_b"),
-    "math.l2_normalize": Function(operations.l2_normalize, "x axis|dim epsilon"),
+    "nn.silu": TfFunction(operations.silu, "x|features beta"),
+    "nn.swish": TfFunction(operations.silu, "x|features beta"),
+    "nn.gelu": TfFunction(operations.gelu, "x|features approximate"),
+    "nn.leaky_relu": TfFunction(operations.leaky_relu, "x|features alpha"),
+    "nn.softmax": TfFunction(operations.softmax, "x|logits axis|dim"),
+    "clip_by_value": TfFunction(operations.clip, "x|t low|clip_value_min high|clip_value_max"),
+    "math.add_n": TfFunction(operations.add_n, "values|inputs"),
+    "cast": TfFunction(operations.cast, "x dtype"),
+    "linalg.matmul": TfFunction(operations.matmul, "a b transpose_a transpose_b"),
+    "math.l2_normalize": TfFunction(operations.l2_normalize, "x axis|dim epsilon"),
     **shapes.RULES,
 }
 """By TensorFlow's canonical name, without `tf.` and `compat.v1.`."""
@@ -76,7 +76,7 @@ _ALIASES = {
 }
 
 
-def function(name: object) -> Function | None:
+def function(name: object) -> TfFunction | None:
     """The counterpart of a function by the name in a configuration, if there is one."""
     if not isinstance(name, str):
         return None
@@ -120,7 +120,7 @@ _ATTRIBUTES = {
 """Attributes of nodes, and the arguments that say the same."""
 
 
-def node(operator: object) -> Function | None:
+def node(operator: object) -> TfFunction | None:
     """The counterpart of a graph node by its operator, if there is one."""
     return FUNCTIONS[_NODES[operator]] if isinstance(operator, str) and operator in _NODES else None
 

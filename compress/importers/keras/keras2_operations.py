@@ -240,7 +240,7 @@ def l2_normalize(step: FunctionCall, x: Any, axis: Any = None, epsilon: Any = 1e
 
 
 @dataclass(frozen=True)
-class Function:
+class TfFunction:
     """A function of TensorFlow that has a counterpart.
 
     Attributes:

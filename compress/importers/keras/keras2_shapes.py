@@ -15,9 +15,9 @@ from compress.importers.keras.keras2_operations import (
     IMAGE,
     NN,
     NUMPY,
-    Function,
     FunctionCall,
     NotRebuiltError,
+    TfFunction,
     integers,
     plain,
 )
@@ -356,5 +356,5 @@ def _resize(step: FunctionCall, x: Any, size: Any, preserve_aspect_ratio: Any = 
     return resize(step, x, size, **given)
 
 
-RULES: Mapping[str, Function] = {name: Function(rule, names) for name, (names, rule) in _NAMED.items()}
+RULES: Mapping[str, TfFunction] = {name: TfFunction(rule, names) for name, (names, rule) in _NAMED.items()}
 """By TensorFlow's name of a function what becomes of it."""

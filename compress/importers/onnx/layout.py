@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Tensor
+from compress.ir.keras_graph import LayerOutput
 
 Order = tuple[int, ...]
 """Axes of a tensor of the graph, as they follow each other in the network."""
@@ -38,7 +38,7 @@ class OnnxValue:
         order: the network's numbers, counted likewise, are that array with its sides in this order.
     """
 
-    tensor: Tensor
+    tensor: LayerOutput
     shape: tuple[int, ...]
     sides: tuple[int, ...]
     parts: tuple[int, ...] = ()
@@ -77,7 +77,7 @@ def _follows(parts: Sequence[int], before: int, part: int) -> bool:
     return part > before and all(parts[between] == 1 for between in range(before + 1, part))
 
 
-def laid(tensor: Tensor, shape: Sequence[int], order: Order, sides: Sequence[int] | None = None) -> OnnxValue:
+def laid(tensor: LayerOutput, shape: Sequence[int], order: Order, sides: Sequence[int] | None = None) -> OnnxValue:
     """A value whose axes follow each other in the network in this order."""
     shape = tuple(int(side) for side in shape)
     sides = sides_of(shape, order) if sides is None else tuple(int(side) for side in sides)

@@ -19,7 +19,7 @@ from compress.importers.common.layer_calls import NotImportedError, free_name
 from compress.importers.onnx import layout
 from compress.importers.onnx.layout import OnnxValue, Order, laid, natural, sides_of
 from compress.importers.onnx.onnx_graph import Node, OnnxGraph
-from compress.ir.keras_graph import Layer, Tensor
+from compress.ir.keras_graph import Layer, LayerOutput
 
 FLOAT = "FLOAT"
 
@@ -38,8 +38,8 @@ class OnnxNetworkBuilder(NetworkBuilder[OnnxValue]):
 
     graph: OnnxGraph
     values: dict[str, OnnxValue] = field(default_factory=dict)
-    holders: dict[Tensor, list[str]] = field(default_factory=dict)
-    padded: dict[Tensor, tuple[OnnxValue, list[tuple[int, int]]]] = field(default_factory=dict)
+    holders: dict[LayerOutput, list[str]] = field(default_factory=dict)
+    padded: dict[LayerOutput, tuple[OnnxValue, list[tuple[int, int]]]] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:

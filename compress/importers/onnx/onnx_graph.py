@@ -104,7 +104,7 @@ class OnnxGraph:
 
 
 @dataclass
-class _Walk:
+class _GraphWalk:
     """What is known while the operators are gone through."""
 
     model: Any
@@ -200,7 +200,7 @@ def _walked(model: Any) -> OnnxGraph:
         raise ModelError(f"onnx finds fault with it: {_first_line(error)}", todo="export it again") from error
     constants = {tensor.name: onnx_model.array(tensor) for tensor in model.graph.initializer}
     given = onnx_inputs.given_to(model)
-    walk = _Walk(model, constants, {value.name: value.type for value in given})
+    walk = _GraphWalk(model, constants, {value.name: value.type for value in given})
     for value in given:
         _count_in(walk, value.name, [dim.dim_value for dim in value.type.tensor_type.shape.dim])
     for name, numbers in constants.items():
@@ -246,7 +246,7 @@ def _node(proto: Any, number: int) -> Node:
     return Node(proto.op_type, name, number, tuple(proto.input), tuple(proto.output), settings)
 
 
-def _visit(walk: _Walk, proto: Any, node: Node) -> None:
+def _visit(walk: _GraphWalk, proto: Any, node: Node) -> None:
     """One operator: it is refused, computed, or kept with the shapes of what it makes."""
     why = _infer(walk, proto)
     if why:
@@ -268,7 +268,7 @@ def _visit(walk: _Walk, proto: Any, node: Node) -> None:
     walk.nodes.append(node)
 
 
-def _count_in(walk: _Walk, name: str, shape: Sequence[int] | None) -> None:
+def _count_in(walk: _GraphWalk, name: str, shape: Sequence[int] | None) -> None:
     """Looks at the size of a computed tensor.
 
     Raises:
@@ -282,7 +282,7 @@ def _count_in(walk: _Walk, name: str, shape: Sequence[int] | None) -> None:
         raise ModelError(f"its tensors up to {name[:80]!r} have {walk.numbers:,} numbers", allowed=f"{MOST_TOGETHER:,}")
 
 
-def _infer(walk: _Walk, proto: Any) -> str:
+def _infer(walk: _GraphWalk, proto: Any) -> str:
     """Finds the types of what an operator makes; why it makes no sense, or empty."""
     from onnx import checker, defs, numpy_helper, shape_inference
 
@@ -316,7 +316,7 @@ def _producer(model: Any) -> str:
     return f"{model.producer_name} {model.producer_version}".strip()[:80]
 
 
-def _computed(walk: _Walk, proto: Any, node: Node) -> list[NDArray[Any]] | None:
+def _computed(walk: _GraphWalk, proto: Any, node: Node) -> list[NDArray[Any]] | None:
     """What an operator makes of constants; None where that is not to be computed."""
     if node.operator in CHANGING:
         return None
@@ -338,7 +338,7 @@ def _computed(walk: _Walk, proto: Any, node: Node) -> list[NDArray[Any]] | None:
         return None
 
 
-def _evaluated(walk: _Walk, proto: Any, given: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+def _evaluated(walk: _GraphWalk, proto: Any, given: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
     """What onnx computes for one operator, as a model of its own: for an operator alone onnx forgets the opset."""
     from onnx import helper
     from onnx.reference import ReferenceEvaluator

@@ -23,7 +23,7 @@ from compress.errors import ModelError
 from compress.importers.common.graph_builder import UNKNOWN, LayerFactory, NetworkBuilder, apply_rule
 from compress.importers.common.layer_calls import NOT_MADE, NUMPY, NotImportedError, free_name
 from compress.importers.common.unsupported import Refused
-from compress.ir.keras_graph import Network, Tensor
+from compress.ir.keras_graph import LayerOutput, Network
 from compress.tflite.float_graph import Plain
 from compress.tflite.graph import NONE, Operator
 from compress.tflite.graph import Tensor as Stored
@@ -42,7 +42,7 @@ class TfliteValue:
         whole: whether the network has its batch before all of these sides.
     """
 
-    tensor: Tensor
+    tensor: LayerOutput
     shape: tuple[int, ...]
     whole: bool = False
 

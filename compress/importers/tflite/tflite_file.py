@@ -22,7 +22,7 @@ from compress.importers.common.verification import TOLERANCE, Parity, Runs
 from compress.importers.tflite.network import TfliteNetwork, build_network
 from compress.importers.tflite.ops.layers import RULES
 from compress.ir import keras_graph as networks
-from compress.ir.keras_graph import Tensor, tensors_in
+from compress.ir.keras_graph import LayerOutput, tensors_in
 from compress.tflite import comparison, dilation, float_graph, graph
 from compress.tflite.float_graph import Plain
 from compress.tflite.graph import Graph
@@ -186,7 +186,7 @@ def _intermediate_differences(found: TfliteNetwork, runs: Runs) -> dict[int, flo
     return largest
 
 
-def _places(found: TfliteNetwork) -> Mapping[int, Tensor]:
+def _places(found: TfliteNetwork) -> Mapping[int, LayerOutput]:
     """Return the tensor of the network for each output of an operator that the network has."""
     outputs = [index for operator in found.plain.graph.operators for index in operator.outputs]
     return {index: found.values[index].tensor for index in outputs if index in found.values}

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.ir import layer_specs as specs
-from compress.ir.keras_graph import Layer, Network, Tensor, inlined, map_tensors, read
+from compress.ir.keras_graph import Layer, LayerOutput, Network, inlined, map_tensors, read
 from compress.ir.layer_specs import LayerSpec, spec_of
 from compress.ir.tensorflow import keras
 
@@ -69,7 +69,7 @@ def _named(network: Network) -> Network:
         same = sum(network.layers[name].kind == layer.kind for name in names)
         names.setdefault(layer.name, layer.kind.lower() + (f"_{same}" if same else ""))
 
-    def moved(tensor: Tensor) -> Tensor:
+    def moved(tensor: LayerOutput) -> LayerOutput:
         return replace(tensor, layer=names[tensor.layer])
 
     layers = {

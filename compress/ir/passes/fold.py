@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Layer, Network, Tensor, tensors_in
+from compress.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
 from compress.ir.layer_specs import ACTIVATION, DENSE, LayerSpec, spec_of
 from compress.ir.layer_specs.families import SeparableConvolutionSpec
 from compress.ir.passes.decompose import decomposed, gamma_and_beta, scale_and_shift
@@ -65,18 +65,18 @@ def _in_steps(network: Network, name: str) -> Network:
     return network if spec_of(network.layers[name]).is_batch_norm else decomposed(network, name)
 
 
-def _shapes(network: Network, new: str, like: Tensor, calls: int) -> Network:
+def _shapes(network: Network, new: str, like: LayerOutput, calls: int) -> Network:
     """The network with shapes for the tensors of a new layer, those of `like`."""
-    added = {Tensor(new, call): network.shapes[replace(like, call=call)] for call in range(calls)}
+    added = {LayerOutput(new, call): network.shapes[replace(like, call=call)] for call in range(calls)}
     return replace(network, shapes={**network.shapes, **added})
 
 
 def _appended(network: Network, layer: Layer, spec: LayerSpec, config: dict[str, Any], weights: Any = ()) -> Network:
     """`layer`, with a new layer after each of its calls that everyone else takes instead."""
     name = config["name"]
-    calls = tuple({"args": [Tensor(layer.name, call)], "kwargs": {}} for call in range(len(layer.calls)))
-    moved = {Tensor(layer.name, call): Tensor(name, call) for call in range(len(layer.calls))}
-    network = _shapes(network.edited({layer.name: layer}, moved), name, Tensor(layer.name), len(calls))
+    calls = tuple({"args": [LayerOutput(layer.name, call)], "kwargs": {}} for call in range(len(layer.calls)))
+    moved = {LayerOutput(layer.name, call): LayerOutput(name, call) for call in range(len(layer.calls))}
+    network = _shapes(network.edited({layer.name: layer}, moved), name, LayerOutput(layer.name), len(calls))
     return network.edited({name: spec.layer(calls=calls, weights=weights, **config)}, {})
 
 
@@ -118,7 +118,7 @@ def _split_separable(network: Network, name: str) -> Network:
     }
     network = _appended(network, first, second_spec, second, (pointwise, *bias))
     middle = {
-        Tensor(name, call): (*network.shapes[Tensor(name, call)][:-1], prod(depthwise.shape[-2:]))
+        LayerOutput(name, call): (*network.shapes[LayerOutput(name, call)][:-1], prod(depthwise.shape[-2:]))
         for call in range(len(layer.calls))
     }
     return replace(network, shapes={**network.shapes, **middle})
@@ -130,7 +130,7 @@ def _fold_batch_norms(network: Network, name: str) -> Network:
     layer = _source(network, norm)
     if layer is None:
         return network
-    moved = {Tensor(name, call): norm.given(call)[0] for call in range(len(norm.calls))}
+    moved = {LayerOutput(name, call): norm.given(call)[0] for call in range(len(norm.calls))}
     return network.edited({layer.name: _folded(layer, norm), name: None}, moved)
 
 

@@ -12,10 +12,10 @@ from compress.targets.base import Target
 from compress.targets.compiler_settings import CompilerSettings
 from compress.targets.edgetpu import compiler
 from compress.targets.edgetpu.check import Check, check
-from compress.targets.edgetpu.compiler import Compiled, Compiler, Options, log
+from compress.targets.edgetpu.compiler import Compiled, Compiler, CompilerOptions, log
 from compress.targets.edgetpu.compiler.cache import Cache
 from compress.targets.edgetpu.compiler.host import LOG, Host
-from compress.targets.edgetpu.compiler.log import Report
+from compress.targets.edgetpu.compiler.log import CompilerReport
 from compress.targets.edgetpu.estimate import everywhere
 from compress.targets.edgetpu.inspection import Inspection, opened
 from compress.tflite import graph
@@ -73,8 +73,8 @@ def _cache(settings: CompilerSettings) -> Cache | None:
     return Cache(Path(settings.cache).expanduser()) if settings.cache is not None else None
 
 
-def _options(settings: CompilerSettings) -> Options:
-    return Options(
+def _options(settings: CompilerSettings) -> CompilerOptions:
+    return CompilerOptions(
         settings.all_subgraphs,
         settings.min_runtime_version,
         settings.num_segments,
@@ -122,7 +122,9 @@ def _compiled(parsed: Graph, done: Compiled, settings: CompilerSettings, target:
     }
 
 
-def expected(parsed: Graph, settings: CompilerSettings, target: Target, version: str | None) -> tuple[Check, Report]:
+def expected(
+    parsed: Graph, settings: CompilerSettings, target: Target, version: str | None
+) -> tuple[Check, CompilerReport]:
     """The expected placement and log of one version of the compiler; of the target's version if it is unknown."""
     known = compiler.known_version(version, target) or str(target.tables["compiler"]["version"])
     target = target.compiled_by(known)

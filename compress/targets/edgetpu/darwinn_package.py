@@ -86,7 +86,7 @@ class Executable:
 
 
 @dataclass(frozen=True)
-class Package:
+class DarwinnPackage:
     """The content of one custom operator.
 
     Attributes:
@@ -114,7 +114,7 @@ class Package:
         return self.parameter_bytes("STAND_ALONE", "EXECUTION_ONLY")
 
 
-def read(options: bytes) -> Package:
+def read(options: bytes) -> DarwinnPackage:
     """The package in the options of a custom operator.
 
     Raises:
@@ -147,14 +147,14 @@ def _payload(options: bytes) -> bytes:
     return found
 
 
-def _package(content: bytes) -> Package:
+def _package(content: bytes) -> DarwinnPackage:
     allowance = Allowance(_TIMES * len(content) + _ROOM)
     package = _Table.root(memoryview(content), allowance)
     multi = _Table.root(package.blob(1), allowance)
     executables = tuple(_executable(_Table.root(part, allowance)) for part in multi.blobs(0))
     if not executables:
         raise ValueError("it has no executables")
-    return Package(package.number(0, "<i"), package.text(4), executables)
+    return DarwinnPackage(package.number(0, "<i"), package.text(4), executables)
 
 
 def _executable(table: _Table) -> Executable:

@@ -12,7 +12,7 @@ from compress.targets.edgetpu import latency, operator_parameters
 from compress.targets.edgetpu.check import Check, check
 from compress.targets.edgetpu.constants import LATENCY
 from compress.targets.edgetpu.inspection import Inspection
-from compress.targets.edgetpu.latency import WEIGHTED, ArrayLayer, Latency, Sent
+from compress.targets.edgetpu.latency import WEIGHTED, ArrayLayer, LatencyPrediction, Sent
 from compress.targets.edgetpu.parameter_memory import ROW_BLOCK, up
 from compress.targets.edgetpu.placement import COMPILED
 from compress.tflite import macs as arithmetic
@@ -45,7 +45,7 @@ class Estimate:
         check: placement and memory.
     """
 
-    latency: Latency
+    latency: LatencyPrediction
     layers: tuple[ArrayLayer, ...]
     host: str
     host_summary: str
@@ -273,7 +273,7 @@ def _cpu_ms(graph: Graph, operator: Operator, bus: Mapping[str, Any]) -> float:
     return float(max(elements, made) * bus["cpu_ns_per_element"] / 1e6)
 
 
-def _with_cpu(told: Latency, cpu_ms: float, fullness: float) -> Latency:
+def _with_cpu(told: LatencyPrediction, cpu_ms: float, fullness: float) -> LatencyPrediction:
     """The prediction with what runs on the CPU; the upper end is higher where activations do not fit the tiles."""
     over = min(max(fullness, 1.0), LATENCY["largest_factor"])
     return replace(

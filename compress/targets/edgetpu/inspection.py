@@ -13,7 +13,7 @@ from compress.targets.base import Target
 from compress.targets.edgetpu import darwinn_package
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.constants import MEMORY
-from compress.targets.edgetpu.darwinn_package import Executable, Package
+from compress.targets.edgetpu.darwinn_package import DarwinnPackage, Executable
 from compress.tflite import graph
 from compress.tflite.graph import Graph, Tensor
 
@@ -35,7 +35,7 @@ class Inspection:
         outputs: the model's outputs.
     """
 
-    packages: tuple[Package, ...]
+    packages: tuple[DarwinnPackage, ...]
     cpu_ops: tuple[str, ...]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]

@@ -130,7 +130,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Latency:
+class LatencyPrediction:
     """A prediction, in ms.
 
     Attributes:
@@ -156,7 +156,7 @@ def compute_ms(layer: ArrayLayer, constants: Mapping[str, Any], clock: str = "ma
 
 def predict(
     layers: Sequence[ArrayLayer], sent: Sent, constants: Mapping[str, Any], host: str, clock: str = "max"
-) -> Latency:
+) -> LatencyPrediction:
     """The latency of one inference.
 
     Args:
@@ -192,4 +192,4 @@ def predict(
     spread = exp(bus["spread"])
     total = sum(parts.values())
     each_layer = tuple(fast + slow for fast, slow in zip(computed, streamed, strict=True))
-    return Latency(total, total / spread, total * spread, parts, each_layer)
+    return LatencyPrediction(total, total / spread, total * spread, parts, each_layer)

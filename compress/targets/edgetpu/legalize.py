@@ -41,7 +41,7 @@ Tried = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Change:
+class Rewrite:
     """A rewrite that was tried.
 
     Attributes:
@@ -77,7 +77,7 @@ class Legalized:
     """
 
     graph: Graph
-    changes: tuple[Change, ...]
+    changes: tuple[Rewrite, ...]
     before: Placement
     after: Placement
     difference: comparison.Difference
@@ -99,7 +99,7 @@ class Legalized:
 
     def describe(self) -> str:
         """Return the changes as text for a person."""
-        rows: dict[tuple[str, bool, str], list[Change]] = {}
+        rows: dict[tuple[str, bool, str], list[Rewrite]] = {}
         for change in self.changes:
             rows.setdefault((change.rewrite, change.kept, change.reason), []).append(change)
         lines = [_line(name, kept, reason, changes) for (name, kept, reason), changes in rows.items()]
@@ -181,7 +181,7 @@ class _Work:
     graph: Graph
     target: Target
     inputs: Sequence[comparison.Feed]
-    changes: list[Change] = field(default_factory=list)
+    changes: list[Rewrite] = field(default_factory=list)
     _known: dict[int, list[NDArray[Any]]] = field(default_factory=dict)
 
     def whole(self, name: str, changed: Graph | None) -> None:
@@ -190,7 +190,7 @@ class _Work:
             return
         moved = interface.apart(self.graph, changed, self.inputs).largest
         kept = moved <= 0.01  # float ends are rounded
-        self.changes.append(Change(name, "", "", kept, moved, 0, "" if kept else f"moves outputs by {moved:g} steps"))
+        self.changes.append(Rewrite(name, "", "", kept, moved, 0, "" if kept else f"moves outputs by {moved:g} steps"))
         if kept:
             self.graph = changed
             self._known.clear()
@@ -249,10 +249,10 @@ class _Work:
         output = self.graph.made(operator)[0].name
         if allowed:
             moved, self.graph, note = min(allowed, key=lambda each: each[0].mean)
-            self.changes.append(Change(entry.name, operator.name, output, True, moved.largest, entry.tolerance, note))
+            self.changes.append(Rewrite(entry.name, operator.name, output, True, moved.largest, entry.tolerance, note))
         elif refused:
             steps, reason = refused
-            self.changes.append(Change(entry.name, operator.name, output, False, steps, entry.tolerance, reason))
+            self.changes.append(Rewrite(entry.name, operator.name, output, False, steps, entry.tolerance, reason))
 
     def _refusal(self, edit: Edit, changed: Graph, entry: Entry) -> str | None:
         """Why an edit would not help: what it puts in breaks a rule too, or comes too late."""
@@ -384,7 +384,7 @@ def _living(graph: Graph) -> Graph:
     return edit.graph() if dead else graph
 
 
-def _line(name: str, kept: bool, reason: str, changes: Sequence[Change]) -> str:
+def _line(name: str, kept: bool, reason: str, changes: Sequence[Rewrite]) -> str:
     measured = [change.steps for change in changes if change.steps is not None]
     told = reason
     if kept and measured:

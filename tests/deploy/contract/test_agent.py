@@ -33,7 +33,7 @@ def ends() -> Iterator[Ends]:
 
 def test_a_host_that_is_silent(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "SILENCE_S", 0.05)
-    with pytest.raises(agent.GoneError, match="silent"):
+    with pytest.raises(agent.HostGoneError, match="silent"):
         ends[0].link.line()
 
 
@@ -41,13 +41,13 @@ def test_a_host_that_goes_in_a_line_or_a_piece(ends: Ends) -> None:
     os.write(ends[1], b'{"do": "x"}\nabc')
     assert ends[0].link.line() == {"do": "x"}
     os.close(ends[1])
-    with pytest.raises(agent.GoneError):
+    with pytest.raises(agent.HostGoneError):
         list(ends[0].link.content(10))
 
 
 def test_a_host_that_does_not_read(ends: Ends) -> None:
     os.close(ends[2])
-    with pytest.raises(agent.GoneError):
+    with pytest.raises(agent.HostGoneError):
         ends[0].link.say({"answer": 1})
 
 
@@ -60,7 +60,7 @@ def test_a_host_that_goes_ends_the_runner(ends: Ends, tmp_path: Path) -> None:
         f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
     )
     threading.Timer(1.0, os.close, [host_out]).start()
-    with pytest.raises(agent.GoneError):
+    with pytest.raises(agent.HostGoneError):
         made.answer({"do": "run", "release": "0" * 64, "command": ["verify"], "timeout_s": 30})
     pid = (tmp_path / "pid").read_text()
     time.sleep(0.1)
@@ -104,10 +104,10 @@ def test_a_cut_line_of_the_history(tmp_path: Path) -> None:
     (path / "releases" / two).mkdir()
     os.symlink(f"releases/{two}", path / "current")
     (path / "history.jsonl").write_text(json.dumps({"release": one}) + '\n{"by": "me", "rel')
-    folder = releases.Folder(str(path), "test", create=False)
+    folder = releases.DeviceFolder(str(path), "test", create=False)
     assert (folder.current(), folder.previous()) == (two, one)
     assert (path / "history.jsonl").read_text().count(two) == 1  # what a cut after the switch left out
-    assert releases.Folder.previous(folder) == one
+    assert releases.DeviceFolder.previous(folder) == one
 
 
 def test_a_folder_of_somebody_else(ends: Ends, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_folder_of_somebody_else(ends: Ends, tmp_path: Path) -> None:
     assert not list((tmp_path / "theirs").iterdir())
 
 
-def installed(folder: releases.Folder, text: bytes) -> tuple[str, dict[str, int]]:
+def installed(folder: releases.DeviceFolder, text: bytes) -> tuple[str, dict[str, int]]:
     """A release of two small files: its name and pieces."""
     files, pieces = {}, {}
     for name in (releases.BUNDLE, releases.RUNNER):
@@ -140,7 +140,7 @@ def installed(folder: releases.Folder, text: bytes) -> tuple[str, dict[str, int]
 
 def test_releases_that_never_ran_make_room_before_anything_is_sent(tmp_path: Path) -> None:
     """Deployments that were cut before the switch must not fill a disk: the next one could never begin."""
-    folder = releases.Folder(str(tmp_path / "there"), "test", create=True)
+    folder = releases.DeviceFolder(str(tmp_path / "there"), "test", create=True)
     ran, _ = installed(folder, b"ran")
     folder.switch(ran)
     cut, again = installed(folder, b"cut")

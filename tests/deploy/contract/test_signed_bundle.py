@@ -26,7 +26,7 @@ from deploy.contract.bundle import (
     BundleError,
     ChangedError,
     UnsignedError,
-    UntrustedError,
+    UntrustedBundleError,
     WronglySignedError,
 )
 
@@ -40,7 +40,7 @@ KINDS = {
     BundleError: "changed",
     ChangedError: "changed",
     UnsignedError: "unsigned",
-    UntrustedError: "untrusted",
+    UntrustedBundleError: "untrusted",
     WronglySignedError: "wrongly signed",
 }
 
@@ -97,7 +97,7 @@ def test_unsigned() -> None:
 
 
 def test_untrusted() -> None:
-    message = refused(signer.signed(GOOD, OTHER_SEED), UntrustedError)
+    message = refused(signer.signed(GOOD, OTHER_SEED), UntrustedBundleError)
     assert signature.key_name(KEY) in message
     assert signature.key_name(OTHER) in message
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from compress.importers.onnx import layout
 from compress.importers.onnx.layout import OnnxValue, in_shape, laid, transposed
-from compress.ir.keras_graph import Tensor
+from compress.ir.keras_graph import LayerOutput
 
 SHAPES = st.lists(st.sampled_from([1, 1, 2, 3, 4, 6]), min_size=1, max_size=5).map(tuple)
-HERE = Tensor("here")
+HERE = LayerOutput("here")
 
 
 def agrees(value: OnnxValue, numbers: np.ndarray, stored: np.ndarray) -> None:

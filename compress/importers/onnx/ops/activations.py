@@ -15,7 +15,7 @@ from compress.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedEr
 from compress.importers.onnx.layout import OnnxValue
 from compress.importers.onnx.network_builder import OnnxCall, Rule
 from compress.importers.onnx.ops.elementwise import arithmetic, operands, small, unary
-from compress.ir.keras_graph import Tensor, tensors_in
+from compress.ir.keras_graph import LayerOutput, tensors_in
 
 SQRT_HALF = 0.5**0.5
 
@@ -131,7 +131,7 @@ def _recognized(call: OnnxCall, made: OnnxValue | list[OnnxValue]) -> OnnxValue:
     return made
 
 
-def _within_relu6(call: OnnxCall, gate: Tensor) -> Tensor | None:
+def _within_relu6(call: OnnxCall, gate: LayerOutput) -> LayerOutput | None:
     """x, where a tensor is x + 3 between 0 and 6."""
     clipped = call.builder.layers.get(gate.layer)
     if clipped is None or clipped.config.get("activation") != "relu6" or clipped.kind != "Activation":
@@ -139,7 +139,7 @@ def _within_relu6(call: OnnxCall, gate: Tensor) -> Tensor | None:
     return _plus(call, clipped.given()[0], 3.0)
 
 
-def _plus(call: OnnxCall, tensor: Tensor, number: float) -> Tensor | None:
+def _plus(call: OnnxCall, tensor: LayerOutput, number: float) -> LayerOutput | None:
     """x, where a tensor is x and this number."""
     layer = call.builder.layers.get(tensor.layer)
     if layer is None or layer.kind != "Add" or not layer.calls:
@@ -160,7 +160,7 @@ def _gated(call: OnnxCall, one: OnnxValue, gate: OnnxValue) -> OnnxValue | None:
     return gate
 
 
-def _gelu_of(call: OnnxCall, made: OnnxValue) -> Tensor | None:
+def _gelu_of(call: OnnxCall, made: OnnxValue) -> LayerOutput | None:
     """The tensor that a product is the GELU of: x / 2 * (1 + erf(x / sqrt 2)), in the ways that exporters write it."""
     half, factors = _factors(call, made.tensor)
     for taken, other in (factors, factors[::-1]) if len(factors) == 2 else ():
@@ -174,7 +174,7 @@ def _gelu_of(call: OnnxCall, made: OnnxValue) -> Tensor | None:
     return None
 
 
-def _factors(call: OnnxCall, tensor: Tensor) -> tuple[float, list[Tensor]]:
+def _factors(call: OnnxCall, tensor: LayerOutput) -> tuple[float, list[LayerOutput]]:
     """What a tensor is the product of: a number, and other tensors."""
     layer = call.builder.layers.get(tensor.layer)  # none, where an operator before it is refused
     if layer is None or layer.kind not in ("Multiply", "Divide") or not layer.calls:
@@ -186,7 +186,7 @@ def _factors(call: OnnxCall, tensor: Tensor) -> tuple[float, list[Tensor]]:
     if len(numbers) + len(arguments) != 2:
         return 1.0, [tensor]
     number = prod(numbers) if layer.kind == "Multiply" else 1 / (numbers[0] or 1.0)
-    found: list[Tensor] = []
+    found: list[LayerOutput] = []
     for each in arguments:
         more, inner = _factors(call, each)
         number, found = number * more, found + inner

@@ -31,7 +31,7 @@ PASSING = {
 
 
 @dataclass(frozen=True)
-class Window:
+class SlidingWindow:
     """How a window goes over the places of an image, side by side.
 
     Attributes:
@@ -72,7 +72,7 @@ def image(call: OnnxCall) -> OnnxValue:
     return made
 
 
-def window(call: OnnxCall, given: OnnxValue, size: Sequence[int]) -> Window:
+def window(call: OnnxCall, given: OnnxValue, size: Sequence[int]) -> SlidingWindow:
     """What the settings say."""
     sides, rank = given.shape[2:], len(given.shape) - 2
     strides = call.integers("strides") or [1] * rank
@@ -81,14 +81,14 @@ def window(call: OnnxCall, given: OnnxValue, size: Sequence[int]) -> Window:
     size = list(size)
     if not len(size) == len(strides) == len(dilation) == rank == len(numbers) // 2:
         raise NotImportedError(f"its window {size} does not fit {list(given.shape)}")
-    found = Window(size, strides, dilation, list(zip(numbers[:rank], numbers[rank:], strict=True)))
+    found = SlidingWindow(size, strides, dilation, list(zip(numbers[:rank], numbers[rank:], strict=True)))
     auto = call.setting("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         pads = found.same(sides)
-        return Window(size, strides, dilation, pads if auto == "SAME_UPPER" else [(b, a) for a, b in pads])
+        return SlidingWindow(size, strides, dilation, pads if auto == "SAME_UPPER" else [(b, a) for a, b in pads])
     if min(numbers) < 0:
         raise NotImportedError(f"its pads are {numbers}")
-    return found if auto == "NOTSET" else Window(size, strides, dilation, [(0, 0)] * rank)
+    return found if auto == "NOTSET" else SlidingWindow(size, strides, dilation, [(0, 0)] * rank)
 
 
 def zero_padded(call: OnnxCall, given: OnnxValue, pads: Pads) -> OnnxValue:
@@ -144,17 +144,17 @@ def conv(call: OnnxCall) -> OnnxValue:
     return call.layer(f"Conv{rank}D", config, [given], like, [kernel.transpose(*places, 1, 0), *bias])
 
 
-def _spread(kernel: NDArray[np.float32], found: Window) -> tuple[NDArray[np.float32], Window]:
+def _spread(kernel: NDArray[np.float32], found: SlidingWindow) -> tuple[NDArray[np.float32], SlidingWindow]:
     """A dilated kernel with zeros between its numbers, and its window."""
     shape = (*kernel.shape[:2], *found.reach)
     if prod(shape) > MOST_WRITTEN_OUT:
         raise NotImportedError(f"it has dilations {found.dilation}")
     full = np.zeros(shape, np.float32)
     full[(slice(None), slice(None), *(slice(None, None, far) for far in found.dilation))] = kernel
-    return full, Window(found.reach, found.strides, [1] * len(found.size), found.pads)
+    return full, SlidingWindow(found.reach, found.strides, [1] * len(found.size), found.pads)
 
 
-def _conv_padding(call: OnnxCall, given: OnnxValue, found: Window) -> tuple[OnnxValue, str]:
+def _conv_padding(call: OnnxCall, given: OnnxValue, found: SlidingWindow) -> tuple[OnnxValue, str]:
     """What a convolution is given, and its padding; zeros that were put around before count."""
     before, pads = call.builder.padded.get(given.tensor, (given, [(0, 0)] * len(found.pads)))
     pads = [(a + c, b + d) for (a, b), (c, d) in zip(pads, found.pads, strict=True)]
@@ -204,7 +204,7 @@ def conv_transpose(call: OnnxCall) -> OnnxValue:
     return call.layer(f"Cropping{rank}D", settings, [full], laid(UNKNOWN, made, order))
 
 
-def _cuts(call: OnnxCall, given: OnnxValue, found: Window, made: tuple[int, ...]) -> Pads:
+def _cuts(call: OnnxCall, given: OnnxValue, found: SlidingWindow, made: tuple[int, ...]) -> Pads:
     """What is cut off (before, after) of all that the windows make; below 0 where zeros are added."""
     extra = call.integers("output_padding") or [0] * len(found.size)
     cuts = []
@@ -254,7 +254,7 @@ def pool(kind: str) -> Rule:
     return rule
 
 
-def _pooled(call: OnnxCall, kind: str, given: OnnxValue, found: Window, padding: str) -> OnnxValue:
+def _pooled(call: OnnxCall, kind: str, given: OnnxValue, found: SlidingWindow, padding: str) -> OnnxValue:
     rank = len(found.size)
     sides = [
         -(-side // stride) if padding == "same" else (side - size) // stride + 1
@@ -265,7 +265,7 @@ def _pooled(call: OnnxCall, kind: str, given: OnnxValue, found: Window, padding:
     return call.layer(f"{kind}Pooling{rank}D", config, [given], like)
 
 
-def _max_pool(call: OnnxCall, given: OnnxValue, found: Window, pads: Pads) -> OnnxValue:
+def _max_pool(call: OnnxCall, given: OnnxValue, found: SlidingWindow, pads: Pads) -> OnnxValue:
     """The maximum of what lies in the image; TensorFlow's own padding, or zeros where nothing is below them."""
     if not any(map(any, pads)):
         return _pooled(call, "Max", given, found, "valid")
@@ -275,8 +275,11 @@ def _max_pool(call: OnnxCall, given: OnnxValue, found: Window, pads: Pads) -> On
         return _pooled(call, "Max", zero_padded(call, given, pads), found, "valid")
     half = [size // 2 for size in found.size]
     if [before for before, _ in found.pads] == half and all(size % 2 for size in found.size):
-        one, step = [1] * len(half), Window([1] * len(half), found.strides, [1] * len(half), [(0, 0)] * len(half))
-        everywhere = _pooled(call, "Max", given, Window(found.size, one, one, pads), "same")
+        one, step = (
+            [1] * len(half),
+            SlidingWindow([1] * len(half), found.strides, [1] * len(half), [(0, 0)] * len(half)),
+        )
+        everywhere = _pooled(call, "Max", given, SlidingWindow(found.size, one, one, pads), "same")
         return _pooled(call, "Max", everywhere, step, "valid")
     raise NotImportedError(f"its pads are {pads}, and its input may be negative")
 
@@ -298,7 +301,7 @@ def _not_below_zero(call: OnnxCall, value: OnnxValue) -> bool:
     return True
 
 
-def _average_pool(call: OnnxCall, given: OnnxValue, found: Window, pads: Pads) -> OnnxValue:
+def _average_pool(call: OnnxCall, given: OnnxValue, found: SlidingWindow, pads: Pads) -> OnnxValue:
     """The average of what lies in the image, or of all of the window."""
     if not any(map(any, pads)):
         return _pooled(call, "Average", given, found, "valid")

@@ -23,8 +23,8 @@ from compress.targets.edgetpu import inspection
 from compress.targets.edgetpu.compiler import failures
 from compress.targets.edgetpu.compiler.cache import Cache
 from compress.targets.edgetpu.compiler.failures import Failure
-from compress.targets.edgetpu.compiler.host import Docker, Host, Local, Outcome, Ssh
-from compress.targets.edgetpu.compiler.log import Report, parse
+from compress.targets.edgetpu.compiler.host import CompilerRun, Docker, Host, Local, Ssh
+from compress.targets.edgetpu.compiler.log import CompilerReport, parse
 from compress.targets.edgetpu.darwinn_package import OPERATOR
 from compress.tflite import graph
 from compress.tflite.graph import Graph
@@ -37,7 +37,7 @@ HOW_TO_COMPILE = (
 
 
 @dataclass(frozen=True)
-class Options:
+class CompilerOptions:
     """The compiler's options. The table of operators (`-s`) is always requested.
 
     Attributes:
@@ -118,7 +118,7 @@ class Compiled:
     """
 
     log: str
-    reports: tuple[Report, ...]
+    reports: tuple[CompilerReport, ...]
     files: Mapping[str, bytes]
 
 
@@ -137,7 +137,7 @@ class Compiler:
     """
 
     host: Host | None
-    options: Options
+    options: CompilerOptions
     timeout_s: float
     retries: int
     cache: Cache | None
@@ -168,7 +168,7 @@ class Compiler:
             note(f"the cached result {path} is not used: {judged if isinstance(judged, ModelError) else judged.cause}")
         return self._run(model, original, note) if self.host else None
 
-    def _cached(self, model: bytes, note: Callable[[str], None]) -> Sequence[tuple[Path, Outcome]]:
+    def _cached(self, model: bytes, note: Callable[[str], None]) -> Sequence[tuple[Path, CompilerRun]]:
         if self.cache is None:
             return ()
         wanted = self.version or self.usual
@@ -197,7 +197,7 @@ class Compiler:
             note(f"the compiler failed ({judged.what}), which may be chance: try {attempt + 1} of {self.retries + 1}")
         raise AssertionError
 
-    def _keep(self, model: bytes, outcome: Outcome, note: Callable[[str], None]) -> None:
+    def _keep(self, model: bytes, outcome: CompilerRun, note: Callable[[str], None]) -> None:
         if self.cache is None:
             return
         try:
@@ -205,7 +205,7 @@ class Compiler:
         except StoreError as error:  # the result is there all the same
             note(str(error))
 
-    def _judge(self, outcome: Outcome, original: Graph) -> Compiled | Failure | ModelError:
+    def _judge(self, outcome: CompilerRun, original: Graph) -> Compiled | Failure | ModelError:
         """A success that holds what was asked for, a failure, or what is wrong with the compiled model."""
         if outcome.exit_code != 0 or any(name not in outcome.files for name in self.options.outputs):
             return failures.recognize(outcome, original)

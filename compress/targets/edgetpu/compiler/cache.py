@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.files import digest_of, explain, write_atomically
-from compress.targets.edgetpu.compiler.host import LOG, Outcome
+from compress.targets.edgetpu.compiler.host import LOG, CompilerRun
 
 FORMAT = 1
 MAX_ENTRY_BYTES = 1 << 30
@@ -49,7 +49,7 @@ class Cache:
 
     def find(
         self, model: bytes, options: Sequence[str], version: str, outputs: Sequence[str], note: Callable[[str], None]
-    ) -> list[tuple[Path, Outcome]]:
+    ) -> list[tuple[Path, CompilerRun]]:
         """Return the results for this model with these options, by compilers of this version, the newest first.
 
         Args:
@@ -74,7 +74,7 @@ class Cache:
                 note(f"the cached result {path} is damaged and not used: {error}")
         return found
 
-    def keep(self, model: bytes, options: Sequence[str], version: str | None, outcome: Outcome) -> None:
+    def keep(self, model: bytes, options: Sequence[str], version: str | None, outcome: CompilerRun) -> None:
         """Keeps a result, in place of what there was. One whose log tells no version is not kept.
 
         Raises:
@@ -101,7 +101,7 @@ def _key(model: bytes, options: Sequence[str]) -> str:
     return digest_of({"format": FORMAT, "model": _sha256(model), "options": list(options)})
 
 
-def _read(path: Path, outputs: Sequence[str]) -> Outcome:
+def _read(path: Path, outputs: Sequence[str]) -> CompilerRun:
     """An entry, whose every byte is what was written.
 
     Raises:
@@ -129,4 +129,4 @@ def _read(path: Path, outputs: Sequence[str]) -> Outcome:
         parts[row["name"]] = part
     if rest:
         raise ValueError("it has more bytes than were written")
-    return Outcome(exit_code, parts.pop(LOG).decode(), parts)
+    return CompilerRun(exit_code, parts.pop(LOG).decode(), parts)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from compress.errors import StageError
-from compress.targets.edgetpu.compiler.host import Outcome
+from compress.targets.edgetpu.compiler.host import CompilerRun
 from compress.targets.edgetpu.compiler.log import parse
 from compress.tflite.graph import Graph, Operator
 
@@ -240,7 +240,7 @@ FAILURES: Mapping[Callable[[str, Graph], Found | None], bool] = {
 """Every known failure in the order they are looked for, and whether the same again may succeed."""
 
 
-def recognize(outcome: Outcome, graph: Graph) -> Failure:
+def recognize(outcome: CompilerRun, graph: Graph) -> Failure:
     """The failure that a log without a compiled model tells of. What nothing here knows is told in its own words."""
     for function, flaky in FAILURES.items():
         found = function(outcome.log, graph)
@@ -254,7 +254,7 @@ def recognize(outcome: Outcome, graph: Graph) -> Failure:
     return Failure("unknown", "This failure is not known here.", what, (), "read what it printed", flaky=False)
 
 
-def nothing_mapped(outcome: Outcome, min_runtime: int | None) -> Failure:
+def nothing_mapped(outcome: CompilerRun, min_runtime: int | None) -> Failure:
     """A success that put nothing on the Edge TPU; `min_runtime`: what was asked for with `-m`.
 
     #358: with `-m 11` for operators that need more, the compiler says that it succeeded.

@@ -1,6 +1,6 @@
 """Where the vendor's compiler runs: on this machine, in a Docker image, on another host over SSH.
 
-Each host takes the bytes of a model and returns an `Outcome`; what it needs meanwhile is
+Each host takes the bytes of a model and returns an `CompilerRun`; what it needs meanwhile is
 gone afterwards. A time limit or Ctrl-C ends everything that was started, there too.
 """
 
@@ -33,7 +33,7 @@ CLEAN_UP_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CompilerRun:
     """The result of one run of the compiler.
 
     Attributes:
@@ -57,7 +57,7 @@ class Host(Protocol):
     def identity(self) -> str:
         """Return the compiler's identity, as far as it is known without running it; "none" if it is not there."""
 
-    def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> Outcome:
+    def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> CompilerRun:
         """Runs the compiler once.
 
         Args:
@@ -91,7 +91,7 @@ class Local:
         real = path.parent / "edgetpu_compiler_bin" / "edgetpu_compiler"
         return "+".join(file_digest(each) for each in (path, real) if each.is_file())
 
-    def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> Outcome:
+    def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> CompilerRun:
         """See `Host.run`."""
         if not (self.program.is_file() and os.access(self.program, os.X_OK)):
             raise StageError("is not a program that can be run", where=self.where, todo="check compile.compiler")
@@ -102,7 +102,7 @@ class Local:
             done = _execute([str(self.program), *options, MODEL], self.where, timeout_s, cwd=folder)
             files = {output: folder / output for output in outputs}
             found = {output: path.read_bytes() for output, path in files.items() if path.is_file()}
-        return Outcome(done.returncode, done.stdout.decode(errors="replace"), found)
+        return CompilerRun(done.returncode, done.stdout.decode(errors="replace"), found)
 
 
 _SCRIPT = """
@@ -135,7 +135,7 @@ where that end is never heard of. Needs a POSIX shell, coreutils and tar.
 """
 
 
-def _far(command: Sequence[str], where: str, model: bytes, outputs: Sequence[str], timeout_s: float) -> Outcome:
+def _far(command: Sequence[str], where: str, model: bytes, outputs: Sequence[str], timeout_s: float) -> CompilerRun:
     """Runs a command that carries `_SCRIPT` to where the compiler is."""
     done = _execute(command, where, timeout_s, content=model)
     files = _unpacked(done.stdout, {LOG, _EXIT_CODE, *outputs})
@@ -147,7 +147,7 @@ def _far(command: Sequence[str], where: str, model: bytes, outputs: Sequence[str
     log = files.pop(LOG).decode(errors="replace")
     if exit_code in (126, 127):
         raise StageError(f"the compiler was not found there: {log.strip()}", where=where)
-    return Outcome(exit_code, log, files)
+    return CompilerRun(exit_code, log, files)
 
 
 def _script(program: str, options: Sequence[str], model: bytes, timeout_s: float) -> list[str]:
@@ -175,7 +175,7 @@ class Docker:
         except StageError:
             return "none"
 
-    def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> Outcome:
+    def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> CompilerRun:
         """See `Host.run`. The container has a name, so that it can be removed whatever happened to the client."""
         name = f"coralline-{uuid.uuid4().hex}"
         closed = ["--network", "none", "--cap-drop", "ALL", "--log-driver", "none"]
@@ -206,7 +206,7 @@ class Ssh:
         """The host's name: asking it for more would need it at every run, also where nothing is to do."""
         return self.host
 
-    def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> Outcome:
+    def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> CompilerRun:
         """See `Host.run`."""
         there = shlex.join(["sh", *_script(self.program, options, model, timeout_s)])
         return _far(ssh.command(self.host, there), self.where, model, outputs, timeout_s)

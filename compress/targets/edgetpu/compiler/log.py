@@ -23,7 +23,7 @@ from compress.tflite.graph import Graph, Operator
 
 
 @dataclass(frozen=True, order=True)
-class Row:
+class StatusRow:
     """A line of the compiler's table: so many operators of a kind have this status."""
 
     op: str
@@ -32,7 +32,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class CompilerReport:
     """The compiler's report on a model, real or expected. None: not in the report.
 
     Attributes:
@@ -51,7 +51,7 @@ class Report:
     """
 
     version: str | None = None
-    operations: tuple[Row, ...] = ()
+    operations: tuple[StatusRow, ...] = ()
     subgraphs: int | None = None
     total: int | None = None
     on_tpu: int | None = None
@@ -116,7 +116,7 @@ class _Block:
     has_input: bool = False
     in_table: bool = False
     values: dict[str, Any] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[StatusRow] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
 
@@ -126,7 +126,7 @@ class _Block:
         self.in_table = bool(row or _HEAD.fullmatch(line))
         size, number = _SIZE.fullmatch(line), _NUMBER.fullmatch(line)
         if row:
-            self.rows.append(Row(row[1], row[3], int(row[2])))
+            self.rows.append(StatusRow(row[1], row[3], int(row[2])))
         elif size and size[1] in _SIZES:
             self.values[_SIZES[size[1]]] = float(size[2]) * _UNITS[size[3]]
         elif number and number[1] in _NUMBERS:
@@ -136,12 +136,12 @@ class _Block:
         elif not (self.in_table or _INPUT.fullmatch(line) or _NOTHING_MORE.fullmatch(line)):
             self.unknown.append(line)
 
-    def report(self, version: str | None) -> Report:
+    def report(self, version: str | None) -> CompilerReport:
         rows, errors, unknown = tuple(sorted(self.rows)), tuple(self.errors), tuple(self.unknown)
-        return Report(version, rows, errors=errors, unknown=unknown, **self.values)
+        return CompilerReport(version, rows, errors=errors, unknown=unknown, **self.values)
 
 
-def parse(log: str) -> tuple[Report, ...]:
+def parse(log: str) -> tuple[CompilerReport, ...]:
     """A report for every model in a log: one, or one for each segment. Blank lines are dropped, nothing else."""
     version, blocks = None, [_Block()]
     for line in filter(None, (line.strip() for line in log.splitlines())):
@@ -157,16 +157,16 @@ def parse(log: str) -> tuple[Report, ...]:
     return tuple(block.report(version) for block in blocks)
 
 
-def expected(found: Check, graph: Graph, version: str) -> Report:
+def expected(found: Check, graph: Graph, version: str) -> CompilerReport:
     """Return the report that is expected for a checked graph."""
     ops = found.placement.ops
     names = ["CUSTOM" if operator.custom else operator.name for operator in graph.operators]
     counted = Counter((name, op.status) for name, op in zip(names, ops, strict=True))
     sizes = found.parameters
     on_tpu = sum(op.placement == "tpu" for op in ops)
-    return Report(
+    return CompilerReport(
         version,
-        tuple(sorted(Row(op, status, count) for (op, status), count in counted.items())),
+        tuple(sorted(StatusRow(op, status, count) for (op, status), count in counted.items())),
         subgraphs=found.subgraphs,
         total=len(ops),
         on_tpu=on_tpu,
@@ -176,7 +176,7 @@ def expected(found: Check, graph: Graph, version: str) -> Report:
     )
 
 
-def differences(predicted: Report, real: Report) -> list[dict[str, Any]]:
+def differences(predicted: CompilerReport, real: CompilerReport) -> list[dict[str, Any]]:
     """Where the compiler printed something else than was expected; nothing where it printed nothing.
 
     Sizes are equal if they are to the digits that it prints.
@@ -203,7 +203,9 @@ def _last_digit(size_bytes: float) -> float:
     return 0.01 * max(unit for unit in _UNITS.values() if unit <= max(size_bytes, 1.0))
 
 
-def as_compiled(placement: Placement, original: Graph, compiled: Sequence[Graph], real: Sequence[Report]) -> Placement:
+def as_compiled(
+    placement: Placement, original: Graph, compiled: Sequence[Graph], real: Sequence[CompilerReport]
+) -> Placement:
     """The placement that the compiled model has: what is on the CPU is still in it, by kind and outputs.
 
     Args:
@@ -224,7 +226,7 @@ def _named(graph: Graph, operator: Operator) -> tuple[str, ...]:
     return operator.name, *(tensor.name for tensor in graph.made(operator))
 
 
-def _surprise(op: PlacedOperator, side: str, real: Sequence[Report]) -> PlacedOperator:
+def _surprise(op: PlacedOperator, side: str, real: Sequence[CompilerReport]) -> PlacedOperator:
     """An operator that the compiler placed otherwise than expected."""
     known = {row.status for report in real for row in report.operations if row.op == op.op and row.status != MAPPED}
     status = MAPPED if side == "tpu" else " or ".join(sorted(known))

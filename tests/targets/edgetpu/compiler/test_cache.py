@@ -13,11 +13,11 @@ from stand_in import LOG, VERSION
 
 from compress.errors import StoreError
 from compress.targets.edgetpu.compiler.cache import MAX_HEAD_BYTES, Cache
-from compress.targets.edgetpu.compiler.host import Outcome
+from compress.targets.edgetpu.compiler.host import CompilerRun
 
 OUT = ("model_edgetpu.tflite",)
-DONE = Outcome(0, LOG, {OUT[0]: b"compiled" * 1000})
-Found = Callable[..., list[tuple[str, Outcome]]]
+DONE = CompilerRun(0, LOG, {OUT[0]: b"compiled" * 1000})
+Found = Callable[..., list[tuple[str, CompilerRun]]]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_what_is_kept_is_found(cache: Cache, find: Found, notes: list[str]) -> N
 
 
 def test_a_failure_is_kept_as_well(cache: Cache, find: Found) -> None:
-    failed = Outcome(1, "it failed\u2713\n", {})
+    failed = CompilerRun(1, "it failed\u2713\n", {})
     cache.keep(b"model", ["-s"], VERSION, failed)
     assert find() == [(VERSION, failed)]
 
@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_written(unwritable: Path) -> None:
 
 def test_nothing_half_written(cache: Cache, find: Found, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interruption while it is written leaves nothing, or what there was before."""
-    cache.keep(b"model", ["-s"], VERSION, Outcome(0, LOG, {OUT[0]: b"first"}))
+    cache.keep(b"model", ["-s"], VERSION, CompilerRun(0, LOG, {OUT[0]: b"first"}))
 
     def interrupted(handle: int) -> None:
         raise KeyboardInterrupt

@@ -20,7 +20,7 @@ from compress.errors import StageError
 from compress.targets import load
 from compress.targets.compiler_settings import CompilerSettings
 from compress.targets.edgetpu import compilation, compiler, inspection
-from compress.targets.edgetpu.compiler import Compiler, Options
+from compress.targets.edgetpu.compiler import Compiler, CompilerOptions
 from compress.targets.edgetpu.compiler.cache import Cache
 from compress.targets.edgetpu.compiler.host import Docker, Local, Ssh
 from compress.tflite import graph
@@ -42,7 +42,7 @@ def notes() -> list[str]:
 def make(programs: Programs, tmp_path: Path) -> Make:
     """A Compiler on this machine, with a cache."""
 
-    def make(asked: Options | None = None, **changes: Any) -> Compiler:
+    def make(asked: CompilerOptions | None = None, **changes: Any) -> Compiler:
         usual: dict[str, Any] = {
             "host": Local(programs.folder / "edgetpu_compiler", tmp_path / "here"),
             "timeout_s": 60.0,
@@ -51,7 +51,7 @@ def make(programs: Programs, tmp_path: Path) -> Make:
             "version": None,
             "usual": "16.0",
         }
-        return Compiler(options=asked or Options(), **{**usual, **changes})
+        return Compiler(options=asked or CompilerOptions(), **{**usual, **changes})
 
     return make
 
@@ -62,15 +62,15 @@ def make(programs: Programs, tmp_path: Path) -> Make:
 @pytest.mark.parametrize(
     ("asked", "arguments"),
     [
-        (Options(), ["-s"]),
-        (Options(all_subgraphs=True), ["-s", "-a"]),
-        (Options(min_runtime=13), ["-s", "-m", "13"]),
-        (Options(num_segments=3), ["-s", "-n", "3"]),
-        (Options(intermediate_tensors=("hidden", "scores")), ["-s", "-i", "hidden,scores"]),
-        (Options(search_delegate=True, child_timeout_s=300), ["-s", "-d", "-t", "300"]),
+        (CompilerOptions(), ["-s"]),
+        (CompilerOptions(all_subgraphs=True), ["-s", "-a"]),
+        (CompilerOptions(min_runtime=13), ["-s", "-m", "13"]),
+        (CompilerOptions(num_segments=3), ["-s", "-n", "3"]),
+        (CompilerOptions(intermediate_tensors=("hidden", "scores")), ["-s", "-i", "hidden,scores"]),
+        (CompilerOptions(search_delegate=True, child_timeout_s=300), ["-s", "-d", "-t", "300"]),
     ],
 )
-def test_options(make: Make, programs: Programs, asked: Options, arguments: list[str]) -> None:
+def test_options(make: Make, programs: Programs, asked: CompilerOptions, arguments: list[str]) -> None:
     programs.compiler(success(MODEL, names=asked.outputs))
     done = make(asked).compile(MODEL, pytest.fail)
     assert done is not None
@@ -93,15 +93,15 @@ def test_what_is_expected_for_an_old_runtime() -> None:
 
 
 def test_the_names_of_segments() -> None:
-    assert Options().outputs == ("model_edgetpu.tflite",)
+    assert CompilerOptions().outputs == ("model_edgetpu.tflite",)
     names = [f"model_segment_{index}_of_3_edgetpu.tflite" for index in range(3)]
-    assert list(Options(num_segments=3).outputs) == names
+    assert list(CompilerOptions(num_segments=3).outputs) == names
 
 
 def test_a_tensor_that_is_not_in_the_model(make: Make, programs: Programs) -> None:
     programs.compiler(success(MODEL))
     with pytest.raises(StageError, match=r"no operator makes a tensor 'hiden'"):
-        make(Options(intermediate_tensors=("hidden", "hiden"))).compile(MODEL, pytest.fail)
+        make(CompilerOptions(intermediate_tensors=("hidden", "hiden"))).compile(MODEL, pytest.fail)
     assert programs.asked() == []
 
 
@@ -224,8 +224,10 @@ def test_a_failure_that_is_not_known_is_not_kept(make: Make, programs: Programs,
     assert make(host=None).compile(MODEL, pytest.fail) is None
 
 
-@pytest.mark.parametrize("asked", [Options(intermediate_tensors=("hidden",)), Options(search_delegate=True)])
-def test_a_model_that_was_cut_may_have_other_outputs(make: Make, programs: Programs, asked: Options) -> None:
+@pytest.mark.parametrize(
+    "asked", [CompilerOptions(intermediate_tensors=("hidden",)), CompilerOptions(search_delegate=True)]
+)
+def test_a_model_that_was_cut_may_have_other_outputs(make: Make, programs: Programs, asked: CompilerOptions) -> None:
     other = compiled(tiny.classifier(classes=5))
     programs.compiler(Answer(LOG, {"model_edgetpu.tflite": other}))
     assert make(asked).compile(MODEL, pytest.fail) is not None
@@ -270,7 +272,7 @@ def test_a_success_that_maps_nothing(make: Make, programs: Programs, notes: list
     log = LOG.replace("Mapped to Edge TPU", "Operation not supported")
     programs.compiler(Answer(log, {"model_edgetpu.tflite": MODEL}))
     with pytest.raises(StageError, match="nothing of the model would run on the Edge TPU") as caught:
-        make(Options(min_runtime=runtime)).compile(MODEL, notes.append)
+        make(CompilerOptions(min_runtime=runtime)).compile(MODEL, notes.append)
     assert ("min_runtime_version" in caught.value.todo) == (runtime is not None)
 
 
@@ -293,10 +295,10 @@ def test_another_model_options_or_version_is_something_else(make: Make, programs
     programs.compiler(success(MODEL))
     make().compile(MODEL, pytest.fail)
     assert make(host=None).compile(tiny.classifier(seed=1), pytest.fail) is None
-    assert make(Options(all_subgraphs=True), host=None).compile(MODEL, pytest.fail) is None
+    assert make(CompilerOptions(all_subgraphs=True), host=None).compile(MODEL, pytest.fail) is None
     assert make(host=None, version="15.0").compile(MODEL, pytest.fail) is None
     assert make(host=None, version="16.0", usual="15.0").compile(MODEL, pytest.fail) is not None
-    assert make(Options(child_timeout_s=9), host=None).compile(MODEL, pytest.fail) is not None
+    assert make(CompilerOptions(child_timeout_s=9), host=None).compile(MODEL, pytest.fail) is not None
 
 
 def test_a_corrupt_entry_is_made_anew(make: Make, programs: Programs, notes: list[str]) -> None:
@@ -348,7 +350,7 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_the_cache(
 
 
 def test_segments_are_cached(make: Make, programs: Programs) -> None:
-    asked = Options(num_segments=2)
+    asked = CompilerOptions(num_segments=2)
     programs.compiler(success(MODEL, names=asked.outputs))
     first = make(asked).compile(MODEL, pytest.fail)
     assert make(asked, host=None).compile(MODEL, pytest.fail) == first

@@ -14,7 +14,7 @@ from stand_in import CHANCE, FAILED, VERSION
 
 from compress.targets.edgetpu.compiler import failures
 from compress.targets.edgetpu.compiler.failures import FAILURES, described, layer, manual, recognize
-from compress.targets.edgetpu.compiler.host import Outcome
+from compress.targets.edgetpu.compiler.host import CompilerRun
 from compress.tflite import graph
 from compress.tflite.graph import Graph
 
@@ -93,7 +93,7 @@ def test_every_failure_has_a_case() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_translation(name: str) -> None:
     log, operators = CASES[name]
-    failure = recognize(Outcome(1, log, {}), MODEL)
+    failure = recognize(CompilerRun(1, log, {}), MODEL)
     assert failure.name == name
     assert list(failure.operators)[: len(operators)] == operators
     assert bool(failure.operators) == bool(operators)
@@ -116,9 +116,9 @@ def test_every_failure_says_cause_and_fix(function: failures.Callable[..., objec
 
 
 def test_only_the_operator_of_that_version() -> None:
-    failure = recognize(Outcome(1, PARSER % ("EXP", 1), {}), MODEL)
+    failure = recognize(CompilerRun(1, PARSER % ("EXP", 1), {}), MODEL)
     assert [text.split(" (")[0] for text in failure.operators] == ["operator 2 EXP version 1"]
-    absent = recognize(Outcome(1, PARSER % ("RESHAPE", 9), {}), MODEL)
+    absent = recognize(CompilerRun(1, PARSER % ("RESHAPE", 9), {}), MODEL)
     assert (absent.name, absent.operators) == ("unknown_version", ())
     assert "look at" not in absent.error("x").what
 
@@ -126,7 +126,7 @@ def test_only_the_operator_of_that_version() -> None:
 def test_many_operators_are_not_all_named() -> None:
     tensors = {str(index): Tensor((1, 4)) for index in range(7)}
     chain = [Op("EXP", [str(index)], [str(index + 1)], 2) for index in range(6)]
-    failure = recognize(Outcome(1, PARSER % ("EXP", 2), {}), one_op.read(tensors, chain, ["0"], ["6"]))
+    failure = recognize(CompilerRun(1, PARSER % ("EXP", 2), {}), one_op.read(tensors, chain, ["0"], ["6"]))
     assert len(failure.operators) == 6
     assert failure.error("x").what.endswith("operator 2 EXP version 2 (layer 3) and 3 more")
 
@@ -142,22 +142,22 @@ def test_many_operators_are_not_all_named() -> None:
 )
 def test_what_is_not_known_is_said_as_it_is(log: str, name: str, said: str) -> None:
     """A log with a line that nothing here understands is not called silent."""
-    failure = recognize(Outcome(0, log, {}), MODEL)
+    failure = recognize(CompilerRun(0, log, {}), MODEL)
     assert (failure.name, failure.what) == (name, said)
     assert failure.flaky == (name == "silent")
     assert not failure.certain
 
 
 def test_a_success_that_maps_nothing() -> None:
-    failure = failures.nothing_mapped(Outcome(0, "", {}), 11)
+    failure = failures.nothing_mapped(CompilerRun(0, "", {}), 11)
     assert failure.certain
     assert "min_runtime_version" in failure.fix
-    assert "check" in failures.nothing_mapped(Outcome(0, "", {}), None).fix
+    assert "check" in failures.nothing_mapped(CompilerRun(0, "", {}), None).fix
 
 
 def test_a_long_line_takes_no_long_time() -> None:
     """A log comes from elsewhere."""
-    recognize(Outcome(1, "a" * 3_000_000 + "\n" + ": " * 1_000_000, {}), MODEL)
+    recognize(CompilerRun(1, "a" * 3_000_000 + "\n" + ": " * 1_000_000, {}), MODEL)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_every_recorded_message_is_known() -> None:
     known = 0
     for row in json.loads((EDGETPU / "issue_logs.json").read_text()):
         if "msg" in row:
-            failure = recognize(Outcome(1, row["msg"].replace("'X' version 'N'", "'EXP' version '2'"), {}), MODEL)
+            failure = recognize(CompilerRun(1, row["msg"].replace("'X' version 'N'", "'EXP' version '2'"), {}), MODEL)
             assert failure.name != "unknown" or "no reason" in row["msg"], row
             known += failure.name != "unknown"
     assert known >= 6

@@ -20,7 +20,7 @@ from stand_in import FAILED, LOG, VERSION
 
 from compress.targets import load
 from compress.targets.edgetpu.check import check
-from compress.targets.edgetpu.compiler.log import Report, Row, as_compiled, differences, expected, parse
+from compress.targets.edgetpu.compiler.log import CompilerReport, StatusRow, as_compiled, differences, expected, parse
 from compress.targets.edgetpu.placement import LATE, MAPPED
 from compress.tflite import graph
 
@@ -105,9 +105,9 @@ Compilation succeeded!
 
 def test_a_log_of_version_16() -> None:
     (report,) = parse(LOG)
-    assert report == Report(
+    assert report == CompilerReport(
         VERSION,
-        (Row("CONV_2D", MAPPED, 1), Row("FULLY_CONNECTED", MAPPED, 1)),
+        (StatusRow("CONV_2D", MAPPED, 1), StatusRow("FULLY_CONNECTED", MAPPED, 1)),
         subgraphs=1,
         total=2,
         on_chip_bytes=1280,
@@ -123,7 +123,7 @@ def test_a_log_of_version_2_and_what_is_unknown() -> None:
     assert report.on_chip_available_bytes == 1.73 * 2**20
     assert (report.on_chip_bytes, report.on_chip_remaining_bytes, report.off_chip_bytes) == (10240, None, 0)
     assert (report.total, report.on_tpu, report.on_cpu, report.mapped) == (3, 1, 2, 1)
-    assert Row("CUSTOM", "A status of tomorrow", 1) in report.operations
+    assert StatusRow("CUSTOM", "A status of tomorrow", 1) in report.operations
     assert report.unknown == (
         "INFO: Initialized TensorFlow Lite runtime.",
         "Something that no version has said before: 3",
@@ -152,10 +152,10 @@ def test_a_failure() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n \n\t\r\n"])
 def test_an_empty_log(text: str) -> None:
-    assert parse(text) == (Report(),)
+    assert parse(text) == (CompilerReport(),)
 
 
-def kept(report: Report) -> Counter[str]:
+def kept(report: CompilerReport) -> Counter[str]:
     """The lines that a report holds, written as the compiler writes them."""
     units = {"B": 1, "KiB": 1024, "MiB": 2**20}
     lines = [*report.errors, *report.unknown]
@@ -289,7 +289,7 @@ def test_memory_that_cannot_be_read_is_kept(shown: str) -> None:
 # --- against the prediction -------------------------------------------------------------
 
 
-def predicted(content: bytes) -> Report:
+def predicted(content: bytes) -> CompilerReport:
     parsed = graph.parse(content)
     return expected(check(parsed, TARGET), parsed, "16.0")
 
@@ -305,20 +305,22 @@ def test_a_custom_operator_is_called_custom() -> None:
     tensors = {letter: Tensor((1, 4)) for letter in "abcd"}
     chain = [Op("RELU", "a", "b"), Op("Mine", "b", "c", custom=True), Op("RELU", "c", "d")]
     report = predicted(one_op.content(tensors, chain, "a", "d"))
-    rows = [Row("CUSTOM", "Operation not supported", 1), Row("RELU", LATE, 1), Row("RELU", MAPPED, 1)]
+    rows = [StatusRow("CUSTOM", "Operation not supported", 1), StatusRow("RELU", LATE, 1), StatusRow("RELU", MAPPED, 1)]
     assert report.operations == tuple(sorted(rows))
 
 
 def test_differences() -> None:
     (real,) = parse(LOG)
     assert differences(replace(real, version="16.0"), real) == []
-    other = replace(real, operations=(Row("CONV_2D", LATE, 1), Row("FULLY_CONNECTED", MAPPED, 1)), subgraphs=2)
+    other = replace(
+        real, operations=(StatusRow("CONV_2D", LATE, 1), StatusRow("FULLY_CONNECTED", MAPPED, 1)), subgraphs=2
+    )
     assert differences(real, other) == [
         {"name": f"CONV_2D: {MAPPED}", "predicted": 1, "real": 0},
         {"name": f"CONV_2D: {LATE}", "predicted": 0, "real": 1},
         {"name": "subgraphs", "predicted": 1, "real": 2},
     ]
-    assert differences(real, Report()) == []  # what is not printed does not differ
+    assert differences(real, CompilerReport()) == []  # what is not printed does not differ
 
 
 @pytest.mark.parametrize(
@@ -336,7 +338,7 @@ def test_differences() -> None:
 )
 def test_sizes_differ_by_more_than_the_printed_digits(size: int, shown: str, same: bool) -> None:
     (real,) = parse(f"{ON}: {shown}\n")
-    assert differences(Report(on_chip_bytes=size), real) == (
+    assert differences(CompilerReport(on_chip_bytes=size), real) == (
         [] if same else [{"name": "on_chip_bytes", "predicted": size, "real": real.on_chip_bytes}]
     )
 
