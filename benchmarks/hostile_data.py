@@ -44,7 +44,7 @@ from PIL import Image
 
 from compress.data.dataset import Dataset
 from compress.data.source import Source
-from compress.data.sources import Csv, Folder, Npy, Npz, TfRecord, Wav
+from compress.data.sources import Csv, ImageFolder, Npy, Npz, TfRecord, Wav
 from compress.data.types import SPLITS
 from compress.errors import CorallineError
 from deploy.contract.preprocessing import Preprocessing
@@ -117,15 +117,15 @@ def source(kind: str, folder: Path) -> Source:
     if kind == "tfrecord":
         return TfRecord(path=f"{path}/d.tfrecord", image="image", label="label")
     if kind.startswith("tar"):
-        return Folder(path=str(next(folder.glob("d.tar*"))))
+        return ImageFolder(path=str(next(folder.glob("d.tar*"))))
     if kind == "table":
         for index in range(12):
             (folder / f"{index}.png").write_bytes(PICTURE)
-        return Folder(path=path, labels=Labels(table="labels.csv"))
+        return ImageFolder(path=path, labels=Labels(table="labels.csv"))
     for name in ("a/1", "b/0", "b/1", "b/2", "a/2"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / f"{name}.{'wav' if kind == 'wav' else 'png'}").write_bytes(SOUND if kind == "wav" else PICTURE)
-    return Wav(path=path, rate=8000, seconds=0.1, resample=True) if kind == "wav" else Folder(path=path)
+    return Wav(path=path, rate=8000, seconds=0.1, resample=True) if kind == "wav" else ImageFolder(path=path)
 
 
 def damaged(content: bytes, dice: random.Random) -> bytes:

@@ -32,7 +32,7 @@ from PIL import Image
 
 from compress.data import dataset as datasets
 from compress.data import rows
-from compress.data.sources import Folder
+from compress.data.sources import ImageFolder
 from compress.pipeline.store import Store
 from deploy.contract.preprocessing import Preprocessing
 
@@ -176,7 +176,7 @@ def main() -> None:
         store = Store(Path(folder) / "store")
         store.prepare()
         steps = [{"resize": {"size": [options.side] * 2}}, {"scale": {"from": [0, 255]}}]
-        data = datasets.Dataset(Folder(path=f"{folder}/images"), Preprocessing(steps), None)
+        data = datasets.Dataset(ImageFolder(path=f"{folder}/images"), Preprocessing(steps), None)
         data.work_in(store, Quiet())
         result = {
             "cores": os.cpu_count(),

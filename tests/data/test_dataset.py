@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from compress.data.dataset import Dataset, Splitting, spread, stratified
 from compress.data.source import Samples, Source
-from compress.data.sources import Digits, Folder, Npz
+from compress.data.sources import Digits, ImageFolder, Npz
 from compress.data.types import SPLITS
 from deploy.contract.preprocessing import Preprocessing
 
@@ -204,13 +204,13 @@ def pictures(root: Path) -> Path:
 
 def test_digest_of_a_folder(tmp_path: Path) -> None:
     root = pictures(tmp_path / "one")
-    first = dataset(Folder(path=str(root))).digest
-    assert dataset(Folder(path=str(pictures(tmp_path / "two")))).digest == first
-    assert dataset(Folder(path=str(root), channels=1)).digest != first
+    first = dataset(ImageFolder(path=str(root))).digest
+    assert dataset(ImageFolder(path=str(pictures(tmp_path / "two")))).digest == first
+    assert dataset(ImageFolder(path=str(root), channels=1)).digest != first
     seen = {first}
 
     def changed() -> None:
-        digest = dataset(Folder(path=str(root))).digest
+        digest = dataset(ImageFolder(path=str(root))).digest
         assert digest not in seen
         seen.add(digest)
 

@@ -14,7 +14,7 @@ from pictures import flat, image
 
 from compress.cli.main import main
 from compress.data.dataset import Dataset
-from compress.data.sources import Folder, Npz
+from compress.data.sources import ImageFolder, Npz
 from compress.data.summary import describe
 from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
@@ -104,7 +104,7 @@ def test_splits_of_different_sizes(tmp_path: Path, capsys: pytest.CaptureFixture
     told = "the test split has shape [4, 5, 3] after preprocessing, train [4, 6, 3]; put a resize step"
     assert main(["data", str(path)]) == 3
     assert told in capsys.readouterr().out
-    data = Dataset(Folder(path=str(tmp_path / "images")), Preprocessing([]), None)
+    data = Dataset(ImageFolder(path=str(tmp_path / "images")), Preprocessing([]), None)
     data.inputs("train")
     with pytest.raises(DataError, match=re.escape(told)):
         data.inputs("test")

@@ -12,7 +12,7 @@ from pictures import image
 
 from compress.data.dataset import Dataset, Splitting
 from compress.data.file_listing import Classes, Labels
-from compress.data.sources import Folder
+from compress.data.sources import ImageFolder
 from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 
@@ -33,8 +33,8 @@ def shop(root: Path, rows: list[dict[str, Any]] | None = None, count: int = 30, 
     return root
 
 
-def folder(root: Path, classes: Classes | None = None, **settings: Any) -> Folder:
-    return Folder(path=str(root), labels=Labels(table="labels.csv", **settings), classes=classes)
+def folder(root: Path, classes: Classes | None = None, **settings: Any) -> ImageFolder:
+    return ImageFolder(path=str(root), labels=Labels(table="labels.csv", **settings), classes=classes)
 
 
 def test_names_in_a_table(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_names_give_the_order(tmp_path: Path) -> None:
     (shop(tmp_path) / "names.txt").write_text("water\ntea\ncoffee\nmilk")
     samples = folder(tmp_path, Classes(file="names.txt")).load()
     assert samples.labels[:3].tolist() == [1, 2, 0]
-    flat = Folder(path=str(tmp_path), classes=Classes(file="names.txt"))
+    flat = ImageFolder(path=str(tmp_path), classes=Classes(file="names.txt"))
     with pytest.raises(DataError, match="unknown class 'photos'; allowed: water, tea, coffee, milk"):
         flat.load()
 

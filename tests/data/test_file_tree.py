@@ -22,7 +22,7 @@ from compress.data import file_tree as trees
 from compress.data import files
 from compress.data.dataset import Dataset
 from compress.data.file_listing import Classes, Labels
-from compress.data.sources import Folder
+from compress.data.sources import ImageFolder
 from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 
@@ -60,7 +60,7 @@ def test_an_archive_is_as_its_folder(tmp_path: Path, suffix: str, form: int) -> 
     (root / "cat" / "1.png").rename(deep / "1.png")
     path = tmp_path / f"images{suffix}"
     path.write_bytes(PACKERS[suffix](packed(root, format=form)))
-    folder, archive = (Dataset(Folder(path=str(each)), Preprocessing([]), None) for each in (root, path))
+    folder, archive = (Dataset(ImageFolder(path=str(each)), Preprocessing([]), None) for each in (root, path))
     assert archive.class_names == ("cat", "dog")
     for split in ("train", "validation", "test"):
         np.testing.assert_array_equal(archive.inputs(split), folder.inputs(split))
@@ -72,14 +72,14 @@ def test_an_archive_is_as_its_folder(tmp_path: Path, suffix: str, form: int) -> 
 def test_the_digest_is_that_of_the_archive(tmp_path: Path) -> None:
     path = tmp_path / "images.tar"
     path.write_bytes(packed(flat(tmp_path / "images")))
-    assert Folder(path=str(path)).files() == {"path": path}
+    assert ImageFolder(path=str(path)).files() == {"path": path}
     path.rename(tmp_path / "other.tar")
-    before = Folder(path=str(tmp_path / "other.tar")).fingerprint()
+    before = ImageFolder(path=str(tmp_path / "other.tar")).fingerprint()
     path.write_bytes((tmp_path / "other.tar").read_bytes())
-    assert Folder(path=str(path)).fingerprint() == before
+    assert ImageFolder(path=str(path)).fingerprint() == before
     path.write_bytes(path.read_bytes().replace(b"cat", b"cow"))
     with pytest.raises(DataError):  # the checksum of a header
-        Folder(path=str(path)).fingerprint()
+        ImageFolder(path=str(path)).fingerprint()
 
 
 SPARSE = member("s", bytes(512), type=tarfile.GNUTYPE_SPARSE)
@@ -117,7 +117,7 @@ def test_bad_archives(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "bad.tar"
     path.write_bytes(content)
     with pytest.raises(DataError, match=message):
-        Folder(path=str(path)).load()
+        ImageFolder(path=str(path)).load()
 
 
 def test_a_giant_member_is_told_of(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_giant_member_is_told_of(tmp_path: Path) -> None:
     info.size = 1 << 50
     (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
     with pytest.raises(DataError, match=r"member 'big\.png' of 1,125,899,906,842,624 bytes is cut short"):
-        Folder(path=str(tmp_path / "a.tar")).load()
+        ImageFolder(path=str(tmp_path / "a.tar")).load()
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
@@ -135,7 +135,7 @@ def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[[
     path.write_bytes(pack(bytes(64 << 20)))
     started = time.monotonic()
     with pytest.raises(DataError, match=r"unpacks to more than [\d,]+ bytes"):
-        Folder(path=str(path)).load()
+        ImageFolder(path=str(path)).load()
     assert time.monotonic() - started < 10
 
 
@@ -146,10 +146,10 @@ def test_damaged_compressed_archives(tmp_path: Path, suffix: str) -> None:
     for cut in (7, len(content) // 2, len(content) - 3):
         path.write_bytes(content[:cut])
         with pytest.raises(DataError, match="cannot be unpacked"):
-            Folder(path=str(path)).load()
+            ImageFolder(path=str(path)).load()
     path.write_bytes(b"\x28\xb5\x2f\xfd" + content)
     with pytest.raises(DataError, match="is compressed with zstd"):
-        Folder(path=str(path)).load()
+        ImageFolder(path=str(path)).load()
 
 
 def test_several_compressed_streams(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_several_compressed_streams(tmp_path: Path) -> None:
     for suffix in (".tar.gz", ".tar.bz2", ".tar.xz"):
         path = tmp_path / f"a{suffix}"
         path.write_bytes(PACKERS[suffix](content[:700]) + PACKERS[suffix](content[700:]))
-        assert len(Folder(path=str(path)).load().labels) == 6
+        assert len(ImageFolder(path=str(path)).load().labels) == 6
 
 
 def test_damaged_archives(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_damaged_archives(tmp_path: Path) -> None:
             changed[random.choice(heads) + random.integers(512)] = random.integers(256)
         path.write_bytes(changed[: random.integers(1, len(content))] if random.random() < 0.2 else changed)
         try:
-            Folder(path=str(path)).load()
+            ImageFolder(path=str(path)).load()
         except DataError:
             refused += 1
     assert 200 < refused <= 400
@@ -184,7 +184,7 @@ def test_folders_of_links(tmp_path: Path) -> None:
     for kind in ("cat", "dog"):
         (tmp_path / "data" / kind).symlink_to(tmp_path / "real" / kind)
     (tmp_path / "real" / "cat" / "circle").symlink_to(tmp_path / "real")
-    assert np.bincount(Folder(path=str(tmp_path / "data")).load().labels).tolist()[1] == 10
+    assert np.bincount(ImageFolder(path=str(tmp_path / "data")).load().labels).tolist()[1] == 10
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         files.digest(Path("/dev/zero"))
     (tmp_path / "pipe").rename(tmp_path / "pipe.tar")
     with pytest.raises(DataError, match="a named pipe"):
-        Folder(path=str(tmp_path / "pipe.tar")).load()
+        ImageFolder(path=str(tmp_path / "pipe.tar")).load()
 
 
 def test_too_large_to_read(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_grocery_in_its_archive() -> None:
     if not path.exists():
         pytest.skip(f"{path} is not there; CORALLINE_SHARED names the folder of shared files")
     classes = Classes(file="classes.csv", index="Coarse Class ID (int)", name="Coarse Class Name (str)")
-    source = Folder(path=str(path), labels=Labels(table="labels.csv", label="coarse_id"), classes=classes)
+    source = ImageFolder(path=str(path), labels=Labels(table="labels.csv", label="coarse_id"), classes=classes)
     samples = source.load()
     assert {split: len(of) for split, of in samples.splits.items()} == {"train": 2640, "validation": 296, "test": 2485}
     assert (len(samples.class_names), samples.class_names[0], samples.class_names[42]) == (43, "Apple", "Zucchini")

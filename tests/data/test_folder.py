@@ -19,12 +19,12 @@ from pydantic import ValidationError
 
 from compress.data.dataset import Dataset
 from compress.data.file_listing import Classes
-from compress.data.sources import Folder, images
+from compress.data.sources import ImageFolder, images
 from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 
 
-def dataset(source: Folder, *steps: Any) -> Dataset:
+def dataset(source: ImageFolder, *steps: Any) -> Dataset:
     return Dataset(source, Preprocessing(list(steps)), None)
 
 
@@ -33,7 +33,7 @@ def everything(data: Dataset) -> list[np.ndarray]:
 
 
 def test_flat_folder(tmp_path: Path) -> None:
-    data = dataset(Folder(path=str(flat(tmp_path))))
+    data = dataset(ImageFolder(path=str(flat(tmp_path))))
     assert data.class_names == ("cat", "dog")
     assert sum(len(data.labels(split)) for split in ("train", "validation", "test")) == 20
     assert data.inputs("test").shape == (4, 4, 6, 3)
@@ -48,7 +48,7 @@ NAMES = ("train val test", "Train VALID Test", "train validation test", "Trainin
 
 @pytest.mark.parametrize("names", NAMES)
 def test_divided_folder(tmp_path: Path, names: str) -> None:
-    data = dataset(Folder(path=str(divided(tmp_path, tuple(names.split())))))
+    data = dataset(ImageFolder(path=str(divided(tmp_path, tuple(names.split())))))
     assert data.class_names == ("cat", "dog")
     for split in ("train", "validation", "test"):
         np.testing.assert_array_equal(data.labels(split), [0] * 4 + [1] * 4)
@@ -57,45 +57,45 @@ def test_divided_folder(tmp_path: Path, names: str) -> None:
 def test_divided_folder_with_a_class_that_one_split_lacks(tmp_path: Path) -> None:
     divided(tmp_path)
     image(tmp_path / "train" / "bird" / "1.png")
-    data = dataset(Folder(path=str(tmp_path)))
+    data = dataset(ImageFolder(path=str(tmp_path)))
     assert data.class_names == ("bird", "cat", "dog")
     assert set(data.labels("train")) == {0, 1, 2}
     assert set(data.labels("test")) == {1, 2}
 
 
 def test_folder_without_validation(tmp_path: Path) -> None:
-    data = dataset(Folder(path=str(divided(tmp_path, ("train", "test")))))
+    data = dataset(ImageFolder(path=str(divided(tmp_path, ("train", "test")))))
     assert [len(data.labels(split)) for split in ("train", "validation", "test")] == [6, 2, 8]
 
 
 @pytest.mark.parametrize("names", [("test",), ("val", "test")])
 def test_folder_without_train(tmp_path: Path, names: tuple[str, ...]) -> None:
     with pytest.raises(DataError, match="there is no train split"):
-        dataset(Folder(path=str(divided(tmp_path, names)))).labels("test")
+        dataset(ImageFolder(path=str(divided(tmp_path, names)))).labels("test")
 
 
 def test_splits_beside_other_folders(tmp_path: Path) -> None:
     divided(tmp_path)
     (tmp_path / "annotations").mkdir()
     with pytest.raises(DataError, match="holds the folder 'annotations' beside 'test' and 'train'; allowed: either"):
-        Folder(path=str(tmp_path)).load()
+        ImageFolder(path=str(tmp_path)).load()
 
 
 def test_a_folder_beside_train_that_holds_the_same_classes(tmp_path: Path) -> None:
     divided(tmp_path, ("train", "holdout"))
     with pytest.raises(DataError, match="holds 'train' and 'holdout', each with a folder 'cat'; allowed: for splits:"):
-        Folder(path=str(tmp_path)).load()
+        ImageFolder(path=str(tmp_path)).load()
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     flat(tmp_path)
     image(tmp_path / "train" / "1.png")
-    assert Folder(path=str(tmp_path)).load().class_names == ("cat", "dog", "train")
+    assert ImageFolder(path=str(tmp_path)).load().class_names == ("cat", "dog", "train")
 
 
 def test_hidden_and_other_files_are_left_out(tmp_path: Path) -> None:
     flat(tmp_path)
-    before = Folder(path=str(tmp_path)).fingerprint()
+    before = ImageFolder(path=str(tmp_path)).fingerprint()
     (tmp_path / "cat" / "._0.png").write_bytes(b"no image")
     (tmp_path / "cat" / "notes.txt").write_text("no image")
     (tmp_path / "cat" / "folder.png").mkdir()
@@ -104,7 +104,7 @@ def test_hidden_and_other_files_are_left_out(tmp_path: Path) -> None:
     image(tmp_path / "__MACOSX" / "cat" / "1.png")
     image(tmp_path / "cat" / ".thumbs" / "1.png")
     image(tmp_path / "loose.png")
-    source = Folder(path=str(tmp_path))
+    source = ImageFolder(path=str(tmp_path))
     assert source.load().class_names == ("cat", "dog")
     assert len(source.load().labels) == 20
     assert source.fingerprint() == before
@@ -114,7 +114,7 @@ def test_images_in_folders_of_a_class_and_of_every_format(tmp_path: Path) -> Non
     flat(tmp_path)
     for suffix in ("jpg", "JPEG", "bmp", "webp", "PNG", "jfif"):
         image(tmp_path / "cat" / "deep" / "er" / f"x.{suffix}")
-    assert np.bincount(Folder(path=str(tmp_path)).load().labels).tolist() == [16, 10]
+    assert np.bincount(ImageFolder(path=str(tmp_path)).load().labels).tolist() == [16, 10]
 
 
 @pytest.mark.parametrize("where", [".", "train"])
@@ -127,18 +127,18 @@ def test_a_class_whose_files_are_all_of_another_kind_is_refused(tmp_path: Path, 
     told = (
         r"'[a-z/]*cow' is that of a class and holds no samples \(4 files were passed over: 3 .gif, 1 .txt\); allowed: a"
     )
-    for ask in (Folder(path=str(tmp_path)).load, Folder(path=str(tmp_path)).fingerprint):
+    for ask in (ImageFolder(path=str(tmp_path)).load, ImageFolder(path=str(tmp_path)).fingerprint):
         with pytest.raises(DataError, match=told):
             ask()
     image(tmp_path / where / "cow" / "3.png")
-    assert Folder(path=str(tmp_path)).load().class_names == ("cat", "cow", "dog")
+    assert ImageFolder(path=str(tmp_path)).load().class_names == ("cat", "cow", "dog")
 
 
 def test_files_that_are_no_samples_are_counted(tmp_path: Path) -> None:
     divided(tmp_path)
     for place in ("cat/1.tif", "cat/2.TIF", "dog/x.ppm", "loose.png", "README"):
         (tmp_path / "train" / place).write_bytes(b"")
-    data = dataset(Folder(path=str(tmp_path)))
+    data = dataset(ImageFolder(path=str(tmp_path)))
     told = "5 files were passed over: 2 .tif, 1 without a suffix, 1 .ppm, 1 .png in no folder of a class"
     assert data.notes == [told]
     assert data.summary()["notes"] == [told]
@@ -148,7 +148,7 @@ def test_a_folder_for_the_names_of_classes(tmp_path: Path) -> None:
     flat(tmp_path)
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "names.txt").write_text("dog\ncat\n")
-    samples = Folder(path=str(tmp_path), classes=Classes(file="meta/names.txt")).load()
+    samples = ImageFolder(path=str(tmp_path), classes=Classes(file="meta/names.txt")).load()
     assert (samples.class_names, samples.notes) == (("dog", "cat"), ())
 
 
@@ -158,7 +158,7 @@ def test_colours(tmp_path: Path, mode: str) -> None:
     for kind in ("cat", "dog"):
         for index in range(2):
             Image.new(mode, (6, 4)).save(image(tmp_path / kind / f"{index}.{suffix}"))
-    colour, grey = Folder(path=str(tmp_path)).load(), Folder(path=str(tmp_path), channels=1).load()
+    colour, grey = ImageFolder(path=str(tmp_path)).load(), ImageFolder(path=str(tmp_path), channels=1).load()
     assert colour.read(0).shape == (4, 6, 3)
     assert grey.read(0).shape == (4, 6, 1)
     assert colour.read(0).dtype == grey.read(0).dtype == np.uint8
@@ -167,41 +167,41 @@ def test_colours(tmp_path: Path, mode: str) -> None:
 def test_grey_is_the_weighted_mean_of_the_colours(tmp_path: Path) -> None:
     image(tmp_path / "a" / "1.png", value=200)
     image(tmp_path / "b" / "1.png")
-    grey = Folder(path=str(tmp_path), channels=1).load().read(0)
+    grey = ImageFolder(path=str(tmp_path), channels=1).load().read(0)
     assert abs(int(grey[0, 0, 0]) - (0.299 * 200 + 0.587 * 100)) <= 1
 
 
 @pytest.mark.parametrize("channels", [0, 2, 4, 1.5, "3", None])
 def test_channels_are_one_or_three(channels: Any) -> None:
     with pytest.raises(ValidationError):
-        Folder(path="x", channels=channels)
+        ImageFolder(path="x", channels=channels)
 
 
 def test_folder_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for name in ("absent", "file", "a\0b"):
         with pytest.raises(DataError, match=r"is not a folder; allowed: .*; check data\.source"):
-            Folder(path=str(tmp_path / name)).fingerprint()
+            ImageFolder(path=str(tmp_path / name)).fingerprint()
 
 
 def test_folder_without_images(tmp_path: Path) -> None:
     allowed = r"holds no samples; allowed: CLASS/\*"
     with pytest.raises(DataError, match=allowed):
-        Folder(path=str(tmp_path)).load()
+        ImageFolder(path=str(tmp_path)).load()
     image(tmp_path / "loose.png")
     (tmp_path / "cat").mkdir()
     with pytest.raises(DataError, match=allowed):
-        Folder(path=str(tmp_path)).load()
+        ImageFolder(path=str(tmp_path)).load()
     (tmp_path / "cat").rename(tmp_path / "train")
     image(tmp_path / "train" / "loose.png")
     with pytest.raises(DataError, match=allowed):
-        Folder(path=str(tmp_path)).load()
+        ImageFolder(path=str(tmp_path)).load()
 
 
 def test_folder_of_one_class(tmp_path: Path) -> None:
     image(tmp_path / "cat" / "1.png")
     with pytest.raises(DataError, match="there are 1 classes"):
-        _ = dataset(Folder(path=str(tmp_path))).class_names
+        _ = dataset(ImageFolder(path=str(tmp_path))).class_names
 
 
 def test_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,10 +211,10 @@ def test_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     flat(tmp_path)
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(DataError, match=r"0\.png: cannot be read: Permission denied"):
-        Folder(path=str(tmp_path)).fingerprint()
+        ImageFolder(path=str(tmp_path)).fingerprint()
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(DataError, match="cannot be read: Permission denied"):
-        Folder(path=str(tmp_path)).load()
+        ImageFolder(path=str(tmp_path)).load()
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "webp"])
@@ -223,7 +223,7 @@ def test_a_corrupt_image_is_named(tmp_path: Path, suffix: str) -> None:
     for content in (b"", b"no image", path.read_bytes()[:-60], path.read_bytes()[:40]):
         path.write_bytes(content)
         with pytest.raises(DataError, match=f"{re.escape(str(path))}: is not a readable image.*; remove or repair it"):
-            everything(dataset(Folder(path=str(tmp_path))))
+            everything(dataset(ImageFolder(path=str(tmp_path))))
 
 
 def test_damaged_images(tmp_path: Path) -> None:
@@ -252,14 +252,14 @@ def test_an_image_of_too_many_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyP
     flat(tmp_path)
     monkeypatch.setattr(images, "MAX_PIXELS", 23)
     with pytest.raises(DataError, match="has 6x4 pixels, allowed: 23;"):
-        dataset(Folder(path=str(tmp_path))).inputs("test")
+        dataset(ImageFolder(path=str(tmp_path))).inputs("test")
     monkeypatch.setattr(images, "MAX_PIXELS", 24)
-    assert len(dataset(Folder(path=str(tmp_path))).inputs("test")) == 4
+    assert len(dataset(ImageFolder(path=str(tmp_path))).inputs("test")) == 4
 
 
 def test_images_of_different_sizes_need_a_resize(tmp_path: Path) -> None:
     image(flat(tmp_path) / "cat" / "zz.png", (7, 4))
-    source = Folder(path=str(tmp_path))
+    source = ImageFolder(path=str(tmp_path))
     message = r"\.png: has shape \[4, ., 3\] after preprocessing, others have \[4, ., 3\]; put a resize step into data"
     with pytest.raises(DataError, match=message):
         everything(dataset(source))
@@ -277,20 +277,20 @@ def test_grocery_photos(tmp_path: Path) -> None:
     with tarfile.open(path) as packed:
         packed.extractall(tmp_path, filter="data")
     with pytest.raises(DataError, match=r"holds no samples; allowed: CLASS/\*"):
-        Folder(path=str(tmp_path)).load()
+        ImageFolder(path=str(tmp_path)).load()
     with (tmp_path / "labels.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     for row in rows:
         photo = tmp_path / row["file"]
         (photo.parent / f"{int(row['coarse_id']):02d}").mkdir(exist_ok=True)
         photo.rename(photo.parent / f"{int(row['coarse_id']):02d}" / photo.name)
-    samples = Folder(path=str(tmp_path)).load()
+    samples = ImageFolder(path=str(tmp_path)).load()
     counts = {split: len(indices) for split, indices in samples.splits.items()}
     assert counts == {"train": 2640, "validation": 296, "test": 2485}
     assert samples.class_names == tuple(f"{index:02d}" for index in range(43))
     wanted = {row["file"].replace("/", f"/{int(row['coarse_id']):02d}/", 1): int(row["coarse_id"]) for row in rows}
     found = {str(Path(samples.describe(i)).relative_to(tmp_path)): label for i, label in enumerate(samples.labels)}
     assert found == wanted
-    inputs = dataset(Folder(path=str(tmp_path)), {"resize": {"size": [32, 32]}}).inputs("validation")
+    inputs = dataset(ImageFolder(path=str(tmp_path)), {"resize": {"size": [32, 32]}}).inputs("validation")
     assert inputs.shape == (296, 32, 32, 3)
     assert inputs.std() > 30

@@ -17,7 +17,7 @@ from PIL import Image
 from compress.data import dataset, prefetching
 from compress.data.dataset import Dataset
 from compress.data.source import CorruptError, Samples, Source
-from compress.data.sources import Folder
+from compress.data.sources import ImageFolder
 from compress.errors import DataError, StoreError
 from compress.pipeline.store import FORGOTTEN_DAYS, Store
 from deploy.contract.preprocessing import Preprocessing
@@ -39,7 +39,7 @@ def opened(source: Source, store: Store | None, *steps: Any) -> Dataset:
 
 
 def test_large_splits_are_mapped_and_equal(tmp_path: Path, store: Store) -> None:
-    source = Folder(path=str(flat(tmp_path / "images", 40)))
+    source = ImageFolder(path=str(flat(tmp_path / "images", 40)))
     small, large = opened(source, None), opened(source, store)
     for split in ("train", "validation", "test"):
         assert not isinstance(small.inputs(split), np.memmap)
@@ -52,27 +52,27 @@ def test_large_splits_are_mapped_and_equal(tmp_path: Path, store: Store) -> None
 
 def test_small_splits_stay_in_memory(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset, "LARGE_BYTES", 1 << 20)
-    data = opened(Folder(path=str(flat(tmp_path / "images"))), store)
+    data = opened(ImageFolder(path=str(flat(tmp_path / "images"))), store)
     assert type(data.inputs("train")) is np.ndarray
     assert not list((store.folder / "kept").rglob("*.npy"))
 
 
 def test_what_was_decoded_is_used_again(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     root = flat(tmp_path / "images", 40)
-    first = np.array(opened(Folder(path=str(root)), store).inputs("train"))
-    again = opened(Folder(path=str(root)), store)
+    first = np.array(opened(ImageFolder(path=str(root)), store).inputs("train"))
+    again = opened(ImageFolder(path=str(root)), store)
     with monkeypatch.context() as patch:
         patch.setattr(dataset, "decode", None)  # nothing is decoded
         np.testing.assert_array_equal(again.inputs("train"), first)
-    other = opened(Folder(path=str(root)), store, {"scale": {"from": [0, 255]}})
+    other = opened(ImageFolder(path=str(root)), store, {"scale": {"from": [0, 255]}})
     assert other.inputs("train").max() <= 1
     (file,) = {path for path in store.folder.rglob("train.npy") if path.parent.name == again._kept}
     file.write_bytes(file.read_bytes()[:-9])  # damaged
-    np.testing.assert_array_equal(opened(Folder(path=str(root)), store).inputs("train"), first)
+    np.testing.assert_array_equal(opened(ImageFolder(path=str(root)), store).inputs("train"), first)
 
 
 def test_an_interruption_leaves_nothing_behind(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = opened(Folder(path=str(flat(tmp_path / "images", 40))), store)
+    data = opened(ImageFolder(path=str(flat(tmp_path / "images", 40))), store)
     put = prefetching.Rows.put
 
     def interrupted(self: Any, index: int, sample: Any) -> None:
@@ -89,7 +89,7 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path, store: Store, mon
 
 
 def test_a_full_disk(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = opened(Folder(path=str(flat(tmp_path / "images", 40))), store)
+    data = opened(ImageFolder(path=str(flat(tmp_path / "images", 40))), store)
 
     def full(self: Any, index: int, sample: Any) -> None:
         raise OSError(28, "No space left on device", "x.npy")
@@ -195,11 +195,11 @@ def test_images_that_are_left_out(tmp_path: Path) -> None:
     (root / "cat" / "3.png").write_bytes(b"no image")
     Image.new("RGB", (6, 4)).save(root / "dog" / "x.png")
     (root / "dog" / "x.png").write_bytes((root / "dog" / "x.png").read_bytes()[:50])
-    data = opened(Folder(path=str(root), corrupt="skip"), None)
+    data = opened(ImageFolder(path=str(root), corrupt="skip"), None)
     summary = data.summary()
     assert sum(summary["samples"].values()) == 23
     assert summary["corrupt"]["count"] == 2
     assert "3.png: is not a readable image" in summary["corrupt"]["first"][0]
-    refused = opened(Folder(path=str(root)), None)
+    refused = opened(ImageFolder(path=str(root)), None)
     with pytest.raises(DataError, match="is not a readable image"):
         [refused.inputs(split) for split in ("train", "validation", "test")]

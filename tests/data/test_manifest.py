@@ -11,12 +11,12 @@ from pictures import flat
 
 from compress.data import files, manifest
 from compress.data.dataset import Dataset
-from compress.data.sources import Folder, Npy, Npz
+from compress.data.sources import ImageFolder, Npy, Npz
 from compress.errors import DataError, StoreError
 from deploy.contract.preprocessing import Preprocessing
 
 
-def written(path: Path, source: Folder | Npy | Npz) -> Path:
+def written(path: Path, source: ImageFolder | Npy | Npz) -> Path:
     found = source.files()
     digests = files.digests(found)
     manifest.write(path, {found[name]: digest for name, digest in digests.items()})
@@ -25,10 +25,10 @@ def written(path: Path, source: Folder | Npy | Npz) -> Path:
 
 def test_a_folder(tmp_path: Path) -> None:
     root = flat(tmp_path / "images", 3)
-    path = written(tmp_path / "manifest.toml", Folder(path=str(root)))
+    path = written(tmp_path / "manifest.toml", ImageFolder(path=str(root)))
     assert '"images/cat/0.png" = "' in path.read_text()
-    source = Folder(path="images", manifest="manifest.toml").beside(tmp_path)
-    assert source.fingerprint() == Folder(path=str(root)).fingerprint()
+    source = ImageFolder(path="images", manifest="manifest.toml").beside(tmp_path)
+    assert source.fingerprint() == ImageFolder(path=str(root)).fingerprint()
     (tmp_path / "images" / "cat" / "new.png").write_bytes((root / "cat" / "0.png").read_bytes())
     with pytest.raises(DataError, match=r"1 not listed: images/cat/new\.png; get the data again, or write the man"):
         source.fingerprint()
@@ -55,13 +55,13 @@ def test_what_is_no_manifest(tmp_path: Path, content: bytes) -> None:
     root = flat(tmp_path / "images", 3)
     (tmp_path / "m.toml").write_bytes(content)
     with pytest.raises(DataError, match="is not a manifest"):
-        Folder(path=str(root), manifest=str(tmp_path / "m.toml")).fingerprint()
+        ImageFolder(path=str(root), manifest=str(tmp_path / "m.toml")).fingerprint()
 
 
 def test_a_manifest_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     root = flat(tmp_path / "images", 3)
     with pytest.raises(DataError, match=r"absent\.toml: cannot be read"):
-        Folder(path=str(root), manifest=str(tmp_path / "absent.toml")).fingerprint()
+        ImageFolder(path=str(root), manifest=str(tmp_path / "absent.toml")).fingerprint()
     with pytest.raises(StoreError, match="the manifest cannot be written"):
         manifest.write(tmp_path / "absent" / "m.toml", {})
 
@@ -71,16 +71,16 @@ def test_names_of_every_kind(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     for name in names:
         (tmp_path / "one" / f"{name}.png").write_bytes(name.encode())
-    written(tmp_path / "m.toml", Folder(path=str(tmp_path)))
-    Folder(path=str(tmp_path), manifest=str(tmp_path / "m.toml")).fingerprint()
+    written(tmp_path / "m.toml", ImageFolder(path=str(tmp_path)))
+    ImageFolder(path=str(tmp_path), manifest=str(tmp_path / "m.toml")).fingerprint()
 
 
 def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
     root = flat(tmp_path / "images", 3)
     (root / "cat" / "0.png").rename(os.fsdecode(os.fsencode(root / "cat") + b"/caf\xe9.png"))
     with pytest.raises(DataError, match=r"images/cat/caf\\xe9.png: its name is not UTF-8, and a manifest is; rename"):
-        written(tmp_path / "m.toml", Folder(path=str(root)))
+        written(tmp_path / "m.toml", ImageFolder(path=str(root)))
     assert not (tmp_path / "m.toml").exists()
     (tmp_path / "m.toml").write_text("[sha256]\n")
     with pytest.raises(DataError, match="its name is not UTF-8"):
-        Folder(path=str(root), manifest=str(tmp_path / "m.toml")).fingerprint()
+        ImageFolder(path=str(root), manifest=str(tmp_path / "m.toml")).fingerprint()

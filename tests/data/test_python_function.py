@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from compress.data.dataset import Dataset
-from compress.data.sources import Function
+from compress.data.sources import PythonFunction
 from compress.errors import DataError
 from deploy.contract.preprocessing import Preprocessing
 
 HEAD = "import numpy as np\nX = np.arange(480.).reshape(30, 4, 4)\nY = np.arange(30) % 3\n"
 
 
-def source(folder: Path, text: str, name: str = "data.py", **settings: Any) -> Function:
+def source(folder: Path, text: str, name: str = "data.py", **settings: Any) -> PythonFunction:
     (folder / "data.py").write_text(HEAD + text)
-    return Function(**{"file": name, "trust": True} | settings).beside(folder)
+    return PythonFunction(**{"file": name, "trust": True} | settings).beside(folder)
 
 
 GIVEN = {
@@ -173,4 +173,4 @@ def test_what_a_function_prints_is_no_result(tmp_path: Path, capsys: pytest.Capt
 
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
-        Function(file="absent.py", trust=True).beside(tmp_path).fingerprint()
+        PythonFunction(file="absent.py", trust=True).beside(tmp_path).fingerprint()

@@ -15,7 +15,7 @@ from PIL import Image
 from compress.data import files
 from compress.data.dataset import SOURCES, Dataset
 from compress.data.source import Source
-from compress.data.sources import Coco, Digits, Folder, Npz, TfRecord, Voc, Wav
+from compress.data.sources import Coco, Digits, ImageFolder, Npz, TfRecord, Voc, Wav
 from compress.data.sources.tfrecord import TensorFeature
 from compress.errors import DataError
 from deploy.contract.decoding import parsed
@@ -84,7 +84,7 @@ def test_digits_of_another_library_version(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("source", "decoding"),
     [
-        (Folder(path="x"), {"image_channels": 3}),
+        (ImageFolder(path="x"), {"image_channels": 3}),
         (Voc(path="x", channels=1), {"image_channels": 1}),
         (Coco(file="x", channels=1), {"image_channels": 1}),
         (TfRecord(path="x", image="image", label="label"), {"image_channels": 3}),
@@ -313,7 +313,7 @@ def test_relative_paths_are_beside_the_pipeline_file(tmp_path: Path) -> None:
     for kind in ("cat", "dog"):
         (tmp_path / "images" / kind).mkdir(parents=True)
         Image.new("L", (2, 2)).save(tmp_path / "images" / kind / "1.png")
-    assert len(Folder(path="images").beside(tmp_path).load().labels) == 2
+    assert len(ImageFolder(path="images").beside(tmp_path).load().labels) == 2
     npz(tmp_path)
     assert len(Npz(file="data.npz").beside(tmp_path).load().labels) == 30
     assert Npz(file=str(tmp_path / "data.npz")).beside(Path("/elsewhere")).load().class_names == ("0", "1", "2")

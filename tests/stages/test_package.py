@@ -24,7 +24,7 @@ import compress
 from compress.artifact import BUNDLE_FILE, MODEL_COMPILED, RUNNER_FILE, Artifact, Kind
 from compress.data.dataset import Dataset
 from compress.data.source import Samples, Source
-from compress.data.sources import Folder, Npz
+from compress.data.sources import ImageFolder, Npz
 from compress.errors import ModelError
 from compress.export import runner_pyz
 from compress.stage import Context
@@ -152,7 +152,7 @@ def test_the_runner_takes_the_files_of_the_training(artifact: Any, context: Any,
         path = tmp_path / "photos" / "abc"[index % 3] / f"{index:02}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 256, (4, 5, 3), np.uint8)).save(path)
-    source = Folder(path=str(tmp_path / "photos"), channels=1)
+    source = ImageFolder(path=str(tmp_path / "photos"), channels=1)
     data = Dataset(source, Preprocessing([{"scale": {"from": [0, 255]}}, {"resize": {"size": [4, 4]}}]), None)
     around = replace(context(), data=data)
     read = evaluated(around, artifact)

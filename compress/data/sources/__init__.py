@@ -15,4 +15,4 @@ SOURCES: dict[str, type[Source]] = {
     source.name: source for source in (Digits, Npz, Npy, ImageFolder, Csv, Wav, TfRecord, PythonFunction, Voc, Coco)
 }
 
-__all__ = ["SOURCES", "Coco", "Csv", "Digits", "Folder", "Function", "Npy", "Npz", "TfRecord", "Voc", "Wav"]
+__all__ = ["SOURCES", "Coco", "Csv", "Digits", "ImageFolder", "PythonFunction", "Npy", "Npz", "TfRecord", "Voc", "Wav"]
