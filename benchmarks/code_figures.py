@@ -1,8 +1,8 @@
-"""Figures of the code itself: `python benchmarks/code_figures.py [--sample N] [--seed N] [--classes]`.
+"""Figures of the code itself: `python benchmarks/code_figures.py [FOLDER ...] [--list] [--sample N] [--seed N]`.
 
-Prints lines, complexity, how dense lines are, how many annotations are `Any`, and class names that are used more than
-once, for compress/ and deploy/. `--sample N` prints N docstrings and N messages of exceptions, drawn at random, to be
-read. Nothing is written.
+Prints lines, complexity, how dense lines are, how many annotations are `Any`, class names that are used more than
+once, and vague names and words, for compress/ and deploy/ or the folders named. `--list` prints their places.
+`--sample N` prints N docstrings and N messages of exceptions, drawn at random, to be read. Nothing is written.
 
 Complexity is McCabe's, counted strictly: each branch, loop, handler, boolean operator, conditional expression and
 comprehension clause adds one. Code lines are lines with a statement or an expression on them: no blank lines, comments
@@ -14,8 +14,9 @@ from __future__ import annotations
 import argparse
 import ast
 import random
+import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,13 @@ FOLDERS = ("compress", "deploy")
 COMPLEX = 10
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+VAGUE_NAMES = frozenset({"found", "each", "given", "made", "told", "wanted", "apart", "whole", "some", "own", "asked"})
+"""Variables whose name does not say what they hold."""
+PRIVATE_WORDS = re.compile(
+    r"\b(anew|mend(s|ed)?|otherwise than|of (one's|its|their|your) own|as ever|at hand|tells?|told|beside"
+    r"|stands?|there (is|are) (no|none)|truth values|learnt|swapp?(s|ed)?|alike|nothing that)\b"
+)
+"""Words of docstrings and messages that have a plainer form, by the table of the style guide."""
 
 
 @dataclass
@@ -42,6 +50,9 @@ class Figures:
     annotations: int = 0
     any_annotations: int = 0
     complexities: list[int] = field(default_factory=list)
+    complex_functions: list[str] = field(default_factory=list)
+    vague_names: Counter[str] = field(default_factory=Counter)
+    private_words: Counter[str] = field(default_factory=Counter)
     classes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     docstrings: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
@@ -69,7 +80,13 @@ class Figures:
         elif isinstance(node, ast.Raise):
             self.messages.append(f"{name}:{node.lineno}\n    {ast.unparse(node)}")
         elif isinstance(node, FUNCTIONS):
-            self.complexities.append(complexity(node))
+            self._add_function(node, name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE_NAMES:
+            self.vague_names[node.id] += 1
+        elif isinstance(node, ast.arg) and node.arg in VAGUE_NAMES:
+            self.vague_names[node.arg] += 1
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            self.private_words.update(match.group(0) for match in PRIVATE_WORDS.finditer(node.value))
         for annotation in _annotations(node):
             self.annotations += 1
             self.any_annotations += any(
@@ -79,6 +96,11 @@ class Figures:
             docstring = ast.get_docstring(node)
             if docstring:
                 self.docstrings.append(f"{name}:{node.lineno} {node.name}\n    {docstring}")
+
+    def _add_function(self, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> None:
+        self.complexities.append(complexity(function))
+        if self.complexities[-1] > COMPLEX:
+            self.complex_functions.append(f"{name}:{function.lineno} {function.name} {self.complexities[-1]}")
 
     def report(self) -> str:
         """Return the figures as text."""
@@ -96,8 +118,18 @@ class Figures:
             ("nested comprehensions per 1,000 code lines", f"{self.nested_comprehensions / thousands:.1f}"),
             ("annotations with Any", f"{self.any_annotations / self.annotations:.1%}"),
             ("class names used more than once", str(repeated)),
+            ("variables with a vague name", str(self.vague_names.total())),
+            ("words of private language", str(self.private_words.total())),
         )
         return "\n".join(f"{name:<48}{value:>14}" for name, value in rows)
+
+    def details(self) -> str:
+        """Return the places and words behind the figures as text."""
+        lines = sorted(self.complex_functions)
+        lines += [f"{name}: {', '.join(places)}" for name, places in sorted(self.classes.items()) if len(places) > 1]
+        for counter in (self.vague_names, self.private_words):
+            lines.append(", ".join(f"{word} {count}" for word, count in counter.most_common()))
+        return "\n".join(lines)
 
 
 def complexity(function: ast.AST) -> int:
@@ -163,17 +195,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="print N docstrings and N messages")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
-    parser.add_argument("--classes", action="store_true", help="list class names that are used more than once")
+    parser.add_argument("--list", action="store_true", help="list the functions, classes and words that are counted")
+    parser.add_argument("folders", nargs="*", default=FOLDERS, metavar="FOLDER")
     options = parser.parse_args(arguments)
     figures = Figures()
-    for folder in FOLDERS:
+    for folder in options.folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
             figures.add(path)
     print(figures.report())
-    if options.classes:
-        for name, places in sorted(figures.classes.items()):
-            if len(places) > 1:
-                print(f"{name}: {', '.join(places)}")
+    if options.list:
+        print(figures.details())
     if options.sample:
         draw = random.Random(options.seed)
         _print_sample("docstrings", figures.docstrings, options.sample, draw)
