@@ -22,8 +22,8 @@ ACTIVATION_OPERATORS: Mapping[str, int] = {
     **dict.fromkeys(("elu", "selu", "celu", "mish", "softplus", "exponential"), 25),
 }
 """Operators by Keras' name of the activation, in addition to the operator before it; a hard sigmoid is a factor after a
-fused ReLU6. An activation whose curve is fitted (`rewrites.function_fitting`) takes 25. Counted in legalized files;
-`tests/architecture/test_layer_specs.py` counts them again."""
+fused ReLU6. An activation whose curve is fitted (`rewrites.function_fitting`) takes at most 25. Counted in legalized
+files; `tests/architecture/test_layer_specs.py` counts them again."""
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ def test_identity(programs: Programs, tmp_path: Path) -> None:
 
 
 def compiler_outcome() -> Any:
-    return compiler.Outcome(0, LOG, {"model_edgetpu.tflite": compiled(MODEL)})
+    return compiler.CompilerRun(0, LOG, {"model_edgetpu.tflite": compiled(MODEL)})
 
 
 def test_how_to_compile_names_the_command() -> None:
@@ -333,7 +333,7 @@ def test_a_well_formed_entry_that_is_not_true(
     job = make()
     assert job.cache is not None
     files = {} if content is None else {"model_edgetpu.tflite": content}
-    job.cache.keep(MODEL, job.options.arguments, VERSION, compiler.Outcome(0 if files else 1, log, files))
+    job.cache.keep(MODEL, job.options.arguments, VERSION, compiler.CompilerRun(0 if files else 1, log, files))
     done = job.compile(MODEL, notes.append)
     assert done is not None
     assert done.files["model_edgetpu.tflite"] == compiled(MODEL)
