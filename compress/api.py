@@ -6,7 +6,7 @@ They write nothing to stdout or stderr. Every error is a `compress.errors.Corall
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -93,11 +93,12 @@ def run(pipeline: FilePath, *, out: FilePath = "runs", force: Sequence[str] = ()
     for name in force:
         if name not in known:
             raise PipelineError(f"there is no stage {name!r} to force", where=str(pipeline), allowed=", ".join(known))
-    record = runner.run(checked, Path(out), _SilentMonitor(), frozenset(force))
+    folder = Path(out) / checked.head.name
+    record = runner.run(checked, Path(out), _SilentMonitor(folder / runner.LOG), frozenset(force))
     models = record["models"]
     return RunResult(
         record["status"],
-        Path(out) / checked.head.name,
+        folder,
         _measurements(models["original"]),
         _measurements(models["result"]),
         record,
@@ -122,7 +123,14 @@ class _SilentProgress:
 
 
 class _SilentMonitor:
-    """A `compress.pipeline.runner.Monitor` that shows nothing."""
+    """A `compress.pipeline.runner.Monitor` that shows nothing, and writes tracebacks to a log file.
+
+    Attributes:
+        path: the log file; text is appended.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     @contextmanager
     def working(self, title: str) -> Iterator[Progress]:
@@ -133,7 +141,10 @@ class _SilentMonitor:
         pass
 
     def log(self, text: str) -> None:
-        pass
+        with suppress(OSError):  # a full disk must not hide the error that is logged
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8", errors="backslashreplace") as stream:
+                stream.write(text.rstrip() + "\n")
 
 
 def check(model: FilePath, *, compiler: str = COMPILER, all_subgraphs: bool = False) -> Check:

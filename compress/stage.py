@@ -109,7 +109,7 @@ class Stage(Work):
     """Why it does not go with data for detection, if it doesn't."""
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] | None = None
-    """A name of its own for this stage, where the same stage stands twice."""
+    """A unique name for this stage, needed where the same stage occurs twice."""
 
     def beside(self, folder: Path) -> Self:
         """The same stage with relative paths in its settings taken from `folder`."""

@@ -14,7 +14,7 @@ import tiny
 from paths import ROOT
 
 import compress
-from compress.errors import ModelError, PipelineError
+from compress.errors import ModelError, PipelineError, StageError
 from compress.measurement import Measurement
 
 BLOCKS = re.findall(r"(<!-- tensorflow -->\n)?```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.S)
@@ -66,6 +66,17 @@ def test_a_run_is_silent_and_leaves_signals_alone(project: Path, capfd: pytest.C
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert result.status == "ok"
     assert all(isinstance(each, Measurement) for each in result.result.values())
+
+
+def test_the_traceback_of_an_unexpected_error_is_in_the_log(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*ignored: object) -> None:
+        raise ZeroDivisionError("unexpected")
+
+    monkeypatch.setattr("compress.stages.package.Package.run", fail)
+    with pytest.raises(StageError, match=r"ZeroDivisionError: unexpected; the traceback is in runs/\w+/run\.log"):
+        compress.run(project)
+    (log,) = Path("runs").glob("*/run.log")
+    assert "in fail\n" in log.read_text()
 
 
 def test_a_result_over_the_budget_is_returned(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     from compress.pipeline.acceptance import result_error
 
     folder = options.out / pipeline.head.name
-    with Console(folder / "run.log") as console:
+    with Console(folder / runner.LOG) as console:
         console.line(f"coralline: {options.pipeline} -> {folder}")
         record = runner.run(pipeline, options.out, console, frozenset(options.force))
     if options.json:

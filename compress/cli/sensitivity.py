@@ -45,7 +45,7 @@ def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
     measured = whole.head.measure.model_copy(update={"sensitivity": SensitivitySettings(samples=samples)})
     name = whole.head.name[: 64 - len(SUFFIX)] + SUFFIX
     head = whole.head.model_copy(update={"name": name, "measure": measured})
-    with Console(out / name / "run.log") as console:
+    with Console(out / name / runner.LOG) as console:
         console.line(f"coralline: sensitivity of {path} -> {out / name}")
         record = runner.run(replace(whole, head=head, steps=whole.unpruned), out, console)
     if "missing" in record["sensitivity"]:

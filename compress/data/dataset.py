@@ -37,14 +37,14 @@ TOOLS = ("numpy", "pillow", "scipy")
 
 
 class Splitting(Settings):
-    """How samples are divided where the source does not say: stratified by class."""
+    """How samples are divided into splits if the source does not define splits. Stratified by class."""
 
     validation: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Share of the samples for validation: early stopping and selection."""
+    """Fraction of the samples for validation: early stopping and selection."""
     test: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Share of the samples for the final measurement, used for nothing else."""
+    """Fraction of the samples for the final measurement, used for nothing else."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed of the division; not the run's seed, so that all runs share one test split."""
+    """Seed of the division. It differs from the run's seed, so that all runs have the same test split."""
 
 
 class Dataset:

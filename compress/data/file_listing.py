@@ -26,29 +26,30 @@ MOST_KINDS = 10
 
 
 class Labels(Settings):
-    """A CSV table with a header that says what each file shows."""
+    """A CSV table with a header that gives the label of each file."""
 
     table: str
-    """The CSV file; its path inside the folder or archive."""
+    """Path of the CSV file inside the folder or archive."""
     file: str = "file"
-    """Column with the path of each sample, likewise."""
+    """Column with the path of each sample inside the folder or archive."""
     label: str = "label"
-    """Column with its label: the name of a class, or a whole number from 0."""
+    """Column with the label: a class name, or an integer from 0."""
     split: str | None = None
-    """Column with its split (train, val or test); by default the column `split`, if there is one, or `Split`."""
+    """Column with the split (train, val or test); by default the column `split` or `Split`, if there is one."""
     group: str | None = None
-    """Column of what no two splits may share, such as a speaker or a device, nor the splits of the table."""
+    """Column with a group, such as a speaker or a device. All samples of a group are in the same split."""
 
 
 class Classes(Settings):
-    """A file with the names of the classes, in the order of their indices."""
+    """A file with the class names in the order of their indices."""
 
     file: str
-    """A text file with a name in each line, or a CSV file with the two columns below; its path inside the folder."""
+    """Path inside the folder or archive of a text file with one name per line, or of a CSV file with the two columns
+    below."""
     index: str | None = None
     """Column with the index of the class."""
     name: str | None = None
-    """Column with its name."""
+    """Column with the name of the class."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,11 @@ class InFiles(Stored):
     """Whether the path may be that of one such file."""
 
     path: str
-    """Path of the folder, or of a tar archive of one (.tar; .tar.gz, .tar.bz2 and .tar.xz are unpacked first), from
-    the pipeline file's folder."""
+    """Path of a folder, or of a tar archive of one. Relative to the pipeline file. A .tar archive is read in place;
+    .tar.gz, .tar.bz2 and .tar.xz are unpacked first."""
     corrupt: Literal["refuse", "skip"] = "refuse"
-    """What to do about samples that cannot be read: refuse names them; skip leaves them out and lists them."""
+    """How unreadable samples are handled. refuse: stop with an error that names them. skip: leave them out and list
+    them."""
 
     def tree(self) -> Tree:
         """The files there are."""
@@ -127,12 +129,12 @@ class InFiles(Stored):
 
 
 class LabelledFiles(InFiles):
-    """A source of files that have one label each: by the folders they are in, or by a table."""
+    """A source of files with one label each, given by the folder of the file or by a table."""
 
     labels: Labels | None = None
-    """A table of labels; without one, a sample's class is the folder that it is in."""
+    """A table of labels; without it, the class of a sample is the name of its folder."""
     classes: Classes | None = None
-    """A file with the names of the classes; by default the labels themselves."""
+    """A file with the class names; by default the labels are the names."""
 
     def used(self, tree: Tree) -> tuple[str, ...]:
         """Samples, and the tables."""

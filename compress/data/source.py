@@ -126,7 +126,7 @@ class Stored(Source):
     """The settings that are paths."""
 
     manifest: str | None = None
-    """A file with the SHA-256 of every file, which are then verified; `data --write-manifest` makes one."""
+    """A file with the SHA-256 of every file, which is verified. `data --write-manifest` creates it."""
 
     def beside(self, folder: Path) -> Self:
         """The same source with its paths taken from `folder`."""

@@ -11,23 +11,23 @@ from compress.training.loop import TrainingSettings
 
 
 class Decoupled(Settings):
-    """Decoupled distillation (Zhao et al., 2022)."""
+    """Decoupled knowledge distillation (Zhao et al., 2022)."""
 
     right: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    """Weight of how sure the teacher is of the right class."""
+    """Weight of the part for the target class: how confident the teacher is."""
     wrong: Annotated[float, Field(ge=0, le=1000)] = 8.0
-    """Weight of what it says of the wrong classes among themselves; the paper's is 8 for small images."""
+    """Weight of the part for the other classes; the paper uses 8 for small images."""
 
 
 class Teaching(Settings):
-    """How much is learnt from teachers, and how, beside the labels."""
+    """How knowledge distillation is combined with the labels."""
 
     temperature: Annotated[float, Field(ge=1, le=100)] = 4.0
-    """How much the scores are softened: 1 leaves them as they are."""
+    """Temperature of the softmax. 1 leaves the scores unchanged; a higher value makes them softer."""
     weight: Annotated[float, Field(ge=0, le=1)] = 0.9
-    """Share of what teachers say in the loss; the rest is the labels'. With 1, nothing is learnt from labels."""
+    """Weight of the distillation loss; the loss on the labels has the rest. With 1, the labels are not used."""
     decoupled: Decoupled | None = None
-    """Weighs what the teacher says of the right class and of the wrong ones apart; by default it is one."""
+    """Weight the target class and the other classes separately; by default they are one loss."""
 
     @model_validator(mode="after")
     def _labels_are_there(self) -> Self:
@@ -49,17 +49,20 @@ class Pair(Settings):
     """Two layers whose outputs are compared."""
 
     student: str
-    """Name of the student's layer; a layer of a nested model is called outer_inner."""
+    """Name of the student's layer. A layer in a nested model is called outer_inner."""
     teacher: str
     """Name of the teacher's layer."""
 
 
 class Features(Settings):
-    """What is learnt from the first teacher's inner layers."""
+    """Feature distillation: the student also learns from inner layers of the first teacher."""
 
     pairs: tuple[Pair, ...] = ()
-    """[{student: layer, teacher: layer}, …]; by default the last feature maps before the heads, of one size if any."""
+    """The layers to compare, [{student: layer, teacher: layer}, …]. By default the last feature maps before the heads,
+    of the same size if possible."""
     match: Literal["projected", "attention"] = "projected"
-    """projected: values, after a learnt 1x1 projection where channels differ. attention: where the maps are large."""
+    """projected: compare values, after a trained 1x1 projection where the channels differ. attention: compare where the
+    feature maps are large."""
     weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    """Weight in the loss. Of values, 1 is the error of a student that knows no more than the mean of each channel."""
+    """Weight in the loss. With `projected`, a loss of 1 is the error of a student that predicts the mean of each
+    channel."""

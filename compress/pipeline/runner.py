@@ -42,6 +42,8 @@ from compress.stage import Context, Probe, Stage, Work
 from compress.stages.sensitivity import Sensitivity
 
 STORE = ".store"
+LOG = "run.log"
+"""The log file in the folder of a run."""
 MEASURED = (Kind.KERAS, Kind.FLOAT_TFLITE, Kind.TFLITE, Kind.COMPILED)
 """The kinds that have a MODEL_TFLITE."""
 
@@ -147,7 +149,7 @@ class PipelineRun:
                 cause = cause.__cause__ or cause.__context__
             self.monitor.log(traceback.format_exc())
             first = (str(error).strip() or "no message").splitlines()[0]
-            todo = f"the traceback is in {self.folder / 'run.log'}"
+            todo = f"the traceback is in {self.folder / LOG}"
             raise StageError(f"{type(error).__name__}: {first}", where=title, todo=todo) from error
 
     def _tell(self, title: str, work: Work, status: str, seconds: float) -> None:

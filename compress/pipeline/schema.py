@@ -38,62 +38,62 @@ class ModelSettings(Origin):
     """The model to start from: a builder or a file."""
 
     trust: bool = False
-    """Whether code that comes with the model (a builder of your own, Lambda layers) may be run."""
+    """Allow the model to run code that it contains (your own builder, Lambda layers)."""
 
 
 class LatencySettings(Settings):
     """How latency is measured on this host."""
 
     runs: Annotated[int, Field(ge=1, le=1_000_000)] = 200
-    """Timed inferences of each model."""
+    """Number of timed inferences of each model."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1
-    """Threads of the runtime."""
+    """Number of threads of the runtime."""
 
 
 class SensitivitySettings(Settings):
-    """How it is measured what removing channels would do."""
+    """How the sensitivity of each layer to pruning is measured."""
 
     samples: Annotated[int, Field(ge=1, le=1_000_000)] = 512
-    """Training samples that importance and answers are measured with."""
+    """Number of training samples on which importance and outputs are measured."""
 
 
 class Measure(Settings):
-    """What is measured, and how."""
+    """Settings of the measurements."""
 
     latency: LatencySettings = LatencySettings()
     """Latency on this host."""
     sensitivity: SensitivitySettings | None = None
-    """What removing channels would do to the model before it is pruned, layer by layer; by default not measured."""
+    """The effect of removing channels, layer by layer, before the model is pruned; by default not measured."""
 
 
 class Budget(Settings):
-    """What the result may cost. A broken budget gives exit code 7."""
+    """Limits for the result. A result over the budget gives exit code 7."""
 
     accuracy_drop: Annotated[float, Field(ge=-1, le=1)] | None = None
-    """Largest loss of test accuracy against the original, as a fraction."""
+    """Largest drop of test accuracy from the original, as a fraction."""
     ap_drop: Annotated[float, Field(ge=-1, le=1)] | None = None
-    """The same of a detector's mean average precision."""
+    """Largest drop of the mean average precision of a detector, as a fraction."""
     latency_ms: Annotated[float, Field(gt=0)] | None = None
-    """Longest median latency of the result on this host."""
+    """Longest median latency of the result on this host, in milliseconds."""
     size_bytes: Annotated[int, Field(gt=0)] | None = None
-    """Largest .tflite file."""
+    """Largest .tflite file, in bytes."""
 
 
 class PipelineKeys(Settings):
     """The plain keys of a pipeline file."""
 
     schema_version: Literal[1]
-    """Version of this file's format."""
+    """Version of the format of the pipeline file."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-    """Name of the run: its folder under runs/."""
+    """Name of the run, and of its folder in runs/."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Seed of everything random. Not of the test split, which is fixed."""
+    """Seed of all random choices, except the division into splits, which has its own."""
     target: str = targets.DEFAULT
-    """What the model is made for: edgetpu or cpu."""
+    """The target: edgetpu or cpu."""
     measure: Measure = Measure()
-    """What is measured."""
+    """Measurements in addition to accuracy and size."""
     budget: Budget = Budget()
-    """What the result may cost."""
+    """Limits for the result."""
 
     @field_validator("schema_version", mode="before")
     @classmethod

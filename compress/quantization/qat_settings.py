@@ -10,19 +10,22 @@ from compress.settings import Settings
 
 
 class Calibration(Settings):
-    """Which samples ranges are taken from."""
+    """Which samples activation ranges are calibrated on."""
 
     select: Literal["balanced", "random", "stratified", "hardness", "coverage"] = "balanced"
-    """balanced: as many of each class as there are; random; stratified: the classes in their proportions; hardness:
-    what the float model is most wrong about; coverage: what is far from each other, in what its last layer is given."""
+    """balanced: the same number of each class where possible. random: at random. stratified: with the class proportions
+    kept. hardness: the samples with the largest error of the float model. coverage: samples that are far from each
+    other in the input of its last layer."""
 
 
 class RoundedTraining(Settings):
-    """How a network is trained that rounds as its 8-bit file will."""
+    """How a network is trained with fake quantization."""
 
     ranges: Literal["averaged", "learnt", "held"] = "averaged"
-    """Activation ranges: averaged over the batches, learnt by gradient, or held as calibration found them."""
+    """Activation ranges in the training. averaged: moving average over the batches. learnt: trained by gradient. held:
+    as calibrated."""
     batch_norm: Literal["folded", "trained"] = "folded"
-    """folded: into the weights, before the training. trained: on, from each batch's mean and variance."""
+    """folded: folded into the weights before the training. trained: updated from the mean and variance of each
+    batch."""
     settle: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Last part of the training in which ranges and batch norm stand still, and only weights move."""
+    """Fraction of the training, at its end, in which ranges and batch norm are frozen and only weights are trained."""

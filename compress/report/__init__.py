@@ -32,9 +32,9 @@ _UNFIT = re.compile(
 LABELS = {
     "accuracy": "Accuracy",
     "ap": "Average precision",
-    "ap50": "Average precision at half overlap",
+    "ap50": "Average precision at IoU 0.5",
     "size_bytes": "Size",
-    "compressed_bytes": "Size of the download, compressed",
+    "compressed_bytes": "Compressed size",
     "macs": "MACs",
     "macs_ratio": "MACs ratio",
     "parameters": "Parameters",
@@ -133,7 +133,7 @@ def show(measurement: Plain | None, name: str = "", absent: str = "not recorded"
     value, unit = m.get("value"), str(m.get("unit") or "")
     note = str(m.get("note") or "")
     if value is None or m.get("how") == "missing":
-        reason = note if m.get("how") == "missing" and note else f"no finite number was recorded {note}".rstrip()
+        reason = note if m.get("how") == "missing" and note else f"no finite value was recorded {note}".rstrip()
         return Shown("missing", "", "", "missing", reason if m else absent)
     unit, signed = ("ratio", False) if name.endswith("_ratio") else (unit, name.endswith(("_drop", "_change")))
     step, decimals, suffix = _scale(value, unit)
@@ -141,7 +141,7 @@ def show(measurement: Plain | None, name: str = "", absent: str = "not recorded"
     low, high = ("" if end is None else _digits(end / step, decimals, signed) for end in ends)
     interval = f"[{low}, {high}]" if low and high else f"≥ {low}" if low else f"≤ {high}" if high else ""
     full = f"{value:,.0f} {'' if unit in _SILENT else unit}".rstrip() if step != 1 else ""
-    how = str(m.get("how") or "of unknown origin")
+    how = str(m.get("how") or "origin not recorded")
     return Shown(_digits(value / step, decimals, signed) + suffix, interval, full, how, note)
 
 
@@ -248,10 +248,10 @@ def derived(before: Plain | None, after: Plain | None, *, ratio: bool) -> Plain:
     one, two = (before or {}).get("value"), (after or {}).get("value")
     unit = "ratio" if ratio else "fraction"
     if one is None or two is None or (ratio and one == 0):
-        why = "the original is 0" if one == 0 else "needs both numbers"
+        why = "the original is 0" if one == 0 else "a value is missing"
         return {"value": None, "unit": unit, "how": "missing", "note": why}
     sure = all((m or {}).get("how") == "measured" for m in (before, after))
-    how, note = "measured" if sure else "predicted", "the one number over the other" if ratio else ""
+    how, note = "measured" if sure else "predicted", "result divided by original" if ratio else ""
     return {"value": two / one if ratio else two - one, "unit": unit, "how": how, "note": note}
 
 
@@ -264,9 +264,9 @@ def absence(record: Plain) -> str:
     """Why a part that the record does not have is not there."""
     where = f" in stage “{shorten(culprit(record), 60)}”" if culprit(record) else ""
     if record.get("status") == "failed":
-        return f"the run failed{where} before this was made"
+        return f"the run failed{where} before this step"
     if record.get("status") == "interrupted":
-        return f"the run was interrupted{where} before this was made"
+        return f"the run was interrupted{where} before this step"
     return "not part of this run"
 
 
@@ -284,7 +284,7 @@ def verdict(record: Plain, quote: Callable[[str], str] = "“{}”".format, pros
         what = "Failed" if status == "failed" else "Interrupted"
         head = what + (f" in stage {quote(shorten(where, 60))}" if where else "")
         head += "" if record.get("seconds") is None else f" after {seconds(record['seconds'])}"
-        return f"{head}; what was found before that: {found}." if found else f"{head}; there is no result to judge."
+        return f"{head}; results before that: {found}." if found else f"{head}; there is no result."
     outcome = f"{found or 'No result was measured'}; {_budget_kept(record, quote)}."
     told = answers.in_words(record, prose)
     if not told:

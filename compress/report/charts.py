@@ -197,7 +197,7 @@ def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
     long = min(110, max(svg.wide(name[:20]) for name in labels) + 4)
     upright = long <= cell
     left, top = 26 + long, 26 + (12 if upright else long)
-    across = "answer of the model →"
+    across = "predicted class →"
     size = (left + max(cell * len(counts), svg.wide(across)) + 4, top + cell * len(counts) + 4)
     parts = [svg.text(left, 14, across, "tick")]
     middle = top + cell * len(counts) / 2
@@ -212,11 +212,11 @@ def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
             parts.append(f'<g transform="translate({svg.n(left + at)} {svg.n(top - 5)}) rotate(-90)">{turned}</g>')
     for i, row in enumerate(counts):
         for j, count in enumerate(row):
-            tip = f"{labels[i]} taken for {labels[j]}: {count}" if i != j else f"{labels[i]} recognised: {count}"
+            tip = f"{labels[i]} predicted as {labels[j]}: {count}"
             place = (left + cell * j, top + cell * i, float(cell))
             parts.append(_matrix_cell(place, count, sum(row), i == j, tip))
     wrong = sorted((-n, i, j) for i, row in enumerate(counts) for j, n in enumerate(row) if n and i != j)
-    told = [f"{labels[i]} taken for {labels[j]}: {-n}" for n, i, j in wrong[:10]]
+    told = [f"{labels[i]} predicted as {labels[j]}: {-n}" for n, i, j in wrong[:10]]
     desc = "Most frequent confusions: " + "; ".join(told) if told else "No confusions"
     return svg.svg("confusion", size, "Confusion matrix of the result", desc, parts)
 
@@ -239,7 +239,7 @@ def latency_curves(curves: Sequence[LatencyCurve]) -> str:
     """The share of runs that took at most so long, for each model; every curve has at least one value."""
     top = max(max([*sorted(c.values)[: _rank(c.values, 0.99) + 1], *(ms for *_, ms in c.marks)]) for c in curves)
     x, y = svg.Axis(0, top * 1.1 or 1, 44, 468), svg.Axis(0, 1, 250, 34)
-    parts = [svg.text(10, 14, "Share of runs", "name")]
+    parts = [svg.text(10, 14, "Fraction of runs", "name")]
     parts += [svg.level(y.at(share), 44, 468, f"{share}" if share < 1 else "") for share in (0, 0.5, 0.9, 0.99, 1)]
     parts += [svg.tick(x.at(tick), 250, f"{tick:.3g}") for tick in x.ticks(6)]
     parts += [svg.line(44, 250, 468, 250, "axis"), svg.text(468, 286, "Latency of one inference, ms", "name", "end")]
@@ -286,9 +286,9 @@ def operator_strip(operators: Sequence[OperatorRow]) -> str:
         '<rect width="6" height="6" class="cpu"/><rect width="2" height="6" class="stripe"/></pattern></defs>'
     ]
     total = sum(op.macs for op in operators)
-    rows = [("Every operator, in order of execution", [1.0] * len(operators), 20.0)]
+    rows = [("Operators in order of execution", [1.0] * len(operators), 20.0)]
     if total:
-        rows.append(("The same by MACs", [op.macs / total for op in operators], 84.0))
+        rows.append(("Operators by MACs", [op.macs / total for op in operators], 84.0))
     for name, weights, y in rows:
         parts.append(svg.text(0, y - 6, name, "tick"))
         parts += _segments(operators, weights, y)

@@ -39,7 +39,7 @@ MAX_REMARK = 44
 
 STATUS_MARKS = {"ok": "✓", "over budget": "▲", "degenerate": "✕", "failed": "✕", "interrupted": "■"}
 STAGE_MARKS = {"made": "✓", "kept": "✓", "skipped": "»", "failed": "✕", "not run": "○"}
-HOLDS = {True: ("good", "✓ holds"), False: ("bad", "✕ broken"), None: ("unsure", "? undecided")}
+HOLDS = {True: ("good", "✓ within the limit"), False: ("bad", "✕ over the limit"), None: ("unsure", "? unknown")}
 
 
 @cache
@@ -66,10 +66,10 @@ def page(record: Plain) -> str:
         status=status,
         status_mark=STATUS_MARKS.get(status, "?"),
         finished=_moment(record.get("finished")),
-        target=words.shorten(str(target.get("name") or "not given"), MAX_NAME),
+        target=words.shorten(str(target.get("name") or "not recorded"), MAX_NAME),
         target_summary=words.shorten(str(target.get("summary") or ""), MAX_PROSE),
         quality=words.label(words.quality(record)),
-        seconds="The whole run was not timed" if took is None else f"{words.seconds(took)} in all",
+        seconds="The run was not timed" if took is None else f"Total time {words.seconds(took)}",
         coralline=words.shorten(str(record.get("coralline") or "version not recorded"), MAX_NAME),
         seed=words.scalar(record.get("seed")),
         verdict=words.verdict(record),
@@ -160,7 +160,7 @@ def _budget(record: Plain) -> dict[str, Any]:
         rows.append(
             {
                 "name": words.label(name),
-                "limit": "not given" if limit is None else words.number(limit, unit),
+                "limit": "not recorded" if limit is None else words.number(limit, unit),
                 "cell": notes.cell(measured, name, words.absence(record)),
                 "kind": kind,
                 "holds": holds,
@@ -221,7 +221,7 @@ def _stages(record: Plain) -> dict[str, Any]:
         rows.append(
             {
                 "id": identity,
-                "made_of": " · ".join(([name] if name != identity else []) + [kind or "nothing was made"]),
+                "made_of": " · ".join(([name] if name != identity else []) + [kind or "no artifact"]),
                 "status": status,
                 "mark": STAGE_MARKS.get(status, "?"),
                 "reason": words.shorten(str(stage.get("reason") or ""), MAX_PROSE),
@@ -340,7 +340,7 @@ def _placement(record: Plain) -> dict[str, Any] | None:
     rows = [_operator(op) for op in ops]
     on_tpu = sum(op.on_tpu for op in strip)
     tpu, cpu = macs.get("tpu") or 0, macs.get("cpu") or 0
-    share = words.number(tpu / (tpu + cpu), "fraction") if tpu + cpu else "no part"
+    share = words.number(tpu / (tpu + cpu), "fraction") if tpu + cpu else "none"
     return {
         "summary": words.shorten(str(placement.get("summary") or "No summary was recorded."), MAX_PROSE),
         **{key: placement.get(key) or "" for key in ("reason", "how_to_compile", "failure")},

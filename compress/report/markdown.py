@@ -33,7 +33,7 @@ def summary(record: Plain) -> str:
         *_changes(record),
         "## Stages",
         *_stages(record),
-        "## Classes that lost the most",
+        "## Classes with the largest loss",
         *_classes(record),
         *_swaps(record),
         "## Where operators run",
@@ -81,7 +81,7 @@ def _error(record: Plain) -> list[str]:
     valid = validity.of_complete(record)
     if not validity.is_complete(record):
         done = [s for s in record.get("stages") or [] if s.get("status") in ("made", "kept", "skipped")]
-        valid = f"Still valid: the numbers of the stages that were completed ({len(done)})."
+        valid = f"Still valid: the measurements of the completed stages ({len(done)})."
     message = quote(str(error.get("message") or "(no message)"), 500)
     return [f"> **Error**, {place}, exit code {quote(words.scalar(error.get('exit_code')))}: {message}\n>\n> {valid}"]
 
@@ -94,12 +94,12 @@ def _budget(record: Plain) -> list[str]:
         rows.append(
             (
                 quote(words.label(name)),
-                "not given" if limit is None else words.number(limit, unit),
+                "not recorded" if limit is None else words.number(limit, unit),
                 _cell(entry.get("measured"), name, words.absence(record)),
-                {True: "✓ holds", False: "✕ **broken**"}.get(entry.get("holds"), "? undecided"),
+                {True: "✓ within the limit", False: "✕ **over the limit**"}.get(entry.get("holds"), "? unknown"),
             )
         )
-    return [_table(("Limit on", "Limit", "Found", "Outcome"), rows)] if rows else ["No budget was set."]
+    return [_table(("Quantity", "Limit", "Actual", "Outcome"), rows)] if rows else ["No budget was set."]
 
 
 def _changes(record: Plain) -> list[str]:
@@ -111,7 +111,7 @@ def _changes(record: Plain) -> list[str]:
         rows.append((quote(words.label(row.name)), before, after, drop + change))
     for name, measurement in words.comparisons(record).items():
         if name not in words.CHANGES.values():
-            rows.append((quote(words.label(name)), "of both models", "of both models", _cell(measurement, name)))
+            rows.append((quote(words.label(name)), "compared", "compared", _cell(measurement, name)))
     return [_table(("Test split", "Original", "Result", "Change"), rows)] if rows else [_absent(record)]
 
 
@@ -123,14 +123,14 @@ def _stages(record: Plain) -> list[str]:
         status, reason = words.scalar(stage.get("status")), stage.get("reason")
         taken = stage.get("measurements") or {}
         outcome = quote(status) + (f": {quote(str(reason))}" if reason else "")
-        cells = [_cell(taken.get(name), name, f"not measured, stage {status}") for name in columns]
+        cells = [_cell(taken.get(name), name, f"not measured: stage {status}") for name in columns]
         rows.append((quote(words.scalar(stage.get("id"))), outcome, words.seconds(stage.get("seconds")), *cells))
     labels = [quote(words.label(name)) + ", validation" * (name in words.QUALITY) for name in columns]
     if not rows:
         return [_absent(record)]
     sentences = [*selection.lines(record), *training.lines(record)]
     listed = "\n".join(f"- {quote(sentence, 200)}" for sentence in sentences)
-    return [_table(("Stage", "Outcome", "Time, measured", *labels), rows), *([listed] if listed else [])]
+    return [_table(("Stage", "Outcome", "Time (measured)", *labels), rows), *([listed] if listed else [])]
 
 
 def _classes(record: Plain) -> list[str]:
@@ -167,10 +167,10 @@ def _swaps(record: Plain) -> list[str]:
         return []
     rows = [[quote(row[key]) for key in ("what", "by", "count", "layers")] for row in found["swapped"]]
     lines = [f"- Accuracy {row['when']}: {row['text']} ({quote(row['fine'], 200)})" for row in found["accuracy"]]
-    lines += [f"- Asked for, and not in the model: {quote(each)}" for each in found["not_found"]]
-    lines += [f"- Left: {quote(row['layer'])}: {quote(row['text'], 200)}" for row in found["left"]]
+    lines += [f"- Requested, but not in the model: {quote(each)}" for each in found["not_found"]]
+    lines += [f"- Not replaced: {quote(row['layer'])}: {quote(row['text'], 200)}" for row in found["left"]]
     lines += [f"- {quote(row['layer'])}: {quote(row['text'], 200)}" for row in found["details"]]
-    return ["## Swapped for the Edge TPU", _table(("What", "By", "Times", "Layers"), rows), "\n".join(lines)]
+    return ["## Replaced for the Edge TPU", _table(("Original", "Replacement", "Count", "Layers"), rows), "\n".join(lines)]
 
 
 def _placement(record: Plain) -> list[str]:
@@ -185,10 +185,10 @@ def _placement(record: Plain) -> list[str]:
     if not placement.get("compiled"):
         parts.append(f"Not compiled: {quote(str(placement.get('reason') or 'reason not recorded'), 300)}")
         if placement.get("how_to_compile"):
-            parts.append(f"To get it compiled: {quote(str(placement['how_to_compile']), 300)}")
+            parts.append(f"How to compile: {quote(str(placement['how_to_compile']), 300)}")
     told = [tuple(map(quote, row)) for row in devices.expected(record)]
     if told:
-        parts.append(_table(("Expected latency, predicted", "Median", "Interval", "CPU alone, roughly"), told))
+        parts.append(_table(("Predicted latency", "Median", "Interval", "CPU alone (rough)"), told))
     on_cpu = [op for op in placement.get("ops") or [] if op.get("placement") != "tpu"]
     rows = [
         (
@@ -200,7 +200,7 @@ def _placement(record: Plain) -> list[str]:
         for op in on_cpu[:MAX_CPU_OPERATORS]
     ]
     if rows:
-        parts.append(_table(("On the CPU", "MACs, counted", "Why", "Advice"), rows))
+        parts.append(_table(("On the CPU", "MACs (counted)", "Reason", "Advice"), rows))
     if len(on_cpu) > MAX_CPU_OPERATORS:
         parts.append(f"… and {len(on_cpu) - MAX_CPU_OPERATORS} more operators on the CPU.")
     return parts
@@ -212,7 +212,7 @@ def _devices(record: Plain) -> list[str]:
         return []
     head = ["Device", *devices.COLUMNS.values(), "Golden outputs"]
     table = [[quote(row["name"]), *row["cells"], quote(row["golden"] or "not compared")] for row in rows]
-    doubts = [f"- {quote(row['name'])} is not comparable: {quote(each, 300)}" for row in rows for each in row["doubts"]]
+    doubts = [f"- {quote(row['name'])} cannot be compared: {quote(each, 300)}" for row in rows for each in row["doubts"]]
     return ["## On the device", _table(head, table), *(["\n".join(doubts)] if doubts else [])]
 
 
@@ -222,7 +222,7 @@ def _rest(record: Plain) -> list[str]:
     samples = [f"{words.scalar(count)} {split}" for split, count in (data.get("samples") or {}).items()]
     source = f"{words.scalar(data.get('source'))}: {', '.join(samples)}; {len(data.get('classes') or [])} classes"
     if count := (data.get("corrupt") or {}).get("count"):
-        source += f"; {count:,} cannot be read and were left out"
+        source += f"; {count:,} unreadable samples were left out"
     environment = record.get("environment") or {}
     host = ", ".join(str(environment.get(key) or f"{key} not recorded") for key in ("cpu", "system", "python"))
     lines = [

@@ -27,6 +27,6 @@ def _line(stage: str, key: str, chosen: dict[str, Any]) -> str:
     saved = f"{1 - samples / whole:.0%}" if whole else "unknown"
     by = words.shorten(words.scalar(chosen.get("by")), 40)
     return (
-        f"{words.shorten(stage, 60)}: {samples:,.0f} of {whole:,.0f} samples for {WHAT[key]}, by {by}: "
-        f"{saved} saved, choosing took {seconds:.1f} s"
+        f"{words.shorten(stage, 60)}: {samples:,.0f} of {whole:,.0f} samples for {WHAT[key]} ({saved} fewer), "
+        f"selected by {by}; the selection took {seconds:.1f} s"
     )

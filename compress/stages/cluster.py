@@ -12,8 +12,8 @@ from compress.training.batches import Passes
 
 
 class Cluster(Stage, Passes):
-    """Lets the weights of a kernel share a few values (tfmot): a smaller download, no speed on the Edge TPU.
-    Later stages that train, other than quantize, undo it."""
+    """Train with clustered weights (tfmot): each kernel has only a few different values. The download is smaller; the
+    Edge TPU is not faster. Later stages that train, except quantize, undo it."""
 
     name: ClassVar[str] = "cluster"
     version: ClassVar[int] = 3
@@ -24,11 +24,11 @@ class Cluster(Stage, Passes):
     for_objects: ClassVar[Unfit | None] = UNFIT_THROUGH_TFMOT
 
     clusters: Annotated[int, Field(ge=2, le=256)] = 16
-    """How many values the weights of one kernel may have; zeros of a sparse kernel stay, as one of them."""
+    """Number of different values in one kernel. The zeros of a sparse kernel remain and count as one value."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 4
-    """Passes over the training split."""
+    """Number of passes over the training split."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
-    """Adam's learning rate at the start; it falls to 0 along a cosine."""
+    """Initial learning rate of Adam; it falls to 0 along a cosine."""
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The clustered model, the values of every layer, the compressed size before and after, and the history."""

@@ -11,7 +11,7 @@ from compress.targets.compiler_settings import CompilerSettings
 
 
 class Compile(Stage, CompilerSettings):
-    """Compiles for the Edge TPU if the vendor's compiler is found; checks statically in any case."""
+    """Compile for the Edge TPU if the vendor's compiler is available. The static check runs in any case."""
 
     name: ClassVar[str] = "compile"
     version: ClassVar[int] = 2

@@ -23,7 +23,8 @@ ORIGINAL = Path("original")
 
 
 class Distill(Stage, TrainingSettings, Teaching):
-    """Trains the model, or a student of its own, on the scores of the original or other teachers, and on the labels."""
+    """Train the model, or a separate student, on the outputs of the original model or other teachers, and on the
+    labels."""
 
     name: ClassVar[str] = "distill"
     version: ClassVar[int] = 5
@@ -38,18 +39,18 @@ class Distill(Stage, TrainingSettings, Teaching):
     )
 
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
-    """Passes over the training split."""
+    """Number of passes over the training split."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
-    """Adam's learning rate at the start."""
+    """Initial learning rate of Adam."""
     teachers: tuple[Path, ...] = ()
-    """Files of models (.keras, .h5, .onnx, .tflite, quantized too), folders of SavedModels, or the word original, which
-    it is by default."""
+    """The teachers: model files (.keras, .h5, .onnx, .tflite, also quantized), SavedModel folders, or the word
+    original, which is the default."""
     teacher_weights: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = ()
     """Weights of the teachers, in their order, when their probabilities are averaged; by default all the same."""
     features: Features | None = None
-    """Learns from inner layers of the first teacher too: {} for the last feature maps."""
+    """Also learn from inner layers of the first teacher; {} uses the last feature maps."""
     student: Origin | None = None
-    """Trains this one instead of the model that it is given: {builder: …} or {file: …}, as under model."""
+    """Train this model instead of the current one: {builder: …} or {file: …}, as under `model`."""
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:

@@ -244,18 +244,19 @@ def stage_for(file: Path, signature: str | None = None, shapes: Shapes | None = 
 
 
 class Origin(Settings):
-    """Where a model comes from: a builder or a file."""
+    """The model to start from: a builder or a file."""
 
     builder: str | None = None
-    """A builder from models/, or one of your own, file.py:function, with trust."""
+    """A builder in models/, or your own as file.py:function, which needs `trust: true`."""
     file: str | None = None
-    """A .keras, .h5, .hdf5, .onnx or .tflite file, or a SavedModel folder, from the pipeline file's folder."""
+    """A .keras, .h5, .hdf5, .onnx or .tflite file, or a SavedModel folder. The path is relative to the pipeline
+    file."""
     signature: str | None = None
-    """Which function of a SavedModel folder is taken, where it offers several."""
+    """The signature of a SavedModel that has several."""
     shape: dict[str, list[PositiveInt]] | None = None
-    """Of an .onnx file that leaves sides of its inputs open: by input what they are, `images: [1, 3, 320, 320]`."""
+    """The shapes of the dynamic inputs of an .onnx file: `images: [1, 3, 320, 320]`."""
     detector: dict[str, Any] | None = None
-    """For data with boxes: where the model's anchors stand (docs/detection.md); a builder may say it itself."""
+    """For data with boxes: the positions of the model's anchors (docs/detection.md). A builder may define it itself."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:

@@ -28,9 +28,13 @@ from deploy.contract import bundle
 from deploy.contract.detection import Detector, agreement
 from deploy.contract.preprocessing import VERSION, Preprocessing
 
+MAX_EVALUATION_BYTES = 1 << 24
+"""The decoded evaluation samples of a bundle take at most this; of larger samples there are fewer."""
+
 
 class Package(Stage):
-    """Writes runner.pyz and the bundle: models, labels, preprocessing, golden inputs and outputs, evaluation sample."""
+    """Write the bundle and runner.pyz. The bundle contains models, labels, preprocessing, golden inputs and outputs,
+    and evaluation samples."""
 
     name: ClassVar[str] = "package"
     version: ClassVar[int] = 3
@@ -40,11 +44,9 @@ class Package(Stage):
     tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert", "keras", "numpy", "tensorflow", "tf-keras")
 
     golden: Annotated[int, Field(ge=1, le=100)] = 4
-    """Validation samples that travel along, with the outputs they must give."""
+    """Number of validation samples in the bundle, each with the expected outputs."""
     evaluation: Annotated[int, Field(ge=0, le=2000)] = 100
-    """Test samples that travel along with their labels: the accuracy on the device is measured on them."""
-    evaluation_bytes: Annotated[int, Field(ge=0, le=1 << 28)] = 1 << 24
-    """What these samples may take at most, decoded; with larger ones there are fewer."""
+    """Number of test samples with labels in the bundle; the accuracy on the device is measured on them."""
 
     def environment(self) -> dict[str, str]:
         """The manifest names our own version and those of the tools; the runner is packed beside."""
@@ -72,7 +74,7 @@ class Package(Stage):
             versions = [report["version"] for report in given.facts.get("reports", ())]
             tools |= {context.target.compiler_name: versions[0] or "unknown"} if versions else {}
         golden, files = _golden(models, data, self.golden)
-        evaluation, more = _evaluation(models, context, self.evaluation, self.evaluation_bytes)
+        evaluation, more = _evaluation(models, context, self.evaluation)
         manifest = {
             "name": context.name,
             "coralline": __version__,
@@ -132,13 +134,13 @@ def _outputs(model: LoadedModel, inputs: NDArray[np.float32]) -> NDArray[Any]:
 
 
 def _evaluation(
-    models: Mapping[str, LoadedModel], context: Context, count: int, limit: int
+    models: Mapping[str, LoadedModel], context: Context, count: int
 ) -> tuple[dict[str, Any] | None, dict[str, bytes]]:
     """Test samples with their labels, what each model gives for them, and how right that is."""
-    indices, stacks = _stacked(context.data, count, limit)
+    indices, stacks = _stacked(context.data, count)
     asked = min(count, len(context.data.labels("test")))
     if len(indices) < asked:
-        context.progress.note(f"{len(indices)} of {asked} evaluation samples fit into {limit:,} bytes")
+        context.progress.note(f"{len(indices)} of {asked} evaluation samples fit into {MAX_EVALUATION_BYTES:,} bytes")
     if not indices:
         return None, {}
     data = context.data
@@ -200,13 +202,14 @@ def _note() -> str:
     return f"evaluation sample, {version()}, reference kernels"
 
 
-def _stacked(data: Data, count: int, limit: int) -> tuple[list[int], list[NDArray[Any]]]:
+def _stacked(data: Data, count: int) -> tuple[list[int], list[NDArray[Any]]]:
     """Test samples by shape and dtype: their indices in the split, and one stack for each kind."""
     groups: dict[tuple[Any, ...], list[tuple[int, NDArray[Any]]]] = {}
+    free = MAX_EVALUATION_BYTES
     for index in spread(data.labels("test"))[:count]:
         (sample,) = data.raw("test", np.array([index]))
-        limit -= sample.nbytes
-        if limit < 0:
+        free -= sample.nbytes
+        if free < 0:
             break
         groups.setdefault((sample.shape, sample.dtype.str), []).append((int(index), sample))
     indices = [index for group in groups.values() for index, _ in group]

@@ -56,14 +56,15 @@ class Candidate:
 
 
 class QatSettings(RoundedTraining):
-    """Quantization-aware training: how ranges and batch norm behave, and which teacher there is."""
+    """The settings of quantization-aware training (QAT)."""
 
     distill: Teaching | None = None
-    """Learns from the float model too: {weight: 0.9, temperature: 4}, or {} for these; decoupled too."""
+    """Use the float model as a teacher: {weight: 0.9, temperature: 4}, or {} for these values; `decoupled` is possible
+    too."""
 
 
 class Quantize(Stage, TrainingSettings):
-    """Makes all weights and activations 8-bit integers, inputs and outputs included."""
+    """Quantize the model to 8-bit integers: weights, activations, inputs and outputs."""
 
     name: ClassVar[str] = "quantize"
     version: ClassVar[int] = 5
@@ -76,33 +77,38 @@ class Quantize(Stage, TrainingSettings):
     )
 
     method: Literal["ptq", "qat"] = "ptq"
-    """ptq: ranges from calibration. qat: trained with rounding; kept only if it wins on validation."""
+    """ptq: post-training quantization. qat: quantization-aware training, kept only if it is better on the validation
+    split."""
     engine: Literal["coralline", "tfmot"] = "coralline"
-    """What trains (qat): our own layers, or those of tensorflow-model-optimization, which takes fewer layers."""
+    """The training engine of qat. coralline: Keras 3 with fake quantization. tfmot: tensorflow-model-optimization,
+    which supports fewer layers."""
     calibration_samples: Annotated[int, Field(ge=1, le=100_000)] = 200
-    """Training samples that ranges are taken from."""
+    """Number of training samples from which activation ranges are calibrated."""
     calibration: Calibration = Calibration()
-    """Which ones."""
+    """How the calibration samples are selected."""
     held_back_samples: Annotated[int, Field(ge=1, le=100_000)] = 512
-    """Further training samples that what is tried is compared with the float model on; all where few do not decide."""
+    """Number of other training samples (held-out samples) on which candidates are compared with the float model. All
+    are used only if the first of them do not decide."""
     ranges: Literal["auto", "minmax", "sample_percentile", "percentile", "mse", "entropy"] = "auto"
-    """How activation ranges are chosen; auto: what agrees best with the float model."""
+    """How activation ranges are chosen. auto: the method that agrees best with the float model."""
     equalize: Literal["auto", "off"] = "auto"
-    """auto: channels scaled across layers where that helps, with the same function; never if weights are clustered."""
+    """auto: apply cross-layer equalization if it helps. It does not change the function of the model. It is not applied
+    to clustered weights."""
     correct_bias: Literal["auto", "off"] = "auto"
-    """auto: biases moved by what rounding shifts the mean of each layer's outputs, where that helps."""
+    """auto: correct biases for the mean error that quantization causes in each layer, if it helps."""
     rounding: Literal["nearest", "learnt"] = "nearest"
-    """learnt: each weight to the step below or above as serves its layer's output (AdaRound); takes minutes."""
+    """nearest: round each weight to the nearest step. learnt: round up or down as is best for the layer's output
+    (AdaRound); takes minutes."""
     plan: Path | None = None
-    """A quantization.json of an earlier run, as it was or edited by hand: applied instead of a search."""
+    """The quantization.json of an earlier run, possibly edited by hand. It is applied instead of a search."""
     io: Literal["int8", "uint8"] = "int8"
     """Type of the file's input and output."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
-    """Passes over the training split (qat)."""
+    """Number of passes over the training split (qat)."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
-    """Adam's learning rate at the start (qat)."""
+    """Initial learning rate of Adam (qat)."""
     qat: QatSettings = QatSettings()
-    """How ranges and batch norm behave in training, and who teaches."""
+    """The settings of `method: qat`."""
 
     @model_validator(mode="after")
     def _engine_trains(self) -> Self:

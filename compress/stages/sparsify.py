@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from compress.artifact import Artifact, Facts, Kind
 from compress.stage import UNFIT_THROUGH_TFMOT, Context, Need, Stage, Unfit
@@ -12,31 +12,23 @@ from compress.training.batches import Passes
 
 
 class Sparsify(Stage, Passes):
-    """Sets the smallest weights to zero while training (tfmot): a smaller download, no speed on the Edge TPU.
-    Later stages that train, other than cluster and quantize, undo it."""
+    """Train with unstructured sparsity (tfmot): set the smallest weights to zero. The download is smaller; the Edge TPU
+    is not faster. Later stages that train, except cluster and quantize, undo it."""
 
     name: ClassVar[str] = "sparsify"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "tensorflow-model-optimization")
     for_objects: ClassVar[Unfit | None] = UNFIT_THROUGH_TFMOT
 
-    method: Literal["magnitude", "2by4"] = "magnitude"
-    """magnitude: a share of each kernel. 2by4: 2 of 4 neighbours along the input channels, for some other chips."""
     sparsity: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Share of zeros in each kernel at the end (magnitude)."""
+    """Fraction of zeros in each kernel at the end."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
-    """Passes over the training split; in the first two thirds zeros are added."""
+    """Number of passes over the training split; zeros are added in the first two thirds."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
-    """Adam's learning rate at the start; it falls to 0 along a cosine."""
-
-    @model_validator(mode="after")
-    def _one_measure(self) -> Self:
-        if self.method == "2by4" and "sparsity" in self.model_fields_set:
-            raise ValueError("sparsity goes with `method: magnitude`; 2by4 always makes half of the weights 0")
-        return self
+    """Initial learning rate of Adam; it falls to 0 along a cosine."""
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The sparse model, the zeros of every layer, the compressed size before and after, and the history."""
@@ -47,6 +39,5 @@ class Sparsify(Stage, Passes):
 
         keras(context.seed)
         dense = keras_graph.read(working_model.read(given, context))
-        share = self.sparsity if self.method == "magnitude" else None
-        sparse, facts = tfmot.sparsify(dense, share, self, context)
+        sparse, facts = tfmot.sparsify(dense, self.sparsity, self, context)
         return facts | working_model.write_redundant(sparse, given, context)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:  # a dry run reads settings only
 
 
 class Swap(Stage, TrainingSettings, Teaching):
-    """Swaps activations, gates and kernels for what the Edge TPU runs well, then lets the model as it was teach."""
+    """Replace activations, gates and kernels that the Edge TPU runs badly, then distil from the model before the
+    change."""
 
     name: ClassVar[str] = "swap"
     version: ClassVar[int] = 4
@@ -32,26 +33,28 @@ class Swap(Stage, TrainingSettings, Teaching):
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
 
     activations: Literal["all"] | list[Activation] = "all"
-    """What `by` is put in the place of; all: what a ReLU is near, whatever it is called, also where it is written as
-    several operators. The Edge TPU puts silu together from two operators, hard_silu from three, gelu from six, elu,
-    selu, celu, mish and softplus from 25; leaky_relu becomes a PRELU, whose slopes are sent at every
-    inference. tailed: any other function near 0 below and near x above that dips below 0 between. threshold (a ReLU
-    that begins elsewhere) and prelu (with a slope for every position; it gets one for each channel) stay on the CPU,
-    and all behind them."""
+    """The activations to replace. all: every activation that is close to a ReLU, also if it is composed of several
+    operators. On the Edge TPU, silu takes 2 operators, hard_silu 3, gelu 6, and elu, selu, celu, mish and softplus 25;
+    leaky_relu becomes a PRELU, whose slopes are transferred at every inference. tailed: any other function that is near
+    0 for negative inputs, near x for positive inputs, and has a minimum between. threshold (a ReLU with another
+    threshold) and prelu with a slope for every position (one slope for each channel is used) run on the CPU, with all
+    operators after them."""
     by: Literal["relu", "relu6"] = "relu"
-    """Both are free. relu is nearest to what it replaces, keeps channels scalable (quantize: equalize), and
-    quantize finds where its range should end; relu6 ends at 6 whatever the model needs."""
+    """The replacement. Both cost nothing. relu is closer to what it replaces, permits equalization, and `quantize`
+    finds its range. relu6 always ends at 6."""
     squeeze_and_excite: Literal["keep", "remove"] = "keep"
-    """remove: each gate becomes its mean over training samples, folded into weights where it can be. Gates run on the
-    Edge TPU, but nothing behind one can start before the whole map is there."""
+    """remove: replace each gate by its mean over training samples, folded into weights where possible. Gates run on the
+    Edge TPU, but the layer after a gate waits for the complete feature map."""
     depthwise_5x5: Literal["keep", "3x3"] = "keep"
-    """3x3: the kernel whose outputs are nearest, on measured inputs; 9 steps of the Edge TPU instead of 25."""
+    """3x3: replace 5x5 depthwise kernels by the 3x3 kernels with the closest outputs on training samples; 9 steps on
+    the Edge TPU instead of 25."""
     samples: Annotated[int, Field(ge=1, le=100_000)] = 256
-    """Training samples that gates and the inputs of kernels are measured on."""
+    """Number of training samples on which gates and kernel inputs are measured."""
     epochs: Annotated[int, Field(ge=0, le=10_000)] = 6
-    """Passes over the training split afterwards, with the model before the swap as teacher; 0: none."""
+    """Number of passes over the training split after the replacement, with the model before it as the teacher. 0: no
+    training."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
-    """Adam's learning rate at the start."""
+    """Initial learning rate of Adam."""
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:

@@ -14,7 +14,8 @@ from compress.training.loop import TrainingSettings
 
 
 class Train(Stage, TrainingSettings):
-    """Trains the model on the training split; nothing to do for a model that came trained, from a file."""
+    """Train the model on the training split. A model that was loaded from a file is trained already, and is left as it
+    is."""
 
     name: ClassVar[str] = "train"
     version: ClassVar[int] = 4
@@ -24,7 +25,7 @@ class Train(Stage, TrainingSettings):
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
 
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 30
-    """Passes over the training split."""
+    """Number of passes over the training split."""
 
     def skip(self, given: Kind, *, from_file: bool, target: Target) -> str | None:
         """A model from a file is trained already."""

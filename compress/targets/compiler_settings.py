@@ -15,34 +15,36 @@ SSH_HOST = r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9][A-Za-z0-9._:-]{0,2
 
 
 class CompilerSettings(Settings):
-    """Where the vendor's compiler is, and its options."""
+    """The location of the vendor's compiler, and its options."""
 
     compiler: str | None = None
-    """Path of edgetpu_compiler on this machine; by default the one on PATH, if any."""
+    """Path of edgetpu_compiler on this machine; by default the one on PATH, if there is one."""
     docker: Annotated[str, Field(pattern=IMAGE)] | None = None
-    """A Docker image that has edgetpu_compiler on its PATH: it runs there, without network."""
+    """A Docker image with edgetpu_compiler on its PATH. The container has no network."""
     ssh: Annotated[str, Field(pattern=SSH_HOST)] | None = None
-    """Another host, user@host or a name in ~/.ssh/config, that has edgetpu_compiler on its PATH."""
+    """Another host with edgetpu_compiler on its PATH: user@host, or a name in ~/.ssh/config."""
     compiler_version: Annotated[str, Field(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}(\.[0-9]{1,12})?$")] | None = None
-    """The compiler's version, 16.0 or in full; another is refused. By default any, and 16.0 from the cache."""
+    """The version that the compiler must have, such as 16.0; by default any version, and 16.0 for results from the
+    cache."""
     cache: str | None = None
-    """A folder of results that may be shared: what it holds is not compiled again, and needs no compiler."""
+    """A folder for compiled results, which several users may share. A result in it is used without the compiler."""
     timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
-    """How long one try may take, transport included."""
+    """Time limit of one attempt in seconds, with the transfer to and from the host."""
     child_timeout_s: Annotated[int, Field(ge=1, le=86_400)] | None = None
-    """The compiler's own limit for each part that it tries (-t; 16.0 only, where it is 180 by itself)."""
+    """The compiler's own time limit for each attempt to partition the model, in seconds (-t; 16.0 only; 180 by
+    default)."""
     retries: Annotated[int, Field(ge=0, le=20)] = 2
-    """How often a failure that may be chance is tried again."""
+    """Number of times that a failure which may be random is retried."""
     all_subgraphs: bool = False
-    """Whether operators after one that stays on the CPU are compiled too, as further parts (-a)."""
+    """Also compile operators after one that runs on the CPU, as further subgraphs (-a)."""
     min_runtime_version: Annotated[int, Field(ge=1)] | None = None
-    """The oldest Edge TPU runtime, 10 to 14, that must run the result (-m); by default the compiler's own."""
+    """The oldest Edge TPU runtime that must run the result, 10 to 14 (-m); by default the compiler's own default."""
     num_segments: Annotated[int, Field(ge=1, le=64)] = 1
-    """Parts that the model is cut into, for as many Edge TPUs (-n); package takes whole models only."""
+    """Number of segments for a pipeline of several Edge TPUs (-n). `package` needs a model in one segment."""
     intermediate_tensors: tuple[Annotated[str, Field(pattern=r"^[^,\-][^,]*$")], ...] = ()
-    """Names of tensors where the Edge TPU's part ends (-i)."""
+    """Names of the tensors at which the Edge TPU's part ends (-i)."""
     search_delegate: bool = False
-    """Whether operators at the end are left to the CPU until the rest compiles (-d; 16.0 only)."""
+    """Move operators at the end to the CPU until the rest compiles (-d; 16.0 only)."""
 
     @model_validator(mode="after")
     def _one_host(self) -> Self:

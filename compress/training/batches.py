@@ -28,24 +28,24 @@ class Augment(Settings):
     """Random changes of the training images. Fractions are of the image's side."""
 
     shift: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Largest shift along each side, as a fraction of it."""
+    """Largest shift in each direction, as a fraction of the image's size."""
     rotate: Annotated[float, Field(ge=0, le=180)] = 0.0
     """Largest rotation, in degrees."""
     zoom: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Largest change of size, as a fraction."""
+    """Largest change of scale, as a fraction."""
     flip: bool = False
-    """Whether images may be mirrored left to right."""
+    """Flip images horizontally at random."""
 
 
 class Passes(Settings):
-    """What every stage that trains can be told."""
+    """The settings that every training has."""
 
     epochs: Annotated[int, Field(ge=1, le=10_000)]
-    """Passes over the training split."""
+    """Number of passes over the training split."""
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Samples in one step."""
+    """Number of samples in one batch."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.003
-    """Adam's learning rate at the start."""
+    """Initial learning rate of Adam."""
     augment: Augment = Augment()
     """Random changes of the training images."""
 

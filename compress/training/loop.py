@@ -56,29 +56,29 @@ class Loss:
 
 
 class TrainingSettings(Passes):
-    """What stages that train with Keras 3 can be told."""
+    """The settings of stages that train with Keras 3."""
 
     schedule: schedules.Name = "cosine"
-    """How the learning rate falls to 0: along a cosine, or linear; steps: to a tenth after half and again after three
-    quarters of the training; constant: not at all."""
+    """How the learning rate falls. cosine: to 0 along a cosine. linear: to 0 along a line. steps: to a tenth after half
+    of the training, and again after three quarters. constant: it does not fall."""
     warmup: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Share of the steps in which the learning rate first rises from 0."""
+    """Fraction of the steps in which the learning rate first rises from 0."""
     gradient_accumulation: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Batches whose gradients are averaged for one step of the weights."""
+    """Number of batches whose gradients are averaged for one update of the weights."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Keeps the moving average of the weights, with this share of the old one in each step (0.99 to 0.9999)."""
+    """Keep an exponential moving average of the weights with this decay (0.99 to 0.9999)."""
     early_stopping: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Ends after so many epochs without a better validation accuracy (of detectors: loss), and keeps the weights of
-    the best epoch."""
+    """Stop after this number of epochs without a better validation accuracy (for detectors: validation loss), and
+    restore the weights of the best epoch."""
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: rare classes count more in the loss, each class as much as any other."""
+    """balanced: weight the loss so that each class counts the same, however rare it is."""
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
-    """mixed_…: computes in 16 bits where that does no harm, which is faster on processors made for it; weights, and
-    the model that comes out, are float32."""
+    """mixed_bfloat16, mixed_float16: compute in 16 bits where the result does not suffer, which is faster on hardware
+    made for it. The weights and the resulting model are float32."""
     subset: Subset | None = None
-    """Trains on a part of the training split; by default on all of it."""
+    """Train on a part of the training split; by default on all of it."""
     tensorboard: bool = False
-    """Writes losses and accuracies for TensorBoard into runs/<name>/tensorboard."""
+    """Write losses and accuracies for TensorBoard to runs/NAME/tensorboard."""
 
     def unfit_for_objects(self) -> Unfit | None:
         """The setting that does not go with data for detection, or None."""

@@ -24,22 +24,23 @@ Indices = NDArray[np.int64]
 
 
 class Subset(Settings):
-    """Which part of the training split is trained on; validation and test samples are not looked at."""
+    """Which part of the training split is used. Validation and test samples are never looked at."""
 
     by: Way
-    """random; stratified: random, the classes in their proportions; hardness: by the error of a model; coverage:
-    samples that are far from each other, in what the last layer of a model is given."""
+    """random: at random. stratified: at random, with the class proportions kept. hardness: by the error of a model
+    (EL2N). coverage: samples that are far from each other in the input of a model's last layer (k-centre)."""
     share: Annotated[float, Field(gt=0, lt=1)]
-    """Share of the training split that is trained on."""
+    """Fraction of the training split to train on."""
     keep: Literal["hardest", "middle"] = "hardest"
-    """hardness: the samples with the largest errors, or those around the median: better where labels are wrong, or
-    where few samples are kept."""
+    """For hardness. hardest: the samples with the largest errors. middle: those around the median, which is better if
+    labels are wrong or few samples are kept."""
     of: Literal["proxy", "model"] = "proxy"
-    """Whose errors and features: of a copy of the model, trained anew for `epochs`, or of the model as it comes."""
+    """The model that gives errors and features. proxy: a copy of the model that is trained from scratch for `epochs`.
+    model: the model as it is."""
     epochs: Annotated[int, Field(ge=1, le=1000)] = 3
-    """Passes over the whole training split with which each proxy is trained."""
+    """Number of passes over the training split for each proxy."""
     seeds: Annotated[int, Field(ge=1, le=20)] = 2
-    """Proxies whose errors are averaged (hardness)."""
+    """Number of proxies whose errors are averaged (hardness)."""
 
     def count(self, samples: int) -> int:
         """Return how many of `samples` training samples are kept: at least one."""

@@ -157,7 +157,7 @@ def test_the_text_names_every_setting_with_its_default_and_meaning(stage: str) -
             assert re.search(r"^ +qat\.ranges += averaged +Activation ranges", section, re.M)
             continue
         if name == "calibration":
-            assert re.search(r"^ +calibration\.select += balanced +balanced: as many", section, re.M)
+            assert re.search(r"^ +calibration\.select += balanced +balanced: the same number", section, re.M)
             continue
         default = {"None": "null", "False": "false", "()": "[]"}.get(str(field.default), field.default)
         line = re.search(rf"^ +{name} += (\S+) +(.+)$", section, re.M)

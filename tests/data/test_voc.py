@@ -121,14 +121,10 @@ def test_the_name_of_another_image_that_was_left_in_a_file(tmp_path: Path) -> No
             work()
 
 
-def test_a_difficult_object_is_there_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_difficult_object_is_ignored(tmp_path: Path) -> None:
     text = scenes.annotation("a.png", [("cat", (10, 5, 30, 20)), ("dog", (0, 0, 9, 9))], (40, 20))
     text = text.replace("<name>dog</name>", "<name>dog</name><difficult>1</difficult>")
     assert one(tmp_path, text).load().class_names == ("cat",)
-    both = Voc(path=str(tmp_path), difficult=True).load()
-    assert both.class_names == ("cat", "dog")
-    assert both.objects is not None
-    assert both.objects[0].classes.tolist() == [0, 1]
 
 
 def test_an_image_without_objects_is_kept(tmp_path: Path) -> None:

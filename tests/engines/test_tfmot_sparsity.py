@@ -53,19 +53,6 @@ def test_every_kernel_gets_its_share_of_zeros_and_the_function_is_learnt(keras: 
     assert (outputs.argmax(1) == data.labels("validation")).mean() > 0.9
 
 
-def test_two_of_four_neighbours_along_the_input_channels(keras: Any, tmp_path: Path) -> None:
-    made, facts = sparsity.sparsify(mixed(keras), None, SETTINGS, context(Blobs(), tmp_path))
-    assert facts["left"].keys() == {"first", "depthwise", "transposed"}
-    assert "3 input channels" in facts["left"]["first"]
-    for name in ("separable", "scores"):
-        kernel = weight_sparsity.kernel(made.layers[name])
-        assert kernel is not None
-        rows = np.moveaxis(kernel, -2, -1)
-        used = (rows.reshape(*rows.shape[:-1], -1, 4) != 0).sum(axis=-1)
-        assert used.max() == 2
-        assert used.mean() == 2
-
-
 def test_clusters_keep_the_zeros_of_sparse_kernels(keras: Any, tmp_path: Path) -> None:
     keras.utils.set_random_seed(0)
     given = mixed(keras)

@@ -241,7 +241,7 @@ def test_one_sided_intervals_and_origins() -> None:
     assert report.show(m(0.5, "fraction", "predicted") | {"high": 0.6}).fine == "≤ 0.600 · predicted"
     assert report.show(None, absent="not asked for").fine == "not asked for"
     assert report.show(m(None, "ms", "missing", note="no device")).fine == "no device"
-    assert report.show(m(None, "ms")).fine == "no finite number was recorded"
+    assert report.show(m(None, "ms")).fine == "no finite value was recorded"
     assert report.show({}).how == "missing"
 
 
@@ -264,10 +264,10 @@ RUN = {"comparison": None, "models": None}
             "(drop +0.002 [−0.006, +0.006]); fits the budget.",  # noqa: RUF001
         ),
         (RUN | {"budget": []}, "No result was measured; no budget was set."),
-        (RUN | {"status": "failed"}, "Failed after 43.1 s; there is no result to judge."),
+        (RUN | {"status": "failed"}, "Failed after 43.1 s; there is no result."),
         (
             RUN | {"status": "interrupted", "error": {"stage": "prune"}, "seconds": None},
-            "Interrupted in stage “prune”; there is no result to judge.",
+            "Interrupted in stage “prune”; there is no result.",
         ),
     ],
 )
@@ -347,7 +347,7 @@ def test_outline_of_lists_and_empty_values() -> None:
 def test_the_title_of_a_small_confusion_matrix_is_not_cut_off() -> None:
     svg = charts.confusion_matrix(["a", "b"], [[3, 1], [0, 2]])
     found = re.search(r'viewBox="0 0 ([\d.]+) ', svg)
-    start = re.search(r'<text x="([\d.]+)"[^>]*>answer of the model', svg)
+    start = re.search(r'<text x="([\d.]+)"[^>]*>predicted class', svg)
     assert found is not None
     assert start is not None
-    assert float(start[1]) + draw.wide("answer of the model →") <= float(found[1])
+    assert float(start[1]) + draw.wide("predicted class →") <= float(found[1])

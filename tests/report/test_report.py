@@ -161,7 +161,7 @@ def test_a_failed_run_says_what_is_still_valid() -> None:
     assert "every channel of conv_1 is needed" in text
     assert "Still valid: the 1 stage that was completed (“load”)" in text
     assert "Exit code 5" in text
-    assert text.count("The run failed in stage “prune” before this was made.") >= 5
+    assert text.count("The run failed in stage “prune” before this step.") >= 5
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,11 @@ def test_a_failed_run_says_what_is_still_valid() -> None:
     [
         ("crowded", "The budget is not kept"),
         ("crowded", "everything below is valid"),
-        ("crowded", "did not accept it: internal error"),
+        ("crowded", "compiler failed: internal error"),
         ("crowded", "Runs on (predicted)"),
         ("full", "Runs on (predicted)"),
         ("single", "Runs on (measured)"),
-        ("single", "Of fewer than 100 runs p99 says no more"),
+        ("single", "With fewer than 100 runs, p99 is the slowest run"),
     ],
 )
 def test_what_a_record_makes_the_page_say(name: str, sentence: str) -> None:
@@ -220,6 +220,6 @@ def test_what_quantization_tried_and_where_it_lost() -> None:
     }
     plain = {**full(), "stages": [{"id": "q", "stage": "quantize", "status": "made", "facts": facts}]}
     shown = html_of(plain)
-    for text in ("35.2 dB", "&lt;b&gt;", "✓ kept", "conv0 (weights)", "wide. To change it: mse", "left: far", "✕ few"):
+    for text in ("35.2 dB", "&lt;b&gt;", "✓ kept", "conv0 (weights)", "wide. Setting to change: mse", "not done: far", "✕ few"):
         assert text in shown
-    assert "Where it is lost" not in html_of({**full(), "stages": []})
+    assert "Quantization error" not in html_of({**full(), "stages": []})

@@ -15,18 +15,18 @@ RECORD: dict[str, Any] = {
         {"id": "distill", "stage": "distill", "facts": None},
     ]
 }
-TRAIN = "train: 300 of 1,200 samples for training, by hardness, hardest: 75% saved, choosing took 4.2 s"
+TRAIN = "train: 300 of 1,200 samples for training (75% fewer), selected by hardness, hardest; the selection took 4.2 s"
 
 
 def test_one_line_for_each_choice() -> None:
     assert selection.lines(RECORD) == [
         TRAIN,
         TRAIN.replace("train:", "prune:"),
-        "q: 16 of 1,200 samples for calibration, by coverage: 99% saved, choosing took 4.2 s",
+        "q: 16 of 1,200 samples for calibration (99% fewer), selected by coverage; the selection took 4.2 s",
     ]
     assert selection.lines({"stages": None}) == []
     assert selection.lines({"stages": [{"facts": {"subset": {}, "steps": [1]}}]}) == [
-        "None: 0 of 0 samples for training, by not recorded: unknown saved, choosing took 0.0 s"
+        "None: 0 of 0 samples for training (unknown fewer), selected by not recorded; the selection took 0.0 s"
     ]
 
 

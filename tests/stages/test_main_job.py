@@ -129,7 +129,7 @@ def test_zeros_and_shared_weights_survive_and_every_step_says_what_its_file_pack
 ) -> None:
     stages = """
   - train: {epochs: 4, learning_rate: 0.01}
-  - sparsify: {method: 2by4, epochs: 1}
+  - sparsify: {epochs: 1}
   - cluster: {clusters: 8, epochs: 1}
   - quantize: {method: qat, engine: tfmot, epochs: 1}
 """
@@ -137,7 +137,6 @@ def test_zeros_and_shared_weights_survive_and_every_step_says_what_its_file_pack
     assert code == 0, errors
     rows = {row["stage"]: row for row in record["stages"]}
     assert rows["train"]["status"] == "kept"
-    assert rows["sparsify"]["facts"]["left"].keys() == {"conv0"}  # one input channel
     for stage in ("sparsify", "cluster", "quantize"):
         assert 0.49 < rows[stage]["facts"]["zeros"] < 0.55, stage
     assert max(kernel["distinct"] for kernel in rows["cluster"]["facts"]["kernels"].values()) <= 8

@@ -28,6 +28,7 @@ from compress.data.sources import ImageFolder, Npz
 from compress.errors import ModelError
 from compress.export import runner_pyz
 from compress.stage import Context
+from compress.stages import package
 from compress.stages.package import Package
 from compress.targets import load
 from compress.tflite import graph
@@ -334,17 +335,19 @@ def test_samples_of_several_shapes_are_stacked_by_shape(artifact: Any, context: 
         assert data.labels("test")[index] == label
 
 
-def test_an_evaluation_sample_has_limits(artifact: Any, context: Any) -> None:
+def test_an_evaluation_sample_has_limits(artifact: Any, context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     around = context("all")
     everything = len(around.data.labels("test"))
     assert len(evaluated(around, artifact, evaluation=2000).evaluation()[1]) == everything < 100
     size = 4 * 5 * 4
     around = context("bytes")
-    few = evaluated(around, artifact, evaluation=10, evaluation_bytes=4 * size + size - 1)
+    monkeypatch.setattr(package, "MAX_EVALUATION_BYTES", 4 * size + size - 1)
+    few = evaluated(around, artifact, evaluation=10)
     assert len(few.evaluation()[0]) == 4
     assert around.progress.noted == ["4 of 10 evaluation samples fit into 399 bytes"]
-    for name, settings in (("none", {"evaluation": 0}), ("small", {"evaluation_bytes": size - 1})):
-        none = evaluated(context(name), artifact, **settings)
+    for name, count, limit in (("none", 0, size), ("small", 10, size - 1)):
+        monkeypatch.setattr(package, "MAX_EVALUATION_BYTES", limit)
+        none = evaluated(context(name), artifact, evaluation=count)
         assert none.manifest["evaluation"] is None
         assert none.evaluation()[0] == []
         assert not [member for member in none.members if member.startswith("evaluation")]
@@ -371,9 +374,7 @@ def test_versions_are_part_of_the_key_and_of_the_manifest(artifact: Any, context
 
 @pytest.mark.parametrize(
     "settings",
-    [{"golden": value} for value in (0, -1, 101, 2.0, "4")]
-    + [{"evaluation": value} for value in (-1, 2001, 2.0)]
-    + [{"evaluation_bytes": value} for value in (-1, 1 << 29)],
+    [{"golden": value} for value in (0, -1, 101, 2.0, "4")] + [{"evaluation": value} for value in (-1, 2001, 2.0)],
 )
 def test_bad_settings(settings: Any) -> None:
     with pytest.raises(ValidationError):

@@ -238,7 +238,7 @@ def test_the_report_tells_it(keras: Any, tmp_path: Path) -> None:
     record = {"stages": [{"id": "swap", "stage": "swap", "status": "made", "facts": facts}]}
     files = render({**record, "name": "n", "status": "ok"})
     for page in (files["report.html"].decode(), files["report.md"].decode()):
-        assert "Swapped for the Edge TPU" in page
+        assert "Replaced for the Edge TPU" in page
         for text in ("silu", "depthwise", "after healing", "gelu", "of the variance of its outputs is lost"):
             assert text in page
-    assert "Swapped for the Edge TPU" not in render({"stages": [], "name": "n", "status": "ok"})["report.html"].decode()
+    assert "Replaced for the Edge TPU" not in render({"stages": [], "name": "n", "status": "ok"})["report.html"].decode()

@@ -36,23 +36,23 @@ MAX_LABELS_BYTES = 4 << 30
 class Npz(Stored):
     """A .npz file with samples [n, height, width] or [n, height, width, channels], and labels [n].
 
-    Signals are [n, samples], series [n, time, channels]. A division that comes with the data is a third array:
-    [n] of "train", "validation", "test".
+    Sounds are [n, samples], time series are [n, time, channels]. A third array can give the split of each sample: [n]
+    of "train", "validation", "test".
     """
 
     name: ClassVar[str] = "npz"
     paths: ClassVar[tuple[str, ...]] = ("file", "manifest")
 
     file: str
-    """Path of the file, from the pipeline file's folder."""
+    """Path of the file, relative to the pipeline file."""
     x: str = "x"
     """Name of the array of samples."""
     y: str = "y"
-    """Name of the array of labels: whole numbers from 0, or names."""
+    """Name of the array of labels: integers from 0, or class names."""
     split: str | None = None
-    """Name of the array that says which split a sample belongs to."""
+    """Name of the array with the split of each sample."""
     classes: tuple[str, ...] | None = None
-    """Names of the classes; by default the labels themselves."""
+    """Class names; by default the labels are the names."""
 
     def files(self) -> dict[str, Path]:
         """The one file."""
@@ -101,13 +101,13 @@ class Npy(Stored):
     paths: ClassVar[tuple[str, ...]] = ("x", "y", "split", "manifest")
 
     x: str
-    """Path of the samples, from the pipeline file's folder."""
+    """Path of the samples, relative to the pipeline file."""
     y: str
-    """Path of the labels: whole numbers from 0, or names."""
+    """Path of the labels: integers from 0, or class names."""
     split: str | None = None
-    """Path of an array that says which split a sample belongs to: [n] of "train", "validation", "test"."""
+    """Path of an array with the split of each sample: [n] of "train", "validation", "test"."""
     classes: tuple[str, ...] | None = None
-    """Names of the classes; by default the labels themselves."""
+    """Class names; by default the labels are the names."""
 
     def files(self) -> dict[str, Path]:
         """Two files or three."""

@@ -25,9 +25,9 @@ Plain = dict[str, Any]
 
 
 class Coco(Stored):
-    """COCO's JSON files, one for all images or one for each split, with the images beside them or in a folder.
+    """COCO's JSON files, one for all images or one for each split, with the images next to them or in a folder.
 
-    Regions that are marked as crowds are left out. Classes are the categories in the order of their ids, which may
+    Regions that are marked as crowds are left out. The classes are the categories in the order of their ids; ids may
     have gaps.
     """
 
@@ -36,17 +36,17 @@ class Coco(Stored):
     paths: ClassVar[tuple[str, ...]] = ("file", "train", "validation", "test", "images", "manifest")
 
     file: str | None = None
-    """Path of the one file for all images, from the pipeline file's folder; `data.split` divides them."""
+    """Path of one file for all images, relative to the pipeline file; `data.split` divides them."""
     train: str | None = None
-    """Path of the file for training, where there is one for each split."""
+    """Path of the training file, if there is one file for each split."""
     validation: str | None = None
-    """Path of the file for validation; by default a part of `train` is taken."""
+    """Path of the validation file; by default `data.split` takes a part of `train`."""
     test: str | None = None
-    """Path of the file for the test; likewise."""
+    """Path of the test file; by default `data.split` takes a part of `train`."""
     images: str | None = None
-    """Folder that the names of images are relative to; by default that of the file that has them."""
+    """Folder that the image names are relative to; by default the folder of the JSON file."""
     channels: Literal[1, 3] = 3
-    """3: decoded as RGB; 1: as grey levels."""
+    """3: decode as RGB. 1: decode as grey levels."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

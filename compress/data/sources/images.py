@@ -36,13 +36,14 @@ ERRORS = (
 
 
 class ImageFolder(LabelledFiles):
-    """A folder of images: one folder for each class, inside train/, val/ and test/ or without these; or a table."""
+    """A folder of images: one subfolder for each class, optionally inside train/, val/ and test/; or with a table of
+    labels."""
 
     name: ClassVar[str] = "folder"
     suffixes: ClassVar[tuple[str, ...]] = tuple(FORMATS)
 
     channels: Literal[1, 3] = 3
-    """3: decoded as RGB; 1: as grey levels."""
+    """3: decode as RGB. 1: decode as grey levels."""
 
     @property
     def decoding(self) -> dict[str, Any]:

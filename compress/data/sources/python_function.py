@@ -22,22 +22,22 @@ GIVES = "a map with x and y (split, classes), a pair (x, y), or pairs (sample, l
 
 
 class PythonFunction(Stored):
-    """A Python function of your own, which is run: it takes nothing, and gives samples and labels.
+    """Your own Python function, without arguments, that returns samples and labels.
 
-    Either a map with `x`, `y` and perhaps `split` and `classes`, or a pair `(x, y)`, or an iterable of pairs
-    `(sample, label)` or triples `(sample, label, split)`. `x` is an array, or anything with a length and indices,
-    which is then asked for one sample at a time, by several threads; labels are whole numbers from 0, or names.
+    It returns a map with `x`, `y` and optionally `split` and `classes`, or a pair `(x, y)`, or an iterable of pairs
+    `(sample, label)` or triples `(sample, label, split)`. `x` is an array, or any object with a length and indices; its
+    samples are then read one at a time, by several threads. Labels are integers from 0, or class names.
     """
 
     name: ClassVar[str] = "function"
     paths: ClassVar[tuple[str, ...]] = ("file", "reads", "manifest")
 
     file: str
-    """The file, or file.py:function; without a name the function is `load`."""
+    """The file, or file.py:function; the default function is `load`."""
     trust: bool = False
-    """Whether the file may be run; otherwise it is refused."""
+    """Allow the file to be run. Without it, the source is refused."""
     reads: tuple[str, ...] = ()
-    """Files that the function reads: when they change, what was made of them is made anew."""
+    """The files that the function reads. If they change, the data is read again."""
 
     def beside(self, folder: Path) -> Self:
         """The same source with its paths taken from `folder`."""

@@ -37,20 +37,20 @@ Features = dict[str, Any]
 
 
 class TensorFeature(Settings):
-    """A feature that holds numbers."""
+    """A feature that contains numbers."""
 
     feature: str
     """Name of the feature: a list of numbers, or their bytes (little-endian)."""
     shape: Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 24)], ...], Field(min_length=1, max_length=3)]
     """Shape of a sample."""
     dtype: Literal["uint8", "int8", "uint16", "int16", "int32", "float32", "float64"] = "float32"
-    """Type of the numbers, where they are bytes."""
+    """Type of the numbers, if they are stored as bytes."""
 
 
 class TfRecord(InFiles):
-    """TFRecord files of tf.train.Example: one, a folder of them, or a tar archive. Checksums are verified.
+    """TFRecord files of tf.train.Example: one file, a folder of them, or a tar archive. Checksums are verified.
 
-    Splits are told from folders train/, val/ and test/, or from words in file names (mnist-train.tfrecord).
+    The splits are given by the folders train/, val/ and test/, or by words in the file names (mnist-train.tfrecord).
     """
 
     name: ClassVar[str] = "tfrecord"
@@ -59,13 +59,13 @@ class TfRecord(InFiles):
     image: str | None = None
     """Name of the feature with an encoded image (PNG, JPEG, BMP, WebP)."""
     tensor: TensorFeature | None = None
-    """The feature with numbers, where samples are no images."""
+    """The feature with numbers, if the samples are not images."""
     label: str
-    """Name of the feature with the label: a whole number from 0, or the name of a class."""
+    """Name of the feature with the label: an integer from 0, or a class name."""
     classes: Classes | None = None
-    """A file with the names of the classes; by default the labels themselves."""
+    """A file with the class names; by default the labels are the names."""
     channels: Literal[1, 3] = 3
-    """3: images are decoded as RGB; 1: as grey levels."""
+    """3: decode images as RGB. 1: decode as grey levels."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:

@@ -27,10 +27,11 @@ FEW_FILES = (
 
 
 class Csv(LabelledFiles):
-    """Time series in CSV files with a header, cut into windows: a file, or a folder of them. Rows are in time's order.
+    """Time series in CSV files with a header, cut into windows: a file, or a folder of files. The rows are in time
+    order.
 
-    A sample is a window: float32 [window, columns]. No window has rows of two files. The label stands in a column,
-    or is that of the file: the folder that it is in, or a row of a table, as in `folder`. Either way files may lie in
+    A sample is a window: float32 [window, columns]. A window has rows of one file only. The label is in a column, or it
+    belongs to the file: the name of its folder, or a row of a table, as in `folder`. In both cases files may be in the
     folders train/, val/ and test/.
     """
 
@@ -41,20 +42,21 @@ class Csv(LabelledFiles):
     columns: Annotated[tuple[str, ...], Field(min_length=1)]
     """The columns of a window, in this order."""
     window: Annotated[int, Field(ge=1, le=1_000_000)]
-    """Rows of a window."""
+    """Number of rows in a window."""
     stride: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Rows from the beginning of a window to that of the next; by default as many as a window has."""
+    """Number of rows from the start of a window to the start of the next; by default the length of a window."""
     label_column: str | None = None
-    """Column with the label of each row; without it, labels are those of files."""
+    """Column with the label of each row; without it, the labels belong to the files."""
     label_changes: Literal["split", "majority"] = "split"
-    """Where the label changes: split lets no window go across; majority gives it the label of most of its rows."""
+    """How windows are formed where the label changes. split: no window crosses the change. majority: a window gets the
+    label of most of its rows."""
     short: Literal["leave", "pad"] = "leave"
-    """What becomes of stretches that are shorter than a window: left out, or filled up with zeros at their end."""
+    """How stretches shorter than a window are handled. leave: left out. pad: padded with zeros at the end."""
     divide: Literal["file", "time"] = "file"
-    """How samples are divided where there are no splits: by whole files (or groups of the table), or by time, where
-    the last of each class is for the test. Either way no two splits have a row in common."""
+    """How samples are divided if the files define no splits. file: by whole files (or groups of the table). time: by
+    time; the last part of each class is for the test. In both cases no two splits share a row."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
-    """What stands between the columns."""
+    """The character between the columns."""
 
     def listing(self, tree: Tree) -> list[Listed]:
         """Every file; without labels of its own where a column has them, with the split whose folder it is in."""

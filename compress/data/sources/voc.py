@@ -97,11 +97,12 @@ def _at(path: Path, parser: Any) -> str:
 
 
 class Voc(Stored):
-    """A folder of images with Pascal VOC's XML files: Annotations/ and JPEGImages/, or images and XML side by side.
+    """A folder of images with Pascal VOC's XML files: Annotations/ and JPEGImages/, or images and XML files side by
+    side.
 
-    Which image belongs to which split is said by ImageSets/Main/train.txt, val.txt and test.txt, here or in folders
-    further down (trainval.txt is divided where the two are not there), or by folders train/, val/ and test/ that files
-    lie in; without these the images are divided by `data.split`.
+    The splits are given by ImageSets/Main/train.txt, val.txt and test.txt, in this folder or in subfolders
+    (trainval.txt is divided if these two are missing), or by the folders train/, val/ and test/. Otherwise `data.split`
+    divides the images. Objects that are marked as difficult are ignored.
     """
 
     name: ClassVar[str] = "voc"
@@ -109,13 +110,11 @@ class Voc(Stored):
     paths: ClassVar[tuple[str, ...]] = ("path", "manifest")
 
     path: str
-    """Path of the folder, from the pipeline file's folder."""
+    """Path of the folder, relative to the pipeline file."""
     classes: tuple[str, ...] | None = None
-    """Names of the classes, in the order of the model's scores; by default those that occur, by the alphabet."""
-    difficult: bool = False
-    """Whether objects that are marked as difficult count; otherwise it is as if they were not there."""
+    """Class names in the order of the model's scores; by default the classes that occur, in alphabetical order."""
     channels: Literal[1, 3] = 3
-    """3: decoded as RGB; 1: as grey levels."""
+    """3: decode as RGB. 1: decode as grey levels."""
 
     def files(self) -> dict[str, Path]:
         """The annotations, their images, and the lists of the splits.
@@ -176,7 +175,7 @@ class Voc(Stored):
             raise DataError(f"begins with <{annotation.name}>", where=str(path), allowed="<annotation>")
         boxes, names = [], []
         for each in annotation.all("object"):
-            if not self.difficult and _text(each.first("difficult")) == "1":
+            if _text(each.first("difficult")) == "1":
                 continue
             where = f"{path}, line {each.line}"
             name, box = _text(each.first("name")), each.first("bndbox")

@@ -33,22 +33,22 @@ _TAIL = bytes.fromhex("000000001000800000aa00389b71")
 
 
 class Wav(LabelledFiles):
-    """A folder of WAV files, laid out as in `folder`, or with a table of labels: PCM of 8, 16, 24 or 32 bits, or float.
+    """A folder of WAV files, arranged as in `folder` or with a table of labels. PCM of 8, 16, 24 or 32 bits, or float.
 
-    A sample is one channel of `seconds` at `rate`: float32 [samples], full scale is -1 to 1.
+    A sample is one channel of `seconds` at `rate`: float32 [samples]; full scale is -1 to 1.
     """
 
     name: ClassVar[str] = "wav"
     suffixes: ClassVar[tuple[str, ...]] = (".wav", ".wave")
 
     rate: Annotated[int, Field(ge=1, le=MAX_RATE)]
-    """Samples per second."""
+    """Sample rate in Hz."""
     seconds: Annotated[float, Field(gt=0, le=3600)]
-    """Length of every sample: longer recordings are cut, shorter ones filled up with silence at their end."""
+    """Length of every sample in seconds. Longer recordings are cut; shorter ones are padded with silence at the end."""
     channels: Literal["mix", "first"] = "mix"
-    """What becomes of several channels: mix takes their mean, first the first."""
+    """How several channels are reduced to one. mix: their mean. first: the first channel."""
     resample: bool = False
-    """Whether recordings of other rates are resampled, instead of being refused."""
+    """Resample recordings with another sample rate. By default they are refused."""
 
     @property
     def decoding(self) -> dict[str, Any]:

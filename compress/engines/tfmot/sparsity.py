@@ -56,12 +56,12 @@ def rounding_layer(name: str) -> Any:
     return QuantizeLayer(quantizer, name=name)
 
 
-def sparsify(network: Network, sparsity: float | None, settings: Passes, context: Context) -> tuple[Network, Facts]:
+def sparsify(network: Network, sparsity: float, settings: Passes, context: Context) -> tuple[Network, Facts]:
     """Trains while weights become zero, the smallest ones first.
 
     Args:
         network: the trained network.
-        sparsity: share of zeros in each kernel at the end; None: 2 of 4 neighbours along the input channels.
+        sparsity: share of zeros in each kernel at the end.
         settings: how to train.
         context: data, seed, progress.
 
@@ -73,16 +73,13 @@ def sparsify(network: Network, sparsity: float | None, settings: Passes, context
         ModelError: the network cannot be rebuilt in tf-keras.
     """
     tool = library()
-    left = {name: reason for name, reason in _reasons(network, by_four=sparsity is None).items() if reason}
+    left = {name: reason for name, reason in _reasons(network).items() if reason}
     _refuse_nothing(network, left, "sparsify")
-    if sparsity is None:
-        how: dict[str, Any] = {"sparsity_m_by_n": (2, 4)}
-    else:
-        how = {"pruning_schedule": _schedule(tool, sparsity, settings, context)}
+    schedule = _schedule(tool, sparsity, settings, context)
 
     def change(layer: Layer, counterpart: Any) -> Any:
         taken = counterpart is not None and _is_known(layer) and layer.name not in left
-        return tool.sparsity.keras.prune_low_magnitude(counterpart, **how) if taken else counterpart
+        return tool.sparsity.keras.prune_low_magnitude(counterpart, schedule) if taken else counterpart
 
     made = _rebuilt(network, change, context)
     history = train(made.model, network, settings, context, [tool.sparsity.keras.UpdatePruningStep()])
@@ -190,7 +187,7 @@ def _schedule(tool: Any, sparsity: float, settings: Passes, context: Context) ->
     return tool.sparsity.keras.PolynomialDecay(0.0, sparsity, 0, end, frequency=frequency)
 
 
-def _reasons(network: Network, *, by_four: bool = False, clusters: int = 0) -> dict[str, str]:
+def _reasons(network: Network, *, clusters: int = 0) -> dict[str, str]:
     """Why tfmot leaves a layer as it is, by layer with a matrix of weights; an empty text where it takes it."""
     found = {}
     for layer in network.layers.values():
@@ -200,10 +197,6 @@ def _reasons(network: Network, *, by_four: bool = False, clusters: int = 0) -> d
                 found[layer.name] = f"tfmot knows no kernel in a {layer.kind}"
         elif layer.kind == "DepthwiseConv2D":
             found[layer.name] = DEPTHWISE
-        elif by_four and (kernel.ndim == 3 or layer.kind == "Conv2DTranspose"):
-            found[layer.name] = f"2by4 knows no {layer.kind}"
-        elif by_four and kernel.shape[-2] < 3:
-            found[layer.name] = f"2by4 needs 3 input channels or more; there are {kernel.shape[-2]}"
         elif kernel.size <= clusters:
             found[layer.name] = f"it has {kernel.size} weights, no more than clusters"
         elif clusters == 2 and weight_sparsity.by_layer(network)[layer.name].sparse:
