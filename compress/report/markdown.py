@@ -170,7 +170,8 @@ def _swaps(record: Plain) -> list[str]:
     lines += [f"- Requested, but not in the model: {quote(each)}" for each in found["not_found"]]
     lines += [f"- Not replaced: {quote(row['layer'])}: {quote(row['text'], 200)}" for row in found["left"]]
     lines += [f"- {quote(row['layer'])}: {quote(row['text'], 200)}" for row in found["details"]]
-    return ["## Replaced for the Edge TPU", _table(("Original", "Replacement", "Count", "Layers"), rows), "\n".join(lines)]
+    table = _table(("Original", "Replacement", "Count", "Layers"), rows)
+    return ["## Replaced for the Edge TPU", table, "\n".join(lines)]
 
 
 def _placement(record: Plain) -> list[str]:
@@ -212,7 +213,9 @@ def _devices(record: Plain) -> list[str]:
         return []
     head = ["Device", *devices.COLUMNS.values(), "Golden outputs"]
     table = [[quote(row["name"]), *row["cells"], quote(row["golden"] or "not compared")] for row in rows]
-    doubts = [f"- {quote(row['name'])} cannot be compared: {quote(each, 300)}" for row in rows for each in row["doubts"]]
+    doubts = []
+    for row in rows:
+        doubts += [f"- {quote(row['name'])} cannot be compared: {quote(doubt, 300)}" for doubt in row["doubts"]]
     return ["## On the device", _table(head, table), *(["\n".join(doubts)] if doubts else [])]
 
 

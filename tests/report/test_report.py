@@ -220,6 +220,7 @@ def test_what_quantization_tried_and_where_it_lost() -> None:
     }
     plain = {**full(), "stages": [{"id": "q", "stage": "quantize", "status": "made", "facts": facts}]}
     shown = html_of(plain)
-    for text in ("35.2 dB", "&lt;b&gt;", "✓ kept", "conv0 (weights)", "wide. Setting to change: mse", "not done: far", "✕ few"):
+    advice = "wide. Setting to change: mse"
+    for text in ("35.2 dB", "&lt;b&gt;", "✓ kept", "conv0 (weights)", advice, "not done: far", "✕ few"):
         assert text in shown
     assert "Quantization error" not in html_of({**full(), "stages": []})
