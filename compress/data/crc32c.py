@@ -29,7 +29,7 @@ TABLE = _table()
 
 
 def crc32c(content: bytes) -> int:
-    """The checksum of some bytes."""
+    """Return the CRC-32C of some bytes."""
     if len(content) < LANE:
         value = 0xFFFFFFFF
         for byte in content:
@@ -51,12 +51,12 @@ def crc32c(content: bytes) -> int:
 
 
 def masked(value: int) -> int:
-    """A checksum as it stands in TFRecord files."""
+    """Return a checksum in the masked form of TFRecord files."""
     return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _past(values: Words, level: int) -> Words:
-    """Checksums taken past LANE * 2**level zero bytes."""
+    """Return checksums advanced by LANE * 2**level zero bytes."""
     tables = _tables(level)
     return (
         tables[0][values & 0xFF]
@@ -68,7 +68,7 @@ def _past(values: Words, level: int) -> Words:
 
 @lru_cache(maxsize=64)
 def _tables(level: int) -> Words:
-    """What becomes of each byte of a checksum: [4, 256]."""
+    """Return the contribution of each byte of a checksum: [4, 256]."""
     every = np.arange(256, dtype=np.uint32)
     values = np.stack([every << np.uint32(shift) for shift in (0, 8, 16, 24)])
     if level:

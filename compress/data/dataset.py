@@ -1,4 +1,4 @@
-"""Data sets: a source of samples, its splits, and preprocessing on the way out."""
+"""Data sets: a source of samples, its splits, and the preprocessing."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from deploy.contract.preprocessing import Preprocessing, PreprocessingError
 __all__ = ["SOURCES", "Dataset", "Splitting", "spread", "stratified"]
 
 LARGE_BYTES = 256 << 20
-"""A split that is larger when preprocessed is kept in a file of the store and mapped, not held in memory."""
+"""A preprocessed split larger than this is written to a file of the store and memory-mapped."""
 VERSION = 2
-"""Raised when the same files would be decoded to other numbers, or divided otherwise, than before."""
+"""Increased when the same files give different values or different splits."""
 TOOLS = ("numpy", "pillow", "scipy")
 
 
@@ -48,7 +48,7 @@ class Splitting(Settings):
 
 
 class Dataset:
-    """A data set as stages and probes see it (`compress.stage.Data`). Loads when first asked.
+    """A data set as stages and probes see it (`compress.data.types.Data`). The samples are loaded on first use.
 
     Args:
         source: where the samples come from.
@@ -68,11 +68,11 @@ class Dataset:
         self._shapes: dict[Split, tuple[int, ...]] = {}
 
     def work_in(self, store: DecodedCache | None, progress: Progress) -> None:
-        """From now on large splits are kept in a store, and it is told how far decoding is."""
+        """Set the store for large splits, and the progress for decoding."""
         self._store, self._progress = store, progress
 
     def tolerant(self) -> Dataset:
-        """The same data without what cannot be read, and without a manifest."""
+        """Return the same data set without a manifest, and with unreadable samples left out."""
         known = type(self.source).model_fields.keys()
         changes = {name: value for name, value in (("corrupt", "skip"), ("manifest", None)) if name in known}
         data = Dataset(self.source.model_copy(update=changes), self._preprocessing, self._splitting)
@@ -81,7 +81,7 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """Changes with anything that changes a sample, a label or a split; loads nothing."""
+        """Digest of everything that determines samples, labels and splits. No sample is loaded."""
         return digest_of(
             {
                 "source": {self.source.name: self.source.fingerprint()},
@@ -93,7 +93,7 @@ class Dataset:
 
     @cached_property
     def _kept(self) -> str:
-        """The name under which decoded samples are kept: it changes with the tools that decode, too."""
+        """Digest for decoded samples; it also depends on the versions of the decoders."""
         tools = {tool: importlib.metadata.version(tool) for tool in TOOLS}
         return digest_of({"data": self.digest, "tools": tools})
 
@@ -108,7 +108,7 @@ class Dataset:
         return samples
 
     def _sound(self, samples: Samples) -> Samples:
-        """The samples that can be read; what is wrong with the others is kept, so that it is looked for once."""
+        """Return the readable samples. The list of the other samples is stored, so that it is made only once."""
         found: dict[str, str] | None = None
         path = self._store.kept(self._kept) / "corrupt.json" if self._store else None
         if path is not None and path.exists():
@@ -154,7 +154,7 @@ class Dataset:
 
     @property
     def task(self) -> Task:
-        """What the samples are for; loads nothing."""
+        """The task of the samples. No sample is loaded."""
         return self.source.task
 
     @property
@@ -164,12 +164,12 @@ class Dataset:
 
     @property
     def preprocessing(self) -> list[dict[str, Any]]:
-        """The preprocessing steps, as they stand in pipeline.yaml."""
+        """The preprocessing steps as in pipeline.yaml."""
         return self._preprocessing.specification
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """How files become such samples on the device (`deploy.contract.decoding`)."""
+        """How the device decodes files (`deploy.contract.decoding`)."""
         return self.source.decoding
 
     @property
@@ -178,33 +178,33 @@ class Dataset:
         return tuple(int(side) for side in self.inputs("validation").shape[1:])
 
     def labels(self, split: Split) -> NDArray[np.int64]:
-        """The label of every sample of a split: [n]."""
+        """Return the label of every sample of a split: [n]."""
         return self._samples.labels[self._indices[split]]
 
     @property
     def corrupt(self) -> list[str]:
-        """What was left out because it cannot be read, where that was asked for."""
+        """The unreadable samples that were left out because of `corrupt: skip`, with the reasons."""
         return [*self._samples.corrupt, *self._dropped]
 
     @property
     def notes(self) -> list[str]:
-        """What else whoever looks at the data should know."""
+        """Further notes on the data for the user."""
         count, used = len(self._samples.labels), sum(map(len, self._indices.values()))
         unused = f"{count - used:,} of {count:,} samples are in no split, and are not used"
         return [*self._samples.notes, *[unused] * (used < count)]
 
     def summary(self) -> Facts:
-        """What the data set is: counts, shapes, ranges, what was left out (`compress.data.summary`)."""
+        """Return counts, shapes, ranges and the samples left out (`compress.data.summary`)."""
         return summaries.summary(self)
 
     def objects(self, split: Split) -> list[Objects]:
-        """The objects of every sample of a split, for detection. No step of preprocessing moves them: boxes are
-        fractions of the image's sides, and what cuts or pads images is refused beside them."""
+        """Return the objects of every sample of a split, for detection. Preprocessing does not change them: boxes are
+        fractions of the image's size, and steps that crop or pad images are refused."""
         assert self._samples.objects is not None  # asked for by whoever knows the task
         return [self._samples.objects[index] for index in self._indices[split]]
 
     def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Some samples of a split as they came, before preprocessing."""
+        """Return some samples of a split before preprocessing."""
         found: list[NDArray[Any]] = []
         chosen = self._indices[split][indices]
 
@@ -215,7 +215,7 @@ class Dataset:
         return found
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
-        """All samples of a split, preprocessed: [n, height, width, channels]; a memory map of a file if it is large.
+        """Return all preprocessed samples of a split: [n, height, width, channels]; a memory map if the split is large.
 
         Raises:
             DataError: a sample cannot be read, has a wrong shape, NaN or infinity.
@@ -228,7 +228,7 @@ class Dataset:
         return self._inputs[split]
 
     def try_out(self, split: Split) -> None:
-        """Decodes and preprocesses a split, as `inputs` does, and keeps nothing.
+        """Decode and preprocess a split like `inputs`, without keeping the result.
 
         Raises:
             DataError: as `inputs`.
@@ -238,7 +238,7 @@ class Dataset:
         self._fit(split, rows.shape or ())
 
     def _fit(self, split: Split, shape: tuple[int, ...]) -> None:
-        """Refuses a split whose samples have another shape than those of the splits before."""
+        """Refuse a split whose sample shape differs from that of other splits."""
         self._shapes[split] = shape
         other = next((each for each, own in self._shapes.items() if own != shape), None)
         if other is not None:
@@ -249,7 +249,7 @@ class Dataset:
             )
 
     def _obtained(self, split: Split) -> NDArray[np.float32]:
-        """A split from the store, if it is there; decoded otherwise, and put there if it is large."""
+        """Return a split from the store or, if it is not there, decoded; large splits are added to the store."""
         count = len(self._indices[split])
         if self._store is None:
             array = self._decoded(split, Rows(count, LARGE_BYTES, None))
@@ -280,7 +280,7 @@ class Dataset:
             self._progress.note(text)
 
     def _decoded(self, split: Split, rows: Rows) -> NDArray[np.float32] | None:
-        """Decodes and preprocesses a split."""
+        """Decode and preprocess a split."""
         indices = self._indices[split]
 
         def put(place: int, image: NDArray[np.float32]) -> None:
@@ -298,14 +298,14 @@ class Dataset:
 
     @property
     def _todo(self) -> str:
-        """What can be done about samples that cannot be read: not every source can leave them out."""
+        """Advice for unreadable samples; not every source can leave them out."""
         return LEAVE_OUT if "corrupt" in type(self.source).model_fields else REPAIR
 
     def _where(self, samples: Samples, index: int) -> str:
         return f"data.source.{self.source.name}: {samples.describe(index)}"
 
     def _read(self, samples: Samples, index: int) -> NDArray[Any]:
-        """A sample as it came, known to be finite."""
+        """Return a sample before preprocessing; its values are finite."""
         where = self._where(samples, index)
         try:
             sample = samples.read(index)
@@ -332,7 +332,7 @@ class Dataset:
 
 
 def _mapped(path: Path, count: int) -> NDArray[np.float32] | None:
-    """A kept split, if it is there and whole."""
+    """Return a stored split as a memory map, or None if it is missing or incomplete."""
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
@@ -361,7 +361,7 @@ def _check(samples: Samples, name: str) -> None:
 
 
 def _refuse_shared(groups: NDArray[np.str_], splits: Mapping[Split, NDArray[np.int64]], where: str) -> None:
-    """Nothing, if no group is in two splits."""
+    """Refuse a group that is in two splits."""
     known: dict[str, Split] = {}
     for split, indices in splits.items():
         for group in np.unique(groups[indices]).tolist():

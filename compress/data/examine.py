@@ -1,4 +1,4 @@
-"""Looks at a whole data set before anything is run with it."""
+"""The examination of a complete data set before a run (`python -m compress data`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 
 
 def examine(data: Dataset, progress: Progress) -> tuple[Facts, bool]:
-    """Reads and preprocesses every sample, as a run would, and tells what the data is.
+    """Read and preprocess every sample as a run would, and summarize the data.
 
     Args:
         data: the data set of a pipeline.
@@ -48,7 +48,7 @@ def examine(data: Dataset, progress: Progress) -> tuple[Facts, bool]:
 
 
 def write_manifest(data: Dataset, path: Path) -> int:
-    """Writes the checksums of all files that a data set comes from; gives back how many there are.
+    """Write the checksums of all files of a data set, and return the number of files.
 
     Raises:
         DataError: it does not come from files, or one cannot be read.

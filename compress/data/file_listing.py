@@ -1,4 +1,4 @@
-"""Files that are samples, with their labels: from the folders that they lie in, or from a CSV table."""
+"""Files that are samples, with their labels from class folders or from a CSV table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from compress.errors import DataError
 from compress.settings import Settings
 
 MOST_KINDS = 10
-"""Kinds of files that a note names."""
+"""Number of file types that a note lists."""
 
 
 class Labels(Settings):
@@ -54,7 +54,7 @@ class Classes(Settings):
 
 @dataclass(frozen=True)
 class Listed:
-    """One sample's file."""
+    """A sample's file with its label."""
 
     file: str
     label: str
@@ -64,7 +64,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Opened:
-    """The samples of a source, found but not decoded.
+    """The listed samples of a source, not yet decoded.
 
     Attributes:
         tree: where they are.
@@ -83,7 +83,7 @@ class Opened:
     notes: tuple[str, ...] = ()
 
     def samples(self, read: Callable[[int], NDArray[Any]], *, skip: bool) -> Samples:
-        """The samples, each decoded by `read` when it is asked for; `skip`: damaged ones are left out."""
+        """Return the samples; `read` decodes one when it is used, and `skip` leaves out unreadable ones."""
         groups = np.array([each.group for each in self.listed], np.str_) if self.grouped else None
         divide: Divide = stratified if groups is None else by_group(np.unique(groups, return_inverse=True)[1])
         return Samples(
@@ -115,15 +115,15 @@ class InFiles(Stored):
     them."""
 
     def tree(self) -> Tree:
-        """The files there are."""
+        """Return all files."""
         return tree(Path(self.path), single=self.single)
 
     def used(self, tree: Tree) -> tuple[str, ...]:
-        """The files that samples and labels come from."""
+        """Return the files with samples and labels."""
         return tuple(name for name in tree.names if name.lower().endswith(self.suffixes))
 
     def files(self) -> dict[str, Path]:
-        """The files that are used, or the archive that they are in."""
+        """Return the used files, or the archive that contains them."""
         found = self.tree()
         return found.files(self.used(found))
 
@@ -137,12 +137,12 @@ class LabelledFiles(InFiles):
     """A file with the class names; by default the labels are the names."""
 
     def used(self, tree: Tree) -> tuple[str, ...]:
-        """Samples, and the tables."""
+        """Return the files with samples, and the tables."""
         more = [each for each in (self.labels and self.labels.table, self.classes and self.classes.file) if each]
         return (*(each.file for each in self.listing(tree)), *(inside(name, tree.where) for name in more))
 
     def listing(self, tree: Tree) -> list[Listed]:
-        """Every sample with label and split, in a fixed order."""
+        """Return every sample with label and split, in a fixed order."""
         known = {self.classes.file} if self.classes else set()
         found = _tabled(tree, self.labels) if self.labels else _foldered(tree, self.suffixes, known)
         if not found:
@@ -153,7 +153,7 @@ class LabelledFiles(InFiles):
         return found
 
     def found(self) -> Opened:
-        """Samples and labels, nothing decoded."""
+        """Return samples and labels without decoding."""
         tree = self.tree()
         listed = self.listing(tree)
         classes = class_names_of(tree, self.classes)
@@ -163,12 +163,12 @@ class LabelledFiles(InFiles):
         return Opened(tree, listed, *found, bool(self.labels and self.labels.group), self.notes(tree))
 
     def notes(self, tree: Tree) -> tuple[str, ...]:
-        """How many files are no samples, where a table does not say which ones are."""
+        """Return a note on ignored files, unless a table lists the files."""
         return () if self.labels else passed_over(tree.names, self.used(tree), self.suffixes)
 
 
 def passed_over(names: Sequence[str], used: Sequence[str], suffixes: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """A note on the files that are not used, counted by their suffixes, if there are any.
+    """Return a note with the number of ignored files by suffix, if there are any.
 
     Args:
         names: of all files.
@@ -183,7 +183,8 @@ def passed_over(names: Sequence[str], used: Sequence[str], suffixes: tuple[str, 
 
 
 def _foldered(tree: Tree, suffixes: tuple[str, ...], known: set[str]) -> list[Listed]:
-    """Samples in folders of classes, which may be in folders of splits; `known`: files that are no samples."""
+    """Return the samples in class folders, optionally inside folders of splits. `known` are files that are not
+    samples."""
     divided = _divided(tree)
     depth = 1 if divided else 0
     found = []
@@ -197,7 +198,7 @@ def _foldered(tree: Tree, suffixes: tuple[str, ...], known: set[str]) -> list[Li
 
 
 def _refuse_empty(tree: Tree, folders: Sequence[str], found: Sequence[Listed], known: set[str]) -> None:
-    """Nothing, if every class has a sample: without it, the classes after it would be counted in another way."""
+    """Refuse a class folder without samples: it would shift the indices of later classes."""
     classes = {each.label for each in found} | {part for name in known for part in name.split("/")[:-1]}
     empty = next((name for name in folders if name.split("/")[-1] not in classes), None)
     if empty is not None:
@@ -210,7 +211,7 @@ def _refuse_empty(tree: Tree, folders: Sequence[str], found: Sequence[Listed], k
 
 
 def _divided(tree: Tree) -> bool:
-    """Whether the folders at the top are splits; otherwise they are classes."""
+    """Return if the top folders are splits. Otherwise they are classes."""
     top = [name for name in tree.folders if "/" not in name]
     splits = [name for name in top if name.lower() in SPLIT_WORDS]
     others = [name for name in top if name not in splits]
@@ -228,7 +229,7 @@ def _divided(tree: Tree) -> bool:
 
 
 def _tabled(tree: Tree, settings: Labels) -> list[Listed]:
-    """Samples as a table lists them."""
+    """Return the samples that a table lists."""
     where = tree.describe(settings.table)
     with tree.open(settings.table) as stream:
         header = tables.header(stream, where)
@@ -258,7 +259,7 @@ def _tabled(tree: Tree, settings: Labels) -> list[Listed]:
 
 
 def class_names_of(tree: Tree, settings: Classes | None) -> tuple[str, ...] | None:
-    """The names of the classes by their indices, where a file has them.
+    """Read the class names in the order of their indices, if there is a file for them.
 
     Raises:
         DataError: the file cannot be read, or has not one name for every index from 0.

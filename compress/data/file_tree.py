@@ -1,4 +1,4 @@
-"""A tree of files: a folder, or a tar archive that is read where it lies."""
+"""The files of a folder, or of a tar archive that is read in place."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MAX_FILES = 5_000_000
 MAX_DEPTH = 32
 _MAX_HEADER = 1 << 20
 _TAR_ERRORS = (tarfile.TarError, OSError, ValueError, EOFError, OverflowError, MemoryError, RecursionError)
-"""What tarfile raises for damaged files."""
+"""Exceptions of tarfile for damaged files."""
 
 
 class Tree:
-    """Files with names, wherever they are.
+    """A set of named files.
 
     Attributes:
         where: its path.
@@ -35,7 +35,7 @@ class Tree:
         self.folders = _sorted(folders)
 
     def open(self, name: str) -> BinaryIO:
-        """One file for reading, by its name.
+        """Open a file for reading.
 
         Raises:
             DataError: there is no such file, or it cannot be read.
@@ -43,15 +43,15 @@ class Tree:
         raise NotImplementedError
 
     def files(self, names: tuple[str, ...]) -> dict[str, Path]:
-        """What some of the files are stored in, for digests."""
+        """Return the files on disk that contain the named files, for digests."""
         raise NotImplementedError
 
     def describe(self, name: str) -> str:
-        """What to call a file in messages."""
+        """Return the name of a file for messages."""
         return str(Path(self.where) / name)
 
     def read(self, name: str, most: int) -> bytes:
-        """All of a file that is not larger than `most` bytes.
+        """Read a file of at most `most` bytes.
 
         Raises:
             DataError: it is larger, or cannot be read.
@@ -84,7 +84,7 @@ class _Folder(Tree):
 
 
 def _walk(path: Path, under: str, above: tuple[tuple[int, int], ...], names: set[str], folders: set[str]) -> None:
-    """Adds everything below a folder; links to folders are followed, but not in circles."""
+    """Add everything below a folder. Links to folders are followed, cycles are not."""
     found = path.stat()
     itself = (found.st_dev, found.st_ino)
     if itself in above:
@@ -139,7 +139,7 @@ class _Archive(Tree):
 
 
 class _Part(io.RawIOBase):
-    """A part of a file that others read too: every read says where."""
+    """A section of a file that is shared between threads: every read has its own offset."""
 
     def __init__(self, stream: BinaryIO, start: int, size: int) -> None:
         self._stream, self._start, self._size, self._place = stream, start, size, 0
@@ -163,7 +163,7 @@ class _Part(io.RawIOBase):
 
 
 class _Headers(io.RawIOBase):
-    """An archive as tarfile reads it: a header that asks for megabytes is refused before they are read."""
+    """An archive for tarfile, which refuses headers of unreasonable size before they are read."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -181,7 +181,7 @@ class _Headers(io.RawIOBase):
 
 
 def tree(path: Path, *, single: bool = False) -> Tree:
-    """The files of a folder, of a tar archive, or, where that may be, a single file.
+    """Return the files of a folder, of a tar archive or, with `single`, a single file.
 
     Raises:
         DataError: it is not there, damaged, or an archive with members that no data set has.
@@ -202,13 +202,13 @@ def tree(path: Path, *, single: bool = False) -> Tree:
 
 
 def is_archive(path: Path | str) -> bool:
-    """Whether a path is called what tar archives are called."""
+    """Return if a path has the suffix of a tar archive."""
     suffixes = [suffix.lower() for suffix in Path(path).suffixes[-2:]]
     return suffixes[-1:] in ([".tar"], [".tgz"], [".tbz2"], [".txz"], [".tzst"]) or suffixes[:1] == [".tar"]
 
 
 def inside(name: str, where: str) -> str:
-    """A name that stays where it should.
+    """Return a relative path, normalized.
 
     Raises:
         DataError: it is absolute, or leads out of the folder.
@@ -220,7 +220,7 @@ def inside(name: str, where: str) -> str:
 
 
 def _members(stream: BinaryIO, where: str) -> tuple[dict[str, tuple[int, int]], set[str]]:
-    """Place and size of every file in an archive, and its folders."""
+    """Return offset and size of every file in an archive, and its folders."""
     places: dict[str, tuple[int, int]] = {}
     folders: set[str] = set()
     size = files.size_of(stream)
@@ -265,7 +265,7 @@ def _add(member: tarfile.TarInfo, size: int, places: dict[str, tuple[int, int]],
 
 
 def _sorted(names: set[str]) -> tuple[str, ...]:
-    """Names in the order of their parts, without hidden ones."""
+    """Sort names by their path components, and remove hidden ones."""
     parted = sorted(name.split("/") for name in names)
     return tuple("/".join(parts) for parts in parted if not any(map(_hidden, parts)))
 

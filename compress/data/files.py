@@ -1,4 +1,4 @@
-"""Files of a data set: opened with care, digested, and told about in words when they cannot be read."""
+"""Opening, digesting and unpacking the files of a data set, with errors as messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import IO, BinaryIO
 from compress.errors import DataError
 
 ROOM, TIMES = 256 << 20, 100
-"""What is compressed may unpack to so many bytes, or to so many times its size: data does, bombs do not."""
+"""A compressed file may unpack to ROOM bytes, or to TIMES times its size. Archive bombs exceed both."""
 MAX_UNPACKED = 64 << 30
 _XZ_MEMORY = 256 << 20
 _BLOCK = 1 << 20
@@ -33,7 +33,7 @@ _KINDS = {
 
 
 def opened(path: Path) -> BufferedReader:
-    """A file for reading; never waits, as opening a named pipe would.
+    """Open a file for reading. This never blocks, as opening a named pipe would.
 
     Raises:
         DataError: it is not there, no plain file, or may not be read.
@@ -51,14 +51,14 @@ def opened(path: Path) -> BufferedReader:
 
 
 def unreadable(error: Exception, path: Path | str) -> DataError:
-    """An error of the operating system in words."""
+    """Return an error of the operating system as a data error."""
     reason = getattr(error, "strerror", None) or error
     where = str(getattr(error, "filename", None) or path)
     return DataError(f"cannot be read: {reason}", where=where, todo="check data.source")
 
 
 def size_of(stream: IO[bytes]) -> int:
-    """Bytes of an open file."""
+    """Return the size of an open file in bytes."""
     place = stream.tell()
     size = stream.seek(0, os.SEEK_END)
     stream.seek(place)
@@ -66,7 +66,7 @@ def size_of(stream: IO[bytes]) -> int:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file.
+    """Return the SHA-256 of a file.
 
     Raises:
         DataError: it cannot be read.
@@ -79,7 +79,7 @@ def digest(path: Path) -> str:
 
 
 def digests(paths: Mapping[str, Path]) -> dict[str, str]:
-    """SHA-256 of many files, by name.
+    """Return the SHA-256 of many files by name.
 
     Raises:
         DataError: one of them cannot be read.
@@ -89,7 +89,7 @@ def digests(paths: Mapping[str, Path]) -> dict[str, str]:
 
 
 def plain(stream: BinaryIO, where: str) -> BinaryIO:
-    """A file as it is, or where it is compressed (gzip, bzip2, xz), what it unpacks to, in a file that has no name.
+    """Return a file as it is or, if it is compressed (gzip, bzip2, xz), unpacked into an anonymous temporary file.
 
     The given one is closed unless it is given back.
 
@@ -124,7 +124,7 @@ def plain(stream: BinaryIO, where: str) -> BinaryIO:
 
 
 def most(size: int) -> int:
-    """What a compressed file of a size may unpack to."""
+    """Return the number of bytes that a compressed file of this size may unpack to."""
     return min(MAX_UNPACKED, max(ROOM, TIMES * size))
 
 

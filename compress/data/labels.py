@@ -1,4 +1,4 @@
-"""Labels as they stand in files, numbers or names, as indices into classes; and the words for splits."""
+"""Labels in files, integers or names, as class indices; and the names of splits."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SPLIT_WORDS: dict[str, Split] = {
     "evaluation": "test",
 }
 MOST_CLASSES = 10_000
-"""A class index beyond this, and beyond the number of samples, is no class index."""
+"""A label larger than this, and larger than the number of samples, is not a class index."""
 MOST_LETTERS = 200
-"""Of the name of a class; numpy keeps every name as long as the longest."""
+"""Longest class name: numpy stores every name with the length of the longest."""
 
 Labels = tuple[NDArray[np.int64], tuple[str, ...]]
 
 
 def numbered(values: NDArray[np.integer], classes: Sequence[str] | None, where: str) -> Labels:
-    """Class indices, and the names of the classes: by default the numbers from 0 to the largest.
+    """Return class indices and class names; the default names are the integers from 0 to the largest.
 
     Raises:
         DataError: a number that is no class index.
@@ -44,7 +44,7 @@ def numbered(values: NDArray[np.integer], classes: Sequence[str] | None, where: 
 
 
 def named(values: Sequence[str], classes: Sequence[str] | None, where: str) -> Labels:
-    """Names of classes as indices into their sorted names, or into `classes`.
+    """Return class names as indices into the sorted names, or into `classes`.
 
     Raises:
         DataError: a name that is not among `classes`.
@@ -59,7 +59,7 @@ def named(values: Sequence[str], classes: Sequence[str] | None, where: str) -> L
 
 
 def check(name: str, where: str) -> None:
-    """Refuses what is no name of a class.
+    """Refuse an invalid class name.
 
     Raises:
         DataError: it is empty, or too long.
@@ -70,8 +70,8 @@ def check(name: str, where: str) -> None:
 
 
 def read(values: Sequence[str], classes: Sequence[str] | None, where: str) -> Labels:
-    """Labels from a table: names of classes, or where all are whole numbers (2, or 2.0) and no class is called so,
-    indices.
+    """Return labels from a table as indices. Labels are class names, or indices if all are integers (2 or 2.0) and no
+    class has such a name.
 
     Raises:
         DataError: they are neither.
@@ -82,13 +82,13 @@ def read(values: Sequence[str], classes: Sequence[str] | None, where: str) -> La
 
 
 def splits(words: Iterable[Split | None]) -> dict[Split, NDArray[np.int64]]:
-    """Indices of each split, from the split of each sample; samples without one are in none."""
+    """Return the indices of each split from the split of each sample. Samples without a split are in none."""
     found = np.array([word or "" for word in words], np.str_)
     return {split: np.flatnonzero(found == split) for split in SPLITS if split in found}
 
 
 def refuse_parts(names: Sequence[str], of: Sequence[Split | None], where: str) -> None:
-    """Nothing, if all files are of a split, or none is.
+    """Refuse files of which only some belong to a split.
 
     Args:
         names: of the files.
@@ -106,7 +106,7 @@ def refuse_parts(names: Sequence[str], of: Sequence[Split | None], where: str) -
 
 
 def split_named(word: str, where: str) -> Split:
-    """The split that a word means.
+    """Return the split for a word.
 
     Raises:
         DataError: it means none.

@@ -22,7 +22,7 @@ MAX_BYTES = 256 << 20
 
 
 def verify(path: Path, found: Mapping[Path, str]) -> None:
-    """Compares files with a manifest.
+    """Compare files with a manifest.
 
     Args:
         path: the manifest.
@@ -48,7 +48,7 @@ def verify(path: Path, found: Mapping[Path, str]) -> None:
 
 
 def write(path: Path, found: Mapping[Path, str]) -> None:
-    """Writes a manifest.
+    """Write a manifest.
 
     Raises:
         DataError: a file has a name that it cannot hold.

@@ -1,4 +1,4 @@
-"""Samples decoded ahead by several threads, into memory or into a file that outlives the run."""
+"""Decoding of samples by several threads, into memory or into a file."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from compress.progress import Progress
 
 WORKERS = min(os.cpu_count() or 1, 8)
 CHUNK = 16
-"""Samples that a thread decodes at a time."""
+"""Number of samples that a thread decodes at a time."""
 AHEAD = 4
-"""Chunks for each thread that may wait to be taken."""
+"""Number of chunks for each thread that may be waiting."""
 Read = Callable[[int], NDArray[Any]]
 Put = Callable[[int, NDArray[Any]], None]
 
 
 def decode(read: Read, count: int, put: Put, progress: Progress | None = None, todo: str = LEAVE_OUT) -> None:
-    """Decodes samples 0 to `count`, several at once, and hands them on in their order.
+    """Decode samples 0 to `count` in parallel, and pass them on in order.
 
     Args:
         read: decodes one; called by several threads at once.
@@ -48,7 +48,7 @@ def decode(read: Read, count: int, put: Put, progress: Progress | None = None, t
 def corrupt(
     read: Read, count: int, put: Put | None = None, progress: Progress | None = None
 ) -> list[tuple[int, CorruptError]]:
-    """Decodes samples, hands on those that can be (until one cannot), and gives back what is wrong with the others."""
+    """Decode samples, pass them on until one is unreadable, and return the errors of all unreadable samples."""
     problems: list[tuple[int, CorruptError]] = []
     pending: deque[tuple[int, Future[list[NDArray[Any] | CorruptError]]]] = deque()
     with (
@@ -86,7 +86,7 @@ def _chunk(read: Read, start: int, end: int) -> list[NDArray[Any] | CorruptError
 
 
 class Rows:
-    """Where samples of one shape go: into memory, or where they are large together, into a file.
+    """The destination of samples of one shape: memory, or a file if they are large together.
 
     Args:
         count: how many will come.
@@ -102,7 +102,7 @@ class Rows:
         self.shape: tuple[int, ...] | None = None
 
     def put(self, index: int, sample: NDArray[np.float32]) -> None:
-        """Takes the next sample."""
+        """Store the next sample."""
         if self.shape is None:
             self.shape = sample.shape
             whole = (self._count, *sample.shape)
@@ -127,7 +127,7 @@ class Rows:
             self._stream.close()
 
     def taken(self) -> NDArray[np.float32] | None:
-        """What is in memory; None where everything is in the file, and on the disk."""
+        """Return the array in memory; None if everything is written to the file."""
         if self._stream is not None:
             self._stream.flush()
             os.fsync(self._stream.fileno())

@@ -1,4 +1,4 @@
-"""Rows of a split by their places, whether it is in memory or a map of a file that is larger than memory."""
+"""Rows of a split, in memory or in a memory-mapped file larger than memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ BLOCK = 1024
 
 
 def mapped(array: NDArray[Any]) -> bool:
-    """Whether an array is a map of a file, of which only what is asked for should be in memory."""
+    """Return if an array is a memory map, of which only the requested rows should be in memory."""
     return isinstance(array, np.memmap)
 
 
 def rows(array: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
-    """Some rows of an array; of a map of a file, pages are let go at once, so that they do not fill the memory."""
+    """Return some rows of an array. Pages of a memory map are released at once, so that they do not fill the memory."""
     found: NDArray[Any] = np.take(array, places, axis=0)  # one call, which leaves the interpreter to other threads
     if not isinstance(array, np.memmap):
         return found
@@ -27,7 +27,7 @@ def rows(array: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """An array in one piece, or a map of a file piece by piece; BLOCK is a multiple of every batch that is used."""
+    """Yield an array as a whole, or a memory map in blocks. BLOCK is a multiple of every batch size in use."""
     if not mapped(array):
         yield array
         return

@@ -1,4 +1,4 @@
-"""What a source of data is: settings that open samples, and files that are digested and checked."""
+"""Data sources: settings that open samples, and files with digests and manifests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from compress.settings import Settings
 
 @dataclass(frozen=True)
 class Samples:
-    """Labelled samples; `read` decodes one when it is needed.
+    """Labelled samples; `read` decodes a sample when it is used.
 
     Attributes:
         labels: int64 [n], indices into `class_names`. Where there are objects: what images are divided by, which may
@@ -53,7 +53,7 @@ class Samples:
     few: str = "add samples, or change data.split"
 
     def part(self, indices: NDArray[np.int64]) -> Samples:
-        """Some of the samples alone; indices in ascending order."""
+        """Return some of the samples; the indices are in ascending order."""
         place = np.full(len(self.labels), -1, np.int64)
         place[indices] = np.arange(len(indices))
         kept = {split: place[of][place[of] >= 0] for split, of in self.splits.items()}
@@ -78,7 +78,7 @@ class Samples:
 
 
 class Source(Settings):
-    """A place where samples come from; its fields are its settings in pipeline.yaml."""
+    """A source of samples; its fields are its settings in pipeline.yaml."""
 
     name: ClassVar[str]
     task: ClassVar[Task] = "classification"
@@ -86,16 +86,16 @@ class Source(Settings):
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """Settings of `deploy.contract.decoding` for the device; empty where samples are not decoded from files."""
+        """Settings of `deploy.contract.decoding` for the device; empty if samples are not decoded from files."""
         return {}
 
     def beside(self, folder: Path) -> Self:
-        """The same source with relative paths taken from `folder`."""
+        """Return the same source with paths relative to `folder`."""
         del folder
         return self
 
     def files(self) -> dict[str, Path]:
-        """The files that samples come from, by a name that does not change when they are moved together.
+        """Return the files that samples come from, by names that stay the same when the files are moved together.
 
         Raises:
             DataError: the data is not there.
@@ -103,7 +103,7 @@ class Source(Settings):
         return {}
 
     def fingerprint(self) -> dict[str, Any]:
-        """What changes whenever a sample does, found without decoding any.
+        """Return values that change with any sample, without decoding one.
 
         Raises:
             DataError: the data is not there, or not what its manifest says.
@@ -111,7 +111,7 @@ class Source(Settings):
         raise NotImplementedError
 
     def load(self) -> Samples:
-        """Opens the data.
+        """Open the data.
 
         Raises:
             DataError: it is missing, empty, or not what it should be.
@@ -129,12 +129,12 @@ class Stored(Source):
     """A file with the SHA-256 of every file, which is verified. `data --write-manifest` creates it."""
 
     def beside(self, folder: Path) -> Self:
-        """The same source with its paths taken from `folder`."""
+        """Return the same source with paths relative to `folder`."""
         given = {name: getattr(self, name) for name in self.paths if getattr(self, name) is not None}
         return self.model_copy(update={name: str(folder / path) for name, path in given.items()})
 
     def fingerprint(self) -> dict[str, Any]:
-        """The settings, and the digests of all files, verified where there is a manifest."""
+        """Return the settings and the digests of all files, verified with the manifest if there is one."""
         paths = self.files()
         found = files.digests(paths)
         if self.manifest is not None:
@@ -143,7 +143,7 @@ class Stored(Source):
 
 
 class CorruptError(DataError):
-    """One sample cannot be read; others may well be."""
+    """A sample is unreadable; other samples may be readable."""
 
 
 REPAIR = "remove or repair them"
@@ -151,7 +151,7 @@ LEAVE_OUT = f"{REPAIR}, or leave them out with `corrupt: skip`"
 
 
 def several(problems: Sequence[DataError], todo: str = LEAVE_OUT) -> DataError:
-    """Many errors as one that names up to ten of them, and what can be done."""
+    """Combine errors into one that names up to ten of them, and what to do."""
     if len(problems) == 1:
         return problems[0]
     told = [f"{each.where}: {each.what}{f', allowed: {each.allowed}' * bool(each.allowed)}" for each in problems[:10]]

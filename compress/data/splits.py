@@ -1,4 +1,4 @@
-"""How samples are divided into splits: class by class, and so that what belongs together stays together."""
+"""Division of samples into splits: stratified by class, and with groups kept together."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
 Divide = Callable[[Indices, Indices, float, int], tuple[Indices, Indices]]
-"""(labels of all samples, the indices to divide, a share, a seed) -> (the rest, about that share)."""
+"""(labels of all samples, indices to divide, fraction, seed) -> (remaining indices, about this fraction of them)."""
 
 
 def stratified(labels: Indices, indices: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
-    """Divides indices class by class: (the rest, `share` of each class, at least one where there are two)."""
+    """Divide indices class by class: (remaining indices, `share` of each class, at least one of two or more)."""
     random = np.random.RandomState(seed)
     rest, taken = [], []
     for label in np.unique(labels[indices]):
@@ -25,7 +25,7 @@ def stratified(labels: Indices, indices: Indices, share: float, seed: int) -> tu
 
 
 def by_group(groups: Indices) -> Divide:
-    """Divides whole groups (files, speakers, devices), stratified by the most frequent class of each.
+    """Divide whole groups (files, speakers, devices), stratified by the most frequent class of each.
 
     Args:
         groups: the group of every sample.
@@ -43,7 +43,7 @@ def by_group(groups: Indices) -> Divide:
 
 
 def by_time(series: Indices, starts: Indices, length: int) -> Divide:
-    """Takes the last of every class; what is left has no window that overlaps one that was taken.
+    """Take the last part of every class. Remaining windows do not overlap windows that were taken.
 
     Args:
         series: the recording that each window is a part of; recordings follow each other in time.
@@ -67,7 +67,7 @@ def by_time(series: Indices, starts: Indices, length: int) -> Divide:
 
 
 def overlapping(series: Indices, starts: Indices, length: int, windows: Indices, others: Indices) -> NDArray[np.bool_]:
-    """Which of some windows share a row with one of the others."""
+    """Return which windows share a row with one of the others."""
     found = np.zeros(len(windows), bool)
     for each in np.unique(series[others]):
         mine = np.flatnonzero(series[windows] == each)
@@ -79,7 +79,7 @@ def overlapping(series: Indices, starts: Indices, length: int, windows: Indices,
 
 
 def spread(labels: Indices, seed: int = 0) -> Indices:
-    """All indices, in an order of which every beginning has the classes in their proportions."""
+    """Order indices so that every prefix has the class proportions of the whole."""
     random = np.random.RandomState(seed)
     rank = np.zeros(len(labels))
     for label in np.unique(labels):

@@ -1,4 +1,4 @@
-"""What a data set is, for people who look at it before they trust it."""
+"""The summary of a data set, for people who check it before a run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from compress.data.splits import spread
 from compress.data.types import SPLITS, Objects, Split, Task
 
 LOOKED_AT = 256
-"""Samples of each split that shapes and ranges are told of; others are counted."""
+"""Number of samples of each split whose shapes and ranges are summarized; other samples are only counted."""
 MOST_CORRUPT = 100
 
 
 class Described(Protocol):
-    """What is summarized (`compress.data.Dataset`)."""
+    """The interface of a data set that is summarized (`compress.data.dataset.Dataset`)."""
 
     @property
     def task(self) -> Task:
-        """What the samples are for."""
+        """The task of the samples."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -29,24 +29,24 @@ class Described(Protocol):
 
     @property
     def corrupt(self) -> list[str]:
-        """What was left out, and why."""
+        """The samples left out, with the reasons."""
 
     @property
     def notes(self) -> list[str]:
-        """What else there is to know."""
+        """Further notes."""
 
     def labels(self, split: Split) -> NDArray[np.int64]:
-        """The label of every sample of a split."""
+        """Return the label of every sample of a split."""
 
     def objects(self, split: Split) -> list[Objects]:
-        """The objects of every sample, for detection."""
+        """Return the objects of every sample, for detection."""
 
     def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Some samples as they came."""
+        """Return some samples before preprocessing."""
 
 
 def summary(data: Described) -> Facts:
-    """Plain values for JSON.
+    """Return the summary as plain values.
 
     Returns:
         `samples` by split; `counts`: by split, of each class, for detection its objects; `imbalance`: how many the most
@@ -75,7 +75,7 @@ def summary(data: Described) -> Facts:
 
 
 def _classes(data: Described, split: Split) -> NDArray[np.int64]:
-    """The class of each sample, or of each object."""
+    """Return the class of each sample, or of each object."""
     if data.task == "classification":
         return data.labels(split)
     return np.concatenate([classes for _, classes in data.objects(split)])
@@ -103,7 +103,7 @@ def _seen(samples: list[NDArray[Any]]) -> Facts:
 
 
 def describe(found: Facts) -> str:
-    """The summary as a table and lines for people."""
+    """Return the summary as a table and lines of text."""
     names, counts = found["classes"], found["counts"]
     width = max(len("class"), *(min(len(name), 40) for name in names))
     lines = [f"{'class':<{width}} {'train':>10} {'validation':>10} {'test':>10}"]

@@ -1,4 +1,4 @@
-"""CSV tables, read line by line: what no table has is refused before it fills the memory."""
+"""CSV tables, read line by line. Limits apply before unreasonable contents fill the memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_NAMES = 1_000_000
 
 
 def rows(stream: IO[bytes], where: str, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """The rows of a CSV file with their line numbers; empty lines are left out.
+    """Yield the rows of a CSV file with their line numbers, without empty lines.
 
     Raises:
         DataError: it is no CSV file in UTF-8, or has lines or rows that are too long.
@@ -59,7 +59,7 @@ def _lines(stream: IO[bytes], where: str) -> Iterator[str]:
 def table(
     stream: IO[bytes], where: str, columns: Sequence[str], delimiter: str = ","
 ) -> Iterator[tuple[int, list[str]]]:
-    """Some columns of a CSV file with a header, in the order asked for, with line numbers.
+    """Yield some columns of a CSV file with a header, in the requested order, with line numbers.
 
     Raises:
         DataError: there is no such column, or a row has more or fewer columns than the header.
@@ -75,12 +75,12 @@ def table(
 
 
 def header(stream: IO[bytes], where: str, delimiter: str = ",") -> list[str]:
-    """The names of a table's columns."""
+    """Return the column names of a table."""
     return next(rows(stream, where, delimiter), (0, []))[1]
 
 
 def places_of(columns: Sequence[str], header: Sequence[str], where: str) -> list[int]:
-    """Where columns stand.
+    """Return the positions of columns.
 
     Raises:
         DataError: a column is not there, or twice.

@@ -1,4 +1,4 @@
-"""The sources of data, one file for each kind of thing that samples lie in."""
+"""The data sources, one module for each format."""
 
 from compress.data.source import Source
 from compress.data.sources.arrays import Npy, Npz

@@ -1,4 +1,4 @@
-"""Arrays in files of numpy: .npz, and pairs of .npy that are mapped, not read."""
+"""numpy files: .npz, and pairs of .npy files that are memory-mapped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ERRORS = (
     SyntaxError,
     tokenize.TokenError,
 )
-"""What zipfile and numpy raise for damaged files; numpy evaluates the header of an array."""
+"""Exceptions of zipfile and numpy for damaged files; numpy evaluates the header of an array."""
 SHAPES = "numbers [n, samples], [n, height, width] or [n, height, width, channels]"
 MAX_LABELS_BYTES = 4 << 30
 
@@ -55,11 +55,11 @@ class Npz(Stored):
     """Class names; by default the labels are the names."""
 
     def files(self) -> dict[str, Path]:
-        """The one file."""
+        """Return the file."""
         return {"file": Path(self.file)}
 
     def load(self) -> Samples:
-        """The arrays of the file, checked against each other."""
+        """Read the arrays and check them against each other."""
         arrays = self._arrays()
         split = (self.split, arrays[self.split]) if self.split else None
         return _samples(self.file, (self.x, arrays[self.x]), (self.y, arrays[self.y]), split, self.classes)
@@ -110,17 +110,17 @@ class Npy(Stored):
     """Class names; by default the labels are the names."""
 
     def files(self) -> dict[str, Path]:
-        """Two files or three."""
+        """Return the two or three files."""
         return {name: Path(path) for name, path in (("x", self.x), ("y", self.y), ("split", self.split)) if path}
 
     def load(self) -> Samples:
-        """The arrays, checked against each other; that of samples stays in its file."""
+        """Open the arrays and check them against each other; the samples are memory-mapped."""
         split = ("split", _whole(self.split)) if self.split else None
         return _samples(self.x, ("x", _mapped(Path(self.x))), ("y", _whole(self.y)), split, self.classes)
 
 
 def _mapped(path: Path) -> NDArray[Any]:
-    """The array of a .npy file as a memory map."""
+    """Return the array of a .npy file as a memory map."""
     with files.opened(path) as stream:
         try:
             version = np.lib.format.read_magic(stream)
@@ -157,7 +157,7 @@ def _samples(
     split: tuple[str, NDArray[Any]] | None,
     classes: tuple[str, ...] | None,
 ) -> Samples:
-    """Arrays with their names, checked against each other."""
+    """Return samples from arrays with labels, checked against each other."""
     (x_name, x), (y_name, y) = samples, targets
     if x.ndim not in (2, 3, 4) or x.dtype.kind not in "uifb":
         raise DataError(f"array {x_name!r} is {x.dtype} {list(x.shape)}", where=where, allowed=SHAPES)

@@ -1,4 +1,4 @@
-"""Objects in images: what the sources for detection have in common."""
+"""Images with objects: the common parts of the sources for detection."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from compress.data.types import SPLITS, Objects, Split
 from compress.errors import DataError
 
 ORIENTATION = 0x0112
-"""The EXIF tag that says how viewers turn a photo (Exif 2.3, 4.6.4); 1: not at all, 5 to 8: by a quarter."""
+"""The EXIF tag for the rotation of a photo in viewers (Exif 2.3, 4.6.4). 1: none; 5 to 8: by a quarter turn."""
 BEYOND = 1.0
-"""Pixels that a box may reach beyond its image: programs round, or count from 1. It is cut off there."""
+"""Number of pixels that a box may extend beyond its image, because programs round or count from 1. It is cut off
+there."""
 
 
 @dataclass(frozen=True)
 class AnnotatedImage:
-    """An image with its objects, as a file of annotations has them.
+    """An image with the objects in its annotation.
 
     Attributes:
         path: the image.
@@ -49,7 +50,7 @@ class AnnotatedImage:
 
 
 def number(value: Any, where: str) -> float:
-    """A finite number.
+    """Return a text as a finite number.
 
     Raises:
         DataError: it is none.
@@ -64,7 +65,7 @@ def number(value: Any, where: str) -> float:
 
 
 def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
-    """Width and height of an image as it is stored, and its EXIF orientation.
+    """Return width and height of an image as stored, and its EXIF orientation.
 
     Raises:
         DataError: there is no such image, or it cannot be read.
@@ -85,7 +86,7 @@ def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
 
 
 def _orientation(image: Any) -> int:
-    """The EXIF orientation of an opened image; 1 where it has none that a viewer could follow."""
+    """Return the EXIF orientation of an open image; 1 if it has no valid one."""
     try:
         found = image.getexif().get(ORIENTATION) if "exif" in image.info else 1
     except ERRORS:
@@ -94,7 +95,7 @@ def _orientation(image: Any) -> int:
 
 
 def pixels(path: Path, channels: int) -> NDArray[np.uint8]:
-    """The pixels of an image: [height, width, channels], RGB or grey.
+    """Return the pixels of an image: [height, width, channels], RGB or grey.
 
     Raises:
         DataError: it cannot be decoded.
@@ -109,7 +110,7 @@ def pixels(path: Path, channels: int) -> NDArray[np.uint8]:
 def relative(
     box: tuple[float, float, float, float], size: tuple[int, int], where: str
 ) -> tuple[float, float, float, float]:
-    """A box in pixels (xmin, ymin, xmax, ymax) as fractions of the image: (ymin, xmin, ymax, xmax).
+    """Convert a box in pixels (xmin, ymin, xmax, ymax) to fractions of the image: (ymin, xmin, ymax, xmax).
 
     Raises:
         DataError: it is empty or inverted, or lies outside of the image.
@@ -136,7 +137,7 @@ def relative(
 
 
 def refuse_unfit(images: Sequence[AnnotatedImage]) -> None:
-    """Nothing, if every image is there, and none of them twice, which would be in two splits.
+    """Refuse images that are missing, or annotated twice and so possibly in two splits.
 
     Raises:
         DataError: one is not, or is.
@@ -154,7 +155,7 @@ def refuse_unfit(images: Sequence[AnnotatedImage]) -> None:
 
 
 def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], channels: int) -> Samples:
-    """Images with their objects as samples.
+    """Return images with their objects as samples.
 
     Raises:
         DataError: an image is missing, there twice, of another size than annotated, or has a box that cannot be.
@@ -184,7 +185,7 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], channels: 
 
 
 def _size(image: AnnotatedImage) -> tuple[tuple[int, int], bool]:
-    """An image's width and height, and whether its boxes can only be meant for the pixels as they are stored.
+    """Return an image's width and height, and if its boxes must be meant for the stored pixels.
 
     Raises:
         DataError: it is missing, or of another size than annotated.
@@ -210,7 +211,8 @@ def _about_turned(images: Sequence[Path]) -> tuple[str, ...]:
 
 
 def strata(objects: Sequence[Objects], classes: int) -> NDArray[np.int64]:
-    """What images are divided by: the class of theirs that fewest images have; `classes` where there is no object."""
+    """Return the class by which each image is stratified: the one of its classes that the fewest images have; `classes`
+    for images without objects."""
     counts = np.zeros(classes + 1, np.int64)
     for each in objects:
         counts[np.unique(each.classes)] += 1

@@ -1,4 +1,4 @@
-"""Images with boxes in the manner of COCO: one JSON file for each split.
+"""Images with boxes in COCO's format: one JSON file for all images, or one for each split.
 
 Source of the format: cocodataset.org, "data format", object detection.
 """
@@ -57,7 +57,7 @@ class Coco(Stored):
         return self
 
     def files(self) -> dict[str, Path]:
-        """The files of annotations by their split, and their images.
+        """Return the annotation files by split, and their images.
 
         Raises:
             DataError: one is not there, or annotations cannot be read.
@@ -69,11 +69,11 @@ class Coco(Stored):
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """Images as they are decoded here."""
+        """How the device decodes images."""
         return {"image_channels": self.channels}
 
     def load(self) -> Samples:
-        """The annotations; images are decoded when they are read."""
+        """Read the annotations; images are decoded when they are used."""
         classes, images = self._read()
         return bounding_boxes.samples(images, classes, self.channels)
 
@@ -85,7 +85,7 @@ class Coco(Stored):
                 yield split, Path(getattr(self, split))
 
     def _read(self) -> tuple[list[str], list[AnnotatedImage]]:
-        """The names of the classes, and every image, file by file in the order of their ids."""
+        """Return the class names, and all images, file by file in the order of their ids."""
         known: dict[int, str] | None = None
         images: list[AnnotatedImage] = []
         for split, path in self._files():
@@ -115,7 +115,7 @@ def _content(path: Path) -> Plain:
 
 
 def _rows(content: Plain, key: str, path: Path) -> Iterator[tuple[Plain, str]]:
-    """The entries of a list, each with its place."""
+    """Yield the entries of a list, each with its location."""
     rows = content.get(key)
     if not isinstance(rows, list):
         raise DataError(f"has no list {key!r}", where=str(path), allowed="COCO's images, annotations and categories")
@@ -141,7 +141,7 @@ def _name(row: Plain, key: str, where: str) -> str:
 
 
 def _categories(content: Plain, path: Path) -> dict[int, str]:
-    """Names by id, in the order of the ids."""
+    """Return the class names by id, in the order of the ids."""
     found: dict[int, str] = {}
     names: set[str] = set()
     for row, where in _rows(content, "categories", path):
@@ -158,7 +158,7 @@ def _categories(content: Plain, path: Path) -> dict[int, str]:
 def _images(
     content: Plain, path: Path, folder: Path, categories: dict[int, str], split: Split | None
 ) -> list[AnnotatedImage]:
-    """Every image of a file with its boxes, in the order of the ids."""
+    """Return all images of a file with their boxes, in the order of the ids."""
     rows: dict[int, tuple[Plain, str]] = {}
     for row, where in _rows(content, "images", path):
         key = _id(row, "id", where)
@@ -206,7 +206,7 @@ def _size(row: Plain, where: str) -> tuple[int, int] | None:
 
 
 def _inside(folder: Path, name: str, where: str) -> Path:
-    """A file in a folder, and nowhere else."""
+    """Return the path of a file inside a folder."""
     path = folder / name
     if "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise DataError(f"the file name {name[:60]!r} leads out of the folder", where=where, allowed="a name inside it")

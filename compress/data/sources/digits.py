@@ -1,4 +1,4 @@
-"""The handwritten digits that scikit-learn carries."""
+"""The handwritten digits of scikit-learn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Digits(Source):
     name: ClassVar[str] = "digits"
 
     def fingerprint(self) -> dict[str, Any]:
-        """The digest of the library's file, checked against calibration_data/digits."""
+        """Return the digest of the library's file, checked against calibration_data/digits."""
         found = importlib.util.find_spec("sklearn")
         if found is None or found.origin is None:
             raise DataError("scikit-learn is not installed", where="data.source.digits", todo="pip install coralline")
@@ -46,7 +46,7 @@ class Digits(Source):
         return tomllib.loads((shipped("calibration_data") / "digits" / "manifest.toml").read_text())
 
     def load(self) -> Samples:
-        """The digits with their fixed split."""
+        """Return the digits with their fixed splits."""
         from sklearn.datasets import load_digits
 
         self.fingerprint()

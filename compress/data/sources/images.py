@@ -32,7 +32,7 @@ ERRORS = (
     struct.error,
     zlib.error,
 )
-"""What Pillow raises for damaged files."""
+"""Exceptions of Pillow for damaged files."""
 
 
 class ImageFolder(LabelledFiles):
@@ -47,11 +47,11 @@ class ImageFolder(LabelledFiles):
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """Images as they are decoded here."""
+        """How the device decodes images."""
         return {"image_channels": self.channels}
 
     def load(self) -> Samples:
-        """Labels from folders or table; images are decoded when they are read."""
+        """Read labels from folders or a table; images are decoded when they are used."""
         found = self.found()
 
         def read(index: int) -> NDArray[Any]:
@@ -62,7 +62,7 @@ class ImageFolder(LabelledFiles):
 
 
 def decoded(content: bytes, channels: int, where: str) -> NDArray[np.uint8]:
-    """An image file: uint8 [height, width, channels], as the device decodes it too (`deploy.contract.pictures`).
+    """Decode an image file to uint8 [height, width, channels], as the device does (`deploy.contract.pictures`).
 
     Raises:
         DataError: it is none, damaged, or too large.

@@ -1,4 +1,4 @@
-"""Samples that a Python function of one's own gives."""
+"""Samples from a Python function of the user."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PythonFunction(Stored):
     """The files that the function reads. If they change, the data is read again."""
 
     def beside(self, folder: Path) -> Self:
-        """The same source with its paths taken from `folder`."""
+        """Return the same source with paths relative to `folder`."""
         given = self.model_copy(update={"reads": tuple(str(folder / path) for path in self.reads)})
         places = {name: str(folder / path) for name in ("file", "manifest") if (path := getattr(self, name))}
         return given.model_copy(update=places)
@@ -57,16 +57,16 @@ class PythonFunction(Stored):
         return path, function if colon and function else FUNCTION
 
     def files(self) -> dict[str, Path]:
-        """The program, and what it is said to read."""
+        """Return the program and the files that it reads."""
         path, _ = self._place()
         return {"file": path, **{f"reads {index}": Path(read) for index, read in enumerate(self.reads)}}
 
     def fingerprint(self) -> dict[str, Any]:
-        """The digests of program and files, and the name of the function."""
+        """Return the digests of program and files, and the name of the function."""
         return {**super().fingerprint(), "function": self._place()[1]}
 
     def load(self) -> Samples:
-        """Runs the function and checks what it gives; what it prints goes where messages go."""
+        """Run the function and check its result; what it prints goes to stderr."""
         path, function = self._place()
         where = f"{path}:{function}"
         with contextlib.redirect_stdout(sys.stderr):
@@ -82,7 +82,7 @@ class PythonFunction(Stored):
 
 @contextlib.contextmanager
 def _running(what: str, where: str) -> Iterator[None]:
-    """Whatever a program raises, its sys.exit too, as an error of the data."""
+    """Convert any exception of a program, also SystemExit, to a data error."""
     try:
         yield
     except DataError:
@@ -92,7 +92,7 @@ def _running(what: str, where: str) -> Iterator[None]:
 
 
 def _called(path: Path, function: str) -> Any:
-    """What the function gives; an iterable is gone through here, so that its errors are told alike."""
+    """Call the function. An iterable is consumed here, so that its exceptions are reported in the same way."""
     spec = importlib.util.spec_from_file_location(f"coralline_data_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise DataError("is no Python file", where=str(path), allowed="file.py, or file.py:function")
@@ -107,7 +107,7 @@ def _called(path: Path, function: str) -> Any:
 
 
 def _gathered(rows: Iterable[Any], where: str) -> dict[str, Any]:
-    """Pairs or triples as columns."""
+    """Return pairs or triples as columns."""
     found = list(rows)
     for place, row in enumerate(found):
         if not isinstance(row, tuple) or len(row) not in (2, 3) or len(row) != len(found[0]):
@@ -118,7 +118,7 @@ def _gathered(rows: Iterable[Any], where: str) -> dict[str, Any]:
 
 
 def _mapped(given: Mapping[str, Any], where: str) -> Samples:
-    """What was given, checked."""
+    """Check the result and return it as samples."""
     if not {"x", "y"} <= given.keys() <= set(KEYS):
         raise DataError(f"gave the keys {', '.join(map(str, given))}", where=where, allowed=GIVES)
     x = given["x"]
@@ -145,7 +145,7 @@ def _mapped(given: Mapping[str, Any], where: str) -> Samples:
 
 
 def _words(given: Mapping[str, Any], key: str, where: str) -> list[str] | None:
-    """The names of classes or splits, if there are any."""
+    """Return the names of classes or splits, if there are any."""
     value = given.get(key)
     if value is None:
         return None

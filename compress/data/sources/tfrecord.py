@@ -33,7 +33,7 @@ MAX_RECORDS = 50_000_000
 _NAME = re.compile(r"\.(tfrecords?|tfrec|records?)(-\d+-of-\d+)?$", re.IGNORECASE)
 _KINDS = {False: "number", True: "name"}
 Features = dict[str, Any]
-"""By name: bytes (a list of them where there are several), a list of whole numbers, or float32 [n]."""
+"""Values by feature name: bytes (a list if there are several), a list of integers, or float32 [n]."""
 
 
 class TensorFeature(Settings):
@@ -74,7 +74,7 @@ class TfRecord(InFiles):
         return self
 
     def used(self, tree: Tree) -> tuple[str, ...]:
-        """The record files, and that of the classes."""
+        """Return the record files, and the file with class names."""
         found = tuple(name for name in tree.names if self.tree_of_one(tree) or _NAME.search(name))
         if not found:
             raise DataError(
@@ -84,16 +84,16 @@ class TfRecord(InFiles):
 
     @staticmethod
     def tree_of_one(tree: Tree) -> bool:
-        """Whether the path was that of a file, whatever it is called."""
+        """Return if the path is a file, whatever its name is."""
         return len(tree.names) == 1 and not tree.folders
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """Images as they are decoded here."""
+        """How the device decodes images."""
         return {"image_channels": self.channels} if self.image else {}
 
     def load(self) -> Samples:
-        """Finds all records and their labels; samples are decoded, and checksums verified, when they are read."""
+        """Find all records and their labels. Samples are decoded, and checksums verified, when they are used."""
         tree = self.tree()
         names = self.used(tree)[: -1 if self.classes else None]
         records, problems = self._records(tree, names)
@@ -129,7 +129,7 @@ class TfRecord(InFiles):
         )
 
     def _records(self, tree: Tree, names: tuple[str, ...]) -> tuple[list[Record], list[DataError]]:
-        """Every record with its label, and what is wrong with the others."""
+        """Return every record with its label, and the errors of the other records."""
         found: list[Record] = []
         problems: list[DataError] = []
         for number, name in enumerate(names):
@@ -149,7 +149,7 @@ class TfRecord(InFiles):
         return found, problems
 
     def _label(self, content: bytes, where: str) -> tuple[str, bool]:
-        """The label, and whether it is a name."""
+        """Return the label, and if it is a name."""
         features = _checked_features(content, where, {self.label})
         value = features.get(self.label)
         if isinstance(value, bytes):
@@ -177,7 +177,7 @@ class TfRecord(InFiles):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Where a record begins, in which file, its label, and whether that is a name."""
+    """Offset and file of a record, its label, and if the label is a name."""
 
     file: int
     start: int
@@ -186,7 +186,7 @@ class Record:
 
 
 def _splits(names: tuple[str, ...], where: str) -> list[Split | None]:
-    """The split of each file, from the words in its name."""
+    """Return the split of each file, from the words in its name."""
     found: list[Split | None] = []
     for name in names:
         meant = {SPLIT_WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_WORDS}
@@ -196,7 +196,7 @@ def _splits(names: tuple[str, ...], where: str) -> list[Split | None]:
 
 
 def _contents(stream: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
-    """Every record of a file with its place; their own checksums are left for later."""
+    """Yield every record of a file with its offset; the checksums of the contents are verified later."""
     total = files.size_of(stream)
     while (start := stream.tell()) < total:
         yield start, _content(stream, f"{where}, record at byte {start}", total)
@@ -204,7 +204,7 @@ def _contents(stream: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _content(stream: BinaryIO, where: str, total: int) -> bytes:
-    """The record at the stream's place, up to its checksum."""
+    """Return the record at the stream's position, without its checksum."""
     todo = "write the file anew; one that is compressed must be unpacked"
     head = stream.read(12)
     if len(head) < 12:
@@ -245,7 +245,7 @@ def _numbers(value: Any, tensor: TensorFeature, where: str) -> NDArray[Any]:
 
 
 def features(content: bytes, wanted: set[str]) -> Features:
-    """Some features of a serialized tf.train.Example, by name.
+    """Return some features of a serialized tf.train.Example by name.
 
     Raises:
         ValueError: it is none.
@@ -276,7 +276,7 @@ def _feature(content: memoryview) -> bytes | list[bytes] | list[int] | NDArray[n
 
 
 def _fields(content: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Field numbers and contents of a protobuf message; numbers as the bytes that they are stored in."""
+    """Yield field numbers and contents of a protobuf message; numbers as their stored bytes."""
     place = 0
     while place < len(content):
         key, place = _varint(content, place)

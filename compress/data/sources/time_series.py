@@ -59,7 +59,7 @@ class Csv(LabelledFiles):
     """The character between the columns."""
 
     def listing(self, tree: Tree) -> list[Listed]:
-        """Every file; without labels of its own where a column has them, with the split whose folder it is in."""
+        """Return every file. If a column has the labels, the files have no labels, but the split of their folder."""
         if self.label_column is None or self.labels is not None:
             return super().listing(tree)
         tabled = self.classes.file if self.classes else None
@@ -72,7 +72,7 @@ class Csv(LabelledFiles):
         return [Listed(name, "", split) for name, split in zip(names, splits, strict=True)]
 
     def load(self) -> Samples:
-        """Reads all files and finds their windows."""
+        """Read all files and find their windows."""
         tree = self.tree()
         listed = self.listing(tree)
         series, corrupt = self._series(tree, listed)
@@ -112,7 +112,7 @@ class Csv(LabelledFiles):
         return by_group(own) if len(np.unique(own)) > 1 else _undivided
 
     def _series(self, tree: Tree, listed: list[Listed]) -> tuple[list[Series], list[str]]:
-        """What is in the files, and which of them cannot be read and may be left out."""
+        """Return the contents of the files, and the errors of unreadable files that may be left out."""
         found, problems, size = [], [], 0
         for place, each in enumerate(listed):
             try:
@@ -144,7 +144,7 @@ class Csv(LabelledFiles):
         return Series(np.concatenate(parts), np.array(words, np.str_), place)
 
     def _windows(self, series: list[Series]) -> tuple[list[SeriesWindow], int]:
-        """All windows, and how many stretches are shorter than one."""
+        """Return all windows, and the number of stretches shorter than a window."""
         found, left = [], 0
         stride = self.stride or self.window
         for number, each in enumerate(series):
@@ -164,7 +164,7 @@ class Csv(LabelledFiles):
 
 @dataclass(frozen=True)
 class Series:
-    """One file: float32 [rows, columns], the label of each row, and the file's place in the listing."""
+    """A file: float32 [rows, columns], the label of each row, and the file's index in the listing."""
 
     values: NDArray[np.float32]
     words: NDArray[np.str_]
@@ -206,7 +206,7 @@ def _blocks(rows: Iterator[tuple[int, list[str]]]) -> Iterator[list[tuple[int, l
 
 
 def _numbers(rows: list[list[str]], lines: list[int], where: str) -> NDArray[np.float32]:
-    """Text as numbers; what is none, or not finite, is named with its line."""
+    """Convert text to numbers; an error names the line of a value that is not a finite number."""
     with np.errstate(over="ignore"):
         try:
             values: NDArray[Any] = np.array(rows, np.float64).astype(np.float32)

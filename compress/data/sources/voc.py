@@ -1,4 +1,4 @@
-"""Images with boxes in the manner of Pascal VOC: an XML file beside each image, or in a folder of its own.
+"""Images with boxes in Pascal VOC's format: an XML file next to each image, or in a separate folder.
 
 Source of the format: M. Everingham, J. Winn, The PASCAL VOC 2012 Development Kit, section 4.
 """
@@ -25,7 +25,7 @@ MAX_XML_BYTES = 4 << 20
 MAX_DEPTH = 32
 IMAGE_FOLDERS = ("JPEGImages", "images", ".")
 Listed = dict[Path, dict[str, Split]]
-"""For each folder with lists of splits: the split of each image's name in them."""
+"""For each folder with lists of splits: the split of each image name."""
 
 
 @dataclass
@@ -45,16 +45,16 @@ class Element:
     children: list[Element] = field(default_factory=list)
 
     def all(self, name: str) -> Iterator[Element]:
-        """The children of a name."""
+        """Return the children with a name."""
         return (child for child in self.children if child.name == name)
 
     def first(self, name: str) -> Element | None:
-        """The first child of a name."""
+        """Return the first child with a name."""
         return next(self.all(name), None)
 
 
 def parse(path: Path) -> Element:
-    """The root of an XML file.
+    """Return the root of an XML file.
 
     Document types are refused, and with them entities: what would be unfolded without end or fetched from elsewhere.
 
@@ -117,7 +117,7 @@ class Voc(Stored):
     """3: decode as RGB. 1: decode as grey levels."""
 
     def files(self) -> dict[str, Path]:
-        """The annotations, their images, and the lists of the splits.
+        """Return the annotations, their images, and the lists of the splits.
 
         Raises:
             DataError: the folder or an image is not there, or an annotation cannot be read.
@@ -129,11 +129,11 @@ class Voc(Stored):
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """Images as they are decoded here."""
+        """How the device decodes images."""
         return {"image_channels": self.channels}
 
     def load(self) -> Samples:
-        """The annotations; images are decoded when they are read."""
+        """Read the annotations; images are decoded when they are used."""
         images, unlisted = self._images()
         note = f"{unlisted:,} images with an .xml file are in no list of ImageSets/Main, and were left out"
         found = bounding_boxes.samples(images, self._names(images), self.channels)
@@ -149,7 +149,7 @@ class Voc(Stored):
         return self.classes
 
     def _images(self) -> tuple[list[AnnotatedImage], int]:
-        """Every annotated image in a fixed order, and how many more no list of a split names, where there are lists."""
+        """Return the annotated images in a fixed order, and the number of images that are in no list of a split."""
         root = Path(self.path)
         if not root.is_dir():
             raise DataError("is not a folder", where=self.path, todo="check data.source")
@@ -191,7 +191,7 @@ class Voc(Stored):
         return AnnotatedImage(image, _size(annotation, path), tuple(boxes), tuple(names), split, str(path), image.name)
 
     def _split(self, path: Path, listed: Listed) -> Split | None:
-        """The split of an XML file's image, by the lists, or where there are none, by the folders that it lies in."""
+        """Return the split of an XML file's image: from the lists or, if there are none, from its folders."""
         if listed:
             found = (stems.get(path.stem) for folder, stems in listed.items() if path.is_relative_to(folder))
             return next(found, None)
@@ -199,8 +199,8 @@ class Voc(Stored):
         return next((SPLIT_WORDS[part] for part in folders if part in SPLIT_WORDS), None)
 
     def _beside(self, path: Path, name: str) -> Path:
-        """The image that an XML file speaks of: of its own name, in its folder or in that for images; or else of the
-        name that it has in it, which is often left from another file.
+        """Return the image of an XML file: the one with its name, in its folder or in the folder of images; otherwise
+        the one named in the file, a name that often belongs to another file.
 
         That name is what stands behind the last slash: programs write whole paths of other machines into it.
         """
@@ -213,7 +213,8 @@ class Voc(Stored):
 
 
 def _lists(root: Path) -> list[Path]:
-    """The lists of the images of each split, those that are there; what train.txt and val.txt are parts of is last."""
+    """Return the existing lists of the images of each split; trainval.txt, which contains train.txt and val.txt, is
+    last."""
     words = (*SPLIT_WORDS, "trainval")
     paths = [path for path in root.rglob("ImageSets/Main/*.txt") if path.stem in words and path.is_file()]
     shown = (path for path in paths if not _hidden(path.relative_to(root)))
@@ -221,7 +222,7 @@ def _lists(root: Path) -> list[Path]:
 
 
 def _listed(root: Path) -> Listed:
-    """The split of each image's name in every folder whose ImageSets/Main has lists of them."""
+    """Return the split of each image name, for every folder whose ImageSets/Main has lists."""
     found: Listed = {}
     for path in _lists(root):
         stems = found.setdefault(path.parents[2], {})
@@ -253,7 +254,7 @@ def _text(element: Element | None) -> str:
 
 
 def _size(annotation: Element, path: Path) -> tuple[int, int] | None:
-    """Width and height, if they stand there; some programs write 0 for what they do not know."""
+    """Return width and height if the file has them; some programs write 0 for an unknown size."""
     size = annotation.first("size")
     if size is None:
         return None

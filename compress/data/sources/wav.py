@@ -23,13 +23,14 @@ from compress.errors import DataError
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 MAX_RATE, MAX_CHANNELS, MAX_CHUNKS = 768_000, 64, 10_000
 MAX_TERM = 50_000
-"""Of the ratio between two rates, in lowest terms: memory and time grow with it. Even 44101 to 48000 is less."""
+"""Largest term of the reduced ratio between two sample rates: memory and time grow with it. 44101 to 48000 Hz has a
+smaller one."""
 HALF = 10
-"""Values to each side that resample_poly of scipy.signal looks at, in times of the ratio's larger term."""
+"""Number of values on each side that scipy.signal.resample_poly uses, in multiples of the ratio's larger term."""
 TYPES: dict[tuple[int, int], Any] = {(PCM, 8): "u1", (PCM, 16): "<i2", (PCM, 24): "u1", (PCM, 32): "<i4"}
 TYPES |= {(FLOAT, 32): "<f4", (FLOAT, 64): "<f8"}
 _TAIL = bytes.fromhex("000000001000800000aa00389b71")
-"""How the sub-format of an extensible file goes on behind its first two bytes (KSDATAFORMAT_SUBTYPE_*)."""
+"""The bytes of an extensible file's sub-format after the first two (KSDATAFORMAT_SUBTYPE_*)."""
 
 
 class Wav(LabelledFiles):
@@ -52,11 +53,11 @@ class Wav(LabelledFiles):
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """Recordings as they are decoded here."""
+        """How the device decodes recordings."""
         return {"sound_channels": self.channels, "sound_rate": self.rate}
 
     def load(self) -> Samples:
-        """Labels from folders or table; recordings are decoded when they are read."""
+        """Read labels from folders or a table; recordings are decoded when they are used."""
         found = self.found()
 
         def read(index: int) -> NDArray[np.float32]:
@@ -95,7 +96,7 @@ class Wav(LabelledFiles):
 
 @dataclass(frozen=True)
 class Sound:
-    """An open WAV file, its values at the stream's place.
+    """An open WAV file; the stream is at its values.
 
     Attributes:
         stream: the file.
@@ -114,7 +115,7 @@ class Sound:
     frames: int
 
     def read(self, most: int) -> NDArray[np.float32]:
-        """The first so many frames: [frames, channels], full scale is -1 to 1.
+        """Read the first frames: [frames, channels]; full scale is -1 to 1.
 
         Raises:
             DataError: there are fewer than the file says.
@@ -137,7 +138,7 @@ class Sound:
 
 
 def opened(stream: BinaryIO, where: str) -> Sound:
-    """Reads the header of a WAV file, up to its values.
+    """Read the header of a WAV file, up to its values.
 
     Raises:
         DataError: it is none, damaged, cut short, or of another kind than PCM and float.
@@ -170,7 +171,7 @@ def opened(stream: BinaryIO, where: str) -> Sound:
 
 
 def _format(form: bytes, where: str) -> tuple[int, int, tuple[int, int]]:
-    """Rate, channels, and kind of the values."""
+    """Return rate, channels, and type of the values."""
     if len(form) < 16:
         raise _broken("its format is cut short", where)
     tag, channels, rate, _, block, bits = struct.unpack("<HHIIHH", form[:16])
