@@ -1,4 +1,4 @@
-"""Artifacts: what a stage leaves behind, and the names of the files in it."""
+"""Artifacts: the results of stages, and the names of their files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Facts = dict[str, Any]
 
 
 class Kind(StrEnum):
-    """What an artifact is, and so which stages can take it."""
+    """The type of an artifact, which determines the stages that can use it."""
 
     UNTRAINED = "untrained keras model"
     KERAS = "keras model"
@@ -30,16 +30,16 @@ MODEL_TFLITE = "model.tflite"
 MODEL_COMPILED = "model_edgetpu.tflite"
 SEGMENT_COMPILED = "model_segment_{}_of_{}_edgetpu.tflite"
 SEGMENTS = SEGMENT_COMPILED.format("*", "*")
-"""Where the model is compiled in parts, for several Edge TPUs: there is no MODEL_COMPILED then."""
+"""A model compiled in segments for several Edge TPUs. It has no MODEL_COMPILED."""
 BUNDLE_FILE = "bundle.coralline"
 PLAN_FILE = "quantization.json"
-"""By which plan a model was quantized: `quantize: {plan: …}` takes it again, edited or not."""
+"""The quantization plan of the model; `quantize: {plan: …}` applies it, edited or not."""
 RUNNER_FILE = "runner.pyz"
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """Something made, complete and never changed again.
+    """A complete and immutable result of a stage or probe.
 
     Attributes:
         digest: SHA-256 over kind, files and facts.
@@ -58,7 +58,7 @@ class Artifact:
     seconds: float
 
     def file(self, name: str) -> Path:
-        """The path of one of its files."""
+        """Return the path of one of its files."""
         if name not in self.files:
             raise KeyError(f"a {self.kind} has no {name}; it has {', '.join(self.files)}")
         return self.folder / name

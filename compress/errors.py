@@ -1,4 +1,4 @@
-"""Every error that a user can cause or meet, and the exit code of each.
+"""Every error that a user can cause, and its exit code.
 
 ::
 
@@ -30,7 +30,7 @@ EXIT_INTERRUPTED = 130
 
 
 class CorallineError(Exception):
-    """Something that is told to the user in one message, without a traceback.
+    """An error for the user: one message without a traceback.
 
     Args:
         what: what was found, in words.
@@ -65,29 +65,29 @@ class PipelineError(CorallineError):
 
 
 class DataError(CorallineError):
-    """The data set is missing, empty, or not what it should be."""
+    """The data set is missing, empty or invalid."""
 
     exit_code = 3
 
 
 class ModelError(CorallineError):
-    """The model file or builder cannot be used."""
+    """The model file or the builder cannot be used."""
 
     exit_code = 4
 
 
 class UntrustedError(ModelError):
-    """Loading would run code that came with the model, and `trust: true` was not given."""
+    """Loading would run code that the model contains, and `trust: true` is not set."""
 
 
 class StageError(CorallineError):
-    """A stage could not do its work."""
+    """A stage failed."""
 
     exit_code = 5
 
 
 class StoreError(CorallineError):
-    """Disk full, no permission, unwritable folder, broken artifact."""
+    """Disk full, no permission, unwritable folder, damaged artifact."""
 
     exit_code = 6
 
@@ -99,7 +99,7 @@ class ResultError(CorallineError):
 
 
 class BudgetError(ResultError):
-    """The result breaks the budget."""
+    """The result exceeds the budget."""
 
 
 class DegenerateError(ResultError):
@@ -113,6 +113,6 @@ class SigningError(CorallineError):
 
 
 class DeploymentError(CorallineError):
-    """A device was not reached, or keeps the version that it had."""
+    """A device was not reached, or keeps its previous version."""
 
     exit_code = 15

@@ -14,19 +14,19 @@ from compress.errors import StoreError
 
 
 def digest_of(value: Any) -> str:
-    """SHA-256 of a plain JSON value, independent of the order of its keys."""
+    """Return the SHA-256 of a plain JSON value, independent of the order of its keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def explain(error: OSError, what: str, folder: Path | None = None) -> StoreError:
-    """An operating system error as a message that says what to do; `folder`: where, if the error does not say."""
+    """Return an error of the operating system as a message with advice; `folder` is used if the error has no path."""
     where = str(error.filename2 or error.filename or folder or "")  # of a copy: what could not be written
     reasons = {
         errno.ENOSPC: ("the disk is full", "free some space and run again: finished stages are kept"),
@@ -42,7 +42,7 @@ def explain(error: OSError, what: str, folder: Path | None = None) -> StoreError
 
 
 def write_atomically(path: Path, content: bytes, scratch: Path | None = None, mode: int = 0o644) -> None:
-    """Writes a file so that it is either the old or the new one at every moment.
+    """Write a file so that it has either the old or the new content at every moment.
 
     Args:
         path: the file.

@@ -1,4 +1,4 @@
-"""A number that says how it was obtained, or why it is missing."""
+"""A value with its origin, or with the reason why it is missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Z95 = 1.959963984540054
 
 @dataclass(frozen=True)
 class Measurement:
-    """One value with its unit and its origin.
+    """A value with its unit and its origin.
 
     Attributes:
         value: the number, in `unit`; None when `how` is "missing".
@@ -41,17 +41,17 @@ class Measurement:
             raise ValueError("a missing measurement must say why")
 
     def to_json(self) -> dict[str, Any]:
-        """As a plain map, for report.json."""
+        """Return plain values for report.json."""
         return asdict(self)
 
 
 def missing(unit: str, reason: str) -> Measurement:
-    """A measurement that could not be made, and the reason."""
+    """Return a missing measurement with its reason."""
     return Measurement(None, unit, "missing", note=reason)
 
 
 def proportion(successes: int, trials: int, note: str = "") -> Measurement:
-    """A share with its Wilson 95% score interval.
+    """Return a fraction with its Wilson 95% score interval.
 
     Source: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927), 209-212.
     """
@@ -68,7 +68,7 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def drop(original: NDArray[np.bool_], result: NDArray[np.bool_]) -> Measurement:
-    """Loss of accuracy from `original` to `result`, both "was it right" for the same samples.
+    """Return the loss of accuracy from `original` to `result`, which say for the same samples if the answer is right.
 
     The interval is Newcombe's for paired proportions: the two Wilson intervals, combined
     with the correlation between the pairs.

@@ -6,10 +6,10 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Where long work says how far it is."""
+    """The receiver of progress reports."""
 
     def update(self, done: int, total: int, **metrics: float) -> None:
-        """`done` of `total` steps are over; metrics are shown beside."""
+        """Report that `done` of `total` steps are done, with metrics."""
 
     def note(self, text: str) -> None:
-        """One line that the user should see."""
+        """Report one line of text for the user."""

@@ -1,4 +1,4 @@
-"""Where models/ and calibration_data/ are: beside the package in a clone, inside it in a wheel."""
+"""The folders models/ and calibration_data/: next to the package in a clone, inside it in a wheel."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ PACKAGE = Path(__file__).parent
 
 
 def shipped(name: str) -> Path:
-    """The folder `name` that came with Coralline; never one of the working directory."""
+    """Return the folder `name` that is shipped with Coralline, never one in the working directory."""
     installed = PACKAGE / "_shipped" / name
     return installed if installed.exists() else PACKAGE.parent / name

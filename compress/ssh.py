@@ -1,4 +1,4 @@
-"""How other hosts are reached: OpenSSH, with a key, never with a password, and only hosts that are known."""
+"""Connections to other hosts: OpenSSH with a key, without passwords, and only to known hosts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SETTINGS = ("BatchMode=yes", f"ConnectTimeout={CONNECT_TIMEOUT_S}", "ServerAliv
 
 
 def command(host: str, there: str, options: Sequence[str] = ()) -> list[str]:
-    """The arguments of `ssh` that run a command on a host.
+    """Return the arguments of `ssh` that run a command on a host.
 
     Args:
         host: its name, with or without `user@`; what begins with a dash is no option.

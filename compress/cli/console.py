@@ -1,4 +1,4 @@
-"""What a person sees of a run: stage lines and progress on stderr; the noise of libraries in a log file."""
+"""The output of a run: stage lines and progress on stderr, the output of libraries in a log file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from compress.files import explain
 from compress.progress import Progress
 
 PLAIN_INTERVAL_S = 15.0
-"""How often a plain line tells the progress of long work."""
+"""Time between two lines of progress if stderr is not a terminal."""
 
 
 class Console:
-    """A `compress.pipeline.runner.Monitor` on stderr. A reader that has gone, or a full disk, does not end a run.
+    """A `compress.pipeline.runner.Monitor` on stderr. A closed pipe or a full disk does not end a run.
 
     Args:
         log: the log file; lines are appended.
@@ -45,12 +45,12 @@ class Console:
         self._err.close()
 
     def log(self, text: str) -> None:
-        """Text for the log file alone."""
+        """Write text to the log file only."""
         with suppress(OSError):
             self._log.write((text.rstrip() + "\n").encode("utf-8", "backslashreplace"))
 
     def line(self, text: str) -> None:
-        """One line on stderr and in the log."""
+        """Write a line to stderr and to the log."""
         try:
             print(text, file=self._err)
         except OSError:
@@ -58,25 +58,25 @@ class Console:
         self.log(text)
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
-        """A line about a piece of work that is over."""
+        """Write a line about completed work."""
         taken = "" if seconds is None else f"{seconds:7.1f} s" if status == "made" else f"({seconds:.1f} s)"
         self.line(f"{title:<20} {status:<8} {taken:>9}  {remark}".rstrip())
 
     @contextmanager
     def working(self, title: str) -> Iterator[Progress]:
-        """Shows progress; what anything else prints meanwhile goes to the log."""
+        """Show progress; all other output goes to the log."""
         with quiet(self._log.fileno()), _bar(self, title) if self._terminal else _lines(self, title) as progress:
             yield progress
 
     @property
     def stream(self) -> IO[str]:
-        """The terminal, also while everything else is sent to the log."""
+        """The terminal, also while all other output goes to the log."""
         return self._err
 
 
 @contextmanager
 def quiet(log: int) -> Iterator[None]:
-    """File descriptors 1 and 2 into an open file: C++ libraries write there without asking Python."""
+    """Redirect file descriptors 1 and 2 to an open file, because C++ libraries write to them directly."""
     saved = os.dup(1), os.dup(2)
     _flush()
     try:
@@ -101,7 +101,7 @@ def _shown(metrics: dict[str, float]) -> str:
 
 
 class _Lines:
-    """Progress as a plain line now and then."""
+    """Progress as lines of text."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.console, self.title, self.told = console, title, time.monotonic()
@@ -121,7 +121,7 @@ def _lines(console: Console, title: str) -> Iterator[Progress]:
 
 
 class _Bar:
-    """Progress as a bar, gone when the work is done."""
+    """Progress as a bar, which is removed at the end."""
 
     def __init__(self, console: Console, display: Any, title: str) -> None:
         self.console, self.display = console, display

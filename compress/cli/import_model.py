@@ -1,4 +1,4 @@
-"""`python -m compress import`: one model file read, rebuilt as a Keras model, and compared with where it came from."""
+"""`python -m compress import`: read a model file, convert it to a Keras model, and compare the two."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from compress.importers.model_file import ImportedModel, ModelFile
 from compress.importers.tflite import tflite_file
 
 Report = dict[str, Any]
-"""What --json prints: plain values."""
+"""The plain values that --json prints."""
 
 
 def run(
@@ -32,7 +32,7 @@ def run(
     inputs: Path | None,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Report:
-    """Imports a file.
+    """Import a file.
 
     Args:
         path: the file, or the folder of a SavedModel.
@@ -69,17 +69,17 @@ def _check(path: Path, out: Path) -> None:
     if out.suffix != ".keras":
         raise PipelineError(f"OUT is {out.name}", where="-o", allowed="a name that ends in .keras")
     if out.resolve() == path.resolve() or path.resolve() in out.resolve().parents:
-        raise PipelineError("OUT is the model itself, or lies in it", where="-o", todo="choose another name")
+        raise PipelineError("OUT is the model itself, or is inside it", where="-o", todo="choose another name")
 
 
 def _samples(inputs: Path) -> Any:
-    """Samples for the comparison; never unpickled."""
+    """Read samples for the comparison; pickled data is refused."""
     import numpy as np
 
     try:
         samples = np.load(inputs, mmap_mode="r", allow_pickle=False)[:100]
         if samples.dtype.kind not in "fiub" or samples.ndim < 2 or not len(samples):
-            raise ValueError(f"it holds {samples.dtype} {list(samples.shape)}")
+            raise ValueError(f"it contains {samples.dtype} {list(samples.shape)}")
         return np.asarray(samples, np.float32)
     except (OSError, ValueError, EOFError, TypeError) as error:
         what = f"cannot be read: {str(error).splitlines()[0][:200]}"
@@ -97,7 +97,7 @@ def _told(found: ModelFile) -> Report:
 
 
 def _quantized(file: tflite_file.TfliteFile) -> Report:
-    """A quantized .tflite file, which is used as it is."""
+    """Describe a quantized .tflite file, which is used without conversion."""
     graph = file.graph
     ports = [
         [{"name": tensor.name, "dtype": tensor.dtype.lower(), "shape": list(tensor.shape)} for tensor in tensors]
@@ -112,7 +112,7 @@ def _quantized(file: tflite_file.TfliteFile) -> Report:
 
 
 def _model(model: Any, notes: list[str]) -> Report:
-    """Inputs, outputs, layers and parameters of a Keras model; nested models are counted by their layers."""
+    """Describe inputs, outputs, layers and parameters of a Keras model; the layers of nested models are counted."""
     from compress.ir import keras_graph
 
     try:
@@ -143,7 +143,7 @@ def _model(model: Any, notes: list[str]) -> Report:
 
 
 def _written(path: Path, imported: ImportedModel, out: Path | None, *, trust: bool) -> Report:
-    """Writes the model, reads it again, and says how far its answers are from the original's."""
+    """Write the model, read it again, and compare its outputs with the original's."""
     from compress.stages import working_model
 
     with tempfile.TemporaryDirectory() as folder:
@@ -166,8 +166,8 @@ def _written(path: Path, imported: ImportedModel, out: Path | None, *, trust: bo
 
 
 def describe(report: Report) -> str:
-    """The same for people."""
-    lines = [f"{report['file']}: {report['format']}, written by {report['producer'] or 'a program that does not say'}"]
+    """Return the report as text."""
+    lines = [f"{report['file']}: {report['format']}, written by {report['producer'] or 'an unknown program'}"]
     for name in ("inputs", "outputs"):
         lines += [f"{name:<11} {port['name']}: {port['dtype']} {port['shape']}" for port in report[name]]
     if report["status"] == "read":

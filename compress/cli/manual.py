@@ -20,7 +20,7 @@ from deploy.contract import preprocessing
 
 @cache
 def describe_settings() -> None:
-    """Gives the fields of all settings the texts that stand below them in the code."""
+    """Set the descriptions of all settings to the strings below them in the code."""
     kinds = [Settings]
     for kind in kinds:
         kinds += [each for each in kind.__subclasses__() if each not in kinds]
@@ -32,14 +32,14 @@ def describe_settings() -> None:
 
 
 def _inherited(kind: type[Any]) -> dict[str, str]:
-    """The strings below the fields of a class of the project, and below those that it has from others."""
+    """Return the strings below the fields of a class and of its base classes in this project."""
     ours = [each for each in reversed(kind.__mro__) if each.__module__.partition(".")[0] in ("compress", "deploy")]
     return {name: text for each in ours for name, text in _texts(each).items()}
 
 
 @cache
 def _texts(kind: type[Any]) -> dict[str, str]:
-    """The strings below the fields of one class."""
+    """Return the strings below the fields of one class."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     pairs = itertools.pairwise(body.body)
@@ -52,7 +52,7 @@ def _texts(kind: type[Any]) -> dict[str, str]:
 
 
 def stages() -> str:
-    """Every stage: what it is for, what it takes and gives, and its settings."""
+    """Return a text of every stage: its purpose, input, output and settings."""
     describe_settings()
     parts = []
     for name, stage in STAGES.items():
@@ -64,7 +64,7 @@ def stages() -> str:
 
 
 def stages_json() -> list[dict[str, Any]]:
-    """The same as plain values."""
+    """Return the same as plain values."""
     describe_settings()
     return [
         {
@@ -83,7 +83,7 @@ def _summary(kind: type[Any]) -> str:
 
 
 def _settings(kind: type[Settings], prefix: str = "") -> list[str]:
-    """One line for each setting: name, default, meaning; settings inside settings as `outer.inner`."""
+    """Return one line for each setting: name, default, meaning. Nested settings are named `outer.inner`."""
     lines = []
     for name, field in kind.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
@@ -101,7 +101,7 @@ def _yaml(value: Any) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of pipeline.yaml, for editors."""
+    """Return the JSON schema of pipeline.yaml, for editors."""
     describe_settings()
     definitions: dict[str, Any] = {}
     one = {"oneOf": [{"required": [key], "properties": {key: {"type": "string"}}} for key in ("builder", "file")]}
@@ -136,7 +136,7 @@ def _schema(kind: type[Settings]) -> dict[str, Any]:
 
 
 def _hoisted(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """A schema whose own definitions have moved to the common ones."""
+    """Move the definitions of a schema to the common ones."""
     definitions.update(schema.pop("$defs", {}))
     return schema
 
@@ -147,7 +147,7 @@ def _properties(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str
 
 
 def _one_of(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A map with exactly one of these keys. An empty entry may be null."""
+    """Return the schema of a map with exactly one of these keys. A value without required settings may be null."""
     return {
         "type": "object",
         "minProperties": 1,
@@ -161,14 +161,14 @@ def _one_of(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _named(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The same, or the bare name of an entry that needs no settings."""
+    """Return the same, or the name alone of an entry without required settings."""
     return {
         "anyOf": [{"enum": [name for name, entry in entries.items() if not entry.get("required")]}, _one_of(entries)]
     }
 
 
 def _step(step: Any) -> dict[str, Any]:
-    """A preprocessing step."""
+    """Return the schema of a preprocessing step."""
     fields, texts = preprocessing.fields(step), _inherited(step)
     return {
         "type": "object",
@@ -182,5 +182,5 @@ def _step(step: Any) -> dict[str, Any]:
 
 
 def operators() -> str:
-    """The page of the operators of the default target; docs/operators.md is its copy."""
+    """Return the page of the default target's operators; docs/operators.md is its copy."""
     return targets.load(targets.DEFAULT).operators_page()

@@ -1,4 +1,4 @@
-"""`sensitivity`: what removing channels would do to the model of a pipeline, before anything is removed."""
+"""`python -m compress sensitivity`: the effect of removing channels from the model of a pipeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST = 1_000_000
 
 
 def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
-    """Runs the steps before `prune`, and measures the model that they leave.
+    """Run the steps before `prune`, and measure the resulting model.
 
     Args:
         path: a pipeline file.
@@ -54,7 +54,7 @@ def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
 
 
 def describe(found: dict[str, Any], report: Path) -> str:
-    """A line for each set of channels, the one that means most first."""
+    """Return a line for each set of channels, the most sensitive first."""
     lines = [f"accuracy on {found['samples']} training samples by the channels that are kept; nothing is trained"]
     for curve in sorted(found["curves"], key=lambda curve: -max(curve["divergence"])):
         more = f" (+{len(curve['layers']) - 1})" if len(curve["layers"]) > 1 else ""

@@ -130,7 +130,7 @@ class Dataset:
             raise DataError(
                 f"there is no train split, but {' and '.join(given)}",
                 where=f"data.source.{self.source.name}",
-                todo="add one, or have the samples divided anew with data.split",
+                todo="add one, or have the samples divided by data.split",
             )
         if samples.groups is not None:
             _refuse_shared(samples.groups, given, f"data.source.{self.source.name}")
@@ -313,7 +313,7 @@ class Dataset:
             told = where if error.where in where or not error.where else f"{where}: {error.where}"
             raise CorruptError(error.what, where=told, allowed=error.allowed, todo=error.todo) from error
         if sample.dtype.kind not in "uifb":
-            raise CorruptError(f"is {sample.dtype}", where=where, allowed="whole numbers, floats or bools")
+            raise CorruptError(f"is {sample.dtype}", where=where, allowed="integers, floats or bools")
         if sample.dtype.kind == "f" and not np.isfinite(sample).all():
             raise CorruptError("has values that are NaN or infinite", where=where, todo="remove or repair it")
         return sample
@@ -369,7 +369,7 @@ def _refuse_shared(groups: NDArray[np.str_], splits: Mapping[Split, NDArray[np.i
                 raise DataError(
                     f"the group {group!r} is in {known[group]} and in {split}",
                     where=where,
-                    todo="correct the table, or have its groups divided anew with data.split",
+                    todo="correct the table, or have its groups divided by data.split",
                 )
 
 

@@ -148,7 +148,7 @@ class LabelledFiles(InFiles):
         if not found:
             shown = f"CLASS/*{{{','.join(self.suffixes)}}}, or the same inside train/, val/ and test/"
             allowed = "a row for each sample" if self.labels else shown
-            what = f"lists no files in {self.labels.table}" if self.labels else "holds no samples"
+            what = f"lists no files in {self.labels.table}" if self.labels else "contains no samples"
             raise DataError(what, where=tree.where, allowed=allowed)
         return found
 
@@ -179,7 +179,7 @@ def passed_over(names: Sequence[str], used: Sequence[str], suffixes: tuple[str, 
     ends = [os.path.splitext(name)[1].lower() for name in rest]
     kinds = Counter(f"{end} in no folder of a class" if end in suffixes else end or "without a suffix" for end in ends)
     shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(MOST_KINDS))
-    return (f"{len(rest):,} files were passed over: {shown}{', ...' * (len(kinds) > MOST_KINDS)}",) if rest else ()
+    return (f"{len(rest):,} files were ignored: {shown}{', ...' * (len(kinds) > MOST_KINDS)}",) if rest else ()
 
 
 def _foldered(tree: Tree, suffixes: tuple[str, ...], known: set[str]) -> list[Listed]:
@@ -204,7 +204,7 @@ def _refuse_empty(tree: Tree, folders: Sequence[str], found: Sequence[Listed], k
     if empty is not None:
         others = passed_over([name for name in tree.names if name.startswith(f"{empty}/")], ())
         reason = (
-            f"the folder {empty!r} is that of a class and holds no samples{''.join(f' ({note})' for note in others)}"
+            f"the folder {empty!r} is that of a class and contains no samples{''.join(f' ({note})' for note in others)}"
         )
         todo = "convert its files, or remove the folder"
         raise DataError(reason, where=tree.where, allowed="a sample of every class", todo=todo)
@@ -216,13 +216,13 @@ def _divided(tree: Tree) -> bool:
     splits = [name for name in top if name.lower() in SPLIT_WORDS]
     others = [name for name in top if name not in splits]
     if len(splits) > 1 and others:  # one alone may be a class: a train, a test
-        reason = f"holds the folder {others[0]!r} beside {splits[0]!r} and {splits[1]!r}"
+        reason = f"contains the folder {others[0]!r} next to {splits[0]!r} and {splits[1]!r}"
         raise DataError(reason, where=tree.where, allowed="either splits or classes")
     pairs = [name.split("/")[:2] for name in tree.folders if "/" in name]
     own = {inner for outer, inner in pairs if outer in splits}
     alike = next(((outer, inner) for outer, inner in pairs if inner in own and outer not in splits), None)
     if alike:
-        reason = f"holds {splits[0]!r} and {alike[0]!r}, each with a folder {alike[1]!r}"
+        reason = f"contains {splits[0]!r} and {alike[0]!r}, each with a folder {alike[1]!r}"
         todo = f"is {alike[0]!r} a split? give it one of these names, or put it elsewhere"
         raise DataError(reason, where=tree.where, allowed=f"for splits: {', '.join(SPLIT_WORDS)}", todo=todo)
     return bool(splits) and not others
@@ -277,7 +277,7 @@ def class_names_of(tree: Tree, settings: Classes | None) -> tuple[str, ...] | No
             found = {}
             for number, (index, name) in tables.table(stream, where, [settings.index, settings.name]):
                 if not (index.isascii() and index.isdigit()) or len(index) > 6:
-                    raise DataError(f"{index!r} is no class index", where=f"{where}, line {number}")
+                    raise DataError(f"{index!r} is not a class index", where=f"{where}, line {number}")
                 if found.setdefault(int(index), name.strip()) != name.strip():
                     raise DataError(f"class {index} has two names: {found[int(index)]!r} and {name!r}", where=where)
     if sorted(found) != list(range(len(found))) or not found:

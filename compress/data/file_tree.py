@@ -90,7 +90,7 @@ def _walk(path: Path, under: str, above: tuple[tuple[int, int], ...], names: set
     if itself in above:
         return
     if len(above) == MAX_DEPTH or len(names) > MAX_FILES:
-        raise DataError("holds too much", where=str(path), allowed=f"{MAX_FILES:,} files, {MAX_DEPTH} folders deep")
+        raise DataError("contains too much", where=str(path), allowed=f"{MAX_FILES:,} files, {MAX_DEPTH} folders deep")
     with os.scandir(path) as entries:
         for entry in entries:
             name = under + entry.name
@@ -230,7 +230,9 @@ def _members(stream: BinaryIO, where: str) -> tuple[dict[str, tuple[int, int]], 
             while (member := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined] # it would keep them all
                 if member.offset < end or member.size < 0 or len(places) >= MAX_FILES:
-                    raise DataError("is damaged, or holds too many files", where=where, allowed=f"{MAX_FILES:,} files")
+                    raise DataError(
+                        "is damaged, or contains too many files", where=where, allowed=f"{MAX_FILES:,} files"
+                    )
                 end = member.offset_data
                 _add(member, size, places, folders, where)
             stream.seek(archive.offset)

@@ -35,7 +35,7 @@ def numbered(values: NDArray[np.integer], classes: Sequence[str] | None, where: 
     """Return class indices and class names; the default names are the integers from 0 to the largest.
 
     Raises:
-        DataError: a number that is no class index.
+        DataError: a number that is not a class index.
     """
     largest = int(values.max()) if len(values) else -1
     if classes is None and largest >= max(MOST_CLASSES, len(values)):

@@ -43,7 +43,7 @@ def verify(path: Path, found: Mapping[Path, str]) -> None:
         raise DataError(
             f"files are not what the manifest says: {'; '.join(problems)}",
             where=str(path),
-            todo="get the data again, or write the manifest anew with `data --write-manifest`",
+            todo="get the data again, or write the manifest again with `data --write-manifest`",
         )
 
 

@@ -17,7 +17,7 @@ def rows(stream: IO[bytes], where: str, delimiter: str = ",") -> Iterator[tuple[
     """Yield the rows of a CSV file with their line numbers, without empty lines.
 
     Raises:
-        DataError: it is no CSV file in UTF-8, or has lines or rows that are too long.
+        DataError: it is not a CSV file in UTF-8, or has lines or rows that are too long.
     """
     reader = csv.reader(_lines(stream, where), delimiter=delimiter, strict=True)
     while True:
@@ -48,7 +48,7 @@ def _lines(stream: IO[bytes], where: str) -> Iterator[str]:
         if len(line) > MAX_LINE:
             raise DataError("is too long for a line of a CSV file", where=place, allowed=f"{MAX_LINE:,} bytes")
         if b"\0" in line:
-            raise DataError("has a NUL byte: this is no CSV file", where=place, allowed="text in UTF-8")
+            raise DataError("has a NUL byte: this is not a CSV file", where=place, allowed="text in UTF-8")
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:

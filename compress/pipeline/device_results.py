@@ -1,4 +1,4 @@
-"""What devices have measured, beside the run that made their bundle: `runs/NAME/devices/DEVICE.json`.
+"""The measurements of devices, next to the run that created their bundle: `runs/NAME/devices/DEVICE.json`.
 
 A file that comes back from a device is not trusted: it must be a result of the runner, its numbers must be numbers,
 and in a report it stands only beside just the models that it is about.
@@ -19,9 +19,9 @@ FOLDER = "devices"
 MAX_BYTES = 1 << 25
 TODO = "runner.pyz bench BUNDLE --out results.json"
 MAX_VALUE = 1e18
-"""Of a measurement, in whatever unit: an exabyte, or 30 million years in ms. NaN is not below it either."""
+"""Largest value of a measurement in any unit: an exabyte, or 30 million years in ms. NaN is refused too."""
 MAX_WORD = 20
-"""Of units and verdicts, in characters: longer ones would make the report's table wider than any page."""
+"""Longest unit or verdict in characters; longer ones would make the report's table too wide."""
 _HOW = ("measured", "missing")
 _SHOWN = {
     "median": "latency_ms",
@@ -32,10 +32,10 @@ _SHOWN = {
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A file that a device wrote, as plain values.
+    """Read a file that a device wrote.
 
     Raises:
-        DataError: it is no result of the runner's `bench`.
+        DataError: it is not a result of the runner's `bench`.
         StoreError: it cannot be read.
     """
     try:
@@ -48,27 +48,27 @@ def read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"is no JSON: {error}", where=str(path), todo=TODO) from error
+        raise DataError(f"is not JSON: {error}", where=str(path), todo=TODO) from error
     return checked(found, str(path))
 
 
 def checked(found: Any, where: str) -> dict[str, Any]:
-    """A result of `bench`, if it is one; `where`: its name in messages.
+    """Return a result of `bench` after checking its structure; `where` is its name in messages.
 
     Raises:
         DataError: it is none.
     """
     if not isinstance(found, dict) or found.get("schema_version") != 1 or found.get("verb") != "bench":
-        raise DataError("is no result of `runner.pyz bench` of schema 1", where=where, todo=TODO)
+        raise DataError("is not a result of `runner.pyz bench` of schema 1", where=where, todo=TODO)
     about, measured = found.get("bundle"), found.get("benchmark")
     if not isinstance(about, dict) or not isinstance(about.get("models"), dict) or not isinstance(measured, dict):
-        raise DataError("does not say what was measured", where=where, todo=TODO)
+        raise DataError("does not describe what was measured", where=where, todo=TODO)
     parts = [measured.get(name) for name in ("model", "host", "steady")]
     if not all(isinstance(part, dict) for part in parts) or not isinstance(measured.get("doubts"), list):
         raise DataError("has no complete benchmark", where=where, todo=TODO)
     for name, value in measured["steady"].items():
         if not _is_measurement(value):
-            raise DataError(f"benchmark.steady.{name} is no measurement", where=where, todo=TODO)
+            raise DataError(f"benchmark.steady.{name} is not a measurement", where=where, todo=TODO)
     return found
 
 
@@ -82,7 +82,7 @@ def _is_measurement(value: Any) -> bool:
 
 
 def models(content: bytes) -> dict[str, str] | None:
-    """The models of a bundle, role to SHA-256; None for what is no bundle."""
+    """Return the models of a bundle, role to SHA-256; None if the bytes are not a bundle."""
     try:
         manifest = bundle.Bundle(content).manifest
     except bundle.BundleError:
@@ -92,7 +92,7 @@ def models(content: bytes) -> dict[str, str] | None:
 
 
 def measured(run: Path, made: bytes) -> list[dict[str, Any]]:
-    """What the record of a run says of devices: of those that have measured the models of this bundle.
+    """Return the results of devices that measured the models of this bundle, for the record of a run.
 
     Args:
         run: the run's folder.
@@ -110,7 +110,7 @@ def measured(run: Path, made: bytes) -> list[dict[str, Any]]:
 
 
 def _row(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """One device: what it is, its measurements, and what makes them doubtful."""
+    """Return the result of one device: its properties, its measurements, and what makes them doubtful."""
     result = found["benchmark"]
     model, host = result["model"], result["host"]
     runtime = model.get("runtime") if isinstance(model.get("runtime"), Mapping) else {}
@@ -137,11 +137,11 @@ def _row(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inner(value: Any, *keys: Any) -> Any:
-    """What stands at the end of a path of keys, or None."""
+    """Return the value at the end of a path of keys, or None."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) and isinstance(key, str) else None
     return value
 
 
 def _text(value: Any) -> str:
-    return str(value)[:200] if isinstance(value, str) else "not told"
+    return str(value)[:200] if isinstance(value, str) else "not recorded"

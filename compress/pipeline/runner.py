@@ -1,4 +1,4 @@
-"""Runs a pipeline: the loop over the stages, then the probes, then the report.
+"""The execution of a pipeline: the stages, then the probes, then the report.
 
 Every piece of work, stage or probe, is asked of the store first and done only if no
 artifact answers its key. The record of what was found becomes the report, whatever
@@ -49,25 +49,25 @@ MEASURED = (Kind.KERAS, Kind.FLOAT_TFLITE, Kind.TFLITE, Kind.COMPILED)
 
 
 NOTHING = Artifact("", Kind.UNTRAINED, Path(), {}, {}, 0.0)
-"""What the first stage is given, and the original before there is one."""
+"""The input of the first stage, and the original before it exists."""
 
 
 class Monitor(Protocol):
-    """Where a run tells what it is doing."""
+    """The receiver of reports about a run."""
 
     def working(self, title: str) -> AbstractContextManager[Progress]:
-        """Around one piece of work: shows its progress, keeps the noise of libraries in the log."""
+        """Show the progress of one piece of work, and send the output of libraries to the log."""
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
-        """A line about a piece of work that is over: made, kept, skipped, ..."""
+        """Report completed work: made, kept, skipped."""
 
     def log(self, text: str) -> None:
-        """Text for the log file alone."""
+        """Write text to the log file only."""
 
 
 @dataclass
 class PipelineRun:
-    """One run, and what it has found so far.
+    """The state of a run.
 
     Attributes:
         pipeline: what is run.
@@ -90,7 +90,7 @@ class PipelineRun:
     original: str | None = None
 
     def key(self, work: Work, given: Mapping[str, Artifact]) -> str:
-        """The digest of everything that a piece of work's result depends on."""
+        """Return the digest of everything that a result depends on."""
         pipeline = self.pipeline
         needs: dict[str, Any] = {
             "data": lambda: pipeline.data.digest,
@@ -112,7 +112,7 @@ class PipelineRun:
     def obtain(
         self, title: str, work: Stage | Probe, given: Mapping[str, Artifact], kind: Kind
     ) -> tuple[Artifact, bool]:
-        """The artifact of a piece of work, and whether it was there already."""
+        """Return the artifact of a stage or probe, and if it was in the store."""
         with self._explained(""):  # what is wrong with files and tools names its own place
             key = self.key(work, given)
         with self._explained(title):
@@ -133,7 +133,8 @@ class PipelineRun:
 
     @contextmanager
     def _explained(self, title: str) -> Iterator[None]:
-        """The one place where whatever a library raises becomes an error of ours, with the work's title."""
+        """Convert every exception of a library to one of ours, with the title of the work. This is the only such
+        place."""
         try:
             yield
         except CorallineError as error:
@@ -153,14 +154,14 @@ class PipelineRun:
             raise StageError(f"{type(error).__name__}: {first}", where=title, todo=todo) from error
 
     def _tell(self, title: str, work: Work, status: str, seconds: float) -> None:
-        """A line for every stage; probes are worth one only when they took a while."""
+        """Report every stage; probes are reported only if they took at least a second."""
         if isinstance(work, Stage) or (seconds >= 1 and status == "made"):
             self.monitor.done(title, status, seconds)
 
     def _make(
         self, work: Stage | Probe, given: Mapping[str, Artifact], kind: Kind, key: str, context: Context
     ) -> Artifact:
-        """Does the work in a scratch folder and publishes what it leaves there."""
+        """Run the stage or probe in a scratch folder, and publish the files."""
         started = time.monotonic()
         with self.store.scratch() as folder:
             subject = given.get("given", NOTHING)
@@ -173,7 +174,7 @@ class PipelineRun:
             return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
 
     def _context(self, title: str, key: str, progress: Progress) -> Context:
-        """What a piece of work is given; its folder is not there yet."""
+        """Return the context of a stage or probe; its folder is set later."""
         pipeline = self.pipeline
         pipeline.data.work_in(self.store, progress)
         return Context(
@@ -191,7 +192,7 @@ class PipelineRun:
 
 
 def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Runs a pipeline, and leaves report and outputs in `out/<name>`.
+    """Run a pipeline, and write report and outputs to `out/<name>`.
 
     Returns:
         The record, as in report.json; its `status` is "ok", "over budget" or "degenerate".
@@ -222,7 +223,7 @@ def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] 
 
 
 def _stages(session: PipelineRun) -> None:
-    """Every step in its order; fills rows, artifacts and the original."""
+    """Run every step in order, and fill rows, artifacts and the original."""
     steps = session.pipeline.steps
     for step in steps:
         session.rows[step.id] = record.stage_row(step, session.pipeline.data.task)
@@ -247,20 +248,20 @@ def _stages(session: PipelineRun) -> None:
 
 
 def _last(session: PipelineRun) -> str:
-    """The id of the last step that left a model that can be measured."""
+    """Return the id of the last step with a model that can be measured."""
     trained = [name for name, artifact in session.artifacts.items() if artifact.kind in MEASURED]
     return trained[-1] if trained else next(iter(session.artifacts))
 
 
 def _probes(session: PipelineRun, findings: dict[str, Any]) -> None:
-    """Measures every model on validation and in size; original and result on test and in time."""
+    """Measure size and validation accuracy of every model, and test accuracy and latency of original and result."""
     findings["data"] = session.obtain("data", DataSummary(), {}, Kind.FINDINGS)[0].facts
     judge = Precision if session.pipeline.data.task == "detection" else Accuracy
     models = {name: artifact for name, artifact in session.artifacts.items() if artifact.kind in MEASURED}
     for name, artifact in session.artifacts.items():
         if artifact.kind not in MEASURED:
             session.rows[name]["measurements"] = record.unmeasured(
-                f"a {artifact.kind} is not measured", session.pipeline.data.task
+                f"{artifact.kind}s are not measured", session.pipeline.data.task
             )
             continue
         subject = {"model": artifact}
@@ -295,7 +296,8 @@ def _latency(session: PipelineRun, pair: Mapping[str, Artifact], data: Facts, te
 
 
 def _sensitivity(session: PipelineRun, findings: dict[str, Any]) -> None:
-    """What removing channels would do to the last Keras model before anything is removed, if that is asked for."""
+    """Measure the effect of removing channels from the last Keras model before pruning, if `measure.sensitivity` is
+    set."""
     settings = session.pipeline.head.measure.sensitivity
     if settings is None:
         return
@@ -314,7 +316,7 @@ def _sensitivity(session: PipelineRun, findings: dict[str, Any]) -> None:
 def _publish(
     session: PipelineRun, findings: dict[str, Any], error: dict[str, Any] | None, seconds: float
 ) -> dict[str, Any]:
-    """Writes the outputs and the report; removes outputs of earlier runs that no longer hold."""
+    """Write the outputs and the report, and remove obsolete outputs of earlier runs."""
     outputs = _outputs(session) if error is None else {}
     found = record.build(session.pipeline, session.rows, findings, outputs, error, seconds)
     try:
@@ -337,7 +339,7 @@ def _publish(
 
 
 def _outputs(session: PipelineRun) -> dict[str, Path]:
-    """The files that users came for, from the newest artifact that has each."""
+    """Return the output files for the user, each from the latest artifact that has it."""
     names = {
         MODEL_KERAS: MODEL_KERAS,
         MODEL_TFLITE: MODEL_TFLITE,
@@ -354,7 +356,7 @@ def _outputs(session: PipelineRun) -> dict[str, Path]:
 
 
 def preview(pipeline: Pipeline, out: Path, forced: frozenset[str] = frozenset()) -> list[tuple[StageEntry, str]]:
-    """What a run would do with each step, without doing it: "kept", "skipped" or "to do"."""
+    """Return what a run would do with each step: "kept", "skipped" or "to do"."""
     session = PipelineRun(pipeline, Store(out / STORE), out / pipeline.head.name, cast(Monitor, None), forced)
     known, current, result = True, None, []
     for step in pipeline.steps:

@@ -1,4 +1,4 @@
-"""pipeline.yaml: its schema, and `load()`, which checks it before any work is done.
+"""The schema of pipeline.yaml, and `load`, which checks a file before any work.
 
 A pipeline file has plain keys, and one-key maps that name a stage, a data source or a
 preprocessing step with its settings. `compress.pipeline.runner` executes what is loaded here.
@@ -105,7 +105,7 @@ class PipelineKeys(Settings):
 
 @dataclass(frozen=True)
 class StageEntry:
-    """A stage in its place.
+    """A stage of a pipeline.
 
     Attributes:
         id: unique name in this pipeline.
@@ -121,13 +121,13 @@ class StageEntry:
 
     @property
     def makes(self) -> Kind | None:
-        """Kind of the artifact that goes on."""
+        """Kind of the artifact after this step."""
         return self.given if self.skip else self.stage.produces
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline file, checked.
+    """A checked pipeline file.
 
     Attributes:
         head: the plain keys.
@@ -147,13 +147,13 @@ class Pipeline:
 
     @property
     def unpruned(self) -> tuple[StageEntry, ...]:
-        """The steps before the first that removes channels, or leaves something else than layers."""
+        """The steps before the first that removes channels, or whose result has no layers."""
         layered = (Kind.UNTRAINED, Kind.KERAS)
         return tuple(takewhile(lambda step: step.stage.name != "prune" and step.makes in layered, self.steps))
 
 
 def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
-    """Reads and checks a pipeline file.
+    """Read and check a pipeline file.
 
     Args:
         path: the YAML file. Paths in it are relative to its folder.
@@ -197,7 +197,7 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
 
 
 def _refuse_unfit(pipeline: Pipeline, document: Document) -> None:
-    """Nothing, if stages and settings go with what the data is for: classification or detection.
+    """Refuse stages and settings that do not support the task of the data.
 
     Raises:
         PipelineError: one does not.
@@ -242,7 +242,7 @@ def _dataset(value: Any, document: Document, folder: Path) -> Dataset:
 
 
 def _preprocess(value: Any, document: Document) -> Any:
-    """The preprocessing steps, once their names and keys are known to be right."""
+    """Return the preprocessing steps after checking their names and keys."""
     if value is None:
         return []
     for index, entry in enumerate(value if isinstance(value, list) else ()):
@@ -262,7 +262,7 @@ def _preprocess(value: Any, document: Document) -> Any:
 def _steps(
     model: Stage, value: Any, document: Document, target: Target, stages: Mapping[str, type[Stage]], folder: Path
 ) -> tuple[StageEntry, ...]:
-    """The model and the stages, numbered, with the kind that flows between them."""
+    """Return the model and the stages in order, each with the kind of its input."""
     if not isinstance(value, list):
         raise PipelineError("must be a list of stages", where=document.where(("stages",)), allowed=listing([*stages]))
     steps = [StageEntry("model", model, None)]
@@ -301,13 +301,13 @@ def _a(kind: Kind) -> str:
 
 
 def _how_to_get(stage: Stage, given: Kind, stages: Mapping[str, type[Stage]]) -> str:
-    """Which stage would have to stand between, if one would do."""
+    """Return advice: the stage that is missing, if one would do."""
     between = [s.name for s in stages.values() if given in s.consumes and s.produces in stage.takes()]
     return f"put {' or '.join(between)} before it" if between else "move it forward, or leave it out"
 
 
 def _one_of(known: Mapping[str, type[T]], value: Any, document: Document, location: Location, what: str) -> T:
-    """A one-key map `{name: settings}` as the settings class of that name; a bare name is short for it."""
+    """Return the settings for a one-key map `{name: settings}`, or for a name alone."""
     if isinstance(value, str):
         value = {value: {}}
     if not isinstance(value, dict) or len(value) != 1:
@@ -321,7 +321,7 @@ def _one_of(known: Mapping[str, type[T]], value: Any, document: Document, locati
 
 
 def _settings(kind: type[T], value: Any, document: Document, location: Location) -> T:
-    """Plain values as a settings class; what is wrong is told with its line."""
+    """Convert plain values to settings; an error names the line."""
     if not isinstance(value, dict):
         raise PipelineError(
             f"must be a map, not {shown(value)}", where=document.where(location), allowed=listing(_keys(kind))
@@ -355,7 +355,7 @@ def _unknown(document: Document, location: Location, key: str, known: list[str])
 
 
 def _explain(error: Any, kind: type[Settings], document: Document, location: Location) -> PipelineError:
-    """One of pydantic's errors as ours."""
+    """Convert an error of pydantic."""
     inner: Location = ()
     for part in error["loc"]:  # what does not stand in the file is pydantic's name for a part of a union
         if (*location, *inner, part) in document.lines or error["type"] == "missing":
@@ -382,7 +382,7 @@ def _is_settings(kind: Any) -> bool:
 
 
 def _words(error: Any) -> list[str]:
-    """The words that a literal would have accepted."""
+    """Return the words that a literal allows."""
     return re.findall(r"'([^']+)'", str(error.get("ctx", {}).get("expected", "")))
 
 

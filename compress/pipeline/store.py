@@ -1,4 +1,4 @@
-"""The store: artifacts by content, found again by the digest of what was asked.
+"""The store: artifacts by content, found by the digest of what determines them.
 
 ::
 
@@ -36,17 +36,17 @@ from compress.files import digest_of, explain, file_digest, sync, write_atomical
 
 MANIFEST = "artifact.json"
 FORGOTTEN_DAYS = 14
-"""What was left unfinished, or kept and not used, for so long is removed."""
+"""Unfinished and decoded files that were not used for this number of days are removed."""
 
 
 class Store:
-    """A folder of artifacts. Nothing is created before something is to be written."""
+    """A folder of artifacts, created on the first write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, key: str) -> Artifact | None:
-        """The artifact that answers a key, or None. A damaged one counts as none."""
+        """Return the artifact for a key, or None. A damaged artifact counts as missing."""
         try:
             line = (self.folder / "keys" / key).read_bytes()
         except FileNotFoundError:
@@ -56,7 +56,7 @@ class Store:
         return self._open(line[:64].decode()) if re.fullmatch(rb"[0-9a-f]{64}\n", line) else None
 
     def _open(self, digest: str) -> Artifact | None:
-        """An artifact whose every byte is what was published, or None."""
+        """Return an artifact after verifying every byte, or None."""
         folder = self.folder / "artifacts" / digest
         try:
             content = json.loads((folder / MANIFEST).read_bytes())
@@ -73,7 +73,7 @@ class Store:
             raise explain(error, "the store cannot be read", self.folder) from error
 
     def prepare(self) -> None:
-        """Creates the folders, and clears scratch if no other process works here.
+        """Create the folders, and clear scratch if no other process uses the store.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -95,7 +95,7 @@ class Store:
 
     @contextmanager
     def lock(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
-        """Holds a key while it is being made; calls `waiting` if another process holds it.
+        """Hold the lock of a key; call `waiting` if another process holds it.
 
         Raises:
             StoreError: the disk is full, or the folder cannot be written.
@@ -112,7 +112,7 @@ class Store:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """An empty folder for work in progress, gone afterwards whatever happens."""
+        """Create an empty folder for work in progress, which is removed afterwards."""
         folder = Path(tempfile.mkdtemp(dir=self.folder / "scratch"))
         try:
             (folder / "work").mkdir()
@@ -121,7 +121,7 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
 
     def unfinished(self, key: str) -> Path:
-        """A folder for what interrupted work leaves to the next try; whoever uses it holds the key's lock.
+        """Return a folder for the state of interrupted work. The caller must hold the key's lock.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -134,7 +134,8 @@ class Store:
         return folder
 
     def kept(self, key: str) -> Path:
-        """A folder for decoded samples, in use from now on. Files in it are whole: they come there by renaming.
+        """Return a folder for decoded samples, and mark it as used. Files appear in it by renaming, and so are always
+        complete.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -197,12 +198,12 @@ class Store:
 
 
 def _artifact_digest(content: dict[str, Any]) -> str:
-    """The digest covers what came out, not how long it took."""
+    """Return the digest of an artifact, which does not include the time."""
     return digest_of({name: content[name] for name in ("kind", "files", "facts")})
 
 
 def _try_lock(handle: int) -> bool:
-    """Takes the lock if it is free. It ends when the file is closed, or with the process."""
+    """Take the lock if it is free. It is released when the file is closed, or with the process."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -21,7 +21,7 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 MAX_INTEGER = (1 << 63) - 1
 _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters, other ends of lines, and halves of characters."""
+"""Control characters, line separators, and unpaired surrogates."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Document:
     lines: dict[Location, int]
 
     def where(self, location: Location) -> str:
-        """`file:line: key` for a message; for a missing key the line of what should hold it."""
+        """Return `file:line: key` for a message; for a missing key the line of its parent."""
         known = location
         while known not in self.lines and known:
             known = known[:-1]
@@ -48,7 +48,7 @@ class Document:
 
 
 def read(path: Path) -> Document:
-    """Reads a YAML file.
+    """Read a YAML file.
 
     Raises:
         PipelineError: not there, not readable, not YAML, or more than plain YAML.
@@ -92,11 +92,13 @@ def _parse(text: str, path: Path) -> Document:
         first = str(error).splitlines()[0]
         raise PipelineError(f"is not valid YAML: {first}", where=f"{path}:{line}") from error
     except (ValueError, OverflowError) as error:  # the parser's own, for \U with more than 10FFFF
-        raise PipelineError("is not valid YAML: an escape stands for no character", where=str(path)) from error
+        raise PipelineError(
+            "is not valid YAML: an escape sequence is not a valid character", where=str(path)
+        ) from error
 
 
 def _refuse_extras(yaml: Any, text: str, path: Path) -> None:
-    """Anchors, aliases, tags, depth: looked for in the event stream, before anything is built."""
+    """Refuse anchors, aliases, tags and deep nesting. They are found in the event stream, before anything is built."""
     from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, DocumentStartEvent
 
     depth = documents = 0
@@ -118,7 +120,7 @@ def _refuse_extras(yaml: Any, text: str, path: Path) -> None:
 
 
 def _plain(yaml: Any, node: Any, location: Location, lines: dict[Location, int], path: Path) -> Any:
-    """A composed node as plain values; fills `lines`."""
+    """Return a composed node as plain values, and fill `lines`."""
     from ruamel.yaml.nodes import MappingNode, SequenceNode
 
     line = node.start_mark.line + 1
@@ -136,7 +138,7 @@ def _plain(yaml: Any, node: Any, location: Location, lines: dict[Location, int],
         if key in result:
             first = lines[(*location, key)]
             raise PipelineError(
-                f"the key {key!r} stands twice (first in line {first})", where=f"{path}:{line}", todo="remove one"
+                f"the key {key!r} occurs twice (first in line {first})", where=f"{path}:{line}", todo="remove one"
             )
         lines[(*location, key)] = line
         result[key] = _plain(yaml, value_node, (*location, key), lines, path)
@@ -147,12 +149,14 @@ def _scalar(yaml: Any, node: Any, where: str) -> Any:
     kind = str(node.tag).removeprefix("tag:yaml.org,2002:")
     if kind not in ("null", "bool", "int", "float"):
         if unfit := _UNFIT.search(node.value):
-            raise PipelineError(f"the text holds the character {unfit[0]!r}", where=where, allowed="one line of text")
+            raise PipelineError(
+                f"the text contains the character {unfit[0]!r}", where=where, allowed="one line of text"
+            )
         return str(node.value)
     try:
         value = yaml.constructor.construct_object(node)
     except ValueError as error:
-        raise PipelineError(f"{shown(node.value)} is no number", where=where) from error
+        raise PipelineError(f"{shown(node.value)} is not a number", where=where) from error
     if kind == "int" and abs(value) > MAX_INTEGER:
         raise PipelineError(f"{shown(node.value)} is too large", where=where, allowed=f"numbers up to {MAX_INTEGER}")
     if kind == "float" and not math.isfinite(value):

@@ -53,6 +53,12 @@ def expected(record: Plain) -> list[tuple[str, str, str, str]]:
     return found
 
 
+def why_not_compiled(placement: Plain) -> str:
+    """Return the reason why the model was not compiled, as the beginning of a sentence."""
+    reason = str(placement.get("reason") or "not compiled: reason not recorded")
+    return reason[0].upper() + reason[1:]
+
+
 def is_compiled(placement: Plain) -> bool:
     """Whether the placement was read from a compiled file, and so was measured."""
     return bool(placement.get("compiled")) and placement.get("compiles") is not False

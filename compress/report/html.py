@@ -343,7 +343,8 @@ def _placement(record: Plain) -> dict[str, Any] | None:
     share = words.number(tpu / (tpu + cpu), "fraction") if tpu + cpu else "none"
     return {
         "summary": words.shorten(str(placement.get("summary") or "No summary was recorded."), MAX_PROSE),
-        **{key: placement.get(key) or "" for key in ("reason", "how_to_compile", "failure")},
+        **{key: placement.get(key) or "" for key in ("how_to_compile", "failure")},
+        "why_not_compiled": devices.why_not_compiled(placement),
         "compiled": bool(placement.get("compiled")),
         "compiles": placement.get("compiles"),
         "how": "measured" if devices.is_compiled(placement) else "predicted",

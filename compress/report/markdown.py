@@ -184,7 +184,7 @@ def _placement(record: Plain) -> list[str]:
         failure = quote(str(placement.get("failure") or "reason not recorded"), 300)
         parts.append(f"**{'Did not' if placement.get('compiled') else 'Is not expected to'} compile**: {failure}")
     if not placement.get("compiled"):
-        parts.append(f"Not compiled: {quote(str(placement.get('reason') or 'reason not recorded'), 300)}")
+        parts.append(f"{quote(devices.why_not_compiled(placement), 300)}.")
         if placement.get("how_to_compile"):
             parts.append(f"How to compile: {quote(str(placement['how_to_compile']), 300)}")
     told = [tuple(map(quote, row)) for row in devices.expected(record)]

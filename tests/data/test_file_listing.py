@@ -175,7 +175,7 @@ def test_bad_tables(tmp_path: Path, content: bytes, message: str) -> None:
     [
         ("index,name\n0,a\n2,b\n", {"index": "index", "name": "name"}, "allowed: indices from 0 without gaps"),
         ("index,name\n0,a\n0,b\n", {"index": "index", "name": "name"}, "class 0 has two names: 'a' and 'b'"),
-        ("index,name\n-1,a\n", {"index": "index", "name": "name"}, "line 2: '-1' is no class index"),
+        ("index,name\n-1,a\n", {"index": "index", "name": "name"}, "line 2: '-1' is not a class index"),
         ("", {}, "names 0 classes"),
         ("a\nb\n", {"index": "index"}, "needs both index and name"),
         ("tea\n", {}, "unknown class 'coffee'"),

@@ -66,7 +66,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "empty": (b"", "is not a usable .npy file"),
     "text": (b"no array at all", "is not a usable .npy file"),
     "pickle": (pickle.dumps(Evil()), "is not a usable .npy file"),
-    "objects": (header("|O") + pickle.dumps(Evil()), "it holds Python objects"),
+    "objects": (header("|O") + pickle.dumps(Evil()), "it contains Python objects"),
     "cut short": (saved(X)[:-1], "needs 600 bytes of data, there are 599"),
     "too long": (saved(X) + b"x", "needs 600 bytes of data, there are 601"),
     "absurd": (header(shape="(1000000000000, 4, 5)"), "needs 20,000,000,000,000 bytes"),

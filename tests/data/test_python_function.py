@@ -139,7 +139,7 @@ def test_an_error_in_one_sample_names_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sample", "told"),
     [
-        ("'a.png'", r"sample \d+: is <U5, allowed: whole numbers, floats or bools"),
+        ("'a.png'", r"sample \d+: is <U5, allowed: integers, floats or bools"),
         ("[[None]]", r"sample \d+: is object, allowed"),
         ("X[0] * 1j", r"sample \d+: is complex128, allowed"),
         ("[[1], [1, 2]]", r"sample \d+.*x\[\d+\] failed: ValueError"),

@@ -114,7 +114,7 @@ def test_files_of_another_suffix(tmp_path: Path) -> None:
     write(tmp_path / "b.tfrec", 6)
     (tmp_path / "readme.md").write_text("two files")
     samples = source(tmp_path).load()
-    assert (len(samples.labels), samples.notes) == (12, ("1 files were passed over: 1 .md",))
+    assert (len(samples.labels), samples.notes) == (12, ("1 files were ignored: 1 .md",))
 
 
 def test_splits_and_classes(tmp_path: Path) -> None:
@@ -165,18 +165,18 @@ def two(**values: list[bytes]) -> bytes:
 
 GOOD = record(example(image=png(0), label=0))
 BAD: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "holds no records"),
-    "text": (b"this is no record at all", "is no TFRecord: the checksum of its length is wrong"),
-    "gzip": (b"\x1f\x8b" + GOOD, "is no TFRecord.*one that is compressed must be unpacked"),
+    "empty": (b"", "contains no records"),
+    "text": (b"this is no record at all", "is not a TFRecord: the checksum of its length is wrong"),
+    "gzip": (b"\x1f\x8b" + GOOD, "is not a TFRecord.*one that is compressed must be unpacked"),
     "short header": (GOOD + GOOD[:11], "record at byte 118: is cut short|record at byte .*: is cut short"),
     "cut short": (GOOD + GOOD[:-1], "is cut short, or too large"),
     "giant": (
         struct.pack("<Q", 1 << 60) + struct.pack("<I", masked(crc32c(struct.pack("<Q", 1 << 60)))) + GOOD,
         "is cut short, or too large: 1,152,921,504,606,846,976 bytes",
     ),
-    "no example": (record(b"\xff" * 99), "is no tf.train.Example"),
-    "wrong kind of field": (record(b"\x0b\x0c"), "is no tf.train.Example: a field of kind 3"),
-    "field cut short": (record(b"\x0a\x7f"), "is no tf.train.Example: a field is cut short"),
+    "no example": (record(b"\xff" * 99), "is not a tf.train.Example"),
+    "wrong kind of field": (record(b"\x0b\x0c"), "is not a tf.train.Example: a field of kind 3"),
+    "field cut short": (record(b"\x0a\x7f"), "is not a tf.train.Example: a field is cut short"),
     "no label": (record(example(image=png(0))), "has no label in 'label'"),
     "two labels": (record(example(image=png(0), label=[1, 2])), "has no label in 'label'"),
     "negative label": (record(example(image=png(0), label=-1)), "has no label in 'label'"),

@@ -89,8 +89,8 @@ def test_files_that_are_no_series_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "walk" / "a.csv", 8, labels=["walk"] * 8)
     write(tmp_path / "walk" / "b.txt", 8)
     write(tmp_path / "c.csv", 8, labels=["walk"] * 8)
-    assert source(tmp_path, label_column="activity").load().notes == ("1 files were passed over: 1 .txt",)
-    told = "2 files were passed over: 1 .csv in no folder of a class, 1 .txt"
+    assert source(tmp_path, label_column="activity").load().notes == ("1 files were ignored: 1 .txt",)
+    told = "2 files were ignored: 1 .csv in no folder of a class, 1 .txt"
     assert source(tmp_path).load().notes == (told,)
 
 
@@ -209,11 +209,11 @@ def test_through_a_dataset(tmp_path: Path) -> None:
 
 BAD: dict[str, tuple[bytes, str]] = {
     "no column": (b"time,ax\n1,2\n", "has no column 'ay'; allowed: time, ax"),
-    "text": (b"ax,ay\n1,2\n3,x\n", "line 3: 'x' is no finite number"),
-    "empty": (b"ax,ay\n1,2\n3,\n", "line 3: '' is no finite number"),
-    "NaN": (b"ax,ay\n1,nan\n", "line 2: 'nan' is no finite number"),
-    "infinity": (b"ax,ay\n1,1e999\n", "line 2: '1e999' is no finite number"),
-    "beyond float32": (b"ax,ay\n1,1e39\n", "line 2: '1e39' is no finite number"),
+    "text": (b"ax,ay\n1,2\n3,x\n", "line 3: 'x' is not a finite number"),
+    "empty": (b"ax,ay\n1,2\n3,\n", "line 3: '' is not a finite number"),
+    "NaN": (b"ax,ay\n1,nan\n", "line 2: 'nan' is not a finite number"),
+    "infinity": (b"ax,ay\n1,1e999\n", "line 2: '1e999' is not a finite number"),
+    "beyond float32": (b"ax,ay\n1,1e39\n", "line 2: '1e39' is not a finite number"),
     "ragged": (b"ax,ay\n1,2\n3\n", "line 3: has 1 columns; allowed: 2"),
     "NUL": (b"ax,ay\n1,2\0\n", "line 2: has a NUL byte"),
     "binary": (bytes(range(128, 256)) * 100, "is not UTF-8"),

@@ -184,7 +184,7 @@ def test_annotations_that_cannot_be_read_are_refused(tmp_path: Path, text: str, 
 def test_a_number_that_is_none_is_refused_with_its_line(tmp_path: Path) -> None:
     for number in ("", "ten", "nan", "1e999"):
         text = scenes.annotation("a.png", [("cat", (1, 1, 2, 2))], (40, 20))
-        with pytest.raises(DataError, match=r"line 4: <xmin>: '.*' is no number"):
+        with pytest.raises(DataError, match=r"line 4: <xmin>: '.*' is not a number"):
             one(tmp_path, text.replace("<xmin>1<", f"<xmin>{number}<")).load()
 
 
@@ -232,7 +232,7 @@ def test_an_image_in_two_splits_is_refused(tmp_path: Path) -> None:
 def test_no_folder_no_annotations_no_objects(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a folder"):
         Voc(path=str(tmp_path / "nowhere")).load()
-    with pytest.raises(DataError, match=r"holds no .xml files"):
+    with pytest.raises(DataError, match=r"contains no .xml files"):
         Voc(path=str(tmp_path)).load()
     one(tmp_path, scenes.annotation("a.png", [], (40, 20)))
     data = Dataset(Voc(path=str(tmp_path)), Preprocessing([]), None)

@@ -559,7 +559,7 @@ def test_the_data_is_looked_for_beside_the_pipeline_and_only_when_needed(
 def test_yaml_that_cannot_be_parsed_is_a_pipeline_error(refused: Callable[..., str]) -> None:
     assert refused(COMPLETE.replace("seed: 0", "seed: [0"), 4).startswith("is not valid YAML: ")
     assert refused(COMPLETE.replace("seed: 0", "name: twice"), 3).startswith(
-        "the key 'name' stands twice (first in lin"
+        "the key 'name' occurs twice (first in lin"
     )
     assert refused(COMPLETE.replace("seed: 0", "seed: *x"), 3).startswith("anchors and aliases")
     assert PipelineError.exit_code == 2

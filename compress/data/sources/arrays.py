@@ -90,7 +90,7 @@ class Npz(Stored):
                 raise DataError(f"is not a usable .npz file: {error}", where=self.file) from error
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray):  # numpy gives the bytes of a member that is no .npy
-                raise DataError(f"{name!r} is no array", where=self.file, todo="write the file with numpy.savez")
+                raise DataError(f"{name!r} is not an array", where=self.file, todo="write the file with numpy.savez")
         return arrays
 
 
@@ -129,7 +129,7 @@ def _mapped(path: Path) -> NDArray[Any]:
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, fortran, dtype = read(stream)
             if dtype.hasobject:
-                raise ValueError("it holds Python objects (a pickle), which could run code")
+                raise ValueError("it contains Python objects (a pickle), which could run code")
             wanted, found = math.prod(shape) * dtype.itemsize, files.size_of(stream) - stream.tell()
             if any(side < 0 for side in shape) or wanted != found or not dtype.itemsize:
                 raise ValueError(f"{dtype} {list(shape)} needs {wanted:,} bytes of data, there are {found:,}")
@@ -140,7 +140,7 @@ def _mapped(path: Path) -> NDArray[Any]:
         except OSError as error:
             raise files.unreadable(error, path) from error
         except (*_ERRORS, OverflowError, RecursionError) as error:
-            raise DataError(f"is not a usable .npy file: {error}", where=str(path), todo="write it anew") from error
+            raise DataError(f"is not a usable .npy file: {error}", where=str(path), todo="write it again") from error
 
 
 def _whole(path: str) -> NDArray[Any]:
@@ -162,7 +162,7 @@ def _samples(
     if x.ndim not in (2, 3, 4) or x.dtype.kind not in "uifb":
         raise DataError(f"array {x_name!r} is {x.dtype} {list(x.shape)}", where=where, allowed=SHAPES)
     if y.shape != (len(x),) or y.dtype.kind not in "uiU":
-        allowed = f"one whole number or name for each of the {len(x)} samples"
+        allowed = f"one integer or name for each of the {len(x)} samples"
         raise DataError(f"array {y_name!r} is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
     names = y.dtype.kind == "U"
     found = labels.named(y.tolist(), classes, where) if names else labels.numbered(y, classes, where)

@@ -60,7 +60,7 @@ def number(value: Any, where: str) -> float:
     except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not math.isfinite(found):
-        raise DataError(f"{str(value)[:60]!r} is no number", where=where, todo="repair the annotation")
+        raise DataError(f"{str(value)[:60]!r} is not a number", where=where, todo="repair the annotation")
     return found
 
 

@@ -129,7 +129,7 @@ def _rows(content: Plain, key: str, path: Path) -> Iterator[tuple[Plain, str]]:
 def _id(row: Plain, key: str, where: str) -> int:
     value = row.get(key)
     if type(value) is not int:
-        raise DataError(f"{key} is {str(value)[:60]!r}", where=where, allowed="a whole number")
+        raise DataError(f"{key} is {str(value)[:60]!r}", where=where, allowed="an integer")
     return value
 
 
@@ -163,7 +163,7 @@ def _images(
     for row, where in _rows(content, "images", path):
         key = _id(row, "id", where)
         if key in rows:
-            raise DataError(f"there is an image {key} already", where=where, todo="give each image an id of its own")
+            raise DataError(f"there is an image {key} already", where=where, todo="give each image a unique id")
         rows[key] = row, where
     boxes: dict[int, list[Any]] = {key: [] for key in rows}
     names: dict[int, list[str]] = {key: [] for key in rows}

@@ -79,6 +79,6 @@ def decoded(content: bytes, channels: int, where: str) -> NDArray[np.uint8]:
             found: NDArray[np.uint8] = pixels(image, channels)
     except (*ERRORS, Image.DecompressionBombError) as error:
         unknown = isinstance(error, UnidentifiedImageError)
-        reason = f"it is no {', '.join(sorted(set(FORMATS.values())))}, or damaged" if unknown else str(error)
+        reason = f"it is not {', '.join(sorted(set(FORMATS.values())))}, or damaged" if unknown else str(error)
         raise DataError(f"is not a readable image: {reason}", where=where, todo="remove or repair it") from error
     return found

@@ -95,7 +95,7 @@ def _called(path: Path, function: str) -> Any:
     """Call the function. An iterable is consumed here, so that its exceptions are reported in the same way."""
     spec = importlib.util.spec_from_file_location(f"coralline_data_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise DataError("is no Python file", where=str(path), allowed="file.py, or file.py:function")
+        raise DataError("is not a Python file", where=str(path), allowed="file.py, or file.py:function")
     module = importlib.util.module_from_spec(spec)
     with _running("", f"{path}:{function}"):
         spec.loader.exec_module(module)
@@ -129,7 +129,7 @@ def _mapped(given: Mapping[str, Any], where: str) -> Samples:
     with _running("y as an array ", where):
         y = np.asarray(given["y"])
     if y.shape != (count,) or y.dtype.kind not in "uiU":
-        allowed = f"a whole number or a name for each of the {count} samples"
+        allowed = f"an integer or a name for each of the {count} samples"
         raise DataError(f"y is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
     names, words = _words(given, "classes", where), _words(given, "split", where)
     found = labels.named(y.tolist(), names, where) if y.dtype.kind == "U" else labels.numbered(y, names, where)

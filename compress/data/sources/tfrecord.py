@@ -78,7 +78,7 @@ class TfRecord(InFiles):
         found = tuple(name for name in tree.names if self.tree_of_one(tree) or _NAME.search(name))
         if not found:
             raise DataError(
-                "holds no TFRecord files", where=tree.where, allowed="*.tfrecord, *.tfrec, *.tfrecord-00000-of-00010"
+                "contains no TFRecord files", where=tree.where, allowed="*.tfrecord, *.tfrec, *.tfrecord-00000-of-00010"
             )
         return (*found, *([inside(self.classes.file, tree.where)] if self.classes else []))
 
@@ -100,7 +100,7 @@ class TfRecord(InFiles):
         if problems and self.corrupt == "refuse":
             raise several(problems)
         if not records:
-            raise DataError("holds no records", where=tree.where)
+            raise DataError("contains no records", where=tree.where)
         other = next((each for each in records if each.named != records[0].named), None)
         if other is not None:
             what = f"its label is {other.label!r}, a {_KINDS[other.named]}, and others are {_KINDS[not other.named]}s"
@@ -157,7 +157,7 @@ class TfRecord(InFiles):
             labels.check(text, where)
             return text, True
         if not isinstance(value, list) or len(value) != 1 or value[0] < 0:
-            raise DataError(f"has no label in {self.label!r}", where=where, allowed="one whole number, or a name")
+            raise DataError(f"has no label in {self.label!r}", where=where, allowed="one integer, or a name")
         return str(value[0]), False
 
     def _decoded(self, stream: BinaryIO, record: Record, where: str) -> NDArray[Any]:
@@ -165,7 +165,7 @@ class TfRecord(InFiles):
         content = _content(stream, where, files.size_of(stream))
         (expected,) = struct.unpack("<I", stream.read(4))
         if crc32c.masked(crc32c.crc32c(content)) != expected:
-            raise DataError("its checksum is wrong", where=where, todo="write the file anew")
+            raise DataError("its checksum is wrong", where=where, todo="write the file again")
         wanted = self.image or (self.tensor and self.tensor.feature) or ""
         value = _checked_features(content, where, {wanted}).get(wanted)
         if self.tensor is not None:
@@ -205,13 +205,13 @@ def _contents(stream: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
 
 def _content(stream: BinaryIO, where: str, total: int) -> bytes:
     """Return the record at the stream's position, without its checksum."""
-    todo = "write the file anew; one that is compressed must be unpacked"
+    todo = "write the file again; one that is compressed must be unpacked"
     head = stream.read(12)
     if len(head) < 12:
         raise DataError("is cut short", where=where, todo=todo)
     size, check = struct.unpack("<QI", head)
     if crc32c.masked(crc32c.crc32c(head[:8])) != check:
-        raise DataError("is no TFRecord: the checksum of its length is wrong", where=where, todo=todo)
+        raise DataError("is not a TFRecord: the checksum of its length is wrong", where=where, todo=todo)
     if size > min(MAX_RECORD, total - stream.tell() - 4):
         there = total - stream.tell()
         raise DataError(f"is cut short, or too large: {size:,} bytes of {there:,}", where=where, todo=todo)
@@ -222,7 +222,7 @@ def _checked_features(content: bytes, where: str, wanted: set[str]) -> Features:
     try:
         found = features(content, wanted)
     except (ValueError, IndexError, UnicodeDecodeError, struct.error) as error:
-        raise DataError(f"is no tf.train.Example: {error}", where=where, todo="write the file anew") from error
+        raise DataError(f"is not a tf.train.Example: {error}", where=where, todo="write the file again") from error
     for name, value in found.items():
         if isinstance(value, list) and len(value) > 1 and isinstance(value[0], bytes):
             raise DataError(f"has {len(value)} values of bytes in {name!r}", where=where, allowed="one")

@@ -65,7 +65,7 @@ class Csv(LabelledFiles):
         tabled = self.classes.file if self.classes else None
         names = [name for name in tree.names if name.lower().endswith(self.suffixes) and name != tabled]
         if not names:
-            raise DataError("holds no samples", where=tree.where, allowed="*.csv")
+            raise DataError("contains no samples", where=tree.where, allowed="*.csv")
         words = [name.lower().partition("/")[0].removesuffix(".csv") for name in names]  # train/a.csv, or train.csv
         splits = [labels.SPLIT_WORDS.get(word) if len(names) > 1 else None for word in words]
         labels.refuse_parts(names, splits, tree.where)
@@ -216,7 +216,9 @@ def _numbers(rows: list[list[str]], lines: list[int], where: str) -> NDArray[np.
     if len(bad):
         row, column = bad[0]
         shown = rows[row][column][:40]
-        raise DataError(f"{shown!r} is no finite number", where=f"{where}, line {lines[row]}", todo="repair the file")
+        raise DataError(
+            f"{shown!r} is not a finite number", where=f"{where}, line {lines[row]}", todo="repair the file"
+        )
     return values
 
 

@@ -157,7 +157,7 @@ class Voc(Stored):
         paths = [path for path in found if path.is_file()]
         if not paths:
             raise DataError(
-                "holds no .xml files", where=self.path, allowed="Pascal VOC's annotations, one for each image"
+                "contains no .xml files", where=self.path, allowed="Pascal VOC's annotations, one for each image"
             )
         listed = _listed(root)
         _refuse_missing(listed, paths)
