@@ -87,15 +87,15 @@ def deploy(options: argparse.Namespace) -> int:
         raise PipelineError("--bench: a folder has no device to measure on", todo=todo)
     if options.keep < 1:
         raise PipelineError("--keep keeps at least the version that runs", allowed="1 or more")
-    made = release.load(options.bundle)
+    payload = release.load(options.bundle)
     person = log.person()
     settings = release.ReleaseOptions(options.keep, options.verify, options.bench, options.device, person)
-    step = partial(rollout.deploy, made=made, settings=settings, folder=options.bundle.absolute().parent)
+    step = partial(rollout.deploy, made=payload, settings=settings, folder=options.bundle.absolute().parent)
     about = {
         "action": "deploy",
-        "bundle": made.files["bundle.coralline"]["sha256"],
-        "name": made.title,
-        "release": made.name,
+        "bundle": payload.files["bundle.coralline"]["sha256"],
+        "name": payload.title,
+        "release": payload.name,
         "by": person,
     }
     return _print_rows(_roll_out(options, addresses, step, about), as_json=options.json)

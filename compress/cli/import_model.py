@@ -53,11 +53,11 @@ def run(
     samples = _samples(inputs) if inputs else None
     report: Report = {"schema_version": 1, "status": "read", "file": str(path), "refused": []}
     try:
-        found = model_file.read(path, signature, shapes)
-        report |= _told(found)
-        if found.becomes == "tflite" and out is None:
-            return report | _quantized(found.content)
-        imported = model_file.load(found, trust=trust, samples=samples)
+        model = model_file.read(path, signature, shapes)
+        report |= _told(model)
+        if model.becomes == "tflite" and out is None:
+            return report | _quantized(model.content)
+        imported = model_file.load(model, trust=trust, samples=samples)
         report |= {"status": "imported", "refused": [], **_model(imported.model, report["notes"])}
         return report | _written(path, imported, out, trust=trust)
     except ModelError as error:
@@ -86,13 +86,13 @@ def _samples(inputs: Path) -> Any:
         raise DataError(what, where=str(inputs), allowed="an .npy file of samples [n, ...]") from error
 
 
-def _told(found: ModelFile) -> Report:
+def _told(model: ModelFile) -> Report:
     return {
-        "format": found.format,
-        "producer": found.producer or None,
-        "becomes": found.becomes,
-        "notes": list(found.notes),
-        "refused": [asdict(each) for each in (*found.refused, *found.untrusted)],
+        "format": model.format,
+        "producer": model.producer or None,
+        "becomes": model.becomes,
+        "notes": list(model.notes),
+        "refused": [asdict(problem) for problem in (*model.refused, *model.untrusted)],
     }
 
 
@@ -101,7 +101,7 @@ def _quantized(file: tflite_file.TfliteFile) -> Report:
     graph = file.graph
     ports = [
         [{"name": tensor.name, "dtype": tensor.dtype.lower(), "shape": list(tensor.shape)} for tensor in tensors]
-        for tensors in ([graph.tensors[index] for index in each] for each in (graph.inputs, graph.outputs))
+        for tensors in ([graph.tensors[index] for index in indices] for indices in (graph.inputs, graph.outputs))
     ]
     return {
         "inputs": ports[0],
@@ -178,13 +178,17 @@ def describe(report: Report) -> str:
         ]
         return "\n".join(lines)
     kinds = ", ".join(f"{count} {kind}" for kind, count in report["kinds"].items())
-    own = report["parity_own"]
+    own_difference = report["parity_own"]
     lines += [
         f"{'layers':<11} {report['layers']}: {kinds}",
         f"{'parameters':<11} {report['parameters']:,}",
         f"{'parity':<11} {report['parity_max_abs']:.2g} at most, {report['parity_max_rel']:.2g} of the largest output, "
         f"on {report['parity_samples']} samples, against {report['parity_against']}"
-        + (f", whose own answers move by {own:.2g} with the last bits of its inputs" if own else ""),
+        + (
+            f", whose own answers move by {own_difference:.2g} with the last bits of its inputs"
+            if own_difference
+            else ""
+        ),
         *(f"{'note':<11} {note}" for note in report["notes"]),
     ]
     if report["out"]:

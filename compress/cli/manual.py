@@ -23,7 +23,7 @@ def describe_settings() -> None:
     """Set the descriptions of all settings to the strings below them in the code."""
     kinds = [Settings]
     for kind in kinds:
-        kinds += [each for each in kind.__subclasses__() if each not in kinds]
+        kinds += [subclass for subclass in kind.__subclasses__() if subclass not in kinds]
         texts = _inherited(kind)
         for name, field in kind.model_fields.items():
             field.description = texts.get(name)
@@ -33,8 +33,8 @@ def describe_settings() -> None:
 
 def _inherited(kind: type[Any]) -> dict[str, str]:
     """Return the strings below the fields of a class and of its base classes in this project."""
-    ours = [each for each in reversed(kind.__mro__) if each.__module__.partition(".")[0] in ("compress", "deploy")]
-    return {name: text for each in ours for name, text in _texts(each).items()}
+    ours = [base for base in reversed(kind.__mro__) if base.__module__.partition(".")[0] in ("compress", "deploy")]
+    return {name: text for base in ours for name, text in _texts(base).items()}
 
 
 @cache

@@ -32,31 +32,31 @@ def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
     """
     if not 1 <= samples <= MOST:
         raise PipelineError(f"--samples {samples}", allowed=f"1 to {MOST:,}")
-    whole = load(path)
-    if whole.data.task == "detection":
+    pipeline = load(path)
+    if pipeline.data.task == "detection":
         what = "sensitivity asks which channels the classes of samples depend on, and the data is for detection"
         raise PipelineError(what, where=str(path), allowed="data with one class for each sample")
-    if not whole.unpruned:
+    if not pipeline.unpruned:
         raise PipelineError(
             "there is no model with layers before any stage: channels cannot be removed from it",
             where=str(path),
             allowed="a model that is, or is rebuilt as, a Keras model",
         )
-    measured = whole.head.measure.model_copy(update={"sensitivity": SensitivitySettings(samples=samples)})
-    name = whole.head.name[: 64 - len(SUFFIX)] + SUFFIX
-    head = whole.head.model_copy(update={"name": name, "measure": measured})
+    measured = pipeline.head.measure.model_copy(update={"sensitivity": SensitivitySettings(samples=samples)})
+    name = pipeline.head.name[: 64 - len(SUFFIX)] + SUFFIX
+    head = pipeline.head.model_copy(update={"name": name, "measure": measured})
     with Console(out / name / runner.LOG) as console:
         console.line(f"coralline: sensitivity of {path} -> {out / name}")
-        record = runner.run(replace(whole, head=head, steps=whole.unpruned), out, console)
+        record = runner.run(replace(pipeline, head=head, steps=pipeline.unpruned), out, console)
     if "missing" in record["sensitivity"]:
         raise StageError(record["sensitivity"]["missing"])
     return {"schema_version": SCHEMA_VERSION, **record["sensitivity"]}, out / name / "report.html"
 
 
-def describe(found: dict[str, Any], report: Path) -> str:
+def describe(report_json: dict[str, Any], report: Path) -> str:
     """Return a line for each set of channels, the most sensitive first."""
-    lines = [f"accuracy on {found['samples']} training samples by the channels that are kept; nothing is trained"]
-    for curve in sorted(found["curves"], key=lambda curve: -max(curve["divergence"])):
+    lines = [f"accuracy on {report_json['samples']} training samples by the channels that are kept; nothing is trained"]
+    for curve in sorted(report_json["curves"], key=lambda curve: -max(curve["divergence"])):
         more = f" (+{len(curve['layers']) - 1})" if len(curve["layers"]) > 1 else ""
         points = "  ".join(f"{kept}: {a:.3f}" for kept, a in zip(curve["kept"], curve["accuracy"], strict=True))
         lines.append(f"  {curve['layers'][0] + more:<32} {points}")

@@ -109,48 +109,48 @@ class Dataset:
 
     def _sound(self, samples: Samples) -> Samples:
         """Return the readable samples. The list of the other samples is stored, so that it is made only once."""
-        found: dict[str, str] | None = None
+        errors: dict[str, str] | None = None
         path = self._store.kept(self._kept) / "corrupt.json" if self._store else None
         if path is not None and path.exists():
-            found = json.loads(path.read_bytes())
-        if found is None:
+            errors = json.loads(path.read_bytes())
+        if errors is None:
             problems = corrupt(lambda index: self._read(samples, index), len(samples.labels), progress=self._progress)
-            found = {str(index): str(error) for index, error in problems}
+            errors = {str(index): str(error) for index, error in problems}
             if path is not None:
-                write_atomically(path, json.dumps(found).encode())
-        self._dropped = list(found.values())
-        rest = np.setdiff1d(np.arange(len(samples.labels)), np.array([int(index) for index in found], np.int64))
+                write_atomically(path, json.dumps(errors).encode())
+        self._dropped = list(errors.values())
+        rest = np.setdiff1d(np.arange(len(samples.labels)), np.array([int(index) for index in errors], np.int64))
         return samples.part(rest)
 
     @cached_property
     def _indices(self) -> dict[Split, NDArray[np.int64]]:
         samples, splitting = self._samples, self._splitting
-        given = {} if splitting else dict(samples.splits)
-        if given and "train" not in given:
+        indices = {} if splitting else dict(samples.splits)
+        if indices and "train" not in indices:
             raise DataError(
-                f"there is no train split, but {' and '.join(given)}",
+                f"there is no train split, but {' and '.join(indices)}",
                 where=f"data.source.{self.source.name}",
                 todo="add one, or have the samples divided by data.split",
             )
         if samples.groups is not None:
-            _refuse_shared(samples.groups, given, f"data.source.{self.source.name}")
+            _refuse_shared(samples.groups, indices, f"data.source.{self.source.name}")
         splitting = splitting or Splitting()
         everything = np.arange(len(samples.labels))
-        if "test" not in given:
-            rest = given.get("train", everything)
-            given["train"], given["test"] = samples.divide(samples.labels, rest, splitting.test, splitting.seed)
-        if "validation" not in given:
-            given["train"], given["validation"] = samples.divide(
-                samples.labels, given["train"], splitting.validation, splitting.seed + 1
+        if "test" not in indices:
+            rest = indices.get("train", everything)
+            indices["train"], indices["test"] = samples.divide(samples.labels, rest, splitting.test, splitting.seed)
+        if "validation" not in indices:
+            indices["train"], indices["validation"] = samples.divide(
+                samples.labels, indices["train"], splitting.validation, splitting.seed + 1
             )
         for split in SPLITS:
-            if len(given[split]) == 0:
+            if len(indices[split]) == 0:
                 raise DataError(
                     f"the {split} split is empty: {len(everything)} samples are too few",
                     where=f"data.source.{self.source.name}",
                     todo=samples.few,
                 )
-        return given
+        return indices
 
     @property
     def task(self) -> Task:
@@ -205,14 +205,14 @@ class Dataset:
 
     def raw(self, split: Split, indices: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Return some samples of a split before preprocessing."""
-        found: list[NDArray[Any]] = []
+        samples: list[NDArray[Any]] = []
         chosen = self._indices[split][indices]
 
         def put(place: int, sample: NDArray[Any]) -> None:
-            found.append(sample)
+            samples.append(sample)
 
         decode(lambda place: self._read(self._samples, int(chosen[place])), len(chosen), put, todo=self._todo)
-        return found
+        return samples
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
         """Return all preprocessed samples of a split: [n, height, width, channels]; a memory map if the split is large.
@@ -222,9 +222,9 @@ class Dataset:
             StoreError: the disk is full, or the store cannot be written.
         """
         if split not in self._inputs:
-            found = self._obtained(split)
-            self._fit(split, found.shape[1:])
-            self._inputs[split] = found
+            inputs = self._obtained(split)
+            self._fit(split, inputs.shape[1:])
+            self._inputs[split] = inputs
         return self._inputs[split]
 
     def try_out(self, split: Split) -> None:
@@ -240,7 +240,7 @@ class Dataset:
     def _fit(self, split: Split, shape: tuple[int, ...]) -> None:
         """Refuse a split whose sample shape differs from that of other splits."""
         self._shapes[split] = shape
-        other = next((each for each, own in self._shapes.items() if own != shape), None)
+        other = next((name for name, known in self._shapes.items() if known != shape), None)
         if other is not None:
             raise DataError(
                 f"the {split} split has shape {list(shape)} after preprocessing, {other} {list(self._shapes[other])}",
@@ -258,11 +258,11 @@ class Dataset:
         name = f"{self._kept}-{split}"
         try:
             path = self._store.kept(self._kept) / f"{split}.npy"
-            if (found := _mapped(path, count)) is not None:
-                return found
+            if (stored := _mapped(path, count)) is not None:
+                return stored
             with self._store.lock(name, lambda: self._note(f"the {split} split is being decoded by another run")):
-                if (found := _mapped(path, count)) is not None:
-                    return found
+                if (stored := _mapped(path, count)) is not None:
+                    return stored
                 with self._store.scratch() as folder:
                     rows = Rows(count, LARGE_BYTES, folder / path.name)
                     array = self._decoded(split, rows)
@@ -271,9 +271,9 @@ class Dataset:
                     os.replace(folder / path.name, path)
         except OSError as error:
             raise explain(error, "decoded samples cannot be kept", self._store.folder) from error
-        found = _mapped(path, count)
-        assert found is not None  # it was written a moment ago
-        return found
+        stored = _mapped(path, count)
+        assert stored is not None  # it was written a moment ago
+        return stored
 
     def _note(self, text: str) -> None:
         if self._progress:
@@ -310,8 +310,8 @@ class Dataset:
         try:
             sample = samples.read(index)
         except DataError as error:
-            told = where if error.where in where or not error.where else f"{where}: {error.where}"
-            raise CorruptError(error.what, where=told, allowed=error.allowed, todo=error.todo) from error
+            location = where if error.where in where or not error.where else f"{where}: {error.where}"
+            raise CorruptError(error.what, where=location, allowed=error.allowed, todo=error.todo) from error
         if sample.dtype.kind not in "uifb":
             raise CorruptError(f"is {sample.dtype}", where=where, allowed="integers, floats or bools")
         if sample.dtype.kind == "f" and not np.isfinite(sample).all():
@@ -334,12 +334,12 @@ class Dataset:
 def _mapped(path: Path, count: int) -> NDArray[np.float32] | None:
     """Return a stored split as a memory map, or None if it is missing or incomplete."""
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         return None
     except ValueError:  # cut short by whatever happened to the disk: decoded again
         return None
-    return found if found.dtype == np.float32 and len(found) == count else None
+    return array if array.dtype == np.float32 and len(array) == count else None
 
 
 def _check(samples: Samples, name: str) -> None:
@@ -380,6 +380,6 @@ def _refuse_twins(classes: tuple[str, ...], where: str) -> None:
 
 
 def _check_objects(samples: Samples, where: str) -> None:
-    if not samples.class_names or not any(len(each.classes) for each in samples.objects or ()):
+    if not samples.class_names or not any(len(objects.classes) for objects in samples.objects or ()):
         raise DataError("there are no objects in the images", where=where, todo="check the annotations")
     _refuse_twins(samples.class_names, where)

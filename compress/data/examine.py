@@ -36,7 +36,7 @@ def examine(data: Dataset, progress: Progress) -> tuple[Facts, bool]:
             tolerant.try_out(split)
         except DataError as error:
             refused.append(str(error))
-    found = {
+    report = {
         "schema_version": SCHEMA_VERSION,
         "source": data.source.name,
         "classes": list(tolerant.class_names),
@@ -44,7 +44,7 @@ def examine(data: Dataset, progress: Progress) -> tuple[Facts, bool]:
         "refused": refused,
     }
     corrupt = bool(tolerant.corrupt) and getattr(data.source, "corrupt", "refuse") == "refuse"
-    return found, corrupt or bool(refused)
+    return report, corrupt or bool(refused)
 
 
 def write_manifest(data: Dataset, path: Path) -> int:
@@ -54,9 +54,9 @@ def write_manifest(data: Dataset, path: Path) -> int:
         DataError: it does not come from files, or one cannot be read.
         StoreError: the manifest cannot be written.
     """
-    found = data.source.files()
-    if not found:
+    paths = data.source.files()
+    if not paths:
         raise DataError("comes from no files of yours", where=f"data.source.{data.source.name}")
-    digests = files.digests(found)
-    manifest.write(path, {found[name]: digest for name, digest in digests.items()})
+    digests = files.digests(paths)
+    manifest.write(path, {paths[name]: digest for name, digest in digests.items()})
     return len(digests)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -23,6 +23,8 @@ from compress.settings import Settings
 
 MOST_KINDS = 10
 """Number of file types that a note lists."""
+MAX_INDEX_DIGITS = 6
+"""Longest class index; more digits are certainly a mistake."""
 
 
 class Labels(Settings):
@@ -84,13 +86,13 @@ class Opened:
 
     def samples(self, read: Callable[[int], NDArray[Any]], *, skip: bool) -> Samples:
         """Return the samples; `read` decodes one when it is used, and `skip` leaves out unreadable ones."""
-        groups = np.array([each.group for each in self.listed], np.str_) if self.grouped else None
+        groups = np.array([entry.group for entry in self.listed], np.str_) if self.grouped else None
         divide: Divide = stratified if groups is None else by_group(np.unique(groups, return_inverse=True)[1])
         return Samples(
             self.label,
             self.class_names,
             read,
-            splits=labels.splits(each.split for each in self.listed),
+            splits=labels.splits(entry.split for entry in self.listed),
             divide=divide,
             describe=lambda index: self.tree.describe(self.listed[index].file),
             skip=skip,
@@ -124,8 +126,8 @@ class InFiles(Stored):
 
     def files(self) -> dict[str, Path]:
         """Return the used files, or the archive that contains them."""
-        found = self.tree()
-        return found.files(self.used(found))
+        tree = self.tree()
+        return tree.files(self.used(tree))
 
 
 class LabelledFiles(InFiles):
@@ -138,29 +140,29 @@ class LabelledFiles(InFiles):
 
     def used(self, tree: Tree) -> tuple[str, ...]:
         """Return the files with samples, and the tables."""
-        more = [each for each in (self.labels and self.labels.table, self.classes and self.classes.file) if each]
-        return (*(each.file for each in self.listing(tree)), *(inside(name, tree.where) for name in more))
+        more = [table for table in (self.labels and self.labels.table, self.classes and self.classes.file) if table]
+        return (*(table.file for table in self.listing(tree)), *(inside(name, tree.where) for name in more))
 
     def listing(self, tree: Tree) -> list[Listed]:
         """Return every sample with label and split, in a fixed order."""
         known = {self.classes.file} if self.classes else set()
-        found = _tabled(tree, self.labels) if self.labels else _foldered(tree, self.suffixes, known)
-        if not found:
+        listed = _tabled(tree, self.labels) if self.labels else _foldered(tree, self.suffixes, known)
+        if not listed:
             shown = f"CLASS/*{{{','.join(self.suffixes)}}}, or the same inside train/, val/ and test/"
             allowed = "a row for each sample" if self.labels else shown
             what = f"lists no files in {self.labels.table}" if self.labels else "contains no samples"
             raise DataError(what, where=tree.where, allowed=allowed)
-        return found
+        return listed
 
-    def found(self) -> Opened:
+    def open_files(self) -> Opened:
         """Return samples and labels without decoding."""
         tree = self.tree()
         listed = self.listing(tree)
         classes = class_names_of(tree, self.classes)
-        words = [each.label for each in listed]
+        words = [entry.label for entry in listed]
         reading = labels.read if self.labels else labels.named
-        found = reading(words, classes, tree.describe(self.labels.table) if self.labels else tree.where)
-        return Opened(tree, listed, *found, bool(self.labels and self.labels.group), self.notes(tree))
+        indexed = reading(words, classes, tree.describe(self.labels.table) if self.labels else tree.where)
+        return Opened(tree, listed, *indexed, bool(self.labels and self.labels.group), self.notes(tree))
 
     def notes(self, tree: Tree) -> tuple[str, ...]:
         """Return a note on ignored files, unless a table lists the files."""
@@ -187,19 +189,19 @@ def _foldered(tree: Tree, suffixes: tuple[str, ...], known: set[str]) -> list[Li
     samples."""
     divided = _divided(tree)
     depth = 1 if divided else 0
-    found = []
+    listed = []
     for name in tree.names:
         parts = name.split("/")
         if len(parts) > depth + 1 and name.lower().endswith(suffixes):
-            found.append(Listed(name, parts[depth], SPLIT_WORDS[parts[0].lower()] if divided else None))
-    if found:
-        _refuse_empty(tree, [name for name in tree.folders if name.count("/") == depth], found, known)
-    return found
+            listed.append(Listed(name, parts[depth], SPLIT_WORDS[parts[0].lower()] if divided else None))
+    if listed:
+        _refuse_empty(tree, [name for name in tree.folders if name.count("/") == depth], listed, known)
+    return listed
 
 
-def _refuse_empty(tree: Tree, folders: Sequence[str], found: Sequence[Listed], known: set[str]) -> None:
+def _refuse_empty(tree: Tree, folders: Sequence[str], listed: Sequence[Listed], known: set[str]) -> None:
     """Refuse a class folder without samples: it would shift the indices of later classes."""
-    classes = {each.label for each in found} | {part for name in known for part in name.split("/")[:-1]}
+    classes = {entry.label for entry in listed} | {part for name in known for part in name.split("/")[:-1]}
     empty = next((name for name in folders if name.split("/")[-1] not in classes), None)
     if empty is not None:
         others = passed_over([name for name in tree.names if name.startswith(f"{empty}/")], ())
@@ -218,51 +220,61 @@ def _divided(tree: Tree) -> bool:
     if len(splits) > 1 and others:  # one alone may be a class: a train, a test
         reason = f"contains the folder {others[0]!r} next to {splits[0]!r} and {splits[1]!r}"
         raise DataError(reason, where=tree.where, allowed="either splits or classes")
-    pairs = [name.split("/")[:2] for name in tree.folders if "/" in name]
-    own = {inner for outer, inner in pairs if outer in splits}
-    alike = next(((outer, inner) for outer, inner in pairs if inner in own and outer not in splits), None)
-    if alike:
-        reason = f"contains {splits[0]!r} and {alike[0]!r}, each with a folder {alike[1]!r}"
-        todo = f"is {alike[0]!r} a split? give it one of these names, or put it elsewhere"
-        raise DataError(reason, where=tree.where, allowed=f"for splits: {', '.join(SPLIT_WORDS)}", todo=todo)
+    if splits:
+        _refuse_unknown_split(tree, splits)
     return bool(splits) and not others
+
+
+def _refuse_unknown_split(tree: Tree, splits: Sequence[str]) -> None:
+    """Refuse a folder that has the same class folders as a split, but not the name of one."""
+    pairs = [name.split("/")[:2] for name in tree.folders if "/" in name]
+    class_names = {inner for outer, inner in pairs if outer in splits}
+    for outer, inner in pairs:
+        if inner in class_names and outer not in splits:
+            reason = f"contains {splits[0]!r} and {outer!r}, each with a folder {inner!r}"
+            todo = f"is {outer!r} a split? give it one of these names, or put it elsewhere"
+            raise DataError(reason, where=tree.where, allowed=f"for splits: {', '.join(SPLIT_WORDS)}", todo=todo)
 
 
 def _tabled(tree: Tree, settings: Labels) -> list[Listed]:
     """Return the samples that a table lists."""
     where = tree.describe(settings.table)
-    with tree.open(settings.table) as stream:
-        header = tables.header(stream, where)
-    words = [name for name in header if name.strip().lower() == "split"]
-    split = settings.split or ("split" if "split" in words else next(iter(words), None))
-    columns = [settings.file, settings.label, *(name for name in (split, settings.group) if name)]
-    found: dict[str, Listed] = {}
+    split_column = settings.split or _split_column(tree, settings.table)
+    columns = [settings.file, settings.label, *(name for name in (split_column, settings.group) if name)]
+    listed: dict[str, Listed] = {}
     known = set(tree.names)
     with tree.open(settings.table) as stream:
         for number, (file, *more) in tables.table(stream, where, columns):
             line = f"{where}, line {number}"
             name = inside(file, line)
-            label, *more = (text.strip() for text in more)
-            if len(found) == tables.MAX_NAMES:
+            if len(listed) == tables.MAX_NAMES:
                 raise DataError("lists too many files", where=where, allowed=f"{tables.MAX_NAMES:,}")
-            if name in found:
-                raise DataError(f"lists {name!r} a second time", where=line, todo="leave one of the rows out")
+            if name in listed:
+                raise DataError(f"lists {name!r} a second time", where=line, todo="remove one of the rows")
             if name not in known:
                 raise DataError(f"lists {name!r}, which is not there", where=line, todo="check labels.file and path")
-            labels.check(label, line)
+            label, *more = (text.strip() for text in more)
             group = more[-1] if settings.group else ""
-            if group:
-                labels.check(group, line)
-            of = labels.split_named(more[0], line) if split else None
-            found[name] = Listed(name, label, of, group)
-    return list(found.values())
+            for text in (label, group) if group else (label,):
+                labels.check(text, line)
+            split = labels.split_named(more[0], line) if split_column else None
+            listed[name] = Listed(name, label, split, group)
+    return list(listed.values())
+
+
+def _split_column(tree: Tree, table: str) -> str | None:
+    """Return the name of the column `split` of a table, in any case; None if there is none."""
+    with tree.open(table) as stream:
+        header = tables.header(stream, tree.describe(table))
+    candidates = [name for name in header if name.strip().lower() == "split"]
+    return "split" if "split" in candidates else next(iter(candidates), None)
 
 
 def class_names_of(tree: Tree, settings: Classes | None) -> tuple[str, ...] | None:
     """Read the class names in the order of their indices, if there is a file for them.
 
     Raises:
-        DataError: the file cannot be read, or has not one name for every index from 0.
+        DataError: the file is unreadable, or does not have one name for every index from 0.
     """
     if settings is None:
         return None
@@ -271,15 +283,23 @@ def class_names_of(tree: Tree, settings: Classes | None) -> tuple[str, ...] | No
         raise DataError("classes needs both index and name, or neither", where="data.source", todo="name both columns")
     with tree.open(settings.file) as stream:
         if settings.index is None or settings.name is None:
-            names = [row[0] for _, row in tables.rows(stream, where, delimiter="\x1f")]
-            found = dict(enumerate(name.strip() for name in names if name.strip()))
+            names = [row[0].strip() for _, row in tables.rows(stream, where, delimiter="\x1f")]
+            class_names = dict(enumerate(name for name in names if name))
         else:
-            found = {}
-            for number, (index, name) in tables.table(stream, where, [settings.index, settings.name]):
-                if not (index.isascii() and index.isdigit()) or len(index) > 6:
-                    raise DataError(f"{index!r} is not a class index", where=f"{where}, line {number}")
-                if found.setdefault(int(index), name.strip()) != name.strip():
-                    raise DataError(f"class {index} has two names: {found[int(index)]!r} and {name!r}", where=where)
-    if sorted(found) != list(range(len(found))) or not found:
-        raise DataError(f"names {len(found)} classes", where=where, allowed="indices from 0 without gaps")
-    return tuple(found[index] for index in range(len(found)))
+            rows = tables.table(stream, where, [settings.index, settings.name])
+            class_names = _names_by_index(rows, where)
+    if sorted(class_names) != list(range(len(class_names))) or not class_names:
+        raise DataError(f"names {len(class_names)} classes", where=where, allowed="indices from 0 without gaps")
+    return tuple(class_names[index] for index in range(len(class_names)))
+
+
+def _names_by_index(rows: Iterable[tuple[int, Sequence[str]]], where: str) -> dict[int, str]:
+    """Return the class name of each index in a table's rows of index and name."""
+    class_names: dict[int, str] = {}
+    for number, (index, name) in rows:
+        if not (index.isascii() and index.isdigit()) or len(index) > MAX_INDEX_DIGITS:
+            raise DataError(f"{index!r} is not a class index", where=f"{where}, line {number}")
+        previous = class_names.setdefault(int(index), name.strip())
+        if previous != name.strip():
+            raise DataError(f"class {index} has two names: {previous!r} and {name!r}", where=where)
+    return class_names

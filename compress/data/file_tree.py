@@ -85,9 +85,9 @@ class _Folder(Tree):
 
 def _walk(path: Path, under: str, above: tuple[tuple[int, int], ...], names: set[str], folders: set[str]) -> None:
     """Add everything below a folder. Links to folders are followed, cycles are not."""
-    found = path.stat()
-    itself = (found.st_dev, found.st_ino)
-    if itself in above:
+    status = path.stat()
+    inode = (status.st_dev, status.st_ino)
+    if inode in above:
         return
     if len(above) == MAX_DEPTH or len(names) > MAX_FILES:
         raise DataError("contains too much", where=str(path), allowed=f"{MAX_FILES:,} files, {MAX_DEPTH} folders deep")
@@ -97,7 +97,7 @@ def _walk(path: Path, under: str, above: tuple[tuple[int, int], ...], names: set
             if entry.is_dir():
                 folders.add(name)
                 if not _hidden(entry.name):
-                    _walk(path / entry.name, f"{name}/", (*above, itself), names, folders)
+                    _walk(path / entry.name, f"{name}/", (*above, inode), names, folders)
             elif entry.is_file():
                 names.add(name)
 
@@ -155,8 +155,8 @@ class _Part(io.RawIOBase):
         return self._place
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        wanted = max(min(len(buffer), self._size - self._place), 0)
-        content = os.pread(self._stream.fileno(), wanted, self._start + self._place)
+        size = max(min(len(buffer), self._size - self._place), 0)
+        content = os.pread(self._stream.fileno(), size, self._start + self._place)
         buffer[: len(content)] = content
         self._place += len(content)
         return len(content)
@@ -250,9 +250,9 @@ def _add(member: tarfile.TarInfo, size: int, places: dict[str, tuple[int, int]],
         "a sparse file": member.issparse(),
         "of no known kind": not (member.isdir() or member.isreg()),
     }
-    found = next((kind for kind, so in kinds.items() if so), None)
-    if found:
-        raise DataError(f"its member {member.name!r} is {found}", where=where, allowed="files and folders")
+    unsupported = next((kind for kind, applies in kinds.items() if applies), None)
+    if unsupported:
+        raise DataError(f"its member {member.name!r} is {unsupported}", where=where, allowed="files and folders")
     if member.isdir() and str(PurePosixPath(member.name)) == ".":
         return
     name = inside(member.name, where)

@@ -135,13 +135,13 @@ def _unpacked(stream: BinaryIO, magic: bytes) -> Iterator[bytes]:
                 yield part
         return
     left = b""
-    while given := left or stream.read(_BLOCK):  # several streams may follow each other
+    while block := left or stream.read(_BLOCK):  # several streams may follow each other
         worker = bz2.BZ2Decompressor() if magic.startswith(b"BZh") else lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
         while True:
-            yield worker.decompress(given, _BLOCK)
+            yield worker.decompress(block, _BLOCK)
             if worker.eof:
                 left = worker.unused_data
                 break
-            given = stream.read(_BLOCK) if worker.needs_input else b""
-            if worker.needs_input and not given:
+            block = stream.read(_BLOCK) if worker.needs_input else b""
+            if worker.needs_input and not block:
                 raise EOFError("it is cut short")

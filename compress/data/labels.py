@@ -83,8 +83,8 @@ def read(values: Sequence[str], classes: Sequence[str] | None, where: str) -> La
 
 def splits(words: Iterable[Split | None]) -> dict[Split, NDArray[np.int64]]:
     """Return the indices of each split from the split of each sample. Samples without a split are in none."""
-    found = np.array([word or "" for word in words], np.str_)
-    return {split: np.flatnonzero(found == split) for split in SPLITS if split in found}
+    split_names = np.array([word or "" for word in words], np.str_)
+    return {split: np.flatnonzero(split_names == split) for split in SPLITS if split in split_names}
 
 
 def refuse_parts(names: Sequence[str], of: Sequence[Split | None], where: str) -> None:

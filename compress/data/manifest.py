@@ -21,19 +21,19 @@ from compress.files import explain, write_atomically
 MAX_BYTES = 256 << 20
 
 
-def verify(path: Path, found: Mapping[Path, str]) -> None:
+def verify(path: Path, digests: Mapping[Path, str]) -> None:
     """Compare files with a manifest.
 
     Args:
         path: the manifest.
-        found: SHA-256 of every file that is used.
+        digests: SHA-256 of every file that is used.
 
     Raises:
         DataError: a file is another one, is not listed, or has a name that cannot be, or a listed one is not used.
     """
-    wanted, given = _read(path), {_relative(file, path): digest for file, digest in found.items()}
-    changed = sorted(name for name in given if name in wanted and given[name] != wanted[name])
-    added, gone = sorted(given.keys() - wanted.keys()), sorted(wanted.keys() - given.keys())
+    expected, actual = _read(path), {_relative(file, path): digest for file, digest in digests.items()}
+    changed = sorted(name for name in actual if name in expected and actual[name] != expected[name])
+    added, gone = sorted(actual.keys() - expected.keys()), sorted(expected.keys() - actual.keys())
     problems = [
         f"{len(names)} {what}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
         for what, names in (("changed", changed), ("not listed", added), ("listed, but not there", gone))
@@ -47,14 +47,14 @@ def verify(path: Path, found: Mapping[Path, str]) -> None:
         )
 
 
-def write(path: Path, found: Mapping[Path, str]) -> None:
+def write(path: Path, digests: Mapping[Path, str]) -> None:
     """Write a manifest.
 
     Raises:
         DataError: a file has a name that it cannot hold.
         StoreError: it cannot be written.
     """
-    names = sorted((_relative(file, path), digest) for file, digest in found.items())
+    names = sorted((_relative(file, path), digest) for file, digest in digests.items())
     lines = ["[sha256]", *(f'{json.dumps(name, ensure_ascii=False)} = "{digest}"' for name, digest in names)]
     try:
         write_atomically(path, ("\n".join(lines) + "\n").encode())

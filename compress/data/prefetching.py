@@ -76,13 +76,13 @@ def corrupt(
 
 
 def _chunk(read: Read, start: int, end: int) -> list[NDArray[Any] | CorruptError]:
-    found: list[NDArray[Any] | CorruptError] = []
+    results: list[NDArray[Any] | CorruptError] = []
     for index in range(start, end):
         try:
-            found.append(read(index))
+            results.append(read(index))
         except CorruptError as error:
-            found.append(error)
-    return found
+            results.append(error)
+    return results
 
 
 class Rows:
@@ -105,15 +105,15 @@ class Rows:
         """Store the next sample."""
         if self.shape is None:
             self.shape = sample.shape
-            whole = (self._count, *sample.shape)
+            shape = (self._count, *sample.shape)
             if not self._keep:
                 return
             if self._path is not None and sample.nbytes * self._count > self._large:
                 self._stream = self._path.open("wb")
-                header = {"descr": "<f4", "fortran_order": False, "shape": whole}
+                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(self._stream, header)
             else:
-                self._array = np.empty(whole, np.float32)
+                self._array = np.empty(shape, np.float32)
         if self._stream is not None:
             self._stream.write(np.ascontiguousarray(sample, "<f4").data)
         elif self._array is not None:

@@ -19,11 +19,11 @@ def mapped(array: NDArray[Any]) -> bool:
 
 def rows(array: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
     """Return some rows of an array. Pages of a memory map are released at once, so that they do not fill the memory."""
-    found: NDArray[Any] = np.take(array, places, axis=0)  # one call, which leaves the interpreter to other threads
+    selected: NDArray[Any] = np.take(array, places, axis=0)  # one call, which leaves the interpreter to other threads
     if not isinstance(array, np.memmap):
-        return found
+        return selected
     array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
-    return np.asarray(found)
+    return np.asarray(selected)
 
 
 def blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:

@@ -130,16 +130,16 @@ class Stored(Source):
 
     def beside(self, folder: Path) -> Self:
         """Return the same source with paths relative to `folder`."""
-        given = {name: getattr(self, name) for name in self.paths if getattr(self, name) is not None}
-        return self.model_copy(update={name: str(folder / path) for name, path in given.items()})
+        locations = {name: getattr(self, name) for name in self.paths if getattr(self, name) is not None}
+        return self.model_copy(update={name: str(folder / path) for name, path in locations.items()})
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the settings and the digests of all files, verified with the manifest if there is one."""
         paths = self.files()
-        found = files.digests(paths)
+        digests = files.digests(paths)
         if self.manifest is not None:
-            manifest.verify(Path(self.manifest), {paths[name]: digest for name, digest in found.items()})
-        return {**self.model_dump(mode="json", exclude=set(self.paths)), "sha256": digest_of(found)}
+            manifest.verify(Path(self.manifest), {paths[name]: digest for name, digest in digests.items()})
+        return {**self.model_dump(mode="json", exclude=set(self.paths)), "sha256": digest_of(digests)}
 
 
 class CorruptError(DataError):
@@ -147,6 +147,8 @@ class CorruptError(DataError):
 
 
 REPAIR = "remove or repair them"
+MAX_NAMED = 10
+"""Number of unreadable samples that an error names."""
 LEAVE_OUT = f"{REPAIR}, or leave them out with `corrupt: skip`"
 
 
@@ -154,7 +156,10 @@ def several(problems: Sequence[DataError], todo: str = LEAVE_OUT) -> DataError:
     """Combine errors into one that names up to ten of them, and what to do."""
     if len(problems) == 1:
         return problems[0]
-    told = [f"{each.where}: {each.what}{f', allowed: {each.allowed}' * bool(each.allowed)}" for each in problems[:10]]
-    shown = "; ".join(told)
-    more = f"; and {len(problems) - 10} more" if len(problems) > 10 else ""
-    return DataError(f"{len(problems)} samples cannot be used: {shown}{more}", todo=todo)
+    messages = []
+    for error in problems[:MAX_NAMED]:
+        allowed = f", allowed: {error.allowed}" if error.allowed else ""
+        messages.append(f"{error.where}: {error.what}{allowed}")
+    if len(problems) > MAX_NAMED:
+        messages.append(f"and {len(problems) - MAX_NAMED} more")
+    return DataError(f"{len(problems)} samples cannot be used: {'; '.join(messages)}", todo=todo)

@@ -32,10 +32,10 @@ def by_group(groups: Indices) -> Divide:
     """
 
     def divide(labels: Indices, indices: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
-        own, members = np.unique(groups[indices], return_inverse=True)
-        votes = np.zeros((len(own), int(labels.max(initial=0)) + 1), np.int64)
+        groups_present, members = np.unique(groups[indices], return_inverse=True)
+        votes = np.zeros((len(groups_present), int(labels.max(initial=0)) + 1), np.int64)
         np.add.at(votes, (members, labels[indices]), 1)
-        _, taken = stratified(votes.argmax(axis=1), np.arange(len(own)), share, seed)
+        _, taken = stratified(votes.argmax(axis=1), np.arange(len(groups_present)), share, seed)
         chosen = np.isin(members, taken)
         return indices[~chosen], indices[chosen]
 
@@ -68,14 +68,14 @@ def by_time(series: Indices, starts: Indices, length: int) -> Divide:
 
 def overlapping(series: Indices, starts: Indices, length: int, windows: Indices, others: Indices) -> NDArray[np.bool_]:
     """Return which windows share a row with one of the others."""
-    found = np.zeros(len(windows), bool)
-    for each in np.unique(series[others]):
-        mine = np.flatnonzero(series[windows] == each)
-        theirs = np.sort(starts[others[series[others] == each]])
+    overlap = np.zeros(len(windows), bool)
+    for number in np.unique(series[others]):
+        mine = np.flatnonzero(series[windows] == number)
+        theirs = np.sort(starts[others[series[others] == number]])
         after = np.searchsorted(theirs, starts[windows[mine]] - length, side="right")  # the first that ends later
         near = theirs[np.minimum(after, len(theirs) - 1)]
-        found[mine] = (after < len(theirs)) & (near < starts[windows[mine]] + length)
-    return found
+        overlap[mine] = (after < len(theirs)) & (near < starts[windows[mine]] + length)
+    return overlap
 
 
 def spread(labels: Indices, seed: int = 0) -> Indices:

@@ -84,9 +84,9 @@ def _classes(data: Described, split: Split) -> NDArray[np.int64]:
 def _about_objects(data: Described) -> list[str]:
     if data.task == "classification":
         return []
-    found = [each for split in SPLITS for each in data.objects(split)]
-    empty = sum(not len(each.classes) for each in found)
-    return [f"classes are counted by objects; {empty:,} of {len(found):,} images have none"]
+    objects = [sample for split in SPLITS for sample in data.objects(split)]
+    empty = sum(not len(sample.classes) for sample in objects)
+    return [f"classes are counted by objects; {empty:,} of {len(objects):,} images have none"]
 
 
 def _seen(samples: list[NDArray[Any]]) -> Facts:
@@ -102,28 +102,28 @@ def _seen(samples: list[NDArray[Any]]) -> Facts:
     }
 
 
-def describe(found: Facts) -> str:
+def describe(summary: Facts) -> str:
     """Return the summary as a table and lines of text."""
-    names, counts = found["classes"], found["counts"]
+    names, counts = summary["classes"], summary["counts"]
     width = max(len("class"), *(min(len(name), 40) for name in names))
     lines = [f"{'class':<{width}} {'train':>10} {'validation':>10} {'test':>10}"]
     rows = [(name[:40], [counts[split][index] for split in SPLITS]) for index, name in enumerate(names)]
-    for name, numbers in [*rows, ("all", list(found["samples"].values()))]:
+    for name, numbers in [*rows, ("all", list(summary["samples"].values()))]:
         lines.append(f"{name:<{width}} " + " ".join(f"{number:>10,}" for number in numbers))
-    if found["missing"]:
-        lines.append(f"no training sample: {', '.join(found['missing'])}")
-    elif found["imbalance"] is not None:
-        lines.append(f"the most frequent class has {found['imbalance']:g} training samples for one of the rarest")
-    shapes = " to ".join(" x ".join(map(str, shape)) for shape in sorted(set(map(tuple, found["shapes"]))))
-    low, high = found["range"]
+    if summary["missing"]:
+        lines.append(f"no training sample: {', '.join(summary['missing'])}")
+    elif summary["imbalance"] is not None:
+        lines.append(f"the most frequent class has {summary['imbalance']:g} training samples for one of the rarest")
+    shapes = " to ".join(" x ".join(map(str, shape)) for shape in sorted(set(map(tuple, summary["shapes"]))))
+    low, high = summary["range"]
     lines.append(
-        f"{found['looked_at']:,} samples looked at: {shapes or 'of different ranks'}, {', '.join(found['dtypes'])}, "
-        f"{low:g} to {high:g}"
+        f"{summary['looked_at']:,} samples looked at: {shapes or 'of different ranks'}, "
+        f"{', '.join(summary['dtypes'])}, {low:g} to {high:g}"
     )
-    lines += found["notes"]
-    corrupt = found["corrupt"]
+    lines += summary["notes"]
+    corrupt = summary["corrupt"]
     if corrupt["count"]:
         lines.append(f"{corrupt['count']:,} samples cannot be read, and are not counted:")
-        lines += [f"  {each}" for each in corrupt["first"]]
-    lines += [f"a run would refuse this: {each}" for each in found.get("refused", ())]
+        lines += [f"  {reason}" for reason in corrupt["first"]]
+    lines += [f"a run would refuse this: {reason}" for reason in summary.get("refused", ())]
     return "\n".join(lines)

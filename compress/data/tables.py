@@ -64,10 +64,10 @@ def table(
     Raises:
         DataError: there is no such column, or a row has more or fewer columns than the header.
     """
-    found = rows(stream, where, delimiter)
-    _, header = next(found, (0, []))
+    table_rows = rows(stream, where, delimiter)
+    _, header = next(table_rows, (0, []))
     places = places_of(columns, header, where)
-    for number, row in found:
+    for number, row in table_rows:
         if len(row) != len(header):
             place = f"{where}, line {number}"
             raise DataError(f"has {len(row)} columns", where=place, allowed=f"{len(header)}, as the header has")

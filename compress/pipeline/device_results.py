@@ -46,21 +46,21 @@ def read(path: Path) -> dict[str, Any]:
     if len(content) > MAX_BYTES:
         raise DataError("is too large for results", where=str(path), allowed=f"{MAX_BYTES} bytes")
     try:
-        found = json.loads(content.decode("utf-8"))
+        content_json = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"is not JSON: {error}", where=str(path), todo=TODO) from error
-    return checked(found, str(path))
+    return checked(content_json, str(path))
 
 
-def checked(found: Any, where: str) -> dict[str, Any]:
+def checked(result: Any, where: str) -> dict[str, Any]:
     """Return a result of `bench` after checking its structure; `where` is its name in messages.
 
     Raises:
         DataError: it is none.
     """
-    if not isinstance(found, dict) or found.get("schema_version") != 1 or found.get("verb") != "bench":
+    if not isinstance(result, dict) or result.get("schema_version") != 1 or result.get("verb") != "bench":
         raise DataError("is not a result of `runner.pyz bench` of schema 1", where=where, todo=TODO)
-    about, measured = found.get("bundle"), found.get("benchmark")
+    about, measured = result.get("bundle"), result.get("benchmark")
     if not isinstance(about, dict) or not isinstance(about.get("models"), dict) or not isinstance(measured, dict):
         raise DataError("does not describe what was measured", where=where, todo=TODO)
     parts = [measured.get(name) for name in ("model", "host", "steady")]
@@ -69,14 +69,14 @@ def checked(found: Any, where: str) -> dict[str, Any]:
     for name, value in measured["steady"].items():
         if not _is_measurement(value):
             raise DataError(f"benchmark.steady.{name} is not a measurement", where=where, todo=TODO)
-    return found
+    return result
 
 
 def _is_measurement(value: Any) -> bool:
     if not isinstance(value, Mapping) or value.get("how") not in _HOW:
         return False
     numbers = [value.get(name) for name in ("value", "low", "high")]
-    sound = all(each is None or (type(each) in (int, float) and 0 <= each <= MAX_VALUE) for each in numbers)
+    sound = all(number is None or (type(number) in (int, float) and 0 <= number <= MAX_VALUE) for number in numbers)
     texts = all(isinstance(value.get(name), str) for name in ("unit", "note")) and len(value["unit"]) <= MAX_WORD
     return sound and texts and (value.get("value") is None) == (value["how"] == "missing")
 
@@ -91,21 +91,21 @@ def models(content: bytes) -> dict[str, str] | None:
     return {role: digests[entry["file"]] for role, entry in manifest["models"].items()}
 
 
-def measured(run: Path, made: bytes) -> list[dict[str, Any]]:
+def measured(run: Path, bundle_content: bytes) -> list[dict[str, Any]]:
     """Return the results of devices that measured the models of this bundle, for the record of a run.
 
     Args:
         run: the run's folder.
-        made: its bundle.
+        bundle_content: its bundle.
     """
-    known, rows = models(made), []
+    known, rows = models(bundle_content), []
     for path in sorted((run / FOLDER).glob("*.json")):
         try:
-            found = read(path)
+            result = read(path)
         except (DataError, StoreError):
             continue
-        if found["bundle"]["models"] == known:
-            rows.append(_row(path.stem, found))
+        if result["bundle"]["models"] == known:
+            rows.append(_row(path.stem, result))
     return rows
 
 
@@ -123,7 +123,7 @@ def _row(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
         if _is_measurement(quality):
             taken[key] = quality
     golden = {role: _inner(found, "golden", role, "verdict") for role in found["bundle"]["models"]}
-    doubts = [each.get("what") for each in result["doubts"] if isinstance(each, Mapping)]
+    doubts = [doubt.get("what") for doubt in result["doubts"] if isinstance(doubt, Mapping)]
     return {
         "device": name,
         "board": _text(host.get("board") or host.get("processor") or host.get("architecture")),
@@ -132,7 +132,7 @@ def _row(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
         "model": _text(f"{model.get('role')} on {model.get('device')}"),
         "measurements": taken,
         "golden": {role: _text(verdict)[:MAX_WORD] for role, verdict in golden.items() if verdict is not None},
-        "doubts": [_text(each) for each in doubts],
+        "doubts": [_text(doubt) for doubt in doubts],
     }
 
 

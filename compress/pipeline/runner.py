@@ -116,20 +116,20 @@ class PipelineRun:
         with self._explained(""):  # what is wrong with files and tools names its own place
             key = self.key(work, given)
         with self._explained(title):
-            found = None if title in self.forced else self.store.find(key)
-            if found:
-                self._tell(title, work, "kept", found.seconds)
-                return found, True
+            stored = None if title in self.forced else self.store.find(key)
+            if stored:
+                self._tell(title, work, "kept", stored.seconds)
+                return stored, True
             started = time.monotonic()
             with self.monitor.working(title) as progress:
                 waiting = f"{title}: another run is making this; waiting for it"
                 with self.store.lock(key, lambda: progress.note(waiting)):
-                    found = None if title in self.forced else self.store.find(key)
+                    stored = None if title in self.forced else self.store.find(key)
                     if title in self.forced:
                         self.store.renew(key)
-                    artifact = found or self._make(work, given, kind, key, self._context(title, key, progress))
-        self._tell(title, work, "kept" if found else "made", time.monotonic() - started)
-        return artifact, bool(found)
+                    artifact = stored or self._make(work, given, kind, key, self._context(title, key, progress))
+        self._tell(title, work, "kept" if stored else "made", time.monotonic() - started)
+        return artifact, bool(stored)
 
     @contextmanager
     def _explained(self, title: str) -> Iterator[None]:
@@ -213,9 +213,9 @@ def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] 
         failed = next((row["id"] for row in session.rows.values() if row["status"] == "failed"), None)
         exit_code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
         message = str(error) or "interrupted with Ctrl-C"
-        told = {"stage": failed, "message": message, "exit_code": exit_code}
+        failure = {"stage": failed, "message": message, "exit_code": exit_code}
         try:
-            _publish(session, findings, told, time.monotonic() - started)
+            _publish(session, findings, failure, time.monotonic() - started)
         except StoreError as second:  # a full disk, most likely: what went wrong first matters more
             monitor.log(str(second))
         raise
@@ -302,7 +302,7 @@ def _sensitivity(session: PipelineRun, findings: dict[str, Any]) -> None:
     if settings is None:
         return
     unpruned = [session.artifacts.get(step.id) for step in session.pipeline.unpruned]
-    models = [each for each in unpruned if each and each.kind is Kind.KERAS]
+    models = [artifact for artifact in unpruned if artifact and artifact.kind is Kind.KERAS]
     if not models:
         findings["sensitivity"] = {"missing": "there is no model with layers before `prune`"}
         return
@@ -318,7 +318,7 @@ def _publish(
 ) -> dict[str, Any]:
     """Write the outputs and the report, and remove obsolete outputs of earlier runs."""
     outputs = _outputs(session) if error is None else {}
-    found = record.build(session.pipeline, session.rows, findings, outputs, error, seconds)
+    run_record = record.build(session.pipeline, session.rows, findings, outputs, error, seconds)
     try:
         session.folder.mkdir(parents=True, exist_ok=True)
         bundle = f"{session.pipeline.head.name}.coralline"
@@ -326,16 +326,16 @@ def _publish(
         for name in (old | {path.name for path in session.folder.glob(SEGMENTS)}) - outputs.keys():
             (session.folder / name).unlink(missing_ok=True)
         contents = {name: path.read_bytes() for name, path in outputs.items()}
-        made = contents.get(bundle)
-        found["devices"] = device_results.measured(session.folder, made) if made else []
-        contents |= render(found)
+        bundle_content = contents.get(bundle)
+        run_record["devices"] = device_results.measured(session.folder, bundle_content) if bundle_content else []
+        contents |= render(run_record)
         with session.store.scratch() as scratch:
             for name, content in contents.items():
                 mode = 0o755 if name == RUNNER_FILE else 0o644
                 write_atomically(session.folder / name, content, scratch, mode)
     except OSError as problem:
         raise explain(problem, "the report cannot be written") from problem
-    return found
+    return run_record
 
 
 def _outputs(session: PipelineRun) -> dict[str, Path]:
@@ -365,11 +365,11 @@ def preview(pipeline: Pipeline, out: Path, forced: frozenset[str] = frozenset())
             continue
         if session.original is None and step.stage.name not in ("load", "train") and known:
             session.original = _last(session)
-        found = None
+        stored = None
         if known and step.id not in forced:
-            found = session.store.find(session.key(step.stage, {"given": current} if current else {}))
-        known = found is not None
-        if found:
-            current = session.artifacts[step.id] = found
-        result.append((step, "kept" if found else "to do"))
+            stored = session.store.find(session.key(step.stage, {"given": current} if current else {}))
+        known = stored is not None
+        if stored:
+            current = session.artifacts[step.id] = stored
+        result.append((step, "kept" if stored else "to do"))
     return result

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -202,13 +202,15 @@ def _refuse_unfit(pipeline: Pipeline, document: Document) -> None:
     Raises:
         PipelineError: one does not.
     """
-    task, found = pipeline.data.task, list[tuple[Location, Unfit]]()
+    task, refusals = pipeline.data.task, list[tuple[Location, Unfit]]()
     for index, step in enumerate(pipeline.steps[1:]):
         if step.skip is None and (told := step.stage.unfit(task)):
-            found.append((("stages", index), told._replace(what=f"stage {index + 1} ({step.stage.name}): {told.what}")))
+            refusals.append(
+                (("stages", index), told._replace(what=f"stage {index + 1} ({step.stage.name}): {told.what}"))
+            )
         _refuse_unfit_target(step, ("stages", index, step.stage.name), pipeline.target, document)
-    found += unfit_settings(task, pipeline.settings)
-    for location, unfit in found:
+    refusals += unfit_settings(task, pipeline.settings)
+    for location, unfit in refusals:
         what = f"{unfit.what} (the data is for {task})"
         raise PipelineError(what, where=document.where(location), allowed=unfit.allowed, todo=unfit.todo)
 
@@ -273,36 +275,52 @@ def _steps(
         except ModelError as error:
             error.where = ": ".join(part for part in (document.where(location), error.where) if part)
             raise
-        count = sum(step.stage.name == stage.name for step in steps)
-        name = stage.id or (f"{stage.name}-{count + 1}" if count else stage.name)
-        if any(step.id == name for step in steps):
-            raise PipelineError(
-                f"two stages have the id {name!r}", where=document.where(location), todo="give one another id"
-            )
-        given = steps[-1].makes
-        assert given is not None  # only the first step, the model, is given nothing
         untouched = all(step.skip or step.stage is model for step in steps)
         from_file = untouched and model.produces is not Kind.UNTRAINED
-        skip = stage.skip(given, from_file=from_file, target=target)
-        if skip is None and given not in stage.takes():
-            wanted = " or ".join(_a(kind) for kind in sorted(stage.takes()))
-            maker = next(step for step in reversed(steps) if step.skip is None)
-            raise PipelineError(
-                f"stage {index + 1} ({stage.name}) needs {wanted}, but would be given {_a(given)}",
-                where=document.where(location),
-                todo="; ".join(part for part in (_how_to_get(stage, given, stages), maker.stage.because()) if part),
-            )
-        steps.append(StageEntry(name, stage, given, skip))
+        kind = steps[-1].makes
+        assert kind is not None  # only the first step, the model, has no input
+        skip = stage.skip(kind, from_file=from_file, target=target)
+        if skip is None and kind not in stage.takes():
+            raise _wrong_order(stage, steps, stages, document.where(location))
+        steps.append(StageEntry(_unique_id(stage, steps, document.where(location)), stage, kind, skip))
     return tuple(steps)
+
+
+def _unique_id(stage: Stage, steps: Sequence[StageEntry], where: str) -> str:
+    """Return the id of a stage: the one in the file, or its name, numbered if the stage occurs again.
+
+    Raises:
+        PipelineError: an earlier step has this id.
+    """
+    count = sum(step.stage.name == stage.name for step in steps)
+    name = stage.id or (f"{stage.name}-{count + 1}" if count else stage.name)
+    if any(step.id == name for step in steps):
+        raise PipelineError(f"two stages have the id {name!r}", where=where, todo="give one another id")
+    return name
+
+
+def _wrong_order(
+    stage: Stage, steps: Sequence[StageEntry], stages: Mapping[str, type[Stage]], where: str
+) -> PipelineError:
+    """Return the error for a stage that cannot use the artifact of the steps before it."""
+    kind = steps[-1].makes
+    assert kind is not None
+    allowed = " or ".join(_a(kind) for kind in sorted(stage.takes()))
+    maker = next(step for step in reversed(steps) if step.skip is None)
+    return PipelineError(
+        f"stage {len(steps)} ({stage.name}) needs {allowed}, but would be given {_a(kind)}",
+        where=where,
+        todo="; ".join(part for part in (_how_to_get(stage, kind, stages), maker.stage.because()) if part),
+    )
 
 
 def _a(kind: Kind) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-def _how_to_get(stage: Stage, given: Kind, stages: Mapping[str, type[Stage]]) -> str:
+def _how_to_get(stage: Stage, kind: Kind, stages: Mapping[str, type[Stage]]) -> str:
     """Return advice: the stage that is missing, if one would do."""
-    between = [s.name for s in stages.values() if given in s.consumes and s.produces in stage.takes()]
+    between = [s.name for s in stages.values() if kind in s.consumes and s.produces in stage.takes()]
     return f"put {' or '.join(between)} before it" if between else "move it forward, or leave it out"
 
 
@@ -331,8 +349,8 @@ def _settings(kind: type[T], value: Any, document: Document, location: Location)
         return kind.model_validate_json(json.dumps(value, allow_nan=False), strict=True)
     except ValidationError as errors:
         # An unknown key first: it may be the reason why another one is missing.
-        found = sorted(errors.errors(), key=lambda error: error["type"] != "extra_forbidden")
-        raise _explain(found[0], kind, document, location) from errors
+        problems = sorted(errors.errors(), key=lambda error: error["type"] != "extra_forbidden")
+        raise _explain(problems[0], kind, document, location) from errors
 
 
 def _keys(kind: type[Settings]) -> list[str]:

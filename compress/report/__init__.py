@@ -197,8 +197,8 @@ def label(name: str) -> str:
 
 def names(maps: Iterable[Plain | None]) -> list[str]:
     """The names of all measurements in some maps, the known ones first and in their order."""
-    found = dict.fromkeys(name for each in maps for name in each or ())
-    return [name for name in LABELS if name in found] + [name for name in found if name not in LABELS]
+    known = dict.fromkeys(name for measured in maps for name in measured or ())
+    return [name for name in LABELS if name in known] + [name for name in known if name not in LABELS]
 
 
 def measurements(record: Plain, which: str) -> Plain | None:
@@ -279,18 +279,18 @@ def verdict(record: Plain, quote: Callable[[str], str] = "“{}”".format, pros
         prose: writes text that contains such names.
     """
     status, where = record.get("status"), culprit(record)
-    found = _findings(record)
+    findings = _findings(record)
     if status in ("failed", "interrupted"):
         what = "Failed" if status == "failed" else "Interrupted"
         head = what + (f" in stage {quote(shorten(where, 60))}" if where else "")
         head += "" if record.get("seconds") is None else f" after {seconds(record['seconds'])}"
-        return f"{head}; results before that: {found}." if found else f"{head}; there is no result."
-    outcome = f"{found or 'No result was measured'}; {_budget_kept(record, quote)}."
-    told = answers.in_words(record, prose)
-    if not told:
+        return f"{head}; results before that: {findings}." if findings else f"{head}; there is no result."
+    outcome = f"{findings or 'No result was measured'}; {_budget_kept(record, quote)}."
+    answer_verdict = answers.in_words(record, prose)
+    if not answer_verdict:
         return outcome
     head = "Not usable" if record.get("status") == "degenerate" else "Note"
-    return f"{head}: {told}. {outcome[0].upper()}{outcome[1:]}"
+    return f"{head}: {answer_verdict}. {outcome[0].upper()}{outcome[1:]}"
 
 
 def _findings(record: Plain) -> str:

@@ -87,8 +87,8 @@ def trade_off(points: Sequence[Point], *, cost: str, unit: str) -> str:
         tip = svg.tip(f"{point.label}: accuracy {number(point.accuracy, 'fraction')}, {number(point.cost, unit)}")
         parts.append(f'<circle cx="{svg.n(a)}" cy="{svg.n(b)}" r="5" class="dot{sure}">{tip}</circle>')
     parts += _labels([point.label for point in points], places, bars)
-    told = "; ".join(f"{p.label}: {number(p.accuracy, 'fraction')} at {number(p.cost, unit)}" for p in points)
-    return svg.svg(f"trade-off-{unit}", (WIDTH, 332), f"Accuracy against {cost} after each stage", told, parts)
+    description = "; ".join(f"{p.label}: {number(p.accuracy, 'fraction')} at {number(p.cost, unit)}" for p in points)
+    return svg.svg(f"trade-off-{unit}", (WIDTH, 332), f"Accuracy against {cost} after each stage", description, parts)
 
 
 def _merged(points: Sequence[Point]) -> Iterator[Point]:
@@ -167,14 +167,14 @@ def class_changes(rows: Sequence[ClassChange]) -> str:
     for i, row in enumerate(rows):
         parts += _class_row(row, x, 32 + 17 * i)
     parts.append(svg.text(279, height - 4, "Accuracy of the class", "name", "middle"))
-    told = [f"{row.name}: {row.before:.3f} to {row.after:.3f}" for row in rows]
-    return svg.svg("classes", (WIDTH, height), "Accuracy of each class before and after", "; ".join(told), parts)
+    description = [f"{row.name}: {row.before:.3f} to {row.after:.3f}" for row in rows]
+    return svg.svg("classes", (WIDTH, height), "Accuracy of each class before and after", "; ".join(description), parts)
 
 
 def _class_row(row: ClassChange, x: svg.Axis, y: float) -> list[str]:
     change = row.after - row.before
     kind, sign = ("loss", "▼") if change < -5e-4 else ("gain", "▲") if change > 5e-4 else ("same", "=")
-    told = "= 0" if kind == "same" else f"{sign} {change:+.3f}".replace("-", MINUS)
+    change_text = "= 0" if kind == "same" else f"{sign} {change:+.3f}".replace("-", MINUS)
     one, two = x.at(row.before), x.at(row.after)
     tip = svg.tip(f"{row.name}: {row.before:.3f} before, {row.after:.3f} after, {row.samples} samples")
     parts = [f"<g>{tip}", svg.text(146, y + 4, row.name, "label", "end", 144)]
@@ -184,7 +184,7 @@ def _class_row(row: ClassChange, x: svg.Axis, y: float) -> list[str]:
         svg.line(one, y, two, y, kind),
         f'<circle cx="{svg.n(one)}" cy="{svg.n(y)}" r="4.5" class="original ring"/>',
         f'<circle cx="{svg.n(two)}" cy="{svg.n(y)}" r="3.2" class="result"/>',
-        svg.text(474, y + 4, told, f"label {kind}", "end"),
+        svg.text(474, y + 4, change_text, f"label {kind}", "end"),
         "</g>",
     ]
     return parts
@@ -216,8 +216,8 @@ def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
             place = (left + cell * j, top + cell * i, float(cell))
             parts.append(_matrix_cell(place, count, sum(row), i == j, tip))
     wrong = sorted((-n, i, j) for i, row in enumerate(counts) for j, n in enumerate(row) if n and i != j)
-    told = [f"{labels[i]} predicted as {labels[j]}: {-n}" for n, i, j in wrong[:10]]
-    desc = "Most frequent confusions: " + "; ".join(told) if told else "No confusions"
+    confusions = [f"{labels[i]} predicted as {labels[j]}: {-n}" for n, i, j in wrong[:10]]
+    desc = "Most frequent confusions: " + "; ".join(confusions) if confusions else "No confusions"
     return svg.svg("confusion", size, "Confusion matrix of the result", desc, parts)
 
 
@@ -243,7 +243,7 @@ def latency_curves(curves: Sequence[LatencyCurve]) -> str:
     parts += [svg.level(y.at(share), 44, 468, f"{share}" if share < 1 else "") for share in (0, 0.5, 0.9, 0.99, 1)]
     parts += [svg.tick(x.at(tick), 250, f"{tick:.3g}") for tick in x.ticks(6)]
     parts += [svg.line(44, 250, 468, 250, "axis"), svg.text(468, 286, "Latency of one inference, ms", "name", "end")]
-    told = []
+    descriptions = []
     for curve in curves:
         kind, values = "original" if curve.is_original else "result", sorted(curve.values)
         parts.append(f'<path d="{_steps(values, x, y)}" class="curve {kind}"/>')
@@ -254,8 +254,8 @@ def latency_curves(curves: Sequence[LatencyCurve]) -> str:
         for name, share, ms in curve.marks:
             tip = svg.tip(f"{curve.name}, {name}: {number(ms, 'ms')}")
             parts.append(_mark(min(x.at(ms), x.end), y.at(share), kind, tip))
-        told.append(f"{curve.name}: " + ", ".join(f"{name} {number(ms, 'ms')}" for name, _, ms in curve.marks))
-    return svg.svg("latency", (WIDTH, 292), "Distribution of the latency", "; ".join(told), parts)
+        descriptions.append(f"{curve.name}: " + ", ".join(f"{name} {number(ms, 'ms')}" for name, _, ms in curve.marks))
+    return svg.svg("latency", (WIDTH, 292), "Distribution of the latency", "; ".join(descriptions), parts)
 
 
 def _rank(values: Sequence[float], share: float) -> int:
@@ -299,12 +299,12 @@ def operator_strip(operators: Sequence[OperatorRow]) -> str:
 
 def _segments(operators: Sequence[OperatorRow], weights: Sequence[float], y: float) -> list[str]:
     """Rectangles of one bar; more than 120 operators are drawn as runs of the same placement."""
-    whole, parts, start, i = sum(weights), [], 0.0, 0
+    total, parts, start, i = sum(weights), [], 0.0, 0
     while i < len(operators):
         end = i + 1
         while len(operators) > 120 and end < len(operators) and operators[end].on_tpu == operators[i].on_tpu:
             end += 1
-        wide = sum(weights[i:end]) / whole * WIDTH
+        wide = sum(weights[i:end]) / total * WIDTH
         place = "Edge TPU" if operators[i].on_tpu else "CPU"
         what = operators[i].name if end == i + 1 else f"operators {i} to {end - 1}"
         kind = 'class="tpu"' if operators[i].on_tpu else 'fill="url(#hatch)"'

@@ -26,31 +26,31 @@ def rows(record: Plain, cell: Callable[[Plain | None, str], Any]) -> list[dict[s
         record: the run record, with its strings cleaned.
         cell: makes a cell of a measurement and its name.
     """
-    found = []
+    result = []
     for device in (record.get("devices") or [])[:MAX_DEVICES]:
         taken, golden = device.get("measurements") or {}, device.get("golden") or {}
         taken = {"accuracy": taken.get("ap"), **taken}
-        found.append(
+        result.append(
             {
                 "name": words.shorten(words.scalar(device.get("device")), 100),
                 "what": [words.shorten(words.scalar(device.get(key)), 100) for key in ("board", "model", "runtime")],
                 "cells": [cell(taken.get(name), name) for name in COLUMNS],
                 "golden": words.shorten(", ".join(f"{role} {verdict}" for role, verdict in golden.items()), 200),
-                "doubts": [words.shorten(words.scalar(each), 300) for each in device.get("doubts") or []],
+                "doubts": [words.shorten(words.scalar(doubt), 300) for doubt in device.get("doubts") or []],
             }
         )
-    return found
+    return result
 
 
 def expected(record: Plain) -> list[tuple[str, str, str, str]]:
     """Rows of host, latency, interval and time on its CPU alone, all predicted; empty without a prediction."""
-    found = []
-    for host, told in ((record.get("placement") or {}).get("expected_latency") or {}).items():
+    result = []
+    for host, prediction in ((record.get("placement") or {}).get("expected_latency") or {}).items():
         names = ("latency_ms", "low_ms", "high_ms", "cpu_alone_ms")
-        time, low, high, alone = (words.number(told[name], "ms") for name in names)
-        what = words.shorten(words.scalar(told.get("summary") or host), 100)
-        found.append((what, time, f"{low} to {high}", alone))
-    return found
+        time, low, high, alone = (words.number(prediction[name], "ms") for name in names)
+        what = words.shorten(words.scalar(prediction.get("summary") or host), 100)
+        result.append((what, time, f"{low} to {high}", alone))
+    return result
 
 
 def why_not_compiled(placement: Plain) -> str:

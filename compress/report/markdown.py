@@ -162,14 +162,14 @@ def _classes(record: Plain) -> list[str]:
 
 
 def _swaps(record: Plain) -> list[str]:
-    found = replacement.section(record)
-    if found is None:
+    section = replacement.section(record)
+    if section is None:
         return []
-    rows = [[quote(row[key]) for key in ("what", "by", "count", "layers")] for row in found["swapped"]]
-    lines = [f"- Accuracy {row['when']}: {row['text']} ({quote(row['fine'], 200)})" for row in found["accuracy"]]
-    lines += [f"- Requested, but not in the model: {quote(each)}" for each in found["not_found"]]
-    lines += [f"- Not replaced: {quote(row['layer'])}: {quote(row['text'], 200)}" for row in found["left"]]
-    lines += [f"- {quote(row['layer'])}: {quote(row['text'], 200)}" for row in found["details"]]
+    rows = [[quote(row[key]) for key in ("what", "by", "count", "layers")] for row in section["swapped"]]
+    lines = [f"- Accuracy {row['when']}: {row['text']} ({quote(row['fine'], 200)})" for row in section["accuracy"]]
+    lines += [f"- Requested, but not in the model: {quote(name)}" for name in section["not_found"]]
+    lines += [f"- Not replaced: {quote(row['layer'])}: {quote(row['text'], 200)}" for row in section["left"]]
+    lines += [f"- {quote(row['layer'])}: {quote(row['text'], 200)}" for row in section["details"]]
     table = _table(("Original", "Replacement", "Count", "Layers"), rows)
     return ["## Replaced for the Edge TPU", table, "\n".join(lines)]
 
@@ -187,9 +187,9 @@ def _placement(record: Plain) -> list[str]:
         parts.append(f"{quote(devices.why_not_compiled(placement), 300)}.")
         if placement.get("how_to_compile"):
             parts.append(f"How to compile: {quote(str(placement['how_to_compile']), 300)}")
-    told = [tuple(map(quote, row)) for row in devices.expected(record)]
-    if told:
-        parts.append(_table(("Predicted latency", "Median", "Interval", "CPU alone (rough)"), told))
+    expected = [tuple(map(quote, row)) for row in devices.expected(record)]
+    if expected:
+        parts.append(_table(("Predicted latency", "Median", "Interval", "CPU alone (rough)"), expected))
     on_cpu = [op for op in placement.get("ops") or [] if op.get("placement") != "tpu"]
     rows = [
         (

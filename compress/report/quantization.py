@@ -23,7 +23,7 @@ def section(record: Plain) -> dict[str, Any] | None:
         "kept": words.scalar(facts.get("kept") or "not recorded"),
         "samples": words.scalar(facts.get("calibration_samples")),
         "agreement": _share(facts.get("agreement")),
-        "warnings": [words.shorten(words.scalar(each), 300) for each in facts.get("warnings") or []],
+        "warnings": [words.shorten(words.scalar(warning), 300) for warning in facts.get("warnings") or []],
         "trials": [_trial(trial) for trial in (facts.get("tried") or [])[:MAX_TRIALS]],
         "layers": [_layer(row) for row in layers[:MAX_LAYERS]],
         "more": max(len(layers) - MAX_LAYERS, 0),
@@ -33,8 +33,8 @@ def section(record: Plain) -> dict[str, Any] | None:
 
 def original_opens(record: Plain) -> str:
     """Where the float file of the bundle opens; "" where there is no bundle."""
-    found = [(stage.get("facts") or {}).get("original_opens") for stage in record.get("stages") or []]
-    return words.shorten(next((str(each) for each in found if each), ""), 300)
+    places = [(stage.get("facts") or {}).get("original_opens") for stage in record.get("stages") or []]
+    return words.shorten(next((str(place) for place in places if place), ""), 300)
 
 
 def _quantized(stage: Plain) -> bool:

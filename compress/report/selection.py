@@ -13,20 +13,22 @@ WHAT = {"subset": "training", "calibration": "calibration"}
 
 def lines(record: Plain) -> list[str]:
     """One line for each choice, of whatever stage; none where all samples were taken."""
-    found = []
+    sentences = []
     for stage in record.get("stages") or []:
         facts = stage.get("facts") or {}
         steps = [step for step in facts.get("steps") or [] if isinstance(step, dict)]
         for part in (facts, *steps):
-            found += [_line(str(stage.get("id")), key, part[key]) for key in WHAT if isinstance(part.get(key), dict)]
-    return found[:MAX_LINES]
+            sentences += [
+                _line(str(stage.get("id")), key, part[key]) for key in WHAT if isinstance(part.get(key), dict)
+            ]
+    return sentences[:MAX_LINES]
 
 
 def _line(stage: str, key: str, chosen: dict[str, Any]) -> str:
-    samples, whole, seconds = (float(chosen.get(name) or 0) for name in ("samples", "of", "seconds"))
-    saved = f"{1 - samples / whole:.0%}" if whole else "unknown"
+    samples, total, seconds = (float(chosen.get(name) or 0) for name in ("samples", "of", "seconds"))
+    saved = f"{1 - samples / total:.0%}" if total else "unknown"
     by = words.shorten(words.scalar(chosen.get("by")), 40)
     return (
-        f"{words.shorten(stage, 60)}: {samples:,.0f} of {whole:,.0f} samples for {WHAT[key]} ({saved} fewer), "
+        f"{words.shorten(stage, 60)}: {samples:,.0f} of {total:,.0f} samples for {WHAT[key]} ({saved} fewer), "
         f"selected by {by}; the selection took {seconds:.1f} s"
     )

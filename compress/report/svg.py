@@ -61,11 +61,11 @@ def wide(words: str, size: float = 13) -> float:
 
 def fit(words: str, room: float) -> str:
     """A text on one line; of what is wider than `room` pixels, about, the beginning and the end."""
-    whole = shown = shorten(clean(words), 80)
-    keep = len(whole)
+    full = shown = shorten(clean(words), 80)
+    keep = len(full)
     while wide(shown) > room and keep > 1:
         keep -= 1
-        shown = whole[: keep - keep // 3] + "…" + whole[len(whole) - keep // 3 :]
+        shown = full[: keep - keep // 3] + "…" + full[len(full) - keep // 3 :]
     return shown
 
 

@@ -13,15 +13,15 @@ MAX_LINES = 40
 
 def lines(record: Plain) -> list[str]:
     """Return one sentence for each recalibration and each healing that was not kept, in the order of the stages."""
-    found = []
+    sentences = []
     for name, facts in _trainings(record):
         healing = facts.get("healing")
         if isinstance(healing, dict) and healing.get("kept") is False:
-            found.append(f"{name}: the training is not kept, because it changed {_change(healing)}")
+            sentences.append(f"{name}: the training is not kept, because it changed {_change(healing)}")
         batch_norms = facts.get("batch_norms")
         if isinstance(batch_norms, dict):
-            found.append(f"{name}: {_recalibration(batch_norms)}")
-    return found[:MAX_LINES]
+            sentences.append(f"{name}: {_recalibration(batch_norms)}")
+    return sentences[:MAX_LINES]
 
 
 def _trainings(record: Plain) -> Iterator[tuple[str, Plain]]:

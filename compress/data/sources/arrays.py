@@ -65,7 +65,7 @@ class Npz(Stored):
         return _samples(self.file, (self.x, arrays[self.x]), (self.y, arrays[self.y]), split, self.classes)
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
-        wanted = [name for name in (self.x, self.y, self.split) if name]
+        names = [name for name in (self.x, self.y, self.split) if name]
         with files.opened(Path(self.file)) as stream:
             limit = files.most(files.size_of(stream))
             try:
@@ -75,7 +75,7 @@ class Npz(Stored):
                     raise DataError(f"unpacks to {size:,} bytes", where=self.file, allowed=f"{limit:,} bytes")
                 stream.seek(0)
                 with np.load(stream, allow_pickle=False) as file:
-                    absent = [name for name in wanted if name not in file.files]
+                    absent = [name for name in names if name not in file.files]
                     if absent:
                         raise DataError(
                             f"has no array {absent[0]!r}",
@@ -83,7 +83,7 @@ class Npz(Stored):
                             allowed=", ".join(file.files) or "none: it is empty",
                             todo="name the arrays with data.source.npz.x and y",
                         )
-                    arrays = {name: file[name] for name in wanted}
+                    arrays = {name: file[name] for name in names}
             except OSError as error:
                 raise files.unreadable(error, self.file) from error
             except _ERRORS as error:
@@ -130,10 +130,10 @@ def _mapped(path: Path) -> NDArray[Any]:
             shape, fortran, dtype = read(stream)
             if dtype.hasobject:
                 raise ValueError("it contains Python objects (a pickle), which could run code")
-            wanted, found = math.prod(shape) * dtype.itemsize, files.size_of(stream) - stream.tell()
-            if any(side < 0 for side in shape) or wanted != found or not dtype.itemsize:
-                raise ValueError(f"{dtype} {list(shape)} needs {wanted:,} bytes of data, there are {found:,}")
-            if not wanted:
+            expected, available = math.prod(shape) * dtype.itemsize, files.size_of(stream) - stream.tell()
+            if any(side < 0 for side in shape) or expected != available or not dtype.itemsize:
+                raise ValueError(f"{dtype} {list(shape)} needs {expected:,} bytes of data, there are {available:,}")
+            if not expected:
                 return np.zeros(shape, dtype)
             order = "F" if fortran else "C"
             return np.memmap(stream, dtype, "r", stream.tell(), shape, order)  # type: ignore[call-overload, no-any-return]
@@ -165,9 +165,9 @@ def _samples(
         allowed = f"one integer or name for each of the {len(x)} samples"
         raise DataError(f"array {y_name!r} is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
     names = y.dtype.kind == "U"
-    found = labels.named(y.tolist(), classes, where) if names else labels.numbered(y, classes, where)
+    indexed = labels.named(y.tolist(), classes, where) if names else labels.numbered(y, classes, where)
     splits = _splits(where, *split, len(x)) if split else {}
-    return Samples(*found, lambda index: np.asarray(x[index]), splits)
+    return Samples(*indexed, lambda index: np.asarray(x[index]), splits)
 
 
 def _splits(where: str, name: str, words: NDArray[Any], count: int) -> Any:

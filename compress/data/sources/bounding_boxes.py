@@ -56,12 +56,12 @@ def number(value: Any, where: str) -> float:
         DataError: it is none.
     """
     try:
-        found = float(value) if not isinstance(value, bool) else math.nan
+        result = float(value) if not isinstance(value, bool) else math.nan
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found):
+        result = math.nan
+    if not math.isfinite(result):
         raise DataError(f"{str(value)[:60]!r} is not a number", where=where, todo="repair the annotation")
-    return found
+    return result
 
 
 def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
@@ -88,10 +88,10 @@ def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
 def _orientation(image: Any) -> int:
     """Return the EXIF orientation of an open image; 1 if it has no valid one."""
     try:
-        found = image.getexif().get(ORIENTATION) if "exif" in image.info else 1
+        orientation = image.getexif().get(ORIENTATION) if "exif" in image.info else 1
     except ERRORS:
         return 1
-    return found if found in range(1, 9) else 1
+    return orientation if orientation in range(1, 9) else 1
 
 
 def pixels(path: Path, channels: int) -> NDArray[np.uint8]:
@@ -162,25 +162,25 @@ def samples(images: Sequence[AnnotatedImage], classes: Sequence[str], channels: 
     """
     refuse_unfit(images)
     place = {name: index for index, name in enumerate(classes)}
-    found = []
+    objects = []
     doubtful = []
     for image in images:
         size, sure = _size(image)
         doubtful += [image.path] * (not sure)
         boxes = [relative(box, size, where) for box, where in image.boxes]
         labels = np.array([place[name] for name in image.names], np.int64)
-        found.append(Objects(np.array(boxes, np.float32).reshape(-1, 4), labels))
+        objects.append(Objects(np.array(boxes, np.float32).reshape(-1, 4), labels))
     splits: dict[Split, NDArray[np.int64]] = {
         split: np.flatnonzero([image.split == split for image in images]) for split in SPLITS
     }
     return Samples(
-        strata(found, len(classes)),
+        strata(objects, len(classes)),
         tuple(classes),
         lambda index: pixels(images[index].path, channels),
         {split: indices for split, indices in splits.items() if len(indices)},
         lambda index: str(images[index].path),
         notes=_about_turned(doubtful),
-        objects=tuple(found),
+        objects=tuple(objects),
     )
 
 
@@ -192,10 +192,10 @@ def _size(image: AnnotatedImage) -> tuple[tuple[int, int], bool]:
     """
     size, orientation = head_of(image.path, image.where)
     if image.size not in (None, size):
-        told = f"is annotated as {image.size[0]}x{image.size[1]}" if image.size else ""
+        problem = f"is annotated as {image.size[0]}x{image.size[1]}" if image.size else ""
         more = f" (viewers turn it, by its EXIF orientation {orientation}, which counts for nothing here)"
         raise DataError(
-            f"the image {told}, and {image.path.name} is {size[0]}x{size[1]}{more * (orientation != 1)}",
+            f"the image {problem}, and {image.path.name} is {size[0]}x{size[1]}{more * (orientation != 1)}",
             where=image.where,
             todo="annotate the image as it is: was it scaled or turned since?",
         )
@@ -214,8 +214,12 @@ def strata(objects: Sequence[Objects], classes: int) -> NDArray[np.int64]:
     """Return the class by which each image is stratified: the one of its classes that the fewest images have; `classes`
     for images without objects."""
     counts = np.zeros(classes + 1, np.int64)
-    for each in objects:
-        counts[np.unique(each.classes)] += 1
+    for image_objects in objects:
+        counts[np.unique(image_objects.classes)] += 1
     return np.array(
-        [min(each.classes, key=lambda label: (counts[label], label), default=classes) for each in objects], np.int64
+        [
+            min(image_objects.classes, key=lambda label: (counts[label], label), default=classes)
+            for image_objects in objects
+        ],
+        np.int64,
     )

@@ -142,17 +142,17 @@ def _name(row: Plain, key: str, where: str) -> str:
 
 def _categories(content: Plain, path: Path) -> dict[int, str]:
     """Return the class names by id, in the order of the ids."""
-    found: dict[int, str] = {}
+    categories: dict[int, str] = {}
     names: set[str] = set()
     for row, where in _rows(content, "categories", path):
         key, name = _id(row, "id", where), _name(row, "name", where)
-        if key in found or name in names:
+        if key in categories or name in names:
             raise DataError(f"there is a category {key} or {name!r} already", where=where, todo="remove one")
-        if len(found) == MOST_CLASSES:
+        if len(categories) == MOST_CLASSES:
             raise DataError("there are too many categories", where=where, allowed=f"{MOST_CLASSES:,}")
-        found[key] = name
+        categories[key] = name
         names.add(name)
-    return dict(sorted(found.items()))
+    return dict(sorted(categories.items()))
 
 
 def _images(
@@ -195,7 +195,7 @@ def _images(
 def _corners(value: Any, where: str) -> tuple[float, float, float, float]:
     if not isinstance(value, list) or len(value) != 4:
         raise DataError(f"bbox is {str(value)[:60]!r}", where=where, allowed="[x, y, width, height] in pixels")
-    left, top, width, height = (number(each, f"{where}.bbox") for each in value)
+    left, top, width, height = (number(coordinate, f"{where}.bbox") for coordinate in value)
     return left, top, left + width, top + height
 
 

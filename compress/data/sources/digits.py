@@ -27,10 +27,10 @@ class Digits(Source):
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the digest of the library's file, checked against calibration_data/digits."""
-        found = importlib.util.find_spec("sklearn")
-        if found is None or found.origin is None:
+        module = importlib.util.find_spec("sklearn")
+        if module is None or module.origin is None:
             raise DataError("scikit-learn is not installed", where="data.source.digits", todo="pip install coralline")
-        digest = files.digest(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz")
+        digest = files.digest(Path(module.origin).parent / "datasets" / "data" / "digits.csv.gz")
         expected = self._manifest()["sha256"]
         if digest != expected:
             raise DataError(

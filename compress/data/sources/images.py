@@ -52,13 +52,13 @@ class ImageFolder(LabelledFiles):
 
     def load(self) -> Samples:
         """Read labels from folders or a table; images are decoded when they are used."""
-        found = self.found()
+        opened = self.open_files()
 
         def read(index: int) -> NDArray[Any]:
-            name = found.listed[index].file
-            return decoded(found.tree.read(name, MAX_IMAGE_BYTES), self.channels, found.tree.describe(name))
+            name = opened.listed[index].file
+            return decoded(opened.tree.read(name, MAX_IMAGE_BYTES), self.channels, opened.tree.describe(name))
 
-        return found.samples(read, skip=self.corrupt == "skip")
+        return opened.samples(read, skip=self.corrupt == "skip")
 
 
 def decoded(content: bytes, channels: int, where: str) -> NDArray[np.uint8]:
@@ -76,9 +76,9 @@ def decoded(content: bytes, channels: int, where: str) -> NDArray[np.uint8]:
             if image.format == "PNG":  # of what is cut short, Pillow would give the beginning
                 with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
                     again.verify()
-            found: NDArray[np.uint8] = pixels(image, channels)
+            array: NDArray[np.uint8] = pixels(image, channels)
     except (*ERRORS, Image.DecompressionBombError) as error:
         unknown = isinstance(error, UnidentifiedImageError)
         reason = f"it is not {', '.join(sorted(set(FORMATS.values())))}, or damaged" if unknown else str(error)
         raise DataError(f"is not a readable image: {reason}", where=where, todo="remove or repair it") from error
-    return found
+    return array

@@ -41,9 +41,9 @@ class PythonFunction(Stored):
 
     def beside(self, folder: Path) -> Self:
         """Return the same source with paths relative to `folder`."""
-        given = self.model_copy(update={"reads": tuple(str(folder / path) for path in self.reads)})
+        source = self.model_copy(update={"reads": tuple(str(folder / path) for path in self.reads)})
         places = {name: str(folder / path) for name in ("file", "manifest") if (path := getattr(self, name))}
-        return given.model_copy(update=places)
+        return source.model_copy(update=places)
 
     def _place(self) -> tuple[Path, str]:
         file, colon, function = self.file.rpartition(".py:")
@@ -70,14 +70,14 @@ class PythonFunction(Stored):
         path, function = self._place()
         where = f"{path}:{function}"
         with contextlib.redirect_stdout(sys.stderr):
-            given = _called(path, function)
-            if isinstance(given, Mapping):
-                return _mapped(given, where)
-            if isinstance(given, tuple) and len(given) == 2:
-                return _mapped(dict(zip(KEYS, given, strict=False)), where)
-            if not isinstance(given, Iterable) or isinstance(given, str | bytes):
-                raise DataError(f"gave {type(given).__name__}", where=where, allowed=GIVES)
-            return _mapped(_gathered(given, where), where)
+            result = _called(path, function)
+            if isinstance(result, Mapping):
+                return _mapped(result, where)
+            if isinstance(result, tuple) and len(result) == 2:
+                return _mapped(dict(zip(KEYS, result, strict=False)), where)
+            if not isinstance(result, Iterable) or isinstance(result, str | bytes):
+                raise DataError(f"gave {type(result).__name__}", where=where, allowed=GIVES)
+            return _mapped(_gathered(result, where), where)
 
 
 @contextlib.contextmanager
@@ -101,38 +101,38 @@ def _called(path: Path, function: str) -> Any:
         spec.loader.exec_module(module)
         if not callable(getattr(module, function, None)):
             raise DataError(f"there is no function {function!r}", where=str(path))
-        given = getattr(module, function)()
-        indexed = isinstance(given, Mapping | tuple | list)
-        return list(given) if isinstance(given, Iterable) and not indexed and not isinstance(given, str) else given
+        result = getattr(module, function)()
+        indexed = isinstance(result, Mapping | tuple | list)
+        return list(result) if isinstance(result, Iterable) and not indexed and not isinstance(result, str) else result
 
 
 def _gathered(rows: Iterable[Any], where: str) -> dict[str, Any]:
     """Return pairs or triples as columns."""
-    found = list(rows)
-    for place, row in enumerate(found):
-        if not isinstance(row, tuple) or len(row) not in (2, 3) or len(row) != len(found[0]):
+    entries = list(rows)
+    for place, row in enumerate(entries):
+        if not isinstance(row, tuple) or len(row) not in (2, 3) or len(row) != len(entries[0]):
             raise DataError(f"item {place} is {type(row).__name__}", where=where, allowed=GIVES)
-    if not found:
+    if not entries:
         raise DataError("gave nothing", where=where, allowed=GIVES)
-    return dict(zip(KEYS, (list(column) for column in zip(*found, strict=True)), strict=False))
+    return dict(zip(KEYS, (list(column) for column in zip(*entries, strict=True)), strict=False))
 
 
-def _mapped(given: Mapping[str, Any], where: str) -> Samples:
+def _mapped(result: Mapping[str, Any], where: str) -> Samples:
     """Check the result and return it as samples."""
-    if not {"x", "y"} <= given.keys() <= set(KEYS):
-        raise DataError(f"gave the keys {', '.join(map(str, given))}", where=where, allowed=GIVES)
-    x = given["x"]
+    if not {"x", "y"} <= result.keys() <= set(KEYS):
+        raise DataError(f"gave the keys {', '.join(map(str, result))}", where=where, allowed=GIVES)
+    x = result["x"]
     if not isinstance(x, Sequence | np.ndarray) and not (hasattr(x, "__len__") and hasattr(x, "__getitem__")):
         raise DataError(f"x is {type(x).__name__}", where=where, allowed="something with a length and indices")
     with _running("len(x) ", where):
         count = len(x)
     with _running("y as an array ", where):
-        y = np.asarray(given["y"])
+        y = np.asarray(result["y"])
     if y.shape != (count,) or y.dtype.kind not in "uiU":
         allowed = f"an integer or a name for each of the {count} samples"
         raise DataError(f"y is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
-    names, words = _words(given, "classes", where), _words(given, "split", where)
-    found = labels.named(y.tolist(), names, where) if y.dtype.kind == "U" else labels.numbered(y, names, where)
+    names, words = _words(result, "classes", where), _words(result, "split", where)
+    indexed = labels.named(y.tolist(), names, where) if y.dtype.kind == "U" else labels.numbered(y, names, where)
     if words is not None and len(words) != count:
         raise DataError(f"split has {len(words)} words", where=where, allowed=f"one for each of the {count} samples")
     splits = labels.splits(labels.split_named(word, where) for word in words or ())
@@ -141,12 +141,12 @@ def _mapped(given: Mapping[str, Any], where: str) -> Samples:
         with _running(f"x[{index}] ", where):
             return np.asarray(x[index])
 
-    return Samples(*found, read, splits)
+    return Samples(*indexed, read, splits)
 
 
-def _words(given: Mapping[str, Any], key: str, where: str) -> list[str] | None:
+def _words(result: Mapping[str, Any], key: str, where: str) -> list[str] | None:
     """Return the names of classes or splits, if there are any."""
-    value = given.get(key)
+    value = result.get(key)
     if value is None:
         return None
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):

@@ -75,12 +75,12 @@ class TfRecord(InFiles):
 
     def used(self, tree: Tree) -> tuple[str, ...]:
         """Return the record files, and the file with class names."""
-        found = tuple(name for name in tree.names if self.tree_of_one(tree) or _NAME.search(name))
-        if not found:
+        records = tuple(name for name in tree.names if self.tree_of_one(tree) or _NAME.search(name))
+        if not records:
             raise DataError(
                 "contains no TFRecord files", where=tree.where, allowed="*.tfrecord, *.tfrec, *.tfrecord-00000-of-00010"
             )
-        return (*found, *([inside(self.classes.file, tree.where)] if self.classes else []))
+        return (*records, *([inside(self.classes.file, tree.where)] if self.classes else []))
 
     @staticmethod
     def tree_of_one(tree: Tree) -> bool:
@@ -101,13 +101,13 @@ class TfRecord(InFiles):
             raise several(problems)
         if not records:
             raise DataError("contains no records", where=tree.where)
-        other = next((each for each in records if each.named != records[0].named), None)
+        other = next((record for record in records if record.named != records[0].named), None)
         if other is not None:
             what = f"its label is {other.label!r}, a {_KINDS[other.named]}, and others are {_KINDS[not other.named]}s"
             where = f"{tree.describe(names[other.file])}, record at byte {other.start}"
             raise DataError(what, where=where, allowed="numbers alone, or names alone")
         known = class_names_of(tree, self.classes)
-        label, class_names = labels.read([each.label for each in records], known, tree.where)
+        label, class_names = labels.read([record.label for record in records], known, tree.where)
         splits = _splits(names, tree.where)
 
         def read(index: int) -> NDArray[Any]:
@@ -121,7 +121,7 @@ class TfRecord(InFiles):
             label,
             class_names,
             read,
-            labels.splits(splits[each.file] for each in records),
+            labels.splits(splits[record.file] for record in records),
             describe,
             skip=self.corrupt == "skip",
             corrupt=tuple(map(str, problems)),
@@ -130,7 +130,7 @@ class TfRecord(InFiles):
 
     def _records(self, tree: Tree, names: tuple[str, ...]) -> tuple[list[Record], list[DataError]]:
         """Return every record with its label, and the errors of the other records."""
-        found: list[Record] = []
+        records: list[Record] = []
         problems: list[DataError] = []
         for number, name in enumerate(names):
             where = tree.describe(name)
@@ -139,14 +139,14 @@ class TfRecord(InFiles):
                     for start, content in _contents(stream, where):
                         try:
                             label = self._label(content, f"{where}, record at byte {start}")
-                            found.append(Record(number, start, *label))
+                            records.append(Record(number, start, *label))
                         except DataError as error:
                             problems.append(error)
-                        if len(found) > MAX_RECORDS:
+                        if len(records) > MAX_RECORDS:
                             raise DataError("has too many records", where=where, allowed=f"{MAX_RECORDS:,}")
                 except DataError as error:  # nothing behind this can be found
                     problems.append(error)
-        return found, problems
+        return records, problems
 
     def _label(self, content: bytes, where: str) -> tuple[str, bool]:
         """Return the label, and if it is a name."""
@@ -166,12 +166,12 @@ class TfRecord(InFiles):
         (expected,) = struct.unpack("<I", stream.read(4))
         if crc32c.masked(crc32c.crc32c(content)) != expected:
             raise DataError("its checksum is wrong", where=where, todo="write the file again")
-        wanted = self.image or (self.tensor and self.tensor.feature) or ""
-        value = _checked_features(content, where, {wanted}).get(wanted)
+        feature = self.image or (self.tensor and self.tensor.feature) or ""
+        value = _checked_features(content, where, {feature}).get(feature)
         if self.tensor is not None:
             return _numbers(value, self.tensor, where)
         if not isinstance(value, bytes):
-            raise DataError(f"has no image in {wanted!r}", where=where, allowed="the bytes of an encoded image")
+            raise DataError(f"has no image in {feature!r}", where=where, allowed="the bytes of an encoded image")
         return decoded(value, self.channels, where)
 
 
@@ -187,12 +187,12 @@ class Record:
 
 def _splits(names: tuple[str, ...], where: str) -> list[Split | None]:
     """Return the split of each file, from the words in its name."""
-    found: list[Split | None] = []
+    splits: list[Split | None] = []
     for name in names:
         meant = {SPLIT_WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_WORDS}
-        found.append(meant.pop() if len(meant) == 1 else None)
-    labels.refuse_parts(names, found, where)
-    return found
+        splits.append(meant.pop() if len(meant) == 1 else None)
+    labels.refuse_parts(names, splits, where)
+    return splits
 
 
 def _contents(stream: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
@@ -218,15 +218,15 @@ def _content(stream: BinaryIO, where: str, total: int) -> bytes:
     return stream.read(size)
 
 
-def _checked_features(content: bytes, where: str, wanted: set[str]) -> Features:
+def _checked_features(content: bytes, where: str, names: set[str]) -> Features:
     try:
-        found = features(content, wanted)
+        values = features(content, names)
     except (ValueError, IndexError, UnicodeDecodeError, struct.error) as error:
         raise DataError(f"is not a tf.train.Example: {error}", where=where, todo="write the file again") from error
-    for name, value in found.items():
+    for name, value in values.items():
         if isinstance(value, list) and len(value) > 1 and isinstance(value[0], bytes):
             raise DataError(f"has {len(value)} values of bytes in {name!r}", where=where, allowed="one")
-    return found
+    return values
 
 
 def _numbers(value: Any, tensor: TensorFeature, where: str) -> NDArray[Any]:
@@ -235,38 +235,38 @@ def _numbers(value: Any, tensor: TensorFeature, where: str) -> NDArray[Any]:
         if len(value) % dtype.itemsize:
             allowed = f"{math.prod(tensor.shape) * dtype.itemsize:,} for {list(tensor.shape)} of {tensor.dtype}"
             raise DataError(f"has {len(value):,} bytes in {tensor.feature!r}", where=where, allowed=allowed)
-        found = np.frombuffer(value, dtype)
+        numbers = np.frombuffer(value, dtype)
     else:
-        found = np.asarray([] if value is None else value)
-    if found.size != math.prod(tensor.shape):
+        numbers = np.asarray([] if value is None else value)
+    if numbers.size != math.prod(tensor.shape):
         allowed = f"{math.prod(tensor.shape):,} for {list(tensor.shape)}"
-        raise DataError(f"has {found.size:,} numbers in {tensor.feature!r}", where=where, allowed=allowed)
-    return found.reshape(tensor.shape)
+        raise DataError(f"has {numbers.size:,} numbers in {tensor.feature!r}", where=where, allowed=allowed)
+    return numbers.reshape(tensor.shape)
 
 
-def features(content: bytes, wanted: set[str]) -> Features:
+def features(content: bytes, names: set[str]) -> Features:
     """Return some features of a serialized tf.train.Example by name.
 
     Raises:
         ValueError: it is none.
     """
-    found: Features = {}
+    values: Features = {}
     for number, inner in _fields(memoryview(content)):
         for also, entry in _fields(inner) if number == 1 else ():
             if also != 1:
                 continue
             parts = dict(_fields(entry))
             name = bytes(parts.get(1, b"")).decode()
-            if name in wanted:
-                found[name] = _feature(parts.get(2, memoryview(b"")))
-    return found
+            if name in names:
+                values[name] = _feature(parts.get(2, memoryview(b"")))
+    return values
 
 
 def _feature(content: memoryview) -> bytes | list[bytes] | list[int] | NDArray[np.float32]:
     for number, values in _fields(content):
         if number == 1:
-            found = [bytes(value) for _, value in _fields(values)]
-            return found if len(found) > 1 else b"".join(found)
+            contents = [bytes(value) for _, value in _fields(values)]
+            return contents if len(contents) > 1 else b"".join(contents)
         packed = b"".join(bytes(value) for _, value in _fields(values))
         if number == 2:
             return np.frombuffer(packed, "<f4")

@@ -81,12 +81,12 @@ class Csv(LabelledFiles):
             todo = "set window to fewer rows, or short: pad"
             raise DataError(f"no stretch of {self.window} rows is there", where=tree.where, todo=todo)
         names = class_names_of(tree, self.classes)
-        label, class_names = labels.read([each.label for each in windows], names, tree.where)
-        of = [listed[series[each.series].place] for each in windows]
-        starts = np.array([each.start for each in windows], np.int64)
+        label, class_names = labels.read([window.label for window in windows], names, tree.where)
+        of = [listed[series[window.series].place] for window in windows]
+        starts = np.array([window.start for window in windows], np.int64)
         short = f"{left} stretches shorter than {self.window} rows were left out"
         grouped = self.labels is not None and self.labels.group is not None
-        groups = np.array([each.group for each in of], np.str_) if grouped else None
+        groups = np.array([window.group for window in of], np.str_) if grouped else None
 
         def read(index: int) -> NDArray[np.float32]:
             rows = series[windows[index].series].values[starts[index] : starts[index] + windows[index].length]
@@ -96,9 +96,9 @@ class Csv(LabelledFiles):
             label,
             class_names,
             read,
-            labels.splits(each.split for each in of),
+            labels.splits(window.split for window in of),
             lambda index: f"{tree.describe(of[index].file)}, row {starts[index] + 1}",
-            self._divide(np.array([each.series for each in windows]), starts, groups),
+            self._divide(np.array([window.series for window in windows]), starts, groups),
             corrupt=tuple(corrupt),
             notes=(*[short] * bool(left), *self.notes(tree)),
             groups=groups,
@@ -108,32 +108,32 @@ class Csv(LabelledFiles):
     def _divide(self, series: NDArray[np.int64], starts: NDArray[np.int64], groups: NDArray[np.str_] | None) -> Divide:
         if self.divide == "time":
             return by_time(series, starts, self.window)
-        own = series if groups is None else np.unique(groups, return_inverse=True)[1]
-        return by_group(own) if len(np.unique(own)) > 1 else _undivided
+        groups_of_series = series if groups is None else np.unique(groups, return_inverse=True)[1]
+        return by_group(groups_of_series) if len(np.unique(groups_of_series)) > 1 else _undivided
 
     def _series(self, tree: Tree, listed: list[Listed]) -> tuple[list[Series], list[str]]:
         """Return the contents of the files, and the errors of unreadable files that may be left out."""
-        found, problems, size = [], [], 0
-        for place, each in enumerate(listed):
+        files, problems, size = [], [], 0
+        for place, entry in enumerate(listed):
             try:
-                series = self._read(tree, each, place)
+                series = self._read(tree, entry, place)
             except DataError as error:
                 problems.append(error)
                 continue
             size += series.values.size
             if size > MAX_VALUES:
                 raise DataError(f"has more than {MAX_VALUES:,} values", where=tree.where, todo="make .npy files of it")
-            found.append(series)
+            files.append(series)
         if problems and self.corrupt == "refuse":
             raise several(problems)
-        return found, [str(error) for error in problems]
+        return files, [str(error) for error in problems]
 
     def _read(self, tree: Tree, listed: Listed, place: int) -> Series:
         where = tree.describe(listed.file)
-        wanted = [*self.columns, *([self.label_column] if self.label_column else [])]
+        columns = [*self.columns, *([self.label_column] if self.label_column else [])]
         width, parts, words, size = len(self.columns), [np.zeros((0, len(self.columns)), np.float32)], [], 0
         with tree.open(listed.file) as stream:
-            for block in _blocks(tables.table(stream, where, wanted, self.delimiter)):
+            for block in _blocks(tables.table(stream, where, columns, self.delimiter)):
                 parts.append(_numbers([row[:width] for _, row in block], [line for line, _ in block], where))
                 words += [row[width].strip() if self.label_column else listed.label for _, row in block]
                 size += parts[-1].size
@@ -145,21 +145,21 @@ class Csv(LabelledFiles):
 
     def _windows(self, series: list[Series]) -> tuple[list[SeriesWindow], int]:
         """Return all windows, and the number of stretches shorter than a window."""
-        found, left = [], 0
+        windows, left = [], 0
         stride = self.stride or self.window
-        for number, each in enumerate(series):
-            changes = np.flatnonzero(each.words[1:] != each.words[:-1]) + 1
-            ends = [0, *(changes if self.label_changes == "split" else ()), len(each.words)]
+        for number, file in enumerate(series):
+            changes = np.flatnonzero(file.words[1:] != file.words[:-1]) + 1
+            ends = [0, *(changes if self.label_changes == "split" else ()), len(file.words)]
             for start, end in pairwise(ends):
                 if 0 < end - start < self.window and self.short == "pad":
-                    found.append(SeriesWindow(number, int(start), int(end - start), _most(each.words[start:end])))
+                    windows.append(SeriesWindow(number, int(start), int(end - start), _most(file.words[start:end])))
                 elif end - start < self.window:
                     left += 1
-                found += [
-                    SeriesWindow(number, first, self.window, _most(each.words[first : first + self.window]))
+                windows += [
+                    SeriesWindow(number, first, self.window, _most(file.words[first : first + self.window]))
                     for first in range(int(start), int(end) - self.window + 1, stride)
                 ]
-        return found, left
+        return windows, left
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,8 @@ def _undivided(labels: Indices, indices: Indices, share: float, seed: int) -> tu
 def _most(words: NDArray[np.str_]) -> str:
     if (words == words[0]).all():
         return str(words[0])
-    found, counts = np.unique(words, return_counts=True)
-    return str(found[counts.argmax()])
+    values, counts = np.unique(words, return_counts=True)
+    return str(values[counts.argmax()])
 
 
 def _blocks(rows: Iterator[tuple[int, list[str]]]) -> Iterator[list[tuple[int, list[str]]]]:

@@ -124,8 +124,8 @@ class Voc(Stored):
         """
         root, (images, _) = Path(self.path), self._images()
         bounding_boxes.refuse_unfit(images)
-        found = [*(Path(image.where) for image in images), *(image.path for image in images), *_lists(root)]
-        return {os.path.relpath(path, root): path for path in sorted(set(found))}
+        paths = [*(Path(image.where) for image in images), *(image.path for image in images), *_lists(root)]
+        return {os.path.relpath(path, root): path for path in sorted(set(paths))}
 
     @property
     def decoding(self) -> dict[str, Any]:
@@ -136,8 +136,8 @@ class Voc(Stored):
         """Read the annotations; images are decoded when they are used."""
         images, unlisted = self._images()
         note = f"{unlisted:,} images with an .xml file are in no list of ImageSets/Main, and were left out"
-        found = bounding_boxes.samples(images, self._names(images), self.channels)
-        return replace(found, notes=(*found.notes, *[note] * bool(unlisted)))
+        samples = bounding_boxes.samples(images, self._names(images), self.channels)
+        return replace(samples, notes=(*samples.notes, *[note] * bool(unlisted)))
 
     def _names(self, images: list[AnnotatedImage]) -> tuple[str, ...]:
         if self.classes is None:
@@ -153,8 +153,8 @@ class Voc(Stored):
         root = Path(self.path)
         if not root.is_dir():
             raise DataError("is not a folder", where=self.path, todo="check data.source")
-        found = sorted(path for path in root.rglob("*.xml") if not _hidden(path.relative_to(root)))
-        paths = [path for path in found if path.is_file()]
+        candidates = sorted(path for path in root.rglob("*.xml") if not _hidden(path.relative_to(root)))
+        paths = [path for path in candidates if path.is_file()]
         if not paths:
             raise DataError(
                 "contains no .xml files", where=self.path, allowed="Pascal VOC's annotations, one for each image"
@@ -174,11 +174,11 @@ class Voc(Stored):
         if annotation.name != "annotation":
             raise DataError(f"begins with <{annotation.name}>", where=str(path), allowed="<annotation>")
         boxes, names = [], []
-        for each in annotation.all("object"):
-            if _text(each.first("difficult")) == "1":
+        for element in annotation.all("object"):
+            if _text(element.first("difficult")) == "1":
                 continue
-            where = f"{path}, line {each.line}"
-            name, box = _text(each.first("name")), each.first("bndbox")
+            where = f"{path}, line {element.line}"
+            name, box = _text(element.first("name")), element.first("bndbox")
             if not name or box is None:
                 raise DataError("an <object> has no <name> or no <bndbox>", where=where, todo="repair or remove it")
             left, top, right, bottom = (
@@ -193,8 +193,8 @@ class Voc(Stored):
     def _split(self, path: Path, listed: Listed) -> Split | None:
         """Return the split of an XML file's image: from the lists or, if there are none, from its folders."""
         if listed:
-            found = (stems.get(path.stem) for folder, stems in listed.items() if path.is_relative_to(folder))
-            return next(found, None)
+            listed_splits = (stems.get(path.stem) for folder, stems in listed.items() if path.is_relative_to(folder))
+            return next(listed_splits, None)
         folders = [part.lower() for part in path.relative_to(self.path).parts[:-1]]
         return next((SPLIT_WORDS[part] for part in folders if part in SPLIT_WORDS), None)
 
@@ -206,10 +206,10 @@ class Voc(Stored):
         """
         name = name.replace("\\", "/").rpartition("/")[2] or f"{path.stem}.jpg"
         holders = [path.parent, *(path.parent.parent / folder for folder in IMAGE_FOLDERS)]
-        told = [holder / name for holder in holders]
-        own = [holder / f"{path.stem}{suffix}" for holder in holders for suffix in FORMATS]
-        options = [*told, *own] if Path(name).stem == path.stem else [*own, *told]
-        return next((option for option in options if option.is_file()), told[0])
+        named = [holder / name for holder in holders]
+        same_stem = [holder / f"{path.stem}{suffix}" for holder in holders for suffix in FORMATS]
+        options = [*named, *same_stem] if Path(name).stem == path.stem else [*same_stem, *named]
+        return next((option for option in options if option.is_file()), named[0])
 
 
 def _lists(root: Path) -> list[Path]:
@@ -223,9 +223,9 @@ def _lists(root: Path) -> list[Path]:
 
 def _listed(root: Path) -> Listed:
     """Return the split of each image name, for every folder whose ImageSets/Main has lists."""
-    found: Listed = {}
+    listed: Listed = {}
     for path in _lists(root):
-        stems = found.setdefault(path.parents[2], {})
+        stems = listed.setdefault(path.parents[2], {})
         both = path.stem == "trainval"
         split = SPLIT_WORDS.get(path.stem) or ("validation" if path.with_name("train.txt").is_file() else "train")
         for line, text in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
@@ -234,7 +234,7 @@ def _listed(root: Path) -> Listed:
             if before != split and not (both and before != "test"):
                 where = f"{path}, line {line}"
                 raise DataError(f"{stem!r} is in the split {before} too", where=where, todo="leave it in one")
-    return found
+    return listed
 
 
 def _refuse_missing(listed: Listed, paths: list[Path]) -> None:

@@ -58,14 +58,14 @@ class Wav(LabelledFiles):
 
     def load(self) -> Samples:
         """Read labels from folders or a table; recordings are decoded when they are used."""
-        found = self.found()
+        opened = self.open_files()
 
         def read(index: int) -> NDArray[np.float32]:
-            name = found.listed[index].file
-            with found.tree.open(name) as stream:
-                return self._decoded(stream, found.tree.describe(name))
+            name = opened.listed[index].file
+            with opened.tree.open(name) as stream:
+                return self._decoded(stream, opened.tree.describe(name))
 
-        return found.samples(read, skip=self.corrupt == "skip")
+        return opened.samples(read, skip=self.corrupt == "skip")
 
     def _decoded(self, stream: BinaryIO, where: str) -> NDArray[np.float32]:
         sound = opened(stream, where)
