@@ -24,7 +24,11 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "header", "Write a bundle as a C++ header for coralmicro", header)
     parser.add_argument("bundle", type=Path, help="a .coralline file")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="the header, for example model.h")
-    parser.add_argument("--role", choices=("compiled", "int8"), help="which model (the compiled one, if there is one)")
+    parser.add_argument(
+        "--role",
+        choices=("compiled", "int8"),
+        help="the model (default: the compiled one, if there is one)",
+    )
 
 
 def frigate(options: argparse.Namespace) -> int:

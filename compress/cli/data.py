@@ -71,8 +71,20 @@ def _add_sensitivity(subparsers: Subparsers) -> None:
     summary = "Measure what removing channels costs, layer by layer"
     parser = add_command(subparsers, "sensitivity", summary, sensitivity)
     parser.add_argument("pipeline", type=Path, help="a pipeline file; its stages before `prune` are run")
-    parser.add_argument("--samples", type=int, default=512, metavar="N", help="training samples to measure on (512)")
-    parser.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR", help="folder for the results (runs)")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=512,
+        metavar="N",
+        help="number of training samples (default: 512)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="folder for the results (default: runs)",
+    )
     parser.add_json()
 
 

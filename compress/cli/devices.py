@@ -30,11 +30,17 @@ def _add_deploy(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "deploy", "Copy a bundle to devices and switch to it", deploy)
     parser.add_argument("bundle", type=Path, help="a .coralline file")
     _add_fleet(parser)
-    verify = "verify again after the switch; before it the bundle is always verified"
+    verify = "verify again after the switch; the bundle is always verified before it"
     parser.add_argument("--verify", action="store_true", help=verify)
-    bench = "measure there; the results are written to devices/ next to the bundle"
+    bench = "measure on the device; the results are written to devices/ next to the bundle"
     parser.add_argument("--bench", action="store_true", help=bench)
-    parser.add_argument("--keep", type=int, default=3, metavar="N", help="number of versions to keep on a device (3)")
+    parser.add_argument(
+        "--keep",
+        type=int,
+        default=3,
+        metavar="N",
+        help="number of versions to keep on a device (default: 3)",
+    )
 
 
 def _add_rollback(subparsers: Subparsers) -> None:
@@ -45,16 +51,31 @@ def _add_results(subparsers: Subparsers) -> None:
     summary = "Add a device's measurements to the report of a run"
     parser = add_command(subparsers, "results", summary, store_results)
     parser.add_argument("file", type=Path, help="the file written by `runner.pyz bench --out FILE`")
-    parser.add_argument("--run", type=Path, metavar="DIR", dest="folder", help="the run of the bundle (runs/NAME)")
-    parser.add_argument("--name", metavar="DEVICE", help="the name of the device (the name of the file)")
+    parser.add_argument(
+        "--run",
+        type=Path,
+        metavar="DIR",
+        dest="folder",
+        help="the folder of the run that created the bundle (default: runs/NAME)",
+    )
+    parser.add_argument("--name", metavar="DEVICE", help="the name of the device (default: the name of the file)")
     parser.add_json()
 
 
 def _add_doctor(subparsers: Subparsers) -> None:
     summary = "Find what is wrong with a Coral host, and how to fix it"
     parser = add_command(subparsers, "doctor", summary, doctor)
-    parser.add_argument("--to", metavar="ssh://[USER@]HOST[:PORT][/FOLDER]", help="another host, over OpenSSH")
-    parser.add_argument("--python", default="python3", metavar="PROGRAM", help="the interpreter there (python3)")
+    parser.add_argument(
+        "--to",
+        metavar="ssh://[USER@]HOST[:PORT][/FOLDER]",
+        help="another host, over OpenSSH (default: this host)",
+    )
+    parser.add_argument(
+        "--python",
+        default="python3",
+        metavar="PROGRAM",
+        help="the Python interpreter on that host (default: python3)",
+    )
     parser.add_json()
 
 
@@ -62,13 +83,23 @@ def _add_fleet(parser: Parser) -> None:
     where = "ssh://[user@]host[:port]/path, file:///path or a folder; repeatable"
     parser.add_argument("--to", action="append", default=[], metavar="ADDRESS", help=where)
     parser.add_argument("--hosts", type=Path, metavar="FILE", help="addresses, one per line; # begins a comment")
-    parser.add_argument("--jobs", type=int, default=4, metavar="N", help="devices at a time (4)")
-    python = "the interpreter there, by name or path, such as '~/venv/bin/python3' (python3)"
+    parser.add_argument("--jobs", type=int, default=4, metavar="N", help="number of devices at a time (default: 4)")
+    python = "the Python interpreter on the device (default: python3), or a path such as '~/venv/bin/python3'"
     parser.add_argument("--python", default="python3", metavar="PROGRAM", help=python)
     parser.add_argument("--device", default="", help="the processor for the runner: cpu, usb, pci, usb:0, ...")
-    parser.add_argument("--identity", type=Path, metavar="FILE", help="the private key for the login")
-    parser.add_argument("--known-hosts", type=Path, metavar="FILE", help="host keys, instead of the user's list")
-    log = "the log of deployments (~/.local/state/coralline/deployments.jsonl)"
+    parser.add_argument(
+        "--identity",
+        type=Path,
+        metavar="FILE",
+        help="the private key for the login (default: OpenSSH's)",
+    )
+    parser.add_argument(
+        "--known-hosts",
+        type=Path,
+        metavar="FILE",
+        help="the file of host keys (default: the user's known_hosts)",
+    )
+    log = "the log of deployments (default: ~/.local/state/coralline/deployments.jsonl)"
     parser.add_argument("--log", type=Path, metavar="FILE", help=log)
     parser.add_json()
 

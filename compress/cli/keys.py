@@ -20,8 +20,8 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser.add_argument("name", type=Path, metavar="NAME", help=names)
     parser = add_command(subparsers, "sign", "Sign a bundle", sign)
     parser.add_argument("bundle", type=Path, help="a .coralline file")
-    parser.add_argument("--key", type=Path, required=True, metavar="FILE", help="the private key, made by keygen")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="file for the signed bundle (the same file)")
+    parser.add_argument("--key", type=Path, required=True, metavar="FILE", help="the private key from `keygen`")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file for the signed bundle (default: the same file)")
 
 
 def keygen(options: argparse.Namespace) -> int:

@@ -30,10 +30,21 @@ def _add_import(subparsers: Subparsers) -> None:
     summary = "Convert a model file to a Keras model, and compare the two"
     parser = add_command(subparsers, "import", summary, import_model)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a model file, or the folder of a SavedModel")
-    parser.add_argument("-o", "--out", type=Path, metavar="OUT.keras", help="file for the Keras model (none)")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="OUT.keras",
+        help="file for the Keras model (default: it is not written)",
+    )
     parser.add_argument("--trust", action="store_true", help="allow the model to run code that it contains")
     parser.add_argument("--signature", metavar="NAME", help="the signature of a SavedModel that has several")
-    parser.add_argument("--inputs", type=Path, metavar="FILE.npy", help="samples to compare on, besides random ones")
+    parser.add_argument(
+        "--inputs",
+        type=Path,
+        metavar="FILE.npy",
+        help="samples for the comparison, in addition to random ones",
+    )
     parser.add_argument(
         "--shape",
         type=_shape,
@@ -77,7 +88,11 @@ def import_model(options: argparse.Namespace) -> int:
 
 def _add_target(parser: Parser) -> None:
     parser.add_argument("--target", metavar="NAME", help="edgetpu (default) or cpu")
-    parser.add_argument("--compiler", metavar="VERSION", help="16.0 (default), 15.0, 2.1 or 1.0")
+    parser.add_argument(
+        "--compiler",
+        metavar="VERSION",
+        help="version of the compiler: 16.0 (default), 15.0, 2.1 or 1.0",
+    )
 
 
 def _target(options: argparse.Namespace) -> Target:
@@ -94,7 +109,11 @@ def _add_check(subparsers: Subparsers) -> None:
     parser.add_argument("model", type=Path, help="a full-integer .tflite file")
     parser.add_json()
     _add_target(parser)
-    parser.add_argument("--all-subgraphs", action="store_true", help="like the compiler's option -a")
+    parser.add_argument(
+        "--all-subgraphs",
+        action="store_true",
+        help="also check operators after one that runs on the CPU, as the compiler does with -a",
+    )
 
 
 def check(options: argparse.Namespace) -> int:
@@ -121,8 +140,12 @@ def _add_estimate(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "estimate", summary, estimate)
     parser.add_argument("model", type=Path, help="a full-integer .tflite file, not compiled")
     parser.add_argument("--host", required=True, help="usb3, usb2, pcie or devboard")
-    parser.add_argument("--clock", default="max", help="max (default), or std: half of it")
-    parser.add_argument("--compiled", type=Path, metavar="FILE", help="the same model compiled, for its exact bytes")
+    parser.add_argument(
+        "--clock",
+        default="max",
+        help="clock of the Edge TPU: max (default), or std, which is half of it",
+    )
+    parser.add_argument("--compiled", type=Path, metavar="FILE", help="the compiled model, for exact sizes")
     parser.add_json()
 
 

@@ -25,7 +25,13 @@ def add_parsers(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "run", "Run a pipeline file; the word `run` may be omitted", run, usage=usage)
     parser.add_argument("pipeline", type=Path, help="the pipeline file")
     parser.add_argument("--dry-run", action="store_true", help="check the file and list what would be done")
-    parser.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR", help="folder for the results (runs)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="folder for the results (default: runs)",
+    )
     parser.add_argument(
         "--force", action="append", default=[], metavar="STAGE", help="re-run the stage with this id; repeatable"
     )

@@ -1,4 +1,4 @@
-"""The report of a run, from its record alone: report.html, report.json and report.md.
+"""The report of a run, computed from its record alone: report.html, report.json and report.md.
 
 Here is how things are worded: numbers with their origin, the verdict, what a failed run
 leaves valid. `html` and `markdown` arrange the words, `charts` draws.
@@ -71,13 +71,13 @@ def render(record: dict[str, Any]) -> dict[str, bytes]:
 
 
 def clean(text: str) -> str:
-    """A string without what a page cannot hold, and not endless."""
+    """Return a string without characters that a page cannot contain, shortened."""
     text = _UNFIT.sub("\ufffd", text.replace("\r\n", "\n"))
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
 
 
 def tidy(value: Any, text: Callable[[str], str] = clean) -> Any:
-    """Plain values with every string passed through `text` and None for what is not finite."""
+    """Return plain values with every string passed through `text`, and None for infinity and NaN."""
     if isinstance(value, Mapping):
         return {text(str(key)): tidy(item, text) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -90,14 +90,14 @@ def tidy(value: Any, text: Callable[[str], str] = clean) -> Any:
 
 
 def shorten(text: str, limit: int) -> str:
-    """A string on one line with at most `limit` characters."""
+    """Return a string on one line with at most `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A measurement in words.
+    """A measurement as text.
 
     Attributes:
         text: the number with its unit; "missing" if there is none.
@@ -115,14 +115,14 @@ class Shown:
 
     @property
     def fine(self) -> str:
-        """What stands small beside the number."""
+        """The small text next to the value."""
         if self.how == "missing":
             return self.note
         return " · ".join(part for part in (self.interval, self.full, self.how) if part)
 
 
 def show(measurement: Plain | None, name: str = "", absent: str = "not recorded") -> Shown:
-    """A measurement in words.
+    """Return a measurement as text.
 
     Args:
         measurement: as it stands in the record; None if the record has none.
@@ -146,13 +146,13 @@ def show(measurement: Plain | None, name: str = "", absent: str = "not recorded"
 
 
 def number(value: float, unit: str, *, signed: bool = False) -> str:
-    """A number with its unit: 0.984, 104.3 KiB, 1.18 M, 0.252 ms."""
+    """Return a value with its unit: 0.984, 104.3 KiB, 1.18 M, 0.252 ms."""
     step, decimals, suffix = _scale(value, unit)
     return _digits(value / step, decimals, signed) + suffix
 
 
 def seconds(value: float | None) -> str:
-    """A duration: 12.3 s, 2 min 05 s."""
+    """Return a duration: 12.3 s, 2 min 05 s."""
     if value is None:
         return "not timed"
     if value < 99.95:
@@ -169,7 +169,7 @@ def _digits(value: float, decimals: int, signed: bool) -> str:
 
 
 def _scale(value: float, unit: str) -> tuple[float, int, str]:
-    """By what to divide a number, how many decimals to give, and what to write behind."""
+    """Return the divisor of a value, its number of decimals, and its suffix."""
     size = abs(value)
     if unit == "bytes":
         for step, suffix in ((2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB")):
@@ -191,36 +191,36 @@ def _scale(value: float, unit: str) -> tuple[float, int, str]:
 
 
 def label(name: str) -> str:
-    """What is measured, in words."""
+    """Return the text for the name of a measurement."""
     return LABELS.get(name) or shorten(name.replace("_", " ").capitalize(), 60) or "(no name)"
 
 
 def names(maps: Iterable[Plain | None]) -> list[str]:
-    """The names of all measurements in some maps, the known ones first and in their order."""
+    """Return the names of all measurements in some maps, the known ones first and in their order."""
     known = dict.fromkeys(name for measured in maps for name in measured or ())
     return [name for name in LABELS if name in known] + [name for name in known if name not in LABELS]
 
 
 def measurements(record: Plain, which: str) -> Plain | None:
-    """The measurements of the `original` or the `result`, if that model came to be."""
+    """Return the measurements of the `original` or the `result`; None if the run did not produce that model."""
     model = (record.get("models") or {}).get(which)
     return None if model is None else model.get("measurements") or {}
 
 
 def quality(record: Plain) -> str:
-    """What tells how good its models are: accuracy, or of detectors ap."""
+    """Return the name of the quality measurement: accuracy, or ap for detectors."""
     known = names(stage.get("measurements") for stage in record.get("stages") or ())
     return next((name for name in QUALITY if name in known), "accuracy")
 
 
 def comparisons(record: Plain) -> Plain:
-    """The measurements that compare result and original; empty if there are none."""
+    """Return the measurements that compare result and original; empty if there are none."""
     return (record.get("comparison") or {}).get("measurements") or {}
 
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """One row of before and after: three measurements, and the name that says how to write the third."""
+    """A row of the comparison: three measurements, and the name that determines the format of the third."""
 
     name: str
     before: Plain | None
@@ -230,7 +230,7 @@ class BeforeAfter:
 
 
 def changes(record: Plain) -> list[BeforeAfter]:
-    """Every measurement of the two models side by side, with its ratio or drop."""
+    """Return every measurement of the two models with its ratio or drop."""
     before, after, compared = measurements(record, "original"), measurements(record, "result"), comparisons(record)
     rows = []
     for name in names((before, after)):
@@ -244,7 +244,7 @@ def changes(record: Plain) -> list[BeforeAfter]:
 
 
 def derived(before: Plain | None, after: Plain | None, *, ratio: bool) -> Plain:
-    """Result over original, or their difference; as sure as the less sure of the two."""
+    """Return result divided by original, or their difference. It is measured only if both are."""
     one, two = (before or {}).get("value"), (after or {}).get("value")
     unit = "ratio" if ratio else "fraction"
     if one is None or two is None or (ratio and one == 0):
@@ -256,12 +256,12 @@ def derived(before: Plain | None, after: Plain | None, *, ratio: bool) -> Plain:
 
 
 def culprit(record: Plain) -> str:
-    """The id of the stage that failed, or nothing."""
+    """Return the id of the stage that failed, or an empty string."""
     return str((record.get("error") or {}).get("stage") or "")
 
 
 def absence(record: Plain) -> str:
-    """Why a part that the record does not have is not there."""
+    """Return the reason why a part of the record is missing."""
     where = f" in stage “{shorten(culprit(record), 60)}”" if culprit(record) else ""
     if record.get("status") == "failed":
         return f"the run failed{where} before this step"
@@ -333,7 +333,7 @@ def _budget_kept(record: Plain, quote: Callable[[str], str]) -> str:
 
 
 def scalar(value: Any) -> str:
-    """A plain value on one line; what is not there says so."""
+    """Return a plain value on one line."""
     if value is None or value == "":
         return "not recorded" if value is None else "empty"
     if isinstance(value, bool):
@@ -346,7 +346,7 @@ def scalar(value: Any) -> str:
 
 
 def outline(value: Any) -> str:
-    """Plain values in the manner of YAML; nothing for what is empty, the end cut if it is very long."""
+    """Return plain values like YAML; empty for an empty value, cut if it is very long."""
     lines = list(islice(_lines(value, 0), MAX_OUTLINE_LINES + 1)) if value else []
     if len(lines) > MAX_OUTLINE_LINES:
         lines[-1] = "… the rest is in report.json"
@@ -392,6 +392,6 @@ def _inline(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """A string on one line, in quotes where it would read as something else."""
+    """Return a string on one line, quoted if YAML would read it differently."""
     line = shorten(text, 400)
     return line if line and line == text and not set(line) & set(":#[]{},\"'") else f'"{line}"'

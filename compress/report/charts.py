@@ -21,7 +21,7 @@ _Box = tuple[float, float, float, float]
 
 
 class Point(NamedTuple):
-    """A model on its way: what it costs and how accurate it is."""
+    """A model after a stage: its cost and its accuracy."""
 
     label: str
     cost: float
@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
 
 class ClassChange(NamedTuple):
-    """The accuracy of one class, before and after; the interval is that of `after`."""
+    """The accuracy of a class before and after; the interval is that of `after`."""
 
     name: str
     samples: int
@@ -43,7 +43,7 @@ class ClassChange(NamedTuple):
 
 
 class LatencyCurve(NamedTuple):
-    """Latencies of one model, and the percentiles to mark: (name, share of runs, ms)."""
+    """The latencies of a model, and the percentiles to mark: (name, fraction of runs, ms)."""
 
     name: str
     is_original: bool
@@ -60,7 +60,7 @@ class OperatorRow(NamedTuple):
 
 
 def trade_off(points: Sequence[Point], *, cost: str, unit: str) -> str:
-    """Accuracy against cost after each stage, in the order of the stages.
+    """Draw accuracy against cost after each stage, in the order of the stages.
 
     Args:
         points: at least one; neighbours that are the same point are drawn as one.
@@ -117,7 +117,7 @@ def _whisker(box: _Box, kind: str) -> str:
 
 
 def _dodged(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The places, with those that would cover each other's interval moved a little aside."""
+    """Return the positions; those that would overlap another interval are moved sideways."""
     result: list[tuple[float, float]] = []
     for x, y in places:
         tried = [x + step for step in (0, -14, 14, -28, 28, -42, 42)]
@@ -127,7 +127,7 @@ def _dodged(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _labels(labels: Sequence[str], places: Sequence[tuple[float, float]], bars: Sequence[_Box]) -> list[str]:
-    """Each label beside its point, where it covers the least of points, bars, lines and other labels."""
+    """Place each label next to its point, where it overlaps least with points, bars, lines and other labels."""
     full = [*bars, *((x - 7, y - 7, x + 7, y + 7) for x, y in places)]
     for (x1, y1), (x2, y2) in itertools.pairwise(places):
         way = [(x1 + (x2 - x1) * i / 20, y1 + (y2 - y1) * i / 20) for i in range(1, 20)]
@@ -156,7 +156,7 @@ def _overlap(one: _Box, two: _Box) -> float:
 
 
 def class_changes(rows: Sequence[ClassChange]) -> str:
-    """A line per class from its accuracy before (ring) to its accuracy after (dot), in the order given."""
+    """Draw a line for each class from its accuracy before (ring) to its accuracy after (dot), in the order given."""
     values = [value for row in rows for value in (row.before, row.after)]
     x = svg.Axis(max(0.0, math.floor(min(values) * 10 - 0.5) / 10), 1, 164, 394)
     height = 44 + 17 * len(rows)
@@ -191,7 +191,7 @@ def _class_row(row: ClassChange, x: svg.Axis, y: float) -> list[str]:
 
 
 def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
-    """Counts by true class (rows) and answer (columns); shaded by the share of the row."""
+    """Draw counts by true class (rows) and predicted class (columns), shaded by the fraction of the row."""
     cell = 32 if len(counts) <= 12 else 23
     labels = [classes[i] if i < len(classes) else str(i) for i in range(len(counts))]
     long = min(110, max(svg.wide(name[:20]) for name in labels) + 4)
@@ -236,7 +236,7 @@ def _matrix_cell(place: tuple[float, float, float], count: int, total: int, righ
 
 
 def latency_curves(curves: Sequence[LatencyCurve]) -> str:
-    """The share of runs that took at most so long, for each model; every curve has at least one value."""
+    """Draw the cumulative distribution of the latency of each model; every curve has at least one value."""
     top = max(max([*sorted(c.values)[: _rank(c.values, 0.99) + 1], *(ms for *_, ms in c.marks)]) for c in curves)
     x, y = svg.Axis(0, top * 1.1 or 1, 44, 468), svg.Axis(0, 1, 250, 34)
     parts = [svg.text(10, 14, "Fraction of runs", "name")]
@@ -263,7 +263,7 @@ def _rank(values: Sequence[float], share: float) -> int:
 
 
 def _steps(values: Sequence[float], x: svg.Axis, y: svg.Axis) -> str:
-    """An empirical distribution as a path; of more than 400 values every so manieth is drawn."""
+    """Return an empirical distribution as a path; of more than 400 values every n-th is drawn."""
     drawn = values[:: max(1, len(values) // 400)]
     end = min(x.at(values[0]), x.end)
     path = [f"M{svg.n(end)} {svg.n(y.start)}"]
@@ -280,7 +280,7 @@ def _mark(x: float, y: float, kind: str, tip: str) -> str:
 
 
 def operator_strip(operators: Sequence[OperatorRow]) -> str:
-    """Where operators run: one bar with all of them equally wide, one by their MACs."""
+    """Draw where operators run: a bar with all operators of equal width, and one by their MACs."""
     parts = [
         '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect width="6" height="6" class="cpu"/><rect width="2" height="6" class="stripe"/></pattern></defs>'
@@ -298,7 +298,7 @@ def operator_strip(operators: Sequence[OperatorRow]) -> str:
 
 
 def _segments(operators: Sequence[OperatorRow], weights: Sequence[float], y: float) -> list[str]:
-    """Rectangles of one bar; more than 120 operators are drawn as runs of the same placement."""
+    """Return the rectangles of a bar; more than 120 operators are drawn as runs with the same placement."""
     total, parts, start, i = sum(weights), [], 0.0, 0
     while i < len(operators):
         end = i + 1

@@ -1,4 +1,4 @@
-"""The report's sections on devices: what they have measured, and how long an inference is expected to take."""
+"""The report's sections on devices: their measurements, and the predicted latency."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_DEVICES = 100
 
 
 def rows(record: Plain, cell: Callable[[Plain | None, str], Any]) -> list[dict[str, Any]]:
-    """A row for each device, with texts and, in the order of COLUMNS, cells; empty where nothing was measured.
+    """Return a row for each device with texts and, in the order of COLUMNS, cells; empty if nothing was measured.
 
     Args:
         record: the run record, with its strings cleaned.
@@ -43,7 +43,7 @@ def rows(record: Plain, cell: Callable[[Plain | None, str], Any]) -> list[dict[s
 
 
 def expected(record: Plain) -> list[tuple[str, str, str, str]]:
-    """Rows of host, latency, interval and time on its CPU alone, all predicted; empty without a prediction."""
+    """Return rows of host, latency, interval and time on its CPU alone, all predicted; empty without a prediction."""
     result = []
     for host, prediction in ((record.get("placement") or {}).get("expected_latency") or {}).items():
         names = ("latency_ms", "low_ms", "high_ms", "cpu_alone_ms")
@@ -60,5 +60,5 @@ def why_not_compiled(placement: Plain) -> str:
 
 
 def is_compiled(placement: Plain) -> bool:
-    """Whether the placement was read from a compiled file, and so was measured."""
+    """Return if the placement was read from a compiled file, and so was measured."""
     return bool(placement.get("compiled")) and placement.get("compiles") is not False

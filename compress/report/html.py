@@ -1,4 +1,4 @@
-"""report.html: what stands in it, as plain values for the template beside this file."""
+"""report.html: the record as plain values for the template report.html.j2."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _template() -> jinja2.Template:
 
 
 def page(record: Plain) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         record: the run record, with its strings cleaned (`compress.report.tidy`).
@@ -106,12 +106,12 @@ class Cell(NamedTuple):
 
 @dataclass
 class Notes:
-    """The notes below one table, each of them once."""
+    """The notes below a table, without duplicates."""
 
     texts: list[str] = field(default_factory=list)
 
     def cell(self, measurement: Plain | None, name: str = "", absent: str = "not recorded") -> Cell:
-        """A measurement as a cell; its conditions, or a long reason, become a note."""
+        """Return a measurement as a cell. Its conditions, or a long reason, become a note."""
         shown = words.show(measurement, name, absent)
         if shown.how != "missing":
             return Cell(
@@ -132,7 +132,7 @@ class Notes:
 
 
 def _moment(text: Any) -> str:
-    """2026-11-20T15:40:00+00:00 as 2026-11-20 15:40 UTC; anything else as it is."""
+    """Return 2026-11-20T15:40:00+00:00 as 2026-11-20 15:40 UTC, and other texts unchanged."""
     moment = re.sub(r"^([\d-]+)T(\d\d:\d\d)[\d:.]*(Z|\+00:00)$", r"\1 \2 UTC", str(text or "date not recorded"))
     return words.shorten(moment, 40)
 
@@ -190,7 +190,7 @@ def _value(measurement: Plain | None) -> float | None:
 
 
 def _path(record: Plain) -> list[dict[str, str]]:
-    """The two trade-off plots: a drawing each, or why there is none."""
+    """Return the two trade-off plots, each with a drawing or an empty one."""
     result = []
     for cost, name, unit in (("size", "size_bytes", "bytes"), ("MACs", "macs", "MACs")):
         points = []
@@ -267,19 +267,19 @@ def _classes(record: Plain) -> dict[str, Any] | None:
 
 
 def _told_apart(classes: list[str]) -> list[str]:
-    """The names, with their numbers where charts would cut different ones down to the same."""
+    """Return the names, numbered if charts would shorten different names to the same text."""
     cut = {name if len(name) <= 11 else name[:7] + name[-3:] for name in classes}
     return classes if len(cut) == len(classes) else [f"{i} {name}" for i, name in enumerate(classes)]
 
 
 def _class_change(row: Plain) -> float:
-    """The key to sort by, worst first; classes without a number come last."""
+    """Return the sort key, worst class first; classes without a value are last."""
     before, after = _value(row.get("original")), _value(row.get("result"))
     return math.inf if before is None or after is None else after - before
 
 
 def _confusion(comparison: Plain, classes: Sequence[str]) -> dict[str, Any]:
-    """The matrix unless there are too many classes, the most frequent confusions unless there are few."""
+    """Return the matrix unless there are too many classes, and the most frequent confusions unless there are few."""
     matrix = ""
     counts = (comparison.get("confusion") or {}).get("result") or []
     if not counts or len(counts) != len(classes) or any(len(row) != len(counts) for row in counts):

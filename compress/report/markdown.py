@@ -18,7 +18,7 @@ _FENCES = re.compile("`+")
 
 
 def summary(record: Plain) -> str:
-    """The report in Markdown, as GitHub and GitLab read it.
+    """Return the report in Markdown, as GitHub and GitLab read it.
 
     Args:
         record: the run record, with its strings cleaned (`compress.report.tidy`).
@@ -46,7 +46,7 @@ def summary(record: Plain) -> str:
 
 
 def quote(text: str, limit: int = MAX_CELL) -> str:
-    """A string from outside: as it is where that is harmless, in a code span otherwise; safe in a table."""
+    """Return an external string, unchanged if it is harmless, otherwise as a code span; safe in a table."""
     text = words.shorten(text, limit) or "(empty)"
     if _HARMLESS.fullmatch(text) and "_" not in text:
         return text
@@ -61,7 +61,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(measurement: Plain | None, name: str = "", absent: str = "not recorded") -> str:
-    """A measurement with its interval and its origin, or why it is missing."""
+    """Return a measurement with its interval and its origin, or the reason why it is missing."""
     shown = words.show(measurement, name, absent)
     if shown.how == "missing":
         return f"missing: {quote(shown.note)}"

@@ -1,4 +1,4 @@
-"""The report's section on quantization: what was tried, what was kept, and where most is lost."""
+"""The report's section on quantization: the candidates, the result, and the tensors with the largest error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_REWRITES = 20
 
 
 def section(record: Plain) -> dict[str, Any] | None:
-    """What the last `quantize` of a run says, as texts for a template; None where there was none."""
+    """Return the facts of the last `quantize` of a run as texts for a template; None without that stage."""
     facts = next((stage["facts"] for stage in reversed(record.get("stages") or []) if _quantized(stage)), None)
     if facts is None:
         return None
@@ -32,7 +32,7 @@ def section(record: Plain) -> dict[str, Any] | None:
 
 
 def original_opens(record: Plain) -> str:
-    """Where the float file of the bundle opens; "" where there is no bundle."""
+    """Return where the float file of the bundle runs; an empty string without a bundle."""
     places = [(stage.get("facts") or {}).get("original_opens") for stage in record.get("stages") or []]
     return words.shorten(next((str(place) for place in places if place), ""), 300)
 

@@ -1,4 +1,4 @@
-"""The report's lines on less data: how many samples were trained on or calibrated with, and what choosing them took."""
+"""The report's lines on selected samples: their number, and the time of the selection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WHAT = {"subset": "training", "calibration": "calibration"}
 
 
 def lines(record: Plain) -> list[str]:
-    """One line for each choice, of whatever stage; none where all samples were taken."""
+    """Return a line for each selection in any stage; none if all samples were used."""
     sentences = []
     for stage in record.get("stages") or []:
         facts = stage.get("facts") or {}

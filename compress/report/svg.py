@@ -1,4 +1,4 @@
-"""What charts are drawn with: axes, lines and texts as SVG, in the colours of the page (`report.html.j2`)."""
+"""Parts of charts: axes, lines and texts as SVG, in the colours of the page (`report.html.j2`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH = 480
 
 
 class Axis(NamedTuple):
-    """Values from `low` to `high` on pixels from `start` to `end`."""
+    """A map of values from `low` to `high` to pixels from `start` to `end`."""
 
     low: float
     high: float
@@ -22,13 +22,13 @@ class Axis(NamedTuple):
     log: bool = False
 
     def at(self, value: float) -> float:
-        """The pixel of a value."""
+        """Return the pixel of a value."""
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         place = (math.log(value) if self.log else value) - low
         return self.start + (self.end - self.start) * place / (high - low)
 
     def ticks(self, count: int, base: float = 1.0) -> list[float]:
-        """Round numbers of `base` along the axis, about `count` of them."""
+        """Return about `count` round numbers of `base` along the axis."""
         low, high = self.low / base, self.high / base
         if self.log:
             tens = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -42,25 +42,25 @@ class Axis(NamedTuple):
 
 
 def n(value: float) -> str:
-    """A coordinate."""
+    """Return a coordinate as text."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start", room: float = WIDTH) -> str:
-    """A text of at most `room` pixels, cut in its middle if it is longer."""
+    """Return a text of at most `room` pixels, cut in its middle if it is longer."""
     content = escape(fit(words, room))
     return f'<text x="{n(x)}" y="{n(y)}" class="{kind}" text-anchor="{anchor}">{content}</text>'
 
 
 def wide(words: str, size: float = 13) -> float:
-    """About how wide a text will be; letters outside of Latin are taken as full squares."""
+    """Return the approximate width of a text. Letters that are not Latin count as full squares."""
     narrow = sum(c in " .,:;'|()[]ijlrtf" for c in words)
     broad = sum(ord(c) >= 0x250 or c in "mwMW@%" for c in words)
     return size * (0.63 * len(words) - 0.25 * narrow + 0.37 * broad + 0.08 * sum(map(str.isupper, words)))
 
 
 def fit(words: str, room: float) -> str:
-    """A text on one line; of what is wider than `room` pixels, about, the beginning and the end."""
+    """Return a text on one line; if it is wider than about `room` pixels, its beginning and end."""
     full = shown = shorten(clean(words), 80)
     keep = len(full)
     while wide(shown) > room and keep > 1:
@@ -70,29 +70,29 @@ def fit(words: str, room: float) -> str:
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    """A straight line."""
+    """Return a straight line."""
     return f'<line x1="{n(x1)}" y1="{n(y1)}" x2="{n(x2)}" y2="{n(y2)}" class="{kind}"/>'
 
 
 def level(y: float, left: float, right: float, words: str) -> str:
-    """A line across at height y, with its number on the left."""
+    """Return a horizontal line at height y, with its value on the left."""
     return line(left, y, right, y, "grid") + text(left - 6, y + 4, words, "tick", "end")
 
 
 def tick(x: float, y: float, words: str) -> str:
-    """A tick of a horizontal axis at height y, with its number below and without idle noughts."""
+    """Return a tick of a horizontal axis at height y, with its value below, without trailing zeros."""
     digits, space, unit = words.partition(" ")
     digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
     return line(x, y, x, y + 4, "axis") + text(x, y + 17, digits + space + unit, "tick", "middle")
 
 
 def tip(words: str) -> str:
-    """What a pointer over an element shows."""
+    """Return the tooltip of an element."""
     return f"<title>{escape(shorten(clean(words), 200))}</title>"
 
 
 def svg(ident: str, size: tuple[float, float], title: str, desc: str, parts: Sequence[str]) -> str:
-    """The whole drawing, with its title and a description for those who do not see it."""
+    """Return the complete drawing, with its title and a description for screen readers."""
     width, height = (n(side) for side in size)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '

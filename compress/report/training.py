@@ -25,7 +25,7 @@ def lines(record: Plain) -> list[str]:
 
 
 def _trainings(record: Plain) -> Iterator[tuple[str, Plain]]:
-    """Name and facts of every stage, or of every step of one that has steps."""
+    """Yield name and facts of every stage, or of every step of a stage with steps."""
     for stage in record.get("stages") or []:
         name = words.shorten(str(stage.get("id")), 60)
         facts = stage.get("facts") or {}
