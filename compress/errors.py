@@ -33,13 +33,13 @@ class CorallineError(Exception):
     """An error for the user: one message without a traceback.
 
     Args:
-        what: what was found, in words.
-        where: file, line and key, or the stage, that it was found in.
-        allowed: what would have been accepted.
-        todo: the next thing to do.
+        what: the problem.
+        where: file, line and key, or the stage.
+        allowed: the accepted values.
+        todo: advice.
 
     Attributes:
-        facts: what a program would want to know beside the message; part of what --json prints.
+        facts: details for programs, which --json prints in addition to the message.
     """
 
     exit_code = 1

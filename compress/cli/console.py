@@ -104,11 +104,13 @@ class _Lines:
     """Progress as lines of text."""
 
     def __init__(self, console: Console, title: str) -> None:
-        self.console, self.title, self.told = console, title, time.monotonic()
+        self.console = console
+        self.title = title
+        self.last_line = time.monotonic()
 
     def update(self, done: int, total: int, **metrics: float) -> None:
-        if time.monotonic() - self.told >= PLAIN_INTERVAL_S:
-            self.told = time.monotonic()
+        if time.monotonic() - self.last_line >= PLAIN_INTERVAL_S:
+            self.last_line = time.monotonic()
             self.console.line(f"{self.title}: {done / max(total, 1):.0%} {_shown(metrics)}".rstrip())
 
     def note(self, text: str) -> None:

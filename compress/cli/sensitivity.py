@@ -22,7 +22,7 @@ def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
     Args:
         path: a pipeline file.
         samples: of the training split, that it is measured with.
-        out: where runs go; the report goes to a run of its own, named after the pipeline.
+        out: the folder of runs; the report is a separate run, named after the pipeline.
 
     Returns:
         The curves as plain values, schema 1, and the report's path.

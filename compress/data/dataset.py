@@ -354,7 +354,7 @@ class Dataset:
     def _preprocessed(self, index: int) -> NDArray[np.float32]:
         sample = self._read(self._samples, index)
         try:
-            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is told of below
+            with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are refused below
                 image: NDArray[np.float32] = self._preprocessing(sample)
         except PreprocessingError as error:
             raise DataError(str(error), where=self._where(self._samples, index)) from error

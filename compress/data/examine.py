@@ -19,7 +19,7 @@ def examine(data: Dataset, progress: Progress) -> tuple[Facts, bool]:
 
     Args:
         data: the data set of a pipeline.
-        progress: who is told how far it is.
+        progress: the receiver of progress reports.
 
     Returns:
         Plain values: `classes` and the data's summary, with everything that cannot be read, and `refused`: what else a

@@ -273,4 +273,4 @@ def _sorted(names: set[str]) -> tuple[str, ...]:
 
 
 def _hidden(part: str) -> bool:
-    return part.startswith(".") or part == "__MACOSX"  # what a Mac puts beside files that it packs
+    return part.startswith(".") or part == "__MACOSX"  # macOS adds it to archives

@@ -34,7 +34,7 @@ def decode(read: Read, count: int, put: Put, progress: Progress | None = None, t
         read: decodes one; called by several threads at once.
         count: how many there are.
         put: is given index and sample, in this thread.
-        progress: who is told how far it is.
+        progress: the receiver of progress reports.
         todo: what can be done about several samples that are corrupt.
 
     Raises:

@@ -31,7 +31,7 @@ class Samples:
         splits: the division that comes with the data, if one does: indices of each split.
         describe: what to call the sample at an index in a message.
         divide: how to divide the samples where they come without splits.
-        skip: whether samples that cannot be read are left out, and told of, instead of being an error.
+        skip: leave out unreadable samples and list them, instead of raising an error.
         corrupt: what could not be read and was left out already, each with its reason.
         notes: what else whoever looks at the data should know.
         objects: for detection, those of each sample; otherwise None.

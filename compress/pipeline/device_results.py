@@ -1,7 +1,7 @@
 """The measurements of devices, next to the run that created their bundle: `runs/NAME/devices/DEVICE.json`.
 
 A file that comes back from a device is not trusted: it must be a result of the runner, its numbers must be numbers,
-and in a report it stands only beside just the models that it is about.
+and a report uses it only for the models that were measured.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class PipelineRun:
         pipeline: what is run.
         store: where artifacts are found and published.
         folder: where report and outputs go: `<out>/<name>`.
-        monitor: who is told.
-        forced: ids of steps that are made anew even if the store has them.
+        monitor: the receiver of reports about the run.
+        forced: ids of steps to re-run even if the store has their artifacts.
         rows: the record's row of each step.
         artifacts: what each step left, by step id.
         original: the id of the step whose model everything is compared with.

@@ -204,9 +204,9 @@ def _refuse_unfit(pipeline: Pipeline, document: Document) -> None:
     """
     task, refusals = pipeline.data.task, list[tuple[Location, Unfit]]()
     for index, step in enumerate(pipeline.steps[1:]):
-        if step.skip is None and (told := step.stage.unfit(task)):
+        if step.skip is None and (reason := step.stage.unfit(task)):
             refusals.append(
-                (("stages", index), told._replace(what=f"stage {index + 1} ({step.stage.name}): {told.what}"))
+                (("stages", index), reason._replace(what=f"stage {index + 1} ({step.stage.name}): {reason.what}"))
             )
         _refuse_unfit_target(step, ("stages", index, step.stage.name), pipeline.target, document)
     refusals += unfit_settings(task, pipeline.settings)
@@ -345,7 +345,7 @@ def _settings(kind: type[T], value: Any, document: Document, location: Location)
             f"must be a map, not {shown(value)}", where=document.where(location), allowed=listing(_keys(kind))
         )
     try:
-        # As JSON, where lists stand for tuples: strict otherwise.
+        # As JSON, because strict validation accepts a list for a tuple only there.
         return kind.model_validate_json(json.dumps(value, allow_nan=False), strict=True)
     except ValidationError as errors:
         # An unknown key first: it may be the reason why another one is missing.
@@ -375,7 +375,7 @@ def _unknown(document: Document, location: Location, key: str, known: list[str])
 def _explain(error: Any, kind: type[Settings], document: Document, location: Location) -> PipelineError:
     """Convert an error of pydantic."""
     inner: Location = ()
-    for part in error["loc"]:  # what does not stand in the file is pydantic's name for a part of a union
+    for part in error["loc"]:  # a part that is not in the file is pydantic's name for a member of a union
         if (*location, *inner, part) in document.lines or error["type"] == "missing":
             inner = (*inner, part)
     holder: Any = kind

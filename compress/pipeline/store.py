@@ -149,11 +149,11 @@ class Store:
         return folder
 
     def forget(self, key: str) -> None:
-        """Removes what interrupted work has left."""
+        """Remove the state of interrupted work."""
         shutil.rmtree(self.folder / "unfinished" / key, ignore_errors=True)
 
     def renew(self, key: str) -> None:
-        """Removes what interrupted work has left, unless that was begun anew itself and only goes on.
+        """Remove the state of interrupted work, unless it belongs to a forced run that is being continued.
 
         Raises:
             StoreError: the folder cannot be written.

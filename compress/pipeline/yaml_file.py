@@ -2,7 +2,7 @@
 
 YAML 1.2: `1e-3` is a number, `no` is a string. Duplicate keys, anchors, aliases, tags,
 infinity, control characters and more than one document are refused: a pipeline file says
-what it means once, and every value in it can stand in a one-line message.
+everything once, and every value in it fits into a one-line message.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def show(measurement: Plain | None, name: str = "", absent: str = "not recorded"
     """Return a measurement as text.
 
     Args:
-        measurement: as it stands in the record; None if the record has none.
+        measurement: from the record; None if the record has none.
         name: what is measured; `*_ratio` and `*_drop` are written in their own way.
         absent: the reason to give where the record has no measurement.
     """

@@ -33,7 +33,7 @@ class AnnotatedImage:
     Attributes:
         path: the image.
         size: its width and height as the annotations have them; None where they do not.
-        boxes: (xmin, ymin, xmax, ymax) in pixels, with the place that each stands in.
+        boxes: (xmin, ymin, xmax, ymax) in pixels, with the location of each in its file.
         names: the class of each box.
         split: the split that it belongs to, if the data says.
         where: the file, and the place in it, for messages.

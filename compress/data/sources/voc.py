@@ -202,7 +202,7 @@ class Voc(Stored):
         """Return the image of an XML file: the one with its name, in its folder or in the folder of images; otherwise
         the one named in the file, a name that often belongs to another file.
 
-        That name is what stands behind the last slash: programs write whole paths of other machines into it.
+        Only the part after the last slash is used: programs write complete paths of other machines into it.
         """
         name = name.replace("\\", "/").rpartition("/")[2] or f"{path.stem}.jpg"
         holders = [path.parent, *(path.parent.parent / folder for folder in IMAGE_FOLDERS)]
