@@ -81,8 +81,8 @@ class OperatorShape:
 
     Attributes:
         kind: "conv", "tconv" (transposed), "fc" (dense), "dw" (depthwise), "pool", or "elt" (element by element).
-        made: height, width and channels of its output.
-        given: height, width and channels of its input.
+        output_shape: height, width and channels of its output.
+        input_shape: height, width and channels of its input.
         kernel: height and width of its window; 1x1 for an operator without one.
         index: its position in the model.
         name: a word for the reader.
@@ -90,8 +90,8 @@ class OperatorShape:
     """
 
     kind: str
-    made: tuple[int, int, int]
-    given: tuple[int, int, int]
+    output_shape: tuple[int, int, int]
+    input_shape: tuple[int, int, int]
     kernel: tuple[int, int] = (1, 1)
     index: int = 0
     name: str = ""

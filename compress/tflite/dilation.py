@@ -22,14 +22,14 @@ def dilated_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
         return
     if convolution.name not in ("CONV_2D", "DEPTHWISE_CONV_2D") or convolution.option("padding", SAME) != VALID:
         return
-    x, block, pads = graph.given(operator)
+    x, block, pads = graph.input_tensors(operator)
     crops = graph.tensors[after.inputs[2]]
     if not (block.is_constant and pads.is_constant and crops.is_constant) or block.elements != 2:
         return
     rate, amounts = block.array().ravel().tolist(), pads.array() - crops.array()
     if convolution.option("strideH", 1) != 1 or convolution.option("strideW", 1) != 1 or (amounts < 0).any():
         return
-    edit, out = Edit(graph), graph.made(after)[0]
+    edit, out = Edit(graph), graph.output_tensors(after)[0]
     edit.remove(operator, after)
     kernel = graph.tensors[convolution.inputs[1]].shape[1:3]
     reach = [(side - 1) * each for side, each in zip(kernel, rate, strict=True)]
@@ -51,16 +51,16 @@ def dilated_row(operator: Operator, graph: Graph) -> Iterator[Edit]:
             return
         chain.append(after)
     _, widened, convolution, _, last = chain
-    (x, block, pads), crops = graph.given(operator), graph.tensors[last.inputs[2]]
+    (x, block, pads), crops = graph.input_tensors(operator), graph.tensors[last.inputs[2]]
     if not all(each.is_constant for each in (block, pads, crops)) or block.elements != 1 or len(x.shape) != 3:
         return
     kernel, amounts = graph.tensors[convolution.inputs[1]].shape, pads.array() - crops.array()
-    batch, *sides = graph.made(operator)[0].shape  # files of any batch size do not say that it is the block's
-    wide = graph.made(widened)[0].shape == (batch, 1, *sides)
+    batch, *sides = graph.output_tensors(operator)[0].shape  # files of any batch size do not say that it is the block's
+    wide = graph.output_tensors(widened)[0].shape == (batch, 1, *sides)
     strides = convolution.option("strideH", 1), convolution.option("strideW", 1)
     if not wide or kernel[1] != 1 or strides != (1, 1) or convolution.option("padding", SAME) != VALID:
         return
-    edit, out, rate = Edit(graph), graph.made(last)[0], block.array().item()
+    edit, out, rate = Edit(graph), graph.output_tensors(last)[0], block.array().item()
     edit.remove(*chain)
     shape = (1, *x.shape)
     given = reshape(edit, x.index, edit.like(x, "row", shape=shape), shape)

@@ -45,7 +45,7 @@ class Plain:
 def is_float(graph: Graph) -> bool:
     """Whether a graph computes with floats, and with nothing that is quantized."""
     computed = [graph.tensors[index] for index in graph.inputs]
-    computed += [tensor for operator in graph.operators for tensor in graph.made(operator)]
+    computed += [tensor for operator in graph.operators for tensor in graph.output_tensors(operator)]
     dtypes = {tensor.dtype for tensor in computed}
     quantized = {tensor.dtype for tensor in computed if tensor.quantization} & {*EIGHT_BITS, "INT16"}
     return "FLOAT32" in dtypes and not quantized
@@ -181,6 +181,6 @@ def _changed(
 
 def title(operator: Operator, number: int, graph: Graph) -> str:
     """An operator as it is named to people: its kind, its number in the file, the tensor that it makes."""
-    made = graph.made(operator)
+    made = graph.output_tensors(operator)
     name = made[0].name if made else "nothing"
     return f"{operator.name} (operator {number}, {name if len(name) <= 80 else name[:77] + '...'!r})"

@@ -165,11 +165,11 @@ class Graph:
     subgraphs: int
     source: Any
 
-    def given(self, operator: Operator) -> list[Tensor]:
+    def input_tensors(self, operator: Operator) -> list[Tensor]:
         """The input tensors of an operator, absent ones left out."""
         return [self.tensors[index] for index in operator.inputs if index != NONE]
 
-    def made(self, operator: Operator) -> list[Tensor]:
+    def output_tensors(self, operator: Operator) -> list[Tensor]:
         """The output tensors of an operator."""
         return [self.tensors[index] for index in operator.outputs]
 

@@ -28,7 +28,7 @@ def macs(graph: Graph, operator: Operator) -> int:
 
 
 def _count(graph: Graph, operator: Operator) -> int:
-    out = graph.made(operator)[0]
+    out = graph.output_tensors(operator)[0]
     if operator.name == "TRANSPOSE_CONV":
         channels, kernel_h, kernel_w, _ = graph.tensors[operator.inputs[1]].shape  # [out, kh, kw, in]
         return graph.tensors[operator.inputs[2]].elements * kernel_h * kernel_w * channels

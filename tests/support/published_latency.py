@@ -76,15 +76,15 @@ def _outputs(layers: Sequence[ArrayLayer], stated: int) -> int:
     they are made by a CPU operator (poses from four maps), and the maps are sent: of all the last convolutions that
     read the same map."""
     last = layers[-1]
-    if stated == math.prod(last.made):
-        return latency.sent_bytes(last.made)
-    if stated > math.prod(last.made) or last.kind != "conv":
+    if stated == math.prod(last.output_shape):
+        return latency.sent_bytes(last.output_shape)
+    if stated > math.prod(last.output_shape) or last.kind != "conv":
         return stated
     total = 0
     for layer in reversed(layers):
-        if layer.given != last.given or layer.made[2] == last.given[2]:
+        if layer.input_shape != last.input_shape or layer.output_shape[2] == last.input_shape[2]:
             break
-        total += latency.sent_bytes(layer.made)
+        total += latency.sent_bytes(layer.output_shape)
     return total
 
 

@@ -89,7 +89,7 @@ class NpuNetwork(NetworkCost):
         return 0.0
 
     def latency_ms(self, host, clock):
-        return sum(-(-each.made[2] // 32) for each in self.operators) * {"lab": 1.0, "field": 2.0}[host]
+        return sum(-(-each.output_shape[2] // 32) for each in self.operators) * {"lab": 1.0, "field": 2.0}[host]
 
     def cached_bytes(self, without=()):
         return 0

@@ -29,7 +29,7 @@ def bytes_per_tile(graph: Graph, on_tpu: set[int]) -> int:
     alive: set[int] = set()
     held = largest = 0
     for operator in operators:
-        touched = {each.index: each for each in (*graph.given(operator), *graph.made(operator)) if not each.is_constant}
+        touched = {each.index: each for each in (*graph.input_tensors(operator), *graph.output_tensors(operator)) if not each.is_constant}
         for index in touched.keys() - alive:
             if index not in tiles:
                 tiles[index] = _tile(touched[index], graph)
@@ -68,11 +68,11 @@ def _border(operator: Operator, kernel: int, letter: str) -> int:
 
 def _extra(operator: Operator, graph: Graph) -> int:
     """The memory that an operator needs in addition to its tensors: a flattened map whole, or tiles to multiply in."""
-    given = [tensor for tensor in graph.given(operator) if not tensor.is_constant]
+    given = [tensor for tensor in graph.input_tensors(operator) if not tensor.is_constant]
     if operator.name == "RESHAPE" and given:
         height, width, channels = _map(given[0])
-        flat = graph.made(operator)[0]
+        flat = graph.output_tensors(operator)[0]
         return height * width * up(channels, 4) if height * width > 1 and flat.shape[-1:] == (flat.elements,) else 0
     if operator.name == "MUL" and len(given) == 2:
-        return 4 * _tile(graph.made(operator)[0], graph)
+        return 4 * _tile(graph.output_tensors(operator)[0], graph)
     return 0

@@ -121,9 +121,9 @@ class EdgeTpuCost(CostModel):
 
     def operator(self, shape: OperatorShape) -> ArrayLayer:
         """Return an operator with what its parameters take."""
-        layer = ArrayLayer(shape.kind, shape.made, shape.given, shape.kernel, index=shape.index, name=shape.name)
+        layer = ArrayLayer(shape.kind, shape.output_shape, shape.input_shape, shape.kernel, index=shape.index, name=shape.name)
         if shape.constant:
-            return replace(layer, parameters=parameter_memory.constant(shape.made[2]))
+            return replace(layer, parameters=parameter_memory.constant(shape.output_shape[2]))
         return replace(layer, parameters=latency.parameters(layer, self.target))
 
     def activation_operators(self, function: str) -> int:

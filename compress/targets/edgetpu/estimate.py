@@ -73,7 +73,7 @@ class Estimate:
         rows = sorted(zip(told.layers, self.layers, strict=True), key=lambda row: -row[0])
         shape: Callable[[tuple[int, ...]], str] = lambda sides: "x".join(map(str, sides))  # noqa: E731
         lines += [
-            f"  {layer.index:>4} {layer.name:<20} {each:8.3f} ms  {shape(layer.given)} -> {shape(layer.made)}"
+            f"  {layer.index:>4} {layer.name:<20} {each:8.3f} ms  {shape(layer.input_shape)} -> {shape(layer.output_shape)}"
             for each, layer in rows[:COSTLIEST]
         ]
         if self.advice:
@@ -198,8 +198,8 @@ def _layers(graph: Graph, on_tpu: set[int], target: Target) -> list[ArrayLayer]:
 
 def _shaped(operator: Operator, graph: Graph) -> ArrayLayer:
     """An operator as a layer: kind, shapes and window."""
-    made, index = _map(graph.made(operator)[0]), (operator.index, operator.name)
-    activations = [each for each in graph.given(operator) if not each.is_constant] or graph.given(operator)
+    made, index = _map(graph.output_tensors(operator)[0]), (operator.index, operator.name)
+    activations = [each for each in graph.input_tensors(operator) if not each.is_constant] or graph.input_tensors(operator)
     given = _map(activations[0]) if activations else made
     kind = _KINDS.get(operator.name)
     if kind == "fc":
@@ -268,8 +268,8 @@ def _cpu_ms(graph: Graph, operator: Operator, bus: Mapping[str, Any]) -> float:
         return float(macs * bus["cpu_ns_per_mac"] / 1e6)
     if operator.name in _FREE:
         return 0.0
-    elements = sum(tensor.elements for tensor in graph.given(operator) if not tensor.is_constant)
-    made = sum(tensor.elements for tensor in graph.made(operator))
+    elements = sum(tensor.elements for tensor in graph.input_tensors(operator) if not tensor.is_constant)
+    made = sum(tensor.elements for tensor in graph.output_tensors(operator))
     return float(max(elements, made) * bus["cpu_ns_per_element"] / 1e6)
 
 
@@ -311,10 +311,10 @@ def _advice(
     if cpu_ms:
         found.append(("let what runs on the CPU run in the application, or legalize it", cpu_ms))
     for place, layer in enumerate(layers):
-        if layer.kind in WEIGHTED and layer.made[2] % ROW_BLOCK and layer.made[2] > ROW_BLOCK:
-            less = layer.made[2] % ROW_BLOCK
+        if layer.kind in WEIGHTED and layer.output_shape[2] % ROW_BLOCK and layer.output_shape[2] > ROW_BLOCK:
+            less = layer.output_shape[2] % ROW_BLOCK
             smaller = [*layers[:place], _narrower(layer, less), *layers[place + 1 :]]
-            free = up(layer.made[2], ROW_BLOCK) - layer.made[2]
+            free = up(layer.output_shape[2], ROW_BLOCK) - layer.output_shape[2]
             what = f"{layer.name} {layer.index}: {free} more output channels are free, or {less} fewer save time"
             found.append((what, now - total(smaller, sent)))
     worth = [each for each in found if each[1] > _WORTH * (now + cpu_ms)]
@@ -322,5 +322,5 @@ def _advice(
 
 
 def _narrower(layer: ArrayLayer, less: int) -> ArrayLayer:
-    height, width, channels = layer.made
-    return replace(layer, made=(height, width, channels - less))
+    height, width, channels = layer.output_shape
+    return replace(layer, output_shape=(height, width, channels - less))

@@ -41,13 +41,13 @@ class ArrayLayer(OperatorShape):
     @cached_property
     def megacycles(self) -> float:
         """Millions of cycles of the array: whole tiles, whole steps of channels."""
-        height, width = (self.given if self.kind == "tconv" else self.made)[:2]
+        height, width = (self.input_shape if self.kind == "tconv" else self.output_shape)[:2]
         taps = self.kernel[0] * self.kernel[1]
         positions = up(height, TILES) * up(width, TILES) // TILES**2
         if self.kind in WEIGHTED:
-            blocks = up(self.given[2], INPUT_BLOCK) * up(self.made[2], ROW_BLOCK) // (INPUT_BLOCK * ROW_BLOCK)
+            blocks = up(self.input_shape[2], INPUT_BLOCK) * up(self.output_shape[2], ROW_BLOCK) // (INPUT_BLOCK * ROW_BLOCK)
         else:
-            blocks = up(self.made[2], INPUT_BLOCK) // INPUT_BLOCK
+            blocks = up(self.output_shape[2], INPUT_BLOCK) // INPUT_BLOCK
         return positions * taps * blocks / 1e6
 
     @cached_property
@@ -55,10 +55,10 @@ class ArrayLayer(OperatorShape):
         """The number of times that its weights are sent if they are streamed: large maps are computed part by part."""
         sides = []
         for side in (0, 1):
-            stride = max(round(self.given[side] / max(self.made[side], 1)), 1)
-            sides.append(-(-self.given[side] // TILES) + max(self.kernel[side] - stride, 0))
-        held = sides[0] * sides[1] * up(self.given[2], INPUT_BLOCK)
-        held += -(-self.made[0] // TILES) * -(-self.made[1] // TILES) * up(self.made[2], INPUT_BLOCK)
+            stride = max(round(self.input_shape[side] / max(self.output_shape[side], 1)), 1)
+            sides.append(-(-self.input_shape[side] // TILES) + max(self.kernel[side] - stride, 0))
+        held = sides[0] * sides[1] * up(self.input_shape[2], INPUT_BLOCK)
+        held += -(-self.output_shape[0] // TILES) * -(-self.output_shape[1] // TILES) * up(self.output_shape[2], INPUT_BLOCK)
         fitting = (row["times"] for row in LATENCY["weight_passes"] if held <= row["up_to_kib"] * 1024)
         return int(next(fitting, LATENCY["most_weight_passes"]))
 
@@ -67,13 +67,13 @@ def parameters(layer: ArrayLayer, target: Target) -> Parameters:
     """Return the memory for the parameters of a layer with a known shape: per-channel scales, and a bias."""
     taps = layer.kernel[0] * layer.kernel[1]
     if layer.kind == "dw":
-        return parameter_memory.depthwise(layer.made[2], taps, 12)
+        return parameter_memory.depthwise(layer.output_shape[2], taps, 12)
     if layer.kind not in WEIGHTED:
         return parameter_memory.NONE
-    each, one = taps * up(layer.given[2], INPUT_BLOCK), layer.given[0] * layer.given[1] == 1
-    positions = layer.made[0] * layer.made[1]
+    each, one = taps * up(layer.input_shape[2], INPUT_BLOCK), layer.input_shape[0] * layer.input_shape[1] == 1
+    positions = layer.output_shape[0] * layer.output_shape[1]
     found = parameter_memory.convolution(
-        layer.made[2], each, 4 if layer.kind == "fc" else 12, positions, one_position_in=one
+        layer.output_shape[2], each, 4 if layer.kind == "fc" else 12, positions, one_position_in=one
     )
     return parameter_memory.never_cached(found, each, target)
 
@@ -93,9 +93,9 @@ def instruction_bytes(layers: Sequence[ArrayLayer], sent_bytes: int) -> int:
 def _layer_instruction_bytes(layer: ArrayLayer, constants: Mapping[str, Any]) -> int:
     """About how many bytes of instructions the compiler makes for one layer."""
     if layer.kind == "fc":
-        return int(constants["dense"] + constants["dense_per_block"] * -(-layer.made[2] // ROW_BLOCK))
+        return int(constants["dense"] + constants["dense_per_block"] * -(-layer.output_shape[2] // ROW_BLOCK))
     if layer.kind in WEIGHTED:
-        ragged = sum(side % TILES > 0 for side in layer.made[:2])
+        ragged = sum(side % TILES > 0 for side in layer.output_shape[:2])
         return int(constants["convolution"] + constants["ragged_side"] * constants["ragged_times"][ragged])
     return int(constants["depthwise"] if layer.kind == "dw" else constants["other"])
 

@@ -246,7 +246,7 @@ class _Work:
                     break
             else:
                 refused = (moved.largest if moved else None, refusal or _too_far(moved, entry))
-        output = self.graph.made(operator)[0].name
+        output = self.graph.output_tensors(operator)[0].name
         if allowed:
             moved, self.graph, note = min(allowed, key=lambda each: each[0].mean)
             self.changes.append(Rewrite(entry.name, operator.name, output, True, moved.largest, entry.tolerance, note))

@@ -63,7 +63,7 @@ def _overhead(operator: Operator, graph: Graph, target: Target) -> int:
 
 def _taps(operator: Operator, graph: Graph, kernel: tuple[int, int]) -> int:
     """The taps of a kernel that touch real input at some position: on tiny maps padding hides the others."""
-    inputs, outputs = graph.tensors[operator.inputs[0]], graph.made(operator)[0]
+    inputs, outputs = graph.tensors[operator.inputs[0]], graph.output_tensors(operator)[0]
     same = operator.option("padding", 0) == 0
     if max(kernel) > MAX_KERNEL:
         raise ValueError(f"a kernel of {kernel[0]}x{kernel[1]}")
@@ -89,9 +89,9 @@ def _touching(taps: int, dilation: int, before: int, stride: int, positions: int
 def _convolution(operator: Operator, graph: Graph, target: Target) -> Parameters:
     outputs, kernel_h, kernel_w, channels = graph.tensors[operator.inputs[1]].shape
     height, width, _ = _position(graph.tensors[operator.inputs[0]])
-    made_h, made_w, _ = _position(graph.made(operator)[0])
+    made_h, made_w, _ = _position(graph.output_tensors(operator)[0])
     for taker in graph.consumers.get(operator.outputs[0], ()):
-        last = graph.made(taker)[0].shape[-1:] or (1,)
+        last = graph.output_tensors(taker)[0].shape[-1:] or (1,)
         if taker.name == "RESHAPE" and 1 < last[0] < outputs and outputs % last[0] == 0:
             outputs = outputs // last[0] * up(last[0], INPUT_BLOCK)  # boxes x coordinates: each part padded
     per_output = _taps(operator, graph, (kernel_h, kernel_w)) * up(channels, INPUT_BLOCK)
@@ -128,14 +128,14 @@ def _depthwise(operator: Operator, graph: Graph, target: Target) -> Parameters:
     taps, overhead = _taps(operator, graph, (kernel_h, kernel_w)), _overhead(operator, graph, target)
     if channels != 1:
         return parameter_memory.depthwise(outputs, taps, overhead)
-    made_h, made_w, _ = _position(graph.made(operator)[0])
+    made_h, made_w, _ = _position(graph.output_tensors(operator)[0])
     one = height * width == 1
     return parameter_memory.convolution(outputs, taps * INPUT_BLOCK, overhead, made_h * made_w, one_position_in=one)
 
 
 def _elementwise(operator: Operator, graph: Graph, target: Target) -> Parameters:
     """A constant operand: a scalar takes nothing, a vector 16 bytes a channel, a whole tensor its bytes."""
-    for tensor in graph.given(operator)[:2]:
+    for tensor in graph.input_tensors(operator)[:2]:
         if tensor.is_constant and tensor.elements > 1:
             if sum(side > 1 for side in tensor.shape) == 1:
                 return parameter_memory.constant(tensor.elements)
@@ -145,7 +145,7 @@ def _elementwise(operator: Operator, graph: Graph, target: Target) -> Parameters
 
 def _softmax(operator: Operator, graph: Graph, target: Target) -> Parameters:
     """Its table; compiler 16 adds a block with the output's scale where the model is uint8."""
-    made = graph.made(operator)[0]
+    made = graph.output_tensors(operator)[0]
     elements = made.shape[-1] if made.shape else 1
     size = PARAMETERS["softmax_bytes"].get(_compiler(target), 0) * up(elements, 4) if elements % 4 else 0
     size += 64 if size and made.dtype == "UINT8" and _compiler(target) == "16.0" else 0
@@ -154,7 +154,7 @@ def _softmax(operator: Operator, graph: Graph, target: Target) -> Parameters:
 
 def _reshape(operator: Operator, graph: Graph, target: Target) -> Parameters:
     """A flatten that neither the input nor a dense layer absorbs, of channels that are no multiple of 4."""
-    given, made = graph.tensors[operator.inputs[0]], graph.made(operator)[0]
+    given, made = graph.tensors[operator.inputs[0]], graph.output_tensors(operator)[0]
     height, width, channels = _position(given)
     if made.shape[-1:] != (made.elements,) or height * width == 1 or channels % 4 == 0 or _on_input(given, graph):
         return parameter_memory.NONE
@@ -218,7 +218,7 @@ def _sources(index: int, graph: Graph, steps: Iterator[int] | None = None) -> li
 
 def _along_channels(operator: Operator, graph: Graph) -> bool:
     """Whether an operator joins or takes apart channels."""
-    rank = len(graph.made(operator)[0].shape)
+    rank = len(graph.output_tensors(operator)[0].shape)
     if operator.name == "CONCATENATION":
         return bool(operator.option("axis", 0) % max(rank, 1) == rank - 1)
     parts = len(operator.outputs)
@@ -232,7 +232,7 @@ def _pad(operator: Operator, graph: Graph, target: Target) -> Parameters:
     paddings = graph.tensors[operator.inputs[1]]
     if not paddings.is_constant or len(paddings.shape) != 2 or not paddings.array()[-1].any():
         return parameter_memory.NONE
-    given, made = _position(graph.tensors[operator.inputs[0]])[2], _position(graph.made(operator)[0])[2]
+    given, made = _position(graph.tensors[operator.inputs[0]])[2], _position(graph.output_tensors(operator)[0])[2]
     size = rows(made) * up(given, INPUT_BLOCK)
     return Parameters(size, size)
 

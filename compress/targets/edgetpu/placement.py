@@ -111,7 +111,7 @@ def place(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Place
 
 
 def _placed(operator: Operator, graph: Graph, side: str, fields: dict[str, str]) -> PlacedOperator:
-    output = graph.made(operator)[0].name if operator.outputs else ""
+    output = graph.output_tensors(operator)[0].name if operator.outputs else ""
     cost = arithmetic.macs(graph, operator)
     return PlacedOperator(operator.index, operator.name, operator.version, output, side, macs=cost, **fields)
 

@@ -56,7 +56,7 @@ def eight_bit(operator: Operator, graph: Graph, target: Target) -> str | None:
 
     Quantize the whole model to full integer, inputs and outputs included.
     """
-    tensors = [*graph.given(operator), *graph.made(operator)]
+    tensors = [*graph.input_tensors(operator), *graph.output_tensors(operator)]
     weighted = {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 2, "FULLY_CONNECTED": 2, "TRANSPOSE_CONV": 3}.get(operator.name)
     bias = operator.inputs[weighted] if weighted is not None and len(operator.inputs) > weighted else NONE
     structural = ("INT32", "INT64", "BOOL")
@@ -76,7 +76,7 @@ def constant_size(operator: Operator, graph: Graph, target: Target) -> str | Non
     Fix every dimension before converting.
     """
     del target
-    dynamic = [tensor.name for tensor in (*graph.given(operator), *graph.made(operator)) if tensor.dynamic]
+    dynamic = [tensor.name for tensor in (*graph.input_tensors(operator), *graph.output_tensors(operator)) if tensor.dynamic]
     return f"{dynamic[0]} has a dynamic shape" if dynamic else None
 
 
@@ -87,7 +87,7 @@ def three_dimensions(operator: Operator, graph: Graph, target: Target) -> str | 
     numbers (channel shuffles, upsampling, heads of detectors).
     """
     limit = target.tables["max_active_rank"]
-    for tensor in (*graph.given(operator), *graph.made(operator)):
+    for tensor in (*graph.input_tensors(operator), *graph.output_tensors(operator)):
         if not tensor.is_constant and any(side > 1 for side in tensor.shape[: max(len(tensor.shape) - limit, 0)]):
             return f"{tensor.name} has the shape {list(tensor.shape)}"
     return None
@@ -157,7 +157,7 @@ def default_weight_format(operator: Operator, graph: Graph, target: Target) -> s
         return None
     if operator.option("weightsFormat", 0) != 0:
         return "has shuffled weights"
-    shape = graph.made(operator)[0].shape
+    shape = graph.output_tensors(operator)[0].shape
     return None if sum(side > 1 for side in shape) <= 1 else f"has the output shape {list(shape)}"
 
 
@@ -170,7 +170,7 @@ def precise_resize(operator: Operator, graph: Graph, target: Target) -> str | No
     if operator.name != "RESIZE_BILINEAR":
         return None
     shape = graph.tensors[operator.inputs[0]].shape
-    return "resizes a 1x1 map" if shape[1:3] == (1, 1) and graph.made(operator)[0].shape[1:3] != (1, 1) else None
+    return "resizes a 1x1 map" if shape[1:3] == (1, 1) and graph.output_tensors(operator)[0].shape[1:3] != (1, 1) else None
 
 
 def softmax_vector(operator: Operator, graph: Graph, target: Target) -> str | None:
@@ -180,7 +180,7 @@ def softmax_vector(operator: Operator, graph: Graph, target: Target) -> str | No
     """
     if operator.name != "SOFTMAX":
         return None
-    shape = graph.made(operator)[0].shape
+    shape = graph.output_tensors(operator)[0].shape
     limit = target.tables["limits"]["softmax_elements"]
     return None if shape and shape[-1] <= limit else f"works on {list(shape)}; at most {limit} elements"
 
@@ -204,7 +204,7 @@ def not_the_batch(operator: Operator, graph: Graph, target: Target) -> str | Non
         return "pads the batch" if padded and len(paddings.array()) == 4 else None
     if operator.name == "SPLIT":
         axis = graph.tensors[operator.inputs[0]]
-        along = int(axis.array().ravel()[0]) % len(graph.made(operator)[0].shape) if axis.is_constant else 1
+        along = int(axis.array().ravel()[0]) % len(graph.output_tensors(operator)[0].shape) if axis.is_constant else 1
         return "splits the batch" if along == 0 and len(operator.outputs) > 1 else None
     if operator.name == "PACK":
         return "packs along the batch" if operator.option("axis", 0) == 0 and len(operator.inputs) > 1 else None
@@ -242,7 +242,7 @@ def computed_concatenation(operator: Operator, graph: Graph, target: Target) -> 
     Use padding for zeros, and an addition after it for anything else.
     """
     del target
-    constants = [tensor for tensor in graph.given(operator) if tensor.is_constant]
+    constants = [tensor for tensor in graph.input_tensors(operator) if tensor.is_constant]
     if operator.name != "CONCATENATION" or not constants:
         return None
     zero = all((each.array() == _zero_point(each)).all() for each in constants)
@@ -268,7 +268,7 @@ def small_flatten(operator: Operator, graph: Graph, target: Target) -> str | Non
     """
     if operator.name != "RESHAPE":
         return None
-    tensor, vector = graph.tensors[operator.inputs[0]], graph.made(operator)[0]
+    tensor, vector = graph.tensors[operator.inputs[0]], graph.output_tensors(operator)[0]
     limit = target.tables["memory"]["narrow_bytes_per_tile"]
     if sum(side > 1 for side in vector.shape) > 1 or sum(side > 1 for side in tensor.shape) < 2:
         return None

@@ -238,7 +238,7 @@ class Compiler:
             )
 
     def _check_tensors(self, original: Graph) -> None:
-        names = {tensor.name for op in original.operators for tensor in original.made(op)}
+        names = {tensor.name for op in original.operators for tensor in original.output_tensors(op)}
         absent = [name for name in self.options.intermediate_tensors if name not in names]
         if absent:
             raise StageError(

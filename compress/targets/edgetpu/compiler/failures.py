@@ -80,7 +80,7 @@ def layer(tensor: str) -> str:
 
 def described(operator: Operator, graph: Graph) -> str:
     """An operator for people: index, kind, version and the layer it comes from."""
-    output = graph.made(operator)[0].name if operator.outputs else ""
+    output = graph.output_tensors(operator)[0].name if operator.outputs else ""
     named = f"layer {layer(output)}" + (f", tensor {output}" if layer(output) != output else "")
     return f"operator {operator.index} {operator.name} version {operator.version} ({named})"
 
@@ -141,7 +141,7 @@ def dynamic_sizes(log: str, graph: Graph) -> Found | None:
     # #829, #831
     if "only supports static-sized tensors" not in log:
         return None
-    operators = [op for op in graph.operators if any(t.dynamic for t in (*graph.given(op), *graph.made(op)))]
+    operators = [op for op in graph.operators if any(t.dynamic for t in (*graph.input_tensors(op), *graph.output_tensors(op)))]
     return Found("it takes static-sized tensors only", operators)
 
 
@@ -275,7 +275,7 @@ def _largest(graph: Graph) -> list[Operator]:
     """The operators whose inputs and outputs together are largest: where activations are most likely too large."""
 
     def elements(operator: Operator) -> int:
-        tensors = (*graph.given(operator), *graph.made(operator))
+        tensors = (*graph.input_tensors(operator), *graph.output_tensors(operator))
         return sum(tensor.elements for tensor in tensors if not tensor.is_constant)
 
     return sorted(graph.operators, key=elements, reverse=True)[:1]

@@ -223,7 +223,7 @@ def as_compiled(
 
 
 def _named(graph: Graph, operator: Operator) -> tuple[str, ...]:
-    return operator.name, *(tensor.name for tensor in graph.made(operator))
+    return operator.name, *(tensor.name for tensor in graph.output_tensors(operator))
 
 
 def _surprise(op: PlacedOperator, side: str, real: Sequence[CompilerReport]) -> PlacedOperator:

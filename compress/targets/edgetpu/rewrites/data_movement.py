@@ -41,7 +41,7 @@ def moved_numbers(operator: Operator, graph: Graph) -> Iterator[Edit]:
         return
     for first in range(position + 1):
         for last in range(len(chain) - 1, position - 1, -1):
-            x, out = graph.tensors[chain[first].inputs[0]], graph.made(chain[last])[0]
+            x, out = graph.tensors[chain[first].inputs[0]], graph.output_tensors(chain[last])[0]
             places = _places(chain[first : last + 1], x, out, graph)
             if places is None:
                 continue
@@ -65,14 +65,14 @@ def function_first(operator: Operator, graph: Graph) -> Iterator[Edit]:
         if not _private(before, graph):
             break
         chain.insert(0, before)
-    out = graph.made(operator)[0]
+    out = graph.output_tensors(operator)[0]
     if not chain or not is_plain(out) or not is_plain(graph.tensors[chain[0].inputs[0]]):
         return
     edit = Edit(graph)
     index = edit.like(out, "early", shape=graph.tensors[chain[0].inputs[0]].shape)
     edit.change(operator, inputs=[chain[0].inputs[0]], outputs=[index])
     for each in chain:
-        made = out.index if each is chain[-1] else edit.like(out, "moved", shape=graph.made(each)[0].shape)
+        made = out.index if each is chain[-1] else edit.like(out, "moved", shape=graph.output_tensors(each)[0].shape)
         edit.change(each, inputs=[index, *each.inputs[1:]], outputs=[made])
         index = made
     yield edit
@@ -204,8 +204,8 @@ def _turned(edit: Edit, chain: Sequence[Operator], x: Tensor, out: Tensor, graph
     turns = [each for each in chain if each.name == "TRANSPOSE"]
     if len(turns) != 1 or any(each.name not in ("TRANSPOSE", "RESHAPE", "SQUEEZE", "EXPAND_DIMS") for each in chain):
         return False
-    shape = graph.given(turns[0])[0].shape
-    order = [int(axis) for axis in graph.given(turns[0])[1].array().ravel() if shape[axis] > 1]
+    shape = graph.input_tensors(turns[0])[0].shape
+    order = [int(axis) for axis in graph.input_tensors(turns[0])[1].array().ravel() if shape[axis] > 1]
     groups: list[list[int]] = []
     for axis in order:
         if groups and all(shape[between] == 1 for between in range(groups[-1][-1] + 1, axis)) and axis > groups[-1][-1]:

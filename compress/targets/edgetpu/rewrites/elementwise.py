@@ -177,13 +177,13 @@ def requantized(operator: Operator, graph: Graph) -> Iterator[Edit]:
         if len(after) != 1 or len(chain[-1].outputs) != 1 or chain[-1].outputs[0] in graph.outputs:
             return
         chain.append(after[0])
-    x, out = graph.given(operator)[0], graph.made(chain[-1])[0]
+    x, out = graph.input_tensors(operator)[0], graph.output_tensors(chain[-1])[0]
     if operator.name != "DEQUANTIZE" or chain[-1].name != "QUANTIZE" or not (is_plain(x) and is_plain(out)):
         return
     edit, index = Edit(graph), x.index
     edit.remove(*chain)
     for each in chain[1:-1]:
-        made = edit.like(x, "moved", shape=graph.made(each)[0].shape)
+        made = edit.like(x, "moved", shape=graph.output_tensors(each)[0].shape)
         edit.add(each.name, [index, *each.inputs[1:]], [made], each.options)
         index = made
     edit.add("QUANTIZE", [index], [out.index], edit.options("QuantizeOptions"))
@@ -192,7 +192,7 @@ def requantized(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 def float_island(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """A float operator between DEQUANTIZE and QUANTIZE becomes 8-bit itself."""
-    if graph.made(operator)[0].dtype != "FLOAT32":
+    if graph.output_tensors(operator)[0].dtype != "FLOAT32":
         return
     edit, _, out = start(operator, graph)
     inputs = []
@@ -236,11 +236,11 @@ def start(operator: Operator, graph: Graph) -> tuple[Edit, Tensor, Tensor]:
     """
     edit = Edit(graph)
     edit.remove(operator)
-    x, out = eight_bit_input(edit, operator.inputs[0]), graph.made(operator)[0]
+    x, out = eight_bit_input(edit, operator.inputs[0]), graph.output_tensors(operator)[0]
     after = graph.consumers.get(out.index, [])
     if out.dtype == "FLOAT32" and len(after) == 1 and after[0].name == "QUANTIZE" and out.index not in graph.outputs:
         edit.remove(after[0])
-        out = graph.made(after[0])[0]
+        out = graph.output_tensors(after[0])[0]
     if not is_plain(out):
         raise NotEightBitError
     return edit, x, out
@@ -254,7 +254,7 @@ def eight_bit_input(edit: Edit, index: int) -> Tensor:
         readers = {each.index for each in graph.consumers[index]}
         if readers <= edit.removed and index not in graph.outputs:
             edit.remove(before)
-            tensor = graph.given(before)[0]
+            tensor = graph.input_tensors(before)[0]
     if not is_plain(tensor):
         raise NotEightBitError
     return tensor

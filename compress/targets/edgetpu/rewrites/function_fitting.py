@@ -70,11 +70,11 @@ def _region(operator: Operator, graph: Graph) -> tuple[list[Operator], Tensor, T
     last = max(each.index for each in graph.operators if roots.get(each.outputs[0]) == root)
     for index in range(last, operator.index - 1, -1):
         end = graph.operators[index]
-        if roots.get(end.outputs[0]) != root or not is_plain(graph.made(end)[0]):
+        if roots.get(end.outputs[0]) != root or not is_plain(graph.output_tensors(end)[0]):
             continue
         region = _closed(end, root, graph)
         if any(each.index == operator.index for each in region):
-            return region, graph.tensors[root], graph.made(end)[0]
+            return region, graph.tensors[root], graph.output_tensors(end)[0]
     return None
 
 
@@ -82,14 +82,14 @@ def _roots(graph: Graph) -> dict[int, int]:
     """By tensor: the 8-bit tensor that it is an elementwise function of."""
     roots: dict[int, int] = {}
     for operator in graph.operators:
-        given = graph.given(operator)
+        given = graph.input_tensors(operator)
         computed = [tensor for tensor in given if not tensor.is_constant]
         single = all(tensor.elements == 1 for tensor in given if tensor.is_constant)
         found = {roots.get(tensor.index, tensor.index) for tensor in computed}
         plain = operator.name in ELEMENTWISE and not operator.custom and len(operator.outputs) == 1
         if plain and single and len(found) == 1:
             root = found.pop()
-            if graph.made(operator)[0].shape == graph.tensors[root].shape:
+            if graph.output_tensors(operator)[0].shape == graph.tensors[root].shape:
                 roots[operator.outputs[0]] = root
     return roots
 

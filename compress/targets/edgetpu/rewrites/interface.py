@@ -48,7 +48,7 @@ def folded_constants(graph: Graph) -> Graph | None:
     found = []
     for operator in graph.operators:
         known = all(index in constant for index in operator.inputs if index != NONE)
-        small = all(tensor.elements <= LARGEST_CONSTANT for tensor in graph.made(operator))
+        small = all(tensor.elements <= LARGEST_CONSTANT for tensor in graph.output_tensors(operator))
         random = "RANDOM" in operator.name or operator.name == "MULTINOMIAL"
         if operator.inputs and (known or operator.name == "SHAPE") and small and not random and not operator.custom:
             constant.update(operator.outputs)
@@ -88,7 +88,7 @@ def integer_ends(graph: Graph, wanted: str | None) -> Graph | None:
 def _integer_input(edit: Edit, position: int, tensor: Tensor, wanted: str | None) -> None:
     inside, consumers = tensor, edit.before.consumers.get(tensor.index, [])
     if tensor.dtype == "FLOAT32" and len(consumers) == 1 and consumers[0].name == "QUANTIZE":
-        inside = edit.before.made(consumers[0])[0]
+        inside = edit.before.output_tensors(consumers[0])[0]
         if not is_plain(inside) or inside.index in edit.before.outputs:
             return
         edit.remove(consumers[0])
@@ -105,7 +105,7 @@ def _integer_output(edit: Edit, position: int, tensor: Tensor, wanted: str | Non
     if maker is None or tensor.index in edit.before.inputs:
         return
     if tensor.dtype == "FLOAT32" and maker.name == "DEQUANTIZE":
-        inside = edit.before.given(maker)[0]
+        inside = edit.before.input_tensors(maker)[0]
         if not is_plain(inside) or inside.index in (*edit.before.inputs, *edit.before.outputs) or inside.is_constant:
             return
         if not edit.before.consumers.get(tensor.index):

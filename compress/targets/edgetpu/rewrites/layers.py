@@ -21,14 +21,14 @@ _WEIGHTS_DTYPE = "INT8"
 
 def dense_scales(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """FULLY_CONNECTED with a scale for each output gets one scale, or becomes a 1x1 CONV_2D where that loses much."""
-    x, weights, *_ = graph.given(operator)
+    x, weights, *_ = graph.input_tensors(operator)
     if not (_per_channel(weights) and weights.is_constant and is_plain(x)):
         return
     bias = _bias(operator, graph)
     if operator.option("weightsFormat", 0) or (bias is not None and not bias.is_constant):
         return
     yield _one_scale(operator, graph, bias)
-    out = graph.made(operator)[0]
+    out = graph.output_tensors(operator)[0]
     if out.elements != weights.shape[0]:
         return
     edit, _, _ = start(operator, graph)
@@ -49,8 +49,8 @@ def dense_scales(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 def dense_rows(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """FULLY_CONNECTED on several rows at once, as in transformers, becomes a 1x1 CONV_2D over them."""
-    x, weights, *_ = graph.given(operator)
-    bias, out = _bias(operator, graph), graph.made(operator)[0]
+    x, weights, *_ = graph.input_tensors(operator)
+    bias, out = _bias(operator, graph), graph.output_tensors(operator)[0]
     if not weights.is_constant or len(weights.shape) != 2 or operator.option("weightsFormat", 0):
         return
     outputs, inputs = weights.shape
@@ -72,7 +72,7 @@ def dense_rows(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 def grouped_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """A grouped CONV_2D becomes DEPTHWISE_CONV_2D, or SPLIT, a CONV_2D for each group and CONCATENATION."""
-    x, weights, *_ = graph.given(operator)
+    x, weights, *_ = graph.input_tensors(operator)
     if len(x.shape) != 4 or len(weights.shape) != 4 or not weights.is_constant:
         return
     outputs, height, width, each = weights.shape
@@ -112,7 +112,7 @@ def one_dilation(operator: Operator, graph: Graph) -> Iterator[Edit]:
 def fused_activation(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """An activation inside TRANSPOSE_CONV, pooling or CONCATENATION becomes an operator after it; none where
     the output's range does the same."""
-    fused, out = operator.option("fusedActivationFunction", 0), graph.made(operator)[0]
+    fused, out = operator.option("fusedActivationFunction", 0), graph.output_tensors(operator)[0]
     if fused not in ACTIVATIONS or not is_plain(out):
         return
     version = {"TRANSPOSE_CONV": 3}.get(operator.name)
@@ -131,7 +131,7 @@ def fused_activation(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 def mean_over_channels(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """MEAN over channels whose number is no multiple of 4 becomes a 1x1 CONV_2D with equal weights."""
-    x, axes = graph.given(operator)
+    x, axes = graph.input_tensors(operator)
     if not (axes.is_constant and x.shape and is_plain(x)):
         return
     channels = x.shape[-1]
@@ -157,7 +157,7 @@ def mean_over_channels(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 def constant_matmul(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """BATCH_MATMUL by a constant matrix becomes a 1x1 CONV_2D."""
-    x, matrix = graph.given(operator)
+    x, matrix = graph.input_tensors(operator)
     fits = matrix.is_constant and matrix.quantization is not None and not matrix.quantization.per_channel
     if not fits or operator.option("adjX", False) or sum(side > 1 for side in matrix.shape) > 2:
         return
@@ -184,7 +184,7 @@ def batch_norm_leftover(operator: Operator, graph: Graph) -> Iterator[Edit]:
         return
     before, factor, shift = found
     x, weights = graph.tensors[before.inputs[0]], graph.tensors[before.inputs[1]]
-    bias, out = _bias(before, graph), graph.made(operator)[0]
+    bias, out = _bias(before, graph), graph.output_tensors(operator)[0]
     assert weights.quantization is not None
     scales = np.broadcast_to(np.asarray(weights.quantization.scale), factor.shape)
     one_scale = not weights.quantization.per_channel
@@ -221,7 +221,7 @@ def _bias(operator: Operator, graph: Graph) -> Tensor | None:
 
 
 def _one_scale(operator: Operator, graph: Graph, bias: Tensor | None) -> Edit:
-    x, weights, *_ = graph.given(operator)
+    x, weights, *_ = graph.input_tensors(operator)
     assert weights.quantization is not None
     scales = np.asarray(weights.quantization.scale)
     values = weights.array() * scales[:, None]
@@ -306,7 +306,7 @@ def _ones(edit: Edit, x: Tensor, chosen: NDArray[np.bool_]) -> tuple[int, int]:
 
 def _folding(operator: Operator, graph: Graph) -> tuple[Operator, NDArray[np.float64], NDArray[np.float64]] | None:
     """The convolution that an operator can be folded into, with a factor and a shift for each channel."""
-    given = graph.given(operator)
+    given = graph.input_tensors(operator)
     constants = [tensor for tensor in given if tensor.is_constant]
     computed = [tensor for tensor in given if not tensor.is_constant]
     if len(constants) != 1 or len(computed) != 1 or not is_plain(constants[0]):

@@ -16,7 +16,7 @@ BINARY = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")
 
 def repeated_map(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """RESIZE_BILINEAR of a 1x1 map becomes RESIZE_NEAREST_NEIGHBOR: there is only one value to repeat."""
-    x = graph.given(operator)[0]
+    x = graph.input_tensors(operator)[0]
     if x.shape[1:3] != (1, 1) or operator.name != "RESIZE_BILINEAR":
         return
     edit, _, out = start(operator, graph)
@@ -27,7 +27,7 @@ def repeated_map(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 def strided_slice(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """STRIDED_SLICE with strides over height and width becomes SLICE and a 1x1 MAX_POOL_2D with those strides."""
-    x, *constants = graph.given(operator)
+    x, *constants = graph.input_tensors(operator)
     masked = any(operator.option(name, 0) for name in ("ellipsisMask", "newAxisMask", "shrinkAxisMask", "offset"))
     if masked or len(x.shape) != 4 or not all(each.is_constant for each in constants):
         return
@@ -56,12 +56,12 @@ def strided_slice(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 def split_sizes(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """SPLIT_V becomes a SLICE for each part."""
-    x, _, axis = graph.given(operator)
+    x, _, axis = graph.input_tensors(operator)
     if not axis.is_constant:
         return
     along, begin = int(axis.array().ravel()[0]) % len(x.shape), 0
     edit, _, _ = start(operator, graph)
-    for out in graph.made(operator):
+    for out in graph.output_tensors(operator):
         _slice(edit, x, along, begin, out.shape, out.index)
         begin += out.shape[along]
     yield edit
@@ -72,7 +72,7 @@ def unpack(operator: Operator, graph: Graph) -> Iterator[Edit]:
     edit, x, _ = start(operator, graph)
     along = operator.option("axis", 0) % len(x.shape)
     shape = tuple(1 if axis == along else side for axis, side in enumerate(x.shape))
-    for index, out in enumerate(graph.made(operator)):
+    for index, out in enumerate(graph.output_tensors(operator)):
         part = edit.like(x, f"part{index}", shape=shape)
         _slice(edit, x, along, index, shape, part)
         _reshape(edit, part, out)
@@ -81,7 +81,7 @@ def unpack(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 def gather(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """GATHER of neighbouring indices becomes SLICE, and RESHAPE where an axis is dropped."""
-    x, indices = graph.given(operator)
+    x, indices = graph.input_tensors(operator)
     if not indices.is_constant or operator.option("batchDims", 0):
         return
     edit, _, out = start(operator, graph)
@@ -99,7 +99,7 @@ def gather(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 def pad_value(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """PADV2 becomes PAD; with a value other than 0, between two ADD that shift by it and change no code."""
-    x, amounts, value = graph.given(operator)
+    x, amounts, value = graph.input_tensors(operator)
     if not value.is_constant or not is_plain(x):
         return
     (scale, zero_point), code = scale_of(x), int(value.array().ravel()[0])

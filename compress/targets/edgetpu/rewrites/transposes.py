@@ -20,7 +20,7 @@ _ALONG_AXES = {"PAD": (1,), "PADV2": (1,), "SLICE": (1, 2), "STRIDED_SLICE": (1,
 
 def transposes(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """TRANSPOSE operators move behind what follows them, and cancel where they meet."""
-    order, x, out = _order(operator, graph), graph.given(operator)[0], graph.made(operator)[0]
+    order, x, out = _order(operator, graph), graph.input_tensors(operator)[0], graph.output_tensors(operator)[0]
     if order is None:
         return
     before = graph.producer.get(x.index)
@@ -76,7 +76,7 @@ def _joined(first: Operator, second: Operator, order: list[int], graph: Graph) -
     """Two transposes as one, or as none; the first stays where others take its output."""
     edit = Edit(graph)
     edit.remove(second, *([first] if only_consumer(graph, first) else []))
-    x, out = graph.given(first)[0], graph.made(second)[0]
+    x, out = graph.input_tensors(first)[0], graph.output_tensors(second)[0]
     if order != sorted(order):
         edit.add("TRANSPOSE", [x.index, edit.integers("order", *order)], [out.index], edit.options("TransposeOptions"))
         return edit
@@ -91,7 +91,7 @@ def _sunk(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
     """An operator in front of the transposes that stood before each of its inputs."""
     edit, back = Edit(graph), [int(axis) for axis in np.argsort(order)]
     inputs = []
-    for tensor in graph.given(operator):
+    for tensor in graph.input_tensors(operator):
         before = graph.producer.get(tensor.index)
         if before is not None and before.name == "TRANSPOSE" and _order(before, graph) == order:
             if only_consumer(graph, before):
@@ -104,7 +104,7 @@ def _sunk(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
             inputs.append(edit.like(tensor, "transposed", shape=values.shape, values=np.ascontiguousarray(values)))
         else:
             return
-    out = graph.made(operator)[0]
+    out = graph.output_tensors(operator)[0]
     if len(out.shape) != len(order):
         return
     made = edit.like(out, "transposed", shape=[out.shape[axis] for axis in back])
@@ -116,12 +116,12 @@ def _sunk(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
 
 def _sunk_by_axes(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
     """The same for an operator that does something along some axes."""
-    given = graph.given(operator)
+    given = graph.input_tensors(operator)
     constants = [tensor for tensor in given if tensor.is_constant]
     (before,) = (graph.producer.get(tensor.index) for tensor in given if not tensor.is_constant)
     masks = [name for name in vars(operator.options or operator) if name.endswith("Mask")]
     dropped = [name for name in masks if name not in ("beginMask", "endMask") and operator.option(name, 0)]
-    kept = all(len(out.shape) == len(order) for out in graph.made(operator))
+    kept = all(len(out.shape) == len(order) for out in graph.output_tensors(operator))
     if before is None or len(constants) != len(given) - 1 or dropped or not kept:
         return
     edit, back = Edit(graph), [int(axis) for axis in np.argsort(order)]
@@ -138,7 +138,7 @@ def _sunk_by_axes(operator: Operator, order: list[int], graph: Graph) -> Iterato
     }
     if only_consumer(graph, before):
         edit.remove(before)
-    outputs = [edit.like(out, "transposed", shape=[out.shape[axis] for axis in back]) for out in graph.made(operator)]
+    outputs = [edit.like(out, "transposed", shape=[out.shape[axis] for axis in back]) for out in graph.output_tensors(operator)]
     edit.change(operator, inputs=inputs, outputs=outputs, options=changed)
     for made, out in zip(outputs, operator.outputs, strict=True):
         edit.add("TRANSPOSE", [made, edit.integers("order", *order)], [out], edit.options("TransposeOptions"))

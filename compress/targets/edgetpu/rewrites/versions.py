@@ -13,7 +13,7 @@ LARGEST_RANK = 4
 def older_version(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """A version that only adds types, or ranks above 4, becomes the newest one that the compiler knows."""
     # Source: TFLite's op_version.cc. What a newer version adds for 8-bit tensors of rank 4 is listed in `_uses_more`.
-    tensors = [*graph.given(operator), *graph.made(operator)]
+    tensors = [*graph.input_tensors(operator), *graph.output_tensors(operator)]
     if any(len(tensor.shape) > LARGEST_RANK for tensor in tensors) or _uses_more(operator, graph):
         return
     for version in range(operator.version - 1, 0, -1):
