@@ -181,7 +181,7 @@ def estimate(model: FilePath, host: str, *, clock: str = "max", compiled: FilePa
     inspected = None
     if compiled is not None:
         inspected = inspection.inspect(Path(compiled))
-        inspection.refuse_another(inspected, content, target, str(compiled))
+        inspection.verify_same_model(inspected, content, target, str(compiled))
     return estimate(content, target, host, clock, inspected)
 
 

@@ -194,7 +194,10 @@ def float_operators(content: bytes) -> Mapping[str, str]:
     return {
         graph.output_tensors(operator)[0].name: operator.name
         for operator in graph.operators
-        if any(tensor.dtype.startswith("FLOAT") for tensor in (*graph.input_tensors(operator), *graph.output_tensors(operator)))
+        if any(
+            tensor.dtype.startswith("FLOAT")
+            for tensor in (*graph.input_tensors(operator), *graph.output_tensors(operator))
+        )
     }
 
 

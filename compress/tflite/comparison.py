@@ -85,7 +85,7 @@ RUNNABLE_CUSTOMS = ("TFLite_Detection_PostProcess", "NumericVerify", "Mfcc", "Au
 """Custom operators that the interpreter has."""
 
 
-def runnable(graph: Graph) -> Graph:
+def without_unknown_customs(graph: Graph) -> Graph:
     """The graph up to custom operators that the interpreter does not have: what they take is read instead."""
     lost: set[int] = set()
     kept, ends = [], []
@@ -99,7 +99,7 @@ def runnable(graph: Graph) -> Graph:
     if not lost:
         return graph
     outputs = dict.fromkeys(index for index in (*graph.outputs, *ends) if index not in lost)
-    return edit.selected(graph, kept, graph.inputs, list(outputs))
+    return edit.select_operators(graph, kept, graph.inputs, list(outputs))
 
 
 def compare(before: Graph, after: Graph, feeds: Sequence[Feed]) -> Difference:
@@ -183,7 +183,7 @@ def ramp_feeds(graph: Graph) -> list[list[NDArray[Any]]]:
     ]
 
 
-def recorded(graph: Graph, feeds: Sequence[Feed], wanted: Collection[int]) -> list[Mapping[int, NDArray[Any]]]:
+def record_tensors(graph: Graph, feeds: Sequence[Feed], wanted: Collection[int]) -> list[Mapping[int, NDArray[Any]]]:
     """Return the values of the requested tensors for every feed."""
-    runner = Runner(runnable(graph), keep=True)
+    runner = Runner(without_unknown_customs(graph), keep=True)
     return [dict(zip(wanted, runner.run(feed, wanted), strict=True)) for feed in feeds]

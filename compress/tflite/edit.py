@@ -199,12 +199,12 @@ def _in_order(operators: Sequence[Any]) -> list[Any]:
     return order
 
 
-def part(graph: Graph, operators: Collection[int], inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
+def extract(graph: Graph, operators: Collection[int], inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
     """Some operators of a graph as a model of their own, with nothing in it that they do not need."""
-    return compact(selected(graph, operators, inputs, outputs))
+    return compact(select_operators(graph, operators, inputs, outputs))
 
 
-def selected(graph: Graph, operators: Collection[int], inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
+def select_operators(graph: Graph, operators: Collection[int], inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
     """The same, its tensors numbered as in the whole graph."""
     main = copy.copy(graph.source.subgraphs[0])
     main.operators = [each for index, each in enumerate(main.operators) if index in operators]

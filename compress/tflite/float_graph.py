@@ -20,7 +20,7 @@ from compress.tflite import comparison
 from compress.tflite import graph as graphs
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
-MOST_NUMBERS = 2**28
+MAX_ELEMENTS = 2**28
 """In one tensor of a graph that is computed with: 1 GiB."""
 EIGHT_BITS = ("INT8", "UINT8")
 _CHANCE = ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL")
@@ -73,8 +73,8 @@ def plain(graph: Graph) -> Plain:
         known.update(values)
     for tensor in graph.tensors:
         shape = shapes.get(tensor.index, tensor.shape)
-        if prod(shape) > MOST_NUMBERS:
-            raise ModelError(f"tensor {tensor.name!r} has the shape {list(shape)}", allowed=f"{MOST_NUMBERS:,} numbers")
+        if prod(shape) > MAX_ELEMENTS:
+            raise ModelError(f"tensor {tensor.name!r} has the shape {list(shape)}", allowed=f"{MAX_ELEMENTS:,} numbers")
     numbers = tuple(op.index for op in graph.operators if not all(index in known for index in op.outputs))
     return Plain(_changed(graph, known, shapes, numbers), numbers, tuple(notes))
 
@@ -139,7 +139,7 @@ def _fixed(graph: Graph, known: Mapping[int, Any]) -> set[int]:
 
 def _seen(graph: Graph, wanted: set[int]) -> tuple[dict[int, tuple[int, ...]], dict[int, NDArray[Any]]]:
     """The shapes that computed tensors really have, and the values of some of them: from one run on zeros."""
-    cut = comparison.runnable(graph)
+    cut = comparison.without_unknown_customs(graph)
     runner = comparison.Runner(cut, keep=True)
     runner.run([np.zeros(graph.tensors[i].shape, graphs.DTYPES.get(graph.tensors[i].dtype)) for i in graph.inputs], [])
     shapes, values = {}, {}
@@ -179,7 +179,7 @@ def _changed(
     return graphs.from_source(source)
 
 
-def title(operator: Operator, number: int, graph: Graph) -> str:
+def operator_title(operator: Operator, number: int, graph: Graph) -> str:
     """An operator as it is named to people: its kind, its number in the file, the tensor that it makes."""
     made = graph.output_tensors(operator)
     name = made[0].name if made else "nothing"

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-TIMES, ROOM = 7, 32 << 20
+MAX_EXPANSION, EXTRA_BYTES = 7, 32 << 20
 """What a file may take: so many times its bytes, and so many bytes, since a graph of thousands of operators
 may have few weights (an unrolled recurrent net)."""
 _TABLE = 1024
@@ -146,7 +146,7 @@ def verify(content: bytes, unions: Mapping[str, Mapping[int, str]]) -> Allowance
 class _TableWalk:
     def __init__(self, content: bytes, unions: Mapping[str, Mapping[int, str]]) -> None:
         self.content, self.unions = content, unions
-        self.allowance = Allowance(TIMES * len(content) + ROOM)
+        self.allowance = Allowance(MAX_EXPANSION * len(content) + EXTRA_BYTES)
 
     def table(self, position: int, kind: str) -> None:
         self.allowance.spend(_TABLE)

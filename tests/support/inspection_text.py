@@ -34,7 +34,7 @@ def _told(parsed: graph.Graph) -> str:
     told: list[Any] = []
     if any(operator.custom and operator.name == darwinn_package.OPERATOR for operator in parsed.operators):
         try:
-            found = inspection.opened(parsed)
+            found = inspection.inspect_graph(parsed)
             told += [found.to_json(), inspection.describe(found)]
         except CorallineError as error:
             told.append(str(error))

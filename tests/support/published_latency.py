@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 
 from compress.targets import load
 from compress.targets.edgetpu import latency
-from compress.targets.edgetpu.latency import ArrayLayer, Sent
+from compress.targets.edgetpu.latency import ArrayLayer, BusTraffic
 
 HOSTS = ("pcie", "usb3", "devboard", "usb2")
 JUDGED = ("pcie", "usb3", "devboard")
@@ -48,17 +48,17 @@ class Row:
     clock: str
     measured_ms: float
     layers: tuple[ArrayLayer, ...]
-    sent: Sent
+    sent: BusTraffic
 
 
-def network(table: Mapping[str, Any]) -> tuple[tuple[ArrayLayer, ...], Sent]:
+def network(table: Mapping[str, Any]) -> tuple[tuple[ArrayLayer, ...], BusTraffic]:
     """The layers of a table: rows of t, h, w, k, kw, ci, co, ih, iw; inb and outb bytes."""
     layers = tuple(_layer(row) for row in table["ops"])
-    layers = tuple(replace(each, parameters=latency.parameters(each, TARGET)) for each in layers)
-    held = latency.split(layers, TARGET)
+    layers = tuple(replace(each, parameters=latency.layer_parameters(each, TARGET)) for each in layers)
+    held = latency.allocate_cache(layers, TARGET)
     streamed = tuple(each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True))
     outputs = _outputs(layers, table["outb"])
-    return layers, Sent(
+    return layers, BusTraffic(
         table["inb"], outputs, latency.instruction_bytes(layers, table["inb"] + table["outb"]), streamed
     )
 
@@ -77,14 +77,14 @@ def _outputs(layers: Sequence[ArrayLayer], stated: int) -> int:
     read the same map."""
     last = layers[-1]
     if stated == math.prod(last.output_shape):
-        return latency.sent_bytes(last.output_shape)
+        return latency.padded_map_bytes(last.output_shape)
     if stated > math.prod(last.output_shape) or last.kind != "conv":
         return stated
     total = 0
     for layer in reversed(layers):
         if layer.input_shape != last.input_shape or layer.output_shape[2] == last.input_shape[2]:
             break
-        total += latency.sent_bytes(layer.output_shape)
+        total += latency.padded_map_bytes(layer.output_shape)
     return total
 
 

@@ -8,7 +8,7 @@ The form was found by comparing it with `used_narrow_memory_bytes_per_tile` in c
 from __future__ import annotations
 
 from compress.targets.edgetpu.constants import ARRAY
-from compress.targets.edgetpu.parameter_memory import up
+from compress.targets.edgetpu.parameter_memory import round_up
 from compress.tflite.graph import Graph, Operator, Tensor
 
 TILES = ARRAY["tiles"]
@@ -29,7 +29,11 @@ def bytes_per_tile(graph: Graph, on_tpu: set[int]) -> int:
     alive: set[int] = set()
     held = largest = 0
     for operator in operators:
-        touched = {each.index: each for each in (*graph.input_tensors(operator), *graph.output_tensors(operator)) if not each.is_constant}
+        touched = {
+            each.index: each
+            for each in (*graph.input_tensors(operator), *graph.output_tensors(operator))
+            if not each.is_constant
+        }
         for index in touched.keys() - alive:
             if index not in tiles:
                 tiles[index] = _tile(touched[index], graph)
@@ -51,14 +55,14 @@ def _tile(tensor: Tensor, graph: Graph) -> int:
     """One tile of a tensor, with the border that the windows of its consumers reach into. A vector is in every tile."""
     height, width, channels = _map(tensor)
     if height * width == 1:
-        return up(channels, 4)
+        return round_up(channels, 4)
     border_h, border_w = 0, 0
     for taker in graph.consumers.get(tensor.index, ()):
         if taker.name in _WINDOWED:
             _, kernel_h, kernel_w, _ = graph.tensors[taker.inputs[1]].shape
             border_h = max(border_h, _border(taker, kernel_h, "H"))
             border_w = max(border_w, _border(taker, kernel_w, "W"))
-    return (-(-height // TILES) + border_h) * (-(-width // TILES) + border_w) * up(channels, 4)
+    return (-(-height // TILES) + border_h) * (-(-width // TILES) + border_w) * round_up(channels, 4)
 
 
 def _border(operator: Operator, kernel: int, letter: str) -> int:
@@ -72,7 +76,9 @@ def _extra(operator: Operator, graph: Graph) -> int:
     if operator.name == "RESHAPE" and given:
         height, width, channels = _map(given[0])
         flat = graph.output_tensors(operator)[0]
-        return height * width * up(channels, 4) if height * width > 1 and flat.shape[-1:] == (flat.elements,) else 0
+        return (
+            height * width * round_up(channels, 4) if height * width > 1 and flat.shape[-1:] == (flat.elements,) else 0
+        )
     if operator.name == "MUL" and len(given) == 2:
         return 4 * _tile(graph.output_tensors(operator)[0], graph)
     return 0

@@ -13,8 +13,8 @@ from compress.targets.base import Target
 from compress.targets.edgetpu import activation_memory
 from compress.targets.edgetpu import operator_parameters as parameters
 from compress.targets.edgetpu.constants import MEMORY
-from compress.targets.edgetpu.parameter_memory import Split, split
-from compress.targets.edgetpu.placement import LATE, PlacedOperator, Placement, place
+from compress.targets.edgetpu.parameter_memory import CacheAllocation, allocate_cache
+from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, PlacedOperator, Placement, place
 from compress.tflite.graph import NONE, Graph, Operator
 
 SCHEMA_VERSION = 1
@@ -56,7 +56,7 @@ class Check:
     placement: Placement
     subgraphs: int
     blockers: tuple[Blocker, ...]
-    parameters: Split | None
+    parameters: CacheAllocation | None
     activation_bytes: int | None
     tile_bytes: int
     plan_bytes: int
@@ -101,7 +101,7 @@ class Check:
         lines += [
             f"{op.index:>4} {op.op} ({op.output}): {op.reason} {op.advice}".rstrip()
             for op in self.placement.ops
-            if op.status != LATE and op.reason
+            if op.status != AFTER_CPU_OPERATOR and op.reason
         ]
         lines.append(self.placement.summary)
         kept = self.placement.macs["cpu"]
@@ -164,7 +164,7 @@ def _check(graph: Graph, target: Target, all_subgraphs: bool) -> Check:
     sizes = activation_bytes = None
     if placement.failure is None:
         mapped = [operator for operator in graph.operators if operator.index in on_tpu]
-        sizes = split([parameters.count(operator, graph, target) for operator in mapped], target)
+        sizes = allocate_cache([parameters.count(operator, graph, target) for operator in mapped], target)
         activation_bytes = activation_memory.bytes_per_tile(graph, on_tpu)
     return Check(
         placement,
@@ -199,7 +199,7 @@ def _blockers(operators: Sequence[Operator], placed: Sequence[PlacedOperator]) -
     first: list[int] = []
     for operator, op in zip(operators, placed, strict=True):
         causes = reduce(or_, (behind.get(tensor, 0) for tensor in operator.inputs), 0)
-        if op.placement == "cpu" and op.status != LATE and not causes:
+        if op.placement == "cpu" and op.status != AFTER_CPU_OPERATOR and not causes:
             causes = 1 << len(first)
             first.append(op.index)
         if op.placement == "cpu":

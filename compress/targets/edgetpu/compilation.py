@@ -16,8 +16,8 @@ from compress.targets.edgetpu.compiler import Compiled, Compiler, CompilerOption
 from compress.targets.edgetpu.compiler.cache import Cache
 from compress.targets.edgetpu.compiler.host import LOG, Host
 from compress.targets.edgetpu.compiler.log import CompilerReport
-from compress.targets.edgetpu.estimate import everywhere
-from compress.targets.edgetpu.inspection import Inspection, opened
+from compress.targets.edgetpu.estimate import estimate_all_hosts
+from compress.targets.edgetpu.inspection import Inspection, inspect_graph
 from compress.tflite import graph
 from compress.tflite.graph import Graph
 
@@ -66,7 +66,7 @@ def _compiler(settings: CompilerSettings, target: Target, folder: Path) -> Compi
 
 
 def _host(settings: CompilerSettings, target: Target, folder: Path | None) -> Host | None:
-    return compiler.find(settings.compiler, settings.docker, settings.ssh, target, folder)
+    return compiler.find_compiler(settings.compiler, settings.docker, settings.ssh, target, folder)
 
 
 def _cache(settings: CompilerSettings) -> Cache | None:
@@ -91,7 +91,7 @@ def _not_compiled(parsed: Graph, settings: CompilerSettings, target: Target) -> 
     return {
         "placement": checked.to_json(),
         "expected": report.to_json(),
-        "expected_latency": everywhere(parsed, target),
+        "expected_latency": estimate_all_hosts(parsed, target),
         "compiled": False,
         "reason": f"not compiled: {target.tables['compiler']['name']} was not found{cached}",
         "how_to_compile": compiler.HOW_TO_COMPILE,
@@ -102,7 +102,7 @@ def _compiled(parsed: Graph, done: Compiled, settings: CompilerSettings, target:
     """The facts with a compiled model: the compiler's report, and where it differs from what was expected."""
     checked, report = expected(parsed, settings, target, done.reports[0].version)
     parts = [graph.parse(part) for part in done.files.values()]
-    placement = log.as_compiled(checked.placement, parsed, parts, done.reports)
+    placement = log.actual_placement(checked.placement, parsed, parts, done.reports)
     mapped = sum(op.placement == "tpu" for op in placement.ops)
     summary = f"{mapped} of {len(placement.ops)} operators run on the Edge TPU"
     # Each segment has its own table and memory; the expectation is for the whole model.
@@ -113,7 +113,7 @@ def _compiled(parsed: Graph, done: Compiled, settings: CompilerSettings, target:
     return {
         "placement": {**checked.to_json(), **placement.to_json(), "summary": summary},
         "expected": report.to_json(),
-        "expected_latency": everywhere(parsed, target, _inspected(parts)),
+        "expected_latency": estimate_all_hosts(parsed, target, _inspected(parts)),
         "reports": [report.to_json() for report in done.reports],
         "differences": differences,
         "compiled": True,
@@ -131,7 +131,7 @@ def expected(
     if settings.min_runtime_version is not None:
         target = _limited(target, known, settings.min_runtime_version)
     checked = check(parsed, target, all_subgraphs=settings.all_subgraphs)
-    return checked, log.expected(checked, parsed, known)
+    return checked, log.expected_report(checked, parsed, known)
 
 
 def _limited(target: Target, version: str, runtime: int) -> Target:
@@ -144,6 +144,6 @@ def _limited(target: Target, version: str, runtime: int) -> Target:
 def _inspected(parts: Sequence[Graph]) -> Inspection | None:
     """The content of a compiled model; None for segments, each on its own Edge TPU, and where nothing is mapped."""
     try:
-        return opened(parts[0]) if len(parts) == 1 else None
+        return inspect_graph(parts[0]) if len(parts) == 1 else None
     except ModelError:
         return None

@@ -50,13 +50,13 @@ class LayersCost(NetworkCost):
     def latency_ms(self, host: str, clock: str) -> float:
         """Return the predicted latency of one inference on a host."""
         instructions = latency.instruction_bytes(self.layers, self.input_bytes + self.output_bytes)
-        sent = latency.Sent(self.input_bytes, self.output_bytes, instructions, self._streamed)
+        sent = latency.BusTraffic(self.input_bytes, self.output_bytes, instructions, self._streamed)
         return latency.predict(self.layers, sent, self.target.tables["latency"], host, clock).total
 
     @cached_property
     def _streamed(self) -> tuple[int, ...]:
         """By layer, the bytes of parameters that are sent at every inference."""
-        held = latency.split(self.layers, self.target).streamed
+        held = latency.allocate_cache(self.layers, self.target).streamed
         return tuple(layer.parameters.size_bytes * sent for layer, sent in zip(self.layers, held, strict=True))
 
     @property
@@ -121,10 +121,12 @@ class EdgeTpuCost(CostModel):
 
     def operator(self, shape: OperatorShape) -> ArrayLayer:
         """Return an operator with what its parameters take."""
-        layer = ArrayLayer(shape.kind, shape.output_shape, shape.input_shape, shape.kernel, index=shape.index, name=shape.name)
+        layer = ArrayLayer(
+            shape.kind, shape.output_shape, shape.input_shape, shape.kernel, index=shape.index, name=shape.name
+        )
         if shape.constant:
-            return replace(layer, parameters=parameter_memory.constant(shape.output_shape[2]))
-        return replace(layer, parameters=latency.parameters(layer, self.target))
+            return replace(layer, parameters=parameter_memory.constant_vector(shape.output_shape[2]))
+        return replace(layer, parameters=latency.layer_parameters(layer, self.target))
 
     def activation_operators(self, function: str) -> int:
         """Return the number of operators that an activation becomes in a legalized file."""
@@ -137,7 +139,7 @@ class EdgeTpuCost(CostModel):
     def output_bytes(self, shape: Sequence[int]) -> int:
         """Return the bytes of an output tensor on the bus: its channels in blocks."""
         height, width, channels = (1, 1, 1, *shape)[-3:]
-        return latency.sent_bytes((height, width, channels))
+        return latency.padded_map_bytes((height, width, channels))
 
     def of_operators(self, operators: Sequence[ArrayLayer], input_bytes: int, output_bytes: int) -> LayersCost:
         """Return the cost of layers that `operator` returned."""
@@ -145,7 +147,7 @@ class EdgeTpuCost(CostModel):
 
     def of_file(self, graph: Graph) -> FileCost:
         """Return the cost of a .tflite file."""
-        return FileCost(estimate.layers_of(graph, self.target), 0, 0, self.target, graph)
+        return FileCost(estimate.array_layers(graph, self.target), 0, 0, self.target, graph)
 
     def cache_bytes(self) -> int:
         """Return the on-chip memory for parameters that every network can count on."""

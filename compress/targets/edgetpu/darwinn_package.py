@@ -32,7 +32,7 @@ DATA_TYPES = {
     8: "SIGNED_FIXED_POINT8",
     9: "SIGNED_FIXED_POINT16",
 }
-_TIMES, _ROOM = 4, 4096
+_MAX_EXPANSION, _EXTRA_BYTES = 4, 4096
 """What may be made of a package: so many times its bytes, and so many bytes."""
 _TABLE = 512
 """Bytes that a table takes with what is made of it, about."""
@@ -148,7 +148,7 @@ def _payload(options: bytes) -> bytes:
 
 
 def _package(content: bytes) -> DarwinnPackage:
-    allowance = Allowance(_TIMES * len(content) + _ROOM)
+    allowance = Allowance(_MAX_EXPANSION * len(content) + _EXTRA_BYTES)
     package = _Table.root(memoryview(content), allowance)
     multi = _Table.root(package.blob(1), allowance)
     executables = tuple(_executable(_Table.root(part, allowance)) for part in multi.blobs(0))

@@ -12,19 +12,19 @@ from compress.targets.edgetpu import latency, operator_parameters
 from compress.targets.edgetpu.check import Check, check
 from compress.targets.edgetpu.constants import LATENCY
 from compress.targets.edgetpu.inspection import Inspection
-from compress.targets.edgetpu.latency import WEIGHTED, ArrayLayer, LatencyPrediction, Sent
-from compress.targets.edgetpu.parameter_memory import ROW_BLOCK, up
-from compress.targets.edgetpu.placement import COMPILED
+from compress.targets.edgetpu.latency import WEIGHTED, ArrayLayer, LatencyPrediction, BusTraffic
+from compress.targets.edgetpu.parameter_memory import ROW_BLOCK, round_up
+from compress.targets.edgetpu.placement import COMPILED_OPERATOR
 from compress.tflite import macs as arithmetic
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 SCHEMA_VERSION = 1
-COSTLIEST = 8
+MAX_LISTED = 8
 """Number of layers that the text lists."""
 _KINDS = {"CONV_2D": "conv", "TRANSPOSE_CONV": "tconv", "FULLY_CONNECTED": "fc", "DEPTHWISE_CONV_2D": "dw"}
-_FREE = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "PAD"}
+_FREE_OPERATORS = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "PAD"}
 """They take no time if they have no parameters."""
-_WORTH = 0.005
+_MIN_SAVING = 0.005
 """The share of the whole that advice must save."""
 
 
@@ -74,11 +74,11 @@ class Estimate:
         shape: Callable[[tuple[int, ...]], str] = lambda sides: "x".join(map(str, sides))  # noqa: E731
         lines += [
             f"  {layer.index:>4} {layer.name:<20} {each:8.3f} ms  {shape(layer.input_shape)} -> {shape(layer.output_shape)}"
-            for each, layer in rows[:COSTLIEST]
+            for each, layer in rows[:MAX_LISTED]
         ]
         if self.advice:
             lines.append("what would help:")
-            lines += [f"  {saves:8.3f} ms  {what}" for what, saves in self.advice[:COSTLIEST]]
+            lines += [f"  {saves:8.3f} ms  {what}" for what, saves in self.advice[:MAX_LISTED]]
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def estimate(
 
 def _todo(graph: Graph) -> str:
     """Return advice on a model that the compiler would refuse."""
-    if any(operator.name == COMPILED for operator in graph.operators):
+    if any(operator.name == COMPILED_OPERATOR for operator in graph.operators):
         return "give the full-integer model that it was made from, and this one with --compiled"
     if all(tensor.quantization is None for tensor in graph.tensors):
         return "quantize it first: `quantize` in a pipeline"
@@ -148,7 +148,7 @@ def _estimate(
     constants = target.tables["latency"]
     on_tpu = {op.index for op in found.placement.ops if op.placement == "tpu"}
     layers = tuple(_layers(graph, on_tpu, target))
-    sent = _sent(graph, on_tpu, layers, found, target, compiled)
+    sent = _bus_traffic(graph, on_tpu, layers, found, target, compiled)
     bus = constants["hosts"][host]
     told = latency.predict(layers, sent, constants, host, clock)
     if not layers:
@@ -162,7 +162,7 @@ def _estimate(
     )
 
 
-def everywhere(graph: Graph, target: Target, compiled: Inspection | None = None) -> dict[str, dict[str, Any]]:
+def estimate_all_hosts(graph: Graph, target: Target, compiled: Inspection | None = None) -> dict[str, dict[str, Any]]:
     """Return the predictions for all hosts of the target, as plain values; empty if the compiler refuses the model.
 
     Args:
@@ -181,7 +181,7 @@ def everywhere(graph: Graph, target: Target, compiled: Inspection | None = None)
     return found
 
 
-def layers_of(graph: Graph, target: Target) -> list[ArrayLayer]:
+def array_layers(graph: Graph, target: Target) -> list[ArrayLayer]:
     """Return the layers that run on the Edge TPU, with the memory of their parameters."""
     return _layers(graph, {op.index for op in check(graph, target).placement.ops if op.placement == "tpu"}, target)
 
@@ -191,15 +191,17 @@ def _layers(graph: Graph, on_tpu: set[int], target: Target) -> list[ArrayLayer]:
     for operator in graph.operators:
         if operator.index in on_tpu:
             held = operator_parameters.count(operator, graph, target)
-            if operator.name not in _FREE or held.size_bytes:
-                found.append(replace(_shaped(operator, graph), parameters=held))
+            if operator.name not in _FREE_OPERATORS or held.size_bytes:
+                found.append(replace(_array_layer(operator, graph), parameters=held))
     return found
 
 
-def _shaped(operator: Operator, graph: Graph) -> ArrayLayer:
+def _array_layer(operator: Operator, graph: Graph) -> ArrayLayer:
     """An operator as a layer: kind, shapes and window."""
     made, index = _map(graph.output_tensors(operator)[0]), (operator.index, operator.name)
-    activations = [each for each in graph.input_tensors(operator) if not each.is_constant] or graph.input_tensors(operator)
+    activations = [each for each in graph.input_tensors(operator) if not each.is_constant] or graph.input_tensors(
+        operator
+    )
     given = _map(activations[0]) if activations else made
     kind = _KINDS.get(operator.name)
     if kind == "fc":
@@ -223,14 +225,14 @@ def _map(tensor: Tensor) -> tuple[int, int, int]:
     return height, width, channels
 
 
-def _sent(
+def _bus_traffic(
     graph: Graph,
     on_tpu: set[int],
     layers: Sequence[ArrayLayer],
     found: Check,
     target: Target,
     compiled: Inspection | None,
-) -> Sent:
+) -> BusTraffic:
     """Return what crosses the bus: tensors, instructions, and parameters that are not cached."""
     makers = {tensor: operator.index for operator in graph.operators for tensor in operator.outputs}
     taken = {i for op in graph.operators if op.index in on_tpu for i in op.inputs if i != NONE}
@@ -240,18 +242,20 @@ def _sent(
         for i in taken
         if makers.get(i, NONE) not in on_tpu and not graph.tensors[i].is_constant
     )
-    outputs = sum(latency.sent_bytes(_map(graph.tensors[i])) for i in wanted if makers.get(i, NONE) in on_tpu)
-    held = latency.split(layers, target)
+    outputs = sum(latency.padded_map_bytes(_map(graph.tensors[i])) for i in wanted if makers.get(i, NONE) in on_tpu)
+    held = latency.allocate_cache(layers, target)
     streamed = [each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True)]
     instructions = latency.instruction_bytes(layers, inputs + outputs)
     if compiled is not None:
-        streamed = _really(streamed, layers, compiled.streamed_bytes)
+        streamed = _distribute_streamed_bytes(streamed, layers, compiled.streamed_bytes)
     # Instructions stay predicted, with which the constants were fitted: MobileNetV1 0.25 at 128 pixels has 170 kB of
     # them, and would take 0.6 ms on PCIe by their bytes; 0.36 ms were measured.
-    return Sent(inputs, outputs, instructions, tuple(streamed), max(found.subgraphs, 1))
+    return BusTraffic(inputs, outputs, instructions, tuple(streamed), max(found.subgraphs, 1))
 
 
-def _really(predicted: Sequence[int], layers: Sequence[ArrayLayer], streamed_bytes: int) -> list[int]:
+def _distribute_streamed_bytes(
+    predicted: Sequence[int], layers: Sequence[ArrayLayer], streamed_bytes: int
+) -> list[int]:
     """The bytes that are really streamed, given to those layers that were thought to be, then to the largest."""
     left, found = streamed_bytes, [0] * len(layers)
     sizes = [layer.parameters.size_bytes for layer in layers]
@@ -266,7 +270,7 @@ def _cpu_ms(graph: Graph, operator: Operator, bus: Mapping[str, Any]) -> float:
     macs = arithmetic.macs(graph, operator)
     if macs:
         return float(macs * bus["cpu_ns_per_mac"] / 1e6)
-    if operator.name in _FREE:
+    if operator.name in _FREE_OPERATORS:
         return 0.0
     elements = sum(tensor.elements for tensor in graph.input_tensors(operator) if not tensor.is_constant)
     made = sum(tensor.elements for tensor in graph.output_tensors(operator))
@@ -287,7 +291,7 @@ def _with_cpu(told: LatencyPrediction, cpu_ms: float, fullness: float) -> Latenc
 
 def _advice(
     layers: Sequence[ArrayLayer],
-    sent: Sent,
+    sent: BusTraffic,
     constants: Mapping[str, Any],
     host: str,
     clock: str,
@@ -296,7 +300,7 @@ def _advice(
 ) -> tuple[tuple[str, float], ...]:
     """Return changes that lower the latency, tried with the same prediction, the largest saving first."""
 
-    def total(changed: Sequence[ArrayLayer], over_bus: Sent) -> float:
+    def total(changed: Sequence[ArrayLayer], over_bus: BusTraffic) -> float:
         return latency.predict(changed, over_bus, constants, host, clock).total
 
     now = total(layers, sent)
@@ -314,10 +318,10 @@ def _advice(
         if layer.kind in WEIGHTED and layer.output_shape[2] % ROW_BLOCK and layer.output_shape[2] > ROW_BLOCK:
             less = layer.output_shape[2] % ROW_BLOCK
             smaller = [*layers[:place], _narrower(layer, less), *layers[place + 1 :]]
-            free = up(layer.output_shape[2], ROW_BLOCK) - layer.output_shape[2]
+            free = round_up(layer.output_shape[2], ROW_BLOCK) - layer.output_shape[2]
             what = f"{layer.name} {layer.index}: {free} more output channels are free, or {less} fewer save time"
             found.append((what, now - total(smaller, sent)))
-    worth = [each for each in found if each[1] > _WORTH * (now + cpu_ms)]
+    worth = [each for each in found if each[1] > _MIN_SAVING * (now + cpu_ms)]
     return tuple(sorted(worth, key=lambda each: -each[1]))
 
 

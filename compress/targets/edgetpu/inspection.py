@@ -82,10 +82,10 @@ def inspect(path: Path) -> Inspection:
     Raises:
         ModelError: not a .tflite file, not compiled, or not by the vendor's compiler.
     """
-    return opened(graph.read(path), str(path))
+    return inspect_graph(graph.read(path), str(path))
 
 
-def opened(parsed: Graph, where: str = "") -> Inspection:
+def inspect_graph(parsed: Graph, where: str = "") -> Inspection:
     """Open a file that is parsed already; `where` names it in messages.
 
     Raises:
@@ -114,7 +114,7 @@ def opened(parsed: Graph, where: str = "") -> Inspection:
     )
 
 
-def against(found: Inspection, original: Path, target: Target) -> list[dict[str, Any]]:
+def compare_with_prediction(found: Inspection, original: Path, target: Target) -> list[dict[str, Any]]:
     """Compare what `check` predicts for the original with the content of the compiled model.
 
     Args:
@@ -127,11 +127,11 @@ def against(found: Inspection, original: Path, target: Target) -> list[dict[str,
     """
     return [
         {"name": name, "predicted": one, "real": other}
-        for name, (one, other) in _pairs(found, graph.read(original), target).items()
+        for name, (one, other) in _predicted_and_real(found, graph.read(original), target).items()
     ]
 
 
-def _pairs(found: Inspection, original: Graph, target: Target) -> dict[str, tuple[int | None, int]]:
+def _predicted_and_real(found: Inspection, original: Graph, target: Target) -> dict[str, tuple[int | None, int]]:
     predicted = check(original, target)
     sizes = predicted.parameters
     on_cpu = [op.op for op in predicted.placement.ops if op.placement == "cpu"]
@@ -145,7 +145,7 @@ def _pairs(found: Inspection, original: Graph, target: Target) -> dict[str, tupl
     }
 
 
-def refuse_another(found: Inspection, original: Graph, target: Target, where: str) -> None:
+def verify_same_model(found: Inspection, original: Graph, target: Target, where: str) -> None:
     """Nothing, if a compiled model can have been made of an original; nor if the compiler would refuse that.
 
     Args:
@@ -161,7 +161,7 @@ def refuse_another(found: Inspection, original: Graph, target: Target, where: st
     ends, own = (
         [f"{each.dtype} {list(each.shape)}" for each in some] for some in ((*found.inputs, *found.outputs), given)
     )
-    pairs = _pairs(found, original, target)
+    pairs = _predicted_and_real(found, original, target)
     predicted, real = (sum(size or 0 for size in sizes) for sizes in zip(*list(pairs.values())[:2], strict=True))
     alike = pairs["cpu_ops"][0] == pairs["cpu_ops"][1]  # otherwise less may be mapped than is predicted
     if pairs["cached_bytes"][0] is None:
@@ -219,12 +219,12 @@ def describe(found: Inspection) -> str:
 
 
 @dataclass(frozen=True)
-class Inspected:
+class InspectionResult:
     """A compiled model, and what was predicted for its original.
 
     Attributes:
         inspection: the compiled model.
-        rows: predicted and real figures, as `against` returns them; None without an original.
+        rows: predicted and real figures, as `compare_with_prediction` returns them; None without an original.
     """
 
     inspection: Inspection
@@ -240,5 +240,5 @@ class Inspected:
 
     def to_json(self) -> dict[str, Any]:
         """Return both as a plain map."""
-        against = {} if self.rows is None else {"against": list(self.rows)}
-        return {**self.inspection.to_json(), **against}
+        compare_with_prediction = {} if self.rows is None else {"against": list(self.rows)}
+        return {**self.inspection.to_json(), **compare_with_prediction}

@@ -18,7 +18,7 @@ from typing import Any
 from compress.targets.base import OperatorShape, Target
 from compress.targets.edgetpu import parameter_memory
 from compress.targets.edgetpu.constants import ARRAY, LATENCY
-from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, ROW_BLOCK, Parameters, Split, up
+from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, ROW_BLOCK, Parameters, CacheAllocation, round_up
 
 TILES = ARRAY["tiles"]
 WEIGHTED = ("conv", "tconv", "fc")
@@ -43,11 +43,15 @@ class ArrayLayer(OperatorShape):
         """Millions of cycles of the array: whole tiles, whole steps of channels."""
         height, width = (self.input_shape if self.kind == "tconv" else self.output_shape)[:2]
         taps = self.kernel[0] * self.kernel[1]
-        positions = up(height, TILES) * up(width, TILES) // TILES**2
+        positions = round_up(height, TILES) * round_up(width, TILES) // TILES**2
         if self.kind in WEIGHTED:
-            blocks = up(self.input_shape[2], INPUT_BLOCK) * up(self.output_shape[2], ROW_BLOCK) // (INPUT_BLOCK * ROW_BLOCK)
+            blocks = (
+                round_up(self.input_shape[2], INPUT_BLOCK)
+                * round_up(self.output_shape[2], ROW_BLOCK)
+                // (INPUT_BLOCK * ROW_BLOCK)
+            )
         else:
-            blocks = up(self.output_shape[2], INPUT_BLOCK) // INPUT_BLOCK
+            blocks = round_up(self.output_shape[2], INPUT_BLOCK) // INPUT_BLOCK
         return positions * taps * blocks / 1e6
 
     @cached_property
@@ -57,25 +61,29 @@ class ArrayLayer(OperatorShape):
         for side in (0, 1):
             stride = max(round(self.input_shape[side] / max(self.output_shape[side], 1)), 1)
             sides.append(-(-self.input_shape[side] // TILES) + max(self.kernel[side] - stride, 0))
-        held = sides[0] * sides[1] * up(self.input_shape[2], INPUT_BLOCK)
-        held += -(-self.output_shape[0] // TILES) * -(-self.output_shape[1] // TILES) * up(self.output_shape[2], INPUT_BLOCK)
+        held = sides[0] * sides[1] * round_up(self.input_shape[2], INPUT_BLOCK)
+        held += (
+            -(-self.output_shape[0] // TILES)
+            * -(-self.output_shape[1] // TILES)
+            * round_up(self.output_shape[2], INPUT_BLOCK)
+        )
         fitting = (row["times"] for row in LATENCY["weight_passes"] if held <= row["up_to_kib"] * 1024)
         return int(next(fitting, LATENCY["most_weight_passes"]))
 
 
-def parameters(layer: ArrayLayer, target: Target) -> Parameters:
+def layer_parameters(layer: ArrayLayer, target: Target) -> Parameters:
     """Return the memory for the parameters of a layer with a known shape: per-channel scales, and a bias."""
     taps = layer.kernel[0] * layer.kernel[1]
     if layer.kind == "dw":
         return parameter_memory.depthwise(layer.output_shape[2], taps, 12)
     if layer.kind not in WEIGHTED:
         return parameter_memory.NONE
-    each, one = taps * up(layer.input_shape[2], INPUT_BLOCK), layer.input_shape[0] * layer.input_shape[1] == 1
+    each, one = taps * round_up(layer.input_shape[2], INPUT_BLOCK), layer.input_shape[0] * layer.input_shape[1] == 1
     positions = layer.output_shape[0] * layer.output_shape[1]
     found = parameter_memory.convolution(
         layer.output_shape[2], each, 4 if layer.kind == "fc" else 12, positions, one_position_in=one
     )
-    return parameter_memory.never_cached(found, each, target)
+    return parameter_memory.mark_uncacheable(found, each, target)
 
 
 def instruction_bytes(layers: Sequence[ArrayLayer], sent_bytes: int) -> int:
@@ -100,18 +108,18 @@ def _layer_instruction_bytes(layer: ArrayLayer, constants: Mapping[str, Any]) ->
     return int(constants["depthwise"] if layer.kind == "dw" else constants["other"])
 
 
-def sent_bytes(made: tuple[int, int, int]) -> int:
+def padded_map_bytes(made: tuple[int, int, int]) -> int:
     """Return the bytes of a map on the bus to the host: its channels in blocks of 4, as compiled models have it."""
-    return made[0] * made[1] * up(made[2], INPUT_BLOCK)
+    return made[0] * made[1] * round_up(made[2], INPUT_BLOCK)
 
 
-def split(layers: Sequence[ArrayLayer], target: Target) -> Split:
+def allocate_cache(layers: Sequence[ArrayLayer], target: Target) -> CacheAllocation:
     """Which layers' parameters are streamed: what `check` says of the same operators."""
-    return parameter_memory.split([layer.parameters for layer in layers], target)
+    return parameter_memory.allocate_cache([layer.parameters for layer in layers], target)
 
 
 @dataclass(frozen=True)
-class Sent:
+class BusTraffic:
     """The traffic on the bus at every inference, in bytes.
 
     Attributes:
@@ -155,7 +163,7 @@ def compute_ms(layer: ArrayLayer, constants: Mapping[str, Any], clock: str = "ma
 
 
 def predict(
-    layers: Sequence[ArrayLayer], sent: Sent, constants: Mapping[str, Any], host: str, clock: str = "max"
+    layers: Sequence[ArrayLayer], sent: BusTraffic, constants: Mapping[str, Any], host: str, clock: str = "max"
 ) -> LatencyPrediction:
     """The latency of one inference.
 

@@ -19,20 +19,20 @@ from numpy.typing import NDArray
 from compress.errors import ModelError
 from compress.targets.base import Target
 from compress.targets.edgetpu import rules
-from compress.targets.edgetpu.placement import LATE, PlacedOperator, Placement, place, refusal
-from compress.targets.edgetpu.rewrites import REWRITES, Entry, interface
+from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, PlacedOperator, Placement, place, parser_rejection
+from compress.targets.edgetpu.rewrites import REWRITES, RewriteEntry, interface
 from compress.targets.edgetpu.rewrites.elementwise import NotEightBitError
-from compress.targets.edgetpu.rewrites.transposes import restored_inputs, transposes, turned_inputs
+from compress.targets.edgetpu.rewrites.transposes import with_original_inputs, transposes, with_channels_last_inputs
 from compress.tflite import comparison
-from compress.tflite.edit import Edit, compact, part
+from compress.tflite.edit import Edit, compact, extract
 from compress.tflite.graph import NONE, Graph, Operator
 
 MAX_STEPS = 10_000
 """Rewrites of one model, at most."""
-NEAR_ENOUGH = 0.25
+MAX_MEAN_STEPS = 0.25
 """Steps on average that are not worth a dearer rewrite."""
 LARGEST_INPUT = 1 << 26
-FEEDS = 8
+MAX_FEEDS = 8
 """Real inputs that a rewrite is proved on, at most."""
 TOO_LATE = "it comes after an operator that stays on the CPU"
 
@@ -41,7 +41,7 @@ Tried = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class RewriteOutcome:
     """A rewrite that was tried.
 
     Attributes:
@@ -77,7 +77,7 @@ class Legalized:
     """
 
     graph: Graph
-    changes: tuple[Rewrite, ...]
+    changes: tuple[RewriteOutcome, ...]
     before: Placement
     after: Placement
     difference: comparison.Difference
@@ -91,7 +91,7 @@ class Legalized:
         if not any(op.placement == "tpu" for op in self.after.ops):
             return found
         for operator, op in zip(reversed(self.graph.operators), reversed(self.after.ops), strict=True):
-            if op.placement == "tpu" or op.status == LATE or waited & set(operator.outputs):
+            if op.placement == "tpu" or op.status == AFTER_CPU_OPERATOR or waited & set(operator.outputs):
                 waited.update(operator.inputs)
             else:
                 found.append(op)
@@ -99,7 +99,7 @@ class Legalized:
 
     def describe(self) -> str:
         """Return the changes as text for a person."""
-        rows: dict[tuple[str, bool, str], list[Rewrite]] = {}
+        rows: dict[tuple[str, bool, str], list[RewriteOutcome]] = {}
         for change in self.changes:
             rows.setdefault((change.rewrite, change.kept, change.reason), []).append(change)
         lines = [_line(name, kept, reason, changes) for (name, kept, reason), changes in rows.items()]
@@ -161,36 +161,38 @@ def legalize(
 
 
 def _legalize(graph: Graph, target: Target, inputs: Sequence[comparison.Feed], io: str | None) -> Legalized:
-    work = _Work(graph, target, _inputs(graph, inputs))
+    work = _Legalizer(graph, target, _inputs(graph, inputs))
     work.whole("fixed_shapes", interface.fixed_shapes(work.graph))
     work.whole("folded_constants", interface.folded_constants(work.graph))
-    work.whole("integer_ends", interface.integer_ends(work.graph, io))
+    work.whole("integer_ends", interface.integer_interface(work.graph, io))
     work.whole("transposes", _without_transposes(work.graph, target))  # large ones keep all behind them on the CPU
     work.operators()
     work.whole("transposes", _without_transposes(work.graph, target))
-    result = compact(_living(work.graph)) if any(change.kept for change in work.changes) else graph
-    difference = interface.apart(graph, result, work.inputs if result is not graph else ())
+    result = compact(_without_unused_operators(work.graph)) if any(change.kept for change in work.changes) else graph
+    difference = interface.output_difference(graph, result, work.inputs if result is not graph else ())
     before, after = place(graph, target), place(result, target)
     return Legalized(result, tuple(work.changes), before, after, difference, bool(inputs))
 
 
 @dataclass
-class _Work:
+class _Legalizer:
     """A model while it is rewritten."""
 
     graph: Graph
     target: Target
     inputs: Sequence[comparison.Feed]
-    changes: list[Rewrite] = field(default_factory=list)
+    changes: list[RewriteOutcome] = field(default_factory=list)
     _known: dict[int, list[NDArray[Any]]] = field(default_factory=dict)
 
     def whole(self, name: str, changed: Graph | None) -> None:
         """A rewrite of the whole graph, kept if its outputs stay the same."""
         if changed is None:
             return
-        moved = interface.apart(self.graph, changed, self.inputs).largest
+        moved = interface.output_difference(self.graph, changed, self.inputs).largest
         kept = moved <= 0.01  # float ends are rounded
-        self.changes.append(Rewrite(name, "", "", kept, moved, 0, "" if kept else f"moves outputs by {moved:g} steps"))
+        self.changes.append(
+            RewriteOutcome(name, "", "", kept, moved, 0, "" if kept else f"moves outputs by {moved:g} steps")
+        )
         if kept:
             self.graph = changed
             self._known.clear()
@@ -221,53 +223,59 @@ class _Work:
     def _name(self, outputs: tuple[int, ...]) -> str:
         return self.graph.tensors[outputs[0]].name
 
-    def _applicable(self, tried: set[Tried]) -> Iterator[tuple[Entry, Operator]]:
+    def _applicable(self, tried: set[Tried]) -> Iterator[tuple[RewriteEntry, Operator]]:
         for operator in self.graph.operators:  # in order: what comes after a blocker helps once that one is gone
-            broken = rules.first_broken(operator, self.graph, self.target)
-            eight_bit = rules.eight_bit(operator, self.graph, self.target) is None
+            broken = rules.first_violation(operator, self.graph, self.target)
+            eight_bit = rules.eight_bit_tensors(operator, self.graph, self.target) is None
             for entry in REWRITES:
-                new = broken is not None and broken[0] is rules.old_version
+                new = broken is not None and broken[0] is rules.operator_version
                 fits = operator.name in entry.operators or (new and not entry.operators)
                 wanted = (broken or entry.always) and (eight_bit or entry.islands) and not operator.custom
                 if fits and wanted and (entry.name, operator.outputs) not in tried:
                     yield entry, operator
 
-    def _try(self, entry: Entry, operator: Operator) -> None:
+    def _try(self, entry: RewriteEntry, operator: Operator) -> None:
         """The first of a rewrite's edits that is near enough, or else the nearest of those that are allowed."""
         allowed: list[tuple[comparison.Difference, Graph, str]] = []
         refused: tuple[float | None, str] | None = None
         for edit in _edits(entry, operator, self.graph):
             changed = edit.graph()
-            refusal = self._refusal(edit, changed, entry)
-            moved = None if refusal else self._moved(entry, edit, changed)
+            parser_rejection = self._refusal(edit, changed, entry)
+            moved = None if parser_rejection else self._moved(entry, edit, changed)
             if moved is not None and moved.largest <= entry.tolerance:
                 allowed.append((moved, changed, self._note(edit)))
-                if moved.mean <= NEAR_ENOUGH:
+                if moved.mean <= MAX_MEAN_STEPS:
                     break
             else:
-                refused = (moved.largest if moved else None, refusal or _too_far(moved, entry))
+                refused = (moved.largest if moved else None, parser_rejection or _tolerance_message(moved, entry))
         output = self.graph.output_tensors(operator)[0].name
         if allowed:
             moved, self.graph, note = min(allowed, key=lambda each: each[0].mean)
-            self.changes.append(Rewrite(entry.name, operator.name, output, True, moved.largest, entry.tolerance, note))
+            self.changes.append(
+                RewriteOutcome(entry.name, operator.name, output, True, moved.largest, entry.tolerance, note)
+            )
         elif refused:
             steps, reason = refused
-            self.changes.append(Rewrite(entry.name, operator.name, output, False, steps, entry.tolerance, reason))
+            self.changes.append(
+                RewriteOutcome(entry.name, operator.name, output, False, steps, entry.tolerance, reason)
+            )
 
-    def _refusal(self, edit: Edit, changed: Graph, entry: Entry) -> str | None:
+    def _refusal(self, edit: Edit, changed: Graph, entry: RewriteEntry) -> str | None:
         """Why an edit would not help: what it puts in breaks a rule too, or comes too late."""
         for operator in _added(edit, changed):
-            broken = rules.first_broken(operator, changed, self.target)
+            broken = rules.first_violation(operator, changed, self.target)
             if broken and not entry.partly:
                 return f"{operator.name} would not be mapped: {broken[1]}"
-        better = entry.always or _left(changed, self.target) < _left(self.graph, self.target)
+        better = entry.always or _cpu_operator_counts(changed, self.target) < _cpu_operator_counts(
+            self.graph, self.target
+        )
         return None if better else TOO_LATE
 
-    def _moved(self, entry: Entry, edit: Edit, changed: Graph) -> comparison.Difference:
+    def _moved(self, entry: RewriteEntry, edit: Edit, changed: Graph) -> comparison.Difference:
         """Return the difference that an edit makes to the outputs of what it replaces."""
         inputs, outputs = _boundary(edit)
-        before = edit.exact or part(edit.before, edit.removed, inputs, outputs)
-        after = part(changed, {operator.index for operator in _added(edit, changed)}, inputs, outputs)
+        before = edit.exact or extract(edit.before, edit.removed, inputs, outputs)
+        after = extract(changed, {operator.index for operator in _added(edit, changed)}, inputs, outputs)
         feeds = self._arriving(inputs)
         if entry.every_code:
             feeds = [*feeds, *comparison.ramp_feeds(before)]
@@ -281,17 +289,17 @@ class _Work:
         if edit.exact is None:
             return ""
         inputs, outputs = _boundary(edit)
-        before = part(edit.before, edit.removed, inputs, outputs)
+        before = extract(edit.before, edit.removed, inputs, outputs)
         moved = comparison.compare(edit.exact, before, self._arriving(inputs)).largest
         return f"from the exact function; the operators that it replaces were {moved:g} steps away"
 
     def _arriving(self, wanted: Sequence[int]) -> list[list[NDArray[Any]]]:
         """Return the values of some tensors for every input."""
         if any(index not in self._known for index in wanted):
-            feeds = [interface.fitted_feed(self.graph, each) for each in self.inputs]
+            feeds = [interface.quantized_feed(self.graph, each) for each in self.inputs]
             read = {index for entry, operator in self._applicable(set()) for index in self._around(operator)}
             missing = sorted((read | set(wanted)) - set(self._known))
-            rows = comparison.recorded(self.graph, feeds, missing)
+            rows = comparison.record_tensors(self.graph, feeds, missing)
             self._known.update({index: [row[index] for row in rows] for index in missing})
         return [[self._known[index][number] for index in wanted] for number in range(len(self.inputs))]
 
@@ -302,13 +310,13 @@ class _Work:
         return {index for index in found if not self.graph.tensors[index].is_constant}
 
 
-def _left(graph: Graph, target: Target) -> tuple[int, int]:
+def _cpu_operator_counts(graph: Graph, target: Target) -> tuple[int, int]:
     """Return the numbers of operators that the compiler's parser refuses, and that stay on the CPU."""
-    refused = sum(refusal(operator, target) is not None for operator in graph.operators)
+    refused = sum(parser_rejection(operator, target) is not None for operator in graph.operators)
     return refused, sum(op.placement == "cpu" for op in place(graph, target).ops)
 
 
-def _edits(entry: Entry, operator: Operator, graph: Graph) -> Iterator[Edit]:
+def _edits(entry: RewriteEntry, operator: Operator, graph: Graph) -> Iterator[Edit]:
     """Yield the edits that a rewrite proposes for an operator."""
     try:
         yield from entry.rewrite(operator, graph)
@@ -316,7 +324,7 @@ def _edits(entry: Entry, operator: Operator, graph: Graph) -> Iterator[Edit]:
         return
 
 
-def _too_far(moved: comparison.Difference | None, entry: Entry) -> str:
+def _tolerance_message(moved: comparison.Difference | None, entry: RewriteEntry) -> str:
     if moved is None or not moved.feeds:
         return "the TFLite runtime refuses it"
     return f"moves its output by {moved.largest:g} steps; {entry.tolerance} are allowed"
@@ -325,10 +333,10 @@ def _too_far(moved: comparison.Difference | None, entry: Entry) -> str:
 def _inputs(graph: Graph, given: Sequence[comparison.Feed]) -> list[comparison.Feed]:
     """The inputs of the proofs as real numbers: those given, or random ones."""
     if given:
-        return [interface.real_feed(graph, feed) for feed in given[:FEEDS]]
+        return [interface.dequantized_feed(graph, feed) for feed in given[:MAX_FEEDS]]
     generator = np.random.default_rng(0)
-    feeds = [comparison.random_feed(graph, generator) for _ in range(FEEDS)]
-    return [interface.real_feed(graph, feed) for feed in feeds]
+    feeds = [comparison.random_feed(graph, generator) for _ in range(MAX_FEEDS)]
+    return [interface.dequantized_feed(graph, feed) for feed in feeds]
 
 
 def _added(edit: Edit, changed: Graph) -> list[Operator]:
@@ -353,13 +361,19 @@ def _without_transposes(graph: Graph, target: Target) -> Graph | None:
     """The graph with transposes moved along, if more is mapped then, or fewer are left."""
 
     def cost(each: Graph) -> tuple[tuple[int, int], int]:
-        return _left(each, target), sum(operator.name == "TRANSPOSE" for operator in each.operators)
+        return _cpu_operator_counts(each, target), sum(operator.name == "TRANSPOSE" for operator in each.operators)
 
-    best = min((_sunk(graph), restored_inputs(_sunk(turned_inputs(graph)), graph)), key=cost)
+    best = min(
+        (
+            _move_transposes_back(graph),
+            with_original_inputs(_move_transposes_back(with_channels_last_inputs(graph)), graph),
+        ),
+        key=cost,
+    )
     return best if cost(best) < cost(graph) else None
 
 
-def _sunk(graph: Graph) -> Graph:
+def _move_transposes_back(graph: Graph) -> Graph:
     """The graph with every transpose as far behind as it goes."""
     for _ in range(len(graph.operators) * 4):
         found = (edit for each in graph.operators if each.name == "TRANSPOSE" for edit in transposes(each, graph))
@@ -367,10 +381,10 @@ def _sunk(graph: Graph) -> Graph:
         if edit is None:
             break
         graph = edit.graph()
-    return _living(graph)
+    return _without_unused_operators(graph)
 
 
-def _living(graph: Graph) -> Graph:
+def _without_unused_operators(graph: Graph) -> Graph:
     """The graph without operators whose outputs nobody takes."""
     wanted = set(graph.outputs)
     dead = []
@@ -384,7 +398,7 @@ def _living(graph: Graph) -> Graph:
     return edit.graph() if dead else graph
 
 
-def _line(name: str, kept: bool, reason: str, changes: Sequence[Rewrite]) -> str:
+def _line(name: str, kept: bool, reason: str, changes: Sequence[RewriteOutcome]) -> str:
     measured = [change.steps for change in changes if change.steps is not None]
     told = reason
     if kept and measured:

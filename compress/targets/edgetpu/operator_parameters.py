@@ -15,7 +15,7 @@ import numpy as np
 from compress.targets.base import Target
 from compress.targets.edgetpu import parameter_memory
 from compress.targets.edgetpu.constants import PARAMETERS
-from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, Parameters, rows, up
+from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, Parameters, padded_rows, round_up
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 Count = Callable[[Operator, Graph, Target], Parameters]
@@ -93,8 +93,8 @@ def _convolution(operator: Operator, graph: Graph, target: Target) -> Parameters
     for taker in graph.consumers.get(operator.outputs[0], ()):
         last = graph.output_tensors(taker)[0].shape[-1:] or (1,)
         if taker.name == "RESHAPE" and 1 < last[0] < outputs and outputs % last[0] == 0:
-            outputs = outputs // last[0] * up(last[0], INPUT_BLOCK)  # boxes x coordinates: each part padded
-    per_output = _taps(operator, graph, (kernel_h, kernel_w)) * up(channels, INPUT_BLOCK)
+            outputs = outputs // last[0] * round_up(last[0], INPUT_BLOCK)  # boxes x coordinates: each part padded
+    per_output = _taps(operator, graph, (kernel_h, kernel_w)) * round_up(channels, INPUT_BLOCK)
     found = parameter_memory.convolution(
         outputs,
         per_output,
@@ -102,7 +102,7 @@ def _convolution(operator: Operator, graph: Graph, target: Target) -> Parameters
         made_h * made_w,
         one_position_in=height * width == 1,
     )
-    return parameter_memory.never_cached(found, per_output, target)
+    return parameter_memory.mark_uncacheable(found, per_output, target)
 
 
 def _dense(operator: Operator, graph: Graph, target: Target) -> Parameters:
@@ -113,12 +113,14 @@ def _dense(operator: Operator, graph: Graph, target: Target) -> Parameters:
         given = graph.tensors[producer.inputs[0]]
     height, width, channels = _position(given)
     flattened = len(given.shape) == 4 and channels > 1 and height * width * channels == weights.shape[1]
-    per_output = height * width * up(channels, INPUT_BLOCK) if flattened else up(weights.shape[1], INPUT_BLOCK)
+    per_output = (
+        height * width * round_up(channels, INPUT_BLOCK) if flattened else round_up(weights.shape[1], INPUT_BLOCK)
+    )
     one = not flattened or height * width == 1
     found = parameter_memory.convolution(
         weights.shape[0], per_output, _overhead(operator, graph, target), 1, one_position_in=one
     )
-    return parameter_memory.never_cached(found, per_output, target)
+    return parameter_memory.mark_uncacheable(found, per_output, target)
 
 
 def _depthwise(operator: Operator, graph: Graph, target: Target) -> Parameters:
@@ -138,7 +140,7 @@ def _elementwise(operator: Operator, graph: Graph, target: Target) -> Parameters
     for tensor in graph.input_tensors(operator)[:2]:
         if tensor.is_constant and tensor.elements > 1:
             if sum(side > 1 for side in tensor.shape) == 1:
-                return parameter_memory.constant(tensor.elements)
+                return parameter_memory.constant_vector(tensor.elements)
             return Parameters(prod(tensor.shape), prod(tensor.shape), always_streamed=True)
     return parameter_memory.NONE
 
@@ -147,7 +149,7 @@ def _softmax(operator: Operator, graph: Graph, target: Target) -> Parameters:
     """Its table; compiler 16 adds a block with the output's scale where the model is uint8."""
     made = graph.output_tensors(operator)[0]
     elements = made.shape[-1] if made.shape else 1
-    size = PARAMETERS["softmax_bytes"].get(_compiler(target), 0) * up(elements, 4) if elements % 4 else 0
+    size = PARAMETERS["softmax_bytes"].get(_compiler(target), 0) * round_up(elements, 4) if elements % 4 else 0
     size += 64 if size and made.dtype == "UINT8" and _compiler(target) == "16.0" else 0
     return Parameters(size, size)
 
@@ -161,7 +163,7 @@ def _reshape(operator: Operator, graph: Graph, target: Target) -> Parameters:
     takers = graph.consumers.get(made.index, ())
     if channels > 1 and takers and all(taker.name == "FULLY_CONNECTED" for taker in takers):
         return parameter_memory.NONE
-    size = rows(made.elements) * (height * width * up(channels, 4) + 4)
+    size = padded_rows(made.elements) * (height * width * round_up(channels, 4) + 4)
     size = min(size, PARAMETERS["flattened_map_bytes"]) if channels == 1 else size
     return Parameters(size, size)
 
@@ -192,7 +194,7 @@ def _gathered(sources: list[_Source], made: tuple[int, int, int], graph: Graph) 
     whole = all(first % INPUT_BLOCK == 0 for _, first, _ in sources)
     if whole and all(count % INPUT_BLOCK == 0 for _, _, count in sources[:-1]):
         return 0, 0
-    read = sum(up(_position(graph.tensors[index])[2], INPUT_BLOCK) for index, _, _ in sources)
+    read = sum(round_up(_position(graph.tensors[index])[2], INPUT_BLOCK) for index, _, _ in sources)
     height, width, channels = made
     found = parameter_memory.convolution(channels, read, 4, height * width, one_position_in=height * width == 1)
     return found.size_bytes, found.allocated_bytes
@@ -233,7 +235,7 @@ def _pad(operator: Operator, graph: Graph, target: Target) -> Parameters:
     if not paddings.is_constant or len(paddings.shape) != 2 or not paddings.array()[-1].any():
         return parameter_memory.NONE
     given, made = _position(graph.tensors[operator.inputs[0]])[2], _position(graph.output_tensors(operator)[0])[2]
-    size = rows(made) * up(given, INPUT_BLOCK)
+    size = padded_rows(made) * round_up(given, INPUT_BLOCK)
     return Parameters(size, size)
 
 

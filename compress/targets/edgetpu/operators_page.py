@@ -23,16 +23,16 @@ def page(target: Target) -> str:
         "",
     ]
     for rule, status in rules.RULES.items():
-        requirement, advice = rules.manual(rule)
+        requirement, advice = rules.documentation(rule)
         lines += [f"### {rule.__name__}", "", requirement, "", advice, "", f'The compiler says: "{status}"', ""]
     lines += ["## Operators", "", "| operator | newest version | first runtime |", "|---|---|---|"]
     lines += [
         f"| {name} | {row['max_version']} | {row['runtime']} |" for name, row in target.tables["operators"].items()
     ]
-    return "\n".join([*lines, *_refused(target), *_rewrites()]) + "\n"
+    return "\n".join([*lines, *_parser_section(target), *_rewrites_section()]) + "\n"
 
 
-def _refused(target: Target) -> list[str]:
+def _parser_section(target: Target) -> list[str]:
     return [
         *("", "## Refused", ""),
         "The newest version that the compiler's TFLite parser takes. An operator with a newer one, an operator that",
@@ -42,7 +42,7 @@ def _refused(target: Target) -> list[str]:
     ]
 
 
-def _rewrites() -> list[str]:
+def _rewrites_section() -> list[str]:
     lines = ["", "## Rewrites", "", "What `python -m compress legalize` changes, each proved before it is kept.", ""]
     lines += ["| rewrite | what it does | its output may move by |", "|---|---|---|"]
     for entry in REWRITES:

@@ -20,14 +20,14 @@ FEW_ROWS: int = PARAMETERS["few_rows"]
 """A convolution with at most so many outputs, on more than one position, is laid out in 4 rows."""
 
 
-def up(value: int, step: int) -> int:
+def round_up(value: int, step: int) -> int:
     """The smallest multiple of `step` that is at least `value`."""
     return -(-value // step) * step
 
 
-def rows(outputs: int) -> int:
+def padded_rows(outputs: int) -> int:
     """Rows that a layer's outputs take: steps of 16 up to 64, then of 64."""
-    return up(outputs, PARAMETERS["row_step"]) if outputs <= ROW_BLOCK else up(outputs, ROW_BLOCK)
+    return round_up(outputs, PARAMETERS["row_step"]) if outputs <= ROW_BLOCK else round_up(outputs, ROW_BLOCK)
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,25 @@ def convolution(outputs: int, per_output: int, overhead: int, positions: int, *,
         one_position_in: whether the input has one position only.
     """
     few = outputs <= FEW_ROWS and not one_position_in
-    taken = FEW_ROWS if few else rows(outputs)
-    allocated = FEW_ROWS if few else up(outputs, ROW_BLOCK)
+    taken = FEW_ROWS if few else padded_rows(outputs)
+    allocated = FEW_ROWS if few else round_up(outputs, ROW_BLOCK)
     each = per_output + overhead
-    return Parameters(up(taken * each, 64), up(allocated * each, 64), (1, positions))
+    return Parameters(round_up(taken * each, 64), round_up(allocated * each, 64), (1, positions))
 
 
 def depthwise(channels: int, taps: int, overhead: int) -> Parameters:
     """A depthwise convolution: a 4x4 diagonal for each tap and four channels."""
-    size = up(up(channels, 4) // 4 * (16 * taps + 4 * overhead), 64)
+    size = round_up(round_up(channels, 4) // 4 * (16 * taps + 4 * overhead), 64)
     return Parameters(size, size, (0, 0))
 
 
-def constant(channels: int) -> Parameters:
+def constant_vector(channels: int) -> Parameters:
     """A constant vector that is added, multiplied, ... or the slopes of a PReLU: always streamed."""
-    size = 16 * up(channels, 4)
+    size = 16 * round_up(channels, 4)
     return Parameters(size, size, always_streamed=True)
 
 
-def never_cached(parameters: Parameters, per_output: int, target: Target) -> Parameters:
+def mark_uncacheable(parameters: Parameters, per_output: int, target: Target) -> Parameters:
     """Mark an operator that is too large for the cache however empty it is."""
     limits = target.tables["memory"]
     large = (
@@ -89,7 +89,7 @@ def never_cached(parameters: Parameters, per_output: int, target: Target) -> Par
 
 
 @dataclass(frozen=True)
-class Split:
+class CacheAllocation:
     """Which operators' parameters are streamed, and the two numbers of the compiler's report.
 
     Attributes:
@@ -107,7 +107,7 @@ class Split:
     report_off_chip_bytes: int
 
 
-def split(parameters: Sequence[Parameters], target: Target) -> Split:
+def allocate_cache(parameters: Sequence[Parameters], target: Target) -> CacheAllocation:
     """Decide for whole operators whether their parameters stay on the chip.
 
     Everything is cached if it fits at once. If it does not, though it is less than the whole memory,
@@ -123,20 +123,20 @@ def split(parameters: Sequence[Parameters], target: Target) -> Split:
     at_once = limits["cache_bytes_beside_streaming" if beside else "cache_bytes"]
     if at_once < together <= limits["memory_bytes"]:
         candidates.remove(max(candidates, key=lambda i: parameters[i].allocated_bytes))
-        return _counted(parameters, set(candidates))
+        return _allocation(parameters, set(candidates))
     cached: set[int] = set()
     left = limits["cache_bytes"]
     for index in sorted(candidates, key=lambda i: (*parameters[i].order, -parameters[i].allocated_bytes, i)):
         if parameters[index].allocated_bytes <= left:
             cached.add(index)
             left -= parameters[index].allocated_bytes
-    return _counted(parameters, cached)
+    return _allocation(parameters, cached)
 
 
-def _counted(parameters: Sequence[Parameters], cached: set[int]) -> Split:
+def _allocation(parameters: Sequence[Parameters], cached: set[int]) -> CacheAllocation:
     sizes = [each.size_bytes for each in parameters]
     streamed = sum(size for index, size in enumerate(sizes) if index not in cached)
-    return Split(
+    return CacheAllocation(
         tuple(index not in cached for index in range(len(parameters))),
         sum(sizes) - streamed,
         streamed,

@@ -16,8 +16,8 @@ from compress.tflite import macs as arithmetic
 from compress.tflite.graph import NONE, Graph, Operator
 
 MAPPED = "Mapped to Edge TPU"
-COMPILED = "edgetpu-custom-op"
-LATE = "More than one subgraph is not supported"
+COMPILED_OPERATOR = "edgetpu-custom-op"
+AFTER_CPU_OPERATOR = "More than one subgraph is not supported"
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,18 @@ def place(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Place
     after_exit: set[int] = set()  # tensors that depend on a CPU operator that depends on a TPU operator
     for operator in graph.operators:
         given = {index for index in operator.inputs if index != NONE}
-        broken = rules.first_broken(operator, graph, target)
+        broken = rules.first_violation(operator, graph, target)
         late = bool(given & after_exit) and not all_subgraphs
         if broken:
             fields = rules.describe(*broken, operator, target)
         elif late:
-            fields = {"status": LATE, "reason": "comes after an operator that stays on the CPU", "advice": ""}
+            fields = {
+                "status": AFTER_CPU_OPERATOR,
+                "reason": "comes after an operator that stays on the CPU",
+                "advice": "",
+            }
         else:
-            reason, advice = rules.caution(operator, graph, target) or ("", "")
+            reason, advice = rules.warning(operator, graph, target) or ("", "")
             fields = {"status": MAPPED, "reason": reason, "advice": advice}
         on_tpu = not broken and not late
         if on_tpu or given & after_tpu:
@@ -116,10 +120,10 @@ def _placed(operator: Operator, graph: Graph, side: str, fields: dict[str, str])
     return PlacedOperator(operator.index, operator.name, operator.version, output, side, macs=cost, **fields)
 
 
-def refusal(operator: Operator, target: Target) -> str | None:
+def parser_rejection(operator: Operator, target: Target) -> str | None:
     """Why the compiler's TFLite parser refuses a whole model for the sake of one operator, or None."""
     parser = target.tables["parser"]
-    if operator.name == COMPILED:
+    if operator.name == COMPILED_OPERATOR:
         return "it is compiled already"
     if operator.custom:
         known = operator.name in parser["customs"]
@@ -143,14 +147,14 @@ def newer_than_boards(graph: Graph, target: Target) -> list[str]:
         {
             f"{operator.name} {operator.version}"
             for operator in graph.operators
-            if operator.version > newest.get(operator.name, operator.version) or refusal(operator, target)
+            if operator.version > newest.get(operator.name, operator.version) or parser_rejection(operator, target)
         }
     )
 
 
 def _failure(graph: Graph, placed: list[PlacedOperator], target: Target) -> str | None:
     """Why the compiler would refuse the whole model: what its TFLite parser does not know, or nothing to map."""
-    refused = next((reason for operator in graph.operators if (reason := refusal(operator, target))), None)
+    refused = next((reason for operator in graph.operators if (reason := parser_rejection(operator, target))), None)
     if refused:
         return refused
     dynamic = [graph.tensors[index].name for index in graph.inputs if graph.tensors[index].dynamic]

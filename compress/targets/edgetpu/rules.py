@@ -18,7 +18,7 @@ from compress.tflite.graph import NONE, Graph, Operator, Tensor
 Rule = Callable[[Operator, Graph, Target], str | None]
 
 
-def known_operator(operator: Operator, graph: Graph, target: Target) -> str | None:
+def supported_operator(operator: Operator, graph: Graph, target: Target) -> str | None:
     """The operator must be one that the Edge TPU has.
 
     Replace the layer by one of the supported operations, or move it to the end of the model.
@@ -28,7 +28,7 @@ def known_operator(operator: Operator, graph: Graph, target: Target) -> str | No
     return None if known else f"{operator.name} is not supported"
 
 
-def new_enough_compiler(operator: Operator, graph: Graph, target: Target) -> str | None:
+def compiler_version(operator: Operator, graph: Graph, target: Target) -> str | None:
     """The operator must be one that this version of the compiler has.
 
     Use compiler 16.0, and runtime 14 on the device.
@@ -41,7 +41,7 @@ def new_enough_compiler(operator: Operator, graph: Graph, target: Target) -> str
     return f"{operator.name} needs runtime {needed}, newer than compiler {compiler['version']} writes for"
 
 
-def old_version(operator: Operator, graph: Graph, target: Target) -> str | None:
+def operator_version(operator: Operator, graph: Graph, target: Target) -> str | None:
     """The operator's version must be one that the compiler of 2021 knows.
 
     Quantize again with Coralline, which writes old versions where there are any.
@@ -51,7 +51,7 @@ def old_version(operator: Operator, graph: Graph, target: Target) -> str | None:
     return None if operator.version <= newest else f"version {operator.version}; the newest known is {newest}"
 
 
-def eight_bit(operator: Operator, graph: Graph, target: Target) -> str | None:
+def eight_bit_tensors(operator: Operator, graph: Graph, target: Target) -> str | None:
     """All activations and weights must be 8-bit quantized (int8 or uint8).
 
     Quantize the whole model to full integer, inputs and outputs included.
@@ -70,13 +70,15 @@ def eight_bit(operator: Operator, graph: Graph, target: Target) -> str | None:
     return None
 
 
-def constant_size(operator: Operator, graph: Graph, target: Target) -> str | None:
+def static_shapes(operator: Operator, graph: Graph, target: Target) -> str | None:
     """All sizes must be known when the model is compiled.
 
     Fix every dimension before converting.
     """
     del target
-    dynamic = [tensor.name for tensor in (*graph.input_tensors(operator), *graph.output_tensors(operator)) if tensor.dynamic]
+    dynamic = [
+        tensor.name for tensor in (*graph.input_tensors(operator), *graph.output_tensors(operator)) if tensor.dynamic
+    ]
     return f"{dynamic[0]} has a dynamic shape" if dynamic else None
 
 
@@ -136,7 +138,7 @@ def no_fused_activation(operator: Operator, graph: Graph, target: Target) -> str
     return "has a fused activation" if applies and fused else None
 
 
-def same_dilation(operator: Operator, graph: Graph, target: Target) -> str | None:
+def equal_dilation(operator: Operator, graph: Graph, target: Target) -> str | None:
     """A convolution's dilation must be the same in x and y.
 
     Give dilation_rate one number; for 1-D convolutions `python -m compress legalize` does.
@@ -146,7 +148,7 @@ def same_dilation(operator: Operator, graph: Graph, target: Target) -> str | Non
     return None if w == h else f"dilation {h} by {w}"
 
 
-def default_weight_format(operator: Operator, graph: Graph, target: Target) -> str | None:
+def dense_layer_format(operator: Operator, graph: Graph, target: Target) -> str | None:
     """A dense layer must have the default weight format, and a vector as output.
 
     Run `python -m compress legalize`, which makes a dense layer on several rows a 1x1 convolution; convert without the
@@ -161,7 +163,7 @@ def default_weight_format(operator: Operator, graph: Graph, target: Target) -> s
     return None if sum(side > 1 for side in shape) <= 1 else f"has the output shape {list(shape)}"
 
 
-def precise_resize(operator: Operator, graph: Graph, target: Target) -> str | None:
+def bilinear_resize_input(operator: Operator, graph: Graph, target: Target) -> str | None:
     """A bilinear resize must start from more than one position.
 
     Repeat a 1x1 map with a nearest-neighbour resize instead: it is the same.
@@ -170,10 +172,12 @@ def precise_resize(operator: Operator, graph: Graph, target: Target) -> str | No
     if operator.name != "RESIZE_BILINEAR":
         return None
     shape = graph.tensors[operator.inputs[0]].shape
-    return "resizes a 1x1 map" if shape[1:3] == (1, 1) and graph.output_tensors(operator)[0].shape[1:3] != (1, 1) else None
+    return (
+        "resizes a 1x1 map" if shape[1:3] == (1, 1) and graph.output_tensors(operator)[0].shape[1:3] != (1, 1) else None
+    )
 
 
-def softmax_vector(operator: Operator, graph: Graph, target: Target) -> str | None:
+def softmax_size(operator: Operator, graph: Graph, target: Target) -> str | None:
     """Softmax works on a vector of limited length.
 
     Leave the softmax to the application, or make the output smaller.
@@ -185,7 +189,7 @@ def softmax_vector(operator: Operator, graph: Graph, target: Target) -> str | No
     return None if shape and shape[-1] <= limit else f"works on {list(shape)}; at most {limit} elements"
 
 
-def not_the_batch(operator: Operator, graph: Graph, target: Target) -> str | None:
+def batch_axis_unchanged(operator: Operator, graph: Graph, target: Target) -> str | None:
     """Means, sums, maxima, paddings, splits and packs must leave the batch alone.
 
     Reduce over height, width or channels only.
@@ -211,7 +215,7 @@ def not_the_batch(operator: Operator, graph: Graph, target: Target) -> str | Non
     return None
 
 
-def depth_of_mean(operator: Operator, graph: Graph, target: Target) -> str | None:
+def mean_over_channels(operator: Operator, graph: Graph, target: Target) -> str | None:
     """A mean over channels must be over a multiple of 4 of them.
 
     Run `python -m compress legalize`, which makes it a 1x1 convolution, or give the layer in front more filters.
@@ -224,7 +228,7 @@ def depth_of_mean(operator: Operator, graph: Graph, target: Target) -> str | Non
     return f"is over {shape[-1]} channels" if len(shape) - 1 in over and shape[-1] % 4 else None
 
 
-def slope_for_each_channel(operator: Operator, graph: Graph, target: Target) -> str | None:
+def prelu_slopes(operator: Operator, graph: Graph, target: Target) -> str | None:
     """A PRELU's slopes must be one for each channel.
 
     Share them over height and width: shared_axes=[1, 2].
@@ -236,7 +240,7 @@ def slope_for_each_channel(operator: Operator, graph: Graph, target: Target) -> 
     return f"has slopes of the shape {list(shape)}" if any(side > 1 for side in shape[:-1]) else None
 
 
-def computed_concatenation(operator: Operator, graph: Graph, target: Target) -> str | None:
+def concatenation_inputs(operator: Operator, graph: Graph, target: Target) -> str | None:
     """A concatenation may have a constant input only if it has two inputs and the constant is all zeros.
 
     Use padding for zeros, and an addition after it for anything else.
@@ -249,7 +253,7 @@ def computed_concatenation(operator: Operator, graph: Graph, target: Target) -> 
     return None if zero and len(operator.inputs) == 2 else f"{constants[0].name} is a constant"
 
 
-def small_transpose(operator: Operator, graph: Graph, target: Target) -> str | None:
+def transpose_size(operator: Operator, graph: Graph, target: Target) -> str | None:
     """A transpose must fit on the chip twice.
 
     Keep the layout height, width, channels throughout; `python -m compress legalize` cancels transposes that meet.
@@ -261,7 +265,7 @@ def small_transpose(operator: Operator, graph: Graph, target: Target) -> str | N
     return f"moves {tensor.elements:,} elements; at most {limit:,}" if moved and tensor.elements > limit else None
 
 
-def small_flatten(operator: Operator, graph: Graph, target: Target) -> str | None:
+def flatten_size(operator: Operator, graph: Graph, target: Target) -> str | None:
     """A map that is flattened into a vector must fit into one tile's memory.
 
     Pool before flattening: global average pooling needs no flatten at all.
@@ -276,7 +280,7 @@ def small_flatten(operator: Operator, graph: Graph, target: Target) -> str | Non
     return f"flattens {size:,} bytes; a tile has {limit:,}" if size > limit else None
 
 
-def plain_strided_slice(operator: Operator, graph: Graph, target: Target) -> str | None:
+def strided_slice(operator: Operator, graph: Graph, target: Target) -> str | None:
     """A strided slice must have stride 1 everywhere, and no ellipsis or new axis.
 
     Run `python -m compress legalize`, which makes strides a pooling layer; or use a plain slice (cropping).
@@ -297,30 +301,30 @@ def _zero_point(tensor: Tensor) -> int:
 
 
 RULES: Mapping[Rule, str] = {
-    known_operator: "Operation not supported",
-    new_enough_compiler: "Operation not supported",
-    old_version: "Operation version not supported",
-    eight_bit: "Operation is working on an unsupported data type",
-    constant_size: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
+    supported_operator: "Operation not supported",
+    compiler_version: "Operation not supported",
+    operator_version: "Operation version not supported",
+    eight_bit_tensors: "Operation is working on an unsupported data type",
+    static_shapes: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
     three_dimensions: "Tensor has unsupported rank (up to 3 innermost dimensions mapped)",
     constant_parameters: "Filter, bias, or other param is not constant at compile-time",
     no_fused_activation: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
-    same_dilation: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
-    default_weight_format: "For example, a fully-connected or softmax layer with 2D output",
-    precise_resize: "Image-interpolation layer won't run precisely enough on Edge TPU",
-    softmax_vector: "For example, a fully-connected or softmax layer with 2D output",
-    not_the_batch: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
-    depth_of_mean: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
-    slope_for_each_channel: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
-    computed_concatenation: "Filter, bias, or other param is not constant at compile-time",
-    small_transpose: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
-    small_flatten: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
-    plain_strided_slice: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
+    equal_dilation: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
+    dense_layer_format: "For example, a fully-connected or softmax layer with 2D output",
+    bilinear_resize_input: "Image-interpolation layer won't run precisely enough on Edge TPU",
+    softmax_size: "For example, a fully-connected or softmax layer with 2D output",
+    batch_axis_unchanged: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
+    mean_over_channels: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
+    prelu_slopes: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
+    concatenation_inputs: "Filter, bias, or other param is not constant at compile-time",
+    transpose_size: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
+    flatten_size: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
+    strided_slice: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
 }
 """Every rule with the compiler's own wording for it, in the order they are tried."""
 
 
-def first_broken(operator: Operator, graph: Graph, target: Target) -> tuple[Rule, str] | None:
+def first_violation(operator: Operator, graph: Graph, target: Target) -> tuple[Rule, str] | None:
     """The first rule that an operator breaks, and what was found.
 
     Raises:
@@ -332,7 +336,7 @@ def first_broken(operator: Operator, graph: Graph, target: Target) -> tuple[Rule
         raise ModelError(f"operator {operator.index} ({operator.name}) lacks an input, an output or a side") from error
 
 
-def caution(operator: Operator, graph: Graph, target: Target) -> tuple[str, str] | None:
+def warning(operator: Operator, graph: Graph, target: Target) -> tuple[str, str] | None:
     """What is mapped and still may go wrong: (reason, advice). Dense weights with a scale for each output."""
     del target
     if operator.name != "FULLY_CONNECTED":
@@ -348,7 +352,7 @@ def caution(operator: Operator, graph: Graph, target: Target) -> tuple[str, str]
     )
 
 
-def manual(rule: Rule) -> tuple[str, str]:
+def documentation(rule: Rule) -> tuple[str, str]:
     """Return what a rule requires and what to change: the two parts of its docstring."""
     requirement, _, advice = (inspect.getdoc(rule) or "").partition("\n\n")
     return requirement, " ".join(advice.split())
@@ -356,7 +360,7 @@ def manual(rule: Rule) -> tuple[str, str]:
 
 def describe(rule: Rule, found: str, operator: Operator, target: Target) -> dict[str, Any]:
     """A broken rule as the fields of a report: status, reason, advice."""
-    requirement, advice = manual(rule)
-    if rule is known_operator:
+    requirement, advice = documentation(rule)
+    if rule is supported_operator:
         advice = target.tables["advice"].get(operator.name, advice)
     return {"status": RULES[rule], "reason": f"{found}. {requirement}", "advice": advice}

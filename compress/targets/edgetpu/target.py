@@ -17,7 +17,7 @@ from compress.tflite.graph import Graph
 if TYPE_CHECKING:
     from compress.targets.edgetpu.check import Check
     from compress.targets.edgetpu.estimate import Estimate
-    from compress.targets.edgetpu.inspection import Inspected
+    from compress.targets.edgetpu.inspection import InspectionResult
     from compress.targets.edgetpu.legalize import Legalized
 
 
@@ -71,16 +71,16 @@ class EdgeTpu(Target):
         opened = None
         if compiled is not None:
             opened = inspection.inspect(compiled)
-            inspection.refuse_another(opened, graph, self, str(compiled))
+            inspection.verify_same_model(opened, graph, self, str(compiled))
         return estimate.estimate(graph, self, self.cost.host(host), self.cost.clock(clock), opened)
 
-    def inspect(self, compiled: Path, original: Path | None = None) -> Inspected:
+    def inspect(self, compiled: Path, original: Path | None = None) -> InspectionResult:
         """Open a compiled model, and compare it with what is predicted for the original."""
         from compress.targets.edgetpu import inspection
 
         opened = inspection.inspect(compiled)
-        rows = None if original is None else inspection.against(opened, original, self)
-        return inspection.Inspected(opened, rows)
+        rows = None if original is None else inspection.compare_with_prediction(opened, original, self)
+        return inspection.InspectionResult(opened, rows)
 
     def operators_page(self) -> str:
         """Return the page on the rules, the operators and the rewrites."""

@@ -22,13 +22,13 @@ from compress.targets import load
 from compress.targets.edgetpu import inspection, latency
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.estimate import estimate
-from compress.targets.edgetpu.latency import ArrayLayer, Sent
+from compress.targets.edgetpu.latency import ArrayLayer, BusTraffic
 from compress.tflite import graph
 
 TARGET = load("edgetpu")
 CONSTANTS = TARGET.tables["latency"]
 shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")
-NOTHING = Sent(0, 0, 0, ())
+NOTHING = BusTraffic(0, 0, 0, ())
 
 
 def conv(outputs: int, inputs: int = 64, side: int = 16, kernel: int = 3) -> ArrayLayer:
@@ -61,7 +61,7 @@ def test_large_maps_take_their_weights_more_than_once(side: int, passes: int) ->
 @pytest.mark.parametrize("host", sorted(CONSTANTS["hosts"]))
 def test_parts_are_the_whole_and_more_never_takes_less(host: str) -> None:
     layers = (conv(256, inputs=256), conv(512, inputs=256))
-    sent = Sent(50_000, 10_000, 30_000, (0, 1_000_000))
+    sent = BusTraffic(50_000, 10_000, 30_000, (0, 1_000_000))
     told = latency.predict(layers, sent, CONSTANTS, host)
     assert told.total == pytest.approx(sum(told.parts.values()))
     assert told.low < told.total < told.high
@@ -153,13 +153,13 @@ def test_another_model_s_bytes_are_not_taken_for_this_one_s(tmp_path: Path, othe
 def test_how_another_model_is_known(tmp_path: Path) -> None:
     def refused(*arguments: Any) -> str:
         try:
-            inspection.refuse_another(*arguments, TARGET, "m.tflite")
+            inspection.verify_same_model(*arguments, TARGET, "m.tflite")
         except ModelError as error:
             return error.what
         return ""
 
     model, other = (graph.parse(tiny.classifier((16, 16, 3), filters=count)) for count in (4, 400))
-    compiled = inspection.opened(graph.parse(packages.compiled(tiny.classifier((16, 16, 3)))))
+    compiled = inspection.inspect_graph(graph.parse(packages.compiled(tiny.classifier((16, 16, 3)))))
     assert refused(compiled, model) == ""
     assert refused(compiled, other).startswith("holds 4,160 bytes of parameters; of the model 431,168")
     assert "INT8 [1, 16, 16, 3]" in refused(compiled, graph.parse(tiny.classifier((8, 8, 3))))

@@ -76,7 +76,9 @@ class CompilerOptions:
         return tuple(SEGMENT_COMPILED.format(index, self.num_segments) for index in range(self.num_segments))
 
 
-def find(compiler: str | None, docker: str | None, ssh: str | None, target: Target, folder: Path | None) -> Host | None:
+def find_compiler(
+    compiler: str | None, docker: str | None, ssh: str | None, target: Target, folder: Path | None
+) -> Host | None:
     """Where the compiler is: as one of three settings says, or on PATH; None if it is not.
 
     Nothing is run, and what a setting names need not be there: a cached result may make it needless.
@@ -216,7 +218,7 @@ class Compiler:
             if not custom and not any(report.mapped for report in reports):
                 return failures.nothing_mapped(outcome, self.options.min_runtime)
             for part in custom or parts:
-                inspection.opened(part)
+                inspection.inspect_graph(part)
         except ModelError as error:
             return error
         if len(parts) == 1 and not self._fits(parts[0], original):

@@ -23,7 +23,7 @@ MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
-class Found:
+class FailureMatch:
     """A recognized failure: its description, and the operators that it concerns, the worst first."""
 
     what: str
@@ -78,14 +78,14 @@ def layer(tensor: str) -> str:
     return "/".join(parts[1:-1] or parts[:1])
 
 
-def described(operator: Operator, graph: Graph) -> str:
+def operator_description(operator: Operator, graph: Graph) -> str:
     """An operator for people: index, kind, version and the layer it comes from."""
     output = graph.output_tensors(operator)[0].name if operator.outputs else ""
     named = f"layer {layer(output)}" + (f", tensor {output}" if layer(output) != output else "")
     return f"operator {operator.index} {operator.name} version {operator.version} ({named})"
 
 
-def unknown_version(log: str, graph: Graph) -> Found | None:
+def unknown_version(log: str, graph: Graph) -> FailureMatch | None:
     """The model has an operator in a version that is newer than the compiler.
 
     Quantize again with Coralline, which writes old versions where there are any; otherwise replace the layer. `check`
@@ -96,10 +96,12 @@ def unknown_version(log: str, graph: Graph) -> Found | None:
     if not said:
         return None
     name, version = said[1], int(said[2])
-    return Found(said[0], [op for op in graph.operators if (op.name, op.version) == (name, version) and not op.custom])
+    return FailureMatch(
+        said[0], [op for op in graph.operators if (op.name, op.version) == (name, version) and not op.custom]
+    )
 
 
-def unknown_operator(log: str, graph: Graph) -> Found | None:
+def unknown_operator(log: str, graph: Graph) -> FailureMatch | None:
     """The model has an operator that is newer than the compiler.
 
     Replace the layer by one of the operations in docs/operators.md: GELU, for instance, by ReLU.
@@ -110,10 +112,10 @@ def unknown_operator(log: str, graph: Graph) -> Found | None:
         return None
     codes = [code.builtinCode for code in graph.source.operatorCodes]
     main = graph.source.subgraphs[0].operators
-    return Found(said[0], [op for op in graph.operators if codes[main[op.index].opcodeIndex] == int(said[1])])
+    return FailureMatch(said[0], [op for op in graph.operators if codes[main[op.index].opcodeIndex] == int(said[1])])
 
 
-def custom_operator(log: str, graph: Graph) -> Found | None:
+def custom_operator(log: str, graph: Graph) -> FailureMatch | None:
     """The model has a custom operator that the compiler does not know.
 
     Leave it to the application: cut the model before it, and compute the rest in the program that uses the model.
@@ -121,19 +123,19 @@ def custom_operator(log: str, graph: Graph) -> Found | None:
     said = re.search(r"Encountered unresolved custom op: ([^\n]+?)\.?(?=\s|$)", log)
     if not said:
         return None
-    return Found(said[0], [op for op in graph.operators if op.custom and op.name == said[1]])
+    return FailureMatch(said[0], [op for op in graph.operators if op.custom and op.name == said[1]])
 
 
-def not_prepared(log: str, graph: Graph) -> Found | None:
+def not_prepared(log: str, graph: Graph) -> FailureMatch | None:
     """TFLite itself cannot prepare an operator of the model.
 
     Run the model with a TFLite runtime on this machine: it says more. Then convert it again.
     """
     said = re.search(r"Node number (\d+) \(([^)\n]*)\) failed to prepare[^\n]*", log)
-    return Found(said[0], [op for op in graph.operators if op.index == int(said[1])]) if said else None
+    return FailureMatch(said[0], [op for op in graph.operators if op.index == int(said[1])]) if said else None
 
 
-def dynamic_sizes(log: str, graph: Graph) -> Found | None:
+def dynamic_sizes(log: str, graph: Graph) -> FailureMatch | None:
     """The model has tensors whose size is only known when it runs.
 
     Fix every dimension before converting, the batch included (to 1).
@@ -141,11 +143,13 @@ def dynamic_sizes(log: str, graph: Graph) -> Found | None:
     # #829, #831
     if "only supports static-sized tensors" not in log:
         return None
-    operators = [op for op in graph.operators if any(t.dynamic for t in (*graph.input_tensors(op), *graph.output_tensors(op)))]
-    return Found("it takes static-sized tensors only", operators)
+    operators = [
+        op for op in graph.operators if any(t.dynamic for t in (*graph.input_tensors(op), *graph.output_tensors(op)))
+    ]
+    return FailureMatch("it takes static-sized tensors only", operators)
 
 
-def large_activations(log: str, graph: Graph) -> Found | None:
+def large_activations(log: str, graph: Graph) -> FailureMatch | None:
     """The activations of the model are too large for the chip.
 
     Make the input smaller, or the first layers narrower; or set compile.search_delegate, which leaves the end of the
@@ -153,10 +157,10 @@ def large_activations(log: str, graph: Graph) -> Found | None:
     """
     # #439, #449, #512, #608, #653, #444
     said = next((line.strip() for line in log.splitlines() if "due to large activation tensors" in line), None)
-    return Found(said, _largest(graph)) if said else None
+    return FailureMatch(said, _largest(graph)) if said else None
 
 
-def ran_out_of_time(log: str, graph: Graph) -> Found | None:
+def ran_out_of_time(log: str, graph: Graph) -> FailureMatch | None:
     """The compiler ended itself at its own time limit, mostly because of large activations.
 
     Raise compile.child_timeout_s; or treat it as too large activations: smaller input, narrower first layers,
@@ -164,19 +168,19 @@ def ran_out_of_time(log: str, graph: Graph) -> Found | None:
     """
     # #686
     said = re.search(r"Compilation timeout[^\n]*", log)
-    return Found(said[0].strip(), _largest(graph)) if said else None
+    return FailureMatch(said[0].strip(), _largest(graph)) if said else None
 
 
-def not_quantized(log: str, graph: Graph) -> Found | None:
+def not_quantized(log: str, graph: Graph) -> FailureMatch | None:
     """The model is not quantized to full integer.
 
     Put quantize before compile.
     """
     del graph
-    return Found("Model not quantized") if "Model not quantized" in log else None
+    return FailureMatch("Model not quantized") if "Model not quantized" in log else None
 
 
-def not_parsed(log: str, graph: Graph) -> Found | None:
+def not_parsed(log: str, graph: Graph) -> FailureMatch | None:
     """The compiler cannot read the model.
 
     Convert it again; and use the newest compiler, 16.0.
@@ -185,20 +189,20 @@ def not_parsed(log: str, graph: Graph) -> Found | None:
     if "Model could not be parsed" not in log:
         return None
     errors = [line.strip() for line in log.splitlines() if line.startswith("ERROR: ")]
-    return Found(" ".join(errors) or "Model could not be parsed")
+    return FailureMatch(" ".join(errors) or "Model could not be parsed")
 
 
-def internal_error(log: str, graph: Graph) -> Found | None:
+def internal_error(log: str, graph: Graph) -> FailureMatch | None:
     """The compiler met something that it has no words for: often too large activations, sometimes mere chance.
 
     Raise compile.retries; use compiler 16.0, which says more; try a smaller input; look for scales that are not finite.
     """
     # #92, #189, #157, #378, #148, #104, #47, #49, #275, #394, #107, #309, #283; by chance: #211, #173; scales: #350
     said = re.search(r"Internal compiler error[^\n]*", log)
-    return Found(said[0].strip(), _largest(graph)) if said else None
+    return FailureMatch(said[0].strip(), _largest(graph)) if said else None
 
 
-def crashed(log: str, graph: Graph) -> Found | None:
+def crashed(log: str, graph: Graph) -> FailureMatch | None:
     """The compiler crashed.
 
     Try compile.search_delegate, or other options: fewer segments, one subgraph.
@@ -206,10 +210,10 @@ def crashed(log: str, graph: Graph) -> Found | None:
     # #728, #669
     del graph
     said = re.search(r"terminating with uncaught exception[^\n]*|Segmentation fault", log)
-    return Found(said[0]) if said else None
+    return FailureMatch(said[0]) if said else None
 
 
-def silent(log: str, graph: Graph) -> Found | None:
+def silent(log: str, graph: Graph) -> FailureMatch | None:
     """The compiler gave no reason.
 
     Raise compile.retries; try compile.search_delegate, which tells how much of the model compiles; leave out options.
@@ -220,10 +224,10 @@ def silent(log: str, graph: Graph) -> Found | None:
     if any(report.unknown for report in reports):
         return None
     errors = {line.strip() for report in reports for line in report.errors}
-    return Found("no error message and no compiled model") if errors <= {"Compilation failed!"} else None
+    return FailureMatch("no error message and no compiled model") if errors <= {"Compilation failed!"} else None
 
 
-FAILURES: Mapping[Callable[[str, Graph], Found | None], bool] = {
+FAILURES: Mapping[Callable[[str, Graph], FailureMatch | None], bool] = {
     unknown_version: False,
     unknown_operator: False,
     custom_operator: False,
@@ -245,8 +249,8 @@ def recognize(outcome: CompilerRun, graph: Graph) -> Failure:
     for function, flaky in FAILURES.items():
         found = function(outcome.log, graph)
         if found:
-            cause, fix = manual(function)
-            operators = tuple(described(operator, graph) for operator in found.operators)
+            cause, fix = documentation(function)
+            operators = tuple(operator_description(operator, graph) for operator in found.operators)
             what = f"exit code {outcome.exit_code}, {found.what.rstrip('.')}"
             return Failure(function.__name__, cause, what, operators, fix, flaky)
     last = next((line.strip() for line in reversed(outcome.log.splitlines()) if line.strip()), "no message")
@@ -265,7 +269,7 @@ def nothing_mapped(outcome: CompilerRun, min_runtime: int | None) -> Failure:
     return Failure("nothing_mapped", cause, f"exit code {outcome.exit_code}", (), fix, flaky=False)
 
 
-def manual(function: Callable[[str, Graph], Found | None]) -> tuple[str, str]:
+def documentation(function: Callable[[str, Graph], FailureMatch | None]) -> tuple[str, str]:
     """The cause and the fix: the two parts of a failure's docstring."""
     cause, _, fix = (inspect.getdoc(function) or "").partition("\n\n")
     return cause, " ".join(fix.split())

@@ -135,7 +135,9 @@ where that end is never heard of. Needs a POSIX shell, coreutils and tar.
 """
 
 
-def _far(command: Sequence[str], where: str, model: bytes, outputs: Sequence[str], timeout_s: float) -> CompilerRun:
+def _run_remotely(
+    command: Sequence[str], where: str, model: bytes, outputs: Sequence[str], timeout_s: float
+) -> CompilerRun:
     """Runs a command that carries `_SCRIPT` to where the compiler is."""
     done = _execute(command, where, timeout_s, content=model)
     files = _unpacked(done.stdout, {LOG, _EXIT_CODE, *outputs})
@@ -181,7 +183,7 @@ class Docker:
         closed = ["--network", "none", "--cap-drop", "ALL", "--log-driver", "none"]
         command = ["docker", "run", "--rm", "--interactive", "--name", name, *closed, "--entrypoint", "sh", self.image]
         try:
-            return _far(
+            return _run_remotely(
                 [*command, *_script(self.program, options, model, timeout_s)], self.where, model, outputs, timeout_s
             )
         except BaseException:
@@ -209,7 +211,7 @@ class Ssh:
     def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> CompilerRun:
         """See `Host.run`."""
         there = shlex.join(["sh", *_script(self.program, options, model, timeout_s)])
-        return _far(ssh.command(self.host, there), self.where, model, outputs, timeout_s)
+        return _run_remotely(ssh.command(self.host, there), self.where, model, outputs, timeout_s)
 
 
 def _unpacked(content: bytes, names: set[str]) -> dict[str, bytes]:

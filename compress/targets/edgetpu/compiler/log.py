@@ -1,6 +1,6 @@
 """The output of the vendor's compiler, parsed.
 
-`parse` reads a log and `expected` puts the prediction of `check` into the same form, so that the
+`parse` reads a log and `expected_report` puts the prediction of `check` into the same form, so that the
 two compare line by line (`differences`). A line that means nothing here is kept, word for word.
 
 Source: logs of versions 1.0 to 16.0 published with compiled models and in issue threads of
@@ -157,7 +157,7 @@ def parse(log: str) -> tuple[CompilerReport, ...]:
     return tuple(block.report(version) for block in blocks)
 
 
-def expected(found: Check, graph: Graph, version: str) -> CompilerReport:
+def expected_report(found: Check, graph: Graph, version: str) -> CompilerReport:
     """Return the report that is expected for a checked graph."""
     ops = found.placement.ops
     names = ["CUSTOM" if operator.custom else operator.name for operator in graph.operators]
@@ -203,7 +203,7 @@ def _last_digit(size_bytes: float) -> float:
     return 0.01 * max(unit for unit in _UNITS.values() if unit <= max(size_bytes, 1.0))
 
 
-def as_compiled(
+def actual_placement(
     placement: Placement, original: Graph, compiled: Sequence[Graph], real: Sequence[CompilerReport]
 ) -> Placement:
     """The placement that the compiled model has: what is on the CPU is still in it, by kind and outputs.
@@ -218,7 +218,7 @@ def as_compiled(
     ops = []
     for op, operator in zip(placement.ops, original.operators, strict=True):
         side = "cpu" if _named(original, operator) in left else "tpu"
-        ops.append(op if side == op.placement else _surprise(op, side, real))
+        ops.append(op if side == op.placement else _unexpected_operator(op, side, real))
     return Placement(tuple(ops), None)
 
 
@@ -226,7 +226,7 @@ def _named(graph: Graph, operator: Operator) -> tuple[str, ...]:
     return operator.name, *(tensor.name for tensor in graph.output_tensors(operator))
 
 
-def _surprise(op: PlacedOperator, side: str, real: Sequence[CompilerReport]) -> PlacedOperator:
+def _unexpected_operator(op: PlacedOperator, side: str, real: Sequence[CompilerReport]) -> PlacedOperator:
     """An operator that the compiler placed otherwise than expected."""
     known = {row.status for report in real for row in report.operations if row.op == op.op and row.status != MAPPED}
     status = MAPPED if side == "tpu" else " or ".join(sorted(known))

@@ -10,7 +10,7 @@ from compress.tflite import dilation
 
 
 @dataclass(frozen=True)
-class Entry:
+class RewriteEntry:
     """A rewrite and what it must keep.
 
     Attributes:
@@ -38,39 +38,39 @@ class Entry:
 
 
 REWRITES = (
-    Entry(layers.grouped_convolution, 1, ("CONV_2D",)),
-    Entry(layers.one_dilation, 0, ("CONV_2D", "DEPTHWISE_CONV_2D")),
-    Entry(layers.fused_activation, 0, ("TRANSPOSE_CONV", "AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION")),
-    Entry(layers.dense_rows, 1, ("FULLY_CONNECTED",)),
-    Entry(layers.dense_scales, 4, ("FULLY_CONNECTED",), always=True, partly=True),
-    Entry(layers.batch_norm_leftover, 2, ("MUL", "ADD", "SUB"), always=True),
-    Entry(layers.mean_over_channels, 1, ("MEAN",)),
-    Entry(layers.constant_matmul, 1, ("BATCH_MATMUL",)),
-    Entry(elementwise.hard_swish, 2, ("HARD_SWISH",), every_code=True, islands=True),
-    Entry(elementwise.leaky_relu, 1, ("LEAKY_RELU",), every_code=True, islands=True),
-    Entry(elementwise.gelu, 3, ("GELU",), every_code=True, islands=True),
-    Entry(elementwise.elu, 3, ("ELU",), every_code=True, islands=True),
-    Entry(elementwise.absolute, 1, ("ABS",), every_code=True, islands=True),
-    Entry(elementwise.negative, 1, ("NEG",), every_code=True, islands=True),
-    Entry(elementwise.square, 1, ("SQUARE",), every_code=True, islands=True),
-    Entry(elementwise.relu_0_to_1, 1, ("RELU_0_TO_1",), every_code=True, islands=True),
-    Entry(elementwise.squared_difference, 2, ("SQUARED_DIFFERENCE",), islands=True),
-    Entry(elementwise.divide, 2, ("DIV",), islands=True),
-    Entry(elementwise.requantized, 1, ("DEQUANTIZE",), islands=True),
-    Entry(elementwise.float_island, 2, elementwise.ISLANDS, islands=True),
-    Entry(function_fitting.curve, 3, function_fitting.FUNCTIONS, every_code=True, islands=True),
-    Entry(shapes.repeated_map, 0, ("RESIZE_BILINEAR",)),
-    Entry(shapes.strided_slice, 0, ("STRIDED_SLICE",)),
-    Entry(shapes.split_sizes, 0, ("SPLIT_V",)),
-    Entry(shapes.unpack, 0, ("UNPACK",)),
-    Entry(shapes.gather, 0, ("GATHER",)),
-    Entry(shapes.pad_value, 0, ("PADV2",)),
-    Entry(shapes.depth_to_space, 0, ("DEPTH_TO_SPACE",)),
-    Entry(data_movement.moved_numbers, 0, data_movement.MOVERS),
-    Entry(data_movement.function_first, 0, shapes.UNARY, partly=True),
-    Entry(dilation.dilated_convolution, 1, ("SPACE_TO_BATCH_ND",)),
-    Entry(dilation.dilated_row, 1, ("SPACE_TO_BATCH_ND",)),
-    Entry(versions.older_version, 0, ()),
+    RewriteEntry(layers.grouped_convolution, 1, ("CONV_2D",)),
+    RewriteEntry(layers.equal_dilation, 0, ("CONV_2D", "DEPTHWISE_CONV_2D")),
+    RewriteEntry(layers.fused_activation, 0, ("TRANSPOSE_CONV", "AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION")),
+    RewriteEntry(layers.dense_layer_on_rows, 1, ("FULLY_CONNECTED",)),
+    RewriteEntry(layers.per_channel_dense_layer, 4, ("FULLY_CONNECTED",), always=True, partly=True),
+    RewriteEntry(layers.channel_scale_and_shift, 2, ("MUL", "ADD", "SUB"), always=True),
+    RewriteEntry(layers.mean_over_channels, 1, ("MEAN",)),
+    RewriteEntry(layers.constant_matmul, 1, ("BATCH_MATMUL",)),
+    RewriteEntry(elementwise.hard_swish, 2, ("HARD_SWISH",), every_code=True, islands=True),
+    RewriteEntry(elementwise.leaky_relu, 1, ("LEAKY_RELU",), every_code=True, islands=True),
+    RewriteEntry(elementwise.gelu, 3, ("GELU",), every_code=True, islands=True),
+    RewriteEntry(elementwise.elu, 3, ("ELU",), every_code=True, islands=True),
+    RewriteEntry(elementwise.absolute, 1, ("ABS",), every_code=True, islands=True),
+    RewriteEntry(elementwise.negative, 1, ("NEG",), every_code=True, islands=True),
+    RewriteEntry(elementwise.square, 1, ("SQUARE",), every_code=True, islands=True),
+    RewriteEntry(elementwise.relu_0_to_1, 1, ("RELU_0_TO_1",), every_code=True, islands=True),
+    RewriteEntry(elementwise.squared_difference, 2, ("SQUARED_DIFFERENCE",), islands=True),
+    RewriteEntry(elementwise.divide, 2, ("DIV",), islands=True),
+    RewriteEntry(elementwise.requantized, 1, ("DEQUANTIZE",), islands=True),
+    RewriteEntry(elementwise.float_island, 2, elementwise.ISLAND_OPERATORS, islands=True),
+    RewriteEntry(function_fitting.fitted_function, 3, function_fitting.FUNCTIONS, every_code=True, islands=True),
+    RewriteEntry(shapes.resized_1x1_map, 0, ("RESIZE_BILINEAR",)),
+    RewriteEntry(shapes.strided_slice, 0, ("STRIDED_SLICE",)),
+    RewriteEntry(shapes.split_sizes, 0, ("SPLIT_V",)),
+    RewriteEntry(shapes.unpack, 0, ("UNPACK",)),
+    RewriteEntry(shapes.gather, 0, ("GATHER",)),
+    RewriteEntry(shapes.pad_value, 0, ("PADV2",)),
+    RewriteEntry(shapes.depth_to_space, 0, ("DEPTH_TO_SPACE",)),
+    RewriteEntry(data_movement.data_movement_chain, 0, data_movement.MOVEMENT_OPERATORS),
+    RewriteEntry(data_movement.elementwise_before_movement, 0, shapes.UNARY, partly=True),
+    RewriteEntry(dilation.dilated_convolution, 1, ("SPACE_TO_BATCH_ND",)),
+    RewriteEntry(dilation.dilated_row, 1, ("SPACE_TO_BATCH_ND",)),
+    RewriteEntry(versions.older_version, 0, ()),
 )
 """Every rewrite of an operator, in the order they are tried; `operators` empty for all of them.
 

@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.targets.edgetpu.rewrites.elementwise import is_plain, scale_of
-from compress.targets.edgetpu.rewrites.layers import chosen_numbers, transposed_numbers
+from compress.targets.edgetpu.rewrites.elementwise import is_per_tensor_8bit, scale_and_zero_point
+from compress.targets.edgetpu.rewrites.layers import add_selection_convolution, add_selection_transpose_conv
 from compress.tflite.comparison import Runner
-from compress.tflite.edit import VALID, Edit, part, reshape
+from compress.tflite.edit import VALID, Edit, extract, reshape
 from compress.tflite.graph import DTYPES, NONE, Graph, Operator, Tensor
 
-MOVERS = (
+MOVEMENT_OPERATORS = (
     *("BROADCAST_TO", "DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER", "MIRROR_PAD", "RESHAPE", "REVERSE_V2", "SLICE"),
     *("SPACE_TO_DEPTH", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE"),
 )
 """Operators whose every output number is one of the input's, where the rest of their inputs is constant."""
-LARGEST = 1 << 24
+MAX_ELEMENTS = 1 << 24
 """Elements of a tensor whose moves are worth following."""
 MAX_AXES = 3
 _MOST_PIECES = 16
@@ -32,7 +32,7 @@ Table = NDArray[np.int64]
 """For each position along an axis of the output: where along an axis of the input it comes from."""
 
 
-def moved_numbers(operator: Operator, graph: Graph) -> Iterator[Edit]:
+def data_movement_chain(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """Tiles, mirrors, and reshapes and transposes over five dimensions (upsampling, channel shuffles) become
     RESIZE_NEAREST_NEIGHBOR, a convolution with ones and zeros, or SLICE and CONCATENATION: whatever moves alike."""
     chain = _chain(operator, graph)
@@ -42,23 +42,23 @@ def moved_numbers(operator: Operator, graph: Graph) -> Iterator[Edit]:
     for first in range(position + 1):
         for last in range(len(chain) - 1, position - 1, -1):
             x, out = graph.tensors[chain[first].inputs[0]], graph.output_tensors(chain[last])[0]
-            places = _places(chain[first : last + 1], x, out, graph)
+            places = _source_indices(chain[first : last + 1], x, out, graph)
             if places is None:
                 continue
             edit = Edit(graph)
             edit.remove(*chain[first : last + 1])
-            tables = _tables(places, x)
+            tables = _axis_tables(places, x)
             if tables is not None:
                 _write(edit, x, out, tables)
                 yield edit
-            elif (blocks := _blocks(places, x)) is not None:
+            elif (blocks := _block_selection(places, x)) is not None:
                 _write_blocks(edit, x, out, blocks)
                 yield edit
-            elif _turned(edit, chain[first : last + 1], x, out, graph):
+            elif _add_merged_transpose(edit, chain[first : last + 1], x, out, graph):
                 yield edit
 
 
-def function_first(operator: Operator, graph: Graph) -> Iterator[Edit]:
+def elementwise_before_movement(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """A function of one number behind moves over more than three dimensions is computed before them."""
     chain: list[Operator] = []
     while (before := graph.producer.get((chain or [operator])[0].inputs[0])) and _moves_only(before, graph):
@@ -66,7 +66,7 @@ def function_first(operator: Operator, graph: Graph) -> Iterator[Edit]:
             break
         chain.insert(0, before)
     out = graph.output_tensors(operator)[0]
-    if not chain or not is_plain(out) or not is_plain(graph.tensors[chain[0].inputs[0]]):
+    if not chain or not is_per_tensor_8bit(out) or not is_per_tensor_8bit(graph.tensors[chain[0].inputs[0]]):
         return
     edit = Edit(graph)
     index = edit.like(out, "early", shape=graph.tensors[chain[0].inputs[0]].shape)
@@ -92,7 +92,7 @@ def _chain(operator: Operator, graph: Graph) -> list[Operator]:
 
 def _moves_only(operator: Operator, graph: Graph) -> bool:
     rest = [graph.tensors[index] for index in operator.inputs[1:] if index != NONE]
-    return operator.name in MOVERS and not operator.custom and all(tensor.is_constant for tensor in rest)
+    return operator.name in MOVEMENT_OPERATORS and not operator.custom and all(tensor.is_constant for tensor in rest)
 
 
 def _private(operator: Operator, graph: Graph) -> bool:
@@ -108,17 +108,22 @@ def _map(tensor: Tensor) -> tuple[int, ...] | None:
     return (1,) * (4 - len(shape)) + shape if len(shape) <= 3 else None
 
 
-def _places(chain: Sequence[Operator], x: Tensor, out: Tensor, graph: Graph) -> tuple[Table, ...] | None:
+def _source_indices(chain: Sequence[Operator], x: Tensor, out: Tensor, graph: Graph) -> tuple[Table, ...] | None:
     """The row, column and channel of the input that each number of the output map is."""
     given, made = _map(x), _map(out)
-    like = is_plain(x) and is_plain(out) and x.dtype == out.dtype and scale_of(x) == scale_of(out)
-    if given is None or made is None or not like or max(x.elements, out.elements) > LARGEST:
+    like = (
+        is_per_tensor_8bit(x)
+        and is_per_tensor_8bit(out)
+        and x.dtype == out.dtype
+        and scale_and_zero_point(x) == scale_and_zero_point(out)
+    )
+    if given is None or made is None or not like or max(x.elements, out.elements) > MAX_ELEMENTS:
         return None
-    origins = _origins(part(graph, [each.index for each in chain], [x.index], [out.index]), x)
+    origins = _flat_source_indices(extract(graph, [each.index for each in chain], [x.index], [out.index]), x)
     return tuple(np.unravel_index(origins.reshape(made[1:]), given[1:]))
 
 
-def _tables(places: Sequence[Table], x: Tensor) -> list[Table] | None:
+def _axis_tables(places: Sequence[Table], x: Tensor) -> list[Table] | None:
     """Where each row, column and channel of the output comes from, if each comes from one for itself."""
     tables = [np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1)[:, 0] for axis, each in enumerate(places)]
     apart = all((a == b).all() for a, b in zip(np.meshgrid(*tables, indexing="ij"), places, strict=True))
@@ -127,7 +132,7 @@ def _tables(places: Sequence[Table], x: Tensor) -> list[Table] | None:
     return tables if apart and pieces <= _MOST_PIECES else None
 
 
-def _blocks(places: Sequence[Table], x: Tensor) -> NDArray[np.bool_] | None:
+def _block_selection(places: Sequence[Table], x: Tensor) -> NDArray[np.bool_] | None:
     """Which channel of which block each output channel is, [out, row, column, in], where blocks become channels or
     channels blocks."""
     (height, width, channels), (rows, columns, made) = (_map(x) or x.shape)[1:], places[0].shape
@@ -150,7 +155,7 @@ def _blocks(places: Sequence[Table], x: Tensor) -> NDArray[np.bool_] | None:
     return chosen if all((a == b).all() for a, b in zip((*wanted, repeated), places, strict=True)) else None
 
 
-def _origins(moves: Graph, x: Tensor) -> Table:
+def _flat_source_indices(moves: Graph, x: Tensor) -> Table:
     """Which number of the input each number of the output is: the digits of its place, sent through one by one."""
     runner, places = Runner(moves), np.arange(x.elements)
     digits = max(1, -(-int(x.elements - 1).bit_length() // 8))
@@ -172,7 +177,7 @@ def _write(edit: Edit, x: Tensor, out: Tensor, tables: Sequence[Table]) -> None:
         ones = np.zeros((len(tables[2]), 1, 1, shape[3]), np.bool_)
         ones[np.arange(len(ones)), 0, 0, tables[2]] = True
         shape[3] = len(ones)
-        index = chosen_numbers(edit, x, index, edit.like(x, "channels", shape=shape), ones)
+        index = add_selection_convolution(edit, x, index, edit.like(x, "channels", shape=shape), ones)
     factors = [_factor(table, side) for table, side in zip(tables[:2], shape[1:3], strict=True)]
     for axis, (table, factor) in enumerate(zip(tables[:2], factors, strict=True), start=1):
         if not factor:
@@ -193,13 +198,13 @@ def _write_blocks(edit: Edit, x: Tensor, out: Tensor, chosen: NDArray[np.bool_])
     wanted = list(_map(out) or out.shape)
     made = edit.like(x, "blocks", shape=wanted)
     if wanted[1] < shape[1]:
-        chosen_numbers(edit, x, index, made, chosen)
+        add_selection_convolution(edit, x, index, made, chosen)
     else:
-        transposed_numbers(edit, x, index, made, chosen, wanted)
+        add_selection_transpose_conv(edit, x, index, made, chosen, wanted)
     _as_output(edit, made, wanted, out)
 
 
-def _turned(edit: Edit, chain: Sequence[Operator], x: Tensor, out: Tensor, graph: Graph) -> bool:
+def _add_merged_transpose(edit: Edit, chain: Sequence[Operator], x: Tensor, out: Tensor, graph: Graph) -> bool:
     """A TRANSPOSE among reshapes, with the axes that stay together made one: whether three or fewer are left."""
     turns = [each for each in chain if each.name == "TRANSPOSE"]
     if len(turns) != 1 or any(each.name not in ("TRANSPOSE", "RESHAPE", "SQUEEZE", "EXPAND_DIMS") for each in chain):

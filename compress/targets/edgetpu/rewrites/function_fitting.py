@@ -9,9 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.targets.edgetpu.rewrites.elementwise import every_value, is_plain, multiplied, number, real, span
+from compress.targets.edgetpu.rewrites.elementwise import (
+    all_values,
+    is_per_tensor_8bit,
+    add_rescaling,
+    scalar_constant,
+    dequantized_constant,
+    quantization_for_range,
+)
 from compress.tflite.comparison import Runner
-from compress.tflite.edit import Edit, part
+from compress.tflite.edit import Edit, extract
 from compress.tflite.graph import DTYPES, NONE, Graph, Operator, Quantization, Tensor
 
 FUNCTIONS = (
@@ -26,14 +33,14 @@ ELEMENTWISE = (
     *("ADD", "MAXIMUM", "MINIMUM", "MUL", "SQUARED_DIFFERENCE", "SUB"),
 )
 """Operators whose every output number depends on the input numbers at its own place alone."""
-MAX_CURVES = 4
+MAX_TANH = 4
 _NEAR = 1.5
 """Steps of the output's scale that a fit may be off, rounding inside not counted."""
 _DAMPINGS = (0.1, 0.03, 0.01)
 """How much large weights are held down in a fit: those that cancel would be lost in rounding."""
 
 
-def curve(operator: Operator, graph: Graph) -> Iterator[Edit]:
+def fitted_function(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """Operators that together are a function of one tensor's numbers, some of them not supported, become
     a straight line, a RELU and up to four TANH, fitted to the 256 values."""
     found = _region(operator, graph)
@@ -47,8 +54,8 @@ def curve(operator: Operator, graph: Graph) -> Iterator[Edit]:
     wanted = _table(exact, x)
     if wanted is None:
         return
-    values, step = every_value(x), out.quantization.scale[0] if out.quantization else 1.0
-    for curves, damping in product(range(1, MAX_CURVES + 1), _DAMPINGS):
+    values, step = all_values(x), out.quantization.scale[0] if out.quantization else 1.0
+    for curves, damping in product(range(1, MAX_TANH + 1), _DAMPINGS):
         steep, straight = _fitted(values, wanted, curves, damping)
         if np.abs(_basis(values, steep) @ straight - wanted).max() <= _NEAR * step:
             edit = Edit(graph)
@@ -65,14 +72,14 @@ def _region(operator: Operator, graph: Graph) -> tuple[list[Operator], Tensor, T
     """The operators from one 8-bit tensor to another that an operator stands between, all of them elementwise."""
     roots = _roots(graph)
     root = roots.get(operator.outputs[0], operator.outputs[0])
-    if not is_plain(graph.tensors[root]) or root == operator.outputs[0]:
+    if not is_per_tensor_8bit(graph.tensors[root]) or root == operator.outputs[0]:
         return None
     last = max(each.index for each in graph.operators if roots.get(each.outputs[0]) == root)
     for index in range(last, operator.index - 1, -1):
         end = graph.operators[index]
-        if roots.get(end.outputs[0]) != root or not is_plain(graph.output_tensors(end)[0]):
+        if roots.get(end.outputs[0]) != root or not is_per_tensor_8bit(graph.output_tensors(end)[0]):
             continue
-        region = _closed(end, root, graph)
+        region = _removable_operators(end, root, graph)
         if any(each.index == operator.index for each in region):
             return region, graph.tensors[root], graph.output_tensors(end)[0]
     return None
@@ -94,7 +101,7 @@ def _roots(graph: Graph) -> dict[int, int]:
     return roots
 
 
-def _closed(end: Operator, root: int, graph: Graph) -> list[Operator]:
+def _removable_operators(end: Operator, root: int, graph: Graph) -> list[Operator]:
     """Operators that can go if `end` is computed from `root` differently: those that only `end` waits for."""
     region = {end.index}
     waiting = [index for index in end.inputs if index not in (NONE, root)]
@@ -120,7 +127,11 @@ def _exact(graph: Graph, region: Sequence[Operator], x: Tensor, out: Tensor) -> 
     def floating(index: int) -> int:
         tensor = graph.tensors[index]
         if index not in place:
-            values = real(tensor).astype(np.float32) if tensor.is_constant and is_plain(tensor) else None
+            values = (
+                dequantized_constant(tensor).astype(np.float32)
+                if tensor.is_constant and is_per_tensor_8bit(tensor)
+                else None
+            )
             kept = (tensor.is_constant and values is None) or tensor.dtype == "BOOL"
             made = index if kept else edit.tensor("exact", tensor.shape, "FLOAT32", values=values)
             place[index] = made
@@ -135,7 +146,7 @@ def _exact(graph: Graph, region: Sequence[Operator], x: Tensor, out: Tensor) -> 
             edit.change(operator, inputs=given, outputs=made)
     edit.add("QUANTIZE", [place[out.index]], [out.index], edit.options("QuantizeOptions"))
     changed = edit.graph()
-    return part(changed, range(len(changed.operators)), [x.index], [out.index])
+    return extract(changed, range(len(changed.operators)), [x.index], [out.index])
 
 
 def _table(exact: Graph, x: Tensor) -> NDArray[np.float64] | None:
@@ -179,11 +190,11 @@ def _fitted(
     def slopes(steep: NDArray[np.float64]) -> NDArray[np.float64]:
         """Of what is missed, the weights solved for anew (variable projection, Kaufman 1975)."""
         rows = stacked(steep)
-        span, _ = np.linalg.qr(rows)
+        basis, _ = np.linalg.qr(rows)
         bent = (1 - rows[: len(values), 3:] ** 2) * solved(steep)[3:]
         moved = np.zeros((len(rows), 2 * curves))
         moved[: len(values)] = np.hstack([bent * values[:, None], bent])
-        return np.asarray(moved - span @ (span.T @ moved))
+        return np.asarray(moved - basis @ (basis.T @ moved))
 
     generator, best, least = np.random.default_rng(0), np.ones(2 * curves), np.inf
     bounds = [0.05] * curves + [-8.0] * curves, [max(64 / extent, 4.0)] * curves + [8.0] * curves
@@ -205,11 +216,16 @@ def _basis(values: NDArray[np.float64], steep: NDArray[np.float64]) -> NDArray[n
 
 def _write(edit: Edit, x: Tensor, out: Tensor, steep: NDArray[np.float64], straight: NDArray[np.float64]) -> None:
     """The fit as operators; the smallest parts are added up first, where rounding costs least."""
-    values = every_value(x)
+    values = all_values(x)
     parts = []
     for k, shift, weight in zip(*steep, straight[3:], strict=True):
         inside = edit.like(x, "inside", quantization=_around(x, k * values + shift))
-        edit.add("ADD", [multiplied(edit, x, float(k)), number(edit, x, float(shift))], [inside], _plain(edit, "Add"))
+        edit.add(
+            "ADD",
+            [add_rescaling(edit, x, float(k)), scalar_constant(edit, x, float(shift))],
+            [inside],
+            _plain(edit, "Add"),
+        )
         bent = edit.like(x, "tanh", quantization=Quantization((1 / 128,), (0 if x.dtype == "INT8" else 128,), 0))
         edit.add("TANH", [inside], [bent])
         parts.append((_weighted(edit, x, bent, float(weight), 1.0), weight * np.tanh(k * values + shift)))
@@ -222,7 +238,7 @@ def _write(edit: Edit, x: Tensor, out: Tensor, steep: NDArray[np.float64], strai
         parts.append((_weighted(edit, x, x.index, float(straight[1]), extent), straight[1] * values))
     parts.sort(key=lambda each: float(np.ptp(each[1])))
     constant = float(straight[0])
-    total, sums = number(edit, x, constant), np.full_like(values, constant)
+    total, sums = scalar_constant(edit, x, constant), np.full_like(values, constant)
     for position, (index, each) in enumerate(parts):
         sums = sums + each
         made = out.index if position == len(parts) - 1 else edit.like(x, "sum", quantization=_around(x, sums))
@@ -231,13 +247,13 @@ def _write(edit: Edit, x: Tensor, out: Tensor, steep: NDArray[np.float64], strai
 
 
 def _weighted(edit: Edit, x: Tensor, index: int, weight: float, extent: float) -> int:
-    made = edit.like(x, "weighted", quantization=span(x, -abs(weight) * extent, abs(weight) * extent))
-    edit.add("MUL", [index, number(edit, x, weight)], [made], _plain(edit, "Mul"))
+    made = edit.like(x, "weighted", quantization=quantization_for_range(x, -abs(weight) * extent, abs(weight) * extent))
+    edit.add("MUL", [index, scalar_constant(edit, x, weight)], [made], _plain(edit, "Mul"))
     return made
 
 
 def _around(x: Tensor, values: NDArray[np.float64]) -> Quantization:
-    return span(x, min(float(values.min()), 0.0), max(float(values.max()), 1e-6))
+    return quantization_for_range(x, min(float(values.min()), 0.0), max(float(values.max()), 1e-6))
 
 
 def _plain(edit: Edit, name: str) -> object:

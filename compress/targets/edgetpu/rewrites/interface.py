@@ -9,8 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.targets.edgetpu.rewrites.elementwise import is_plain, scale_of
-from compress.tflite.comparison import Difference, Feed, Runner, random_feed, recorded, runnable, steps
+from compress.targets.edgetpu.rewrites.elementwise import is_per_tensor_8bit, scale_and_zero_point
+from compress.tflite.comparison import (
+    Difference,
+    Feed,
+    Runner,
+    random_feed,
+    record_tensors,
+    without_unknown_customs,
+    steps,
+)
 from compress.tflite.edit import Edit
 from compress.tflite.graph import DTYPES, NONE, Graph, Quantization, Tensor
 from deploy.contract.preprocessing import dequantize, quantize
@@ -34,7 +42,7 @@ def fixed_shapes(graph: Graph) -> Graph | None:
     edit = Edit(graph)
     for index in graph.inputs:
         edit.fix_shape(index, graph.tensors[index].shape)
-    runner = Runner(runnable(edit.graph()), keep=True)
+    runner = Runner(without_unknown_customs(edit.graph()), keep=True)
     runner.run(random_feed(graph, np.random.default_rng(0)), ())
     for index in free:
         known = any(index in (*each.inputs, *each.outputs) for each in graph.operators)
@@ -56,7 +64,7 @@ def folded_constants(graph: Graph) -> Graph | None:
     outputs = [index for operator in found for index in operator.outputs]
     if not outputs or set(outputs) & set(graph.outputs):
         return None
-    (values,) = recorded(graph, [random_feed(graph, np.random.default_rng(0))], outputs)
+    (values,) = record_tensors(graph, [random_feed(graph, np.random.default_rng(0))], outputs)
     edit = Edit(graph)
     edit.remove(*found)
     made = {
@@ -69,7 +77,7 @@ def folded_constants(graph: Graph) -> Graph | None:
     return edit.graph()
 
 
-def integer_ends(graph: Graph, wanted: str | None) -> Graph | None:
+def integer_interface(graph: Graph, wanted: str | None) -> Graph | None:
     """A float input that is quantized at once, and a float output that was just dequantized, become int8 or uint8.
 
     Args:
@@ -89,10 +97,10 @@ def _integer_input(edit: Edit, position: int, tensor: Tensor, wanted: str | None
     inside, consumers = tensor, edit.before.consumers.get(tensor.index, [])
     if tensor.dtype == "FLOAT32" and len(consumers) == 1 and consumers[0].name == "QUANTIZE":
         inside = edit.before.output_tensors(consumers[0])[0]
-        if not is_plain(inside) or inside.index in edit.before.outputs:
+        if not is_per_tensor_8bit(inside) or inside.index in edit.before.outputs:
             return
         edit.remove(consumers[0])
-    elif not is_plain(tensor):
+    elif not is_per_tensor_8bit(tensor):
         return
     end = _other_type(edit, inside, wanted, tensor.name)
     if end != inside.index:
@@ -106,11 +114,15 @@ def _integer_output(edit: Edit, position: int, tensor: Tensor, wanted: str | Non
         return
     if tensor.dtype == "FLOAT32" and maker.name == "DEQUANTIZE":
         inside = edit.before.input_tensors(maker)[0]
-        if not is_plain(inside) or inside.index in (*edit.before.inputs, *edit.before.outputs) or inside.is_constant:
+        if (
+            not is_per_tensor_8bit(inside)
+            or inside.index in (*edit.before.inputs, *edit.before.outputs)
+            or inside.is_constant
+        ):
             return
         if not edit.before.consumers.get(tensor.index):
             edit.remove(maker)
-    elif not is_plain(tensor):
+    elif not is_per_tensor_8bit(tensor):
         return
     end = _other_type(edit, inside, wanted, tensor.name)
     if end in edit.outputs[:position] and end != tensor.index:  # the same values were put out twice, as two tensors
@@ -128,38 +140,38 @@ def _other_type(edit: Edit, tensor: Tensor, wanted: str | None, name: str) -> in
     if wanted in (None, tensor.dtype):
         edit.rename(tensor.index, name)
         return tensor.index
-    scale, zero_point = scale_of(tensor)
+    scale, zero_point = scale_and_zero_point(tensor)
     shift = 128 if wanted == "UINT8" else -128
     edit.rename(tensor.index, f"{name}/inside")
     return edit.tensor(name, tensor.shape, str(wanted), Quantization((scale,), (zero_point + shift,), 0))
 
 
-def real_feed(graph: Graph, feed: Feed) -> list[NDArray[Any]]:
+def dequantized_feed(graph: Graph, feed: Feed) -> list[NDArray[Any]]:
     """Return a feed of a graph as real numbers: the codes of quantized inputs dequantized."""
     pairs = zip((graph.tensors[index] for index in graph.inputs), feed, strict=True)
     return [_real(tensor, value) if np.issubdtype(value.dtype, np.integer) else value for tensor, value in pairs]
 
 
-def fitted_feed(graph: Graph, values: Feed) -> list[NDArray[Any]]:
+def quantized_feed(graph: Graph, values: Feed) -> list[NDArray[Any]]:
     """Real numbers as a graph takes them: quantized where its inputs are."""
     feed = []
     for index, value in zip(graph.inputs, values, strict=True):
         tensor, dtype = graph.tensors[index], np.dtype(DTYPES[graph.tensors[index].dtype])
-        plain = is_plain(tensor) and np.issubdtype(value.dtype, np.floating)
-        feed.append(quantize(value, *scale_of(tensor), dtype.type) if plain else value.astype(dtype))
+        plain = is_per_tensor_8bit(tensor) and np.issubdtype(value.dtype, np.floating)
+        feed.append(quantize(value, *scale_and_zero_point(tensor), dtype.type) if plain else value.astype(dtype))
     return feed
 
 
-def apart(before: Graph, after: Graph, values: Sequence[Feed]) -> Difference:
+def output_difference(before: Graph, after: Graph, values: Sequence[Feed]) -> Difference:
     """Return the difference of two graphs whose ends may have different types, in steps of the outputs' scales."""
-    before, after = runnable(before), runnable(after)
+    before, after = without_unknown_customs(before), without_unknown_customs(after)
     first, second = Runner(before), Runner(after)
     found = [np.zeros(0)]
     for each in values:
-        pairs = zip(first.run(fitted_feed(before, each)), second.run(fitted_feed(after, each)), strict=True)
+        pairs = zip(first.run(quantized_feed(before, each)), second.run(quantized_feed(after, each)), strict=True)
         for (one, other), i, j in zip(pairs, before.outputs, after.outputs, strict=True):
             tensors = (before.tensors[i], after.tensors[j])
-            scales = [scale_of(tensor)[0] for tensor in tensors if is_plain(tensor)]
+            scales = [scale_and_zero_point(tensor)[0] for tensor in tensors if is_per_tensor_8bit(tensor)]
             a, b = _real(tensors[0], one), _real(tensors[1], other)
             found.append((np.abs(a - b) / scales[0] if scales and a.shape == b.shape else steps(a, b)).reshape(-1))
     every = np.concatenate(found)
@@ -167,7 +179,7 @@ def apart(before: Graph, after: Graph, values: Sequence[Feed]) -> Difference:
 
 
 def _real(tensor: Tensor, value: NDArray[Any]) -> NDArray[Any]:
-    if not is_plain(tensor):
+    if not is_per_tensor_8bit(tensor):
         return value
-    scale, zero_point = scale_of(tensor)
+    scale, zero_point = scale_and_zero_point(tensor)
     return np.asarray(dequantize(value, scale, zero_point))

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.targets.edgetpu.rewrites.elementwise import integers, is_plain, real, scale_of, start
+from compress.targets.edgetpu.rewrites.elementwise import (
+    clip_to_dtype,
+    is_per_tensor_8bit,
+    dequantized_constant,
+    scale_and_zero_point,
+    replace_operator,
+)
 from compress.tflite.edit import SAME, VALID, Edit, reshape
 from compress.tflite.graph import NONE, Graph, Operator, Quantization, Tensor
 
@@ -19,10 +25,10 @@ _SEPARATE = {1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6"}
 _WEIGHTS_DTYPE = "INT8"
 
 
-def dense_scales(operator: Operator, graph: Graph) -> Iterator[Edit]:
+def per_channel_dense_layer(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """FULLY_CONNECTED with a scale for each output gets one scale, or becomes a 1x1 CONV_2D where that loses much."""
     x, weights, *_ = graph.input_tensors(operator)
-    if not (_per_channel(weights) and weights.is_constant and is_plain(x)):
+    if not (_per_channel(weights) and weights.is_constant and is_per_tensor_8bit(x)):
         return
     bias = _bias(operator, graph)
     if operator.option("weightsFormat", 0) or (bias is not None and not bias.is_constant):
@@ -31,7 +37,7 @@ def dense_scales(operator: Operator, graph: Graph) -> Iterator[Edit]:
     out = graph.output_tensors(operator)[0]
     if out.elements != weights.shape[0]:
         return
-    edit, _, _ = start(operator, graph)
+    edit, _, _ = replace_operator(operator, graph)
     outputs, inputs = weights.shape
     given = edit.like(x, "map", shape=(1, 1, 1, inputs))
     made = edit.like(out, "map", shape=(1, 1, 1, outputs))
@@ -47,7 +53,7 @@ def dense_scales(operator: Operator, graph: Graph) -> Iterator[Edit]:
     yield edit
 
 
-def dense_rows(operator: Operator, graph: Graph) -> Iterator[Edit]:
+def dense_layer_on_rows(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """FULLY_CONNECTED on several rows at once, as in transformers, becomes a 1x1 CONV_2D over them."""
     x, weights, *_ = graph.input_tensors(operator)
     bias, out = _bias(operator, graph), graph.output_tensors(operator)[0]
@@ -55,7 +61,7 @@ def dense_rows(operator: Operator, graph: Graph) -> Iterator[Edit]:
         return
     outputs, inputs = weights.shape
     shape = x.shape[:3] if len(x.shape) == 4 and x.shape[3] == inputs else (1, 1, x.elements // inputs)
-    edit, _, _ = start(operator, graph)
+    edit, _, _ = replace_operator(operator, graph)
     kernel = edit.like(weights, "kernel", shape=(outputs, 1, 1, inputs), values=weights.array())
     biases = _zeros(edit, outputs, weights.quantization, x) if bias is None else bias.index
     given, made = x.index, out.index
@@ -83,7 +89,7 @@ def grouped_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
     if each == 1:
         yield _depthwise(operator, graph, (1, height, width, outputs))
         return
-    edit, _, out = start(operator, graph)
+    edit, _, out = replace_operator(operator, graph)
     slices = [edit.like(x, f"group{i}", shape=(*x.shape[:3], each)) for i in range(groups)]
     axis = edit.tensor(f"{x.name}/axis", (), "INT32", values=np.asarray(3, np.int32))
     edit.add("SPLIT", [axis, x.index], slices, edit.options("SplitOptions", numSplits=groups))
@@ -99,7 +105,7 @@ def grouped_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
     yield edit
 
 
-def one_dilation(operator: Operator, graph: Graph) -> Iterator[Edit]:
+def equal_dilation(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """A dilation along a side on which the kernel has one tap (1-D convolutions) becomes that of the other side."""
     _, height, width, _ = graph.tensors[operator.inputs[1]].shape
     names = ("dilationHFactor", "dilationWFactor")
@@ -113,10 +119,10 @@ def fused_activation(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """An activation inside TRANSPOSE_CONV, pooling or CONCATENATION becomes an operator after it; none where
     the output's range does the same."""
     fused, out = operator.option("fusedActivationFunction", 0), graph.output_tensors(operator)[0]
-    if fused not in ACTIVATIONS or not is_plain(out):
+    if fused not in ACTIVATIONS or not is_per_tensor_8bit(out):
         return
     version = {"TRANSPOSE_CONV": 3}.get(operator.name)
-    scale, zero_point = scale_of(out)
+    scale, zero_point = scale_and_zero_point(out)
     lowest = -128 if out.dtype == "INT8" else 0
     low, high = scale * (lowest - zero_point), scale * (lowest + 255 - zero_point)
     edit = Edit(graph)
@@ -132,12 +138,12 @@ def fused_activation(operator: Operator, graph: Graph) -> Iterator[Edit]:
 def mean_over_channels(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """MEAN over channels whose number is no multiple of 4 becomes a 1x1 CONV_2D with equal weights."""
     x, axes = graph.input_tensors(operator)
-    if not (axes.is_constant and x.shape and is_plain(x)):
+    if not (axes.is_constant and x.shape and is_per_tensor_8bit(x)):
         return
     channels = x.shape[-1]
     if {int(axis) % len(x.shape) for axis in axes.array().ravel()} != {len(x.shape) - 1} or channels % 4 == 0:
         return
-    edit, _, out = start(operator, graph)
+    edit, _, out = replace_operator(operator, graph)
     one = Quantization((1 / (127 * channels),), (0,), 0)
     kernel = edit.tensor(
         f"{x.name}/mean", (1, 1, 1, channels), _WEIGHTS_DTYPE, one, np.full((1, 1, 1, channels), 127, np.int8)
@@ -164,7 +170,7 @@ def constant_matmul(operator: Operator, graph: Graph) -> Iterator[Edit]:
     values = matrix.array().reshape(matrix.shape[-2:])
     kernel_values = values if operator.option("adjY", False) else values.T
     outputs, inputs = kernel_values.shape
-    edit, _, out = start(operator, graph)
+    edit, _, out = replace_operator(operator, graph)
     rows = x.elements // inputs
     given, made = edit.like(x, "map", shape=(1, 1, rows, inputs)), edit.like(out, "map", shape=(1, 1, rows, outputs))
     kernel = edit.like(
@@ -177,7 +183,7 @@ def constant_matmul(operator: Operator, graph: Graph) -> Iterator[Edit]:
     yield edit
 
 
-def batch_norm_leftover(operator: Operator, graph: Graph) -> Iterator[Edit]:
+def channel_scale_and_shift(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """MUL or ADD by a constant for each channel, right after a convolution, is folded into its weights and biases."""
     found = _folding(operator, graph)
     if found is None:
@@ -190,7 +196,7 @@ def batch_norm_leftover(operator: Operator, graph: Graph) -> Iterator[Edit]:
     one_scale = not weights.quantization.per_channel
     if one_scale and np.ptp(np.abs(factor)) > 0:
         return
-    input_scale = scale_of(x)[0]
+    input_scale = scale_and_zero_point(x)[0]
     sums = np.zeros(factor.shape) if bias is None else bias.array() * input_scale * scales
     new_scales = scales * np.abs(factor)
     axis = 3 if before.name == "DEPTHWISE_CONV_2D" else 0
@@ -238,13 +244,15 @@ def _one_scale(operator: Operator, graph: Graph, bias: Tensor | None) -> Edit:
 
 def _biases(edit: Edit, name: str, codes: NDArray[np.float64], scales: NDArray[np.float64], x: Tensor) -> int:
     limits = np.iinfo(np.int32)
-    quantization = Quantization(tuple(float(scale_of(x)[0] * scale) for scale in scales), (0,) * len(scales), 0)
+    quantization = Quantization(
+        tuple(float(scale_and_zero_point(x)[0] * scale) for scale in scales), (0,) * len(scales), 0
+    )
     values = np.clip(np.round(codes), limits.min, limits.max).astype(np.int32)
     return edit.tensor(name, values.shape, "INT32", quantization, values)
 
 
 def _depthwise(operator: Operator, graph: Graph, shape: tuple[int, ...]) -> Edit:
-    edit, x, out = start(operator, graph)
+    edit, x, out = replace_operator(operator, graph)
     weights = graph.tensors[operator.inputs[1]]
     stored = weights.quantization
     quantization = None if stored is None else Quantization(stored.scale, stored.zero_point, 3)
@@ -276,7 +284,7 @@ def _convolution(edit: Edit, activation: int) -> Any:
     return edit.options("Conv2DOptions", padding=VALID, strideW=1, strideH=1, fusedActivationFunction=activation)
 
 
-def chosen_numbers(edit: Edit, x: Tensor, given: int, made: int, chosen: NDArray[np.bool_]) -> int:
+def add_selection_convolution(edit: Edit, x: Tensor, given: int, made: int, chosen: NDArray[np.bool_]) -> int:
     """Puts a CONV_2D in that only moves numbers, [out, row, column, in], in the quantization of `x`."""
     kernel, zeros = _ones(edit, x, chosen)
     sides = {"strideH": chosen.shape[1], "strideW": chosen.shape[2]}
@@ -284,7 +292,7 @@ def chosen_numbers(edit: Edit, x: Tensor, given: int, made: int, chosen: NDArray
     return made
 
 
-def transposed_numbers(
+def add_selection_transpose_conv(
     edit: Edit, x: Tensor, given: int, made: int, chosen: NDArray[np.bool_], shape: Sequence[int]
 ) -> None:
     """The same with a TRANSPOSE_CONV, to a map of a given shape."""
@@ -299,7 +307,7 @@ def _ones(edit: Edit, x: Tensor, chosen: NDArray[np.bool_]) -> tuple[int, int]:
     highest = 127 if x.dtype == "INT8" else 255
     step = Quantization((1 / highest,), (0,), 0)
     kernel = edit.tensor(
-        f"{x.name}/ones", chosen.shape, x.dtype, step, integers(chosen.astype(np.float64) * highest, x.dtype)
+        f"{x.name}/ones", chosen.shape, x.dtype, step, clip_to_dtype(chosen.astype(np.float64) * highest, x.dtype)
     )
     return kernel, _zeros(edit, len(chosen), step, x)
 
@@ -309,7 +317,7 @@ def _folding(operator: Operator, graph: Graph) -> tuple[Operator, NDArray[np.flo
     given = graph.input_tensors(operator)
     constants = [tensor for tensor in given if tensor.is_constant]
     computed = [tensor for tensor in given if not tensor.is_constant]
-    if len(constants) != 1 or len(computed) != 1 or not is_plain(constants[0]):
+    if len(constants) != 1 or len(computed) != 1 or not is_per_tensor_8bit(constants[0]):
         return None
     before = graph.producer.get(computed[0].index)
     if before is None or before.name not in ("CONV_2D", "DEPTHWISE_CONV_2D"):
@@ -318,8 +326,8 @@ def _folding(operator: Operator, graph: Graph) -> tuple[Operator, NDArray[np.flo
     if read_elsewhere or before.option("fusedActivationFunction", 0):
         return None
     weights, bias = graph.tensors[before.inputs[1]], _bias(before, graph)
-    fits = weights.is_constant and weights.dtype == "INT8" and is_plain(graph.tensors[before.inputs[0]])
-    channels, values = computed[0].shape[-1], real(constants[0]).ravel()
+    fits = weights.is_constant and weights.dtype == "INT8" and is_per_tensor_8bit(graph.tensors[before.inputs[0]])
+    channels, values = computed[0].shape[-1], dequantized_constant(constants[0]).ravel()
     if not fits or (bias is not None and not bias.is_constant) or values.size not in (1, channels):
         return None
     if constants[0].elements > 1 and constants[0].shape[-1] != channels:

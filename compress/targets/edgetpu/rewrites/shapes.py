@@ -6,7 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from compress.targets.edgetpu.rewrites.elementwise import is_plain, number, scale_of, start
+from compress.targets.edgetpu.rewrites.elementwise import (
+    is_per_tensor_8bit,
+    scalar_constant,
+    scale_and_zero_point,
+    replace_operator,
+)
 from compress.tflite.edit import SAME, VALID, Edit
 from compress.tflite.graph import Graph, Operator, Quantization, Tensor
 
@@ -14,12 +19,12 @@ UNARY = ("RELU", "RELU6", "RELU_N1_TO_1", "LOGISTIC", "TANH", "QUANTIZE", "HARD_
 BINARY = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")
 
 
-def repeated_map(operator: Operator, graph: Graph) -> Iterator[Edit]:
+def resized_1x1_map(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """RESIZE_BILINEAR of a 1x1 map becomes RESIZE_NEAREST_NEIGHBOR: there is only one value to repeat."""
     x = graph.input_tensors(operator)[0]
     if x.shape[1:3] != (1, 1) or operator.name != "RESIZE_BILINEAR":
         return
-    edit, _, out = start(operator, graph)
+    edit, _, out = replace_operator(operator, graph)
     options = edit.options("ResizeNearestNeighborOptions")
     edit.add("RESIZE_NEAREST_NEIGHBOR", list(operator.inputs), [out.index], options)
     yield edit
@@ -42,7 +47,7 @@ def strided_slice(operator: Operator, graph: Graph) -> Iterator[Edit]:
         ).indices(side)
         starts.append(first)
         sizes.append(last - first)
-    edit, _, out = start(operator, graph)
+    edit, _, out = replace_operator(operator, graph)
     given = x.index
     if tuple(sizes) != x.shape:
         given = edit.like(x, "slice", shape=sizes)
@@ -60,7 +65,7 @@ def split_sizes(operator: Operator, graph: Graph) -> Iterator[Edit]:
     if not axis.is_constant:
         return
     along, begin = int(axis.array().ravel()[0]) % len(x.shape), 0
-    edit, _, _ = start(operator, graph)
+    edit, _, _ = replace_operator(operator, graph)
     for out in graph.output_tensors(operator):
         _slice(edit, x, along, begin, out.shape, out.index)
         begin += out.shape[along]
@@ -69,7 +74,7 @@ def split_sizes(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 def unpack(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """UNPACK becomes a SLICE and a RESHAPE for each part."""
-    edit, x, _ = start(operator, graph)
+    edit, x, _ = replace_operator(operator, graph)
     along = operator.option("axis", 0) % len(x.shape)
     shape = tuple(1 if axis == along else side for axis, side in enumerate(x.shape))
     for index, out in enumerate(graph.output_tensors(operator)):
@@ -84,7 +89,7 @@ def gather(operator: Operator, graph: Graph) -> Iterator[Edit]:
     x, indices = graph.input_tensors(operator)
     if not indices.is_constant or operator.option("batchDims", 0):
         return
-    edit, _, out = start(operator, graph)
+    edit, _, out = replace_operator(operator, graph)
     along = operator.option("axis", 0) % len(x.shape)
     chosen = [int(index) % x.shape[along] for index in indices.array().ravel()]
     if not chosen or chosen != list(range(chosen[0], chosen[0] + len(chosen))):
@@ -100,10 +105,10 @@ def gather(operator: Operator, graph: Graph) -> Iterator[Edit]:
 def pad_value(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """PADV2 becomes PAD; with a value other than 0, between two ADD that shift by it and change no code."""
     x, amounts, value = graph.input_tensors(operator)
-    if not value.is_constant or not is_plain(x):
+    if not value.is_constant or not is_per_tensor_8bit(x):
         return
-    (scale, zero_point), code = scale_of(x), int(value.array().ravel()[0])
-    edit, _, out = start(operator, graph)
+    (scale, zero_point), code = scale_and_zero_point(x), int(value.array().ravel()[0])
+    edit, _, out = replace_operator(operator, graph)
     if code == zero_point:
         edit.add("PAD", [x.index, amounts.index], [out.index], edit.options("PadOptions"))
         yield edit
@@ -111,21 +116,23 @@ def pad_value(operator: Operator, graph: Graph) -> Iterator[Edit]:
     shifted = Quantization((scale,), (code,), 0)
     given, made = edit.like(x, "shifted", quantization=shifted), edit.like(out, "shifted", quantization=shifted)
     for source, shift, target in ((x.index, zero_point - code, given), (made, code - zero_point, out.index)):
-        edit.add("ADD", [source, number(edit, x, scale * shift)], [target], edit.options("AddOptions"))
+        edit.add("ADD", [source, scalar_constant(edit, x, scale * shift)], [target], edit.options("AddOptions"))
     edit.add("PAD", [given, amounts.index], [made], edit.options("PadOptions"))
     yield edit
 
 
 def depth_to_space(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """DEPTH_TO_SPACE becomes a TRANSPOSE_CONV whose weights are ones and zeros."""
-    edit, x, out = start(operator, graph)
+    edit, x, out = replace_operator(operator, graph)
     block, channels = operator.option("blockSize", 1), out.shape[3]
     weights = np.zeros((channels, block, block, x.shape[3]), np.int8)
     for row, column, channel in np.ndindex(block, block, channels):
         weights[channel, row, column, (row * block + column) * channels + channel] = 127
     kernel = edit.tensor(f"{out.name}/ones", weights.shape, "INT8", Quantization((1 / 127,), (0,), 0), weights)
     bias = np.zeros(channels, np.int32)
-    zeros = edit.tensor(f"{out.name}/zeros", (channels,), "INT32", Quantization((scale_of(x)[0] / 127,), (0,), 0), bias)
+    zeros = edit.tensor(
+        f"{out.name}/zeros", (channels,), "INT32", Quantization((scale_and_zero_point(x)[0] / 127,), (0,), 0), bias
+    )
     options = edit.options("TransposeConvOptions", padding=SAME, strideH=block, strideW=block)
     shape = edit.integers("shape", *out.shape)
     edit.add("TRANSPOSE_CONV", [shape, kernel, x.index, zeros], [out.index], options)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from compress.targets.edgetpu.rewrites.elementwise import is_plain, start
+from compress.targets.edgetpu.rewrites.elementwise import is_per_tensor_8bit, replace_operator
 from compress.targets.edgetpu.rewrites.shapes import BINARY, UNARY
 from compress.tflite.dilation import only_consumer
 from compress.tflite.edit import Edit, reshape
@@ -25,26 +25,26 @@ def transposes(operator: Operator, graph: Graph) -> Iterator[Edit]:
         return
     before = graph.producer.get(x.index)
     if before is not None and before.name == "TRANSPOSE" and (first := _order(before, graph)) is not None:
-        yield _joined(before, operator, [first[axis] for axis in order], graph)
+        yield _merge(before, operator, [first[axis] for axis in order], graph)
         return
     if [axis for axis in order if x.shape[axis] > 1] == [axis for axis in range(len(order)) if x.shape[axis] > 1]:
-        edit, _, _ = start(operator, graph)
+        edit, _, _ = replace_operator(operator, graph)
         reshape(edit, x.index, out.index, out.shape)
         yield edit
         return
     for after in graph.consumers.get(out.index, ()):
         if after.name in (*UNARY, *BINARY, "CONCATENATION"):
-            yield from _sunk(after, order, graph)
+            yield from _move_behind(after, order, graph)
         elif after.name in (*_ALONG_AXES, "SPLIT"):
-            yield from _sunk_by_axes(after, order, graph)
+            yield from _move_behind_axis_operator(after, order, graph)
 
 
-def turned_inputs(graph: Graph) -> Graph:
+def with_channels_last_inputs(graph: Graph) -> Graph:
     """The graph with maps put in as channels last, and turned to channels first at once: to be moved on from there."""
     edit, place = Edit(graph), {}
     for position, index in enumerate(graph.inputs):
         tensor = graph.tensors[index]
-        if len(tensor.shape) == 4 and is_plain(tensor) and index not in graph.outputs:
+        if len(tensor.shape) == 4 and is_per_tensor_8bit(tensor) and index not in graph.outputs:
             last = edit.like(tensor, "channels last", shape=[tensor.shape[axis] for axis in _TO_LAST])
             edit.inputs[position], place[index] = last, edit.like(tensor, "channels first")
             order = edit.integers("order", *np.argsort(_TO_LAST).tolist())
@@ -55,7 +55,7 @@ def turned_inputs(graph: Graph) -> Graph:
     return edit.graph()
 
 
-def restored_inputs(graph: Graph, original: Graph) -> Graph:
+def with_original_inputs(graph: Graph, original: Graph) -> Graph:
     """The same graph with the inputs that it had, turned in front of everything.
 
     A transpose of an input may stay on the CPU; behind the first operator on the Edge TPU it would end the partition.
@@ -72,7 +72,7 @@ def restored_inputs(graph: Graph, original: Graph) -> Graph:
 # --- parts ------------------------------------------------------------------------------
 
 
-def _joined(first: Operator, second: Operator, order: list[int], graph: Graph) -> Edit:
+def _merge(first: Operator, second: Operator, order: list[int], graph: Graph) -> Edit:
     """Two transposes as one, or as none; the first stays where others take its output."""
     edit = Edit(graph)
     edit.remove(second, *([first] if only_consumer(graph, first) else []))
@@ -87,7 +87,7 @@ def _joined(first: Operator, second: Operator, order: list[int], graph: Graph) -
     return edit
 
 
-def _sunk(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
+def _move_behind(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
     """An operator in front of the transposes that stood before each of its inputs."""
     edit, back = Edit(graph), [int(axis) for axis in np.argsort(order)]
     inputs = []
@@ -114,7 +114,7 @@ def _sunk(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
     yield edit
 
 
-def _sunk_by_axes(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
+def _move_behind_axis_operator(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
     """The same for an operator that does something along some axes."""
     given = graph.input_tensors(operator)
     constants = [tensor for tensor in given if tensor.is_constant]
@@ -138,7 +138,9 @@ def _sunk_by_axes(operator: Operator, order: list[int], graph: Graph) -> Iterato
     }
     if only_consumer(graph, before):
         edit.remove(before)
-    outputs = [edit.like(out, "transposed", shape=[out.shape[axis] for axis in back]) for out in graph.output_tensors(operator)]
+    outputs = [
+        edit.like(out, "transposed", shape=[out.shape[axis] for axis in back]) for out in graph.output_tensors(operator)
+    ]
     edit.change(operator, inputs=inputs, outputs=outputs, options=changed)
     for made, out in zip(outputs, operator.outputs, strict=True):
         edit.add("TRANSPOSE", [made, edit.integers("order", *order)], [out], edit.options("TransposeOptions"))

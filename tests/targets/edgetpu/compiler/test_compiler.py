@@ -110,11 +110,11 @@ def test_a_tensor_that_is_not_in_the_model(make: Make, programs: Programs) -> No
 
 def test_it_is_found_on_path(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(programs.folder))
-    assert compiler.find(None, None, None, TARGET, None) is None
+    assert compiler.find_compiler(None, None, None, TARGET, None) is None
     path = programs.compiler(Answer())
-    assert compiler.find(None, None, None, TARGET, None) == Local(path)
+    assert compiler.find_compiler(None, None, None, TARGET, None) == Local(path)
     path.chmod(0o644)
-    assert compiler.find(None, None, None, TARGET, None) is None
+    assert compiler.find_compiler(None, None, None, TARGET, None) is None
 
 
 def test_a_setting_names_it(programs: Programs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -122,9 +122,9 @@ def test_a_setting_names_it(programs: Programs, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(programs.folder)
     for setting in (str(path), "~/bin/mine", "mine"):
-        assert compiler.find(setting, None, None, TARGET, None) == Local(path)
-    assert compiler.find(None, "coral:16", None, TARGET, None) == Docker("coral:16", "edgetpu_compiler")
-    assert compiler.find(None, None, "me@there", TARGET, None) == Ssh("me@there", "edgetpu_compiler")
+        assert compiler.find_compiler(setting, None, None, TARGET, None) == Local(path)
+    assert compiler.find_compiler(None, "coral:16", None, TARGET, None) == Docker("coral:16", "edgetpu_compiler")
+    assert compiler.find_compiler(None, None, "me@there", TARGET, None) == Ssh("me@there", "edgetpu_compiler")
 
 
 def test_identity(programs: Programs, tmp_path: Path) -> None:
@@ -410,4 +410,4 @@ def test_the_real_compiler(make: Make) -> None:
     assert done is not None
     assert sum(report.mapped or 0 for report in done.reports) == 2
     assert [report.unknown for report in done.reports] == [()]
-    assert inspection.opened(graph.parse(done.files["model_edgetpu.tflite"])).cached_bytes > 0
+    assert inspection.inspect_graph(graph.parse(done.files["model_edgetpu.tflite"])).cached_bytes > 0
