@@ -64,8 +64,7 @@ def layers(model: Any) -> tuple[ArrayLayer, ...]:
 def predicted(model: Any, host: str) -> float:
     """Milliseconds."""
     network = layers(model)
-    held = latency.allocate_cache(network, benchmark.TARGET).streamed
-    streamed = tuple(each.parameters.size_bytes * out for each, out in zip(network, held, strict=True))
+    streamed = latency.streamed_bytes(network, benchmark.TARGET)
     inputs, outputs = math.prod(shape(model.inputs[0])), latency.padded_map_bytes(shape(model.outputs[0]))
     sent = BusTraffic(inputs, outputs, latency.instruction_bytes(network, inputs + outputs), streamed)
     return latency.predict(network, sent, benchmark.TARGET.tables["latency"], host).total

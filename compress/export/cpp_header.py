@@ -105,15 +105,17 @@ def export(path: Path, out: Path, role: str | None = None) -> str:
     if opened.detector is not None:
         raise ModelError("it finds objects", where=str(path), allowed="classifiers: a header has one output")
     models = opened.manifest["models"]
-    wanted = role or ("compiled" if "compiled" in models else "int8")
-    if wanted not in models:
-        raise PipelineError(f"the bundle has no {wanted} model", where=str(path), allowed=", ".join(sorted(models)))
-    content = text(opened, wanted, str(path))
+    chosen_role = role or ("compiled" if "compiled" in models else "int8")
+    if chosen_role not in models:
+        raise PipelineError(
+            f"the bundle has no {chosen_role} model", where=str(path), allowed=", ".join(sorted(models))
+        )
+    content = text(opened, chosen_role, str(path))
     try:
         write_atomically(out, content.encode())
     except OSError as error:
         raise explain(error, f"{out} cannot be written") from error
-    return wanted
+    return chosen_role
 
 
 def text(opened: bundle.Bundle, role: str, where: str = "") -> str:
@@ -125,14 +127,14 @@ def text(opened: bundle.Bundle, role: str, where: str = "") -> str:
     """
     entry = opened.manifest["models"][role]
     content = opened.members[entry["file"]]
-    given, made = entry["input"], entry["output"]
-    for end, tensor in (("input", given), ("output", made)):
+    input_tensor, output_tensor = entry["input"], entry["output"]
+    for end, tensor in (("input", input_tensor), ("output", output_tensor)):
         if tensor["dtype"] not in _TYPES or not tensor["scale"]:
             raise ModelError(f"its {end} is {tensor['dtype']}; coralmicro takes int8 and uint8", where=where)
-    if len(given["shape"]) != 4 or len(made["shape"]) > 4:
-        raise ModelError(f"its input {given['shape']} is no image [1, height, width, channels]", where=where)
-    limits = np.iinfo(given["dtype"])
-    _, height, width, channels = given["shape"]
+    if len(input_tensor["shape"]) != 4 or len(output_tensor["shape"]) > 4:
+        raise ModelError(f"its input {input_tensor['shape']} is no image [1, height, width, channels]", where=where)
+    limits = np.iinfo(input_tensor["dtype"])
+    _, height, width, channels = input_tensor["shape"]
     factor, offset = _line(opened.manifest["preprocessing"]["steps"], channels, where)
     space = re.sub(r"[^a-z0-9]+", "_", opened.manifest["name"].lower()).strip("_") or "model"
     space = f"m_{space}" if space[0].isdigit() else space
@@ -144,10 +146,10 @@ def text(opened: bundle.Bundle, role: str, where: str = "") -> str:
         steps=_comment(json.dumps(opened.manifest["preprocessing"]["steps"])),
         guard=f"CORALLINE_{space.upper()}_H_",
         space=space,
-        input=_tensor(given),
-        output=_tensor(made),
-        input_type=_TYPES[given["dtype"]],
-        output_type=_TYPES[made["dtype"]],
+        input=_tensor(input_tensor),
+        output=_tensor(output_tensor),
+        input_type=_TYPES[input_tensor["dtype"]],
+        output_type=_TYPES[output_tensor["dtype"]],
         height=height,
         width=width,
         channels=channels,
@@ -206,9 +208,9 @@ def _string(label: str) -> str:
     return '"' + "".join(plain.get(byte, f"\\{byte:03o}") for byte in label.encode("utf-8", "replace")) + '"'
 
 
-def _comment(told: str) -> str:
+def _comment(text: str) -> str:
     """A text that stays in its line: a backslash at the end would take the next one in."""
-    return re.sub(r"[^\x20-\x7e]|\\", " ", told)
+    return re.sub(r"[^\x20-\x7e]|\\", " ", text)
 
 
 def _bytes(content: bytes) -> str:

@@ -84,34 +84,34 @@ def export(path: Path, folder: Path, labels: Path | None = None) -> Export:
         raise ModelError(what, where=str(labels or path), todo="leave the background out: it is no class here")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip(".-") or "model"
     compiled = any(operator.custom and operator.name == OPERATOR for operator in model.operators)
-    found = Export(str(folder), f"{name}.tflite", compiled, width, height, names, classes)
+    exported = Export(str(folder), f"{name}.tflite", compiled, width, height, names, classes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / found.model, content)
+        write_atomically(folder / exported.model, content)
         write_atomically(folder / "labelmap.txt", "".join(f"{n} {names[n]}\n" for n in sorted(names)).encode())
-        write_atomically(folder / "frigate.yml", configuration(found).encode())
+        write_atomically(folder / "frigate.yml", configuration(exported).encode())
     except OSError as error:
         raise explain(error, f"{folder} cannot be written") from error
-    return found
+    return exported
 
 
-def configuration(found: Export) -> str:
+def configuration(exported: Export) -> str:
     """The piece of Frigate's config.yml."""
-    device = "" if found.compiled else "# NOT COMPILED: the Edge TPU runs nothing of this model; compile it first\n"
+    device = "" if exported.compiled else "# NOT COMPILED: the Edge TPU runs nothing of this model; compile it first\n"
     return (
         f"# for config.yml of Frigate 0.12 to 0.17; the files go to {FOLDER}\n{device}"
         "detectors:\n  coral:\n    type: edgetpu\n    device: usb  # or pci\n"
-        f"model:\n  path: {FOLDER}/{found.model}\n  labelmap_path: {FOLDER}/labelmap.txt\n"
-        f"  width: {found.width}\n  height: {found.height}\n"
+        f"model:\n  path: {FOLDER}/{exported.model}\n  labelmap_path: {FOLDER}/labelmap.txt\n"
+        f"  width: {exported.width}\n  height: {exported.height}\n"
         "  input_tensor: nhwc\n  input_pixel_format: rgb\n  model_type: ssd\n"
     )
 
 
-def describe(found: Export) -> str:
+def describe(exported: Export) -> str:
     """For people."""
-    lines = [f"{found.folder}: {found.model}, labelmap.txt, frigate.yml"]
+    lines = [f"{exported.folder}: {exported.model}, labelmap.txt, frigate.yml"]
     lines.append(f"copy the first two to {FOLDER}, and frigate.yml into config.yml")
-    if not found.compiled:
+    if not exported.compiled:
         lines.append("the model is not compiled: compile it with edgetpu_compiler, and export the result")
     return "\n".join(lines)
 
@@ -164,18 +164,18 @@ def _input(model: Graph, where: str) -> tuple[int, int]:
 
 def _postprocess(model: Graph, where: str) -> Operator:
     """The operator that makes the outputs."""
-    found = [operator for operator in model.operators if operator.custom and operator.name == POSTPROCESS]
-    if len(found) != 1:
-        what = f"has {len(found) or 'no'} {POSTPROCESS}: that makes the boxes that Frigate reads"
+    operators = [operator for operator in model.operators if operator.custom and operator.name == POSTPROCESS]
+    if len(operators) != 1:
+        what = f"has {len(operators) or 'no'} {POSTPROCESS}: that makes the boxes that Frigate reads"
         raise ModelError(what, where=where, todo="export the detector with it, as TensorFlow's SSD models are")
-    if model.outputs != found[0].outputs or len(model.outputs) != len(OUTPUTS):
-        told = ", ".join(model.tensors[index].name for index in model.outputs)
-        what = f"gives {told}; Frigate reads {', '.join(OUTPUTS)} of {POSTPROCESS}, in this order"
+    if model.outputs != operators[0].outputs or len(model.outputs) != len(OUTPUTS):
+        output_names = ", ".join(model.tensors[index].name for index in model.outputs)
+        what = f"gives {output_names}; Frigate reads {', '.join(OUTPUTS)} of {POSTPROCESS}, in this order"
         raise ModelError(what, where=where)
     wrong = [index for index in model.outputs if model.tensors[index].dtype != "FLOAT32"]
     if wrong:
         raise ModelError(f"its output {model.tensors[wrong[0]].name} is not float32", where=where)
-    return found[0]
+    return operators[0]
 
 
 def _classes(model: Graph, operator: Operator, where: str) -> int | None:

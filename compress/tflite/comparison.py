@@ -66,7 +66,7 @@ class Runner:
         except (ValueError, RuntimeError) as error:
             raise ModelError(f"the TFLite runtime refuses it: {str(error).strip().splitlines()[0]}") from error
 
-    def run(self, feed: Feed, wanted: Collection[int] | None = None) -> list[NDArray[Any]]:
+    def run(self, feed: Feed, tensors: Collection[int] | None = None) -> list[NDArray[Any]]:
         """The outputs for one feed, or the tensors that are wanted."""
         try:
             for index, value in zip(self.graph.inputs, feed, strict=True):
@@ -74,7 +74,7 @@ class Runner:
             self.interpreter.invoke()
         except (ValueError, RuntimeError) as error:
             raise ModelError(f"the TFLite runtime cannot run it: {str(error).strip().splitlines()[0]}") from error
-        return [self.interpreter.get_tensor(index) for index in (self.graph.outputs if wanted is None else wanted)]
+        return [self.interpreter.get_tensor(index) for index in (self.graph.outputs if tensors is None else tensors)]
 
     def shape(self, index: int) -> tuple[int, ...]:
         """The shape that a tensor really has."""
@@ -109,20 +109,26 @@ def compare(before: Graph, after: Graph, feeds: Sequence[Feed]) -> Difference:
         ModelError: the interpreter refuses one of them.
     """
     first, second = Runner(before), Runner(after)
-    apart = [steps(a, b) for feed in feeds for a, b in zip(first.run(feed), second.run(feed), strict=True)]
-    every = np.concatenate([each.reshape(-1) for each in apart]) if apart else np.zeros(1)
-    return Difference(float(every.max(initial=0)), float(every.mean()) if every.size else 0.0, len(feeds))
+    differences = [steps(a, b) for feed in feeds for a, b in zip(first.run(feed), second.run(feed), strict=True)]
+    all_differences = (
+        np.concatenate([difference.reshape(-1) for difference in differences]) if differences else np.zeros(1)
+    )
+    return Difference(
+        float(all_differences.max(initial=0)),
+        float(all_differences.mean()) if all_differences.size else 0.0,
+        len(feeds),
+    )
 
 
 def steps(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
     """Return the difference of two values of a tensor, element by element."""
     if one.shape != other.shape:
         return np.full(1, np.inf)
-    apart = np.abs(one.astype(np.float64) - other.astype(np.float64))
+    difference = np.abs(one.astype(np.float64) - other.astype(np.float64))
     if np.issubdtype(one.dtype, np.integer):
-        return apart
+        return difference
     extent = float(np.ptp(one)) if one.size else 0.0
-    return np.asarray(apart / (extent or 1.0) * 255)
+    return np.asarray(difference / (extent or 1.0) * 255)
 
 
 def read_feeds(path: Path, graph: Graph) -> list[list[NDArray[Any]]]:
@@ -143,9 +149,9 @@ def read_feeds(path: Path, graph: Graph) -> list[list[NDArray[Any]]]:
         if array.shape[1:] not in (names[name].shape, names[name].shape[1:]) or not np.issubdtype(
             array.dtype, np.number
         ):
-            found = f"{name} holds {list(array.shape)} of {array.dtype}"
+            message = f"{name} holds {list(array.shape)} of {array.dtype}"
             raise DataError(
-                found, where=str(path), allowed=f"[n, {', '.join(map(str, names[name].shape[1:]))}], numbers"
+                message, where=str(path), allowed=f"[n, {', '.join(map(str, names[name].shape[1:]))}], numbers"
             )
     count = min(len(array) for array in arrays.values())
     if not count:
@@ -183,7 +189,7 @@ def ramp_feeds(graph: Graph) -> list[list[NDArray[Any]]]:
     ]
 
 
-def record_tensors(graph: Graph, feeds: Sequence[Feed], wanted: Collection[int]) -> list[Mapping[int, NDArray[Any]]]:
+def record_tensors(graph: Graph, feeds: Sequence[Feed], tensors: Collection[int]) -> list[Mapping[int, NDArray[Any]]]:
     """Return the values of the requested tensors for every feed."""
     runner = Runner(without_unknown_customs(graph), keep=True)
-    return [dict(zip(wanted, runner.run(feed, wanted), strict=True)) for feed in feeds]
+    return [dict(zip(tensors, runner.run(feed, tensors), strict=True)) for feed in feeds]

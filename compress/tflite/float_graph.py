@@ -126,18 +126,18 @@ def _dequantized(graph: Graph, known: Mapping[int, NDArray[Any]]) -> dict[int, N
 
 def _fixed(graph: Graph, known: Mapping[int, Any]) -> set[int]:
     """The tensors that hold the same whatever the inputs hold, and are no constants yet."""
-    found: set[int] = set()
+    fixed: set[int] = set()
     for operator in graph.operators:
-        given = [index for index in operator.inputs if index != NONE]
-        constant = all(graph.tensors[index].is_constant or index in known or index in found for index in given)
-        settled = operator.name in ("SHAPE", "RANK") or (given and constant)
+        inputs = [index for index in operator.inputs if index != NONE]
+        constant = all(graph.tensors[index].is_constant or index in known or index in fixed for index in inputs)
+        settled = operator.name in ("SHAPE", "RANK") or (inputs and constant)
         stateful = operator.custom or operator.name in _CHANCE or operator.name.startswith(("WHILE", "IF", "CALL"))
         if settled and not stateful and not any(index in known for index in operator.outputs):
-            found.update(operator.outputs)
-    return found
+            fixed.update(operator.outputs)
+    return fixed
 
 
-def _seen(graph: Graph, wanted: set[int]) -> tuple[dict[int, tuple[int, ...]], dict[int, NDArray[Any]]]:
+def _seen(graph: Graph, value_indices: set[int]) -> tuple[dict[int, tuple[int, ...]], dict[int, NDArray[Any]]]:
     """The shapes that computed tensors really have, and the values of some of them: from one run on zeros."""
     cut = comparison.without_unknown_customs(graph)
     runner = comparison.Runner(cut, keep=True)
@@ -150,7 +150,7 @@ def _seen(graph: Graph, wanted: set[int]) -> tuple[dict[int, tuple[int, ...]], d
             except ValueError:  # a resource, or a tensor that no operator has filled
                 continue
             shapes[index] = tuple(int(side) for side in value.shape)
-            if index in wanted:
+            if index in value_indices:
                 values[index] = np.array(value)
     return shapes, values
 
@@ -164,16 +164,16 @@ def _changed(
     source, main = copy.copy(graph.source), copy.copy(graph.source.subgraphs[0])
     source.buffers, main.tensors = list(source.buffers), list(main.tensors)
     for index in {*known, *shapes}:
-        made = main.tensors[index] = copy.copy(main.tensors[index])
-        made.shape, made.shapeSignature = list(shapes.get(index, graph.tensors[index].shape)), None
+        tensor = main.tensors[index] = copy.copy(main.tensors[index])
+        tensor.shape, tensor.shapeSignature = list(shapes.get(index, graph.tensors[index].shape)), None
         if index in known:
             value = np.ascontiguousarray(known[index])
             buffer = schema.BufferT()
             buffer.data = np.frombuffer(value.tobytes(), np.uint8)
-            made.buffer, made.shape = len(source.buffers), list(value.shape)
+            tensor.buffer, tensor.shape = len(source.buffers), list(value.shape)
             source.buffers.append(buffer)
             if graph.tensors[index].dtype in (*EIGHT_BITS, *_FLOATS):
-                made.type, made.quantization = schema.TensorType.FLOAT32, None
+                tensor.type, tensor.quantization = schema.TensorType.FLOAT32, None
     main.operators = [main.operators[number] for number in numbers]
     source.subgraphs = [main, *source.subgraphs[1:]]
     return graphs.from_source(source)
@@ -181,6 +181,6 @@ def _changed(
 
 def operator_title(operator: Operator, number: int, graph: Graph) -> str:
     """An operator as it is named to people: its kind, its number in the file, the tensor that it makes."""
-    made = graph.output_tensors(operator)
-    name = made[0].name if made else "nothing"
+    outputs = graph.output_tensors(operator)
+    name = outputs[0].name if outputs else "nothing"
     return f"{operator.name} (operator {number}, {name if len(name) <= 80 else name[:77] + '...'!r})"

@@ -176,12 +176,12 @@ class Graph:
     @cached_property
     def consumers(self) -> dict[int, list[Operator]]:
         """Which operators take a tensor."""
-        found: dict[int, list[Operator]] = {}
+        consumers: dict[int, list[Operator]] = {}
         for operator in self.operators:
             for index in dict.fromkeys(operator.inputs):
                 if index != NONE:
-                    found.setdefault(index, []).append(operator)
-        return found
+                    consumers.setdefault(index, []).append(operator)
+        return consumers
 
     @cached_property
     def producer(self) -> dict[int, Operator]:
@@ -268,16 +268,16 @@ def _graph(source: Any, schema: Any, allowance: Allowance) -> Graph:
     codes = [_operator_code(code, builtins) for code in source.operatorCodes or []]
     tensors = tuple(_tensor(index, tensor, source.buffers, dtypes) for index, tensor in enumerate(_list(main.tensors)))
     operators = tuple(_operator(index, operator, codes) for index, operator in enumerate(_list(main.operators)))
-    made: set[int] = set()
+    produced: set[int] = set()
     for operator in operators:
-        _verify(operator, tensors, made, allowance)
+        _verify(operator, tensors, produced, allowance)
     inputs, outputs = _integers(main.inputs), _integers(main.outputs)
     if any(not 0 <= tensor < len(tensors) for tensor in (*inputs, *outputs)) or len(inputs) > len(tensors):
         raise ValueError("an input or output of the graph does not exist")
     return Graph(tensors, operators, inputs, outputs, len(source.subgraphs), source)
 
 
-def _verify(operator: Operator, tensors: tuple[Tensor, ...], made: set[int], allowance: Allowance) -> None:
+def _verify(operator: Operator, tensors: tuple[Tensor, ...], produced: set[int], allowance: Allowance) -> None:
     """Whether an operator's tensors are there, and made by no other; `made` are those of the operators before."""
     for tensor in (*operator.inputs, *operator.outputs):
         if not NONE <= tensor < len(tensors) or (tensor == NONE and tensor in operator.outputs):
@@ -285,9 +285,9 @@ def _verify(operator: Operator, tensors: tuple[Tensor, ...], made: set[int], all
         # The description of an operator names its tensors: a long name counts wherever it is used.
         allowance.spend(len(tensors[tensor].name))
     allowance.spend(2 * len(operator.name))
-    if not made.isdisjoint(operator.outputs):
+    if not produced.isdisjoint(operator.outputs):
         raise ValueError(f"operator {operator.index} makes what another one has made")
-    made.update(operator.outputs)
+    produced.update(operator.outputs)
 
 
 def _list(items: Any) -> list[Any]:

@@ -43,15 +43,15 @@ class LoadedModel:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ModelError(f"the TFLite runtime refuses it: {first}", where=str(path)) from error
         inputs, outputs = self.interpreter.get_input_details(), self.interpreter.get_output_details()
-        found = outputs if len(outputs) == 1 else ordered(outputs)
-        if len(inputs) != 1 or found is None:
+        ordered_outputs = outputs if len(outputs) == 1 else ordered(outputs)
+        if len(inputs) != 1 or ordered_outputs is None:
             raise ModelError(
                 f"has {len(inputs)} inputs and {len(outputs)} outputs",
                 where=str(path),
                 allowed="one of each, or the boxes [1, anchors, 4] and scores [1, anchors, classes] of a detector",
             )
-        self.input, self.outputs, self.output = inputs[0], found, found[-1]
-        for end, detail in (("input", self.input), *(("output", each) for each in found)):
+        self.input, self.outputs, self.output = inputs[0], ordered_outputs, ordered_outputs[-1]
+        for end, detail in (("input", self.input), *(("output", detail_) for detail_ in ordered_outputs)):
             if np.issubdtype(detail["dtype"], np.integer) and not detail["quantization"][0]:
                 raise ModelError(
                     f"its {end} is {np.dtype(detail['dtype']).name} without one scale",
@@ -85,8 +85,8 @@ class LoadedModel:
         """
         self.interpreter.set_tensor(self.input["index"], tensor)
         self.interpreter.invoke()
-        found: list[NDArray[Any]] = [self.interpreter.get_tensor(each["index"]) for each in self.outputs]
-        return found[0] if len(found) == 1 else np.concatenate([each.reshape(1, -1) for each in found], axis=1)
+        values: list[NDArray[Any]] = [self.interpreter.get_tensor(value["index"]) for value in self.outputs]
+        return values[0] if len(values) == 1 else np.concatenate([value.reshape(1, -1) for value in values], axis=1)
 
     def pair(self, sample: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """A detector's answer for one preprocessed sample, dequantized: boxes [anchors, 4], scores [anchors, classes].
@@ -98,7 +98,7 @@ class LoadedModel:
             raise ModelError(
                 "has one output", allowed="the boxes and scores of a detector", todo="choose another model"
             )
-        shapes = [tuple(int(side) for side in each["shape"][1:]) for each in self.outputs]
+        shapes = [tuple(int(side) for side in detail["shape"][1:]) for detail in self.outputs]
         row = self.raw(self.feed(sample)).reshape(-1)
         cut = math.prod(shapes[0])
         boxes, scores = (

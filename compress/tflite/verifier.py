@@ -154,13 +154,13 @@ class _TableWalk:
         if vtable < 0:
             raise ValueError("an offset before the beginning")
         size = _SHORT.unpack_from(self.content, vtable)[0]
-        for field, held in LAYOUT.get(kind, {}).items():
-            place = self._place(position, vtable, size, field)
-            if place:
-                if held[-1] == "?":
+        for field, kind_of_field in LAYOUT.get(kind, {}).items():
+            field_position = self._place(position, vtable, size, field)
+            if field_position:
+                if kind_of_field[-1] == "?":
                     number = self._place(position, vtable, size, field - 1)
-                    held = self.unions[held[:-1]].get(self.content[number] if number else 0, "")
-                self._field(place, held)
+                    kind_of_field = self.unions[kind_of_field[:-1]].get(self.content[number] if number else 0, "")
+                self._field(field_position, kind_of_field)
 
     def _place(self, position: int, vtable: int, size: int, field: int) -> int:
         """Where a field of a table lies; 0 where it is left out."""
@@ -168,16 +168,16 @@ class _TableWalk:
         offset = _SHORT.unpack_from(self.content, vtable + entry)[0] if entry < size else 0
         return position + offset if offset else 0
 
-    def _field(self, place: int, held: str) -> None:
-        target = place + _WORD.unpack_from(self.content, place)[0]
-        if held[:1] != "[" and held not in _LISTS:
-            return self.table(target, held)
-        width, cost = _LISTS.get(held, (4, 8))
+    def _field(self, position: int, kind: str) -> None:
+        target = position + _WORD.unpack_from(self.content, position)[0]
+        if kind[:1] != "[" and kind not in _LISTS:
+            return self.table(target, kind)
+        width, cost = _LISTS.get(kind, (4, 8))
         count = _WORD.unpack_from(self.content, target)[0]
         if target + 4 + count * width > len(self.content):
             raise ValueError("a list beyond the end")
         self.allowance.spend(_LIST + count * cost)
-        if held[0] == "[":
+        if kind[0] == "[":
             for entry in range(target + 4, target + 4 + 4 * count, 4):
-                self.table(entry + _WORD.unpack_from(self.content, entry)[0], held[1:-1])
+                self.table(entry + _WORD.unpack_from(self.content, entry)[0], kind[1:-1])
         return None

@@ -35,7 +35,7 @@ def _told(parsed: graph.Graph) -> str:
     if any(operator.custom and operator.name == darwinn_package.OPERATOR for operator in parsed.operators):
         try:
             found = inspection.inspect_graph(parsed)
-            told += [found.to_json(), inspection.describe(found)]
+            told += [found.to_json(), found.describe()]
         except CorallineError as error:
             told.append(str(error))
     try:

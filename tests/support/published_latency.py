@@ -55,8 +55,7 @@ def network(table: Mapping[str, Any]) -> tuple[tuple[ArrayLayer, ...], BusTraffi
     """The layers of a table: rows of t, h, w, k, kw, ci, co, ih, iw; inb and outb bytes."""
     layers = tuple(_layer(row) for row in table["ops"])
     layers = tuple(replace(each, parameters=latency.layer_parameters(each, TARGET)) for each in layers)
-    held = latency.allocate_cache(layers, TARGET)
-    streamed = tuple(each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True))
+    streamed = latency.streamed_bytes(layers, TARGET)
     outputs = _outputs(layers, table["outb"])
     return layers, BusTraffic(
         table["inb"], outputs, latency.instruction_bytes(layers, table["inb"] + table["outb"]), streamed

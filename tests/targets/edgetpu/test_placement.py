@@ -106,7 +106,7 @@ def test_nothing_for_the_tpu() -> None:
     placement = placed([tpu("x", "a"), tpu("a", "b")], floats="xab")
     assert sides(placement) == "cc"
     assert placement.failure == "no operator can run on the Edge TPU; is the model quantized to full integer?"
-    assert placement.summary.startswith("the compiler would refuse this model: no operator")
+    assert placement.summary.startswith("the compiler will reject this model: no operator")
     assert placement.to_json()["compiles"] is False
 
 
@@ -114,11 +114,14 @@ def test_nothing_for_the_tpu() -> None:
     ("op", "failure"),
     [
         (Op("ADD", "xx", "a", 4), None),
-        (Op("ADD", "xx", "a", 5), "ADD version 5 (operator 0) is newer than its TFLite parser; the newest known is 4"),
+        (
+            Op("ADD", "xx", "a", 5),
+            "ADD version 5 (operator 0) is newer than its TFLite parser; the newest supported version is 4",
+        ),
         (Op("GELU", "x", "a"), "GELU version 1 (operator 0) is newer than its TFLite parser"),
         (Op("MyOp", "x", "a", custom=True), "its TFLite parser does not know the custom operator MyOp"),
         (Op("TFLite_Detection_PostProcess", "x", "a", custom=True), None),
-        (Op("edgetpu-custom-op", "x", "a", custom=True), "it is compiled already"),
+        (Op("edgetpu-custom-op", "x", "a", custom=True), "it is already compiled"),
     ],
 )
 def test_what_the_parser_refuses(op: Op, failure: str | None) -> None:

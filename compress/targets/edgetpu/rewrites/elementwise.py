@@ -1,4 +1,4 @@
-"""Rewrites of functions of one number, and of arithmetic: what the Edge TPU lacks, made of what it has."""
+"""Rewrites of element-wise functions and arithmetic that the Edge TPU does not support."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from compress.tflite.graph import Graph, Operator, Quantization, Tensor
 ISLAND_OPERATORS = ("ADD", "SUB", "MUL", "MEAN", "RELU", "RELU6")
 """Operators that can be 8-bit with any scales."""
 EXACT_OPERATORS = ("DEQUANTIZE", "RESHAPE", "TRANSPOSE", "EXPAND_DIMS", "SQUEEZE", "SLICE", "STRIDED_SLICE")
-"""Operators that change no number."""
+"""Operators that do not round values."""
 RELU6 = 3
-"""The schema's number of the fused activation."""
+"""The fused activation's value in the TFLite schema."""
 
 
 def hard_swish(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """HARD_SWISH becomes x * (relu6(x + 3) / 6): ADD, MUL, MUL."""
+    """Replace HARD_SWISH by x * (relu6(x + 3) / 6): ADD, MUL, MUL."""
     edit, x, out = replace_operator(operator, graph)
     three = scalar_constant(edit, x, 3.0)
     gate = edit.like(x, "relu6", quantization=quantization_for_range(x, 0.0, 6.0))
@@ -31,7 +31,7 @@ def hard_swish(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def leaky_relu(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """LEAKY_RELU becomes PRELU with one slope, or max(x, slope * x): MUL, MAXIMUM."""
+    """Replace LEAKY_RELU by PRELU with one slope, or max(x, slope * x): MUL, MAXIMUM."""
     slope = float(operator.option("alpha", 0.0))
     edit, x, out = replace_operator(operator, graph)
     if len(x.shape) <= 4:  # TFLite of 2021 aborts on PRELU of more
@@ -50,16 +50,16 @@ def leaky_relu(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def gelu(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """GELU becomes x * sigmoid(k * x), or x * sigmoid(x * (1.596 + 0.0714 * x * x)) where that is too coarse."""
+    """Replace GELU by x * sigmoid(k * x), or x * sigmoid(x * (1.596 + 0.0714 * x * x)) where that is too coarse."""
     edit, x, out = replace_operator(operator, graph)
     values = all_values(x)
     cubic = values + 0.044715 * values**3
-    wanted = values * (0.5 + 0.5 * np.tanh(np.sqrt(2 / np.pi) * cubic))  # within 0.0005 of the exact form
+    exact = values * (0.5 + 0.5 * np.tanh(np.sqrt(2 / np.pi) * cubic))  # within 0.0005 of the exact form
 
-    def miss(k: float) -> float:
-        return float(np.abs(values * sigmoid(k * values) - wanted).max())
+    def max_error(k: float) -> float:
+        return float(np.abs(values * sigmoid(k * values) - exact).max())
 
-    yield _gated(edit, x, add_rescaling(edit, x, float(min(np.arange(1.4, 2.0, 0.002), key=miss))), out)
+    yield _gated(edit, x, add_rescaling(edit, x, float(min(np.arange(1.4, 2.0, 0.002), key=max_error))), out)
     edit, x, out = replace_operator(operator, graph)
     limit = float(np.abs(values).max())
     options = edit.options("MulOptions")
@@ -76,7 +76,7 @@ def gelu(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def elu(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """ELU becomes max(x, 0.748 tanh(0.576 x) + 0.252 tanh(1.926 x)): two TANH, ADD, MAXIMUM."""
+    """Replace ELU by max(x, 0.748 tanh(0.576 x) + 0.252 tanh(1.926 x)): two TANH, ADD, MAXIMUM."""
     edit, x, out = replace_operator(operator, graph)
     parts = []
     for weight, steepness in ((0.748098, 0.576222), (0.251902, 1.925825)):  # least error over x < 0: 0.0043
@@ -94,7 +94,7 @@ def elu(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def absolute(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """ABS becomes max(x, -x): MUL, MAXIMUM."""
+    """Replace ABS by max(x, -x): MUL, MAXIMUM."""
     edit, x, out = replace_operator(operator, graph)
     negative = edit.like(out, "negative")
     edit.add("MUL", [x.index, scalar_constant(edit, x, -1.0)], [negative], edit.options("MulOptions"))
@@ -103,21 +103,21 @@ def absolute(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def negative(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """NEG becomes a multiplication by -1."""
+    """Replace NEG by a multiplication by -1."""
     edit, x, out = replace_operator(operator, graph)
     edit.add("MUL", [x.index, scalar_constant(edit, x, -1.0)], [out.index], edit.options("MulOptions"))
     yield edit
 
 
 def square(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """SQUARE becomes x * x."""
+    """Replace SQUARE by x * x."""
     edit, x, out = replace_operator(operator, graph)
     edit.add("MUL", [x.index, x.index], [out.index], edit.options("MulOptions"))
     yield edit
 
 
 def relu_0_to_1(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """RELU_0_TO_1 becomes max and min with constants."""
+    """Replace RELU_0_TO_1 by MAXIMUM and MINIMUM with constants."""
     edit, x, out = replace_operator(operator, graph)
     bounded = edit.like(out, "above")
     options = edit.options("MaximumMinimumOptions")
@@ -128,18 +128,18 @@ def relu_0_to_1(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def squared_difference(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """SQUARED_DIFFERENCE, for compilers before 16.0, becomes a difference multiplied by itself: SUB, MUL."""
+    """Replace SQUARED_DIFFERENCE, for compilers before 16.0, by a difference multiplied by itself: SUB, MUL."""
     edit, a, out = replace_operator(operator, graph)
     b = eight_bit_input(edit, operator.inputs[1])
     limit = max(abs(bound) for bound in (*difference_range(a, b),))
-    apart = edit.like(out, "difference", quantization=quantization_for_range(out, -limit, limit))
-    edit.add("SUB", [a.index, b.index], [apart], edit.options("SubOptions"))
-    edit.add("MUL", [apart, apart], [out.index], edit.options("MulOptions"))
+    difference = edit.like(out, "difference", quantization=quantization_for_range(out, -limit, limit))
+    edit.add("SUB", [a.index, b.index], [difference], edit.options("SubOptions"))
+    edit.add("MUL", [difference, difference], [out.index], edit.options("MulOptions"))
     yield edit
 
 
 def divide(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """DIV by a constant becomes MUL by its reciprocal; by a square root, as in normalizations, RSQRT and MUL."""
+    """Replace DIV with a constant divisor by MUL; with a square root as divisor (normalizations), by RSQRT and MUL."""
     edit, x, out = replace_operator(operator, graph)
     divisor = eight_bit_input(edit, operator.inputs[1])
     options = edit.options("MulOptions", fusedActivationFunction=operator.option("fusedActivationFunction", 0))
@@ -172,7 +172,7 @@ def divide(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def requantized(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """DEQUANTIZE and QUANTIZE, whatever only moves numbers between them, becomes that in 8 bits and one QUANTIZE."""
+    """Replace DEQUANTIZE, operators that only move values, and QUANTIZE by the same in 8 bits and one QUANTIZE."""
     chain = [operator]
     while chain[-1].name in EXACT_OPERATORS:
         after = graph.consumers.get(chain[-1].outputs[0], [])
@@ -188,16 +188,16 @@ def requantized(operator: Operator, graph: Graph) -> Iterator[Edit]:
         return
     edit, index = Edit(graph), x.index
     edit.remove(*chain)
-    for each in chain[1:-1]:
-        made = edit.like(x, "moved", shape=graph.output_tensors(each)[0].shape)
-        edit.add(each.name, [index, *each.inputs[1:]], [made], each.options)
-        index = made
+    for middle in chain[1:-1]:
+        moved = edit.like(x, "moved", shape=graph.output_tensors(middle)[0].shape)
+        edit.add(middle.name, [index, *middle.inputs[1:]], [moved], middle.options)
+        index = moved
     edit.add("QUANTIZE", [index], [out.index], edit.options("QuantizeOptions"))
     yield edit
 
 
 def float_island(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """A float operator between DEQUANTIZE and QUANTIZE becomes 8-bit itself."""
+    """Replace a float operator between DEQUANTIZE and QUANTIZE by an 8-bit operator."""
     if graph.output_tensors(operator)[0].dtype != "FLOAT32":
         return
     edit, _, out = replace_operator(operator, graph)
@@ -221,7 +221,7 @@ def float_island(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def _gated(edit: Edit, x: Tensor, inside: int, out: Tensor) -> Edit:
-    """The product of x and sigmoid(inside)."""
+    """Return an edit with the product of x and sigmoid(inside)."""
     gate = edit.like(x, "gate", quantization=logistic_output(x))
     edit.add("LOGISTIC", [inside], [gate])
     edit.add("MUL", [x.index, gate], [out.index], edit.options("MulOptions"))
@@ -229,16 +229,16 @@ def _gated(edit: Edit, x: Tensor, inside: int, out: Tensor) -> Edit:
 
 
 class NotEightBitError(Exception):
-    """An operator is neither 8-bit, nor between a DEQUANTIZE and a QUANTIZE of its own."""
+    """An operator is neither 8-bit, nor alone between a DEQUANTIZE and a QUANTIZE."""
 
 
 def replace_operator(operator: Operator, graph: Graph) -> tuple[Edit, Tensor, Tensor]:
-    """An edit that takes an operator out, with the operator's first input and its output.
+    """Return an edit that removes an operator, with the operator's first input and its output.
 
-    A float operator between DEQUANTIZE and QUANTIZE goes with both, so that its ends are 8-bit.
+    The DEQUANTIZE and QUANTIZE around a float operator are removed too, so that input and output are 8-bit.
 
     Raises:
-        NotEightBitError: its ends are not 8-bit even so.
+        NotEightBitError: the input or the output is not 8-bit.
     """
     edit = Edit(graph)
     edit.remove(operator)
@@ -253,11 +253,11 @@ def replace_operator(operator: Operator, graph: Graph) -> tuple[Edit, Tensor, Te
 
 
 def eight_bit_input(edit: Edit, index: int) -> Tensor:
-    """An input of an operator that is taken out, read in front of the DEQUANTIZE that only this operator reads."""
+    """Return an input of a removed operator, before the DEQUANTIZE whose output only this operator uses."""
     graph = edit.before
     tensor, before = graph.tensors[index], graph.producer.get(index)
     if before is not None and before.name == "DEQUANTIZE" and tensor.dtype == "FLOAT32":
-        readers = {each.index for each in graph.consumers[index]}
+        readers = {reader.index for reader in graph.consumers[index]}
         if readers <= edit.removed and index not in graph.outputs:
             edit.remove(before)
             tensor = graph.input_tensors(before)[0]
@@ -267,63 +267,65 @@ def eight_bit_input(edit: Edit, index: int) -> Tensor:
 
 
 def is_per_tensor_8bit(tensor: Tensor) -> bool:
-    """Whether a tensor is 8-bit with one scale."""
+    """Return whether a tensor is 8-bit and quantized per tensor."""
     quantization = tensor.quantization
     return tensor.dtype in ("INT8", "UINT8") and quantization is not None and not quantization.per_channel
 
 
 def scale_and_zero_point(tensor: Tensor) -> tuple[float, int]:
-    """Scale and zero point of a plain tensor."""
+    """Return scale and zero point of a tensor that is quantized per tensor."""
     assert tensor.quantization is not None
     zero_points = tensor.quantization.zero_point
     return tensor.quantization.scale[0], zero_points[0] if zero_points else 0
 
 
 def dequantized_constant(tensor: Tensor) -> NDArray[np.float64]:
-    """The values of a plain constant."""
+    """Return the real values of a constant that is quantized per tensor."""
     scale, zero_point = scale_and_zero_point(tensor)
     return np.asarray(scale * (tensor.array().astype(np.float64) - zero_point))
 
 
 def clip_to_dtype(codes: NDArray[np.float64], dtype: str) -> NDArray[np.generic]:
-    """Codes as an array of an 8-bit type, cut to what it holds."""
+    """Return codes as an array of an 8-bit type, clipped to its range."""
     limits = np.iinfo(np.int8 if dtype == "INT8" else np.uint8)
     return np.clip(codes, limits.min, limits.max).astype(limits.dtype)
 
 
 def all_values(tensor: Tensor) -> NDArray[np.float64]:
-    """The 256 values that a plain tensor can hold, ascending."""
+    """Return the 256 real values of an 8-bit tensor that is quantized per tensor, ascending."""
     scale, zero_point = scale_and_zero_point(tensor)
     lowest = -128 if tensor.dtype == "INT8" else 0
     return np.asarray(scale * (np.arange(lowest, lowest + 256) - zero_point), np.float64)
 
 
 def code_of(tensor: Tensor, value: float) -> NDArray[np.generic]:
-    """The code of a value in a plain tensor's own quantization."""
+    """Return the code of a value in a tensor's quantization."""
     scale, zero_point = scale_and_zero_point(tensor)
     return clip_to_dtype(np.asarray(np.round(value / scale) + zero_point), tensor.dtype)
 
 
 def quantization_for_range(tensor: Tensor, low: float, high: float) -> Quantization:
-    """The quantization with which the codes of a tensor's type reach from `low` to `high`."""
+    """Return the quantization in which the codes of a tensor's type cover the range from `low` to `high`."""
     scale = (high - low) / 255
     lowest = -128 if tensor.dtype == "INT8" else 0
     return Quantization((scale,), (round(lowest - low / scale),), 0)
 
 
 def logistic_output(tensor: Tensor) -> Quantization:
-    """The quantization that LOGISTIC must give."""
+    """Return the quantization that TFLite requires for the output of LOGISTIC."""
     return Quantization((1 / 256,), (-128 if tensor.dtype == "INT8" else 0,), 0)
 
 
 def difference_range(a: Tensor, b: Tensor) -> tuple[float, float]:
-    """The least and the greatest that a - b can be."""
-    first, second = (dequantized_constant(each).ravel() if each.is_constant else all_values(each) for each in (a, b))
+    """Return the minimum and the maximum of a - b."""
+    first, second = (
+        dequantized_constant(operand).ravel() if operand.is_constant else all_values(operand) for operand in (a, b)
+    )
     return float(first.min() - second.max()), float(first.max() - second.min())
 
 
 def exact_constant(tensor: Tensor, value: float) -> tuple[NDArray[np.generic], Quantization]:
-    """A constant of a tensor's type, exact: its code and its quantization."""
+    """Return the code and the quantization of a constant of a tensor's type, without rounding error."""
     if tensor.dtype == "INT8":
         return np.asarray(127 if value >= 0 else -127, np.int8), Quantization((abs(value) / 127 or 1.0,), (0,), 0)
     zero_point = 0 if value >= 0 else 255
@@ -331,7 +333,7 @@ def exact_constant(tensor: Tensor, value: float) -> tuple[NDArray[np.generic], Q
 
 
 def scalar_constant(edit: Edit, tensor: Tensor, value: float) -> int:
-    """A scalar constant of a tensor's type, exact."""
+    """Add a scalar constant of a tensor's type, without rounding error, and return its index."""
     code, quantization = exact_constant(tensor, value)
     if value == 0:
         code = np.zeros_like(code)
@@ -339,26 +341,26 @@ def scalar_constant(edit: Edit, tensor: Tensor, value: float) -> int:
 
 
 def add_rescaling(edit: Edit, tensor: Tensor, factor: float) -> int:
-    """A tensor times a positive factor, without loss: the codes stay as they are, only their scale changes."""
+    """Multiply a tensor by a positive factor without rounding: the codes stay the same, only their scale changes."""
     scale, zero_point = scale_and_zero_point(tensor)
-    made = edit.like(tensor, "multiplied", quantization=Quantization((scale * factor,), (zero_point,), 0))
-    edit.add("MUL", [tensor.index, scalar_constant(edit, tensor, factor)], [made], edit.options("MulOptions"))
-    return made
+    rescaled = edit.like(tensor, "multiplied", quantization=Quantization((scale * factor,), (zero_point,), 0))
+    edit.add("MUL", [tensor.index, scalar_constant(edit, tensor, factor)], [rescaled], edit.options("MulOptions"))
+    return rescaled
 
 
-def requantize_like(edit: Edit, tensor: Tensor, wanted: Tensor) -> int:
-    """A tensor requantized like another one, or the tensor itself where they agree already."""
-    if scale_and_zero_point(tensor) == scale_and_zero_point(wanted):
+def requantize_like(edit: Edit, tensor: Tensor, reference: Tensor) -> int:
+    """Requantize a tensor to the scale of a reference, and return its index; the tensor itself if they agree."""
+    if scale_and_zero_point(tensor) == scale_and_zero_point(reference):
         return tensor.index
-    made = edit.like(wanted, "requantized", shape=tensor.shape)
-    edit.add("QUANTIZE", [tensor.index], [made], edit.options("QuantizeOptions"))
-    return made
+    requantized = edit.like(reference, "requantized", shape=tensor.shape)
+    edit.add("QUANTIZE", [tensor.index], [requantized], edit.options("QuantizeOptions"))
+    return requantized
 
 
 def sigmoid(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 / (1 + exp(-x))."""
+    """Return 1 / (1 + exp(-x))."""
     return np.asarray(1 / (1 + np.exp(-values)))
 
 
 Rewrite = Callable[[Operator, Graph], Iterator[Edit]]
-"""Proposes edits, the best first; none where it does not apply."""
+"""A function that proposes edits, the best first; none if it does not apply."""

@@ -1,4 +1,4 @@
-"""Rewrites of operators that only move numbers: exact, every one of them."""
+"""Rewrites of operators that only move values. All of them are bit-exact."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from compress.targets.edgetpu.rewrites.elementwise import (
     is_per_tensor_8bit,
+    replace_operator,
     scalar_constant,
     scale_and_zero_point,
-    replace_operator,
 )
 from compress.tflite.edit import SAME, VALID, Edit
 from compress.tflite.graph import Graph, Operator, Quantization, Tensor
@@ -20,7 +20,7 @@ BINARY = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")
 
 
 def resized_1x1_map(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """RESIZE_BILINEAR of a 1x1 map becomes RESIZE_NEAREST_NEIGHBOR: there is only one value to repeat."""
+    """Replace RESIZE_BILINEAR of a 1x1 map by RESIZE_NEAREST_NEIGHBOR, which gives the same values."""
     x = graph.input_tensors(operator)[0]
     if x.shape[1:3] != (1, 1) or operator.name != "RESIZE_BILINEAR":
         return
@@ -31,12 +31,14 @@ def resized_1x1_map(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def strided_slice(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """STRIDED_SLICE with strides over height and width becomes SLICE and a 1x1 MAX_POOL_2D with those strides."""
+    """Replace STRIDED_SLICE with strides over height and width by SLICE and a 1x1 MAX_POOL_2D with those strides."""
     x, *constants = graph.input_tensors(operator)
-    masked = any(operator.option(name, 0) for name in ("ellipsisMask", "newAxisMask", "shrinkAxisMask", "offset"))
-    if masked or len(x.shape) != 4 or not all(each.is_constant for each in constants):
+    has_other_masks = any(
+        operator.option(name, 0) for name in ("ellipsisMask", "newAxisMask", "shrinkAxisMask", "offset")
+    )
+    if has_other_masks or len(x.shape) != 4 or not all(constant.is_constant for constant in constants):
         return
-    begin, end, strides = (each.array().ravel().tolist() for each in constants)
+    begin, end, strides = (constant.array().ravel().tolist() for constant in constants)
     if (strides[0], strides[3]) != (1, 1) or min(strides) < 1 or strides == [1, 1, 1, 1]:
         return
     masks = operator.option("beginMask", 0), operator.option("endMask", 0)
@@ -48,19 +50,19 @@ def strided_slice(operator: Operator, graph: Graph) -> Iterator[Edit]:
         starts.append(first)
         sizes.append(last - first)
     edit, _, out = replace_operator(operator, graph)
-    given = x.index
+    source = x.index
     if tuple(sizes) != x.shape:
-        given = edit.like(x, "slice", shape=sizes)
-        edit.add("SLICE", [x.index, edit.integers("begin", *starts), edit.integers("size", *sizes)], [given])
+        source = edit.like(x, "slice", shape=sizes)
+        edit.add("SLICE", [x.index, edit.integers("begin", *starts), edit.integers("size", *sizes)], [source])
     options = edit.options(
         "Pool2DOptions", padding=VALID, strideH=strides[1], strideW=strides[2], filterHeight=1, filterWidth=1
     )
-    edit.add("MAX_POOL_2D", [given], [out.index], options)
+    edit.add("MAX_POOL_2D", [source], [out.index], options)
     yield edit
 
 
 def split_sizes(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """SPLIT_V becomes a SLICE for each part."""
+    """Replace SPLIT_V by a SLICE for each part."""
     x, _, axis = graph.input_tensors(operator)
     if not axis.is_constant:
         return
@@ -73,7 +75,7 @@ def split_sizes(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def unpack(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """UNPACK becomes a SLICE and a RESHAPE for each part."""
+    """Replace UNPACK by a SLICE and a RESHAPE for each part."""
     edit, x, _ = replace_operator(operator, graph)
     along = operator.option("axis", 0) % len(x.shape)
     shape = tuple(1 if axis == along else side for axis, side in enumerate(x.shape))
@@ -85,7 +87,7 @@ def unpack(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def gather(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """GATHER of neighbouring indices becomes SLICE, and RESHAPE where an axis is dropped."""
+    """Replace GATHER of consecutive indices by SLICE, and RESHAPE if an axis is dropped."""
     x, indices = graph.input_tensors(operator)
     if not indices.is_constant or operator.option("batchDims", 0):
         return
@@ -103,7 +105,7 @@ def gather(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def pad_value(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """PADV2 becomes PAD; with a value other than 0, between two ADD that shift by it and change no code."""
+    """Replace PADV2 by PAD; for a value other than 0, between two ADD that shift by the value without rounding."""
     x, amounts, value = graph.input_tensors(operator)
     if not value.is_constant or not is_per_tensor_8bit(x):
         return
@@ -114,15 +116,21 @@ def pad_value(operator: Operator, graph: Graph) -> Iterator[Edit]:
         yield edit
         return
     shifted = Quantization((scale,), (code,), 0)
-    given, made = edit.like(x, "shifted", quantization=shifted), edit.like(out, "shifted", quantization=shifted)
-    for source, shift, target in ((x.index, zero_point - code, given), (made, code - zero_point, out.index)):
+    shifted_input, shifted_output = (
+        edit.like(x, "shifted", quantization=shifted),
+        edit.like(out, "shifted", quantization=shifted),
+    )
+    for source, shift, target in (
+        (x.index, zero_point - code, shifted_input),
+        (shifted_output, code - zero_point, out.index),
+    ):
         edit.add("ADD", [source, scalar_constant(edit, x, scale * shift)], [target], edit.options("AddOptions"))
-    edit.add("PAD", [given, amounts.index], [made], edit.options("PadOptions"))
+    edit.add("PAD", [shifted_input, amounts.index], [shifted_output], edit.options("PadOptions"))
     yield edit
 
 
 def depth_to_space(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """DEPTH_TO_SPACE becomes a TRANSPOSE_CONV whose weights are ones and zeros."""
+    """Replace DEPTH_TO_SPACE by a TRANSPOSE_CONV whose weights are ones and zeros."""
     edit, x, out = replace_operator(operator, graph)
     block, channels = operator.option("blockSize", 1), out.shape[3]
     weights = np.zeros((channels, block, block, x.shape[3]), np.int8)
@@ -142,11 +150,11 @@ def depth_to_space(operator: Operator, graph: Graph) -> Iterator[Edit]:
 # --- parts ------------------------------------------------------------------------------
 
 
-def _slice(edit: Edit, x: Tensor, along: int, begin: int, shape: Sequence[int], made: int) -> None:
+def _slice(edit: Edit, x: Tensor, along: int, begin: int, shape: Sequence[int], target: int) -> None:
     starts = [begin if axis == along else 0 for axis in range(len(x.shape))]
-    edit.add("SLICE", [x.index, edit.integers("begin", *starts), edit.integers("size", *shape)], [made])
+    edit.add("SLICE", [x.index, edit.integers("begin", *starts), edit.integers("size", *shape)], [target])
 
 
-def _reshape(edit: Edit, given: int, out: Tensor) -> None:
+def _reshape(edit: Edit, source: int, out: Tensor) -> None:
     options = edit.options("ReshapeOptions", newShape=list(out.shape))
-    edit.add("RESHAPE", [given, edit.integers("shape", *out.shape)], [out.index], options)
+    edit.add("RESHAPE", [source, edit.integers("shape", *out.shape)], [out.index], options)

@@ -28,7 +28,7 @@ from compress.tflite import graph
 TARGET = load("edgetpu")
 MODEL = tiny.classifier()
 LOGS = sorted(EDGETPU.glob("pairs/*/compiler.log"))
-OTHER_TRY = "which may be chance"
+OTHER_TRY = "; retry, attempt"
 
 Make = Callable[..., Compiler]
 

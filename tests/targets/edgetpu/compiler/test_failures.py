@@ -13,7 +13,7 @@ from paths import EDGETPU
 from stand_in import CHANCE, FAILED, VERSION
 
 from compress.targets.edgetpu.compiler import failures
-from compress.targets.edgetpu.compiler.failures import FAILURES, operator_description, layer, documentation, recognize
+from compress.targets.edgetpu.compiler.failures import FAILURES, documentation, layer, operator_description, recognize
 from compress.targets.edgetpu.compiler.host import CompilerRun
 from compress.tflite import graph
 from compress.tflite.graph import Graph

@@ -281,7 +281,7 @@ ON = "On-chip memory used for caching model parameters"
 )
 def test_memory(shown: str, expected: float) -> None:
     (report,) = parse(f"first line\n{ON}: {shown}\nlast line\n")
-    assert report.on_chip_bytes == expected_report
+    assert report.on_chip_bytes == expected
     assert report.off_chip_bytes is None
     assert report.unknown == ("first line", "last line")
 
@@ -366,4 +366,4 @@ def test_the_placement_that_the_compiled_model_has() -> None:
     )
     half = actual_placement(placement, original, [graph.parse(compiled(content, on_cpu=1))], parse(real))
     assert [(op.placement, op.status) for op in half.ops] == [("tpu", MAPPED), ("cpu", AFTER_CPU_OPERATOR)]
-    assert half.ops[1].reason == "the compiler decided so; no rule here foresees it"
+    assert half.ops[1].reason == "the compiler did not map it; no known rule explains this"
