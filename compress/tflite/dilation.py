@@ -1,4 +1,4 @@
-"""Dilated convolutions, which converters write as SPACE_TO_BATCH_ND, a convolution and BATCH_TO_SPACE_ND."""
+"""Dilated convolutions that converters write as SPACE_TO_BATCH_ND, a convolution and BATCH_TO_SPACE_ND."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 _TO_MAP = ("EXPAND_DIMS", "RESHAPE"), ("CONV_2D", "DEPTHWISE_CONV_2D")
 _FROM_MAP = ("SQUEEZE", "RESHAPE"), ("BATCH_TO_SPACE_ND",)
-"""What converters write between SPACE_TO_BATCH_ND and BATCH_TO_SPACE_ND for a 1-D convolution."""
+"""The operators between SPACE_TO_BATCH_ND and BATCH_TO_SPACE_ND for a 1-D convolution."""
 
 
 def dilated_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """SPACE_TO_BATCH_ND, a convolution and BATCH_TO_SPACE_ND become one convolution with dilation."""
+    """Replace SPACE_TO_BATCH_ND, a convolution and BATCH_TO_SPACE_ND by one convolution with dilation."""
     convolution = only_consumer(graph, operator)
     after = only_consumer(graph, convolution) if convolution else None
     if convolution is None or after is None or after.name != "BATCH_TO_SPACE_ND":
@@ -43,7 +43,7 @@ def dilated_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def dilated_row(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """The same over one axis, as of a dilated Conv1D: RESHAPE, one CONV_2D with dilation, RESHAPE."""
+    """Replace the operators of a dilated Conv1D by RESHAPE, one CONV_2D with dilation, and RESHAPE."""
     chain: list[Operator] = [operator]
     for names in (*_TO_MAP, *_FROM_MAP):
         after = only_consumer(graph, chain[-1])
@@ -74,7 +74,7 @@ def dilated_row(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def only_consumer(graph: Graph, operator: Operator) -> Operator | None:
-    """The one operator that takes an operator's output, if nothing else does."""
+    """Return the only operator that uses an operator's output; None if there are several, or it is a graph output."""
     (output,) = operator.outputs if len(operator.outputs) == 1 else (NONE,)
     consumers = graph.consumers.get(output, [])
     return consumers[0] if len(consumers) == 1 and output not in graph.outputs else None

@@ -1,6 +1,6 @@
-"""Changing a graph: operators taken out and put in, parts of it made into models of their own.
+"""Edits of a graph: remove and add operators, and extract parts of a graph as separate models.
 
-What an edit does not touch stays as it is in the file, buffers included: they are shared, not copied.
+An edit shares all unchanged parts with the original graph, including buffers.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ EIGHT_BIT_VERSIONS = {
 """The first version of each operator that takes int8; 2 for all others. Source: TFLite's op_version.cc."""
 
 SAME = 0
-"""The value of `padding` in the schema of TFLite for output maps as large as the input."""
+"""The value of `padding` in the TFLite schema for padding "same"."""
 VALID = 1
-"""The value of `padding` in the schema of TFLite for windows inside of the map only."""
+"""The value of `padding` in the TFLite schema for padding "valid"."""
 
 
 class Edit:
-    """One change of a graph, proposed: some operators replaced by others.
+    """A proposed change of a graph: some operators are replaced by others.
 
     Attributes:
-        before: the graph that is changed; it stays as it is.
-        removed: indices of the operators of `before` that are taken out.
-        added: the operators put in, as the schema's `OperatorT`.
-        inputs: what the caller of the changed graph fills.
-        outputs: what the caller of the changed graph reads.
-        exact: what the operators taken out stand for, without their own rounding, if the edit is to be
-            compared with that: a graph with the same inputs and outputs.
+        before: the original graph, which is not modified.
+        removed: the indices of the removed operators of `before`.
+        added: the new operators, as the schema's `OperatorT`.
+        inputs: the inputs of the changed graph.
+        outputs: the outputs of the changed graph.
+        exact: the function of the removed operators without rounding, as a graph with the same inputs and outputs; None
+            if the edit is compared with the removed operators themselves.
     """
 
     def __init__(self, before: Graph) -> None:
@@ -63,11 +63,11 @@ class Edit:
         self.inputs, self.outputs = list(before.inputs), list(before.outputs)
 
     def remove(self, *operators: Operator) -> None:
-        """Takes operators out."""
+        """Remove operators."""
         self.removed.update(operator.index for operator in operators)
 
     def add(self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: Any = None) -> None:
-        """Puts an 8-bit operator in; `options` is the schema's object, see `options()`."""
+        """Add an 8-bit operator; `options` is the schema's object, see `options()`."""
         operator = self._schema.OperatorT()
         operator.opcodeIndex = self._code(name, EIGHT_BIT_VERSIONS.get(name, 2))
         operator.inputs, operator.outputs = list(inputs), list(outputs)
@@ -86,7 +86,7 @@ class Edit:
         version: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Puts an operator in the place of a like one, with some of its parts changed."""
+        """Replace an operator by a copy with some changed properties."""
         self.remove(operator)
         changed = copy.copy(self._main.operators[operator.index])
         changed.inputs = list(operator.inputs if inputs is None else inputs)
@@ -106,7 +106,7 @@ class Edit:
         quantization: Quantization | None = None,
         values: NDArray[Any] | None = None,
     ) -> int:
-        """A new tensor, constant if it has values; gives its index."""
+        """Add a tensor, which is constant if it has values, and return its index."""
         tensor = self._schema.TensorT()
         tensor.name, tensor.shape = name.encode(), [int(side) for side in shape]
         tensor.type = getattr(self._schema.TensorType, dtype)
@@ -125,34 +125,34 @@ class Edit:
         return len(self._main.tensors) - 1
 
     def like(self, tensor: Tensor, suffix: str, **changed: Any) -> int:
-        """A new computed tensor like another one, but for what is `changed`; gives its index."""
+        """Add a tensor with the properties of another one, except those in `changed`, and return its index."""
         parts = {"shape": tensor.shape, "dtype": tensor.dtype, "quantization": tensor.quantization, **changed}
         return self.tensor(f"{tensor.name}/{suffix}", **parts)
 
     def integers(self, name: str, *values: int) -> int:
-        """A new int32 constant (axes, a shape, ...); gives its index."""
+        """Add an int32 constant (axes, a shape, ...), and return its index."""
         return self.tensor(name, (len(values),), "INT32", values=np.asarray(values, np.int32))
 
     def fix_shape(self, index: int, shape: Sequence[int]) -> None:
-        """Gives a tensor a shape that no longer changes from call to call."""
+        """Set a static shape for a tensor."""
         tensor = copy.copy(self._main.tensors[index])
         tensor.shape, tensor.shapeSignature = [int(side) for side in shape], None
         self._main.tensors[index] = tensor
 
     def rename(self, index: int, name: str) -> None:
-        """Gives a tensor another name."""
+        """Rename a tensor."""
         tensor = copy.copy(self._main.tensors[index])
         tensor.name = name.encode()
         self._main.tensors[index] = tensor
 
     def options(self, table: str, **values: Any) -> Any:
-        """An options object of the schema: `options("AddOptions")`."""
+        """Return an options object of the schema: `options("AddOptions")`."""
         table_object = getattr(self._schema, f"{table}T")()
         vars(table_object).update(values)
         return table_object
 
     def graph(self) -> Graph:
-        """The changed graph, its operators in an order in which they can be executed."""
+        """Return the changed graph, with its operators in execution order."""
         first = min(self.removed, default=0)
         ends = dict(zip((*self.before.inputs, *self.before.outputs), (*self.inputs, *self.outputs), strict=True))
         kept = [(i, operator) for i, operator in enumerate(self._main.operators) if i not in self.removed]
@@ -178,7 +178,7 @@ class Edit:
 
 
 def _in_order(operators: Sequence[Any]) -> list[Any]:
-    """Operators sorted so that each comes after those whose outputs it takes, otherwise as they stood."""
+    """Sort operators topologically; otherwise their order does not change."""
     producers = {tensor: position for position, operator in enumerate(operators) for tensor in operator.outputs}
     predecessors = [
         {producers[t] for t in operator.inputs if t in producers and producers[t] != i}
@@ -203,12 +203,12 @@ def _in_order(operators: Sequence[Any]) -> list[Any]:
 
 
 def extract(graph: Graph, operators: Collection[int], inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
-    """Some operators of a graph as a model of their own, with nothing in it that they do not need."""
+    """Return some operators of a graph as a separate model with only the tensors and buffers that they need."""
     return compact(select_operators(graph, operators, inputs, outputs))
 
 
 def select_operators(graph: Graph, operators: Collection[int], inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
-    """The same, its tensors numbered as in the whole graph."""
+    """Return some operators of a graph as a separate model, with the tensor indices of the original graph."""
     main = copy.copy(graph.source.subgraphs[0])
     main.operators = [operator for index, operator in enumerate(main.operators) if index in operators]
     main.inputs, main.outputs = list(inputs), list(outputs)
@@ -218,9 +218,9 @@ def select_operators(graph: Graph, operators: Collection[int], inputs: Sequence[
 
 
 def compact(graph: Graph) -> Graph:
-    """The graph without tensors, operator codes and buffers that nothing refers to.
+    """Return the graph without unused tensors, operator codes and buffers.
 
-    A code that is left behind would still be looked for, and refused, by an old runtime.
+    An old runtime would reject the model because of an unused operator code that it does not support.
     """
     source = copy.copy(graph.source)
     main = copy.copy(source.subgraphs[0])
@@ -257,7 +257,7 @@ def _moved(operator: Any, new_index: Mapping[int, int]) -> Any:
 
 
 def _with_ends(signatures: Iterable[Any] | None, new_index: Mapping[int, int]) -> list[Any] | None:
-    """The signatures of the main subgraph with their tensors renumbered, the others as they are."""
+    """Return the signatures with renumbered tensors for the main subgraph, the others unchanged."""
     result = []
     for signature in signatures or ():
         changed = copy.copy(signature)

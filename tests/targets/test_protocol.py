@@ -223,7 +223,7 @@ def test_a_pipeline_compiles_and_packs(npu: targets.Target, tmp_path: Path) -> N
         ([{"compile": {"docker": "image"}}], "docker: npuc runs on this machine alone"),
         (
             ["train", {"prune": {"objective": "latency", "host": "usb3"}}],
-            "no host 'usb3'; allowed: lab, field",
+            "unknown host 'usb3'; allowed: lab, field",
         ),
         (["train", {"prune": {"objective": "latency", "clock": "max"}}], "unknown clock 'max'; allowed: full"),
     ],

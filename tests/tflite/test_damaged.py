@@ -181,7 +181,7 @@ LACKING: dict[str, Callable[[Any], None]] = {
 @pytest.mark.parametrize("change", LACKING.values(), ids=LACKING)
 def test_operators_that_lack_something(change: Callable[[Any], None]) -> None:
     parsed = graph.parse(edited(change))
-    with pytest.raises(ModelError, match=r"operator 0 \(CONV_2D\) lacks an input, an output or a side"):
+    with pytest.raises(ModelError, match=r"operator 0 \(CONV_2D\) lacks an input, an output or a dimension"):
         macs.total_macs(parsed)
 
 

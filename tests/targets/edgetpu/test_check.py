@@ -115,7 +115,7 @@ def test_a_refused_model_has_no_sizes() -> None:
 
 
 def test_an_unknown_compiler_is_refused() -> None:
-    with pytest.raises(PipelineError, match=r"no compiler '17'.*16\.0, 15\.0, 2\.1, 1\.0"):
+    with pytest.raises(PipelineError, match=r"unknown compiler '17'.*16\.0, 15\.0, 2\.1, 1\.0"):
         TARGET.compiled_by("17")
 
 

@@ -223,7 +223,7 @@ def test_a_dynamic_batch_is_fixed_and_what_follows_is_constant() -> None:
 
 def test_other_dynamic_sides_are_refused() -> None:
     free = Tensor((1, 4, 4, 2), signature=(-1, -1, 4, 2))
-    with pytest.raises(ModelError, match="x has sides other than the batch that may change; fix every side"):
+    with pytest.raises(ModelError, match="x has dynamic dimensions other than the batch; fix every dimension"):
         legalize(chain(Op("RELU", "x", "y", 2), x=free, y=free), TARGET)
 
 
@@ -424,7 +424,7 @@ def test_what_takes_no_input_is_proved_all_the_same() -> None:
 
 def test_an_input_that_no_machine_holds() -> None:
     huge = Tensor((1, 1 << 20, 1 << 20, 4))
-    with pytest.raises(ModelError, match="has an input of 4,398,046,511,104 numbers"):
+    with pytest.raises(ModelError, match="has an input of 4,398,046,511,104 elements"):
         legalize(chain(Op("HARD_SWISH", "x", "y"), x=huge, y=huge), TARGET)
 
 

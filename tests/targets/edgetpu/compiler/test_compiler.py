@@ -177,7 +177,7 @@ def test_chance_is_tried_again(make: Make, programs: Programs, notes: list[str])
     assert len(programs.asked()) == 3
     assert [OTHER_TRY in note for note in notes] == [True, True]
     assert "Internal compiler error. Aborting!" in notes[0]
-    assert "try 2 of 3" in notes[0]
+    assert "attempt 2 of 3" in notes[0]
 
 
 @pytest.mark.parametrize("retries", [0, 1, 4])
@@ -271,7 +271,7 @@ def test_a_file_that_the_compiler_never_made(
 def test_a_success_that_maps_nothing(make: Make, programs: Programs, notes: list[str], runtime: int | None) -> None:
     log = LOG.replace("Mapped to Edge TPU", "Operation not supported")
     programs.compiler(Answer(log, {"model_edgetpu.tflite": MODEL}))
-    with pytest.raises(StageError, match="nothing of the model would run on the Edge TPU") as caught:
+    with pytest.raises(StageError, match="no operator of the model would run on the Edge TPU") as caught:
         make(CompilerOptions(min_runtime=runtime)).compile(MODEL, notes.append)
     assert ("min_runtime_version" in caught.value.todo) == (runtime is not None)
 
@@ -368,7 +368,7 @@ def test_the_version_that_was_asked_for(make: Make, programs: Programs, version:
 @pytest.mark.parametrize("version", ["15.0", "16.0.1", "1"])
 def test_another_version(make: Make, programs: Programs, version: str) -> None:
     programs.compiler(success(MODEL))
-    with pytest.raises(StageError, match=rf"is version {VERSION}.*asks for {version}"):
+    with pytest.raises(StageError, match=rf"is version {VERSION}.*requires {version}"):
         make(version=version).compile(MODEL, pytest.fail)
 
 
