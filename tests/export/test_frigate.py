@@ -132,7 +132,7 @@ def two_inputs() -> bytes:
         (lambda: detector(outputs=["boxes", "classes", "scores"]), "in this order"),
         (two_inputs, "has 2 inputs"),
         (lambda: detector(options={"num_classes": 2}), "class 2, and the model has 2 classes.*background"),
-        (lambda: detector(options={"num_classes": -1}), "there are -1 classes"),
+        (lambda: detector(options={"num_classes": -1}), "has -1 classes"),
         (lambda: b"nonsense", "neither a .tflite file nor a bundle"),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_pair_of_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("there", ["shop.key", "shop.pem"])
 def test_no_key_is_overwritten(tmp_path: Path, there: str) -> None:
     (tmp_path / there).write_text("precious")
-    with pytest.raises(SigningError, match=f"{there}: is there already"):
+    with pytest.raises(SigningError, match=f"{there}: exists"):
         signing.generate(tmp_path / "shop")
     assert [path.name for path in tmp_path.iterdir()] == [there]
     assert (tmp_path / there).read_text() == "precious"
@@ -146,7 +146,7 @@ def test_keys_that_cannot_sign(keys: tuple[Path, Path], file: Path, tmp_path: Pa
         signing.sign(file, private_key(wrong, "ec", password=True), file)
     for text in (keys[1].read_bytes(), b"", b"hello", keys[0].read_bytes()[:60]):
         wrong.write_bytes(text)
-        with pytest.raises(SigningError, match="no private key in PEM"):
+        with pytest.raises(SigningError, match="not a private key in PEM"):
             signing.sign(file, wrong, file)
     assert file.read_bytes() == small()
 

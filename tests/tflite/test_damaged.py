@@ -206,7 +206,7 @@ def test_operators_that_are_not_as_their_kind_must_be(
     name: str, inputs: list[Tensor | None], options: dict[str, int]
 ) -> None:
     parsed = one_op.one(name, inputs, Tensor((1, 4, 4, 3)), **options)
-    with pytest.raises(ModelError, match="an operator is not as its kind must be"):
+    with pytest.raises(ModelError, match="an operator is invalid"):
         check(parsed, load("edgetpu"))
 
 
