@@ -16,7 +16,7 @@ import keras
 import latency as benchmark
 
 from compress.targets.edgetpu import latency, parameter_memory
-from compress.targets.edgetpu.latency import ArrayLayer, Sent
+from compress.targets.edgetpu.latency import ArrayLayer, BusTraffic
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -51,23 +51,22 @@ def layers(model: Any) -> tuple[ArrayLayer, ...]:
         made, given = shape(layer.output), shape(source)
         if kind in WEIGHTED:
             plain = ArrayLayer(WEIGHTED[kind], made, given, tuple(getattr(layer, "kernel_size", (1, 1))))
-            found.append(replace(plain, parameters=latency.parameters(plain, benchmark.TARGET)))
+            found.append(replace(plain, parameters=latency.layer_parameters(plain, benchmark.TARGET)))
         elif kind in POOLS:
             found.append(ArrayLayer("pool", made, given, tuple(getattr(layer, "pool_size", given[:2]))))
         elif kind in ("Add", "Multiply"):
             found.append(ArrayLayer("elt", made, given))
         elif kind == "BatchNormalization" and type(source._keras_history.operation).__name__ not in WEIGHTED:
-            found += [ArrayLayer("elt", made, given, parameters=parameter_memory.constant(made[2]))] * 2
+            found += [ArrayLayer("elt", made, given, parameters=parameter_memory.constant_vector(made[2]))] * 2
     return tuple(found)
 
 
 def predicted(model: Any, host: str) -> float:
     """Milliseconds."""
     network = layers(model)
-    held = latency.split(network, benchmark.TARGET).streamed
-    streamed = tuple(each.parameters.size_bytes * out for each, out in zip(network, held, strict=True))
-    inputs, outputs = math.prod(shape(model.inputs[0])), latency.sent_bytes(shape(model.outputs[0]))
-    sent = Sent(inputs, outputs, latency.instruction_bytes(network, inputs + outputs), streamed)
+    streamed = latency.streamed_bytes(network, benchmark.TARGET)
+    inputs, outputs = math.prod(shape(model.inputs[0])), latency.padded_map_bytes(shape(model.outputs[0]))
+    sent = BusTraffic(inputs, outputs, latency.instruction_bytes(network, inputs + outputs), streamed)
     return latency.predict(network, sent, benchmark.TARGET.tables["latency"], host).total
 
 

@@ -22,13 +22,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from compress.targets.edgetpu.check import Check
-    from compress.targets.edgetpu.estimate import Estimate
-    from compress.targets.edgetpu.legalize import Legalized
+    from compress.targets.base import CheckResult, EstimateResult, LegalizeResult, Target
 
 FilePath = str | PathLike[str]
-COMPILER = "16.0"
-"""The newest version of the Edge TPU compiler."""
 
 
 @dataclass(frozen=True)
@@ -137,12 +133,15 @@ class _SilentMonitor:
                 stream.write(text.rstrip() + "\n")
 
 
-def check(model: FilePath, *, compiler: str = COMPILER, all_subgraphs: bool = False) -> Check:
-    """Predict which operators of a model the Edge TPU compiler maps, without the compiler.
+def check(
+    model: FilePath, *, target: str = targets.DEFAULT, compiler: str | None = None, all_subgraphs: bool = False
+) -> CheckResult:
+    """Predict where each operator of a model runs, without the target's compiler.
 
     Args:
         model: a full-integer .tflite file.
-        compiler: the compiler's version: "16.0", "15.0", "2.1" or "1.0".
+        target: "edgetpu" or "cpu".
+        compiler: the version of the Edge TPU compiler, "16.0", "15.0", "2.1" or "1.0"; None for the newest.
         all_subgraphs: like the compiler's option -a.
 
     Returns:
@@ -150,58 +149,57 @@ def check(model: FilePath, *, compiler: str = COMPILER, all_subgraphs: bool = Fa
 
     Raises:
         ModelError: the file cannot be read.
-        PipelineError: there is no such version.
+        PipelineError: unknown target or version.
     """
-    from compress.targets.edgetpu import check
-
-    target = targets.load(targets.DEFAULT).compiled_by(compiler)
-    return check.check(graph.read(Path(model)), target, all_subgraphs=all_subgraphs)
+    return _target(target, compiler).check(graph.read(Path(model)), all_subgraphs=all_subgraphs)
 
 
-def estimate(model: FilePath, host: str, *, clock: str = "max", compiled: FilePath | None = None) -> Estimate:
-    """Predict the latency of a model on an Edge TPU, in milliseconds.
+def estimate(
+    model: FilePath,
+    host: str | None = None,
+    *,
+    target: str = targets.DEFAULT,
+    clock: str | None = None,
+    compiled: FilePath | None = None,
+) -> EstimateResult:
+    """Predict the latency of a model, in milliseconds.
 
     Args:
         model: a full-integer .tflite file, not compiled.
-        host: "usb3", "usb2", "pcie" or "devboard".
-        clock: "max", or "std" for half of it.
-        compiled: the same model as edgetpu_compiler wrote it, for its exact bytes.
+        host: "usb3", "usb2", "pcie" or "devboard"; None for the target's default.
+        target: "edgetpu"; for "cpu", no latency is predicted.
+        clock: "max", or "std" for half of it; None for the maximum.
+        compiled: the same model, compiled by edgetpu_compiler: its real sizes replace the predicted ones.
 
     Returns:
         The latency as an interval, its parts, and the slowest layers.
 
     Raises:
         ModelError: a file cannot be read, or `compiled` was made from another model.
-        PipelineError: there is no such host or clock.
+        PipelineError: unknown target, host or clock.
     """
-    from compress.targets.edgetpu import inspection
-    from compress.targets.edgetpu.estimate import estimate
-
-    target = targets.load(targets.DEFAULT)
-    content = graph.read(Path(model))
-    inspected = None
-    if compiled is not None:
-        inspected = inspection.inspect(Path(compiled))
-        inspection.refuse_another(inspected, content, target, str(compiled))
-    return estimate(content, target, host, clock, inspected)
+    path = None if compiled is None else Path(compiled)
+    return targets.load(target).estimate(graph.read(Path(model)), host, clock, path)
 
 
 def legalize(
     model: FilePath,
     out: FilePath,
     *,
+    target: str = targets.DEFAULT,
     inputs: FilePath | None = None,
     io: str | None = None,
-    compiler: str = COMPILER,
-) -> Legalized:
-    """Rewrite a model so that the Edge TPU compiler maps more of it, and write the result.
+    compiler: str | None = None,
+) -> LegalizeResult:
+    """Rewrite a model so that more operators run on the target, and write the result.
 
     Args:
         model: a full-integer .tflite file.
         out: the file for the result.
-        inputs: .npy [n, ...], or .npz by input name: samples that each rewrite is verified on; without it, random ones.
+        target: "edgetpu" or "cpu".
+        inputs: .npy [n, ...], or .npz by input name: samples that each rewrite is verified on; None for random ones.
         io: "int8" or "uint8", the type of inputs and outputs; None for the internal type.
-        compiler: the compiler's version: "16.0", "15.0", "2.1" or "1.0".
+        compiler: the version of the Edge TPU compiler, "16.0", "15.0", "2.1" or "1.0"; None for the newest.
 
     Returns:
         The changes with their reasons, and the placement before and after.
@@ -209,20 +207,24 @@ def legalize(
     Raises:
         ModelError: the model cannot be read, or the TFLite runtime cannot run it.
         DataError: the inputs do not fit the model.
-        PipelineError: there is no such version.
+        PipelineError: unknown target or version.
         OSError: `out` cannot be written.
     """
     from compress.files import write_atomically
-    from compress.targets.edgetpu.legalize import legalize
     from compress.tflite import comparison
 
-    content = graph.read(Path(model))
-    feeds = comparison.read_feeds(Path(inputs), content) if inputs is not None else []
-    result = legalize(
-        content, targets.load(targets.DEFAULT).compiled_by(compiler), feeds, io=io.upper() if io else None
-    )
+    original = graph.read(Path(model))
+    feeds = [] if inputs is None else comparison.read_feeds(Path(inputs), original)
+    dtype = None if io is None else io.upper()
+    result = _target(target, compiler).legalize(original, feeds, io=dtype)
     write_atomically(Path(out), graph.serialize(result.graph))
     return result
+
+
+def _target(name: str, compiler: str | None) -> Target:
+    """Return a target with the requested version of its compiler."""
+    target = targets.load(name)
+    return target if compiler is None else target.compiled_by(compiler)
 
 
 def load_model(

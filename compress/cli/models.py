@@ -13,7 +13,7 @@ from compress.errors import EXIT_PARTLY, EXIT_REFUSED
 
 if TYPE_CHECKING:
     from compress.cli.parser import Parser, Subparsers
-    from compress.targets.base import PlacementSummary, Target
+    from compress.targets.base import PlacementSummary
 
 
 def add_parsers(subparsers: Subparsers) -> None:
@@ -87,20 +87,15 @@ def import_model(options: argparse.Namespace) -> int:
 
 
 def _add_target(parser: Parser) -> None:
-    parser.add_argument("--target", metavar="NAME", help="edgetpu (default) or cpu")
+    parser.add_argument("--target", metavar="NAME", default="edgetpu", help="edgetpu (default) or cpu")
+
+
+def _add_compiler(parser: Parser) -> None:
     parser.add_argument(
         "--compiler",
         metavar="VERSION",
         help="version of the compiler: 16.0 (default), 15.0, 2.1 or 1.0",
     )
-
-
-def _target(options: argparse.Namespace) -> Target:
-    """Return the requested target with the requested version of its compiler."""
-    from compress import targets
-
-    target = targets.load(options.target or targets.DEFAULT)
-    return target if options.compiler is None else target.compiled_by(options.compiler)
 
 
 def _add_check(subparsers: Subparsers) -> None:
@@ -109,6 +104,7 @@ def _add_check(subparsers: Subparsers) -> None:
     parser.add_argument("model", type=Path, help="a full-integer .tflite file")
     parser.add_json()
     _add_target(parser)
+    _add_compiler(parser)
     parser.add_argument(
         "--all-subgraphs",
         action="store_true",
@@ -118,9 +114,11 @@ def _add_check(subparsers: Subparsers) -> None:
 
 def check(options: argparse.Namespace) -> int:
     """`python -m compress check`."""
-    from compress.tflite import graph
+    from compress import api
 
-    result = _target(options).check(graph.read(options.model), all_subgraphs=options.all_subgraphs)
+    result = api.check(
+        options.model, target=options.target, compiler=options.compiler, all_subgraphs=options.all_subgraphs
+    )
     if options.json:
         write_json(result.to_json())
     else:
@@ -139,23 +137,20 @@ def _add_estimate(subparsers: Subparsers) -> None:
     summary = "Predict the latency of a model on the Edge TPU"
     parser = add_command(subparsers, "estimate", summary, estimate)
     parser.add_argument("model", type=Path, help="a full-integer .tflite file, not compiled")
+    _add_target(parser)
     parser.add_argument("--host", required=True, help="usb3, usb2, pcie or devboard")
-    parser.add_argument(
-        "--clock",
-        default="max",
-        help="clock of the Edge TPU: max (default), or std, which is half of it",
-    )
+    parser.add_argument("--clock", help="clock of the Edge TPU: max (default), or std, which is half of it")
     parser.add_argument("--compiled", type=Path, metavar="FILE", help="the compiled model, for exact sizes")
     parser.add_json()
 
 
 def estimate(options: argparse.Namespace) -> int:
     """`python -m compress estimate`."""
-    from compress import targets
-    from compress.tflite import graph
+    from compress import api
 
-    target = targets.load(targets.DEFAULT)
-    prediction = target.estimate(graph.read(options.model), options.host, options.clock, options.compiled)
+    prediction = api.estimate(
+        options.model, options.host, target=options.target, clock=options.clock, compiled=options.compiled
+    )
     if options.json:
         write_json(prediction.to_json())
     else:
@@ -172,18 +167,22 @@ def _add_legalize(subparsers: Subparsers) -> None:
     parser.add_argument("--inputs", type=Path, metavar="FILE", help=inputs)
     parser.add_argument("--io", choices=("int8", "uint8"), help="type of inputs and outputs (the internal type)")
     _add_target(parser)
+    _add_compiler(parser)
     parser.add_json()
 
 
 def legalize(options: argparse.Namespace) -> int:
     """`python -m compress legalize`."""
-    from compress import files
-    from compress.tflite import comparison, graph
+    from compress import api
 
-    model = graph.read(options.model)
-    inputs = comparison.read_feeds(options.inputs, model) if options.inputs else []
-    result = _target(options).legalize(model, inputs, io=options.io and options.io.upper())
-    files.write_atomically(options.out, graph.serialize(result.graph))
+    result = api.legalize(
+        options.model,
+        options.out,
+        target=options.target,
+        inputs=options.inputs,
+        io=options.io,
+        compiler=options.compiler,
+    )
     if options.json:
         write_json(result.to_json())
     else:
@@ -194,6 +193,7 @@ def legalize(options: argparse.Namespace) -> int:
 def _add_inspect(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "inspect", "Show the contents of a compiled model", inspect)
     parser.add_argument("model", type=Path, help="a file written by edgetpu_compiler")
+    _add_target(parser)
     against = "the .tflite file that it was compiled from, to compare"
     parser.add_argument("--against", type=Path, metavar="MODEL", help=against)
     parser.add_json()
@@ -203,7 +203,7 @@ def inspect(options: argparse.Namespace) -> int:
     """`python -m compress inspect`."""
     from compress import targets
 
-    result = targets.load(targets.DEFAULT).inspect(options.model, options.against)
+    result = targets.load(options.target).inspect(options.model, options.against)
     if options.json:
         write_json(result.to_json())
     else:

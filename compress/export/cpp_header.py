@@ -1,8 +1,8 @@
 """A bundle's model as a C++ header for coralmicro (Dev Board Micro): bytes, quantization, labels, preprocessing.
 
-Not tested on hardware: it compiles, and its numbers are those of the bundle. C++17, nothing but <cmath> and
-<cstdint>. The arithmetic is that of `deploy.contract.preprocessing` after the resize and the crop, which the camera
-driver does.
+Not tested on hardware: the header compiles, and its values are those of the bundle. It is C++17 and needs only <cmath>
+and <cstdint>. The arithmetic is that of `deploy.contract.preprocessing` after resize and crop, which the camera driver
+does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PER_LINE = 20
 _TYPES = {"int8": "std::int8_t", "uint8": "std::uint8_t"}
 _TEXT = """\
 // {name}.coralline, the {role} model, as a header for coralmicro and other C++17 programs.
-// Made by Coralline. NOT TESTED ON HARDWARE: it compiles, and its numbers are those of the bundle.
+// Made by Coralline. NOT TESTED ON HARDWARE: it compiles, and its values are those of the bundle.
 // SHA-256 of the model: {digest}
 // Preprocessing of the bundle: {steps}
 //
@@ -52,8 +52,8 @@ inline constexpr Tensor kInput = {input};
 inline constexpr Tensor kOutput = {output};
 inline constexpr int kHeight = {height}, kWidth = {width}, kChannels = {channels};
 
-// What a resized pixel is for the model, for each channel: pixel * kFactor + kOffset. The bundle's steps are taken
-// together here and rounded once, so that Quantized() may differ from Python's by one step on some pixels.
+// The preprocessed value of a resized pixel, for each channel: pixel * kFactor + kOffset. The bundle's steps are
+// combined and rounded once. Therefore Quantized() may differ from the Python runner by one step for some pixels.
 inline constexpr float kFactor[] = {{{factor}}};
 inline constexpr float kOffset[] = {{{offset}}};
 
@@ -67,7 +67,7 @@ inline {input_type} Quantized(float pixel, int channel) {{
   return static_cast<{input_type}>(value < {low} ? {low} : value > {high} ? {high} : value);
 }}
 
-// The score that an output stands for.
+// The score of a stored output value.
 inline float Score({output_type} stored) {{
   return static_cast<float>(static_cast<int>(stored) - kOutput.zero_point) * kOutput.scale;
 }}
@@ -84,15 +84,15 @@ alignas({alignment}) inline constexpr std::uint8_t kModel[kModelSize] = {{
 
 
 def export(path: Path, out: Path, role: str | None = None) -> str:
-    """Writes the header; which model it holds.
+    """Write the header, and return the role of its model.
 
     Args:
         path: a bundle.
-        out: the header.
-        role: `compiled` or `int8`; None: the compiled model, if there is one.
+        out: the file for the header.
+        role: `compiled` or `int8`; None for the compiled model if there is one, otherwise the int8 model.
 
     Raises:
-        ModelError: not a bundle, or without such a model.
+        ModelError: not a bundle, or the bundle of a detector.
         PipelineError: the bundle has no model of this role.
         StoreError: the header cannot be written.
     """
@@ -103,36 +103,38 @@ def export(path: Path, out: Path, role: str | None = None) -> str:
     except bundle.BundleError as error:
         raise ModelError(str(error), where=str(path)) from error
     if opened.detector is not None:
-        raise ModelError("it finds objects", where=str(path), allowed="classifiers: a header has one output")
+        raise ModelError("is a detector", where=str(path), allowed="classifiers: a header has one output")
     models = opened.manifest["models"]
-    wanted = role or ("compiled" if "compiled" in models else "int8")
-    if wanted not in models:
-        raise PipelineError(f"the bundle has no {wanted} model", where=str(path), allowed=", ".join(sorted(models)))
-    content = text(opened, wanted, str(path))
+    chosen_role = role or ("compiled" if "compiled" in models else "int8")
+    if chosen_role not in models:
+        raise PipelineError(
+            f"the bundle has no {chosen_role} model", where=str(path), allowed=", ".join(sorted(models))
+        )
+    content = text(opened, chosen_role, str(path))
     try:
         write_atomically(out, content.encode())
     except OSError as error:
         raise explain(error, f"{out} cannot be written") from error
-    return wanted
+    return chosen_role
 
 
 def text(opened: bundle.Bundle, role: str, where: str = "") -> str:
-    """The header.
+    """Return the text of the header.
 
     Raises:
-        ModelError: the model is not 8 bits wide at both ends, its input is no image, or its preprocessing has
-            other steps than resize, crop, scale and normalize.
+        ModelError: the input or output is not 8-bit, the input is not an image, or the preprocessing has other steps
+            than resize, crop, scale and normalize.
     """
     entry = opened.manifest["models"][role]
     content = opened.members[entry["file"]]
-    given, made = entry["input"], entry["output"]
-    for end, tensor in (("input", given), ("output", made)):
+    input_tensor, output_tensor = entry["input"], entry["output"]
+    for end, tensor in (("input", input_tensor), ("output", output_tensor)):
         if tensor["dtype"] not in _TYPES or not tensor["scale"]:
             raise ModelError(f"its {end} is {tensor['dtype']}; coralmicro takes int8 and uint8", where=where)
-    if len(given["shape"]) != 4 or len(made["shape"]) > 4:
-        raise ModelError(f"its input {given['shape']} is no image [1, height, width, channels]", where=where)
-    limits = np.iinfo(given["dtype"])
-    _, height, width, channels = given["shape"]
+    if len(input_tensor["shape"]) != 4 or len(output_tensor["shape"]) > 4:
+        raise ModelError(f"its input {input_tensor['shape']} is not an image [1, height, width, channels]", where=where)
+    limits = np.iinfo(input_tensor["dtype"])
+    _, height, width, channels = input_tensor["shape"]
     factor, offset = _line(opened.manifest["preprocessing"]["steps"], channels, where)
     space = re.sub(r"[^a-z0-9]+", "_", opened.manifest["name"].lower()).strip("_") or "model"
     space = f"m_{space}" if space[0].isdigit() else space
@@ -144,10 +146,10 @@ def text(opened: bundle.Bundle, role: str, where: str = "") -> str:
         steps=_comment(json.dumps(opened.manifest["preprocessing"]["steps"])),
         guard=f"CORALLINE_{space.upper()}_H_",
         space=space,
-        input=_tensor(given),
-        output=_tensor(made),
-        input_type=_TYPES[given["dtype"]],
-        output_type=_TYPES[made["dtype"]],
+        input=_tensor(input_tensor),
+        output=_tensor(output_tensor),
+        input_type=_TYPES[input_tensor["dtype"]],
+        output_type=_TYPES[output_tensor["dtype"]],
         height=height,
         width=width,
         channels=channels,
@@ -164,10 +166,10 @@ def text(opened: bundle.Bundle, role: str, where: str = "") -> str:
 
 
 def _line(steps: Sequence[dict[str, Any]], channels: int, where: str) -> tuple[list[float], list[float]]:
-    """The combined effect of `scale` and `normalize` on a value: factor and offset of each channel.
+    """Return factor and offset of each channel: the steps `scale` and `normalize` combined.
 
     Raises:
-        ModelError: there is a step that this header has no arithmetic for.
+        ModelError: the header does not support a step.
     """
     factor, offset = np.ones(channels), np.zeros(channels)
     for step in steps:
@@ -181,7 +183,7 @@ def _line(steps: Sequence[dict[str, Any]], channels: int, where: str) -> tuple[l
             factor, offset = factor / deviation, (offset - mean) / deviation
         elif name not in ("resize", "crop"):
             raise ModelError(
-                f"its preprocessing has the step {name}, which the header has no arithmetic for",
+                f"its preprocessing has the step {name}, which the header does not support",
                 where=where,
                 allowed="resize, crop, scale, normalize",
             )
@@ -195,20 +197,20 @@ def _tensor(tensor: dict[str, Any]) -> str:
 
 
 def _float(value: float) -> str:
-    """A float32 as a C++ literal that gives exactly this number."""
+    """Return a float32 as a C++ literal with exactly this value."""
     shown = f"{np.float32(value):.9g}"
     return f"{shown}f" if any(mark in shown for mark in ".en") else f"{shown}.0f"
 
 
 def _string(label: str) -> str:
-    """A C++ string of UTF-8. Octal escapes end after three digits, so what follows cannot be taken for one."""
+    """Return a C++ string literal in UTF-8. Octal escapes have three digits, so the next character is separate."""
     plain = {byte: chr(byte) for byte in range(32, 127) if chr(byte) not in '"\\?'}
     return '"' + "".join(plain.get(byte, f"\\{byte:03o}") for byte in label.encode("utf-8", "replace")) + '"'
 
 
-def _comment(told: str) -> str:
-    """A text that stays in its line: a backslash at the end would take the next one in."""
-    return re.sub(r"[^\x20-\x7e]|\\", " ", told)
+def _comment(text: str) -> str:
+    """Return a text for a one-line comment, without backslashes: one at the end would continue the comment."""
+    return re.sub(r"[^\x20-\x7e]|\\", " ", text)
 
 
 def _bytes(content: bytes) -> str:

@@ -1,7 +1,7 @@
-"""An SSD model as Frigate's `edgetpu` detector expects it: model, label map, a piece of configuration.
+"""Export of an SSD model for Frigate's `edgetpu` detector: model, label map, and a part of the configuration.
 
-What that detector does: it gives the one input the pixels as they are (uint8, RGB, [1, height, width, 3]) and
-reads the outputs by their place: boxes, classes, scores, count, as TFLite_Detection_PostProcess makes them.
+The detector writes unprocessed pixels (uint8, RGB, [1, height, width, 3]) into the only input, and reads the outputs by
+position: boxes, classes, scores, count, as TFLite_Detection_PostProcess writes them.
 Source: docs.frigate.video, "Object Detectors" and "Configuring", Frigate 0.12 to 0.17;
 blakeblackshear/frigate, frigate/detectors/plugins/edgetpu_tfl.py and frigate/util/builtin.py (labels).
 """
@@ -24,7 +24,7 @@ from deploy.contract import bundle
 POSTPROCESS = "TFLite_Detection_PostProcess"
 OUTPUTS = ("boxes", "classes", "scores", "count")
 FOLDER = "/config/model_cache"
-"""Where the files are in Frigate's container: /config is its volume."""
+"""The folder of the files in Frigate's container; /config is its volume."""
 MAX_CLASSES = 100_000
 _NUMBERED = re.compile(r"(\d+)[\s:]+(\S.*)\Z")
 _UINT8 = "python -m compress legalize IN.tflite OUT.tflite --io uint8, then compile again"
@@ -35,12 +35,12 @@ class Export:
     """The written files.
 
     Attributes:
-        folder: where.
-        model: name of the model's file.
-        compiled: whether the Edge TPU runs it.
-        width, height: of its input.
-        labels: names by class.
-        classes: how many the model tells apart, if it says so.
+        folder: the folder of the files.
+        model: the name of the model's file.
+        compiled: whether the model is compiled for the Edge TPU.
+        width, height: the size of its input.
+        labels: class names by number.
+        classes: the number of classes, if the model contains it.
     """
 
     folder: str
@@ -52,20 +52,20 @@ class Export:
     classes: int | None
 
     def to_json(self) -> dict[str, Any]:
-        """As a plain map."""
+        """Return the export as a plain map."""
         return {"schema_version": 1, **asdict(self)}
 
 
 def export(path: Path, folder: Path, labels: Path | None = None) -> Export:
-    """Writes the files.
+    """Write the files.
 
     Args:
-        path: a .tflite file or a bundle; of a bundle the compiled model, otherwise the int8 one.
-        folder: made if it is not there.
-        labels: class names, one a line, or `number name`; a bundle has its own.
+        path: a .tflite file, or a bundle (its compiled model if there is one, otherwise the int8 model).
+        folder: the folder for the files; it is created if necessary.
+        labels: class names, one on each line, or `number name`; a bundle contains its own.
 
     Raises:
-        ModelError: the model is not one for that detector, and why; or the labels do not fit.
+        ModelError: the model is not suitable for that detector, or the labels do not fit.
         StoreError: the folder cannot be written.
     """
     content, names = _opened(path)
@@ -78,46 +78,44 @@ def export(path: Path, folder: Path, labels: Path | None = None) -> Export:
     height, width = _input(model, str(path))
     classes = _classes(model, last, str(path))
     if classes is not None and max(names) >= classes:
-        what = (
-            f"there is a name for class {max(names)}, and the model tells {classes} classes apart (0 to {classes - 1})"
-        )
-        raise ModelError(what, where=str(labels or path), todo="leave the background out: it is no class here")
+        what = f"has a name for class {max(names)}, and the model has {classes} classes (0 to {classes - 1})"
+        raise ModelError(what, where=str(labels or path), todo="remove the background class")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip(".-") or "model"
     compiled = any(operator.custom and operator.name == OPERATOR for operator in model.operators)
-    found = Export(str(folder), f"{name}.tflite", compiled, width, height, names, classes)
+    exported = Export(str(folder), f"{name}.tflite", compiled, width, height, names, classes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / found.model, content)
+        write_atomically(folder / exported.model, content)
         write_atomically(folder / "labelmap.txt", "".join(f"{n} {names[n]}\n" for n in sorted(names)).encode())
-        write_atomically(folder / "frigate.yml", configuration(found).encode())
+        write_atomically(folder / "frigate.yml", configuration(exported).encode())
     except OSError as error:
         raise explain(error, f"{folder} cannot be written") from error
-    return found
+    return exported
 
 
-def configuration(found: Export) -> str:
-    """The piece of Frigate's config.yml."""
-    device = "" if found.compiled else "# NOT COMPILED: the Edge TPU runs nothing of this model; compile it first\n"
+def configuration(exported: Export) -> str:
+    """Return the part of Frigate's config.yml for the model."""
+    device = "" if exported.compiled else "# NOT COMPILED: the Edge TPU cannot run this model; compile it first\n"
     return (
         f"# for config.yml of Frigate 0.12 to 0.17; the files go to {FOLDER}\n{device}"
         "detectors:\n  coral:\n    type: edgetpu\n    device: usb  # or pci\n"
-        f"model:\n  path: {FOLDER}/{found.model}\n  labelmap_path: {FOLDER}/labelmap.txt\n"
-        f"  width: {found.width}\n  height: {found.height}\n"
+        f"model:\n  path: {FOLDER}/{exported.model}\n  labelmap_path: {FOLDER}/labelmap.txt\n"
+        f"  width: {exported.width}\n  height: {exported.height}\n"
         "  input_tensor: nhwc\n  input_pixel_format: rgb\n  model_type: ssd\n"
     )
 
 
-def describe(found: Export) -> str:
-    """For people."""
-    lines = [f"{found.folder}: {found.model}, labelmap.txt, frigate.yml"]
+def describe(exported: Export) -> str:
+    """Return the export as text for a person."""
+    lines = [f"{exported.folder}: {exported.model}, labelmap.txt, frigate.yml"]
     lines.append(f"copy the first two to {FOLDER}, and frigate.yml into config.yml")
-    if not found.compiled:
+    if not exported.compiled:
         lines.append("the model is not compiled: compile it with edgetpu_compiler, and export the result")
     return "\n".join(lines)
 
 
 def _opened(path: Path) -> tuple[bytes, dict[int, str]]:
-    """The model's bytes, and the names that came with it."""
+    """Return the model's bytes, and the class names in a bundle."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -148,38 +146,39 @@ def _read_labels(path: Path) -> dict[int, str]:
 
 
 def _input(model: Graph, where: str) -> tuple[int, int]:
-    """Height and width of the one input."""
+    """Return height and width of the input."""
     if len(model.inputs) != 1:
-        raise ModelError(f"has {len(model.inputs)} inputs; Frigate fills one", where=where)
+        raise ModelError(f"has {len(model.inputs)} inputs; Frigate supports one", where=where)
     tensor = model.tensors[model.inputs[0]]
     if tensor.dtype == "FLOAT32":
-        raise ModelError("takes float32, and Frigate gives uint8", where=where, todo="quantize it, with uint8 input")
+        todo = "quantize it, with uint8 input"
+        raise ModelError("has a float32 input; Frigate needs uint8", where=where, todo=todo)
     if tensor.dtype != "UINT8":
-        raise ModelError(f"takes {tensor.dtype.lower()}, and Frigate gives uint8", where=where, todo=_UINT8)
+        raise ModelError(f"has an input of {tensor.dtype.lower()}; Frigate needs uint8", where=where, todo=_UINT8)
     shape = tensor.shape
     if len(shape) != 4 or shape[0] != 1 or shape[3] != 3 or tensor.dynamic:
-        raise ModelError(f"takes {list(shape)}; Frigate gives [1, height, width, 3]", where=where)
+        raise ModelError(f"has the input shape {list(shape)}; Frigate needs [1, height, width, 3]", where=where)
     return shape[1], shape[2]
 
 
 def _postprocess(model: Graph, where: str) -> Operator:
-    """The operator that makes the outputs."""
-    found = [operator for operator in model.operators if operator.custom and operator.name == POSTPROCESS]
-    if len(found) != 1:
-        what = f"has {len(found) or 'no'} {POSTPROCESS}: that makes the boxes that Frigate reads"
+    """Return the operator that writes the outputs."""
+    operators = [operator for operator in model.operators if operator.custom and operator.name == POSTPROCESS]
+    if len(operators) != 1:
+        what = f"has {len(operators) or 'no'} {POSTPROCESS}: it writes the boxes that Frigate reads"
         raise ModelError(what, where=where, todo="export the detector with it, as TensorFlow's SSD models are")
-    if model.outputs != found[0].outputs or len(model.outputs) != len(OUTPUTS):
-        told = ", ".join(model.tensors[index].name for index in model.outputs)
-        what = f"gives {told}; Frigate reads {', '.join(OUTPUTS)} of {POSTPROCESS}, in this order"
+    if model.outputs != operators[0].outputs or len(model.outputs) != len(OUTPUTS):
+        output_names = ", ".join(model.tensors[index].name for index in model.outputs)
+        what = f"has the outputs {output_names}; Frigate needs {', '.join(OUTPUTS)} of {POSTPROCESS}, in this order"
         raise ModelError(what, where=where)
     wrong = [index for index in model.outputs if model.tensors[index].dtype != "FLOAT32"]
     if wrong:
         raise ModelError(f"its output {model.tensors[wrong[0]].name} is not float32", where=where)
-    return found[0]
+    return operators[0]
 
 
 def _classes(model: Graph, operator: Operator, where: str) -> int | None:
-    """The `num_classes` of the operator's own options, a FlexBuffer map; None where it has no such entry."""
+    """Return `num_classes` from the operator's options, a FlexBuffer map; None without such an entry."""
     from flatbuffers import flexbuffers
 
     stored = model.source.subgraphs[0].operators[operator.index].customOptions
@@ -194,5 +193,5 @@ def _classes(model: Graph, operator: Operator, where: str) -> int | None:
     except (struct.error, IndexError, ValueError, TypeError, RecursionError, OverflowError) as error:
         raise ModelError(f"the options of its {POSTPROCESS} cannot be read: {error}", where=where) from error
     if classes is not None and not 0 < classes <= MAX_CLASSES:
-        raise ModelError(f"its {POSTPROCESS} says that there are {classes} classes", where=where)
+        raise ModelError(f"its {POSTPROCESS} has {classes} classes", where=where, allowed=f"1 to {MAX_CLASSES:,}")
     return classes

@@ -1,4 +1,4 @@
-"""`runner.pyz`: the whole device side in one file that every Python from 3.7 on runs."""
+"""`runner.pyz`: the complete device side in one file for Python 3.7 and later."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ MAIN = b"import sys\n\nfrom deploy.__main__ import main\n\nsys.exit(main())\n"
 
 @cache
 def content() -> bytes:
-    """The bytes of runner.pyz: equal sources are equal bytes.
+    """Return the bytes of runner.pyz, which depend on the sources only.
 
-    Python finds a zip behind the first line too. On PYTHONPATH the file is a folder with the package `deploy` in it.
+    Python accepts a zip archive after the first line. On PYTHONPATH the file works like a folder with the package
+    `deploy`.
     """
     folder = Path(bundle.__file__).parents[1]
     members = {"__main__.py": MAIN}
@@ -26,5 +27,5 @@ def content() -> bytes:
 
 
 def digest() -> str:
-    """SHA-256 of runner.pyz."""
+    """Return the SHA-256 digest of runner.pyz."""
     return hashlib.sha256(content()).hexdigest()

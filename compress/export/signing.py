@@ -1,7 +1,7 @@
-"""Keys and signatures on the host. What is signed, and how it is verified, is in `deploy.contract.bundle`.
+"""Keys and signatures on the host. The signed content and its verification are in `deploy.contract.bundle`.
 
-A private key is a PEM file (PKCS 8, without a password) that only its owner can read; it never
-is in pipeline.yaml, the store or a report. Needs the package `cryptography` (`coralline[sign]`).
+A private key is a PEM file (PKCS 8, without a password) that only its owner can read. It is never in pipeline.yaml, the
+store or a report. This module needs the package `cryptography` (`coralline[sign]`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ INSTALL = "install it: pip install 'coralline[sign]'"
 
 
 def generate(name: Path) -> tuple[Path, Path]:
-    """Makes a key pair: NAME.key, private, which stays here; NAME.pem, public, which devices are given.
+    """Create a key pair: NAME.key, private, for this host only; NAME.pem, public, for the devices.
 
     Raises:
-        SigningError: there is no `cryptography`, or a file of that name is there already.
+        SigningError: `cryptography` is not installed, or a file with that name exists.
         StoreError: the folder cannot be written.
     """
     try:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:
-        raise SigningError("there is no package `cryptography`", todo=INSTALL) from error
+        raise SigningError("the package `cryptography` is not installed", todo=INSTALL) from error
     key = Ed25519PrivateKey.generate()
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -56,35 +56,33 @@ def _pem(key: Ed25519PublicKey) -> bytes:
 
 
 def _create(path: Path, content: bytes, mode: int) -> None:
-    """Writes a file that was not there before."""
+    """Write a file that does not exist."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         with os.fdopen(handle, "wb") as stream:
-            os.fchmod(handle, mode)  # whatever the umask is
+            os.fchmod(handle, mode)  # independent of the umask
             stream.write(content)
             stream.flush()
             os.fsync(handle)
     except FileExistsError as error:
-        raise SigningError(
-            "is there already, and is not overwritten", where=str(path), todo="take another name"
-        ) from error
+        raise SigningError("exists, and is not overwritten", where=str(path), todo="use another name") from error
     except OSError as error:
         raise explain(error, "the key cannot be written") from error
 
 
 def sign(path: Path, key: Path, out: Path) -> str:
-    """Signs a bundle.
+    """Sign a bundle.
 
     Args:
-        path: the bundle; a signature that it has is replaced.
+        path: the bundle; an existing signature is replaced.
         key: the private key.
-        out: where the signed bundle goes; may be `path`.
+        out: the file for the signed bundle; may be `path`.
 
     Returns:
         The public key, as in its .pem file.
 
     Raises:
-        SigningError: no `cryptography`, a key that cannot be used, or what is to be signed is no whole bundle.
+        SigningError: `cryptography` is not installed, the key cannot be used, or the bundle is invalid.
         StoreError: the bundle cannot be read or written.
     """
     private = _read(key)
@@ -96,7 +94,7 @@ def sign(path: Path, key: Path, out: Path) -> str:
     try:
         signed = bundle.sign(content, public, private.sign)
     except bundle.BundleError as error:
-        raise SigningError(f"is not signed: {error}", where=str(path), todo="run the pipeline again") from error
+        raise SigningError(f"cannot be signed: {error}", where=str(path), todo="run the pipeline again") from error
     try:
         write_atomically(out, signed)
     except OSError as error:
@@ -105,27 +103,27 @@ def sign(path: Path, key: Path, out: Path) -> str:
 
 
 def _read(path: Path) -> Ed25519PrivateKey:
-    """The private key in a file that nobody else can read."""
+    """Read the private key from a file that other users cannot read."""
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ImportError as error:
-        raise SigningError("there is no package `cryptography`", todo=INSTALL) from error
+        raise SigningError("the package `cryptography` is not installed", todo=INSTALL) from error
     where = str(path)
     try:
         with path.open("rb") as stream:
             if stat.S_IMODE(os.fstat(stream.fileno()).st_mode) & 0o077:
-                raise SigningError("others can read this private key", where=where, todo=f"chmod 600 {path}")
+                raise SigningError("other users can read this private key", where=where, todo=f"chmod 600 {path}")
             content = stream.read(10_000)
     except OSError as error:
         raise explain(error, "the private key cannot be read") from error
     try:
         key = load_pem_private_key(content, None)
     except TypeError as error:
-        raise SigningError("the private key has a password", where=where, allowed="a key without one") from error
+        raise SigningError("the private key has a password", where=where, allowed="no password") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise SigningError("is no private key in PEM", where=where, todo="python -m compress keygen NAME") from error
+        raise SigningError("is not a private key in PEM", where=where, todo="python -m compress keygen NAME") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise SigningError("is a private key, but not for Ed25519", where=where, todo="python -m compress keygen NAME")
     return key

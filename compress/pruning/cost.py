@@ -331,8 +331,8 @@ class Costs:
             self._cut[place, given, made] = self.target.cost.operator(
                 replace(
                     layer,
-                    made=(*layer.made[:2], made),
-                    given=(*layer.given[:2], given or layer.given[2]),
+                    output_shape=(*layer.output_shape[:2], made),
+                    input_shape=(*layer.input_shape[:2], given or layer.input_shape[2]),
                     index=place,
                     constant=self._pieces[place][0].constant,
                 )

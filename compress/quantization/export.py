@@ -192,9 +192,12 @@ def float_operators(content: bytes) -> Mapping[str, str]:
     """Operators of a .tflite file that work on floats: kind by name of the output."""
     graph = parse(content)
     return {
-        graph.made(operator)[0].name: operator.name
+        graph.output_tensors(operator)[0].name: operator.name
         for operator in graph.operators
-        if any(tensor.dtype.startswith("FLOAT") for tensor in (*graph.given(operator), *graph.made(operator)))
+        if any(
+            tensor.dtype.startswith("FLOAT")
+            for tensor in (*graph.input_tensors(operator), *graph.output_tensors(operator))
+        )
     }
 
 

@@ -1,6 +1,6 @@
-"""Targets: what a model is made for, and what is known of each without the hardware.
+"""Targets: the hardware that a model is made for, and predictions for it.
 
-Every folder here that is a package is a target; its attribute `TARGET` is the class that implements it.
+Every package in this folder is a target; its attribute `TARGET` is the class that implements it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from compress.errors import PipelineError
 from compress.targets.base import Target
 
 DEFAULT = "edgetpu"
-"""The target of a pipeline, or of a command, that names none."""
+"""The target of a pipeline or a command if none is given."""
 
 
 def names() -> list[str]:
-    """The names of all targets."""
+    """Return the names of all targets."""
     return sorted(_specifications())
 
 
@@ -29,28 +29,28 @@ def load(name: str) -> Target:
     """Return a target with the constants of its TOML file.
 
     Raises:
-        PipelineError: no target has that name.
+        PipelineError: unknown target.
     """
     specification = _specifications().get(name)
     if specification is None:
-        raise PipelineError(f"there is no target {name!r}", allowed=", ".join(names()))
+        raise PipelineError(f"unknown target {name!r}", allowed=", ".join(names()))
     assert specification.origin is not None  # a package with an __init__.py
     content = (Path(specification.origin).parent / f"{name}.toml").read_bytes()
     return _implementation(specification)(name, hashlib.sha256(content).hexdigest(), tomllib.loads(content.decode()))
 
 
 def _specifications() -> dict[str, ModuleSpec]:
-    """The import specification of each target's package, by name."""
-    found = {}
+    """Return the import specification of each target's package, by name."""
+    specifications = {}
     for module in pkgutil.iter_modules(__path__):
         specification = module.module_finder.find_spec(f"{__name__}.{module.name}", None)
         if module.ispkg and specification is not None:
-            found[module.name] = specification
-    return found
+            specifications[module.name] = specification
+    return specifications
 
 
 def _implementation(specification: ModuleSpec) -> type[Target]:
-    """The class in a target's package, which is imported the first time."""
+    """Return the class in a target's package; the first call imports it."""
     if specification.name not in sys.modules:
         assert specification.loader is not None  # a package with an __init__.py
         module = module_from_spec(specification)
@@ -61,5 +61,5 @@ def _implementation(specification: ModuleSpec) -> type[Target]:
             del sys.modules[specification.name]
             raise
         setattr(sys.modules[__name__], specification.name.rpartition(".")[2], module)
-    found: type[Target] = sys.modules[specification.name].TARGET
-    return found
+    implementation: type[Target] = sys.modules[specification.name].TARGET
+    return implementation

@@ -1,8 +1,7 @@
 """The protocol of a target: check, legalize, cost and compile.
 
-A target is a folder next to this file with a TOML file of its constants, each with its source, and a class that
-implements `Target`. The package's attribute `TARGET` is that class. The rest of the program knows targets by this
-protocol only.
+A target is a package next to this file: a TOML file with its constants and their sources, and a class that implements
+`Target`, which the package exports as `TARGET`. The rest of the program uses targets through this protocol only.
 """
 
 from __future__ import annotations
@@ -30,12 +29,32 @@ class TargetResult(Protocol):
         """Return the result as a plain map."""
 
 
+class OperatorPlacement(Protocol):
+    """An operator and where it runs."""
+
+    @property
+    def index(self) -> int:
+        """The operator's index in the model."""
+
+    @property
+    def op(self) -> str:
+        """The operator's name, such as "CONV_2D"."""
+
+    @property
+    def placement(self) -> str:
+        """Where the operator runs, such as "tpu" or "cpu"."""
+
+    @property
+    def macs(self) -> int:
+        """The operator's multiply-accumulates."""
+
+
 class PlacementSummary(Protocol):
-    """The share of a model that runs where the target runs models best."""
+    """The placement of a model's operators."""
 
     @property
     def failure(self) -> str | None:
-        """Why the target's compiler refuses the whole model, or None."""
+        """The reason why the target's compiler will reject the whole model, or None."""
 
     @property
     def summary(self) -> str:
@@ -43,19 +62,39 @@ class PlacementSummary(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether every operator runs where the target runs models best."""
+        """Whether every operator runs on the accelerator; always true for a target without one."""
 
 
 class CheckResult(PlacementSummary, TargetResult, Protocol):
-    """The expected placement and memory of a model; `summary` and `ops` are always in its map."""
+    """The predicted placement and memory of a model; its map always has `summary` and `ops`."""
+
+    @property
+    def ops(self) -> Sequence[OperatorPlacement]:
+        """Every operator, in execution order."""
+
+
+class EstimateResult(TargetResult, Protocol):
+    """The predicted latency of a model on a host."""
+
+    @property
+    def latency_ms(self) -> float:
+        """The predicted latency."""
+
+    @property
+    def low_ms(self) -> float:
+        """The lower end of the interval in which measurements are expected."""
+
+    @property
+    def high_ms(self) -> float:
+        """The upper end of the interval."""
 
 
 class LegalizeResult(TargetResult, Protocol):
-    """A rewritten model, and what was rewritten; `changes` is always in its map."""
+    """A rewritten model and its changes; its map always has `changes`."""
 
     @property
     def graph(self) -> Graph:
-        """The rewritten model; the same object if there was nothing to rewrite."""
+        """The rewritten model; the same object if nothing was rewritten."""
 
     @property
     def after(self) -> PlacementSummary:
@@ -64,11 +103,11 @@ class LegalizeResult(TargetResult, Protocol):
 
 @dataclass(frozen=True)
 class ChannelBlocks:
-    """Block sizes of a target along the channels: fewer channels save time only in whole blocks.
+    """Numbers of channels that a target computes at once: fewer channels save time only in whole blocks.
 
     Attributes:
-        inputs: input channels that are computed at once; the pruner keeps multiples of it.
-        outputs: output channels that are computed at once.
+        inputs: block size of input channels; the pruner keeps multiples of it.
+        outputs: block size of output channels.
     """
 
     inputs: int
@@ -77,21 +116,21 @@ class ChannelBlocks:
 
 @dataclass(frozen=True)
 class OperatorShape:
-    """One operator of a network that is not a file yet, as far as its cost depends on it.
+    """One operator of a network, with the properties that its cost depends on.
 
     Attributes:
-        kind: "conv", "tconv" (transposed), "fc" (dense), "dw" (depthwise), "pool", or "elt" (element by element).
-        made: height, width and channels of its output.
-        given: height, width and channels of its input.
-        kernel: height and width of its window; 1x1 for an operator without one.
+        kind: "conv", "tconv" (transposed convolution), "fc" (dense), "dw" (depthwise), "pool" or "elt" (element-wise).
+        output_shape: height, width and channels of its output.
+        input_shape: height, width and channels of its input.
+        kernel: height and width of its window; 1x1 for an operator without a window.
         index: its position in the model.
-        name: a word for the reader.
-        constant: whether it has a constant for each output channel, such as the slopes of a PReLU.
+        name: its name in messages.
+        constant: whether it has one constant for each output channel, such as the slopes of a PReLU.
     """
 
     kind: str
-    made: tuple[int, int, int]
-    given: tuple[int, int, int]
+    output_shape: tuple[int, int, int]
+    input_shape: tuple[int, int, int]
     kernel: tuple[int, int] = (1, 1)
     index: int = 0
     name: str = ""
@@ -103,7 +142,7 @@ class NetworkCost(ABC):
 
     @abstractmethod
     def compute_ms(self, clock: str) -> float:
-        """Return the time of the arithmetic alone."""
+        """Return the time of the computation without transfers."""
 
     @abstractmethod
     def latency_ms(self, host: str, clock: str) -> float:
@@ -117,106 +156,107 @@ class NetworkCost(ABC):
     @property
     @abstractmethod
     def never_cached(self) -> Mapping[int, int]:
-        """By operator index, the bytes of parameters that are streamed however empty the target's memory is."""
+        """By operator index, the bytes of parameters that are streamed even if the target's memory is empty."""
 
     @abstractmethod
     def cached_bytes(self, without: Collection[int] = ()) -> int:
-        """Return the target's memory that all parameters would take together, except those of some operators."""
+        """Return the target's memory for all parameters, except those of the operators `without`."""
 
 
 class CostModel(ABC):
-    """Costs that a target predicts. Multiply-accumulates and file sizes are the same on all targets, and not here."""
+    """Costs that a target predicts, except those that do not depend on the target (MACs, file sizes)."""
 
     @property
     @abstractmethod
     def objectives(self) -> frozenset[str]:
-        """The objectives that the pruner can minimize on this target: some of "compute", "latency" and "cache"."""
+        """The objectives that the pruner can minimize on this target, from "compute", "latency" and "cache"."""
 
     @property
     @abstractmethod
     def hosts(self) -> Mapping[str, str]:
-        """A line about each host that latency is predicted on, by name."""
+        """One line about each host for which latency is predicted, by name."""
 
     @property
     @abstractmethod
     def clocks(self) -> Sequence[str]:
-        """Names of the clock rates; the default is the first."""
+        """The names of the clocks; the first one is the default."""
 
     @property
     @abstractmethod
     def blocks(self) -> ChannelBlocks:
-        """Block sizes along which fewer channels save time."""
+        """The numbers of channels that are computed at once."""
 
     @property
     def default_host(self) -> str:
-        """The host that latency is predicted on where none is named; "" without hosts."""
+        """The host for latency predictions if none is given; "" without hosts."""
         return next(iter(self.hosts), "")
 
     def host(self, name: str | None) -> str:
-        """Return a host's name; None stands for the default host.
+        """Return a host's name; None means the default host.
 
         Raises:
             PipelineError: the target has no such host.
         """
-        return self.default_host if name is None else _known("host", name, [*self.hosts])
+        return self.default_host if name is None else _require("host", name, [*self.hosts])
 
     def clock(self, name: str | None) -> str:
-        """Return a clock's name; None stands for the first clock.
+        """Return a clock's name; None means the first clock.
 
         Raises:
             PipelineError: the target has no such clock.
         """
-        first = self.clocks[0] if self.clocks else ""
-        return first if name is None else _known("clock", name, self.clocks)
+        if name is not None:
+            return _require("clock", name, self.clocks)
+        return self.clocks[0] if self.clocks else ""
 
     @abstractmethod
     def operator(self, shape: OperatorShape) -> OperatorShape:
-        """Return an operator with what this target needs to know of it. The result can be used in many networks."""
+        """Return an operator with the properties that this target needs. The result can be used in many networks."""
 
     def activation_operators(self, function: str) -> int:
-        """Return the number of operators that an activation becomes, in addition to the operator before it.
+        """Return the number of operators for an activation, in addition to the operator before it.
 
         Args:
-            function: Keras' name of the activation, such as "silu".
+            function: the Keras name of the activation, such as "silu".
         """
         return 0 if function in ("linear", "relu", "relu6") else 1
 
     @abstractmethod
     def input_bytes(self, shape: Sequence[int]) -> int:
-        """Return the bytes of an input tensor on the way to the target."""
+        """Return the bytes of an input tensor that are sent to the target."""
 
     @abstractmethod
     def output_bytes(self, shape: Sequence[int]) -> int:
-        """Return the bytes of an output tensor on the way from the target."""
+        """Return the bytes of an output tensor that are sent from the target."""
 
     @abstractmethod
     def of_operators(self, operators: Sequence[Any], input_bytes: int, output_bytes: int) -> NetworkCost:
-        """Return the cost of a network of operators that `operator` returned."""
+        """Return the cost of a network; `operator` returned its operators."""
 
     @abstractmethod
     def of_file(self, graph: Graph) -> NetworkCost:
         """Return the cost of a .tflite file.
 
         Raises:
-            ModelError: the target's compiler would refuse it.
+            ModelError: the target's compiler will reject it.
         """
 
     @abstractmethod
     def cache_bytes(self) -> int:
-        """Return the target's memory for parameters that every network can count on."""
+        """Return the target's memory for parameters that is available to every network."""
 
     @abstractmethod
     def cache_limit_bytes(self, smallest: NetworkCost) -> int:
-        """Return the memory that all parameters must fit into for none to be streamed.
+        """Return the memory that all parameters must fit into, so that none is streamed.
 
         Args:
             smallest: the cost of the network with as few channels as possible.
         """
 
 
-def _known(what: str, name: str, known: Sequence[str]) -> str:
+def _require(kind: str, name: str, known: Sequence[str]) -> str:
     if name not in known:
-        raise PipelineError(f"there is no {what} {name!r}", allowed=", ".join(known) or f"no {what} at all")
+        raise PipelineError(f"unknown {kind} {name!r}", allowed=", ".join(known) or f"no {kind}")
     return name
 
 
@@ -225,9 +265,9 @@ class Target(ABC):
     """A target and its constants.
 
     Attributes:
-        name: the word for it in pipeline.yaml.
-        digest: SHA-256 of the TOML file, part of the key of every stage that depends on the target.
-        tables: the TOML file's content.
+        name: its name in pipeline.yaml.
+        digest: SHA-256 of the TOML file, part of the cache key of every stage that depends on the target.
+        tables: the content of the TOML file.
     """
 
     name: str
@@ -246,28 +286,26 @@ class Target(ABC):
 
     @property
     def compiler_name(self) -> str:
-        """The name of the target's compiler, "" if there is none."""
+        """The name of the target's compiler; "" without a compiler."""
         return str(self.tables["compiler"]["name"]) if self.has_compiler else ""
 
     def compiled_by(self, version: str) -> Target:
         """Return the same target with another version of its compiler.
 
         Raises:
-            PipelineError: the target does not know that version.
+            PipelineError: unknown version.
         """
-        known = self.tables["compiler"]["runtimes"] if self.has_compiler else {}
-        if version not in known:
-            raise PipelineError(f"there is no compiler {version!r}", allowed=", ".join(known) or "no compiler at all")
+        _require("compiler", version, [*self.tables["compiler"]["runtimes"]] if self.has_compiler else [])
         compiler = {**self.tables["compiler"], "version": version}
         return replace(self, tables={**self.tables, "compiler": compiler})
 
     @abstractmethod
     def check(self, graph: Graph, *, all_subgraphs: bool = False) -> CheckResult:
-        """Predict where each operator of a model runs, and why.
+        """Predict where each operator of a model runs, with the reason.
 
         Args:
             graph: the model.
-            all_subgraphs: whether the compiler is asked for several partitions.
+            all_subgraphs: whether the compiler makes several partitions.
 
         Raises:
             ModelError: the model is damaged.
@@ -278,12 +316,12 @@ class Target(ABC):
         """Rewrite a model into operators that run on the target.
 
         Args:
-            graph: the model, quantized to full integer except at its ends.
-            inputs: real inputs that rewrites are verified on.
-            io: "INT8" or "UINT8", the type of inputs and outputs; None for the type inside.
+            graph: the model, quantized to full integer; its inputs and outputs may be float.
+            inputs: real inputs for the verification of rewrites.
+            io: "INT8" or "UINT8", the type of inputs and outputs; None for the internal type.
 
         Raises:
-            ModelError: the model cannot be run as it is.
+            ModelError: the TFLite runtime cannot run the model.
         """
 
     @property
@@ -293,16 +331,16 @@ class Target(ABC):
 
     @abstractmethod
     def compile(self, model: bytes, settings: CompilerSettings, folder: Path, note: Callable[[str], None]) -> Facts:
-        """Compile a model, and leave the result in a folder.
+        """Compile a model, and write the result into a folder.
 
         Args:
             model: the .tflite file.
             settings: the compile stage's settings.
-            folder: where compiled files go.
+            folder: the folder for compiled files.
             note: a function that shows a message at once.
 
         Returns:
-            Facts for the report: `placement`, `compiled` (a boolean), and what else the target knows.
+            Facts for the report: `placement`, `compiled` (a boolean), and others that depend on the target.
 
         Raises:
             ModelError: the model cannot be read.
@@ -310,37 +348,39 @@ class Target(ABC):
         """
 
     def compiler_identity(self, settings: CompilerSettings) -> dict[str, str]:
-        """Return what changes when another compiler may make another result."""
+        """Return values that differ between compilers whose results may differ."""
         del settings
         return {}
 
     def invalid_setting(self, settings: CompilerSettings) -> str:
-        """Return why a setting does not fit this target's compiler, or ""."""
+        """Return an error message if a setting is invalid for this target's compiler, otherwise ""."""
         del settings
         return ""
 
-    def estimate(self, graph: Graph, host: str | None, clock: str | None, compiled: Path | None = None) -> TargetResult:
+    def estimate(
+        self, graph: Graph, host: str | None, clock: str | None, compiled: Path | None = None
+    ) -> EstimateResult:
         """Predict the latency of a model on a host.
 
         Args:
             graph: the model, not compiled.
-            host: one of `cost.hosts`; None: the default host.
-            clock: one of `cost.clocks`; None: the first.
-            compiled: what the target's compiler made of the model, where it is known.
+            host: one of `cost.hosts`; None for the default host.
+            clock: one of `cost.clocks`; None for the first.
+            compiled: the compiled model, if there is one.
 
         Raises:
             PipelineError: this target predicts no latency, or has no such host or clock.
-            ModelError: the compiler would refuse the model, or `compiled` is another model.
+            ModelError: the compiler will reject the model, or `compiled` is another model.
         """
         del graph, host, clock, compiled
         raise PipelineError(f"no latency is predicted for the target {self.name}")
 
     def inspect(self, compiled: Path, original: Path | None = None) -> TargetResult:
-        """Open a compiled model.
+        """Show the contents of a compiled model.
 
         Args:
             compiled: the file that the target's compiler wrote.
-            original: the .tflite file that it was compiled from, to compare predictions with.
+            original: the .tflite file that it was compiled from, for a comparison with predictions.
 
         Raises:
             PipelineError: this target has no compiler.
@@ -350,14 +390,14 @@ class Target(ABC):
         raise PipelineError(f"the target {self.name} has no compiled models")
 
     def operators_page(self) -> str:
-        """Return the page of the manual on what runs on this target.
+        """Return the manual page about the operators of this target.
 
         Raises:
-            PipelineError: there is no such page.
+            PipelineError: this target has no such page.
         """
-        raise PipelineError(f"there is no page on the operators of the target {self.name}")
+        raise PipelineError(f"the target {self.name} has no page about its operators")
 
     def newer_than_boards(self, graph: Graph) -> list[str] | None:
-        """Return the operators, with versions, that runtimes on old boards do not open; None if that is not known."""
+        """Return the operators, with versions, that runtimes on old boards cannot load; None if that is unknown."""
         del graph
         return None

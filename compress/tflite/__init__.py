@@ -1,1 +1,1 @@
-"""Reads and writes .tflite graphs: numpy and flatbuffers, no TensorFlow."""
+"""Read and write .tflite graphs with numpy and flatbuffers, without TensorFlow."""

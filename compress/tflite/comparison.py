@@ -1,7 +1,7 @@
-"""Whether two graphs compute the same: both are run in a real interpreter, and their outputs compared in steps.
+"""Comparison of two graphs: both are run in the TFLite interpreter, and their outputs are compared in steps.
 
-A step is the difference of two neighbouring codes of a quantized tensor; of a float
-tensor, 1/255 of the range that it takes.
+A step is the difference of two adjacent codes of a quantized tensor. For a float tensor, a step is 1/255 of the range
+of its values.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Difference:
     """The difference between the outputs of two graphs, in steps.
 
     Attributes:
-        largest: the greatest of all.
-        mean: over all values.
-        feeds: how many times both were run.
+        largest: the largest difference.
+        mean: the mean over all values.
+        feeds: the number of runs.
     """
 
     largest: float
@@ -42,11 +42,11 @@ class Runner:
     """A graph in the TFLite interpreter, with the reference kernels.
 
     Args:
-        graph: what to run.
-        keep: whether tensors inside can be read too.
+        graph: the graph.
+        keep: whether intermediate tensors can be read.
 
     Raises:
-        ModelError: the interpreter refuses it.
+        ModelError: the interpreter rejects the graph.
     """
 
     def __init__(self, graph: Graph, *, keep: bool = False) -> None:
@@ -66,27 +66,27 @@ class Runner:
         except (ValueError, RuntimeError) as error:
             raise ModelError(f"the TFLite runtime refuses it: {str(error).strip().splitlines()[0]}") from error
 
-    def run(self, feed: Feed, wanted: Collection[int] | None = None) -> list[NDArray[Any]]:
-        """The outputs for one feed, or the tensors that are wanted."""
+    def run(self, feed: Feed, tensors: Collection[int] | None = None) -> list[NDArray[Any]]:
+        """Return the outputs for one feed, or the requested tensors."""
         try:
             for index, value in zip(self.graph.inputs, feed, strict=True):
                 self.interpreter.set_tensor(index, value)
             self.interpreter.invoke()
         except (ValueError, RuntimeError) as error:
             raise ModelError(f"the TFLite runtime cannot run it: {str(error).strip().splitlines()[0]}") from error
-        return [self.interpreter.get_tensor(index) for index in (self.graph.outputs if wanted is None else wanted)]
+        return [self.interpreter.get_tensor(index) for index in (self.graph.outputs if tensors is None else tensors)]
 
     def shape(self, index: int) -> tuple[int, ...]:
-        """The shape that a tensor really has."""
+        """Return the shape of a tensor after a run."""
         return tuple(int(side) for side in self.interpreter.get_tensor(index).shape)
 
 
 RUNNABLE_CUSTOMS = ("TFLite_Detection_PostProcess", "NumericVerify", "Mfcc", "AudioSpectrogram")
-"""Custom operators that the interpreter has."""
+"""Custom operators that the interpreter supports."""
 
 
-def runnable(graph: Graph) -> Graph:
-    """The graph up to custom operators that the interpreter does not have: what they take is read instead."""
+def without_unknown_customs(graph: Graph) -> Graph:
+    """Return the graph without custom operators that the interpreter does not support; their inputs become outputs."""
     lost: set[int] = set()
     kept, ends = [], []
     for operator in graph.operators:
@@ -99,37 +99,43 @@ def runnable(graph: Graph) -> Graph:
     if not lost:
         return graph
     outputs = dict.fromkeys(index for index in (*graph.outputs, *ends) if index not in lost)
-    return edit.selected(graph, kept, graph.inputs, list(outputs))
+    return edit.select_operators(graph, kept, graph.inputs, list(outputs))
 
 
 def compare(before: Graph, after: Graph, feeds: Sequence[Feed]) -> Difference:
-    """Runs two graphs with the same inputs and outputs on every feed.
+    """Run two graphs with the same inputs and outputs on every feed, and return the difference.
 
     Raises:
-        ModelError: the interpreter refuses one of them.
+        ModelError: the interpreter rejects one of them.
     """
     first, second = Runner(before), Runner(after)
-    apart = [steps(a, b) for feed in feeds for a, b in zip(first.run(feed), second.run(feed), strict=True)]
-    every = np.concatenate([each.reshape(-1) for each in apart]) if apart else np.zeros(1)
-    return Difference(float(every.max(initial=0)), float(every.mean()) if every.size else 0.0, len(feeds))
+    differences = [steps(a, b) for feed in feeds for a, b in zip(first.run(feed), second.run(feed), strict=True)]
+    all_differences = (
+        np.concatenate([difference.reshape(-1) for difference in differences]) if differences else np.zeros(1)
+    )
+    return Difference(
+        float(all_differences.max(initial=0)),
+        float(all_differences.mean()) if all_differences.size else 0.0,
+        len(feeds),
+    )
 
 
 def steps(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
     """Return the difference of two values of a tensor, element by element."""
     if one.shape != other.shape:
         return np.full(1, np.inf)
-    apart = np.abs(one.astype(np.float64) - other.astype(np.float64))
+    difference = np.abs(one.astype(np.float64) - other.astype(np.float64))
     if np.issubdtype(one.dtype, np.integer):
-        return apart
+        return difference
     extent = float(np.ptp(one)) if one.size else 0.0
-    return np.asarray(apart / (extent or 1.0) * 255)
+    return np.asarray(difference / (extent or 1.0) * 255)
 
 
 def read_feeds(path: Path, graph: Graph) -> list[list[NDArray[Any]]]:
-    """Inputs from a file: .npy [n, ...] for a model with one input, .npz with such an array for each input's name.
+    """Read inputs from a file: .npy [n, ...] for a model with one input, or .npz with one array for each input's name.
 
     Raises:
-        DataError: not such a file, or its arrays do not fit the model's inputs.
+        DataError: the file is invalid, or its arrays do not fit the model's inputs.
     """
     names = {graph.tensors[index].name: graph.tensors[index] for index in graph.inputs}
     try:
@@ -143,9 +149,9 @@ def read_feeds(path: Path, graph: Graph) -> list[list[NDArray[Any]]]:
         if array.shape[1:] not in (names[name].shape, names[name].shape[1:]) or not np.issubdtype(
             array.dtype, np.number
         ):
-            found = f"{name} holds {list(array.shape)} of {array.dtype}"
+            message = f"{name} holds {list(array.shape)} of {array.dtype}"
             raise DataError(
-                found, where=str(path), allowed=f"[n, {', '.join(map(str, names[name].shape[1:]))}], numbers"
+                message, where=str(path), allowed=f"[n, {', '.join(map(str, names[name].shape[1:]))}], numbers"
             )
     count = min(len(array) for array in arrays.values())
     if not count:
@@ -154,7 +160,7 @@ def read_feeds(path: Path, graph: Graph) -> list[list[NDArray[Any]]]:
 
 
 def random_feed(graph: Graph, generator: np.random.Generator) -> list[NDArray[Any]]:
-    """Inputs of a graph drawn evenly from what their types can hold; floats from 0 to 1."""
+    """Return random inputs, uniform over the range of their types; floats from 0 to 1."""
     feed = []
     for index in graph.inputs:
         tensor = graph.tensors[index]
@@ -169,7 +175,7 @@ def random_feed(graph: Graph, generator: np.random.Generator) -> list[NDArray[An
 
 
 def ramp_feeds(graph: Graph) -> list[list[NDArray[Any]]]:
-    """Inputs in which every code of an 8-bit type comes at least once, in order; small tensors take several feeds."""
+    """Return inputs that contain every code of an 8-bit type, in order; small tensors need several feeds."""
     tensors = [graph.tensors[index] for index in graph.inputs]
     smallest = max(min((tensor.elements for tensor in tensors), default=256), 1)
     return [
@@ -183,7 +189,7 @@ def ramp_feeds(graph: Graph) -> list[list[NDArray[Any]]]:
     ]
 
 
-def recorded(graph: Graph, feeds: Sequence[Feed], wanted: Collection[int]) -> list[Mapping[int, NDArray[Any]]]:
+def record_tensors(graph: Graph, feeds: Sequence[Feed], tensors: Collection[int]) -> list[Mapping[int, NDArray[Any]]]:
     """Return the values of the requested tensors for every feed."""
-    runner = Runner(runnable(graph), keep=True)
-    return [dict(zip(wanted, runner.run(feed, wanted), strict=True)) for feed in feeds]
+    runner = Runner(without_unknown_customs(graph), keep=True)
+    return [dict(zip(tensors, runner.run(feed, tensors), strict=True)) for feed in feeds]

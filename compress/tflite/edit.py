@@ -1,6 +1,6 @@
-"""Changing a graph: operators taken out and put in, parts of it made into models of their own.
+"""Edits of a graph: remove and add operators, and extract parts of a graph as separate models.
 
-What an edit does not touch stays as it is in the file, buffers included: they are shared, not copied.
+An edit shares all unchanged parts with the original graph, including buffers.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ EIGHT_BIT_VERSIONS = {
 """The first version of each operator that takes int8; 2 for all others. Source: TFLite's op_version.cc."""
 
 SAME = 0
-"""The value of `padding` in the schema of TFLite for output maps as large as the input."""
+"""The value of `padding` in the TFLite schema for padding "same"."""
 VALID = 1
-"""The value of `padding` in the schema of TFLite for windows inside of the map only."""
+"""The value of `padding` in the TFLite schema for padding "valid"."""
 
 
 class Edit:
-    """One change of a graph, proposed: some operators replaced by others.
+    """A proposed change of a graph: some operators are replaced by others.
 
     Attributes:
-        before: the graph that is changed; it stays as it is.
-        removed: indices of the operators of `before` that are taken out.
-        added: the operators put in, as the schema's `OperatorT`.
-        inputs: what the caller of the changed graph fills.
-        outputs: what the caller of the changed graph reads.
-        exact: what the operators taken out stand for, without their own rounding, if the edit is to be
-            compared with that: a graph with the same inputs and outputs.
+        before: the original graph, which is not modified.
+        removed: the indices of the removed operators of `before`.
+        added: the new operators, as the schema's `OperatorT`.
+        inputs: the inputs of the changed graph.
+        outputs: the outputs of the changed graph.
+        exact: the function of the removed operators without rounding, as a graph with the same inputs and outputs; None
+            if the edit is compared with the removed operators themselves.
     """
 
     def __init__(self, before: Graph) -> None:
@@ -63,19 +63,19 @@ class Edit:
         self.inputs, self.outputs = list(before.inputs), list(before.outputs)
 
     def remove(self, *operators: Operator) -> None:
-        """Takes operators out."""
+        """Remove operators."""
         self.removed.update(operator.index for operator in operators)
 
     def add(self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: Any = None) -> None:
-        """Puts an 8-bit operator in; `options` is the schema's object, see `options()`."""
-        made = self._schema.OperatorT()
-        made.opcodeIndex = self._code(name, EIGHT_BIT_VERSIONS.get(name, 2))
-        made.inputs, made.outputs = list(inputs), list(outputs)
+        """Add an 8-bit operator; `options` is the schema's object, see `options()`."""
+        operator = self._schema.OperatorT()
+        operator.opcodeIndex = self._code(name, EIGHT_BIT_VERSIONS.get(name, 2))
+        operator.inputs, operator.outputs = list(inputs), list(outputs)
         if options is not None:
             table = type(options).__name__.removesuffix("T")
-            made.builtinOptionsType = getattr(self._schema.BuiltinOptions, table)
-            made.builtinOptions = options
-        self.added.append(made)
+            operator.builtinOptionsType = getattr(self._schema.BuiltinOptions, table)
+            operator.builtinOptions = options
+        self.added.append(operator)
 
     def change(
         self,
@@ -86,17 +86,17 @@ class Edit:
         version: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Puts an operator in the place of a like one, with some of its parts changed."""
+        """Replace an operator by a copy with some changed properties."""
         self.remove(operator)
-        made = copy.copy(self._main.operators[operator.index])
-        made.inputs = list(operator.inputs if inputs is None else inputs)
-        made.outputs = list(operator.outputs if outputs is None else outputs)
+        changed = copy.copy(self._main.operators[operator.index])
+        changed.inputs = list(operator.inputs if inputs is None else inputs)
+        changed.outputs = list(operator.outputs if outputs is None else outputs)
         if version is not None:
-            made.opcodeIndex = self._code(operator.name, version)
+            changed.opcodeIndex = self._code(operator.name, version)
         if options:
-            made.builtinOptions = copy.copy(made.builtinOptions)
-            vars(made.builtinOptions).update(options)
-        self.added.append(made)
+            changed.builtinOptions = copy.copy(changed.builtinOptions)
+            vars(changed.builtinOptions).update(options)
+        self.added.append(changed)
 
     def tensor(
         self,
@@ -106,59 +106,59 @@ class Edit:
         quantization: Quantization | None = None,
         values: NDArray[Any] | None = None,
     ) -> int:
-        """A new tensor, constant if it has values; gives its index."""
-        made = self._schema.TensorT()
-        made.name, made.shape = name.encode(), [int(side) for side in shape]
-        made.type = getattr(self._schema.TensorType, dtype)
-        made.buffer = 0
+        """Add a tensor, which is constant if it has values, and return its index."""
+        tensor = self._schema.TensorT()
+        tensor.name, tensor.shape = name.encode(), [int(side) for side in shape]
+        tensor.type = getattr(self._schema.TensorType, dtype)
+        tensor.buffer = 0
         if values is not None:
             buffer = self._schema.BufferT()
             buffer.data = np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
-            made.buffer = len(self._source.buffers)
+            tensor.buffer = len(self._source.buffers)
             self._source.buffers.append(buffer)
         if quantization is not None:
-            made.quantization = self._schema.QuantizationParametersT()
-            made.quantization.scale = list(quantization.scale)
-            made.quantization.zeroPoint = list(quantization.zero_point)
-            made.quantization.quantizedDimension = quantization.axis
-        self._main.tensors.append(made)
+            tensor.quantization = self._schema.QuantizationParametersT()
+            tensor.quantization.scale = list(quantization.scale)
+            tensor.quantization.zeroPoint = list(quantization.zero_point)
+            tensor.quantization.quantizedDimension = quantization.axis
+        self._main.tensors.append(tensor)
         return len(self._main.tensors) - 1
 
     def like(self, tensor: Tensor, suffix: str, **changed: Any) -> int:
-        """A new computed tensor like another one, but for what is `changed`; gives its index."""
+        """Add a tensor with the properties of another one, except those in `changed`, and return its index."""
         parts = {"shape": tensor.shape, "dtype": tensor.dtype, "quantization": tensor.quantization, **changed}
         return self.tensor(f"{tensor.name}/{suffix}", **parts)
 
     def integers(self, name: str, *values: int) -> int:
-        """A new int32 constant (axes, a shape, ...); gives its index."""
+        """Add an int32 constant (axes, a shape, ...), and return its index."""
         return self.tensor(name, (len(values),), "INT32", values=np.asarray(values, np.int32))
 
     def fix_shape(self, index: int, shape: Sequence[int]) -> None:
-        """Gives a tensor a shape that no longer changes from call to call."""
-        made = copy.copy(self._main.tensors[index])
-        made.shape, made.shapeSignature = [int(side) for side in shape], None
-        self._main.tensors[index] = made
+        """Set a static shape for a tensor."""
+        tensor = copy.copy(self._main.tensors[index])
+        tensor.shape, tensor.shapeSignature = [int(side) for side in shape], None
+        self._main.tensors[index] = tensor
 
     def rename(self, index: int, name: str) -> None:
-        """Gives a tensor another name."""
-        made = copy.copy(self._main.tensors[index])
-        made.name = name.encode()
-        self._main.tensors[index] = made
+        """Rename a tensor."""
+        tensor = copy.copy(self._main.tensors[index])
+        tensor.name = name.encode()
+        self._main.tensors[index] = tensor
 
     def options(self, table: str, **values: Any) -> Any:
-        """An options object of the schema: `options("AddOptions")`."""
-        made = getattr(self._schema, f"{table}T")()
-        vars(made).update(values)
-        return made
+        """Return an options object of the schema: `options("AddOptions")`."""
+        table_object = getattr(self._schema, f"{table}T")()
+        vars(table_object).update(values)
+        return table_object
 
     def graph(self) -> Graph:
-        """The changed graph, its operators in an order in which they can be executed."""
+        """Return the changed graph, with its operators in execution order."""
         first = min(self.removed, default=0)
         ends = dict(zip((*self.before.inputs, *self.before.outputs), (*self.inputs, *self.outputs), strict=True))
-        kept = [(i, each) for i, each in enumerate(self._main.operators) if i not in self.removed]
-        placed = [*((i, 1, each) for i, each in kept), *((first, 0, each) for each in self.added)]
+        kept = [(i, operator) for i, operator in enumerate(self._main.operators) if i not in self.removed]
+        placed = [*((i, 1, operator) for i, operator in kept), *((first, 0, operator) for operator in self.added)]
         main = copy.copy(self._main)
-        main.operators = _in_order([each for _, _, each in sorted(placed, key=lambda item: item[:2])])
+        main.operators = _in_order([operator for _, _, operator in sorted(placed, key=lambda item: item[:2])])
         main.inputs, main.outputs = list(self.inputs), list(self.outputs)
         source = copy.copy(self._source)
         source.subgraphs = [main, *self._source.subgraphs[1:]]
@@ -171,43 +171,46 @@ class Edit:
         for index, code in enumerate(codes):
             if max(code.builtinCode, code.deprecatedBuiltinCode) == number and code.version == version:
                 return index
-        made = self._schema.OperatorCodeT()
-        made.builtinCode, made.deprecatedBuiltinCode, made.version = number, min(number, 127), version
-        codes.append(made)
+        new_code = self._schema.OperatorCodeT()
+        new_code.builtinCode, new_code.deprecatedBuiltinCode, new_code.version = number, min(number, 127), version
+        codes.append(new_code)
         return len(codes) - 1
 
 
 def _in_order(operators: Sequence[Any]) -> list[Any]:
-    """Operators sorted so that each comes after those whose outputs it takes, otherwise as they stood."""
-    maker = {tensor: position for position, each in enumerate(operators) for tensor in each.outputs}
-    waits = [{maker[t] for t in each.inputs if t in maker and maker[t] != i} for i, each in enumerate(operators)]
+    """Sort operators topologically; otherwise their order does not change."""
+    producers = {tensor: position for position, operator in enumerate(operators) for tensor in operator.outputs}
+    predecessors = [
+        {producers[t] for t in operator.inputs if t in producers and producers[t] != i}
+        for i, operator in enumerate(operators)
+    ]
     waiting: dict[int, list[int]] = {}
-    for position, others in enumerate(waits):
+    for position, others in enumerate(predecessors):
         for other in others:
             waiting.setdefault(other, []).append(position)
-    ready = [position for position, others in enumerate(waits) if not others]
+    ready = [position for position, others in enumerate(predecessors) if not others]
     order = []
     while ready:
         position = heapq.heappop(ready)
         order.append(operators[position])
         for other in waiting.get(position, ()):
-            waits[other].discard(position)
-            if not waits[other]:
+            predecessors[other].discard(position)
+            if not predecessors[other]:
                 heapq.heappush(ready, other)
     if len(order) != len(operators):
         raise ValueError("operators depend on each other in a circle")
     return order
 
 
-def part(graph: Graph, operators: Collection[int], inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
-    """Some operators of a graph as a model of their own, with nothing in it that they do not need."""
-    return compact(selected(graph, operators, inputs, outputs))
+def extract(graph: Graph, operators: Collection[int], inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
+    """Return some operators of a graph as a separate model with only the tensors and buffers that they need."""
+    return compact(select_operators(graph, operators, inputs, outputs))
 
 
-def selected(graph: Graph, operators: Collection[int], inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
-    """The same, its tensors numbered as in the whole graph."""
+def select_operators(graph: Graph, operators: Collection[int], inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
+    """Return some operators of a graph as a separate model, with the tensor indices of the original graph."""
     main = copy.copy(graph.source.subgraphs[0])
-    main.operators = [each for index, each in enumerate(main.operators) if index in operators]
+    main.operators = [operator for index, operator in enumerate(main.operators) if index in operators]
     main.inputs, main.outputs = list(inputs), list(outputs)
     source = copy.copy(graph.source)
     source.subgraphs, source.signatureDefs = [main], None
@@ -215,23 +218,27 @@ def selected(graph: Graph, operators: Collection[int], inputs: Sequence[int], ou
 
 
 def compact(graph: Graph) -> Graph:
-    """The graph without tensors, operator codes and buffers that nothing refers to.
+    """Return the graph without unused tensors, operator codes and buffers.
 
-    A code that is left behind would still be looked for, and refused, by an old runtime.
+    An old runtime would reject the model because of an unused operator code that it does not support.
     """
     source = copy.copy(graph.source)
     main = copy.copy(source.subgraphs[0])
-    own = [each for each in source.signatureDefs or [] if each.subgraphIndex == 0]
-    named = [entry.tensorIndex for each in own for entry in [*(each.inputs or []), *(each.outputs or [])]]
-    used = {*main.inputs, *main.outputs, *named}
+    main_signatures = [signature for signature in source.signatureDefs or [] if signature.subgraphIndex == 0]
+    signature_tensors = [
+        entry.tensorIndex
+        for signature in main_signatures
+        for entry in [*(signature.inputs or []), *(signature.outputs or [])]
+    ]
+    used = {*main.inputs, *main.outputs, *signature_tensors}
     for operator in main.operators:
         used.update(_integers(operator.inputs), _integers(operator.outputs), _integers(operator.intermediates))
-    place = {old: new for new, old in enumerate(sorted(used - {NONE}))} | {NONE: NONE}
-    main.tensors = [main.tensors[old] for old in place if old != NONE]
-    main.inputs, main.outputs = [place[t] for t in main.inputs], [place[t] for t in main.outputs]
-    main.operators = [_moved(each, place) for each in main.operators]
+    new_index = {old: new for new, old in enumerate(sorted(used - {NONE}))} | {NONE: NONE}
+    main.tensors = [main.tensors[old] for old in new_index if old != NONE]
+    main.inputs, main.outputs = [new_index[t] for t in main.inputs], [new_index[t] for t in main.outputs]
+    main.operators = [_moved(signature, new_index) for signature in main.operators]
     source.subgraphs = [main, *source.subgraphs[1:]]
-    source.signatureDefs = _with_ends(source.signatureDefs, place)
+    source.signatureDefs = _with_ends(source.signatureDefs, new_index)
     _drop_codes(source)
     _drop_buffers(source)
     return graphs.from_source(source)
@@ -241,54 +248,54 @@ def _integers(items: Iterable[int] | None) -> list[int]:
     return [] if items is None else [int(item) for item in items]
 
 
-def _moved(operator: Any, place: Mapping[int, int]) -> Any:
-    made = copy.copy(operator)
+def _moved(operator: Any, new_index: Mapping[int, int]) -> Any:
+    renumbered = copy.copy(operator)
     for field in ("inputs", "outputs", "intermediates"):
         if getattr(operator, field) is not None:
-            setattr(made, field, [place[index] for index in _integers(getattr(operator, field))])
-    return made
+            setattr(renumbered, field, [new_index[index] for index in _integers(getattr(operator, field))])
+    return renumbered
 
 
-def _with_ends(signatures: Iterable[Any] | None, place: Mapping[int, int]) -> list[Any] | None:
-    """The signatures of the main subgraph with their tensors renumbered, the others as they are."""
+def _with_ends(signatures: Iterable[Any] | None, new_index: Mapping[int, int]) -> list[Any] | None:
+    """Return the signatures with renumbered tensors for the main subgraph, the others unchanged."""
     result = []
-    for each in signatures or ():
-        made = copy.copy(each)
-        for end in ("inputs", "outputs") if each.subgraphIndex == 0 else ():
-            entries = [copy.copy(entry) for entry in getattr(each, end) or []]
+    for signature in signatures or ():
+        changed = copy.copy(signature)
+        for end in ("inputs", "outputs") if signature.subgraphIndex == 0 else ():
+            entries = [copy.copy(entry) for entry in getattr(signature, end) or []]
             for entry in entries:
-                entry.tensorIndex = place.get(entry.tensorIndex, entry.tensorIndex)
-            setattr(made, end, entries)
-        result.append(made)
+                entry.tensorIndex = new_index.get(entry.tensorIndex, entry.tensorIndex)
+            setattr(changed, end, entries)
+        result.append(changed)
     return result or None
 
 
 def _drop_codes(source: Any) -> None:
-    used = sorted({each.opcodeIndex for subgraph in source.subgraphs for each in subgraph.operators or []})
-    place = {old: new for new, old in enumerate(used)}
+    used = sorted({operator.opcodeIndex for subgraph in source.subgraphs for operator in subgraph.operators or []})
+    new_index = {old: new for new, old in enumerate(used)}
     subgraphs = []
     for subgraph in source.subgraphs:
-        made = copy.copy(subgraph)
-        made.operators = [copy.copy(each) for each in subgraph.operators or []]
-        for each in made.operators:
-            each.opcodeIndex = place[each.opcodeIndex]
-        subgraphs.append(made)
+        changed = copy.copy(subgraph)
+        changed.operators = [copy.copy(operator) for operator in subgraph.operators or []]
+        for operator in changed.operators:
+            operator.opcodeIndex = new_index[operator.opcodeIndex]
+        subgraphs.append(changed)
     source.operatorCodes = [source.operatorCodes[old] for old in used]
     source.subgraphs = subgraphs
 
 
 def _drop_buffers(source: Any) -> None:
     tensors = [tensor for subgraph in source.subgraphs for tensor in subgraph.tensors or []]
-    metadata = [copy.copy(each) for each in source.metadata or []]
-    used = sorted({0, *(tensor.buffer for tensor in tensors), *(each.buffer for each in metadata)})
-    place = {old: new for new, old in enumerate(used)}
+    metadata = [copy.copy(entry) for entry in source.metadata or []]
+    used = sorted({0, *(tensor.buffer for tensor in tensors), *(entry.buffer for entry in metadata)})
+    new_index = {old: new for new, old in enumerate(used)}
     source.buffers = [source.buffers[old] for old in used]
     for subgraph in source.subgraphs:
         subgraph.tensors = [copy.copy(tensor) for tensor in subgraph.tensors or []]
         for tensor in subgraph.tensors:
-            tensor.buffer = place[tensor.buffer]
-    for each in metadata:
-        each.buffer = place[each.buffer]
+            tensor.buffer = new_index[tensor.buffer]
+    for entry in metadata:
+        entry.buffer = new_index[entry.buffer]
     source.metadata, source.metadataBuffer = metadata or None, None
 
 

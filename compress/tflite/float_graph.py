@@ -1,7 +1,7 @@
-"""Float graphs in their plain form: weights as float32 constants, shapes known, nothing that only computes those.
+"""Normalization of float graphs: weights as float32 constants, static shapes, and no operators that compute them.
 
-Converters store weights as float16 or 8-bit numbers behind DEQUANTIZE (or let the operators
-turn them back), and compute shapes from a batch that is not fixed. Neither is part of the function.
+Converters store weights as float16 or 8-bit values before DEQUANTIZE (or the operators dequantize them), and compute
+shapes from a dynamic batch. Neither is part of the model's function.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from compress.tflite import comparison
 from compress.tflite import graph as graphs
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
-MOST_NUMBERS = 2**28
-"""In one tensor of a graph that is computed with: 1 GiB."""
+MAX_ELEMENTS = 2**28
+"""The most elements of a tensor in a graph that is executed: 1 GiB."""
 EIGHT_BITS = ("INT8", "UINT8")
 _CHANCE = ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL")
 _FLOATS = ("FLOAT32", "FLOAT16")
@@ -29,12 +29,12 @@ _FLOATS = ("FLOAT32", "FLOAT16")
 
 @dataclass(frozen=True)
 class Plain:
-    """A float graph in its plain form.
+    """A normalized float graph.
 
     Attributes:
-        graph: the graph; tensors and operators numbered by themselves.
-        numbers: for each of its operators the number that it had in the file.
-        notes: what of the file is no longer in it, in words.
+        graph: the graph, with its own operator indices.
+        numbers: for each of its operators, the index in the file.
+        notes: messages about the changes.
     """
 
     graph: Graph
@@ -43,24 +43,24 @@ class Plain:
 
 
 def is_float(graph: Graph) -> bool:
-    """Whether a graph computes with floats, and with nothing that is quantized."""
+    """Return whether a graph has float operators and no quantized ones."""
     computed = [graph.tensors[index] for index in graph.inputs]
-    computed += [tensor for operator in graph.operators for tensor in graph.made(operator)]
+    computed += [tensor for operator in graph.operators for tensor in graph.output_tensors(operator)]
     dtypes = {tensor.dtype for tensor in computed}
     quantized = {tensor.dtype for tensor in computed if tensor.quantization} & {*EIGHT_BITS, "INT16"}
     return "FLOAT32" in dtypes and not quantized
 
 
 def plain(graph: Graph) -> Plain:
-    """The plain form of a float graph.
+    """Normalize a float graph.
 
     Raises:
-        ModelError: a tensor or its value makes no sense, or its inputs have no fixed shape.
+        ModelError: a tensor or its value is invalid, or an input has a dynamic shape.
     """
     for index in graph.inputs:
         if graph.tensors[index].dynamic:
             raise ModelError(
-                f"its input {graph.tensors[index].name!r} has sides that change from call to call",
+                f"its input {graph.tensors[index].name!r} has a dynamic shape",
                 todo="convert the model again with a fixed input shape",
             )
     known, shapes = _weights(graph), dict[int, tuple[int, ...]]()
@@ -73,8 +73,8 @@ def plain(graph: Graph) -> Plain:
         known.update(values)
     for tensor in graph.tensors:
         shape = shapes.get(tensor.index, tensor.shape)
-        if prod(shape) > MOST_NUMBERS:
-            raise ModelError(f"tensor {tensor.name!r} has the shape {list(shape)}", allowed=f"{MOST_NUMBERS:,} numbers")
+        if prod(shape) > MAX_ELEMENTS:
+            raise ModelError(f"tensor {tensor.name!r} has the shape {list(shape)}", allowed=f"{MAX_ELEMENTS:,} numbers")
     numbers = tuple(op.index for op in graph.operators if not all(index in known for index in op.outputs))
     return Plain(_changed(graph, known, shapes, numbers), numbers, tuple(notes))
 
@@ -85,7 +85,7 @@ def _note(dtype: str, stored: list[Tensor]) -> str:
 
 
 def _weights(graph: Graph) -> dict[int, NDArray[Any]]:
-    """The constants that a float graph stores in fewer bits, as float32."""
+    """Return the constants that a float graph stores in fewer bits, as float32."""
     used = {index for operator in graph.operators for index in operator.inputs if index != NONE}
     tensors = [graph.tensors[index] for index in sorted(used) if graph.tensors[index].is_constant]
     return {
@@ -96,7 +96,7 @@ def _weights(graph: Graph) -> dict[int, NDArray[Any]]:
 
 
 def _as_float(tensor: Tensor) -> NDArray[np.float32]:
-    """The real values of a constant.
+    """Return the real values of a constant.
 
     Raises:
         ModelError: its scales do not fit its shape.
@@ -116,7 +116,7 @@ def _as_float(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def _dequantized(graph: Graph, known: Mapping[int, NDArray[Any]]) -> dict[int, NDArray[Any]]:
-    """Return the constants that DEQUANTIZE makes."""
+    """Return the constants after DEQUANTIZE."""
     return {
         operator.outputs[0]: known[operator.inputs[0]]
         for operator in graph.operators
@@ -125,21 +125,21 @@ def _dequantized(graph: Graph, known: Mapping[int, NDArray[Any]]) -> dict[int, N
 
 
 def _fixed(graph: Graph, known: Mapping[int, Any]) -> set[int]:
-    """The tensors that hold the same whatever the inputs hold, and are no constants yet."""
-    found: set[int] = set()
+    """Return the computed tensors that do not depend on the values of the inputs."""
+    fixed: set[int] = set()
     for operator in graph.operators:
-        given = [index for index in operator.inputs if index != NONE]
-        constant = all(graph.tensors[index].is_constant or index in known or index in found for index in given)
-        settled = operator.name in ("SHAPE", "RANK") or (given and constant)
+        inputs = [index for index in operator.inputs if index != NONE]
+        constant = all(graph.tensors[index].is_constant or index in known or index in fixed for index in inputs)
+        settled = operator.name in ("SHAPE", "RANK") or (inputs and constant)
         stateful = operator.custom or operator.name in _CHANCE or operator.name.startswith(("WHILE", "IF", "CALL"))
         if settled and not stateful and not any(index in known for index in operator.outputs):
-            found.update(operator.outputs)
-    return found
+            fixed.update(operator.outputs)
+    return fixed
 
 
-def _seen(graph: Graph, wanted: set[int]) -> tuple[dict[int, tuple[int, ...]], dict[int, NDArray[Any]]]:
-    """The shapes that computed tensors really have, and the values of some of them: from one run on zeros."""
-    cut = comparison.runnable(graph)
+def _seen(graph: Graph, value_indices: set[int]) -> tuple[dict[int, tuple[int, ...]], dict[int, NDArray[Any]]]:
+    """Run the graph on zeros; return the shapes of computed tensors, and the values of some of them."""
+    cut = comparison.without_unknown_customs(graph)
     runner = comparison.Runner(cut, keep=True)
     runner.run([np.zeros(graph.tensors[i].shape, graphs.DTYPES.get(graph.tensors[i].dtype)) for i in graph.inputs], [])
     shapes, values = {}, {}
@@ -150,7 +150,7 @@ def _seen(graph: Graph, wanted: set[int]) -> tuple[dict[int, tuple[int, ...]], d
             except ValueError:  # a resource, or a tensor that no operator has filled
                 continue
             shapes[index] = tuple(int(side) for side in value.shape)
-            if index in wanted:
+            if index in value_indices:
                 values[index] = np.array(value)
     return shapes, values
 
@@ -158,29 +158,29 @@ def _seen(graph: Graph, wanted: set[int]) -> tuple[dict[int, tuple[int, ...]], d
 def _changed(
     graph: Graph, known: Mapping[int, NDArray[Any]], shapes: Mapping[int, tuple[int, ...]], numbers: tuple[int, ...]
 ) -> Graph:
-    """The graph with values in place of what is known, and the operators of these numbers alone."""
+    """Return the graph with constants for all known tensors, and only the operators with the given indices."""
     from ai_edge_litert import schema_py_generated as schema
 
     source, main = copy.copy(graph.source), copy.copy(graph.source.subgraphs[0])
     source.buffers, main.tensors = list(source.buffers), list(main.tensors)
     for index in {*known, *shapes}:
-        made = main.tensors[index] = copy.copy(main.tensors[index])
-        made.shape, made.shapeSignature = list(shapes.get(index, graph.tensors[index].shape)), None
+        tensor = main.tensors[index] = copy.copy(main.tensors[index])
+        tensor.shape, tensor.shapeSignature = list(shapes.get(index, graph.tensors[index].shape)), None
         if index in known:
             value = np.ascontiguousarray(known[index])
             buffer = schema.BufferT()
             buffer.data = np.frombuffer(value.tobytes(), np.uint8)
-            made.buffer, made.shape = len(source.buffers), list(value.shape)
+            tensor.buffer, tensor.shape = len(source.buffers), list(value.shape)
             source.buffers.append(buffer)
             if graph.tensors[index].dtype in (*EIGHT_BITS, *_FLOATS):
-                made.type, made.quantization = schema.TensorType.FLOAT32, None
+                tensor.type, tensor.quantization = schema.TensorType.FLOAT32, None
     main.operators = [main.operators[number] for number in numbers]
     source.subgraphs = [main, *source.subgraphs[1:]]
     return graphs.from_source(source)
 
 
-def title(operator: Operator, number: int, graph: Graph) -> str:
-    """An operator as it is named to people: its kind, its number in the file, the tensor that it makes."""
-    made = graph.made(operator)
-    name = made[0].name if made else "nothing"
+def operator_title(operator: Operator, number: int, graph: Graph) -> str:
+    """Return text about an operator: its name, its index in the file, and its output tensor."""
+    outputs = graph.output_tensors(operator)
+    name = outputs[0].name if outputs else "nothing"
     return f"{operator.name} (operator {number}, {name if len(name) <= 80 else name[:77] + '...'!r})"

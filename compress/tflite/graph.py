@@ -1,8 +1,7 @@
-"""A .tflite file as plain values: tensors, operators, and the order they stand in.
+"""A .tflite file as plain values: tensors and operators in execution order.
 
-Built on the flatbuffer bindings that ai-edge-litert carries, which load without
-TensorFlow. What is read is kept whole (`Graph.source`), so that fields that nothing
-here knows about survive being written again.
+Built on the flatbuffer bindings of ai-edge-litert, which load without TensorFlow. The complete content is kept
+(`Graph.source`), so that unknown fields are preserved when the file is written again.
 
 Source: tensorflow/lite/schema/schema.fbs, schema version 3.
 """
@@ -27,7 +26,7 @@ IDENTIFIER = b"TFL3"
 NONE = -1
 """The tensor index of an optional input that is absent."""
 MAX_RANK, MAX_ELEMENTS = 16, 2**48
-"""Of a tensor; more is not believed. (TFLite's kernels go up to rank 8.)"""
+"""The limits of a valid tensor. (TFLite kernels support up to rank 8.)"""
 _ALIGNMENT = 16
 DTYPES = {
     "FLOAT32": "float32",
@@ -55,12 +54,12 @@ class Quantization:
 
     @property
     def per_channel(self) -> bool:
-        """Whether there is more than one scale."""
+        """Whether it has more than one scale."""
         return len(self.scale) > 1
 
     @cached_property
     def one_scale(self) -> bool:
-        """Whether all scales are the same."""
+        """Whether all scales are equal."""
         return len(set(self.scale)) <= 1
 
 
@@ -69,13 +68,13 @@ class Tensor:
     """A tensor of the graph.
 
     Attributes:
-        index: its place in the graph's list.
+        index: its index in the graph's list.
         name: its name in the file.
-        dtype: "INT8", "FLOAT32", ...: the schema's names.
-        shape: its shape; a dynamic side as stored (usually 1).
-        dynamic: whether a side other than the batch may change from call to call. (Converters
-            mark the batch so by default; the stored 1 is what is compiled.)
-        quantization: None if it has none.
+        dtype: the name in the schema, such as "INT8" or "FLOAT32".
+        shape: its shape; dynamic dimensions as stored (usually 1).
+        dynamic: whether a dimension other than the batch is dynamic. (Converters mark the batch as dynamic by default;
+            the compiler uses the stored 1.)
+        quantization: its quantization, or None.
         data: its bytes if it is a constant, otherwise None.
         is_variable: whether it keeps its value between calls.
     """
@@ -91,24 +90,24 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """The number of its elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def is_constant(self) -> bool:
-        """Whether the file holds its value."""
+        """Whether the file contains its value."""
         return self.data is not None
 
     @cached_property
     def is_zero(self) -> bool:
-        """Whether it is a constant, and zero everywhere."""
+        """Whether it is a constant with only zeros."""
         return self.data is not None and not self.array().any()
 
     def array(self) -> NDArray[Any]:
-        """The value of a constant, in its own dtype and shape.
+        """Return the value of a constant in its dtype and shape.
 
         Raises:
-            ModelError: not a constant, or its bytes do not fill its shape.
+            ModelError: not a constant, or its number of bytes does not fit its shape.
         """
         if self.data is None or self.dtype not in DTYPES:
             raise ModelError(f"tensor {self.name!r} ({self.dtype}) has no readable constant value")
@@ -123,11 +122,11 @@ class Operator:
     """An operator of the graph.
 
     Attributes:
-        index: its place in the order of execution.
-        name: "CONV_2D", ...: the schema's names; for a custom operator its own name.
+        index: its position in the order of execution.
+        name: the name in the schema, such as "CONV_2D", or the name of a custom operator.
         custom: whether it is a custom operator.
         version: the operator's version.
-        inputs: indices of its input tensors; NONE for an absent optional one.
+        inputs: indices of its input tensors; NONE for a missing optional one.
         outputs: indices of its output tensors.
         options: the schema's options object (`Conv2DOptionsT`, ...), or None.
     """
@@ -141,7 +140,7 @@ class Operator:
     options: Any
 
     def option(self, name: str, default: Any = None) -> Any:
-        """One of its options, or `default` where the file does not store options."""
+        """Return an option, or `default` if the file does not contain options."""
         return getattr(self.options, name, default)
 
 
@@ -152,10 +151,10 @@ class Graph:
     Attributes:
         tensors: all tensors, by index.
         operators: in order of execution.
-        inputs: indices of the tensors that the caller fills.
-        outputs: indices of the tensors that the caller reads.
-        subgraphs: how many subgraphs the file has.
-        source: the schema's `ModelT`, everything that was in the file.
+        inputs: indices of the input tensors.
+        outputs: indices of the output tensors.
+        subgraphs: the number of subgraphs in the file.
+        source: the schema's `ModelT`, with the complete content of the file.
     """
 
     tensors: tuple[Tensor, ...]
@@ -165,35 +164,35 @@ class Graph:
     subgraphs: int
     source: Any
 
-    def given(self, operator: Operator) -> list[Tensor]:
-        """The input tensors of an operator, absent ones left out."""
+    def input_tensors(self, operator: Operator) -> list[Tensor]:
+        """Return the input tensors of an operator, without missing optional ones."""
         return [self.tensors[index] for index in operator.inputs if index != NONE]
 
-    def made(self, operator: Operator) -> list[Tensor]:
-        """The output tensors of an operator."""
+    def output_tensors(self, operator: Operator) -> list[Tensor]:
+        """Return the output tensors of an operator."""
         return [self.tensors[index] for index in operator.outputs]
 
     @cached_property
     def consumers(self) -> dict[int, list[Operator]]:
-        """Which operators take a tensor."""
-        found: dict[int, list[Operator]] = {}
+        """The operators that read each tensor."""
+        consumers: dict[int, list[Operator]] = {}
         for operator in self.operators:
             for index in dict.fromkeys(operator.inputs):
                 if index != NONE:
-                    found.setdefault(index, []).append(operator)
-        return found
+                    consumers.setdefault(index, []).append(operator)
+        return consumers
 
     @cached_property
     def producer(self) -> dict[int, Operator]:
-        """Which operator makes a tensor."""
+        """The operator that writes each tensor."""
         return {index: operator for operator in self.operators for index in operator.outputs}
 
 
 def read(path: Path) -> Graph:
-    """Reads a .tflite file.
+    """Read a .tflite file.
 
     Raises:
-        ModelError: not there, or not a .tflite file.
+        ModelError: the file does not exist, or is not a .tflite file.
     """
     try:
         return parse(path.read_bytes(), str(path))
@@ -202,7 +201,7 @@ def read(path: Path) -> Graph:
 
 
 def parse(content: bytes, where: str = "") -> Graph:
-    """The graph in the bytes of a .tflite file; `where` names it in messages.
+    """Return the graph in the bytes of a .tflite file; `where` is its name in messages.
 
     Raises:
         ModelError: not a .tflite file, or a damaged one.
@@ -221,16 +220,16 @@ def parse(content: bytes, where: str = "") -> Graph:
 
 
 def from_source(source: Any) -> Graph:
-    """The graph of the schema's `ModelT`; its parts are shared, not copied."""
+    """Return the graph of the schema's `ModelT`; its parts are shared, not copied."""
     from ai_edge_litert import schema_py_generated as schema
 
     return _graph(source, schema, Allowance(sys.maxsize))
 
 
 def serialize(graph: Graph) -> bytes:
-    """The bytes of a .tflite file with everything that `graph.source` holds.
+    """Return the bytes of a .tflite file with the complete content of `graph.source`.
 
-    Buffers are aligned to 16 bytes, as the schema asks (`force_align`) and the runtimes expect.
+    Buffers are aligned to 16 bytes, as the schema requires (`force_align`) and the runtimes expect.
     """
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
@@ -268,26 +267,26 @@ def _graph(source: Any, schema: Any, allowance: Allowance) -> Graph:
     codes = [_operator_code(code, builtins) for code in source.operatorCodes or []]
     tensors = tuple(_tensor(index, tensor, source.buffers, dtypes) for index, tensor in enumerate(_list(main.tensors)))
     operators = tuple(_operator(index, operator, codes) for index, operator in enumerate(_list(main.operators)))
-    made: set[int] = set()
+    produced: set[int] = set()
     for operator in operators:
-        _verify(operator, tensors, made, allowance)
+        _verify(operator, tensors, produced, allowance)
     inputs, outputs = _integers(main.inputs), _integers(main.outputs)
     if any(not 0 <= tensor < len(tensors) for tensor in (*inputs, *outputs)) or len(inputs) > len(tensors):
         raise ValueError("an input or output of the graph does not exist")
     return Graph(tensors, operators, inputs, outputs, len(source.subgraphs), source)
 
 
-def _verify(operator: Operator, tensors: tuple[Tensor, ...], made: set[int], allowance: Allowance) -> None:
-    """Whether an operator's tensors are there, and made by no other; `made` are those of the operators before."""
+def _verify(operator: Operator, tensors: tuple[Tensor, ...], produced: set[int], allowance: Allowance) -> None:
+    """Verify that an operator's tensors exist, and that no earlier operator writes its outputs (`produced`)."""
     for tensor in (*operator.inputs, *operator.outputs):
         if not NONE <= tensor < len(tensors) or (tensor == NONE and tensor in operator.outputs):
             raise ValueError(f"operator {operator.index} refers to tensor {tensor} of {len(tensors)}")
-        # The description of an operator names its tensors: a long name counts wherever it is used.
+        # The description of an operator contains the names of its tensors: a long name counts at every use.
         allowance.spend(len(tensors[tensor].name))
     allowance.spend(2 * len(operator.name))
-    if not made.isdisjoint(operator.outputs):
-        raise ValueError(f"operator {operator.index} makes what another one has made")
-    made.update(operator.outputs)
+    if not produced.isdisjoint(operator.outputs):
+        raise ValueError(f"operator {operator.index} writes a tensor that another operator has written")
+    produced.update(operator.outputs)
 
 
 def _list(items: Any) -> list[Any]:
@@ -341,5 +340,5 @@ def _quantization(stored: Any) -> Quantization | None:
         return None
     scale = tuple(np.asarray(stored.scale, np.float32).tolist())
     if not all(map(isfinite, scale)):
-        raise ValueError("a scale is no number")
+        raise ValueError("a scale is not a finite number")
     return Quantization(scale, _integers(stored.zeroPoint), int(stored.quantizedDimension))

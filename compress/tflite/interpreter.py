@@ -1,4 +1,4 @@
-"""Runs a .tflite model on this host: float samples in, float scores out, whatever the model's own types."""
+"""Run a .tflite model on this host, with float samples as inputs and float outputs for every type of model."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from deploy.contract.preprocessing import dequantize, quantize
 
 
 class LoadedModel:
-    """A loaded model with one input and one output, or with a detector's two: boxes and scores.
+    """A loaded model with one input and one output, or with the boxes and scores of a detector as outputs.
 
     Attributes:
-        outputs: the details of the outputs; of a detector the boxes first, wherever the file has them.
-        output: the last of them.
+        outputs: the details of the outputs; for a detector, the boxes first.
+        output: the last output.
 
     Args:
         path: the .tflite file.
-        reproducible: without the accelerated kernels (XNNPACK), whose int8 results differ
-            by some steps between versions; the reference kernels agree to the bit.
-        threads: threads of the runtime.
+        reproducible: use the reference kernels, which are bit-exact between versions, instead of the accelerated ones
+            (XNNPACK), whose int8 results differ by some steps.
+        threads: the number of threads of the runtime.
 
     Raises:
-        ModelError: the runtime refuses it, or it has several inputs or outputs.
+        ModelError: the runtime rejects the model, or it has several inputs or outputs.
     """
 
     def __init__(self, path: Path, *, reproducible: bool, threads: int = 1) -> None:
@@ -43,15 +43,15 @@ class LoadedModel:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ModelError(f"the TFLite runtime refuses it: {first}", where=str(path)) from error
         inputs, outputs = self.interpreter.get_input_details(), self.interpreter.get_output_details()
-        found = outputs if len(outputs) == 1 else ordered(outputs)
-        if len(inputs) != 1 or found is None:
+        ordered_outputs = outputs if len(outputs) == 1 else ordered(outputs)
+        if len(inputs) != 1 or ordered_outputs is None:
             raise ModelError(
                 f"has {len(inputs)} inputs and {len(outputs)} outputs",
                 where=str(path),
                 allowed="one of each, or the boxes [1, anchors, 4] and scores [1, anchors, classes] of a detector",
             )
-        self.input, self.outputs, self.output = inputs[0], found, found[-1]
-        for end, detail in (("input", self.input), *(("output", each) for each in found)):
+        self.input, self.outputs, self.output = inputs[0], ordered_outputs, ordered_outputs[-1]
+        for end, detail in (("input", self.input), *(("output", detail_) for detail_ in ordered_outputs)):
             if np.issubdtype(detail["dtype"], np.integer) and not detail["quantization"][0]:
                 raise ModelError(
                     f"its {end} is {np.dtype(detail['dtype']).name} without one scale",
@@ -60,7 +60,7 @@ class LoadedModel:
                 )
 
     def feed(self, sample: NDArray[np.float32]) -> NDArray[Any]:
-        """A preprocessed sample (without batch) as the model's input tensor, quantized if it is.
+        """Return a preprocessed sample (without batch) as the model's input tensor, quantized if the input is.
 
         Raises:
             ModelError: the sample's shape does not fit.
@@ -79,26 +79,26 @@ class LoadedModel:
         return sample[np.newaxis].astype(dtype)
 
     def raw(self, tensor: NDArray[Any]) -> NDArray[Any]:
-        """One inference: input tensor in, a copy of the output tensor out, in the model's own types.
+        """Run one inference; return a copy of the output tensor in the model's type.
 
-        A detector's two outputs side by side: [1, anchors * (4 + classes)].
+        The two outputs of a detector are concatenated: [1, anchors * (4 + classes)].
         """
         self.interpreter.set_tensor(self.input["index"], tensor)
         self.interpreter.invoke()
-        found: list[NDArray[Any]] = [self.interpreter.get_tensor(each["index"]) for each in self.outputs]
-        return found[0] if len(found) == 1 else np.concatenate([each.reshape(1, -1) for each in found], axis=1)
+        values: list[NDArray[Any]] = [self.interpreter.get_tensor(value["index"]) for value in self.outputs]
+        return values[0] if len(values) == 1 else np.concatenate([value.reshape(1, -1) for value in values], axis=1)
 
     def pair(self, sample: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """A detector's answer for one preprocessed sample, dequantized: boxes [anchors, 4], scores [anchors, classes].
+        """Return a detector's dequantized boxes [anchors, 4] and scores [anchors, classes] for a preprocessed sample.
 
         Raises:
-            ModelError: it has one output only, or the sample's shape does not fit.
+            ModelError: the model has only one output, or the sample's shape does not fit.
         """
         if len(self.outputs) != 2:
             raise ModelError(
                 "has one output", allowed="the boxes and scores of a detector", todo="choose another model"
             )
-        shapes = [tuple(int(side) for side in each["shape"][1:]) for each in self.outputs]
+        shapes = [tuple(int(side) for side in detail["shape"][1:]) for detail in self.outputs]
         row = self.raw(self.feed(sample)).reshape(-1)
         cut = math.prod(shapes[0])
         boxes, scores = (
@@ -108,7 +108,7 @@ class LoadedModel:
         return boxes, scores
 
     def scores(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The output for every sample of a batch, dequantized and flattened: [n, outputs]; two of them side by side."""
+        """Return the output for every sample, dequantized and flattened: [n, outputs]; two outputs are concatenated."""
         if len(self.outputs) == 2:
             return np.stack([np.concatenate([part.reshape(-1) for part in self.pair(sample)]) for sample in samples])
         rows = [self.raw(self.feed(sample)).reshape(-1) for sample in samples]
@@ -122,7 +122,7 @@ def _dequantized(stored: NDArray[Any], detail: dict[str, Any]) -> NDArray[np.flo
 
 
 def describe(detail: dict[str, Any]) -> dict[str, Any]:
-    """An input or output as in a bundle's manifest."""
+    """Return an input or output in the form of a bundle's manifest."""
     scale, zero_point = detail["quantization"]
     return {
         "name": str(detail["name"]),
@@ -134,5 +134,5 @@ def describe(detail: dict[str, Any]) -> dict[str, Any]:
 
 
 def version() -> str:
-    """Name and version of the runtime."""
+    """Return name and version of the runtime."""
     return f"ai-edge-litert {importlib.metadata.version('ai-edge-litert')}"

@@ -14,21 +14,22 @@ _LSTM_WEIGHTS = range(1, 9)
 
 
 def macs(graph: Graph, operator: Operator) -> int:
-    """Multiply-accumulates of one operator in one inference; 0 for those that do none.
+    """Return the multiply-accumulates of an operator in one inference; 0 for operators without any.
 
     Raises:
-        ModelError: the operator lacks something that it needs.
+        ModelError: the operator lacks a required input, output or dimension.
     """
     if operator.name not in (*WEIGHTED, "BATCH_MATMUL", "UNIDIRECTIONAL_SEQUENCE_LSTM"):
         return 0
     try:
         return _count(graph, operator)
     except (IndexError, ValueError) as error:
-        raise ModelError(f"operator {operator.index} ({operator.name}) lacks an input, an output or a side") from error
+        message = f"operator {operator.index} ({operator.name}) lacks an input, an output or a dimension"
+        raise ModelError(message) from error
 
 
 def _count(graph: Graph, operator: Operator) -> int:
-    out = graph.made(operator)[0]
+    out = graph.output_tensors(operator)[0]
     if operator.name == "TRANSPOSE_CONV":
         channels, kernel_h, kernel_w, _ = graph.tensors[operator.inputs[1]].shape  # [out, kh, kw, in]
         return graph.tensors[operator.inputs[2]].elements * kernel_h * kernel_w * channels
@@ -50,14 +51,14 @@ def _count(graph: Graph, operator: Operator) -> int:
 
 
 def total_macs(graph: Graph) -> int:
-    """Multiply-accumulates of one inference."""
+    """Return the multiply-accumulates of one inference."""
     return sum(macs(graph, operator) for operator in graph.operators)
 
 
 def parameters(graph: Graph) -> int:
-    """Numbers that were learnt: weights, biases and other constant operands, each counted once.
+    """Return the number of parameters: weights, biases and other constant operands, each counted once.
 
-    Whole-number constants outside weighted layers (shapes, axes, paddings) are structure, not parameters.
+    Integer constants outside weighted layers (shapes, axes, paddings) are not parameters.
     """
     counted: set[int] = set()
     for operator in graph.operators:
@@ -72,5 +73,5 @@ def parameters(graph: Graph) -> int:
 
 
 def compressed_bytes(content: bytes) -> int:
-    """Return the bytes of a file as sent over a network: deflate (RFC 1951) at its strongest, as in zlib and gzip."""
+    """Return the size of a file after compression with deflate (RFC 1951) at the highest level, as in zlib and gzip."""
     return len(zlib.compress(content, 9))

@@ -1,10 +1,9 @@
-"""Whether the bytes of a .tflite file hold together, found out before anything is made of them.
+"""Verification of the bytes of a .tflite file before it is unpacked.
 
-Unpacking follows every offset and believes every length. In a damaged file these lead
-anywhere; in a hostile one a list names one table a million times, and a few kilobytes
-unpack to gigabytes. Offsets lead forward and no kind of table holds itself, so nothing
-can go round in circles; what has to be bounded is how much there is. Here every table
-and list is visited as unpacking would, and what it will take in memory is counted.
+Unpacking follows every offset and trusts every length. In a damaged file these are arbitrary. In a hostile file a list
+refers to one table a million times, and a few kilobytes unpack to gigabytes. Offsets point forward and no table
+contains a table of its own kind, so there are no cycles, and only the amount must be limited. Every table and list is
+visited as in unpacking, and the memory that it will take is counted.
 
 Source: tensorflow/lite/schema/schema.fbs, schema version 3; FlatBuffers internals, "Tables".
 """
@@ -15,13 +14,13 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-TIMES, ROOM = 7, 32 << 20
-"""What a file may take: so many times its bytes, and so many bytes, since a graph of thousands of operators
-may have few weights (an unrolled recurrent net)."""
+MAX_EXPANSION, EXTRA_BYTES = 7, 32 << 20
+"""The memory limit for unpacking: a multiple of the file's size, plus a constant, because a graph of thousands of
+operators may have few weights (an unrolled recurrent network)."""
 _TABLE = 1024
-"""Bytes that an unpacked table takes with all that is made of it, about; measured."""
+"""The approximate memory for an unpacked table with its Python objects; measured."""
 _LIST = 320
-"""The same of a list of numbers, beside what is in it."""
+"""The approximate memory for an unpacked list without its items; measured."""
 _LISTS = {
     "byte": (1, 4),
     "text": (1, 8),
@@ -31,8 +30,8 @@ _LISTS = {
     "number": (4, 40),
     "long": (8, 48),
 }
-"""Lists of what can be looked at where it lies, texts, and numbers that become Python's (number, long): bytes
-of an entry in the file, and in memory with its copies when it is written again."""
+"""Kinds of lists: bytes of an item in the file, and in memory, including copies when the file is written again. Items
+of `number` and `long` become Python integers or floats."""
 LAYOUT: Mapping[str, Mapping[int, str]] = {
     "Model": {
         1: "[OperatorCode]",
@@ -101,26 +100,26 @@ LAYOUT: Mapping[str, Mapping[int, str]] = {
     "StablehloSliceOptions": dict.fromkeys(range(3), "int64"),
     "StablehloTransposeOptions": {0: "int64"},
 }
-"""The fields of each kind of table that hold an offset: "[a list of tables]", a table, "a union?", whose kind is in
-the field before, or one of the lists above. Kinds that are not here hold none."""
+"""The fields with an offset in each kind of table: "[a list of tables]", a table, "a union?" with its kind in the
+previous field, or one of the lists above. Other kinds of tables have no such fields."""
 _INT, _WORD, _SHORT = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<H")
 
 
 @dataclass
 class Allowance:
-    """Memory that may still be taken.
+    """A memory limit.
 
     Attributes:
-        left: bytes.
+        left: the remaining bytes.
     """
 
     left: int
 
     def spend(self, size: int) -> None:
-        """Takes some.
+        """Subtract memory from the limit.
 
         Raises:
-            ValueError: there is not so much left.
+            ValueError: the limit is exceeded.
         """
         self.left -= size
         if self.left < 0:
@@ -128,15 +127,15 @@ class Allowance:
 
 
 def verify(content: bytes, unions: Mapping[str, Mapping[int, str]]) -> Allowance:
-    """Visits everything in a .tflite file, and gives what it leaves of its allowance.
+    """Visit every table in a .tflite file, and return the remaining memory limit.
 
     Args:
         content: the file.
-        unions: for each union the kinds of table by their number.
+        unions: for each union, the kinds of tables by number.
 
     Raises:
-        ValueError: something reaches beyond the file, or there is too much of it.
-        struct.error: an offset leads beyond the file.
+        ValueError: an item ends after the end of the file, or the file takes too much memory.
+        struct.error: an offset points after the end of the file.
     """
     walk = _TableWalk(content, unions)
     walk.table(_WORD.unpack_from(content, 0)[0], "Model")
@@ -146,7 +145,7 @@ def verify(content: bytes, unions: Mapping[str, Mapping[int, str]]) -> Allowance
 class _TableWalk:
     def __init__(self, content: bytes, unions: Mapping[str, Mapping[int, str]]) -> None:
         self.content, self.unions = content, unions
-        self.allowance = Allowance(TIMES * len(content) + ROOM)
+        self.allowance = Allowance(MAX_EXPANSION * len(content) + EXTRA_BYTES)
 
     def table(self, position: int, kind: str) -> None:
         self.allowance.spend(_TABLE)
@@ -154,30 +153,30 @@ class _TableWalk:
         if vtable < 0:
             raise ValueError("an offset before the beginning")
         size = _SHORT.unpack_from(self.content, vtable)[0]
-        for field, held in LAYOUT.get(kind, {}).items():
-            place = self._place(position, vtable, size, field)
-            if place:
-                if held[-1] == "?":
+        for field, kind_of_field in LAYOUT.get(kind, {}).items():
+            field_position = self._place(position, vtable, size, field)
+            if field_position:
+                if kind_of_field[-1] == "?":
                     number = self._place(position, vtable, size, field - 1)
-                    held = self.unions[held[:-1]].get(self.content[number] if number else 0, "")
-                self._field(place, held)
+                    kind_of_field = self.unions[kind_of_field[:-1]].get(self.content[number] if number else 0, "")
+                self._field(field_position, kind_of_field)
 
     def _place(self, position: int, vtable: int, size: int, field: int) -> int:
-        """Where a field of a table lies; 0 where it is left out."""
+        """Return the position of a field of a table; 0 if it is missing."""
         entry = 4 + 2 * field
         offset = _SHORT.unpack_from(self.content, vtable + entry)[0] if entry < size else 0
         return position + offset if offset else 0
 
-    def _field(self, place: int, held: str) -> None:
-        target = place + _WORD.unpack_from(self.content, place)[0]
-        if held[:1] != "[" and held not in _LISTS:
-            return self.table(target, held)
-        width, cost = _LISTS.get(held, (4, 8))
+    def _field(self, position: int, kind: str) -> None:
+        target = position + _WORD.unpack_from(self.content, position)[0]
+        if kind[:1] != "[" and kind not in _LISTS:
+            return self.table(target, kind)
+        width, cost = _LISTS.get(kind, (4, 8))
         count = _WORD.unpack_from(self.content, target)[0]
         if target + 4 + count * width > len(self.content):
             raise ValueError("a list beyond the end")
         self.allowance.spend(_LIST + count * cost)
-        if held[0] == "[":
+        if kind[0] == "[":
             for entry in range(target + 4, target + 4 + 4 * count, 4):
-                self.table(entry + _WORD.unpack_from(self.content, entry)[0], held[1:-1])
+                self.table(entry + _WORD.unpack_from(self.content, entry)[0], kind[1:-1])
         return None

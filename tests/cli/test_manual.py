@@ -182,5 +182,5 @@ def test_the_committed_operators_page_is_what_the_command_gives() -> None:
     page = manual.operators()
     assert (ROOT / "docs" / "operators.md").read_text() == page
     for rule in rules.RULES:
-        requirement, advice = rules.manual(rule)
+        requirement, advice = rules.documentation(rule)
         assert f"### {rule.__name__}\n\n{requirement}\n\n{advice}\n" in page

@@ -129,7 +129,7 @@ def test_what_is_refused(tmp_path: Path, path: Path) -> None:
     with pytest.raises(ModelError, match="input is float32"):
         cpp_header.text(opened, "original")
     opened.manifest["preprocessing"]["steps"].append({"colour": {"to": "bgr"}})
-    with pytest.raises(ModelError, match="has the step colour, which the header has no arithmetic for"):
+    with pytest.raises(ModelError, match="has the step colour, which the header does not support"):
         cpp_header.text(opened, "int8")
     assert not (tmp_path / "m.h").exists()
 

@@ -123,16 +123,16 @@ def two_inputs() -> bytes:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (float_input, "takes float32, and Frigate gives uint8"),
-        (lambda: detector(Tensor((1, 300, 300, 3))), "takes int8, and Frigate gives uint8.*legalize"),
-        (lambda: detector(Tensor((1, 300, 300, 1), "UINT8")), r"Frigate gives \[1, height, width, 3\]"),
-        (lambda: detector(Tensor((1, 9, 9, 3), "UINT8", signature=(1, -1, -1, 3))), "Frigate gives"),
+        (float_input, "has a float32 input; Frigate needs uint8"),
+        (lambda: detector(Tensor((1, 300, 300, 3))), "has an input of int8; Frigate needs uint8.*legalize"),
+        (lambda: detector(Tensor((1, 300, 300, 1), "UINT8")), r"Frigate needs \[1, height, width, 3\]"),
+        (lambda: detector(Tensor((1, 9, 9, 3), "UINT8", signature=(1, -1, -1, 3))), "Frigate needs"),
         (lambda: detector(name="Something_Else"), "has no TFLite_Detection_PostProcess"),
-        (lambda: detector(outputs=["scores", "boxes", "count", "classes"]), "Frigate reads boxes, classes, scores"),
+        (lambda: detector(outputs=["scores", "boxes", "count", "classes"]), "Frigate needs boxes, classes, scores"),
         (lambda: detector(outputs=["boxes", "classes", "scores"]), "in this order"),
         (two_inputs, "has 2 inputs"),
-        (lambda: detector(options={"num_classes": 2}), "class 2, and the model tells 2 classes apart.*background"),
-        (lambda: detector(options={"num_classes": -1}), "there are -1 classes"),
+        (lambda: detector(options={"num_classes": 2}), "class 2, and the model has 2 classes.*background"),
+        (lambda: detector(options={"num_classes": -1}), "has -1 classes"),
         (lambda: b"nonsense", "neither a .tflite file nor a bundle"),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_pair_of_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("there", ["shop.key", "shop.pem"])
 def test_no_key_is_overwritten(tmp_path: Path, there: str) -> None:
     (tmp_path / there).write_text("precious")
-    with pytest.raises(SigningError, match=f"{there}: is there already"):
+    with pytest.raises(SigningError, match=f"{there}: exists"):
         signing.generate(tmp_path / "shop")
     assert [path.name for path in tmp_path.iterdir()] == [there]
     assert (tmp_path / there).read_text() == "precious"
@@ -104,7 +104,7 @@ def test_a_signed_bundle(keys: tuple[Path, Path], file: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("spoil", [lambda content: content[:-1], lambda content: b"", lambda content: content + b"x"])
 def test_only_a_whole_bundle_is_signed(keys: tuple[Path, Path], file: Path, spoil: Callable[[bytes], bytes]) -> None:
     file.write_bytes(spoil(small()))
-    with pytest.raises(SigningError, match=r"tiny\.coralline: is not signed"):
+    with pytest.raises(SigningError, match=r"tiny\.coralline: cannot be signed"):
         signing.sign(file, keys[0], file)
     assert file.read_bytes() == spoil(small())
 
@@ -122,7 +122,7 @@ def test_files_that_are_not_there(keys: tuple[Path, Path], file: Path, tmp_path:
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
 def test_a_key_that_others_can_read(keys: tuple[Path, Path], file: Path, mode: int) -> None:
     keys[0].chmod(mode)
-    with pytest.raises(SigningError, match="others can read this private key; chmod 600"):
+    with pytest.raises(SigningError, match="other users can read this private key; chmod 600"):
         signing.sign(file, keys[0], file)
 
 
@@ -146,7 +146,7 @@ def test_keys_that_cannot_sign(keys: tuple[Path, Path], file: Path, tmp_path: Pa
         signing.sign(file, private_key(wrong, "ec", password=True), file)
     for text in (keys[1].read_bytes(), b"", b"hello", keys[0].read_bytes()[:60]):
         wrong.write_bytes(text)
-        with pytest.raises(SigningError, match="no private key in PEM"):
+        with pytest.raises(SigningError, match="not a private key in PEM"):
             signing.sign(file, wrong, file)
     assert file.read_bytes() == small()
 
@@ -184,7 +184,7 @@ def test_the_command_line(coralline: tiny.Coralline, file: Path, tmp_path: Path)
     assert file.read_bytes() == (tmp_path / "signed.coralline").read_bytes()
     again = coralline("keygen", "shop")
     assert (again.returncode, again.stdout) == (8, "")
-    assert again.stderr == "coralline: shop.key: is there already, and is not overwritten; take another name\n"
+    assert again.stderr == "coralline: shop.key: exists, and is not overwritten; use another name\n"
     assert coralline("sign", "tiny.coralline").returncode == 2
     assert coralline("sign", "shop.pem", "--key", "shop.key").returncode == 8
 
@@ -201,5 +201,8 @@ def test_without_cryptography(command: list[str], tmp_path: Path, file: Path) ->
         check=False,
     )
     assert done.returncode == 8
-    assert done.stderr == "coralline: there is no package `cryptography`; install it: pip install 'coralline[sign]'\n"
+    assert (
+        done.stderr
+        == "coralline: the package `cryptography` is not installed; install it: pip install 'coralline[sign]'\n"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.coralline"]

@@ -108,7 +108,7 @@ def test_what_the_compiler_did_otherwise(given: Any, context: Context, programs:
         {"name": f"FULLY_CONNECTED: {late}", "predicted": 0, "real": 1},
     ]
     assert len(notes.noted) == len(facts["differences"])
-    assert f"FULLY_CONNECTED: {late}: 0 expected, 1 found by the compiler" in notes.noted
+    assert f"FULLY_CONNECTED: {late}: predicted 0, compiler 1" in notes.noted
     shown = recorded({"compile": {"facts": facts}})
     assert shown is not None
     assert shown["compiled"] is True
@@ -164,7 +164,7 @@ def test_a_compiler_that_takes_too_long(
 def test_a_setting_that_names_no_program(given: Any, context: Context, tmp_path: Path) -> None:
     stage = Compile(compiler=str(tmp_path))
     assert stage.target_environment(load("edgetpu")) == {"compiler": "none"}
-    with pytest.raises(StageError, match=r"is not a program that can be run; check compile\.compiler"):
+    with pytest.raises(StageError, match=r"is not an executable program; check compile\.compiler"):
         stage.run(given(), context)
 
 

@@ -150,7 +150,7 @@ def test_the_average_precision_of_the_device_is_that_of_the_host(made: tuple[Pat
 
 
 def test_a_header_of_it_is_refused(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    with pytest.raises(HostError, match="it finds objects; allowed: classifiers"):
+    with pytest.raises(HostError, match="is a detector; allowed: classifiers"):
         cpp_header.export(made[0] / "found.coralline", tmp_path / "model.h")
 
 

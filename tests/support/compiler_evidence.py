@@ -117,17 +117,17 @@ def stack(row: dict[str, Any]) -> list[parameter_memory.Parameters]:
     """The layers of one row of the sweep."""
     given, layers, conv = row["input"][-1], [], row["network"] == "conv"
     for outputs in [row["width"]] * row["layers"] + ([] if conv else [row["classes"]]):
-        each = parameter_memory.up(given, 4) * (row["kernel"] ** 2 if conv else 1)
+        each = parameter_memory.round_up(given, 4) * (row["kernel"] ** 2 if conv else 1)
         places = row["input"][0] * row["input"][1] if conv else 1
         found = parameter_memory.convolution(outputs, each, 8 if conv else 0, places, one_position_in=not conv)
-        layers.append(parameter_memory.never_cached(found, each, TARGET))
+        layers.append(parameter_memory.mark_uncacheable(found, each, TARGET))
         given = outputs
     return layers
 
 
 def reported(row: dict[str, Any]) -> bool:
     """Whether both numbers of the compiler's report are met, to the digits that it prints."""
-    found = parameter_memory.split(stack(row), TARGET)
+    found = parameter_memory.allocate_cache(stack(row), TARGET)
     numbers = ((found.report_on_chip_bytes, "report_on_chip_MiB"), (found.report_off_chip_bytes, "report_off_chip_MiB"))
     return all(abs(size / MIB - row[name]) <= (0.00501 if row[name] >= 1 else 0.00001) for size, name in numbers)
 

@@ -34,8 +34,8 @@ def _told(parsed: graph.Graph) -> str:
     told: list[Any] = []
     if any(operator.custom and operator.name == darwinn_package.OPERATOR for operator in parsed.operators):
         try:
-            found = inspection.opened(parsed)
-            told += [found.to_json(), inspection.describe(found)]
+            found = inspection.inspect_graph(parsed)
+            told += [found.to_json(), found.describe()]
         except CorallineError as error:
             told.append(str(error))
     try:

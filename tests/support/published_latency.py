@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 
 from compress.targets import load
 from compress.targets.edgetpu import latency
-from compress.targets.edgetpu.latency import ArrayLayer, Sent
+from compress.targets.edgetpu.latency import ArrayLayer, BusTraffic
 
 HOSTS = ("pcie", "usb3", "devboard", "usb2")
 JUDGED = ("pcie", "usb3", "devboard")
@@ -48,17 +48,16 @@ class Row:
     clock: str
     measured_ms: float
     layers: tuple[ArrayLayer, ...]
-    sent: Sent
+    sent: BusTraffic
 
 
-def network(table: Mapping[str, Any]) -> tuple[tuple[ArrayLayer, ...], Sent]:
+def network(table: Mapping[str, Any]) -> tuple[tuple[ArrayLayer, ...], BusTraffic]:
     """The layers of a table: rows of t, h, w, k, kw, ci, co, ih, iw; inb and outb bytes."""
     layers = tuple(_layer(row) for row in table["ops"])
-    layers = tuple(replace(each, parameters=latency.parameters(each, TARGET)) for each in layers)
-    held = latency.split(layers, TARGET)
-    streamed = tuple(each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True))
+    layers = tuple(replace(each, parameters=latency.layer_parameters(each, TARGET)) for each in layers)
+    streamed = latency.streamed_bytes(layers, TARGET)
     outputs = _outputs(layers, table["outb"])
-    return layers, Sent(
+    return layers, BusTraffic(
         table["inb"], outputs, latency.instruction_bytes(layers, table["inb"] + table["outb"]), streamed
     )
 
@@ -76,15 +75,15 @@ def _outputs(layers: Sequence[ArrayLayer], stated: int) -> int:
     they are made by a CPU operator (poses from four maps), and the maps are sent: of all the last convolutions that
     read the same map."""
     last = layers[-1]
-    if stated == math.prod(last.made):
-        return latency.sent_bytes(last.made)
-    if stated > math.prod(last.made) or last.kind != "conv":
+    if stated == math.prod(last.output_shape):
+        return latency.padded_map_bytes(last.output_shape)
+    if stated > math.prod(last.output_shape) or last.kind != "conv":
         return stated
     total = 0
     for layer in reversed(layers):
-        if layer.given != last.given or layer.made[2] == last.given[2]:
+        if layer.input_shape != last.input_shape or layer.output_shape[2] == last.input_shape[2]:
             break
-        total += latency.sent_bytes(layer.made)
+        total += latency.padded_map_bytes(layer.output_shape)
     return total
 
 

@@ -89,7 +89,7 @@ class NpuNetwork(NetworkCost):
         return 0.0
 
     def latency_ms(self, host, clock):
-        return sum(-(-each.made[2] // 32) for each in self.operators) * {"lab": 1.0, "field": 2.0}[host]
+        return sum(-(-each.output_shape[2] // 32) for each in self.operators) * {"lab": 1.0, "field": 2.0}[host]
 
     def cached_bytes(self, without=()):
         return 0
@@ -173,7 +173,7 @@ def test_targets_are_found_by_folder(npu: targets.Target) -> None:
         "A processor for convolutions",
         "1.0",
     )
-    with pytest.raises(PipelineError, match="there is no target 'tpu'; allowed: cpu, edgetpu, npu"):
+    with pytest.raises(PipelineError, match="unknown target 'tpu'; allowed: cpu, edgetpu, npu"):
         targets.load("tpu")
 
 
@@ -223,9 +223,9 @@ def test_a_pipeline_compiles_and_packs(npu: targets.Target, tmp_path: Path) -> N
         ([{"compile": {"docker": "image"}}], "docker: npuc runs on this machine alone"),
         (
             ["train", {"prune": {"objective": "latency", "host": "usb3"}}],
-            "no host 'usb3'; allowed: lab, field",
+            "unknown host 'usb3'; allowed: lab, field",
         ),
-        (["train", {"prune": {"objective": "latency", "clock": "max"}}], "there is no clock 'max'; allowed: full"),
+        (["train", {"prune": {"objective": "latency", "clock": "max"}}], "unknown clock 'max'; allowed: full"),
     ],
 )
 def test_settings_that_the_target_does_not_have_are_refused_before_any_work(

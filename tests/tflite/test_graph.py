@@ -52,8 +52,8 @@ def test_operators() -> None:
     assert (op.index, op.name, op.custom, op.version) == (0, "CONV_2D", False, 3)
     assert (op.inputs, op.outputs) == ((0, 1, 2), (3,))
     assert (op.option("strideW"), op.option("dilationHFactor"), op.option("unknown", 5)) == (2, 1, 5)
-    assert [tensor.name for tensor in parsed.given(op)] == ["x", "w", "b"]
-    assert [tensor.name for tensor in parsed.made(op)] == ["y"]
+    assert [tensor.name for tensor in parsed.input_tensors(op)] == ["x", "w", "b"]
+    assert [tensor.name for tensor in parsed.output_tensors(op)] == ["y"]
     assert (parsed.inputs, parsed.outputs, parsed.subgraphs) == ((0,), (3,), 1)
     assert parsed.producer == {3: op}
 
@@ -62,7 +62,7 @@ def test_an_absent_input() -> None:
     tensors = {"x": Tensor((1, 2)), "w": Tensor((3, 2), data=1), "y": Tensor((1, 3))}
     parsed = one_op.read(tensors, [Op("FULLY_CONNECTED", ["x", "w", ""], "y")], "x", "y")
     assert parsed.operators[0].inputs == (0, 1, graph.NONE)
-    assert [tensor.name for tensor in parsed.given(parsed.operators[0])] == ["x", "w"]
+    assert [tensor.name for tensor in parsed.input_tensors(parsed.operators[0])] == ["x", "w"]
 
 
 def test_a_dynamic_batch_is_not_dynamic() -> None:

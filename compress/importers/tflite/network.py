@@ -250,7 +250,7 @@ def build_network(
         try:
             made = _made(TfliteCall(builder, operator), rules)
         except NOT_MADE as error:
-            made_name = graph.made(operator)[0].name[:80] if operator.outputs else ""
+            made_name = graph.output_tensors(operator)[0].name[:80] if operator.outputs else ""
             problems.append(Refused(f"operator {number}, {made_name}", operator.name, str(error)))
             made = _unknown(builder, operator)
         builder.values.update(zip(operator.outputs, made, strict=False))
@@ -288,7 +288,7 @@ def _made(
     operator = call.operator
     if operator.custom or operator.name not in rules:
         raise NotImportedError("Keras has no layer for it" if not operator.custom else "it is a custom operator")
-    stored = call.builder.plain.graph.made(operator)
+    stored = call.builder.plain.graph.output_tensors(operator)
     odd = next((tensor for tensor in stored if tensor.dtype != "FLOAT32" or tensor.is_variable), None)
     if odd is not None or not stored:
         raise NotImportedError(f"it makes {odd.dtype}" if odd is not None else "it makes nothing")
@@ -301,6 +301,6 @@ def _made(
 
 def _unknown(builder: TfliteNetworkBuilder, operator: Operator) -> list[TfliteValue]:
     """What stands for the results of an operator without a counterpart, so that those behind it are looked at too."""
-    stored = builder.plain.graph.made(operator)
+    stored = builder.plain.graph.output_tensors(operator)
     whole = [tensor.shape[:1] != (builder.batch,) for tensor in stored]
     return [TfliteValue(UNKNOWN, tensor.shape, each) for tensor, each in zip(stored, whole, strict=True)]

@@ -167,7 +167,7 @@ def _first_difference(found: TfliteNetwork, runs: Runs) -> str:
     for operator, number in zip(graph.operators, found.plain.numbers, strict=True):
         relative = max((largest.get(index, 0.0) for index in operator.outputs), default=0.0)
         if relative > TOLERANCE:
-            return f"{float_graph.title(operator, number, graph)}, by {relative:.2g}"
+            return f"{float_graph.operator_title(operator, number, graph)}, by {relative:.2g}"
     return "no operator alone"
 
 

@@ -1,4 +1,4 @@
-"""The CPU as a target: every operator runs, and nothing is compiled."""
+"""The target `cpu`."""
 
 from compress.targets.base import Target
 from compress.targets.cpu.target import Cpu

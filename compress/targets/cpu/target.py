@@ -1,4 +1,4 @@
-"""The CPU behind the protocol of targets."""
+"""The CPU as a target: every operator runs, and nothing is compiled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CpuOperator:
 
 @dataclass(frozen=True)
 class CpuCheck:
-    """The placement of a model on the CPU: all of it."""
+    """The placement of a model on the CPU: every operator runs there."""
 
     ops: tuple[CpuOperator, ...]
     failure: None = None
@@ -38,7 +38,7 @@ class CpuCheck:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """One line about the placement."""
         return f"all {len(self.ops)} operators run on the CPU"
 
     def describe(self) -> str:
@@ -68,10 +68,10 @@ class Unchanged:
 
 
 class CpuCost(CostModel):
-    """No time or memory is predicted for a CPU; the pruner counts MACs, parameters and bytes by itself.
+    """No costs: time and memory are not predicted for a CPU. The pruner itself counts MACs, parameters and bytes.
 
     Args:
-        blocks: the steps in which the pruner takes channels away.
+        blocks: the block sizes in which the pruner removes channels.
     """
 
     objectives = frozenset[str]()
@@ -128,16 +128,16 @@ class Cpu(Target):
         return CpuCheck(tuple(ops))
 
     def legalize(self, graph: Graph, inputs: Sequence[Feed] = (), *, io: str | None = None) -> Unchanged:
-        """Return the model as it is."""
+        """Return the model unchanged."""
         del inputs, io
         return Unchanged(graph, self.check(graph))
 
     @cached_property
     def cost(self) -> CpuCost:
-        """Costs without time and memory."""
+        """The costs, without time and memory."""
         blocks = self.tables["blocks"]
         return CpuCost(ChannelBlocks(blocks["input_channels"], blocks["output_channels"]))
 
     def compile(self, model: bytes, settings: CompilerSettings, folder: Path, note: Callable[[str], None]) -> Facts:
         """Refuse: the compile stage is skipped for a CPU."""
-        raise StageError(f"the target {self.name} needs no compiler", todo="remove `compile`")
+        raise StageError(f"the target {self.name} has no compiler", todo="remove `compile`")

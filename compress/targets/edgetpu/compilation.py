@@ -1,4 +1,4 @@
-"""The compile stage on the Edge TPU: the vendor's compiler where there is one, and what `check` expects of it."""
+"""The compile stage for the Edge TPU: run the vendor's compiler, and compare its result with the prediction."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from compress.targets.edgetpu.compiler import Compiled, Compiler, CompilerOption
 from compress.targets.edgetpu.compiler.cache import Cache
 from compress.targets.edgetpu.compiler.host import LOG, Host
 from compress.targets.edgetpu.compiler.log import CompilerReport
-from compress.targets.edgetpu.estimate import everywhere
-from compress.targets.edgetpu.inspection import Inspection, opened
+from compress.targets.edgetpu.estimate import estimate_all_hosts
+from compress.targets.edgetpu.inspection import Inspection, inspect_graph
 from compress.tflite import graph
 from compress.tflite.graph import Graph
 
@@ -25,13 +25,13 @@ Note = Callable[[str], None]
 
 
 def compile_model(model: bytes, settings: CompilerSettings, target: Target, folder: Path, note: Note) -> Facts:
-    """Compile a model if there is a compiler or a cached result, and check it in any case.
+    """Check a model, and compile it if a compiler or a cached result is available.
 
     Args:
         model: the .tflite file.
-        settings: where the compiler is, and its options.
+        settings: the location of the compiler, and its options.
         target: the Edge TPU.
-        folder: where the compiled model, or its segments, and the compiler's log go.
+        folder: the folder for the compiled model, or its segments, and the compiler's log.
         note: a function that shows a message at once.
 
     Raises:
@@ -39,17 +39,17 @@ def compile_model(model: bytes, settings: CompilerSettings, target: Target, fold
         StageError: the compiler failed, cannot be run, took too long or is another version.
     """
     parsed = graph.parse(model)
-    done = _compiler(settings, target, folder).compile(model, note)
-    if done is None:
-        return _not_compiled(parsed, settings, target)
-    (folder / LOG).write_text(done.log, encoding="utf-8")
-    for file, content in done.files.items():
+    compiled = _compiler(settings, target, folder).compile(model, note)
+    if compiled is None:
+        return _facts_without_compiler(parsed, settings, target)
+    (folder / LOG).write_text(compiled.log, encoding="utf-8")
+    for file, content in compiled.files.items():
         (folder / file).write_bytes(content)
-    return _compiled(parsed, done, settings, target, note)
+    return _facts_with_compiler(parsed, compiled, settings, target, note)
 
 
 def identity(settings: CompilerSettings, target: Target) -> dict[str, str]:
-    """Return which compiler there is; without one, which results are cached."""
+    """Return the identity of the compiler; without one, the names of the cached results."""
     return compiler.identity(_host(settings, target, None), _cache(settings))
 
 
@@ -66,7 +66,7 @@ def _compiler(settings: CompilerSettings, target: Target, folder: Path) -> Compi
 
 
 def _host(settings: CompilerSettings, target: Target, folder: Path | None) -> Host | None:
-    return compiler.find(settings.compiler, settings.docker, settings.ssh, target, folder)
+    return compiler.find_compiler(settings.compiler, settings.docker, settings.ssh, target, folder)
 
 
 def _cache(settings: CompilerSettings) -> Cache | None:
@@ -84,66 +84,68 @@ def _options(settings: CompilerSettings) -> CompilerOptions:
     )
 
 
-def _not_compiled(parsed: Graph, settings: CompilerSettings, target: Target) -> Facts:
-    """The facts without a compiled model: what is expected, and how to compile."""
+def _facts_without_compiler(parsed: Graph, settings: CompilerSettings, target: Target) -> Facts:
+    """Return the facts without a compiled model: the prediction, and how to compile."""
     checked, report = expected(parsed, settings, target, settings.compiler_version)
     cached = " and no result is cached" if settings.cache else ""
     return {
         "placement": checked.to_json(),
         "expected": report.to_json(),
-        "expected_latency": everywhere(parsed, target),
+        "expected_latency": estimate_all_hosts(parsed, target),
         "compiled": False,
         "reason": f"not compiled: {target.tables['compiler']['name']} was not found{cached}",
         "how_to_compile": compiler.HOW_TO_COMPILE,
     }
 
 
-def _compiled(parsed: Graph, done: Compiled, settings: CompilerSettings, target: Target, note: Note) -> Facts:
-    """The facts with a compiled model: the compiler's report, and where it differs from what was expected."""
-    checked, report = expected(parsed, settings, target, done.reports[0].version)
-    parts = [graph.parse(part) for part in done.files.values()]
-    placement = log.as_compiled(checked.placement, parsed, parts, done.reports)
+def _facts_with_compiler(
+    parsed: Graph, compiled: Compiled, settings: CompilerSettings, target: Target, note: Note
+) -> Facts:
+    """Return the facts with a compiled model: the compiler's report, and its differences from the prediction."""
+    checked, report = expected(parsed, settings, target, compiled.reports[0].version)
+    parts = [graph.parse(part) for part in compiled.files.values()]
+    placement = log.actual_placement(checked.placement, parsed, parts, compiled.reports)
     mapped = sum(op.placement == "tpu" for op in placement.ops)
     summary = f"{mapped} of {len(placement.ops)} operators run on the Edge TPU"
-    # Each segment has its own table and memory; the expectation is for the whole model.
-    alone = done.reports[0] if len(done.reports) == 1 else None
-    differences = log.differences(report, alone) if alone else None
-    for each in differences or ():
-        note(f"{each['name']}: {each['predicted']} expected, {each['real']} found by the compiler")
+    # Each segment has its own table and memory; the prediction is for the whole model.
+    single_report = compiled.reports[0] if len(compiled.reports) == 1 else None
+    differences = log.differences(report, single_report) if single_report else None
+    for difference in differences or ():
+        note(f"{difference['name']}: predicted {difference['predicted']}, compiler {difference['real']}")
     return {
         "placement": {**checked.to_json(), **placement.to_json(), "summary": summary},
         "expected": report.to_json(),
-        "expected_latency": everywhere(parsed, target, _inspected(parts)),
-        "reports": [report.to_json() for report in done.reports],
+        "expected_latency": estimate_all_hosts(parsed, target, _inspected(parts)),
+        "reports": [report.to_json() for report in compiled.reports],
         "differences": differences,
         "compiled": True,
-        "report_on_chip_bytes": alone.on_chip_bytes if alone else None,
-        "report_off_chip_bytes": alone.off_chip_bytes if alone else None,
+        "report_on_chip_bytes": single_report.on_chip_bytes if single_report else None,
+        "report_off_chip_bytes": single_report.off_chip_bytes if single_report else None,
     }
 
 
 def expected(
     parsed: Graph, settings: CompilerSettings, target: Target, version: str | None
 ) -> tuple[Check, CompilerReport]:
-    """The expected placement and log of one version of the compiler; of the target's version if it is unknown."""
+    """Return the predicted placement and log for a compiler version; for the target's version if it is unknown."""
     known = compiler.known_version(version, target) or str(target.tables["compiler"]["version"])
     target = target.compiled_by(known)
     if settings.min_runtime_version is not None:
         target = _limited(target, known, settings.min_runtime_version)
     checked = check(parsed, target, all_subgraphs=settings.all_subgraphs)
-    return checked, log.expected(checked, parsed, known)
+    return checked, log.expected_report(checked, parsed, known)
 
 
 def _limited(target: Target, version: str, runtime: int) -> Target:
-    """The target whose compiler writes for an older runtime: operators that need a newer one stay on the CPU."""
+    """Return the target for an older runtime: operators that need a newer one stay on the CPU."""
     tables = target.tables["compiler"]
     runtimes = {**tables["runtimes"], version: min(runtime, tables["runtimes"][version])}
     return replace(target, tables={**target.tables, "compiler": {**tables, "runtimes": runtimes}})
 
 
 def _inspected(parts: Sequence[Graph]) -> Inspection | None:
-    """The content of a compiled model; None for segments, each on its own Edge TPU, and where nothing is mapped."""
+    """Return the contents of a compiled model; None for several segments, or if no operator is mapped."""
     try:
-        return opened(parts[0]) if len(parts) == 1 else None
+        return inspect_graph(parts[0]) if len(parts) == 1 else None
     except ModelError:
         return None

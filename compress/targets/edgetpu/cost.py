@@ -1,4 +1,4 @@
-"""The Edge TPU's costs of a network, for the pruner: of shapes, before there is a file, and of a file."""
+"""The costs of a network on the Edge TPU, for the pruner: from shapes, or from a .tflite file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ACTIVATION_OPERATORS: Mapping[str, int] = {
     "softsign": 7,
     **dict.fromkeys(("elu", "selu", "celu", "mish", "softplus", "exponential"), 25),
 }
-"""Operators by Keras' name of the activation, in addition to the operator before it; a hard sigmoid is a factor after a
-fused ReLU6. An activation whose curve is fitted (`rewrites.function_fitting`) takes at most 25. Counted in legalized
-files; `tests/architecture/test_layer_specs.py` counts them again."""
+"""The number of operators for an activation in addition to the operator before it, by its Keras name. A hard sigmoid
+is a multiplication after a fused ReLU6. A fitted activation (`rewrites.function_fitting`) takes at most 25 operators.
+Counted in legalized files; `tests/architecture/test_layer_specs.py` counts them again."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class LayersCost(NetworkCost):
     """The cost of layers.
 
     Attributes:
-        layers: what runs on the Edge TPU.
-        input_bytes: sent from the host at every inference.
-        output_bytes: sent to the host at every inference.
+        layers: the layers on the Edge TPU.
+        input_bytes: bytes from the host at every inference.
+        output_bytes: bytes to the host at every inference.
         target: the Edge TPU.
     """
 
@@ -50,14 +50,12 @@ class LayersCost(NetworkCost):
     def latency_ms(self, host: str, clock: str) -> float:
         """Return the predicted latency of one inference on a host."""
         instructions = latency.instruction_bytes(self.layers, self.input_bytes + self.output_bytes)
-        sent = latency.Sent(self.input_bytes, self.output_bytes, instructions, self._streamed)
-        return latency.predict(self.layers, sent, self.target.tables["latency"], host, clock).total
+        traffic = latency.BusTraffic(self.input_bytes, self.output_bytes, instructions, self._streamed)
+        return latency.predict(self.layers, traffic, self.target.tables["latency"], host, clock).total
 
     @cached_property
     def _streamed(self) -> tuple[int, ...]:
-        """By layer, the bytes of parameters that are sent at every inference."""
-        held = latency.split(self.layers, self.target).streamed
-        return tuple(layer.parameters.size_bytes * sent for layer, sent in zip(self.layers, held, strict=True))
+        return latency.streamed_bytes(self.layers, self.target)
 
     @property
     def streamed_bytes(self) -> int:
@@ -66,9 +64,9 @@ class LayersCost(NetworkCost):
 
     @property
     def never_cached(self) -> Mapping[int, int]:
-        """By layer index, the bytes of parameters that are streamed however empty the memory is."""
-        held = ((layer.index, layer.parameters) for layer in self.layers)
-        return {index: each.size_bytes for index, each in held if each.always_streamed}
+        """By layer index, the bytes of parameters that are streamed even if the memory is empty."""
+        uncacheable = [layer for layer in self.layers if layer.parameters.always_streamed]
+        return {layer.index: layer.parameters.size_bytes for layer in uncacheable}
 
     def cached_bytes(self, without: Collection[int] = ()) -> int:
         """Return the on-chip memory that all parameters would take together, except those of some layers."""
@@ -77,7 +75,7 @@ class LayersCost(NetworkCost):
 
 @dataclass(frozen=True)
 class FileCost(LayersCost):
-    """The cost of a .tflite file: its latency includes what stays on the CPU."""
+    """The cost of a .tflite file: its latency includes the operators on the CPU."""
 
     graph: Graph
 
@@ -99,13 +97,13 @@ class EdgeTpuCost(CostModel):
 
     @cached_property
     def hosts(self) -> Mapping[str, str]:
-        """A line about each host, by name."""
+        """One line about each host, by name."""
         hosts = self.target.tables["latency"]["hosts"]
         return {name: str(host["summary"]) for name, host in hosts.items()}
 
     @property
     def default_host(self) -> str:
-        """The host that latency is predicted on where none is named."""
+        """The host for latency predictions if none is given."""
         return str(self.target.tables["latency"]["default_host"])
 
     @cached_property
@@ -115,16 +113,18 @@ class EdgeTpuCost(CostModel):
 
     @cached_property
     def blocks(self) -> ChannelBlocks:
-        """The array's steps along the channels."""
+        """The block sizes of the array along the channels."""
         array = self.target.tables["array"]
         return ChannelBlocks(array["input_channels"], array["output_channels"])
 
     def operator(self, shape: OperatorShape) -> ArrayLayer:
-        """Return an operator with what its parameters take."""
-        layer = ArrayLayer(shape.kind, shape.made, shape.given, shape.kernel, index=shape.index, name=shape.name)
+        """Return an operator with the memory for its parameters."""
+        layer = ArrayLayer(
+            shape.kind, shape.output_shape, shape.input_shape, shape.kernel, index=shape.index, name=shape.name
+        )
         if shape.constant:
-            return replace(layer, parameters=parameter_memory.constant(shape.made[2]))
-        return replace(layer, parameters=latency.parameters(layer, self.target))
+            return replace(layer, parameters=parameter_memory.constant_vector(shape.output_shape[2]))
+        return replace(layer, parameters=latency.layer_parameters(layer, self.target))
 
     def activation_operators(self, function: str) -> int:
         """Return the number of operators that an activation becomes in a legalized file."""
@@ -135,9 +135,9 @@ class EdgeTpuCost(CostModel):
         return prod(shape)
 
     def output_bytes(self, shape: Sequence[int]) -> int:
-        """Return the bytes of an output tensor on the bus: its channels in blocks."""
+        """Return the bytes of an output tensor on the bus, with its channels in blocks."""
         height, width, channels = (1, 1, 1, *shape)[-3:]
-        return latency.sent_bytes((height, width, channels))
+        return latency.padded_map_bytes((height, width, channels))
 
     def of_operators(self, operators: Sequence[ArrayLayer], input_bytes: int, output_bytes: int) -> LayersCost:
         """Return the cost of layers that `operator` returned."""
@@ -145,14 +145,14 @@ class EdgeTpuCost(CostModel):
 
     def of_file(self, graph: Graph) -> FileCost:
         """Return the cost of a .tflite file."""
-        return FileCost(estimate.layers_of(graph, self.target), 0, 0, self.target, graph)
+        return FileCost(estimate.array_layers(graph, self.target), 0, 0, self.target, graph)
 
     def cache_bytes(self) -> int:
-        """Return the on-chip memory for parameters that every network can count on."""
+        """Return the on-chip memory for parameters that is available to every network."""
         return int(self.target.tables["memory"]["plan_bytes"])
 
     def cache_limit_bytes(self, smallest: NetworkCost) -> int:
-        """Return the memory for all parameters: less of it is usable next to an operator that is too large."""
+        """Return the limit for all parameters: it is lower if an operator is too large for the cache."""
         memory = self.target.tables["memory"]
         if any(size > memory["largest_cached_bytes"] for size in smallest.never_cached.values()):
             return int(min(memory["plan_bytes"], memory["cache_bytes_beside_streaming"]))

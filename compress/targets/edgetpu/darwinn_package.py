@@ -1,11 +1,10 @@
 """The content of a compiled model: the DarwiNN package in its `edgetpu-custom-op`.
 
-A compiled .tflite file has one custom operator for each part that runs on the Edge TPU.
-The operator's options are a flexbuffer map; its entry "4" is a flatbuffer, the package,
-which holds a flatbuffer of executables, each a flatbuffer again.
+A compiled .tflite file has one custom operator for each partition on the Edge TPU. The operator's options are a
+flexbuffer map. Its entry "4" is a flatbuffer, the package, which contains a flatbuffer of executables. Each executable
+is a flatbuffer too.
 
-Source: executable/executable.fbs and tflite/custom_op_data.cc in google-coral/libedgetpu:
-field numbers and meanings are taken from there.
+Source of field numbers and meanings: executable/executable.fbs and tflite/custom_op_data.cc in google-coral/libedgetpu.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ DATA_TYPES = {
     8: "SIGNED_FIXED_POINT8",
     9: "SIGNED_FIXED_POINT16",
 }
-_TIMES, _ROOM = 4, 4096
-"""What may be made of a package: so many times its bytes, and so many bytes."""
+_MAX_EXPANSION, _EXTRA_BYTES = 4, 4096
+"""The memory limit for reading a package: a multiple of its size, plus a constant."""
 _TABLE = 512
-"""Bytes that a table takes with what is made of it, about."""
+"""The approximate memory for one table with its Python objects."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ class Executable:
         scratch_bytes: host memory for activations that do not fit on the chip.
         narrow_bytes_per_tile: on-chip activation memory, of 196,608 in each tile.
         token: equal in executables that may keep their parameters on the chip together.
-        inputs: what it is given.
-        outputs: what it gives.
+        inputs: its inputs.
+        outputs: its outputs.
     """
 
     type: str
@@ -91,7 +90,7 @@ class DarwinnPackage:
 
     Attributes:
         min_runtime: the oldest runtime that can load it.
-        compiler_version: of the compiler, where it is written.
+        compiler_version: the compiler's version, if the package has it.
         executables: its programs.
     """
 
@@ -100,8 +99,8 @@ class DarwinnPackage:
     executables: tuple[Executable, ...]
 
     def parameter_bytes(self, *types: str) -> int:
-        """Parameters in executables of these types."""
-        return sum(each.parameter_bytes for each in self.executables if each.type in types)
+        """Return the bytes of parameters in executables of these types."""
+        return sum(executable.parameter_bytes for executable in self.executables if executable.type in types)
 
     @property
     def cached_bytes(self) -> int:
@@ -115,10 +114,10 @@ class DarwinnPackage:
 
 
 def read(options: bytes) -> DarwinnPackage:
-    """The package in the options of a custom operator.
+    """Return the package in the options of a custom operator.
 
     Raises:
-        ModelError: the options hold no such package: the vendor's compiler did not make this.
+        ModelError: the options contain no package: the vendor's compiler did not write the file.
     """
     try:
         return _package(_payload(options))
@@ -130,25 +129,25 @@ def read(options: bytes) -> DarwinnPackage:
 
 
 def _payload(options: bytes) -> bytes:
-    """Entry "4" of the flexbuffer map."""
+    """Return entry "4" of the flexbuffer map."""
     from flatbuffers import flexbuffers
 
     if len(options) < 16:
         raise ValueError(f"{len(options)} bytes of options")
     root = flexbuffers.GetRoot(options)
     if not root.IsMap:
-        raise ValueError("its options are no map")
+        raise ValueError("its options are not a map")
     value = root.AsMap["4"]
     if value.IsNull or not value.IsString:
         raise ValueError("its options have no executable")
-    found = bytes(value.AsStringBytes)
-    if len(found) < 16 or found[4:8] != IDENTIFIER:
+    payload = bytes(value.AsStringBytes)
+    if len(payload) < 16 or payload[4:8] != IDENTIFIER:
         raise ValueError("its payload is not of the type DWN1")
-    return found
+    return payload
 
 
 def _package(content: bytes) -> DarwinnPackage:
-    allowance = Allowance(_TIMES * len(content) + _ROOM)
+    allowance = Allowance(_MAX_EXPANSION * len(content) + _EXTRA_BYTES)
     package = _Table.root(memoryview(content), allowance)
     multi = _Table.root(package.blob(1), allowance)
     executables = tuple(_executable(_Table.root(part, allowance)) for part in multi.blobs(0))
@@ -177,7 +176,7 @@ def _layer(table: _Table) -> LayerInfo:
     numerics = table.table(5)
     scale = float(numerics.number(1, "<f")) if numerics else 0.0
     if not isfinite(scale):
-        raise ValueError("a scale is no number")
+        raise ValueError("a scale is not a finite number")
     return LayerInfo(
         table.text(0),
         (table.number(2, "<i"), table.number(3, "<i"), table.number(4, "<i")),
@@ -189,10 +188,10 @@ def _layer(table: _Table) -> LayerInfo:
 
 
 class _Table:
-    """A flatbuffer table, read field by field with every offset checked against the buffer.
+    """A flatbuffer table, read field by field; every offset is checked against the buffer.
 
-    Tables that are named many times would make a small file a large answer: each is paid
-    for from an allowance, and bytes are looked at where they lie.
+    A small file could refer to one table many times and take much memory. Therefore each table is charged to an
+    allowance, and bytes are not copied.
 
     Source: FlatBuffers internals, "Tables": a table starts with the signed distance back to
     its vtable, whose entries are field offsets in 16 bits; 0 is a field left out.
@@ -220,12 +219,12 @@ class _Table:
         return self.position + offset if offset else None
 
     def number(self, field: int, code: str) -> Any:
-        """A scalar; 0 where it is left out."""
+        """Return a scalar; 0 if it is missing."""
         place = self._place(field)
         return 0 if place is None else self._at(place, code)
 
     def _vector(self, field: int) -> tuple[int, int]:
-        """Start and length of a vector; (0, 0) where it is left out."""
+        """Return start and length of a vector; (0, 0) if it is missing."""
         place = self._place(field)
         if place is None:
             return 0, 0
@@ -233,17 +232,17 @@ class _Table:
         return start + 4, self._at(start, "<I")
 
     def blob(self, field: int) -> memoryview:
-        """A vector of bytes; empty where it is left out."""
+        """Return a vector of bytes; empty if it is missing."""
         start, length = self._vector(field)
         if start + length > len(self.content):
             raise ValueError("a vector beyond the end")
         return self.content[start : start + length]
 
     def text(self, field: int) -> str:
-        """A string; empty where it is left out."""
-        found = self.blob(field)
-        self.allowance.spend(4 * len(found))
-        return bytes(found).decode("utf-8", "replace")
+        """Return a string; empty if it is missing."""
+        content = self.blob(field)
+        self.allowance.spend(4 * len(content))
+        return bytes(content).decode("utf-8", "replace")
 
     def _items(self, field: int) -> Iterator[int]:
         start, length = self._vector(field)
@@ -251,11 +250,11 @@ class _Table:
             yield place + self._at(place, "<I")
 
     def tables(self, field: int) -> list[_Table]:
-        """A vector of tables."""
+        """Return a vector of tables."""
         return [_Table(self.content, position, self.allowance) for position in self._items(field)]
 
     def blobs(self, field: int) -> Iterator[memoryview]:
-        """A vector of strings, as bytes."""
+        """Yield a vector of strings, as bytes."""
         for position in self._items(field):
             length = self._at(position, "<I")
             if position + 4 + length > len(self.content):
@@ -263,6 +262,6 @@ class _Table:
             yield self.content[position + 4 : position + 4 + length]
 
     def table(self, field: int) -> _Table | None:
-        """A table; None where it is left out."""
+        """Return a table; None if it is missing."""
         place = self._place(field)
         return None if place is None else _Table(self.content, place + self._at(place, "<I"), self.allowance)

@@ -1,8 +1,8 @@
-"""`estimate`: how long a model will take on the Edge TPU, without one; and what would make it shorter."""
+"""`estimate`: predict the latency of a model on the Edge TPU, and what would reduce it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,20 +12,20 @@ from compress.targets.edgetpu import latency, operator_parameters
 from compress.targets.edgetpu.check import Check, check
 from compress.targets.edgetpu.constants import LATENCY
 from compress.targets.edgetpu.inspection import Inspection
-from compress.targets.edgetpu.latency import WEIGHTED, ArrayLayer, LatencyPrediction, Sent
-from compress.targets.edgetpu.parameter_memory import ROW_BLOCK, up
-from compress.targets.edgetpu.placement import COMPILED
+from compress.targets.edgetpu.latency import WEIGHTED, ArrayLayer, BusTraffic, LatencyPrediction
+from compress.targets.edgetpu.parameter_memory import ROW_BLOCK, round_up
+from compress.targets.edgetpu.placement import COMPILED_OPERATOR
 from compress.tflite import macs as arithmetic
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 SCHEMA_VERSION = 1
-COSTLIEST = 8
-"""Number of layers that the text lists."""
+MAX_LISTED = 8
+"""The number of layers, and of recommendations, that the text lists."""
 _KINDS = {"CONV_2D": "conv", "TRANSPOSE_CONV": "tconv", "FULLY_CONNECTED": "fc", "DEPTHWISE_CONV_2D": "dw"}
-_FREE = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "PAD"}
-"""They take no time if they have no parameters."""
-_WORTH = 0.005
-"""The share of the whole that advice must save."""
+_FREE_OPERATORS = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "PAD"}
+"""Operators that take no time if they have no parameters."""
+_MIN_SAVING = 0.005
+"""The smallest saving of a recommendation, as a fraction of the latency."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Estimate:
     """The predicted latency of a model on one host.
 
     Attributes:
-        latency: total, interval, parts; of each layer on the Edge TPU its ms.
-        layers: what runs on the Edge TPU, as `latency.layers` is.
-        host: of the target's table.
+        latency: total, interval, parts, and ms of each layer on the Edge TPU.
+        layers: the layers on the Edge TPU, in the order of `latency.layers`.
+        host: the name of the host.
         host_summary: one line about the host.
-        clock: of the Edge TPU.
+        clock: the clock of the Edge TPU.
         streamed_bytes: parameters that are sent at every inference.
         compiled: whether the streamed bytes are those of a compiled model, not predicted.
-        cpu_alone_ms: the whole model on one core of that host's CPU, roughly.
-        advice: what would help, the most helpful first, with the ms that it saves.
+        cpu_alone_ms: approximate latency of the whole model on one core of that host's CPU.
+        advice: what would reduce the latency, with the ms saved, in decreasing order.
         check: placement and memory.
     """
 
@@ -56,51 +56,69 @@ class Estimate:
     advice: tuple[tuple[str, float], ...]
     check: Check
 
+    @property
+    def latency_ms(self) -> float:
+        """The predicted latency."""
+        return self.latency.total
+
+    @property
+    def low_ms(self) -> float:
+        """The lower end of the interval in which measurements are expected."""
+        return self.latency.low
+
+    @property
+    def high_ms(self) -> float:
+        """The upper end of the interval."""
+        return self.latency.high
+
     def describe(self) -> str:
         """Return the estimate as text for a person."""
-        told = self.latency
+        latency = self.latency
+        source = "from the compiled model" if self.compiled else "predicted"
         lines = [
-            f"{told.total:.3g} ms on {self.host} ({self.host_summary}), {told.low:.3g} to {told.high:.3g}; "
+            f"{latency.total:.3g} ms on {self.host} ({self.host_summary}), {latency.low:.3g} to {latency.high:.3g}; "
             "predicted, not measured",
-            *(f"  {name.removesuffix('_ms'):<8} {value:9.3f} ms" for name, value in told.parts.items()),
+            *(f"  {name.removesuffix('_ms'):<8} {value:9.3f} ms" for name, value in latency.parts.items()),
             f"clock: {self.clock} (on USB, libedgetpu1-std runs at half the clock of libedgetpu1-max)",
             self.check.placement.summary,
-            f"{self.streamed_bytes:,} bytes of parameters are sent at every inference, "
-            + ("as compiled" if self.compiled else "predicted"),
-            *([self.check.doubt] if self.check.doubt and not self.compiled else []),
-            "costliest layers:",
+            f"{self.streamed_bytes:,} bytes of parameters are sent at every inference, {source}",
         ]
-        rows = sorted(zip(told.layers, self.layers, strict=True), key=lambda row: -row[0])
-        shape: Callable[[tuple[int, ...]], str] = lambda sides: "x".join(map(str, sides))  # noqa: E731
-        lines += [
-            f"  {layer.index:>4} {layer.name:<20} {each:8.3f} ms  {shape(layer.given)} -> {shape(layer.made)}"
-            for each, layer in rows[:COSTLIEST]
-        ]
+        if self.check.cache_warning and not self.compiled:
+            lines.append(self.check.cache_warning)
+        lines.append("slowest layers:")
+        rows = sorted(zip(latency.layers, self.layers, strict=True), key=lambda row: -row[0])
+        for layer_ms, layer in rows[:MAX_LISTED]:
+            shapes = f"{_shape_text(layer.input_shape)} -> {_shape_text(layer.output_shape)}"
+            lines.append(f"  {layer.index:>4} {layer.name:<20} {layer_ms:8.3f} ms  {shapes}")
         if self.advice:
-            lines.append("what would help:")
-            lines += [f"  {saves:8.3f} ms  {what}" for what, saves in self.advice[:COSTLIEST]]
+            lines.append("what would reduce it:")
+            lines += [f"  {saved_ms:8.3f} ms  {what}" for what, saved_ms in self.advice[:MAX_LISTED]]
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """As a plain map, schema 1."""
+        """Return the estimate as a plain map, schema 1."""
         return {
             "schema_version": SCHEMA_VERSION,
-            "latency_ms": self.latency.total,
-            "low_ms": self.latency.low,
-            "high_ms": self.latency.high,
+            "latency_ms": self.latency_ms,
+            "low_ms": self.low_ms,
+            "high_ms": self.high_ms,
             "host": self.host,
             "clock": self.clock,
             "parts": dict(self.latency.parts),
             "layers": [
-                {"index": layer.index, "op": layer.name, "ms": each}
-                for layer, each in zip(self.layers, self.latency.layers, strict=True)
+                {"index": layer.index, "op": layer.name, "ms": layer_ms}
+                for layer, layer_ms in zip(self.layers, self.latency.layers, strict=True)
             ],
             "streamed_bytes": self.streamed_bytes,
             "compiled": self.compiled,
             "cpu_alone_ms": self.cpu_alone_ms,
-            "advice": [{"what": what, "saves_ms": saves} for what, saves in self.advice],
+            "advice": [{"what": what, "saves_ms": saved_ms} for what, saved_ms in self.advice],
             "placement": self.check.placement.summary,
         }
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def estimate(
@@ -109,218 +127,244 @@ def estimate(
     """Predict the latency of a model.
 
     Args:
-        graph: the model, before it is compiled.
+        graph: the model, not compiled.
         target: the Edge TPU.
         host: a key of the target's `latency.hosts`.
         clock: a key of `latency.CLOCKS`.
-        compiled: what the compiler made of it; its streamed bytes replace the predicted ones.
+        compiled: the compiled model; its streamed bytes replace the predicted ones.
 
     Raises:
-        PipelineError: there is no such host or clock.
-        ModelError: the compiler would refuse the model, or it is damaged.
+        PipelineError: unknown host or clock.
+        ModelError: the compiler will reject the model, or it is damaged.
     """
-    constants = target.tables["latency"]
-    if host not in constants["hosts"]:
-        raise PipelineError(f"there is no host {host!r}", allowed=", ".join(constants["hosts"]))
+    hosts = target.tables["latency"]["hosts"]
+    if host not in hosts:
+        raise PipelineError(f"unknown host {host!r}", allowed=", ".join(hosts))
     if clock not in latency.CLOCKS:
-        raise PipelineError(f"there is no clock {clock!r}", allowed=", ".join(latency.CLOCKS))
-    found = check(graph, target)
-    if found.placement.failure is not None:
-        raise ModelError(found.placement.summary, todo=_todo(graph))
+        raise PipelineError(f"unknown clock {clock!r}", allowed=", ".join(latency.CLOCKS))
+    checked = check(graph, target)
+    if checked.placement.failure is not None:
+        raise ModelError(checked.placement.summary, todo=_rejection_advice(graph))
     try:
-        return _estimate(graph, target, host, clock, compiled, found)
+        return _estimate(graph, target, host, clock, compiled, checked)
     except (IndexError, KeyError, ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
-        raise ModelError(f"an operator is not as its kind must be ({error}): the file is damaged") from error
+        raise ModelError(f"an operator is invalid ({error}): the file is damaged") from error
 
 
-def _todo(graph: Graph) -> str:
-    """Return advice on a model that the compiler would refuse."""
-    if any(operator.name == COMPILED for operator in graph.operators):
-        return "give the full-integer model that it was made from, and this one with --compiled"
+def _rejection_advice(graph: Graph) -> str:
+    """Return advice on a model that the compiler will reject."""
+    if any(operator.name == COMPILED_OPERATOR for operator in graph.operators):
+        return "give the full-integer model that it was compiled from, and this one with --compiled"
     if all(tensor.quantization is None for tensor in graph.tensors):
         return "quantize it first: `quantize` in a pipeline"
     return "see `python -m compress check`, and `legalize`"
 
 
 def _estimate(
-    graph: Graph, target: Target, host: str, clock: str, compiled: Inspection | None, found: Check
+    graph: Graph, target: Target, host: str, clock: str, compiled: Inspection | None, checked: Check
 ) -> Estimate:
     constants = target.tables["latency"]
-    on_tpu = {op.index for op in found.placement.ops if op.placement == "tpu"}
-    layers = tuple(_layers(graph, on_tpu, target))
-    sent = _sent(graph, on_tpu, layers, found, target, compiled)
     bus = constants["hosts"][host]
-    told = latency.predict(layers, sent, constants, host, clock)
+    on_tpu = {op.index for op in checked.placement.ops if op.placement == "tpu"}
+    layers = tuple(_layers(graph, on_tpu, target))
+    traffic = _bus_traffic(graph, on_tpu, layers, checked, target, compiled)
+    prediction = latency.predict(layers, traffic, constants, host, clock)
     if not layers:
-        told = replace(told, total=0.0, low=0.0, high=0.0, parts=dict.fromkeys(told.parts, 0.0))
-    cpu = sum(_cpu_ms(graph, operator, bus) for operator in graph.operators if operator.index not in on_tpu)
-    alone = sum(_cpu_ms(graph, operator, bus) for operator in graph.operators)
-    helps = _advice(layers, sent, constants, host, clock, cpu, alone)
-    whole = _with_cpu(told, cpu, (found.activation_bytes or 0) / found.tile_bytes)
+        parts = dict.fromkeys(prediction.parts, 0.0)
+        prediction = replace(prediction, total=0.0, low=0.0, high=0.0, parts=parts)
+    cpu_alone_ms = sum(_cpu_ms(graph, operator, bus) for operator in graph.operators)
+    cpu_ms = sum(_cpu_ms(graph, operator, bus) for operator in graph.operators if operator.index not in on_tpu)
+    advice = _Advisor(layers, traffic, constants, host, clock).advice(cpu_ms, cpu_alone_ms)
+    tile_share = (checked.activation_bytes or 0) / checked.tile_bytes
     return Estimate(
-        whole, layers, host, bus["summary"], clock, sum(sent.streamed), compiled is not None, alone, helps, found
+        latency=_add_cpu_time(prediction, cpu_ms, tile_share),
+        layers=layers,
+        host=host,
+        host_summary=bus["summary"],
+        clock=clock,
+        streamed_bytes=sum(traffic.streamed_bytes),
+        compiled=compiled is not None,
+        cpu_alone_ms=cpu_alone_ms,
+        advice=advice,
+        check=checked,
     )
 
 
-def everywhere(graph: Graph, target: Target, compiled: Inspection | None = None) -> dict[str, dict[str, Any]]:
-    """Return the predictions for all hosts of the target, as plain values; empty if the compiler refuses the model.
+def estimate_all_hosts(graph: Graph, target: Target, compiled: Inspection | None = None) -> dict[str, dict[str, Any]]:
+    """Return the predictions for all hosts of the target as plain values; empty if the compiler will reject the model.
 
     Args:
         graph: the model.
         target: the Edge TPU.
-        compiled: what the compiler made of it.
+        compiled: the compiled model, if there is one.
     """
-    found = {}
-    for host, bus in target.tables["latency"]["hosts"].items():
+    predictions = {}
+    for host in target.tables["latency"]["hosts"]:
         try:
-            told = estimate(graph, target, host, compiled=compiled)
+            prediction = estimate(graph, target, host, compiled=compiled)
         except ModelError:
             return {}
-        times = {"latency_ms": told.latency.total, "low_ms": told.latency.low, "high_ms": told.latency.high}
-        found[host] = {"summary": bus["summary"], **times, "cpu_alone_ms": told.cpu_alone_ms}
-    return found
+        predictions[host] = {
+            "summary": prediction.host_summary,
+            "latency_ms": prediction.latency_ms,
+            "low_ms": prediction.low_ms,
+            "high_ms": prediction.high_ms,
+            "cpu_alone_ms": prediction.cpu_alone_ms,
+        }
+    return predictions
 
 
-def layers_of(graph: Graph, target: Target) -> list[ArrayLayer]:
-    """Return the layers that run on the Edge TPU, with the memory of their parameters."""
+def array_layers(graph: Graph, target: Target) -> list[ArrayLayer]:
+    """Return the layers that run on the Edge TPU, with the memory for their parameters."""
     return _layers(graph, {op.index for op in check(graph, target).placement.ops if op.placement == "tpu"}, target)
 
 
 def _layers(graph: Graph, on_tpu: set[int], target: Target) -> list[ArrayLayer]:
-    found = []
+    layers = []
     for operator in graph.operators:
         if operator.index in on_tpu:
-            held = operator_parameters.count(operator, graph, target)
-            if operator.name not in _FREE or held.size_bytes:
-                found.append(replace(_shaped(operator, graph), parameters=held))
-    return found
+            parameters = operator_parameters.count(operator, graph, target)
+            if operator.name not in _FREE_OPERATORS or parameters.size_bytes:
+                layers.append(replace(_array_layer(operator, graph), parameters=parameters))
+    return layers
 
 
-def _shaped(operator: Operator, graph: Graph) -> ArrayLayer:
-    """An operator as a layer: kind, shapes and window."""
-    made, index = _map(graph.made(operator)[0]), (operator.index, operator.name)
-    activations = [each for each in graph.given(operator) if not each.is_constant] or graph.given(operator)
-    given = _map(activations[0]) if activations else made
-    kind = _KINDS.get(operator.name)
+def _array_layer(operator: Operator, graph: Graph) -> ArrayLayer:
+    """Return an operator as a layer: kind, shapes and window."""
+    output_shape = _map_shape(graph.output_tensors(operator)[0])
+    inputs = graph.input_tensors(operator)
+    activations = [tensor for tensor in inputs if not tensor.is_constant] or inputs
+    input_shape = _map_shape(activations[0]) if activations else output_shape
+    kind = _KINDS.get(operator.name, "elt")
+    window = (1, 1)
     if kind == "fc":
-        outputs, each = graph.tensors[operator.inputs[1]].shape
-        return ArrayLayer(kind, (1, 1, outputs), (1, 1, each), index=index[0], name=index[1])
-    if kind is not None:
+        output_channels, input_channels = graph.tensors[operator.inputs[1]].shape
+        output_shape = (1, 1, output_channels)
+        input_shape = (1, 1, input_channels)
+    elif kind in ("conv", "tconv", "dw"):
         _, height, width, _ = graph.tensors[operator.inputs[1]].shape
-        return ArrayLayer(kind, made, given, (height, width), index=index[0], name=index[1])
-    if operator.name in ("AVERAGE_POOL_2D", "MAX_POOL_2D"):
+        window = (height, width)
+    elif operator.name in ("AVERAGE_POOL_2D", "MAX_POOL_2D"):
+        kind = "pool"
         window = (operator.option("filterHeight", 1), operator.option("filterWidth", 1))
-        return ArrayLayer("pool", made, given, window, index=index[0], name=index[1])
-    if operator.name in ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN") and given[2] == made[2]:
-        return ArrayLayer(
-            "pool", made, given, (given[0] // made[0], given[1] // made[1]), index=index[0], name=index[1]
-        )
-    return ArrayLayer("elt", made, given, index=index[0], name=index[1])
+    elif operator.name in ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN") and input_shape[2] == output_shape[2]:
+        kind = "pool"
+        window = (input_shape[0] // output_shape[0], input_shape[1] // output_shape[1])
+    return ArrayLayer(kind, output_shape, input_shape, window, index=operator.index, name=operator.name)
 
 
-def _map(tensor: Tensor) -> tuple[int, int, int]:
+def _map_shape(tensor: Tensor) -> tuple[int, int, int]:
     height, width, channels = (1, 1, 1, *tensor.shape)[-3:]
     return height, width, channels
 
 
-def _sent(
+def _bus_traffic(
     graph: Graph,
     on_tpu: set[int],
     layers: Sequence[ArrayLayer],
-    found: Check,
+    checked: Check,
     target: Target,
     compiled: Inspection | None,
-) -> Sent:
-    """Return what crosses the bus: tensors, instructions, and parameters that are not cached."""
-    makers = {tensor: operator.index for operator in graph.operators for tensor in operator.outputs}
-    taken = {i for op in graph.operators if op.index in on_tpu for i in op.inputs if i != NONE}
-    wanted = {i for op in graph.operators if op.index not in on_tpu for i in op.inputs} | set(graph.outputs)
-    inputs = sum(
-        graph.tensors[i].elements
-        for i in taken
-        if makers.get(i, NONE) not in on_tpu and not graph.tensors[i].is_constant
-    )
-    outputs = sum(latency.sent_bytes(_map(graph.tensors[i])) for i in wanted if makers.get(i, NONE) in on_tpu)
-    held = latency.split(layers, target)
-    streamed = [each.parameters.size_bytes * out for each, out in zip(layers, held.streamed, strict=True)]
-    instructions = latency.instruction_bytes(layers, inputs + outputs)
+) -> BusTraffic:
+    """Return the bytes on the bus: tensors, instructions, and parameters that are not cached."""
+    made_on_tpu: set[int] = set()
+    read_on_tpu: set[int] = set()
+    read_on_host = set(graph.outputs)
+    for operator in graph.operators:
+        if operator.index in on_tpu:
+            made_on_tpu.update(operator.outputs)
+            read_on_tpu.update(operator.inputs)
+        else:
+            read_on_host.update(operator.inputs)
+    sent = [graph.tensors[index] for index in read_on_tpu - made_on_tpu - {NONE}]
+    input_bytes = sum(tensor.elements for tensor in sent if not tensor.is_constant)
+    received = [graph.tensors[index] for index in read_on_host & made_on_tpu]
+    output_bytes = sum(latency.padded_map_bytes(_map_shape(tensor)) for tensor in received)
+    streamed = latency.streamed_bytes(layers, target)
     if compiled is not None:
-        streamed = _really(streamed, layers, compiled.streamed_bytes)
-    # Instructions stay predicted, with which the constants were fitted: MobileNetV1 0.25 at 128 pixels has 170 kB of
-    # them, and would take 0.6 ms on PCIe by their bytes; 0.36 ms were measured.
-    return Sent(inputs, outputs, instructions, tuple(streamed), max(found.subgraphs, 1))
+        streamed = _distribute_streamed_bytes(streamed, layers, compiled.streamed_bytes)
+    # Instructions are always predicted, because the constants were fitted with predicted ones: MobileNetV1 0.25 at 128
+    # pixels has 170 kB of them. By their bytes it would take 0.6 ms on PCIe; 0.36 ms were measured.
+    instruction_bytes = latency.instruction_bytes(layers, input_bytes + output_bytes)
+    return BusTraffic(input_bytes, output_bytes, instruction_bytes, streamed, max(checked.subgraphs, 1))
 
 
-def _really(predicted: Sequence[int], layers: Sequence[ArrayLayer], streamed_bytes: int) -> list[int]:
-    """The bytes that are really streamed, given to those layers that were thought to be, then to the largest."""
-    left, found = streamed_bytes, [0] * len(layers)
+def _distribute_streamed_bytes(
+    predicted: Sequence[int], layers: Sequence[ArrayLayer], streamed_bytes: int
+) -> tuple[int, ...]:
+    """Distribute the real streamed bytes over the layers: first those predicted as streamed, then the largest."""
+    remaining = streamed_bytes
+    layer_bytes = [0] * len(layers)
     sizes = [layer.parameters.size_bytes for layer in layers]
-    for index in sorted(range(len(layers)), key=lambda i: (predicted[i] == 0, -sizes[i])):
-        found[index] = min(sizes[index], left)
-        left -= found[index]
-    return found
+    for index in sorted(range(len(layers)), key=lambda index: (predicted[index] == 0, -sizes[index])):
+        layer_bytes[index] = min(sizes[index], remaining)
+        remaining -= layer_bytes[index]
+    return tuple(layer_bytes)
 
 
 def _cpu_ms(graph: Graph, operator: Operator, bus: Mapping[str, Any]) -> float:
-    """An operator on one core of the host: by its multiply-accumulates, or else by its elements."""
+    """Return the time of an operator on one core of the host: from its multiply-accumulates, or from its elements."""
     macs = arithmetic.macs(graph, operator)
     if macs:
         return float(macs * bus["cpu_ns_per_mac"] / 1e6)
-    if operator.name in _FREE:
+    if operator.name in _FREE_OPERATORS:
         return 0.0
-    elements = sum(tensor.elements for tensor in graph.given(operator) if not tensor.is_constant)
-    made = sum(tensor.elements for tensor in graph.made(operator))
-    return float(max(elements, made) * bus["cpu_ns_per_element"] / 1e6)
+    input_elements = sum(tensor.elements for tensor in graph.input_tensors(operator) if not tensor.is_constant)
+    output_elements = sum(tensor.elements for tensor in graph.output_tensors(operator))
+    return float(max(input_elements, output_elements) * bus["cpu_ns_per_element"] / 1e6)
 
 
-def _with_cpu(told: LatencyPrediction, cpu_ms: float, fullness: float) -> LatencyPrediction:
-    """The prediction with what runs on the CPU; the upper end is higher where activations do not fit the tiles."""
-    over = min(max(fullness, 1.0), LATENCY["largest_factor"])
+def _add_cpu_time(prediction: LatencyPrediction, cpu_ms: float, tile_share: float) -> LatencyPrediction:
+    """Add the CPU operators. The upper limit is higher if the activations do not fit into the tiles."""
+    factor = min(max(tile_share, 1.0), LATENCY["largest_factor"])
     return replace(
-        told,
-        total=told.total + cpu_ms,
-        low=told.low + cpu_ms / LATENCY["cpu_factor"],
-        high=told.high * over + cpu_ms * LATENCY["cpu_factor"],
-        parts={**told.parts, "cpu_ms": cpu_ms},
+        prediction,
+        total=prediction.total + cpu_ms,
+        low=prediction.low + cpu_ms / LATENCY["cpu_factor"],
+        high=prediction.high * factor + cpu_ms * LATENCY["cpu_factor"],
+        parts={**prediction.parts, "cpu_ms": cpu_ms},
     )
 
 
-def _advice(
-    layers: Sequence[ArrayLayer],
-    sent: Sent,
-    constants: Mapping[str, Any],
-    host: str,
-    clock: str,
-    cpu_ms: float,
-    alone_ms: float,
-) -> tuple[tuple[str, float], ...]:
-    """Return changes that lower the latency, tried with the same prediction, the largest saving first."""
+@dataclass(frozen=True)
+class _Advisor:
+    """A network and the host that it runs on, for predictions of changed networks."""
 
-    def total(changed: Sequence[ArrayLayer], over_bus: Sent) -> float:
-        return latency.predict(changed, over_bus, constants, host, clock).total
+    layers: Sequence[ArrayLayer]
+    traffic: BusTraffic
+    constants: Mapping[str, Any]
+    host: str
+    clock: str
 
-    now = total(layers, sent)
-    found = []
-    if alone_ms < now + cpu_ms:
-        found.append(
-            (f"too small for the Edge TPU: on the CPU alone it takes about {alone_ms:.3g} ms", now + cpu_ms - alone_ms)
-        )
-    if any(sent.streamed):
-        saves = now - total(layers, replace(sent, streamed=(0,) * len(layers)))
-        found.append((f"{sum(sent.streamed) / 1e6:.2f} MB less, and no parameters are sent at every inference", saves))
-    if cpu_ms:
-        found.append(("let what runs on the CPU run in the application, or legalize it", cpu_ms))
-    for place, layer in enumerate(layers):
-        if layer.kind in WEIGHTED and layer.made[2] % ROW_BLOCK and layer.made[2] > ROW_BLOCK:
-            less = layer.made[2] % ROW_BLOCK
-            smaller = [*layers[:place], _narrower(layer, less), *layers[place + 1 :]]
-            free = up(layer.made[2], ROW_BLOCK) - layer.made[2]
-            what = f"{layer.name} {layer.index}: {free} more output channels are free, or {less} fewer save time"
-            found.append((what, now - total(smaller, sent)))
-    worth = [each for each in found if each[1] > _WORTH * (now + cpu_ms)]
-    return tuple(sorted(worth, key=lambda each: -each[1]))
+    def advice(self, cpu_ms: float, cpu_alone_ms: float) -> tuple[tuple[str, float], ...]:
+        """Return changes that reduce the latency with the ms that each saves, in decreasing order."""
+        tpu_ms = self._total(self.layers, self.traffic)
+        total_ms = tpu_ms + cpu_ms
+        changes = []
+        if cpu_alone_ms < total_ms:
+            what = f"too small for the Edge TPU: on the CPU alone it takes about {cpu_alone_ms:.3g} ms"
+            changes.append((what, total_ms - cpu_alone_ms))
+        streamed_bytes = sum(self.traffic.streamed_bytes)
+        if streamed_bytes:
+            cached = replace(self.traffic, streamed_bytes=(0,) * len(self.layers))
+            what = f"{streamed_bytes / 1e6:.2f} MB less, and no parameters are sent at every inference"
+            changes.append((what, tpu_ms - self._total(self.layers, cached)))
+        if cpu_ms:
+            changes.append(("run the CPU operators in the application, or legalize the model", cpu_ms))
+        for position, layer in enumerate(self.layers):
+            excess = layer.output_shape[2] % ROW_BLOCK
+            if layer.kind in WEIGHTED and excess and layer.output_shape[2] > ROW_BLOCK:
+                changes.append(self._channel_advice(position, layer, excess, tpu_ms))
+        worthwhile = [change for change in changes if change[1] > _MIN_SAVING * total_ms]
+        return tuple(sorted(worthwhile, key=lambda change: -change[1]))
 
+    def _channel_advice(self, position: int, layer: ArrayLayer, excess: int, tpu_ms: float) -> tuple[str, float]:
+        height, width, channels = layer.output_shape
+        narrower = replace(layer, output_shape=(height, width, channels - excess))
+        changed = [*self.layers[:position], narrower, *self.layers[position + 1 :]]
+        free = round_up(channels, ROW_BLOCK) - channels
+        what = f"{layer.name} {layer.index}: {free} more output channels are free, or {excess} fewer save time"
+        return what, tpu_ms - self._total(changed, self.traffic)
 
-def _narrower(layer: ArrayLayer, less: int) -> ArrayLayer:
-    height, width, channels = layer.made
-    return replace(layer, made=(height, width, channels - less))
+    def _total(self, layers: Sequence[ArrayLayer], traffic: BusTraffic) -> float:
+        return latency.predict(layers, traffic, self.constants, self.host, self.clock).total

@@ -1,4 +1,4 @@
-"""`inspect`: a compiled .tflite file, opened."""
+"""`inspect`: the contents of a compiled .tflite file."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from compress.tflite import graph
 from compress.tflite.graph import Graph, Tensor
 
 SCHEMA_VERSION = 1
-LEAST_SHARE, MOST_TIMES, OWN_BYTES = 0.8, 8, 1 << 16
-"""Real bytes of parameters by what is predicted for the same model. Of 29 models 28 are within 2%; of an LSTM the
-compiler makes 5 times as many, with matrices of its own."""
-MADE_OF_IT = "give the file that edgetpu_compiler made of this model"
+# The limits of the real parameter bytes, relative to the prediction for the same model. For 28 of 29 compiled models
+# the prediction is within 2%. For an LSTM the compiler adds matrices, and the file has 5 times as many bytes.
+MIN_PARAMETER_SHARE = 0.8
+MAX_PARAMETER_FACTOR = 8
+EXTRA_PARAMETER_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """The content of a compiled model.
+    """The contents of a compiled model.
 
     Attributes:
-        packages: what each of its custom operators holds, in their order.
-        cpu_ops: the operators that stay on the CPU.
+        packages: the contents of its custom operators, in their order.
+        cpu_ops: the names of the operators that stay on the CPU.
         inputs: the model's inputs.
         outputs: the model's outputs.
     """
@@ -42,30 +43,30 @@ class Inspection:
 
     @property
     def executables(self) -> tuple[Executable, ...]:
-        """The programs of all packages."""
-        return tuple(executable for each in self.packages for executable in each.executables)
+        """The executables of all packages."""
+        return tuple(executable for package in self.packages for executable in package.executables)
 
     @property
     def min_runtime(self) -> int:
-        """The oldest runtime that can run all of it."""
-        return max(each.min_runtime for each in self.packages)
+        """The oldest runtime that can run the whole model."""
+        return max(package.min_runtime for package in self.packages)
 
     @property
     def cached_bytes(self) -> int:
         """Parameters that are loaded once and stay on the chip."""
-        return sum(each.cached_bytes for each in self.packages)
+        return sum(package.cached_bytes for package in self.packages)
 
     @property
     def streamed_bytes(self) -> int:
         """Parameters that are sent at every inference."""
-        return sum(each.streamed_bytes for each in self.packages)
+        return sum(package.streamed_bytes for package in self.packages)
 
     def to_json(self) -> dict[str, Any]:
-        """As a plain map, schema 1."""
+        """Return the contents as a plain map, schema 1."""
         return {
             "schema_version": SCHEMA_VERSION,
             "min_runtime": self.min_runtime,
-            "compiler_versions": sorted({each.compiler_version for each in self.packages}),
+            "compiler_versions": sorted({package.compiler_version for package in self.packages}),
             "cached_bytes": self.cached_bytes,
             "streamed_bytes": self.streamed_bytes,
             "custom_ops": len(self.packages),
@@ -75,112 +76,25 @@ class Inspection:
             "executables": [asdict(executable) for executable in self.executables],
         }
 
-
-def inspect(path: Path) -> Inspection:
-    """Open a compiled model.
-
-    Raises:
-        ModelError: not a .tflite file, not compiled, or not by the vendor's compiler.
-    """
-    return opened(graph.read(path), str(path))
-
-
-def opened(parsed: Graph, where: str = "") -> Inspection:
-    """Open a file that is parsed already; `where` names it in messages.
-
-    Raises:
-        ModelError: not compiled, or not by the vendor's compiler.
-    """
-    compiled = [
-        operator for operator in parsed.operators if operator.custom and operator.name == darwinn_package.OPERATOR
-    ]
-    if not compiled:
-        raise ModelError(
-            f"has no {darwinn_package.OPERATOR}: it is not compiled for the Edge TPU",
-            where=where,
-            todo="give the file that edgetpu_compiler wrote (…_edgetpu.tflite)",
-        )
-    try:
-        packages = tuple(darwinn_package.read(_options(parsed, operator.index)) for operator in compiled)
-    except ModelError as error:
-        error.where = where
-        raise
-    on_tpu = {operator.index for operator in compiled}
-    return Inspection(
-        packages,
-        tuple(operator.name for operator in parsed.operators if operator.index not in on_tpu),
-        tuple(parsed.tensors[index] for index in parsed.inputs),
-        tuple(parsed.tensors[index] for index in parsed.outputs),
-    )
-
-
-def against(found: Inspection, original: Path, target: Target) -> list[dict[str, Any]]:
-    """Compare what `check` predicts for the original with the content of the compiled model.
-
-    Args:
-        found: the compiled model.
-        original: the .tflite file it was compiled from.
-        target: the target, with the compiler's version.
-
-    Raises:
-        ModelError: the original cannot be read.
-    """
-    return [
-        {"name": name, "predicted": one, "real": other}
-        for name, (one, other) in _pairs(found, graph.read(original), target).items()
-    ]
-
-
-def _pairs(found: Inspection, original: Graph, target: Target) -> dict[str, tuple[int | None, int]]:
-    predicted = check(original, target)
-    sizes = predicted.parameters
-    on_cpu = [op.op for op in predicted.placement.ops if op.placement == "cpu"]
-    tile = max(executable.narrow_bytes_per_tile for executable in found.executables)
-    return {
-        "cached_bytes": (sizes.cached_bytes if sizes else None, found.cached_bytes),
-        "streamed_bytes": (sizes.streamed_bytes if sizes else None, found.streamed_bytes),
-        "narrow_bytes_per_tile": (predicted.activation_bytes, tile),
-        "partitions": (predicted.subgraphs, len(found.packages)),
-        "cpu_ops": (len(on_cpu), len(found.cpu_ops)),
-    }
-
-
-def refuse_another(found: Inspection, original: Graph, target: Target, where: str) -> None:
-    """Nothing, if a compiled model can have been made of an original; nor if the compiler would refuse that.
-
-    Args:
-        found: the compiled model.
-        original: what it is said to be compiled from.
-        target: the target, with the compiler's version.
-        where: the compiled file, for messages.
-
-    Raises:
-        ModelError: inputs, outputs, what stays on the CPU, or the bytes of parameters are another model's.
-    """
-    given = [original.tensors[index] for index in (*original.inputs, *original.outputs)]
-    ends, own = (
-        [f"{each.dtype} {list(each.shape)}" for each in some] for some in ((*found.inputs, *found.outputs), given)
-    )
-    pairs = _pairs(found, original, target)
-    predicted, real = (sum(size or 0 for size in sizes) for sizes in zip(*list(pairs.values())[:2], strict=True))
-    alike = pairs["cpu_ops"][0] == pairs["cpu_ops"][1]  # otherwise less may be mapped than is predicted
-    if pairs["cached_bytes"][0] is None:
-        return
-    if ends != own:
-        what = f"takes and gives {', '.join(ends)}; the model {', '.join(own)}"
-    elif strange := Counter(found.cpu_ops) - Counter(operator.name for operator in original.operators):
-        what = f"leaves {', '.join(strange)} on the CPU, of which the model has fewer"
-    elif real > MOST_TIMES * predicted + OWN_BYTES or (alike and real < LEAST_SHARE * predicted):
-        what = f"holds {real:,} bytes of parameters; of the model {predicted:,} are expected"
-    else:
-        return
-    raise ModelError(f"{what}: it was compiled from another model", where=where, todo=MADE_OF_IT)
-
-
-def _options(parsed: Graph, index: int) -> bytes:
-    """The custom options of an operator, as stored."""
-    stored = parsed.source.subgraphs[0].operators[index].customOptions
-    return b"" if stored is None else bytes(stored)
+    def describe(self) -> str:
+        """Return the contents as text for a person."""
+        lines = [
+            f"minimum runtime    {self.min_runtime}",
+            f"cached on chip     {self.cached_bytes:,} bytes of parameters, loaded once",
+            f"streamed           {self.streamed_bytes:,} bytes of parameters at every inference",
+            f"custom operators   {len(self.packages)}",
+            f"left on the CPU    {', '.join(self.cpu_ops) or 'none'}",
+            *(_describe_tensor("input", tensor) for tensor in self.inputs),
+            *(_describe_tensor("output", tensor) for tensor in self.outputs),
+        ]
+        tile_bytes = MEMORY["narrow_bytes_per_tile"]
+        lines += [
+            f"{executable.type:<18} {executable.parameter_bytes:,} bytes of parameters, "
+            f"{executable.instruction_bytes:,} of instructions, {executable.scratch_bytes:,} of scratch, "
+            f"{executable.narrow_bytes_per_tile:,} of {tile_bytes:,} in each tile, token {executable.token:016x}"
+            for executable in self.executables
+        ]
+        return "\n".join(lines) + "\n"
 
 
 def _tensor(tensor: Tensor) -> dict[str, Any]:
@@ -194,51 +108,167 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
     }
 
 
-def describe(found: Inspection) -> str:
-    """Return the content as text for a person."""
-    lines = [
-        f"minimum runtime    {found.min_runtime}",
-        f"cached on chip     {found.cached_bytes:,} bytes of parameters, loaded once",
-        f"streamed           {found.streamed_bytes:,} bytes of parameters at every inference",
-        f"custom operators   {len(found.packages)}",
-        f"left on the CPU    {', '.join(found.cpu_ops) or 'none'}",
-    ]
-    for name, tensors in (("input", found.inputs), ("output", found.outputs)):
-        for tensor in tensors:
-            shown = _tensor(tensor)
-            scaled = "" if shown["scale"] is None else f"  scale {shown['scale']:g}, zero point {shown['zero_point']}"
-            lines.append(f"{name:<18} {shown['dtype']} {shown['shape']} {shown['name']}{scaled}")
-    tile_bytes = MEMORY["narrow_bytes_per_tile"]
-    lines += [
-        f"{executable.type:<18} {executable.parameter_bytes:,} bytes of parameters, "
-        f"{executable.instruction_bytes:,} of instructions, {executable.scratch_bytes:,} of scratch, "
-        f"{executable.narrow_bytes_per_tile:,} of {tile_bytes:,} in each tile, token {executable.token:016x}"
-        for executable in found.executables
-    ]
-    return "\n".join(lines) + "\n"
+def _describe_tensor(kind: str, tensor: Tensor) -> str:
+    row = _tensor(tensor)
+    line = f"{kind:<18} {row['dtype']} {row['shape']} {row['name']}"
+    return line if row["scale"] is None else f"{line}  scale {row['scale']:g}, zero point {row['zero_point']}"
 
 
 @dataclass(frozen=True)
-class Inspected:
-    """A compiled model, and what was predicted for its original.
+class FigureComparison:
+    """A predicted figure of a model, and the real one in the compiled file."""
+
+    name: str
+    predicted: int | None
+    real: int
+
+
+@dataclass(frozen=True)
+class InspectionResult:
+    """The contents of a compiled model, and a comparison with the prediction for its original.
 
     Attributes:
         inspection: the compiled model.
-        rows: predicted and real figures, as `against` returns them; None without an original.
+        rows: the comparison; None without an original.
     """
 
     inspection: Inspection
-    rows: Sequence[Mapping[str, Any]] | None
+    rows: Sequence[FigureComparison] | None
 
     def describe(self) -> str:
         """Return both as text for a person."""
-        rows = (
-            f"{row['name']:<24} predicted {row['predicted']!s:>12}  real {row['real']!s:>12}\n"
-            for row in self.rows or ()
-        )
-        return describe(self.inspection) + "".join(rows)
+        rows = (f"{row.name:<24} predicted {row.predicted!s:>12}  real {row.real!s:>12}\n" for row in self.rows or ())
+        return self.inspection.describe() + "".join(rows)
 
     def to_json(self) -> dict[str, Any]:
         """Return both as a plain map."""
-        against = {} if self.rows is None else {"against": list(self.rows)}
-        return {**self.inspection.to_json(), **against}
+        result = self.inspection.to_json()
+        if self.rows is not None:
+            result["against"] = [asdict(row) for row in self.rows]
+        return result
+
+
+def inspect(path: Path) -> Inspection:
+    """Read a compiled model.
+
+    Raises:
+        ModelError: not a .tflite file, not compiled, or not compiled by the vendor's compiler.
+    """
+    return inspect_graph(graph.read(path), str(path))
+
+
+def inspect_graph(parsed: Graph, where: str = "") -> Inspection:
+    """Return the contents of a compiled model that is already parsed; `where` is its name in messages.
+
+    Raises:
+        ModelError: not compiled, or not compiled by the vendor's compiler.
+    """
+    custom_operators = []
+    cpu_ops = []
+    for operator in parsed.operators:
+        if operator.custom and operator.name == darwinn_package.OPERATOR:
+            custom_operators.append(operator)
+        else:
+            cpu_ops.append(operator.name)
+    if not custom_operators:
+        raise ModelError(
+            f"has no {darwinn_package.OPERATOR}: it is not compiled for the Edge TPU",
+            where=where,
+            todo="give the file that edgetpu_compiler wrote (…_edgetpu.tflite)",
+        )
+    try:
+        packages = tuple(darwinn_package.read(_custom_options(parsed, operator.index)) for operator in custom_operators)
+    except ModelError as error:
+        error.where = where
+        raise
+    inputs = tuple(parsed.tensors[index] for index in parsed.inputs)
+    outputs = tuple(parsed.tensors[index] for index in parsed.outputs)
+    return Inspection(packages, tuple(cpu_ops), inputs, outputs)
+
+
+def _custom_options(parsed: Graph, index: int) -> bytes:
+    """Return the custom options of an operator, as stored."""
+    stored = parsed.source.subgraphs[0].operators[index].customOptions
+    return b"" if stored is None else bytes(stored)
+
+
+def compare_with_prediction(inspection: Inspection, original: Graph, target: Target) -> list[FigureComparison]:
+    """Compare the contents of a compiled model with the predictions of `check` for the original.
+
+    Args:
+        inspection: the compiled model.
+        original: the model that it was compiled from.
+        target: the Edge TPU with the compiler's version.
+
+    Raises:
+        ModelError: the original is damaged.
+    """
+    predicted = check(original, target)
+    sizes = predicted.parameters
+    cpu_ops = sum(op.placement == "cpu" for op in predicted.placement.ops)
+    tile_bytes = max(executable.narrow_bytes_per_tile for executable in inspection.executables)
+    return [
+        FigureComparison("cached_bytes", sizes.cached_bytes if sizes else None, inspection.cached_bytes),
+        FigureComparison("streamed_bytes", sizes.streamed_bytes if sizes else None, inspection.streamed_bytes),
+        FigureComparison("narrow_bytes_per_tile", predicted.activation_bytes, tile_bytes),
+        FigureComparison("partitions", predicted.subgraphs, len(inspection.packages)),
+        FigureComparison("cpu_ops", cpu_ops, len(inspection.cpu_ops)),
+    ]
+
+
+def verify_same_model(inspection: Inspection, original: Graph, target: Target, where: str) -> None:
+    """Verify that a compiled model can come from an original. Accept every original that the compiler would reject.
+
+    Args:
+        inspection: the compiled model.
+        original: the model that it was compiled from.
+        target: the Edge TPU with the compiler's version.
+        where: the compiled file, for messages.
+
+    Raises:
+        ModelError: inputs, outputs, CPU operators or parameter bytes differ from those of the original.
+    """
+    figures = {row.name: row for row in compare_with_prediction(inspection, original, target)}
+    if figures["cached_bytes"].predicted is None:
+        return
+    difference = (
+        _interface_difference(inspection, original)
+        or _cpu_difference(inspection, original)
+        or _parameter_difference(figures)
+    )
+    if difference:
+        raise ModelError(
+            f"{difference}: it was compiled from another model",
+            where=where,
+            todo="give the file that edgetpu_compiler wrote for this model",
+        )
+
+
+def _interface_difference(inspection: Inspection, original: Graph) -> str:
+    compiled = [_type_and_shape(tensor) for tensor in (*inspection.inputs, *inspection.outputs)]
+    expected = [_type_and_shape(original.tensors[index]) for index in (*original.inputs, *original.outputs)]
+    if compiled == expected:
+        return ""
+    return f"has the inputs and outputs {', '.join(compiled)}; the model has {', '.join(expected)}"
+
+
+def _type_and_shape(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _cpu_difference(inspection: Inspection, original: Graph) -> str:
+    unexpected = Counter(inspection.cpu_ops) - Counter(operator.name for operator in original.operators)
+    return f"leaves {', '.join(unexpected)} on the CPU, and the model has fewer of them" if unexpected else ""
+
+
+def _parameter_difference(figures: Mapping[str, FigureComparison]) -> str:
+    rows = (figures["cached_bytes"], figures["streamed_bytes"])
+    real = sum(row.real for row in rows)
+    predicted = sum(row.predicted or 0 for row in rows)
+    # If more operators stay on the CPU than predicted, the compiled file may have fewer parameters.
+    same_placement = figures["cpu_ops"].predicted == figures["cpu_ops"].real
+    too_many = real > MAX_PARAMETER_FACTOR * predicted + EXTRA_PARAMETER_BYTES
+    too_few = same_placement and real < MIN_PARAMETER_SHARE * predicted
+    if not too_many and not too_few:
+        return ""
+    return f"has {real:,} bytes of parameters; {predicted:,} are expected for the model"

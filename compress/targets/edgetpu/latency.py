@@ -1,10 +1,10 @@
-"""The latency of one inference, predicted from the shapes of the layers.
+"""Latency of a network on the Edge TPU, predicted from the shapes of its layers.
 
-A network is a list of `ArrayLayer`s and what is sent over the bus; where they come from (a .tflite file, a table of
-published shapes) is not known here. The form: the array computes 4x4 tiles of the map, 4 input by 64 output channels at
-a time, so only whole steps save time; instructions are sent at every inference; parameters that are streamed overlap
-with their own layer's computing, and on x86 hosts all that is sent overlaps with all that is computed. The constants
-are in `edgetpu.toml`; `benchmarks/latency.py` fits them and reports the error of each published measurement.
+A network is a list of `ArrayLayer`s and the traffic on the bus, from a .tflite file or from a table of shapes. The
+model of the hardware: the array computes 4x4 tiles of a feature map, and blocks of 4 input by 64 output channels, so
+time is saved in whole steps only. Instructions are sent at every inference. Streamed parameters overlap with the
+computation of their own layer; on x86 hosts all transfers overlap with all computation. The constants are in
+`edgetpu.toml`; `benchmarks/latency.py` fits them and reports the error for each published measurement.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 from compress.targets.base import OperatorShape, Target
 from compress.targets.edgetpu import parameter_memory
 from compress.targets.edgetpu.constants import ARRAY, LATENCY
-from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, ROW_BLOCK, Parameters, Split, up
+from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, ROW_BLOCK, Parameters, round_up
 
 TILES = ARRAY["tiles"]
 WEIGHTED = ("conv", "tconv", "fc")
 KINDS = (*WEIGHTED, "dw", "pool", "elt")
-"""Kinds of layers: convolution, transposed, dense; depthwise, pooling, and whatever goes element by element."""
+"""Kinds of layers: convolution, transposed convolution, dense; depthwise, pooling, element-wise."""
 CLOCKS: dict[str, float] = LATENCY["clocks"]
-"""Cycles take so many times as long: libedgetpu1-std runs an Edge TPU on USB at half of what libedgetpu1-max does."""
+"""Duration of a cycle by clock, relative to the maximum clock (USB: libedgetpu1-std has half of it)."""
 
 
 @dataclass(frozen=True)
@@ -40,93 +40,101 @@ class ArrayLayer(OperatorShape):
 
     @cached_property
     def megacycles(self) -> float:
-        """Millions of cycles of the array: whole tiles, whole steps of channels."""
-        height, width = (self.given if self.kind == "tconv" else self.made)[:2]
+        """Millions of cycles of the array: whole tiles, and whole blocks of channels."""
+        computed_shape = self.input_shape if self.kind == "tconv" else self.output_shape
+        height, width = computed_shape[:2]
         taps = self.kernel[0] * self.kernel[1]
-        positions = up(height, TILES) * up(width, TILES) // TILES**2
+        positions = round_up(height, TILES) * round_up(width, TILES) // TILES**2
+        output_channels = self.output_shape[2]
+        blocks = round_up(output_channels, INPUT_BLOCK) // INPUT_BLOCK
         if self.kind in WEIGHTED:
-            blocks = up(self.given[2], INPUT_BLOCK) * up(self.made[2], ROW_BLOCK) // (INPUT_BLOCK * ROW_BLOCK)
-        else:
-            blocks = up(self.made[2], INPUT_BLOCK) // INPUT_BLOCK
+            input_blocks = round_up(self.input_shape[2], INPUT_BLOCK) // INPUT_BLOCK
+            blocks = input_blocks * (round_up(output_channels, ROW_BLOCK) // ROW_BLOCK)
         return positions * taps * blocks / 1e6
 
     @cached_property
     def passes(self) -> int:
-        """The number of times that its weights are sent if they are streamed: large maps are computed part by part."""
-        sides = []
-        for side in (0, 1):
-            stride = max(round(self.given[side] / max(self.made[side], 1)), 1)
-            sides.append(-(-self.given[side] // TILES) + max(self.kernel[side] - stride, 0))
-        held = sides[0] * sides[1] * up(self.given[2], INPUT_BLOCK)
-        held += -(-self.made[0] // TILES) * -(-self.made[1] // TILES) * up(self.made[2], INPUT_BLOCK)
-        fitting = (row["times"] for row in LATENCY["weight_passes"] if held <= row["up_to_kib"] * 1024)
-        return int(next(fitting, LATENCY["most_weight_passes"]))
+        """How often streamed weights are sent in one inference: large feature maps are computed in several parts."""
+        tile = []
+        for axis in (0, 1):
+            stride = max(round(self.input_shape[axis] / max(self.output_shape[axis], 1)), 1)
+            tile.append(-(-self.input_shape[axis] // TILES) + max(self.kernel[axis] - stride, 0))
+        tile_bytes = tile[0] * tile[1] * round_up(self.input_shape[2], INPUT_BLOCK)
+        height, width, channels = self.output_shape
+        tile_bytes += -(-height // TILES) * -(-width // TILES) * round_up(channels, INPUT_BLOCK)
+        for row in LATENCY["weight_passes"]:
+            if tile_bytes <= row["up_to_kib"] * 1024:
+                return int(row["times"])
+        return int(LATENCY["most_weight_passes"])
 
 
-def parameters(layer: ArrayLayer, target: Target) -> Parameters:
+def layer_parameters(layer: ArrayLayer, target: Target) -> Parameters:
     """Return the memory for the parameters of a layer with a known shape: per-channel scales, and a bias."""
     taps = layer.kernel[0] * layer.kernel[1]
+    height, width, channels = layer.output_shape
     if layer.kind == "dw":
-        return parameter_memory.depthwise(layer.made[2], taps, 12)
+        return parameter_memory.depthwise(channels, taps, 12)
     if layer.kind not in WEIGHTED:
         return parameter_memory.NONE
-    each, one = taps * up(layer.given[2], INPUT_BLOCK), layer.given[0] * layer.given[1] == 1
-    positions = layer.made[0] * layer.made[1]
-    found = parameter_memory.convolution(
-        layer.made[2], each, 4 if layer.kind == "fc" else 12, positions, one_position_in=one
+    per_output = taps * round_up(layer.input_shape[2], INPUT_BLOCK)
+    overhead = 4 if layer.kind == "fc" else 12
+    one_position_in = layer.input_shape[0] * layer.input_shape[1] == 1
+    parameters = parameter_memory.convolution(
+        channels, per_output, overhead, height * width, one_position_in=one_position_in
     )
-    return parameter_memory.never_cached(found, each, target)
+    return parameter_memory.mark_uncacheable(parameters, per_output, target)
 
 
-def instruction_bytes(layers: Sequence[ArrayLayer], sent_bytes: int) -> int:
-    """About how many bytes of instructions the compiler makes; half of compiled models are within a fifth of it.
+def instruction_bytes(layers: Sequence[ArrayLayer], transfer_bytes: int) -> int:
+    """Return the approximate bytes of instructions; for half of the compiled models the error is below 20%.
 
     Args:
-        layers: what runs on the Edge TPU.
-        sent_bytes: inputs and outputs together.
+        layers: the layers on the Edge TPU.
+        transfer_bytes: inputs and outputs together.
     """
     constants = LATENCY["instructions"]
-    total = constants["per_mb"] * max(sent_bytes / 2**20 - constants["fixed_mb"], 0)
+    total = constants["per_mb"] * max(transfer_bytes / 2**20 - constants["fixed_mb"], 0)
     return int(total + sum(_layer_instruction_bytes(layer, constants) for layer in layers))
 
 
 def _layer_instruction_bytes(layer: ArrayLayer, constants: Mapping[str, Any]) -> int:
-    """About how many bytes of instructions the compiler makes for one layer."""
     if layer.kind == "fc":
-        return int(constants["dense"] + constants["dense_per_block"] * -(-layer.made[2] // ROW_BLOCK))
+        return int(constants["dense"] + constants["dense_per_block"] * -(-layer.output_shape[2] // ROW_BLOCK))
     if layer.kind in WEIGHTED:
-        ragged = sum(side % TILES > 0 for side in layer.made[:2])
+        ragged = sum(size % TILES > 0 for size in layer.output_shape[:2])
         return int(constants["convolution"] + constants["ragged_side"] * constants["ragged_times"][ragged])
     return int(constants["depthwise"] if layer.kind == "dw" else constants["other"])
 
 
-def sent_bytes(made: tuple[int, int, int]) -> int:
-    """Return the bytes of a map on the bus to the host: its channels in blocks of 4, as compiled models have it."""
-    return made[0] * made[1] * up(made[2], INPUT_BLOCK)
+def padded_map_bytes(shape: tuple[int, int, int]) -> int:
+    """Return the bytes of an output feature map on the bus: channels in blocks of 4, as observed in compiled models."""
+    return shape[0] * shape[1] * round_up(shape[2], INPUT_BLOCK)
 
 
-def split(layers: Sequence[ArrayLayer], target: Target) -> Split:
-    """Which layers' parameters are streamed: what `check` says of the same operators."""
-    return parameter_memory.split([layer.parameters for layer in layers], target)
+def streamed_bytes(layers: Sequence[ArrayLayer], target: Target) -> tuple[int, ...]:
+    """Return the parameter bytes of each layer that are sent at every inference; 0 if they are cached."""
+    allocation = parameter_memory.allocate_cache([layer.parameters for layer in layers], target)
+    pairs = zip(layers, allocation.streamed, strict=True)
+    return tuple(layer.parameters.size_bytes if streamed else 0 for layer, streamed in pairs)
 
 
 @dataclass(frozen=True)
-class Sent:
-    """The traffic on the bus at every inference, in bytes.
+class BusTraffic:
+    """The bytes on the bus at every inference.
 
     Attributes:
-        inputs: from the host.
-        outputs: to the host.
-        instructions: of the program.
-        streamed: parameters of each layer, once; 0 where they are cached.
-        entries: how many times the Edge TPU is started.
+        input_bytes: from the host.
+        output_bytes: to the host.
+        instruction_bytes: of the executables.
+        streamed_bytes: of the parameters of each layer, counted once; 0 if they are cached.
+        invocations: how often the Edge TPU is started.
     """
 
-    inputs: int
-    outputs: int
-    instructions: int
-    streamed: tuple[int, ...]
-    entries: int = 1
+    input_bytes: int
+    output_bytes: int
+    instruction_bytes: int
+    streamed_bytes: tuple[int, ...]
+    invocations: int = 1
 
 
 @dataclass(frozen=True)
@@ -135,10 +143,10 @@ class LatencyPrediction:
 
     Attributes:
         total: the sum of `parts`.
-        low: with `high`, the interval that measurements are expected in.
+        low: with `high`, the interval in which measurements are expected.
         high: see `low`.
-        parts: `fixed_ms` (starting, and instructions), `input_ms`, `compute_ms`, `stream_ms`, `output_ms`, `cpu_ms`.
-        layers: of each layer, its share of computing and streaming.
+        parts: `fixed_ms` (start, and instructions), `input_ms`, `compute_ms`, `stream_ms`, `output_ms`, `cpu_ms`.
+        layers: for each layer, its computation and streaming.
     """
 
     total: float
@@ -150,46 +158,52 @@ class LatencyPrediction:
 
 def compute_ms(layer: ArrayLayer, constants: Mapping[str, Any], clock: str = "max") -> float:
     """Return the time of the array for one layer."""
-    each = constants["conv_ns"] if layer.kind in WEIGHTED else constants["window_ns"]
-    return float(layer.megacycles * each * CLOCKS[clock])
+    ns_per_cycle = constants["conv_ns"] if layer.kind in WEIGHTED else constants["window_ns"]
+    return float(layer.megacycles * ns_per_cycle * CLOCKS[clock])
 
 
 def predict(
-    layers: Sequence[ArrayLayer], sent: Sent, constants: Mapping[str, Any], host: str, clock: str = "max"
+    layers: Sequence[ArrayLayer], traffic: BusTraffic, constants: Mapping[str, Any], host: str, clock: str = "max"
 ) -> LatencyPrediction:
-    """The latency of one inference.
+    """Predict the latency of one inference.
 
     Args:
-        layers: what runs on the Edge TPU.
-        sent: what goes over the bus.
+        layers: the layers on the Edge TPU.
+        traffic: the bytes on the bus.
         constants: the target's table `latency`.
         host: a key of `constants["hosts"]`.
         clock: a key of CLOCKS.
     """
     bus = constants["hosts"][host]
-    each = bus["transfer_ms_per_mb"] / 1e6
-    computed = [compute_ms(layer, constants, clock) for layer in layers]
-    streamed = [each * count * layer.passes for layer, count in zip(layers, sent.streamed, strict=True)]
-    orders = each * sent.instructions + constants["layer_us"] * len(layers) / 1000
-    inputs = each * sent.inputs
-    if bus["overlap"]:  # of everything sent with everything computed: the longer of both, rounded where they meet
+    ms_per_byte = bus["transfer_ms_per_mb"] / 1e6
+    computing = [compute_ms(layer, constants, clock) for layer in layers]
+    sizes = zip(layers, traffic.streamed_bytes, strict=True)
+    streaming = [ms_per_byte * size_bytes * layer.passes for layer, size_bytes in sizes]
+    instructions_ms = ms_per_byte * traffic.instruction_bytes + constants["layer_us"] * len(layers) / 1000
+    input_ms = ms_per_byte * traffic.input_bytes
+    if bus["overlap"]:
+        # All transfers overlap with all computation: the longer of both counts, with a smooth transition (p-norm).
         power = bus["overlap"]
-        moved = orders + inputs + sum(streamed)
-        apart = sum(computed) + moved
-        share = (sum(computed) ** power + moved**power) ** (1 / power) / apart if apart else 1.0
-        orders, inputs = orders * share, inputs * share
-        streamed, computed = [each * share for each in streamed], [each * share for each in computed]
-    else:  # layer by layer
-        streamed = [max(slow - fast, 0.0) for slow, fast in zip(streamed, computed, strict=True)]
+        transfer_ms = instructions_ms + input_ms + sum(streaming)
+        sequential_ms = sum(computing) + transfer_ms
+        overlapped_ms = (sum(computing) ** power + transfer_ms**power) ** (1 / power)
+        factor = overlapped_ms / sequential_ms if sequential_ms else 1.0
+        instructions_ms *= factor
+        input_ms *= factor
+        streaming = [layer_ms * factor for layer_ms in streaming]
+        computing = [layer_ms * factor for layer_ms in computing]
+    else:  # Each layer's streaming overlaps with its own computation.
+        pairs = zip(streaming, computing, strict=True)
+        streaming = [max(streaming_ms - computing_ms, 0.0) for streaming_ms, computing_ms in pairs]
     parts = {
-        "fixed_ms": bus["fixed_ms"] * sent.entries + orders,
-        "input_ms": inputs,
-        "compute_ms": sum(computed),
-        "stream_ms": sum(streamed),
-        "output_ms": bus["output_ms_per_mb"] / 1e6 * sent.outputs,
+        "fixed_ms": bus["fixed_ms"] * traffic.invocations + instructions_ms,
+        "input_ms": input_ms,
+        "compute_ms": sum(computing),
+        "stream_ms": sum(streaming),
+        "output_ms": bus["output_ms_per_mb"] / 1e6 * traffic.output_bytes,
         "cpu_ms": 0.0,
     }
     spread = exp(bus["spread"])
     total = sum(parts.values())
-    each_layer = tuple(fast + slow for fast, slow in zip(computed, streamed, strict=True))
-    return LatencyPrediction(total, total / spread, total * spread, parts, each_layer)
+    layers_ms = tuple(map(sum, zip(computing, streaming, strict=True)))
+    return LatencyPrediction(total, total / spread, total * spread, parts, layers_ms)

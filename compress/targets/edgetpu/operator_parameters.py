@@ -1,8 +1,8 @@
-"""The parameters of each operator of a graph, as `memory` counts them: one function for each kind of operator.
+"""The parameter memory of each operator of a graph: one function for each kind of operator.
 
-Beside the weights that are in the .tflite file, the compiler makes parameters of its own
-for what the hardware does by multiplying: concatenating or reshaping where channels are
-not a multiple of 4, and the table of a softmax.
+In addition to the weights in the .tflite file, the compiler adds parameters for operations that the hardware does by
+multiplication (concatenation and reshape, if the channels are not a multiple of 4), and the table of a softmax. Source:
+observed in compiled models.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import numpy as np
 from compress.targets.base import Target
 from compress.targets.edgetpu import parameter_memory
 from compress.targets.edgetpu.constants import PARAMETERS
-from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, Parameters, rows, up
+from compress.targets.edgetpu.parameter_memory import INPUT_BLOCK, Parameters, padded_rows, round_up
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 Count = Callable[[Operator, Graph, Target], Parameters]
 _Source = tuple[int, int, int]
 MAX_JOINED = 256
-"""Concatenations and splits that are looked through from one tensor, and parts of a split, at most."""
+"""The most concatenations and splits that are followed from one tensor, and the most outputs of a split."""
 MAX_KERNEL = 8192
-"""A kernel with a longer side is not believed."""
+"""The largest valid kernel size; a larger one means a damaged file."""
 
 
 def count(operator: Operator, graph: Graph, target: Target) -> Parameters:
     """Return the memory for an operator's parameters on the Edge TPU.
 
     Args:
-        operator: one of the graph's.
+        operator: an operator of the graph.
         graph: the model.
         target: the target, with its memory limits and the compiler's version.
     """
-    kind = COUNTS.get(operator.name)
-    return kind(operator, graph, target) if kind else parameter_memory.NONE
+    function = COUNTS.get(operator.name)
+    return function(operator, graph, target) if function else parameter_memory.NONE
 
 
 def _compiler(target: Target) -> str:
@@ -43,44 +43,53 @@ def _compiler(target: Target) -> str:
 
 
 def _position(tensor: Tensor) -> tuple[int, int, int]:
-    """Height, width and channels; what a tensor lacks in front is 1."""
+    """Return height, width and channels; missing dimensions are 1."""
     height, width, channels = (1, 1, 1, *tensor.shape)[-3:]
     return height, width, channels
 
 
 def _overhead(operator: Operator, graph: Graph, target: Target) -> int:
-    """Bytes of one output in addition to weights: 4 for a bias, 8 for a scale and zero point (4 if all are equal)."""
+    """Return the bytes of one output in addition to its weights: 4 for a bias, 8 for a scale (4 if all are equal)."""
     weights = graph.tensors[operator.inputs[1]]
-    each = 0
+    size_bytes = 0
     if len(operator.inputs) > 2 and operator.inputs[2] != NONE:
         bias = graph.tensors[operator.inputs[2]]
         dropped = _compiler(target) == "16.0" and weights.dtype == "INT8" and bias.is_zero
-        each += 0 if dropped else 4
+        size_bytes += 0 if dropped else 4
     if weights.quantization and weights.quantization.per_channel:
-        each += 4 if weights.quantization.one_scale else 8
-    return each
+        size_bytes += 4 if weights.quantization.one_scale else 8
+    return size_bytes
 
 
 def _taps(operator: Operator, graph: Graph, kernel: tuple[int, int]) -> int:
-    """The taps of a kernel that touch real input at some position: on tiny maps padding hides the others."""
-    inputs, outputs = graph.tensors[operator.inputs[0]], graph.made(operator)[0]
+    """Return the number of taps that read an input value at any position; on tiny maps others read only padding."""
+    inputs, outputs = graph.tensors[operator.inputs[0]], graph.output_tensors(operator)[0]
     same = operator.option("padding", 0) == 0
     if max(kernel) > MAX_KERNEL:
         raise ValueError(f"a kernel of {kernel[0]}x{kernel[1]}")
     touched = 1
     for axis, (letter, size) in enumerate(zip("HW", kernel, strict=True)):
-        length, made = _position(inputs)[axis], _position(outputs)[axis]
+        length, positions = _position(inputs)[axis], _position(outputs)[axis]
         stride = operator.option(f"stride{letter}", 1)
         dilation = operator.option(f"dilation{letter}Factor", 1)
         if stride < 1:
             raise ValueError(f"a stride of {stride}")
-        before = max((made - 1) * stride + (size - 1) * dilation + 1 - length, 0) // 2 if same else 0
-        touched *= _touching(size, dilation, before, stride, made, length)
+        before = max((positions - 1) * stride + (size - 1) * dilation + 1 - length, 0) // 2 if same else 0
+        touched *= _touching(size, dilation, before, stride, positions, length)
     return touched
 
 
 def _touching(taps: int, dilation: int, before: int, stride: int, positions: int, length: int) -> int:
-    """How many taps lie, at one of so many positions, on a side of `length` that has so much padding before it."""
+    """Return the number of taps along one axis that read an input value at any position.
+
+    Args:
+        taps: the size of the kernel.
+        dilation: the distance between taps.
+        before: the padding before the input.
+        stride: the distance between positions.
+        positions: the number of output positions.
+        length: the size of the input.
+    """
     starts = np.arange(taps, dtype=np.int64) * dilation - before
     first, last = np.maximum(0, -(starts // stride)), np.minimum(positions - 1, (length - 1 - starts) // stride)
     return int((first <= last).sum())
@@ -89,136 +98,139 @@ def _touching(taps: int, dilation: int, before: int, stride: int, positions: int
 def _convolution(operator: Operator, graph: Graph, target: Target) -> Parameters:
     outputs, kernel_h, kernel_w, channels = graph.tensors[operator.inputs[1]].shape
     height, width, _ = _position(graph.tensors[operator.inputs[0]])
-    made_h, made_w, _ = _position(graph.made(operator)[0])
-    for taker in graph.consumers.get(operator.outputs[0], ()):
-        last = graph.made(taker)[0].shape[-1:] or (1,)
-        if taker.name == "RESHAPE" and 1 < last[0] < outputs and outputs % last[0] == 0:
-            outputs = outputs // last[0] * up(last[0], INPUT_BLOCK)  # boxes x coordinates: each part padded
-    per_output = _taps(operator, graph, (kernel_h, kernel_w)) * up(channels, INPUT_BLOCK)
-    found = parameter_memory.convolution(
+    output_height, output_width, _ = _position(graph.output_tensors(operator)[0])
+    for consumer in graph.consumers.get(operator.outputs[0], ()):
+        last = graph.output_tensors(consumer)[0].shape[-1:] or (1,)
+        if consumer.name == "RESHAPE" and 1 < last[0] < outputs and outputs % last[0] == 0:
+            outputs = outputs // last[0] * round_up(last[0], INPUT_BLOCK)  # boxes x coordinates: each part padded
+    per_output = _taps(operator, graph, (kernel_h, kernel_w)) * round_up(channels, INPUT_BLOCK)
+    parameters = parameter_memory.convolution(
         outputs,
         per_output,
         _overhead(operator, graph, target),
-        made_h * made_w,
+        output_height * output_width,
         one_position_in=height * width == 1,
     )
-    return parameter_memory.never_cached(found, per_output, target)
+    return parameter_memory.mark_uncacheable(parameters, per_output, target)
 
 
 def _dense(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """A dense layer; one that follows a flatten reads the map as it lies: channels rounded up at each position."""
-    weights, given = graph.tensors[operator.inputs[1]], graph.tensors[operator.inputs[0]]
-    producer = graph.producer.get(given.index)
+    """Count a dense layer. After a flatten, channels are rounded up at each position of the feature map."""
+    weights, source = graph.tensors[operator.inputs[1]], graph.tensors[operator.inputs[0]]
+    producer = graph.producer.get(source.index)
     if producer is not None and producer.name == "RESHAPE":
-        given = graph.tensors[producer.inputs[0]]
-    height, width, channels = _position(given)
-    flattened = len(given.shape) == 4 and channels > 1 and height * width * channels == weights.shape[1]
-    per_output = height * width * up(channels, INPUT_BLOCK) if flattened else up(weights.shape[1], INPUT_BLOCK)
-    one = not flattened or height * width == 1
-    found = parameter_memory.convolution(
-        weights.shape[0], per_output, _overhead(operator, graph, target), 1, one_position_in=one
+        source = graph.tensors[producer.inputs[0]]
+    height, width, channels = _position(source)
+    flattened = len(source.shape) == 4 and channels > 1 and height * width * channels == weights.shape[1]
+    per_output = (
+        height * width * round_up(channels, INPUT_BLOCK) if flattened else round_up(weights.shape[1], INPUT_BLOCK)
     )
-    return parameter_memory.never_cached(found, per_output, target)
+    one_position_in = not flattened or height * width == 1
+    parameters = parameter_memory.convolution(
+        weights.shape[0], per_output, _overhead(operator, graph, target), 1, one_position_in=one_position_in
+    )
+    return parameter_memory.mark_uncacheable(parameters, per_output, target)
 
 
 def _depthwise(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """A depthwise convolution; of one channel it is laid out like a plain one."""
+    """Count a depthwise convolution. With one channel it has the layout of a normal convolution."""
     _, kernel_h, kernel_w, outputs = graph.tensors[operator.inputs[1]].shape
     height, width, channels = _position(graph.tensors[operator.inputs[0]])
     taps, overhead = _taps(operator, graph, (kernel_h, kernel_w)), _overhead(operator, graph, target)
     if channels != 1:
         return parameter_memory.depthwise(outputs, taps, overhead)
-    made_h, made_w, _ = _position(graph.made(operator)[0])
-    one = height * width == 1
-    return parameter_memory.convolution(outputs, taps * INPUT_BLOCK, overhead, made_h * made_w, one_position_in=one)
+    output_height, output_width, _ = _position(graph.output_tensors(operator)[0])
+    one_position_in = height * width == 1
+    return parameter_memory.convolution(
+        outputs, taps * INPUT_BLOCK, overhead, output_height * output_width, one_position_in=one_position_in
+    )
 
 
 def _elementwise(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """A constant operand: a scalar takes nothing, a vector 16 bytes a channel, a whole tensor its bytes."""
-    for tensor in graph.given(operator)[:2]:
+    """Count a constant operand: nothing for a scalar, 16 bytes a channel for a vector, otherwise the tensor's bytes."""
+    for tensor in graph.input_tensors(operator)[:2]:
         if tensor.is_constant and tensor.elements > 1:
             if sum(side > 1 for side in tensor.shape) == 1:
-                return parameter_memory.constant(tensor.elements)
+                return parameter_memory.constant_vector(tensor.elements)
             return Parameters(prod(tensor.shape), prod(tensor.shape), always_streamed=True)
     return parameter_memory.NONE
 
 
 def _softmax(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """Its table; compiler 16 adds a block with the output's scale where the model is uint8."""
-    made = graph.made(operator)[0]
-    elements = made.shape[-1] if made.shape else 1
-    size = PARAMETERS["softmax_bytes"].get(_compiler(target), 0) * up(elements, 4) if elements % 4 else 0
-    size += 64 if size and made.dtype == "UINT8" and _compiler(target) == "16.0" else 0
+    """Count the table of a softmax. Compiler 16 adds a block with the output's scale for uint8 models."""
+    output = graph.output_tensors(operator)[0]
+    elements = output.shape[-1] if output.shape else 1
+    size = PARAMETERS["softmax_bytes"].get(_compiler(target), 0) * round_up(elements, 4) if elements % 4 else 0
+    size += 64 if size and output.dtype == "UINT8" and _compiler(target) == "16.0" else 0
     return Parameters(size, size)
 
 
 def _reshape(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """A flatten that neither the input nor a dense layer absorbs, of channels that are no multiple of 4."""
-    given, made = graph.tensors[operator.inputs[0]], graph.made(operator)[0]
-    height, width, channels = _position(given)
-    if made.shape[-1:] != (made.elements,) or height * width == 1 or channels % 4 == 0 or _on_input(given, graph):
+    """Count a flatten that the input or a dense layer does not absorb, if channels are not a multiple of 4."""
+    source, vector = graph.tensors[operator.inputs[0]], graph.output_tensors(operator)[0]
+    height, width, channels = _position(source)
+    if vector.shape[-1:] != (vector.elements,) or height * width == 1 or channels % 4 == 0 or _on_input(source, graph):
         return parameter_memory.NONE
-    takers = graph.consumers.get(made.index, ())
-    if channels > 1 and takers and all(taker.name == "FULLY_CONNECTED" for taker in takers):
+    consumers = graph.consumers.get(vector.index, ())
+    if channels > 1 and consumers and all(consumer.name == "FULLY_CONNECTED" for consumer in consumers):
         return parameter_memory.NONE
-    size = rows(made.elements) * (height * width * up(channels, 4) + 4)
+    size = padded_rows(vector.elements) * (height * width * round_up(channels, 4) + 4)
     size = min(size, PARAMETERS["flattened_map_bytes"]) if channels == 1 else size
     return Parameters(size, size)
 
 
 def _on_input(tensor: Tensor, graph: Graph) -> bool:
-    """Whether a tensor is the model's input, as it is or quantized again."""
+    """Return whether a tensor is the model's input, or the requantized input."""
     producer = graph.producer.get(tensor.index)
     return producer is None or (producer.name == "QUANTIZE" and producer.inputs[0] in graph.inputs)
 
 
 def _joined(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """Channels that are put together by CONCATENATION, or taken apart by SPLIT, and do not lie in whole blocks of 4.
+    """Count CONCATENATION and SPLIT along channels that are not in whole blocks of 4.
 
-    They are gathered by a 1x1 convolution with zeros and ones, straight from where they first were: a concatenation
-    that is only taken apart again costs nothing, and neither does a part that is only joined to others. (The matrices
-    are readable in the compiled files.)
+    The compiler replaces them by a 1x1 convolution with zeros and ones that reads the original tensors. Intermediate
+    tensors of several concatenations and splits take nothing. Source: the matrices are visible in compiled models.
     """
     sizes = []
     for index in operator.outputs:
-        takers = graph.consumers.get(index, ())
-        if index in graph.outputs or any(taker.name not in ("CONCATENATION", "SPLIT") for taker in takers):
+        consumers = graph.consumers.get(index, ())
+        if index in graph.outputs or any(consumer.name not in ("CONCATENATION", "SPLIT") for consumer in consumers):
             sizes.append(_gathered(_sources(index, graph), _position(graph.tensors[index]), graph))
     return Parameters(sum(size for size, _ in sizes), sum(allocated for _, allocated in sizes))
 
 
-def _gathered(sources: list[_Source], made: tuple[int, int, int], graph: Graph) -> tuple[int, int]:
-    """Bytes in the compiled file, and allocated on the chip."""
-    whole = all(first % INPUT_BLOCK == 0 for _, first, _ in sources)
-    if whole and all(count % INPUT_BLOCK == 0 for _, _, count in sources[:-1]):
+def _gathered(sources: list[_Source], shape: tuple[int, int, int], graph: Graph) -> tuple[int, int]:
+    """Return the bytes in the compiled file, and the bytes allocated on the chip."""
+    aligned = all(first % INPUT_BLOCK == 0 for _, first, _ in sources)
+    if aligned and all(count % INPUT_BLOCK == 0 for _, _, count in sources[:-1]):
         return 0, 0
-    read = sum(up(_position(graph.tensors[index])[2], INPUT_BLOCK) for index, _, _ in sources)
-    height, width, channels = made
-    found = parameter_memory.convolution(channels, read, 4, height * width, one_position_in=height * width == 1)
-    return found.size_bytes, found.allocated_bytes
+    read = sum(round_up(_position(graph.tensors[index])[2], INPUT_BLOCK) for index, _, _ in sources)
+    height, width, channels = shape
+    parameters = parameter_memory.convolution(channels, read, 4, height * width, one_position_in=height * width == 1)
+    return parameters.size_bytes, parameters.allocated_bytes
 
 
 def _sources(index: int, graph: Graph, steps: Iterator[int] | None = None) -> list[_Source]:
-    """Where the channels of a tensor come from, through concatenations and splits: tensor, first channel, count."""
+    """Return the sources of a tensor's channels before concatenations and splits: tensor, first channel, count."""
     steps = iter(range(MAX_JOINED)) if steps is None else steps
     operator, channels = graph.producer.get(index), _position(graph.tensors[index])[2]
     if operator is None or not _along_channels(operator, graph) or next(steps, None) is None:
         return [(index, 0, channels)]
     if operator.name == "CONCATENATION":
-        return [source for given in operator.inputs for source in _sources(given, graph, steps)]
+        return [source for source_index in operator.inputs for source in _sources(source_index, graph, steps)]
     begin = operator.outputs.index(index) * channels
-    found = []
+    sources = []
     for tensor, first, count in _sources(operator.inputs[1], graph, steps):
         cut = max(begin, 0), min(begin + channels, count)
         if cut[0] < cut[1]:
-            found.append((tensor, first + cut[0], cut[1] - cut[0]))
+            sources.append((tensor, first + cut[0], cut[1] - cut[0]))
         begin -= count
-    return found
+    return sources
 
 
 def _along_channels(operator: Operator, graph: Graph) -> bool:
-    """Whether an operator joins or takes apart channels."""
-    rank = len(graph.made(operator)[0].shape)
+    """Return whether an operator concatenates or splits along channels."""
+    rank = len(graph.output_tensors(operator)[0].shape)
     if operator.name == "CONCATENATION":
         return bool(operator.option("axis", 0) % max(rank, 1) == rank - 1)
     parts = len(operator.outputs)
@@ -228,12 +240,15 @@ def _along_channels(operator: Operator, graph: Graph) -> bool:
 
 
 def _pad(operator: Operator, graph: Graph, target: Target) -> Parameters:
-    """Padding of channels is an identity 1x1 convolution; of height and width it costs nothing."""
+    """Count padding: an identity 1x1 convolution for channels, nothing for height and width."""
     paddings = graph.tensors[operator.inputs[1]]
     if not paddings.is_constant or len(paddings.shape) != 2 or not paddings.array()[-1].any():
         return parameter_memory.NONE
-    given, made = _position(graph.tensors[operator.inputs[0]])[2], _position(graph.made(operator)[0])[2]
-    size = rows(made) * up(given, INPUT_BLOCK)
+    input_channels, output_channels = (
+        _position(graph.tensors[operator.inputs[0]])[2],
+        _position(graph.output_tensors(operator)[0])[2],
+    )
+    size = padded_rows(output_channels) * round_up(input_channels, INPUT_BLOCK)
     return Parameters(size, size)
 
 
@@ -247,4 +262,4 @@ COUNTS: Mapping[str, Count] = {
     **dict.fromkeys(("CONCATENATION", "SPLIT"), _joined),
     "PAD": _pad,
 }
-"""What counts the parameters of each operator; others have none."""
+"""The function that counts the parameters of each operator; other operators have none."""

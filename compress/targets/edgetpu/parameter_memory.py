@@ -1,9 +1,8 @@
-"""Parameter memory: the size of each operator's parameters in the compiled model, and which of them stay on the chip.
+"""Parameter memory: the size of each operator's parameters in the compiled model, and which of them are cached.
 
-The formulas were found by comparing models with what the real compiler made of them; the
-layout behind them (blocks of up to 64 outputs by 4 inputs) is visible in the compiled files.
-Two sizes are counted for every operator: the bytes in the compiled file, and the bytes
-that the compiler's report counts as on-chip memory, where outputs come in steps of 64.
+Source: observed in compiled models. The layout, blocks of up to 64 outputs by 4 inputs, is visible in the files. Two
+sizes are computed for every operator: the bytes in the compiled file, and the bytes that the compiler's report counts
+as on-chip memory, where outputs are rounded up to a multiple of 64.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from compress.targets.edgetpu.constants import ARRAY, PARAMETERS
 ROW_BLOCK = ARRAY["output_channels"]
 INPUT_BLOCK = ARRAY["input_channels"]
 FEW_ROWS: int = PARAMETERS["few_rows"]
-"""A convolution with at most so many outputs, on more than one position, is laid out in 4 rows."""
+"""A convolution with at most this number of outputs, and more than one input position, takes 4 rows."""
 
 
-def up(value: int, step: int) -> int:
-    """The smallest multiple of `step` that is at least `value`."""
+def round_up(value: int, step: int) -> int:
+    """Return the smallest multiple of `step` that is not less than `value`."""
     return -(-value // step) * step
 
 
-def rows(outputs: int) -> int:
-    """Rows that a layer's outputs take: steps of 16 up to 64, then of 64."""
-    return up(outputs, PARAMETERS["row_step"]) if outputs <= ROW_BLOCK else up(outputs, ROW_BLOCK)
+def padded_rows(outputs: int) -> int:
+    """Return the rows for a layer's outputs: a multiple of 16 up to 64, then of 64."""
+    return round_up(outputs, PARAMETERS["row_step"] if outputs <= ROW_BLOCK else ROW_BLOCK)
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,9 @@ class Parameters:
     """The memory for one operator's parameters.
 
     Attributes:
-        size_bytes: in the compiled file.
-        allocated_bytes: as the compiler's report counts them when they stay on the chip.
-        order: kept on the chip in this order when memory is short (depthwise first, then few output positions).
+        size_bytes: bytes in the compiled file.
+        allocated_bytes: bytes of on-chip memory in the compiler's report, if they are cached.
+        order: the order in which operators are cached if memory is short (depthwise first, then few output positions).
         always_streamed: whether the compiler never caches them.
     """
 
@@ -51,36 +50,38 @@ NONE = Parameters(0, 0)
 
 
 def convolution(outputs: int, per_output: int, overhead: int, positions: int, *, one_position_in: bool) -> Parameters:
-    """A convolution or dense layer.
+    """Return the memory for the parameters of a convolution or dense layer.
 
     Args:
-        outputs: output channels.
-        per_output: weights of one output: taps times input channels, rounded up to INPUT_BLOCK.
-        overhead: bytes in addition to the weights of each output: bias and scale.
-        positions: output positions (1 for a dense layer).
-        one_position_in: whether the input has one position only.
+        outputs: the number of output channels.
+        per_output: the weights of one output: taps times input channels, rounded up to INPUT_BLOCK.
+        overhead: the bytes of bias and scale for each output.
+        positions: the number of output positions (1 for a dense layer).
+        one_position_in: whether the input has only one position.
     """
-    few = outputs <= FEW_ROWS and not one_position_in
-    taken = FEW_ROWS if few else rows(outputs)
-    allocated = FEW_ROWS if few else up(outputs, ROW_BLOCK)
-    each = per_output + overhead
-    return Parameters(up(taken * each, 64), up(allocated * each, 64), (1, positions))
+    is_small = outputs <= FEW_ROWS and not one_position_in
+    stored_rows = FEW_ROWS if is_small else padded_rows(outputs)
+    allocated_rows = FEW_ROWS if is_small else round_up(outputs, ROW_BLOCK)
+    bytes_per_row = per_output + overhead
+    return Parameters(
+        round_up(stored_rows * bytes_per_row, 64), round_up(allocated_rows * bytes_per_row, 64), (1, positions)
+    )
 
 
 def depthwise(channels: int, taps: int, overhead: int) -> Parameters:
-    """A depthwise convolution: a 4x4 diagonal for each tap and four channels."""
-    size = up(up(channels, 4) // 4 * (16 * taps + 4 * overhead), 64)
+    """Return the memory for a depthwise convolution: a 4x4 diagonal matrix for each tap and four channels."""
+    size = round_up(round_up(channels, 4) // 4 * (16 * taps + 4 * overhead), 64)
     return Parameters(size, size, (0, 0))
 
 
-def constant(channels: int) -> Parameters:
-    """A constant vector that is added, multiplied, ... or the slopes of a PReLU: always streamed."""
-    size = 16 * up(channels, 4)
+def constant_vector(channels: int) -> Parameters:
+    """Return the memory for a constant vector (an element-wise operand, PReLU slopes), which is always streamed."""
+    size = 16 * round_up(channels, 4)
     return Parameters(size, size, always_streamed=True)
 
 
-def never_cached(parameters: Parameters, per_output: int, target: Target) -> Parameters:
-    """Mark an operator that is too large for the cache however empty it is."""
+def mark_uncacheable(parameters: Parameters, per_output: int, target: Target) -> Parameters:
+    """Mark an operator that is too large for the cache even if it is empty."""
     limits = target.tables["memory"]
     large = (
         per_output >= limits["streamed_weights_per_output"] or parameters.size_bytes > limits["largest_cached_bytes"]
@@ -89,13 +90,13 @@ def never_cached(parameters: Parameters, per_output: int, target: Target) -> Par
 
 
 @dataclass(frozen=True)
-class Split:
-    """Which operators' parameters are streamed, and the two numbers of the compiler's report.
+class CacheAllocation:
+    """The operators whose parameters are cached or streamed, and the two figures of the compiler's report.
 
     Attributes:
-        streamed: for each operator whether its parameters are sent at every inference.
+        streamed: for each operator, whether its parameters are sent at every inference.
         cached_bytes: parameters that stay on the chip.
-        streamed_bytes: parameters that are sent.
+        streamed_bytes: parameters that are sent at every inference.
         report_on_chip_bytes: "On-chip memory used for caching model parameters".
         report_off_chip_bytes: "Off-chip memory used for streaming uncached model parameters".
     """
@@ -107,36 +108,39 @@ class Split:
     report_off_chip_bytes: int
 
 
-def split(parameters: Sequence[Parameters], target: Target) -> Split:
-    """Decide for whole operators whether their parameters stay on the chip.
+def allocate_cache(parameters: Sequence[Parameters], target: Target) -> CacheAllocation:
+    """Predict for each operator whether its parameters are cached.
 
-    Everything is cached if it fits at once. If it does not, though it is less than the whole memory,
-    the largest operator is given up. Otherwise first fit: depthwise first, then few output
-    positions, then large allocations; what does not fit is skipped and the next tried.
-    Next to an operator that is too large for the cache, less fits at once. Found from the compiler's
-    reports on 177 stacks of layers; real networks get up to 1 MiB less, for reasons that are not understood.
+    All parameters are cached if they fit. If they exceed the cache but not the whole memory, the largest operator is
+    streamed. Otherwise operators are cached in this order as long as they fit: depthwise first, then few output
+    positions, then large allocations. The cache is smaller if one operator is too large for it.
+
+    Source: the compiler's reports for 177 stacks of layers. For real networks the compiler caches up to 1 MiB less; the
+    reason is unknown.
     """
     limits = target.tables["memory"]
-    candidates = [i for i, each in enumerate(parameters) if not each.always_streamed]
-    together = sum(parameters[i].allocated_bytes for i in candidates)
-    beside = any(each.always_streamed and each.size_bytes > limits["largest_cached_bytes"] for each in parameters)
-    at_once = limits["cache_bytes_beside_streaming" if beside else "cache_bytes"]
-    if at_once < together <= limits["memory_bytes"]:
+    candidates = [i for i, item in enumerate(parameters) if not item.always_streamed]
+    total_bytes = sum(parameters[i].allocated_bytes for i in candidates)
+    has_oversized = any(
+        item.always_streamed and item.size_bytes > limits["largest_cached_bytes"] for item in parameters
+    )
+    limit = limits["cache_bytes_beside_streaming" if has_oversized else "cache_bytes"]
+    if limit < total_bytes <= limits["memory_bytes"]:
         candidates.remove(max(candidates, key=lambda i: parameters[i].allocated_bytes))
-        return _counted(parameters, set(candidates))
+        return _allocation(parameters, set(candidates))
     cached: set[int] = set()
-    left = limits["cache_bytes"]
+    remaining = limits["cache_bytes"]
     for index in sorted(candidates, key=lambda i: (*parameters[i].order, -parameters[i].allocated_bytes, i)):
-        if parameters[index].allocated_bytes <= left:
+        if parameters[index].allocated_bytes <= remaining:
             cached.add(index)
-            left -= parameters[index].allocated_bytes
-    return _counted(parameters, cached)
+            remaining -= parameters[index].allocated_bytes
+    return _allocation(parameters, cached)
 
 
-def _counted(parameters: Sequence[Parameters], cached: set[int]) -> Split:
-    sizes = [each.size_bytes for each in parameters]
+def _allocation(parameters: Sequence[Parameters], cached: set[int]) -> CacheAllocation:
+    sizes = [item.size_bytes for item in parameters]
     streamed = sum(size for index, size in enumerate(sizes) if index not in cached)
-    return Split(
+    return CacheAllocation(
         tuple(index not in cached for index in range(len(parameters))),
         sum(sizes) - streamed,
         streamed,

@@ -1,8 +1,8 @@
-"""Which operator would run where, found without the compiler.
+"""Prediction of where each operator runs, without the compiler.
 
-An operator runs on the Edge TPU if and only if it breaks no rule and does not depend,
-however indirectly, on a CPU operator that itself depends on a TPU operator (the compiler
-makes one partition). A leading float QUANTIZE or CAST on the CPU does not end it.
+An operator runs on the Edge TPU if it violates no rule and does not depend, directly or indirectly, on a CPU operator
+that itself depends on an Edge TPU operator: the compiler makes one partition. A float QUANTIZE or CAST at the start of
+the model runs on the CPU and does not end the partition.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from compress.tflite import macs as arithmetic
 from compress.tflite.graph import NONE, Graph, Operator
 
 MAPPED = "Mapped to Edge TPU"
-COMPILED = "edgetpu-custom-op"
-LATE = "More than one subgraph is not supported"
+COMPILED_OPERATOR = "edgetpu-custom-op"
+AFTER_CPU_OPERATOR = "More than one subgraph is not supported"
 
 
 @dataclass(frozen=True)
 class PlacedOperator:
-    """One operator and where it would run; names as in report.json."""
+    """An operator and where it will run; the names are those in report.json."""
 
     index: int
     op: str
@@ -37,11 +37,11 @@ class PlacedOperator:
 
 @dataclass(frozen=True)
 class Placement:
-    """The expected placement of a model's operators.
+    """The predicted placement of a model's operators.
 
     Attributes:
-        ops: every operator, in order.
-        failure: why the compiler would refuse the whole model, or None.
+        ops: every operator, in execution order.
+        failure: the reason why the compiler will reject the whole model, or None.
     """
 
     ops: tuple[PlacedOperator, ...]
@@ -49,14 +49,17 @@ class Placement:
 
     @property
     def macs(self) -> dict[str, int]:
-        """Multiply-accumulates on each side."""
-        return {side: sum(op.macs for op in self.ops if op.placement == side) for side in ("tpu", "cpu")}
+        """Multiply-accumulates on the Edge TPU and on the CPU."""
+        counts = {"tpu": 0, "cpu": 0}
+        for op in self.ops:
+            counts[op.placement] += op.macs
+        return counts
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """One line about the placement."""
         if self.failure:
-            return f"the compiler would refuse this model: {self.failure}"
+            return f"the compiler will reject this model: {self.failure}"
         mapped = sum(op.placement == "tpu" for op in self.ops)
         if mapped == len(self.ops):
             return f"all {mapped} operators would run on the Edge TPU"
@@ -68,7 +71,7 @@ class Placement:
         return all(op.placement == "tpu" for op in self.ops)
 
     def to_json(self) -> dict[str, Any]:
-        """As a plain map, for facts and reports."""
+        """Return the placement as a plain map, for facts and reports."""
         return {
             "summary": self.summary,
             "compiles": self.failure is None,
@@ -79,83 +82,86 @@ class Placement:
 
 
 def place(graph: Graph, target: Target, *, all_subgraphs: bool = False) -> Placement:
-    """Place every operator of a graph.
+    """Predict the placement of every operator of a graph.
 
     Args:
         graph: the model.
-        target: the target, with its rules' numbers and the compiler's version.
-        all_subgraphs: whether the compiler is asked for several partitions (`-a`): then what
-            comes after a CPU operator is mapped too.
+        target: the target, with the limits of the rules and the compiler's version.
+        all_subgraphs: whether the compiler makes several partitions (`-a`). If so, operators after a CPU operator are
+            mapped too.
     """
     placed: list[PlacedOperator] = []
-    after_tpu: set[int] = set()  # tensors that depend on a TPU operator
-    after_exit: set[int] = set()  # tensors that depend on a CPU operator that depends on a TPU operator
+    after_tpu: set[int] = set()  # tensors that depend on an Edge TPU operator
+    after_exit: set[int] = set()  # tensors that depend on a CPU operator that depends on an Edge TPU operator
     for operator in graph.operators:
-        given = {index for index in operator.inputs if index != NONE}
-        broken = rules.first_broken(operator, graph, target)
-        late = bool(given & after_exit) and not all_subgraphs
-        if broken:
-            fields = rules.describe(*broken, operator, target)
-        elif late:
-            fields = {"status": LATE, "reason": "comes after an operator that stays on the CPU", "advice": ""}
-        else:
-            reason, advice = rules.caution(operator, graph, target) or ("", "")
-            fields = {"status": MAPPED, "reason": reason, "advice": advice}
-        on_tpu = not broken and not late
-        if on_tpu or given & after_tpu:
+        inputs = set(operator.inputs) - {NONE}
+        ends_partition = not inputs.isdisjoint(after_exit) and not all_subgraphs
+        on_tpu, fields = _status(operator, graph, target, ends_partition)
+        follows_tpu = not inputs.isdisjoint(after_tpu)
+        if on_tpu or follows_tpu:
             after_tpu.update(operator.outputs)
-        if late or (not on_tpu and given & after_tpu):
+        if not on_tpu and (ends_partition or follows_tpu):
             after_exit.update(operator.outputs)
         placed.append(_placed(operator, graph, "tpu" if on_tpu else "cpu", fields))
     return Placement(tuple(placed), _failure(graph, placed, target))
 
 
-def _placed(operator: Operator, graph: Graph, side: str, fields: dict[str, str]) -> PlacedOperator:
-    output = graph.made(operator)[0].name if operator.outputs else ""
-    cost = arithmetic.macs(graph, operator)
-    return PlacedOperator(operator.index, operator.name, operator.version, output, side, macs=cost, **fields)
+def _status(operator: Operator, graph: Graph, target: Target, after_cpu: bool) -> tuple[bool, dict[str, str]]:
+    """Return whether an operator is mapped, and the fields status, reason and advice."""
+    violation = rules.first_violation(operator, graph, target)
+    if violation:
+        return False, rules.describe(*violation, operator, target)
+    if after_cpu:
+        reason = "comes after an operator that stays on the CPU"
+        return False, {"status": AFTER_CPU_OPERATOR, "reason": reason, "advice": ""}
+    reason, advice = rules.warning(operator, graph) or ("", "")
+    return True, {"status": MAPPED, "reason": reason, "advice": advice}
 
 
-def refusal(operator: Operator, target: Target) -> str | None:
-    """Why the compiler's TFLite parser refuses a whole model for the sake of one operator, or None."""
+def _placed(operator: Operator, graph: Graph, placement: str, fields: dict[str, str]) -> PlacedOperator:
+    output = graph.output_tensors(operator)[0].name if operator.outputs else ""
+    macs = arithmetic.macs(graph, operator)
+    return PlacedOperator(operator.index, operator.name, operator.version, output, placement, macs=macs, **fields)
+
+
+def parser_rejection(operator: Operator, target: Target) -> str | None:
+    """Return why the compiler's TFLite parser rejects a model that contains an operator, or None."""
     parser = target.tables["parser"]
-    if operator.name == COMPILED:
-        return "it is compiled already"
+    if operator.name == COMPILED_OPERATOR:
+        return "it is already compiled"
     if operator.custom:
-        known = operator.name in parser["customs"]
-        return None if known else f"its TFLite parser does not know the custom operator {operator.name}"
-    newest = max(
-        (int(version) for version in parser if version.isdigit() and operator.name in parser[version]), default=0
-    )
+        if operator.name in parser["customs"]:
+            return None
+        return f"its TFLite parser does not know the custom operator {operator.name}"
+    versions = [int(version) for version in parser if version.isdigit() and operator.name in parser[version]]
+    newest = max(versions, default=0)
     if operator.version <= newest:
         return None
-    since = f"; the newest known is {newest}" if newest else ""
-    return (
-        f"{operator.name} version {operator.version} (operator {operator.index}) is newer than its TFLite parser{since}"
-    )
+    supported = f"; the newest supported version is {newest}" if newest else ""
+    name = f"{operator.name} version {operator.version} (operator {operator.index})"
+    return f"{name} is newer than its TFLite parser{supported}"
 
 
 def newer_than_boards(graph: Graph, target: Target) -> list[str]:
-    """The operators, with their versions, that the TFLite of old boards (TensorFlow 2.5) does not open."""
-    tables = target.tables["operators"]
-    newest = {name: row["max_version"] for name, row in tables.items()}
-    return sorted(
-        {
-            f"{operator.name} {operator.version}"
-            for operator in graph.operators
-            if operator.version > newest.get(operator.name, operator.version) or refusal(operator, target)
-        }
+    """Return the operators, with versions, that the TFLite runtime of old boards (TensorFlow 2.5) cannot load."""
+    newest = {name: row["max_version"] for name, row in target.tables["operators"].items()}
+    too_new = (
+        f"{operator.name} {operator.version}"
+        for operator in graph.operators
+        if operator.version > newest.get(operator.name, operator.version) or parser_rejection(operator, target)
     )
+    return sorted(set(too_new))
 
 
 def _failure(graph: Graph, placed: list[PlacedOperator], target: Target) -> str | None:
-    """Why the compiler would refuse the whole model: what its TFLite parser does not know, or nothing to map."""
-    refused = next((reason for operator in graph.operators if (reason := refusal(operator, target))), None)
-    if refused:
-        return refused
-    dynamic = [graph.tensors[index].name for index in graph.inputs if graph.tensors[index].dynamic]
-    if dynamic:
-        return f"the input {dynamic[0]} has a dynamic shape"
+    """Return why the compiler will reject the whole model, or None."""
+    for operator in graph.operators:
+        rejection = parser_rejection(operator, target)
+        if rejection:
+            return rejection
+    for index in graph.inputs:
+        if graph.tensors[index].dynamic:
+            return f"the input {graph.tensors[index].name} has a dynamic shape"
     if not any(op.placement == "tpu" for op in placed):
         return "no operator can run on the Edge TPU; is the model quantized to full integer?"
     return None

@@ -1,7 +1,7 @@
-"""The rules for an operator to run on the Edge TPU: one function for each.
+"""The rules for an operator to run on the Edge TPU: one function for each rule.
 
-A rule's docstring is what the user is told: its first line says what is required, the
-rest what to change. A rule returns what it found wrong, or None.
+The first paragraph of a rule's docstring is the requirement, the second one is the advice. `check` and the manual show
+both. A rule returns a description of the violation, or None.
 """
 
 from __future__ import annotations
@@ -16,79 +16,107 @@ from compress.targets.base import Target
 from compress.tflite.graph import NONE, Graph, Operator, Tensor
 
 Rule = Callable[[Operator, Graph, Target], str | None]
+BIAS_POSITIONS = {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 2, "FULLY_CONNECTED": 2, "TRANSPOSE_CONV": 3}
+"""The position of the bias among an operator's inputs."""
+PARAMETER_POSITIONS: Mapping[str, tuple[int, ...]] = {
+    "CONV_2D": (1, 2),
+    "DEPTHWISE_CONV_2D": (1, 2),
+    "FULLY_CONNECTED": (1, 2),
+    "TRANSPOSE_CONV": (0, 1, 3),
+    "PAD": (1,),
+    "MEAN": (1,),
+    "SUM": (1,),
+    "REDUCE_MAX": (1,),
+    "REDUCE_MIN": (1,),
+    "PRELU": (1,),
+    "SLICE": (1, 2),
+    "STRIDED_SLICE": (1, 2, 3),
+    "TRANSPOSE": (1,),
+    "RESIZE_BILINEAR": (1,),
+    "RESIZE_NEAREST_NEIGHBOR": (1,),
+    "SPLIT": (0,),
+}
+"""The positions of the inputs that must be constants."""
+REDUCTIONS = ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN")
 
 
-def known_operator(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """The operator must be one that the Edge TPU has.
+def supported_operator(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """The Edge TPU must support the operator.
 
-    Replace the layer by one of the supported operations, or move it to the end of the model.
+    Replace the layer by a supported one, or move it to the end of the model.
     """
     del graph
-    known = operator.name in target.tables["operators"] and not operator.custom
-    return None if known else f"{operator.name} is not supported"
+    if operator.name in target.tables["operators"] and not operator.custom:
+        return None
+    return f"{operator.name} is not supported"
 
 
-def new_enough_compiler(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """The operator must be one that this version of the compiler has.
+def compiler_version(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """The compiler's version must support the operator.
 
     Use compiler 16.0, and runtime 14 on the device.
     """
     del graph
     compiler = target.tables["compiler"]
-    needed = target.tables["operators"].get(operator.name, {}).get("runtime", 0)
-    if needed <= compiler["runtimes"][compiler["version"]]:
+    required = target.tables["operators"].get(operator.name, {}).get("runtime", 0)
+    if required <= compiler["runtimes"][compiler["version"]]:
         return None
-    return f"{operator.name} needs runtime {needed}, newer than compiler {compiler['version']} writes for"
+    return f"{operator.name} needs runtime {required}, newer than compiler {compiler['version']} writes for"
 
 
-def old_version(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """The operator's version must be one that the compiler of 2021 knows.
+def operator_version(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """The compiler of 2021 must support the operator's version.
 
-    Quantize again with Coralline, which writes old versions where there are any.
+    Quantize the model with Coralline, which writes the oldest possible versions.
     """
     del graph
     newest = target.tables["operators"].get(operator.name, {}).get("max_version", operator.version)
-    return None if operator.version <= newest else f"version {operator.version}; the newest known is {newest}"
+    if operator.version <= newest:
+        return None
+    return f"version {operator.version}; the newest supported version is {newest}"
 
 
-def eight_bit(operator: Operator, graph: Graph, target: Target) -> str | None:
+def eight_bit_tensors(operator: Operator, graph: Graph, target: Target) -> str | None:
     """All activations and weights must be 8-bit quantized (int8 or uint8).
 
-    Quantize the whole model to full integer, inputs and outputs included.
+    Quantize the whole model to full integer, including inputs and outputs.
     """
-    tensors = [*graph.given(operator), *graph.made(operator)]
-    weighted = {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 2, "FULLY_CONNECTED": 2, "TRANSPOSE_CONV": 3}.get(operator.name)
-    bias = operator.inputs[weighted] if weighted is not None and len(operator.inputs) > weighted else NONE
-    structural = ("INT32", "INT64", "BOOL")
-    for tensor in tensors:
-        if tensor.index == bias or (tensor.is_constant and tensor.dtype in structural):
+    bias_position = BIAS_POSITIONS.get(operator.name, len(operator.inputs))
+    bias = operator.inputs[bias_position : bias_position + 1]
+    is_lstm = operator.name == "UNIDIRECTIONAL_SEQUENCE_LSTM"
+    for tensor in [*graph.input_tensors(operator), *graph.output_tensors(operator)]:
+        structural = tensor.is_constant and tensor.dtype in ("INT32", "INT64", "BOOL")
+        # The cell state and the layer normalization of an LSTM are int16, its biases int32.
+        lstm_state = tensor.is_variable or (is_lstm and tensor.is_constant)
+        if tensor.index in bias or structural or lstm_state:
             continue
-        if tensor.is_variable or (operator.name == "UNIDIRECTIONAL_SEQUENCE_LSTM" and tensor.is_constant):
-            continue  # cell state and layer norm are int16, biases int32
         if tensor.dtype not in target.tables["dtypes"]:
             return f"{tensor.name} is {tensor.dtype}"
     return None
 
 
-def constant_size(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """All sizes must be known when the model is compiled.
+def static_shapes(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """All shapes must be known when the model is compiled.
 
-    Fix every dimension before converting.
+    Fix every dimension before you convert the model.
     """
     del target
-    dynamic = [tensor.name for tensor in (*graph.given(operator), *graph.made(operator)) if tensor.dynamic]
-    return f"{dynamic[0]} has a dynamic shape" if dynamic else None
+    for tensor in (*graph.input_tensors(operator), *graph.output_tensors(operator)):
+        if tensor.dynamic:
+            return f"{tensor.name} has a dynamic shape"
+    return None
 
 
 def three_dimensions(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """At most the 3 innermost dimensions may be larger than 1.
+    """Only the 3 innermost dimensions may be larger than 1.
 
-    Keep the batch at 1 and avoid 5-dimensional tensors; `python -m compress legalize` replaces those that only move
-    numbers (channel shuffles, upsampling, heads of detectors).
+    Use batch 1 and no 5-dimensional tensors. `python -m compress legalize` replaces those that only move values
+    (channel shuffles, upsampling, detection heads).
     """
     limit = target.tables["max_active_rank"]
-    for tensor in (*graph.given(operator), *graph.made(operator)):
-        if not tensor.is_constant and any(side > 1 for side in tensor.shape[: max(len(tensor.shape) - limit, 0)]):
+    for tensor in (*graph.input_tensors(operator), *graph.output_tensors(operator)):
+        outer = tensor.shape[: max(len(tensor.shape) - limit, 0)]
+        if not tensor.is_constant and any(size > 1 for size in outer):
             return f"{tensor.name} has the shape {list(tensor.shape)}"
     return None
 
@@ -96,28 +124,10 @@ def three_dimensions(operator: Operator, graph: Graph, target: Target) -> str | 
 def constant_parameters(operator: Operator, graph: Graph, target: Target) -> str | None:
     """Weights, biases, axes and paddings must be constants.
 
-    Make the second operand a weight of the layer, not the output of another one.
+    Make the second operand a weight of the layer, not the output of another layer.
     """
     del target
-    checked = {
-        "CONV_2D": (1, 2),
-        "DEPTHWISE_CONV_2D": (1, 2),
-        "FULLY_CONNECTED": (1, 2),
-        "TRANSPOSE_CONV": (0, 1, 3),
-        "PAD": (1,),
-        "MEAN": (1,),
-        "SUM": (1,),
-        "REDUCE_MAX": (1,),
-        "REDUCE_MIN": (1,),
-        "PRELU": (1,),
-        "SLICE": (1, 2),
-        "STRIDED_SLICE": (1, 2, 3),
-        "TRANSPOSE": (1,),
-        "RESIZE_BILINEAR": (1,),
-        "RESIZE_NEAREST_NEIGHBOR": (1,),
-        "SPLIT": (0,),
-    }.get(operator.name, ())
-    for position in checked:
+    for position in PARAMETER_POSITIONS.get(operator.name, ()):
         if position < len(operator.inputs) and operator.inputs[position] != NONE:
             tensor = graph.tensors[operator.inputs[position]]
             if not tensor.is_constant:
@@ -128,7 +138,7 @@ def constant_parameters(operator: Operator, graph: Graph, target: Target) -> str
 def no_fused_activation(operator: Operator, graph: Graph, target: Target) -> str | None:
     """Pooling and concatenation must not have a fused activation.
 
-    Put the activation in front of the layer.
+    Put the activation before the layer.
     """
     del graph, target
     fused = operator.option("fusedActivationFunction", 0)
@@ -136,150 +146,165 @@ def no_fused_activation(operator: Operator, graph: Graph, target: Target) -> str
     return "has a fused activation" if applies and fused else None
 
 
-def same_dilation(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """A convolution's dilation must be the same in x and y.
+def equal_dilation(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """A convolution must have the same dilation in x and y.
 
-    Give dilation_rate one number; for 1-D convolutions `python -m compress legalize` does.
+    Set dilation_rate to one value. For 1-D convolutions, run `python -m compress legalize`.
     """
     del graph, target
-    w, h = operator.option("dilationWFactor", 1), operator.option("dilationHFactor", 1)
-    return None if w == h else f"dilation {h} by {w}"
+    width = operator.option("dilationWFactor", 1)
+    height = operator.option("dilationHFactor", 1)
+    return None if width == height else f"dilation {height} by {width}"
 
 
-def default_weight_format(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """A dense layer must have the default weight format, and a vector as output.
+def dense_layer_format(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """A dense layer must have the default weight format, and a vector as its output.
 
-    Run `python -m compress legalize`, which makes a dense layer on several rows a 1x1 convolution; convert without the
-    converter's optimizations for CPUs.
+    Run `python -m compress legalize`, which replaces a dense layer on several rows by a 1x1 convolution. Convert
+    without the converter's CPU optimizations.
     """
     del target
     if operator.name != "FULLY_CONNECTED":
         return None
     if operator.option("weightsFormat", 0) != 0:
         return "has shuffled weights"
-    shape = graph.made(operator)[0].shape
-    return None if sum(side > 1 for side in shape) <= 1 else f"has the output shape {list(shape)}"
+    shape = graph.output_tensors(operator)[0].shape
+    return None if sum(size > 1 for size in shape) <= 1 else f"has the output shape {list(shape)}"
 
 
-def precise_resize(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """A bilinear resize must start from more than one position.
+def bilinear_resize_input(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """A bilinear resize must have an input larger than 1x1.
 
-    Repeat a 1x1 map with a nearest-neighbour resize instead: it is the same.
+    Use a nearest-neighbor resize for a 1x1 map: the result is the same.
     """
     del target
     if operator.name != "RESIZE_BILINEAR":
         return None
-    shape = graph.tensors[operator.inputs[0]].shape
-    return "resizes a 1x1 map" if shape[1:3] == (1, 1) and graph.made(operator)[0].shape[1:3] != (1, 1) else None
+    input_size = graph.tensors[operator.inputs[0]].shape[1:3]
+    output_size = graph.output_tensors(operator)[0].shape[1:3]
+    return "resizes a 1x1 map" if input_size == (1, 1) and output_size != (1, 1) else None
 
 
-def softmax_vector(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """Softmax works on a vector of limited length.
+def softmax_size(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """Softmax must be over a vector of limited length.
 
-    Leave the softmax to the application, or make the output smaller.
+    Compute the softmax in the application, or make the output smaller.
     """
     if operator.name != "SOFTMAX":
         return None
-    shape = graph.made(operator)[0].shape
+    shape = graph.output_tensors(operator)[0].shape
     limit = target.tables["limits"]["softmax_elements"]
     return None if shape and shape[-1] <= limit else f"works on {list(shape)}; at most {limit} elements"
 
 
-def not_the_batch(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """Means, sums, maxima, paddings, splits and packs must leave the batch alone.
+def batch_axis_unchanged(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """Reductions, padding, split and pack must not change the batch dimension.
 
-    Reduce over height, width or channels only.
+    Use height, width or channels as the axis.
     """
     del target
-    if operator.name in ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN"):
-        tensor, axes = graph.tensors[operator.inputs[0]], graph.tensors[operator.inputs[1]]
-        rank = len(tensor.shape)
-        if axes.elements > rank > 1:
-            raise ValueError(f"{axes.elements} axes of {rank}")
-        touched = rank > 1 and axes.is_constant and (axes.array() % rank == 0).any()
-        return "reduces over the batch" if touched else None
+    if operator.name in REDUCTIONS:
+        return _reduced_batch(operator, graph)
     if operator.name == "PAD":
         paddings = graph.tensors[operator.inputs[1]]
-        padded = paddings.is_constant and len(paddings.shape) == 2 and paddings.array()[0].any()
-        return "pads the batch" if padded and len(paddings.array()) == 4 else None
-    if operator.name == "SPLIT":
+        if not paddings.is_constant or len(paddings.shape) != 2 or len(paddings.array()) != 4:
+            return None
+        return "pads the batch" if paddings.array()[0].any() else None
+    if operator.name == "SPLIT" and len(operator.outputs) > 1:
         axis = graph.tensors[operator.inputs[0]]
-        along = int(axis.array().ravel()[0]) % len(graph.made(operator)[0].shape) if axis.is_constant else 1
-        return "splits the batch" if along == 0 and len(operator.outputs) > 1 else None
-    if operator.name == "PACK":
-        return "packs along the batch" if operator.option("axis", 0) == 0 and len(operator.inputs) > 1 else None
+        rank = len(graph.output_tensors(operator)[0].shape)
+        on_batch = axis.is_constant and int(axis.array().ravel()[0]) % rank == 0
+        return "splits the batch" if on_batch else None
+    if operator.name == "PACK" and len(operator.inputs) > 1:
+        return "packs along the batch" if operator.option("axis", 0) == 0 else None
     return None
 
 
-def depth_of_mean(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """A mean over channels must be over a multiple of 4 of them.
+def _reduced_batch(operator: Operator, graph: Graph) -> str | None:
+    axes = graph.tensors[operator.inputs[1]]
+    rank = len(graph.tensors[operator.inputs[0]].shape)
+    if axes.elements > rank > 1:
+        raise ValueError(f"{axes.elements} axes of {rank}")
+    over_batch = rank > 1 and axes.is_constant and (axes.array() % rank == 0).any()
+    return "reduces over the batch" if over_batch else None
 
-    Run `python -m compress legalize`, which makes it a 1x1 convolution, or give the layer in front more filters.
+
+def mean_over_channels(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """The number of channels must be a multiple of 4 for a mean over channels.
+
+    Run `python -m compress legalize`, which replaces it by a 1x1 convolution, or give the layer before it more filters.
     """
     del target
     if operator.name != "MEAN":
         return None
-    shape, axes = graph.tensors[operator.inputs[0]].shape, graph.tensors[operator.inputs[1]]
-    over = {int(axis) % max(len(shape), 1) for axis in axes.array().flatten()} if axes.is_constant else set()
-    return f"is over {shape[-1]} channels" if len(shape) - 1 in over and shape[-1] % 4 else None
+    shape = graph.tensors[operator.inputs[0]].shape
+    axes = graph.tensors[operator.inputs[1]]
+    if not axes.is_constant:
+        return None
+    reduced = {int(axis) % max(len(shape), 1) for axis in axes.array().flatten()}
+    return f"is over {shape[-1]} channels" if len(shape) - 1 in reduced and shape[-1] % 4 else None
 
 
-def slope_for_each_channel(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """A PRELU's slopes must be one for each channel.
+def prelu_slopes(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """PRELU must have one slope for each channel.
 
-    Share them over height and width: shared_axes=[1, 2].
+    Share the slopes over height and width: shared_axes=[1, 2].
     """
     del target
     if operator.name != "PRELU":
         return None
     shape = graph.tensors[operator.inputs[1]].shape
-    return f"has slopes of the shape {list(shape)}" if any(side > 1 for side in shape[:-1]) else None
+    return f"has slopes of the shape {list(shape)}" if any(size > 1 for size in shape[:-1]) else None
 
 
-def computed_concatenation(operator: Operator, graph: Graph, target: Target) -> str | None:
+def concatenation_inputs(operator: Operator, graph: Graph, target: Target) -> str | None:
     """A concatenation may have a constant input only if it has two inputs and the constant is all zeros.
 
-    Use padding for zeros, and an addition after it for anything else.
+    Use padding for zeros, and add other constants after it.
     """
     del target
-    constants = [tensor for tensor in graph.given(operator) if tensor.is_constant]
+    constants = [tensor for tensor in graph.input_tensors(operator) if tensor.is_constant]
     if operator.name != "CONCATENATION" or not constants:
         return None
-    zero = all((each.array() == _zero_point(each)).all() for each in constants)
+    zero = all((tensor.array() == _zero_point(tensor)).all() for tensor in constants)
     return None if zero and len(operator.inputs) == 2 else f"{constants[0].name} is a constant"
 
 
-def small_transpose(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """A transpose must fit on the chip twice.
+def transpose_size(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """The input and the output of a transpose must fit on the chip together.
 
-    Keep the layout height, width, channels throughout; `python -m compress legalize` cancels transposes that meet.
+    Keep the layout height, width, channels. `python -m compress legalize` removes transposes that cancel each other.
     """
     if operator.name != "TRANSPOSE":
         return None
-    tensor, limit = graph.tensors[operator.inputs[0]], target.tables["limits"]["transpose_elements"]
-    moved = sum(side > 1 for side in tensor.shape) > 1
-    return f"moves {tensor.elements:,} elements; at most {limit:,}" if moved and tensor.elements > limit else None
+    tensor = graph.tensors[operator.inputs[0]]
+    limit = target.tables["limits"]["transpose_elements"]
+    moves_values = sum(size > 1 for size in tensor.shape) > 1
+    if not moves_values or tensor.elements <= limit:
+        return None
+    return f"moves {tensor.elements:,} elements; at most {limit:,}"
 
 
-def small_flatten(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """A map that is flattened into a vector must fit into one tile's memory.
+def flatten_size(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """A feature map that is flattened must fit into the memory of one tile.
 
-    Pool before flattening: global average pooling needs no flatten at all.
+    Add pooling before the flatten layer; global average pooling needs no flatten layer.
     """
     if operator.name != "RESHAPE":
         return None
-    tensor, vector = graph.tensors[operator.inputs[0]], graph.made(operator)[0]
+    source = graph.tensors[operator.inputs[0]]
+    output = graph.output_tensors(operator)[0]
     limit = target.tables["memory"]["narrow_bytes_per_tile"]
-    if sum(side > 1 for side in vector.shape) > 1 or sum(side > 1 for side in tensor.shape) < 2:
+    if sum(size > 1 for size in output.shape) > 1 or sum(size > 1 for size in source.shape) < 2:
         return None
-    size = prod(tensor.shape[:-1]) * -(-tensor.shape[-1] // 4) * 4
-    return f"flattens {size:,} bytes; a tile has {limit:,}" if size > limit else None
+    size_bytes = prod(source.shape[:-1]) * -(-source.shape[-1] // 4) * 4
+    return f"flattens {size_bytes:,} bytes; a tile has {limit:,}" if size_bytes > limit else None
 
 
-def plain_strided_slice(operator: Operator, graph: Graph, target: Target) -> str | None:
-    """A strided slice must have stride 1 everywhere, and no ellipsis or new axis.
+def strided_slice(operator: Operator, graph: Graph, target: Target) -> str | None:
+    """A strided slice must have stride 1, no ellipsis and no new axis.
 
-    Run `python -m compress legalize`, which makes strides a pooling layer; or use a plain slice (cropping).
+    Run `python -m compress legalize`, which replaces strides by a pooling layer, or use cropping.
     """
     del target
     if operator.name != "STRIDED_SLICE":
@@ -293,48 +318,58 @@ def plain_strided_slice(operator: Operator, graph: Graph, target: Target) -> str
 
 
 def _zero_point(tensor: Tensor) -> int:
-    return tensor.quantization.zero_point[0] if tensor.quantization and tensor.quantization.zero_point else 0
+    if tensor.quantization is None or not tensor.quantization.zero_point:
+        return 0
+    return tensor.quantization.zero_point[0]
 
 
+_NOT_SUPPORTED = "Operation not supported"
+_UNSPECIFIED = "Operation is otherwise supported, but not mapped due to some unspecified limitation"
+_NOT_CONSTANT = "Filter, bias, or other param is not constant at compile-time"
+_TWO_DIMENSIONAL = "For example, a fully-connected or softmax layer with 2D output"
 RULES: Mapping[Rule, str] = {
-    known_operator: "Operation not supported",
-    new_enough_compiler: "Operation not supported",
-    old_version: "Operation version not supported",
-    eight_bit: "Operation is working on an unsupported data type",
-    constant_size: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
+    supported_operator: _NOT_SUPPORTED,
+    compiler_version: _NOT_SUPPORTED,
+    operator_version: "Operation version not supported",
+    eight_bit_tensors: "Operation is working on an unsupported data type",
+    static_shapes: _UNSPECIFIED,
     three_dimensions: "Tensor has unsupported rank (up to 3 innermost dimensions mapped)",
-    constant_parameters: "Filter, bias, or other param is not constant at compile-time",
-    no_fused_activation: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
-    same_dilation: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
-    default_weight_format: "For example, a fully-connected or softmax layer with 2D output",
-    precise_resize: "Image-interpolation layer won't run precisely enough on Edge TPU",
-    softmax_vector: "For example, a fully-connected or softmax layer with 2D output",
-    not_the_batch: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
-    depth_of_mean: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
-    slope_for_each_channel: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
-    computed_concatenation: "Filter, bias, or other param is not constant at compile-time",
-    small_transpose: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
-    small_flatten: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
-    plain_strided_slice: "Operation is otherwise supported, but not mapped due to some unspecified limitation",
+    constant_parameters: _NOT_CONSTANT,
+    no_fused_activation: _UNSPECIFIED,
+    equal_dilation: _UNSPECIFIED,
+    dense_layer_format: _TWO_DIMENSIONAL,
+    bilinear_resize_input: "Image-interpolation layer won't run precisely enough on Edge TPU",
+    softmax_size: _TWO_DIMENSIONAL,
+    batch_axis_unchanged: _UNSPECIFIED,
+    mean_over_channels: _UNSPECIFIED,
+    prelu_slopes: _UNSPECIFIED,
+    concatenation_inputs: _NOT_CONSTANT,
+    transpose_size: _UNSPECIFIED,
+    flatten_size: _UNSPECIFIED,
+    strided_slice: _UNSPECIFIED,
 }
-"""Every rule with the compiler's own wording for it, in the order they are tried."""
+"""Every rule with the compiler's status text for it, in the order in which they are tried."""
 
 
-def first_broken(operator: Operator, graph: Graph, target: Target) -> tuple[Rule, str] | None:
-    """The first rule that an operator breaks, and what was found.
+def first_violation(operator: Operator, graph: Graph, target: Target) -> tuple[Rule, str] | None:
+    """Return the first rule that an operator violates, with a description of the violation.
 
     Raises:
-        ModelError: the operator lacks something that it needs.
+        ModelError: the operator lacks a required input, output or dimension.
     """
     try:
-        return next(((rule, found) for rule in RULES if (found := rule(operator, graph, target))), None)
+        for rule in RULES:
+            violation = rule(operator, graph, target)
+            if violation:
+                return rule, violation
     except IndexError as error:
-        raise ModelError(f"operator {operator.index} ({operator.name}) lacks an input, an output or a side") from error
+        message = f"operator {operator.index} ({operator.name}) lacks an input, an output or a dimension"
+        raise ModelError(message) from error
+    return None
 
 
-def caution(operator: Operator, graph: Graph, target: Target) -> tuple[str, str] | None:
-    """What is mapped and still may go wrong: (reason, advice). Dense weights with a scale for each output."""
-    del target
+def warning(operator: Operator, graph: Graph) -> tuple[str, str] | None:
+    """Return the reason and the advice for an operator that is mapped but may give wrong results, or None."""
     if operator.name != "FULLY_CONNECTED":
         return None
     if len(operator.inputs) < 2:
@@ -343,20 +378,20 @@ def caution(operator: Operator, graph: Graph, target: Target) -> tuple[str, str]
     if quantization is None or not quantization.per_channel:
         return None
     return (
-        "its weights have a scale for each output; TFLite runtimes of 2021 take them for one and compute it wrongly",
+        "its weights are quantized per channel; TFLite runtimes of 2021 use only the first scale: wrong results",
         "Quantize with Coralline, which makes dense weights per-tensor.",
     )
 
 
-def manual(rule: Rule) -> tuple[str, str]:
-    """Return what a rule requires and what to change: the two parts of its docstring."""
+def documentation(rule: Rule) -> tuple[str, str]:
+    """Return the requirement and the advice: the two paragraphs of a rule's docstring."""
     requirement, _, advice = (inspect.getdoc(rule) or "").partition("\n\n")
     return requirement, " ".join(advice.split())
 
 
-def describe(rule: Rule, found: str, operator: Operator, target: Target) -> dict[str, Any]:
-    """A broken rule as the fields of a report: status, reason, advice."""
-    requirement, advice = manual(rule)
-    if rule is known_operator:
+def describe(rule: Rule, violation: str, operator: Operator, target: Target) -> dict[str, Any]:
+    """Return a violation as the fields of a report: status, reason, advice."""
+    requirement, advice = documentation(rule)
+    if rule is supported_operator:
         advice = target.tables["advice"].get(operator.name, advice)
-    return {"status": RULES[rule], "reason": f"{found}. {requirement}", "advice": advice}
+    return {"status": RULES[rule], "reason": f"{violation}. {requirement}", "advice": advice}

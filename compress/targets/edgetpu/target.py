@@ -1,4 +1,4 @@
-"""The Edge TPU behind the protocol of targets. What it needs is imported late: most commands need none of it."""
+"""The Edge TPU as a target. Its modules are imported late, because most commands do not need them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compress.tflite.graph import Graph
 if TYPE_CHECKING:
     from compress.targets.edgetpu.check import Check
     from compress.targets.edgetpu.estimate import Estimate
-    from compress.targets.edgetpu.inspection import Inspected
+    from compress.targets.edgetpu.inspection import InspectionResult
     from compress.targets.edgetpu.legalize import Legalized
 
 
@@ -39,57 +39,60 @@ class EdgeTpu(Target):
 
     @cached_property
     def cost(self) -> CostModel:
-        """Time of the array and the bus, and the memory for parameters."""
+        """The costs: time of the array and the bus, and memory for parameters."""
         from compress.targets.edgetpu.cost import EdgeTpuCost
 
         return EdgeTpuCost(self)
 
     def compile(self, model: bytes, settings: CompilerSettings, folder: Path, note: Callable[[str], None]) -> Facts:
-        """Compile a model if there is a compiler or a cached result; check it in any case."""
+        """Check a model, and compile it if a compiler or a cached result is available."""
         from compress.targets.edgetpu import compilation
 
         return compilation.compile_model(model, settings, self, folder, note)
 
     def compiler_identity(self, settings: CompilerSettings) -> dict[str, str]:
-        """Return which compiler there is; without one, which results are cached."""
+        """Return the identity of the compiler; without one, the names of the cached results."""
         from compress.targets.edgetpu import compilation
 
         return compilation.identity(settings, self)
 
     def invalid_setting(self, settings: CompilerSettings) -> str:
-        """Return why the runtime that is asked for is unknown, or ""."""
-        asked = settings.min_runtime_version
+        """Return an error message if `min_runtime_version` is unknown, otherwise ""."""
+        runtime = settings.min_runtime_version
         runtimes = self.tables["compiler"]["runtimes"].values()
-        if asked is None or min(runtimes) <= asked <= max(runtimes):
+        if runtime is None or min(runtimes) <= runtime <= max(runtimes):
             return ""
-        return f"min_runtime_version: {asked} is not between {min(runtimes)} and {max(runtimes)}"
+        return f"min_runtime_version: {runtime} is not between {min(runtimes)} and {max(runtimes)}"
 
     def estimate(self, graph: Graph, host: str | None, clock: str | None, compiled: Path | None = None) -> Estimate:
-        """Predict the latency of a model on a host, with the real streamed bytes if there is a compiled model."""
+        """Predict the latency of a model on a host; with a compiled model, from its real streamed bytes."""
         from compress.targets.edgetpu import estimate, inspection
 
-        opened = None
+        inspected = None
         if compiled is not None:
-            opened = inspection.inspect(compiled)
-            inspection.refuse_another(opened, graph, self, str(compiled))
-        return estimate.estimate(graph, self, self.cost.host(host), self.cost.clock(clock), opened)
+            inspected = inspection.inspect(compiled)
+            inspection.verify_same_model(inspected, graph, self, str(compiled))
+        return estimate.estimate(graph, self, self.cost.host(host), self.cost.clock(clock), inspected)
 
-    def inspect(self, compiled: Path, original: Path | None = None) -> Inspected:
-        """Open a compiled model, and compare it with what is predicted for the original."""
+    def inspect(self, compiled: Path, original: Path | None = None) -> InspectionResult:
+        """Show the contents of a compiled model, and compare it with the prediction for the original."""
         from compress.targets.edgetpu import inspection
+        from compress.tflite import graph
 
-        opened = inspection.inspect(compiled)
-        rows = None if original is None else inspection.against(opened, original, self)
-        return inspection.Inspected(opened, rows)
+        inspected = inspection.inspect(compiled)
+        rows = None
+        if original is not None:
+            rows = inspection.compare_with_prediction(inspected, graph.read(original), self)
+        return inspection.InspectionResult(inspected, rows)
 
     def operators_page(self) -> str:
-        """Return the page on the rules, the operators and the rewrites."""
+        """Return the manual page about the rules, the operators and the rewrites."""
         from compress.targets.edgetpu import operators_page
 
         return operators_page.page(self)
 
     def newer_than_boards(self, graph: Graph) -> list[str]:
-        """Return the operators, with versions, that the TFLite of old boards (TensorFlow 2.5) does not open."""
+        """Return the operators, with versions, that the TFLite runtime of old boards (TensorFlow 2.5) cannot load."""
         from compress.targets.edgetpu import placement
 
         return placement.newer_than_boards(graph, self)

@@ -215,7 +215,7 @@ def test_nonsense_is_refused_in_words(
 def test_an_input_without_a_fixed_size_is_refused(written: Written) -> None:
     image = Tensor((1, 1, 1, 3), "FLOAT32", signature=(-1, -1, -1, 3))
     path = written(content({"in": image, "out": image}, [Op("RELU", ["in"], ["out"])], ["in"], ["out"]))
-    with pytest.raises(ModelError, match="its input 'in' has sides that change from call to call; convert"):
+    with pytest.raises(ModelError, match="its input 'in' has a dynamic shape; convert"):
         tflite_file.read(path)
 
 

@@ -79,7 +79,7 @@ def test_everything_is_cached_where_it_fits_and_the_largest_given_up_where_it_ne
     def kept(*sizes: float, streamed: float = 0.0) -> str:
         layers = [Parameters(int(size * MIB), int(size * MIB), (1, 1)) for size in sizes]
         layers += [Parameters(int(streamed * MIB), int(streamed * MIB), (1, 1), always_streamed=True)] * bool(streamed)
-        found = parameter_memory.split(layers, TARGET)
+        found = parameter_memory.allocate_cache(layers, TARGET)
         assert found.cached_bytes + found.streamed_bytes == sum(layer.size_bytes for layer in layers)
         return "".join("-+"[not streamed] for streamed in found.streamed)
 
@@ -115,7 +115,7 @@ def test_a_refused_model_has_no_sizes() -> None:
 
 
 def test_an_unknown_compiler_is_refused() -> None:
-    with pytest.raises(PipelineError, match=r"no compiler '17'.*16\.0, 15\.0, 2\.1, 1\.0"):
+    with pytest.raises(PipelineError, match=r"unknown compiler '17'.*16\.0, 15\.0, 2\.1, 1\.0"):
         TARGET.compiled_by("17")
 
 

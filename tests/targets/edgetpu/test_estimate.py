@@ -22,13 +22,13 @@ from compress.targets import load
 from compress.targets.edgetpu import inspection, latency
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.estimate import estimate
-from compress.targets.edgetpu.latency import ArrayLayer, Sent
+from compress.targets.edgetpu.latency import ArrayLayer, BusTraffic
 from compress.tflite import graph
 
 TARGET = load("edgetpu")
 CONSTANTS = TARGET.tables["latency"]
 shared = pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")
-NOTHING = Sent(0, 0, 0, ())
+NOTHING = BusTraffic(0, 0, 0, ())
 
 
 def conv(outputs: int, inputs: int = 64, side: int = 16, kernel: int = 3) -> ArrayLayer:
@@ -61,12 +61,17 @@ def test_large_maps_take_their_weights_more_than_once(side: int, passes: int) ->
 @pytest.mark.parametrize("host", sorted(CONSTANTS["hosts"]))
 def test_parts_are_the_whole_and_more_never_takes_less(host: str) -> None:
     layers = (conv(256, inputs=256), conv(512, inputs=256))
-    sent = Sent(50_000, 10_000, 30_000, (0, 1_000_000))
+    sent = BusTraffic(50_000, 10_000, 30_000, (0, 1_000_000))
     told = latency.predict(layers, sent, CONSTANTS, host)
     assert told.total == pytest.approx(sum(told.parts.values()))
     assert told.low < told.total < told.high
     assert sum(told.layers) == pytest.approx(told.parts["compute_ms"] + told.parts["stream_ms"])
-    for more in ({"inputs": 90_000}, {"outputs": 20_000}, {"instructions": 60_000}, {"streamed": (1_000_000,) * 2}):
+    for more in (
+        {"input_bytes": 90_000},
+        {"output_bytes": 20_000},
+        {"instruction_bytes": 60_000},
+        {"streamed_bytes": (1_000_000,) * 2},
+    ):
         assert latency.predict(layers, replace(sent, **more), CONSTANTS, host).total > told.total
     slow = latency.predict(layers, sent, CONSTANTS, host, "std")
     assert slow.total > told.total
@@ -76,10 +81,10 @@ def test_streaming_overlaps_with_its_own_layer() -> None:
     """On hosts that wait: a layer takes the longer of computing and streaming."""
     layer, bus = conv(64), {**CONSTANTS["hosts"]["usb3"], "fixed_ms": 0.0}
     constants = {**CONSTANTS, "layer_us": 0.0, "hosts": {"usb3": bus}}
-    computed = latency.predict((layer,), replace(NOTHING, streamed=(0,)), constants, "usb3").total
+    computed = latency.predict((layer,), replace(NOTHING, streamed_bytes=(0,)), constants, "usb3").total
     hidden = int(computed / bus["transfer_ms_per_mb"] * 1e6)
-    assert latency.predict((layer,), replace(NOTHING, streamed=(hidden,)), constants, "usb3").total == computed
-    twice = latency.predict((layer,), replace(NOTHING, streamed=(hidden * 2,)), constants, "usb3").total
+    assert latency.predict((layer,), replace(NOTHING, streamed_bytes=(hidden,)), constants, "usb3").total == computed
+    twice = latency.predict((layer,), replace(NOTHING, streamed_bytes=(hidden * 2,)), constants, "usb3").total
     assert twice == pytest.approx(computed * 2, rel=1e-3)
 
 
@@ -116,16 +121,16 @@ def test_free_channels_are_told() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(PipelineError, match="there is no host 'usb9'"):
+    with pytest.raises(PipelineError, match="unknown host 'usb9'"):
         estimate(graph.parse(tiny.classifier()), TARGET, "usb9")
-    with pytest.raises(PipelineError, match="there is no clock 'fast'"):
+    with pytest.raises(PipelineError, match="unknown clock 'fast'"):
         estimate(graph.parse(tiny.classifier()), TARGET, "usb3", "fast")
 
 
 def test_a_model_that_the_compiler_refuses_has_no_latency() -> None:
-    with pytest.raises(ModelError, match=r"would refuse this model.*; quantize it first: `quantize` in a pipeline"):
+    with pytest.raises(ModelError, match=r"will reject this model.*; quantize it first: `quantize` in a pipeline"):
         estimate(graph.parse(tiny.classifier(int8=False)), TARGET, "usb3")
-    with pytest.raises(ModelError, match="it is compiled already; give the full-integer model that it was made from"):
+    with pytest.raises(ModelError, match="it is already compiled; give the full-integer model that"):
         estimate(graph.parse(packages.compiled(tiny.classifier())), TARGET, "usb3")
 
 
@@ -147,21 +152,21 @@ def test_another_model_s_bytes_are_not_taken_for_this_one_s(tmp_path: Path, othe
     assert done.returncode == ModelError.exit_code
     assert f"{other}/compiled.tflite" in done.stderr
     assert "it was compiled from another model" in done.stderr
-    assert inspection.MADE_OF_IT in done.stderr
+    assert "give the file that edgetpu_compiler wrote for this model" in done.stderr
 
 
 def test_how_another_model_is_known(tmp_path: Path) -> None:
     def refused(*arguments: Any) -> str:
         try:
-            inspection.refuse_another(*arguments, TARGET, "m.tflite")
+            inspection.verify_same_model(*arguments, TARGET, "m.tflite")
         except ModelError as error:
             return error.what
         return ""
 
     model, other = (graph.parse(tiny.classifier((16, 16, 3), filters=count)) for count in (4, 400))
-    compiled = inspection.opened(graph.parse(packages.compiled(tiny.classifier((16, 16, 3)))))
+    compiled = inspection.inspect_graph(graph.parse(packages.compiled(tiny.classifier((16, 16, 3)))))
     assert refused(compiled, model) == ""
-    assert refused(compiled, other).startswith("holds 4,160 bytes of parameters; of the model 431,168")
+    assert refused(compiled, other).startswith("has 4,160 bytes of parameters; 431,168 are expected")
     assert "INT8 [1, 16, 16, 3]" in refused(compiled, graph.parse(tiny.classifier((8, 8, 3))))
     assert "leaves NEG on the CPU" in refused(replace(compiled, cpu_ops=("NEG",)), model)
     assert refused(compiled, graph.parse(tiny.classifier((16, 16, 3), int8=False))) == ""  # refused as it is
@@ -178,8 +183,8 @@ def test_estimate_and_check_stream_the_same(width: int, doubted: bool, streams: 
     assert found.parameters is not None
     assert told.streamed_bytes == found.parameters.streamed_bytes
     assert (told.streamed_bytes > 0) == streams
-    assert ("some networks were given no more" in told.describe()) == doubted
-    assert ("some networks were given no more" in found.describe()) == doubted
+    assert ("the compiler cached no more" in told.describe()) == doubted
+    assert ("the compiler cached no more" in found.describe()) == doubted
 
 
 @shared

@@ -56,7 +56,7 @@ def test_everything_that_the_package_says(tmp_path: Path) -> None:
         },
     )
     assert told["inputs"][0]["scale"] == 0.5
-    assert "4,096 bytes of parameters, loaded once" in inspection.describe(found)
+    assert "4,096 bytes of parameters, loaded once" in found.describe()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_everything_that_the_package_says(tmp_path: Path) -> None:
         (options(), "no executables"),
         (options(executable(7, b"")), "an executable of type 7"),
         (options(b"\xff" * 64), ""),
-        (options(executable(0, b"", scale=float("nan"))), "a scale is no number"),
+        (options(executable(0, b"", scale=float("nan"))), "a scale is not a finite number"),
         (options(executable(0, b"", inputs=1000)), "unpacks to far more than it holds"),
     ],
 )

@@ -102,7 +102,7 @@ def logits(model: Graph) -> Graph:
     last = model.operators[-1]
     if last.name != "SOFTMAX":
         return model
-    return edit.part(model, range(last.index), model.inputs, last.inputs)
+    return edit.extract(model, range(last.index), model.inputs, last.inputs)
 
 
 def images(*shape: int) -> NDArray[np.float32]:

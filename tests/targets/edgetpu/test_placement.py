@@ -11,7 +11,7 @@ from one_op import Op, Tensor
 from paths import SHARED
 
 from compress.targets import load
-from compress.targets.edgetpu.placement import LATE, MAPPED, Placement, place
+from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, MAPPED, Placement, place
 from compress.tflite import graph
 
 TARGET = load("edgetpu")
@@ -58,7 +58,12 @@ def test_a_chain() -> None:
 def test_what_comes_after_a_cpu_operator_is_late() -> None:
     placement = placed([tpu("x", "a"), cpu("a", "b"), tpu("b", "c"), tpu("c", "d")])
     assert sides(placement) == "tccc"
-    assert [op.status for op in placement.ops] == [MAPPED, "Operation not supported", LATE, LATE]
+    assert [op.status for op in placement.ops] == [
+        MAPPED,
+        "Operation not supported",
+        AFTER_CPU_OPERATOR,
+        AFTER_CPU_OPERATOR,
+    ]
     assert placement.ops[2].reason == "comes after an operator that stays on the CPU"
     assert placement.summary == "1 of 4 operators would run on the Edge TPU"
 
@@ -74,7 +79,7 @@ def test_late_through_several_cpu_operators() -> None:
     placement = placed([tpu("x", "a"), cpu("a", "b"), cpu("b", "c"), tpu("c", "d")])
     assert sides(placement) == "tccc"
     assert placement.ops[2].status == "Operation not supported"
-    assert placement.ops[3].status == LATE
+    assert placement.ops[3].status == AFTER_CPU_OPERATOR
 
 
 def test_a_second_input_that_is_late_is_enough() -> None:
@@ -101,7 +106,7 @@ def test_nothing_for_the_tpu() -> None:
     placement = placed([tpu("x", "a"), tpu("a", "b")], floats="xab")
     assert sides(placement) == "cc"
     assert placement.failure == "no operator can run on the Edge TPU; is the model quantized to full integer?"
-    assert placement.summary.startswith("the compiler would refuse this model: no operator")
+    assert placement.summary.startswith("the compiler will reject this model: no operator")
     assert placement.to_json()["compiles"] is False
 
 
@@ -109,11 +114,14 @@ def test_nothing_for_the_tpu() -> None:
     ("op", "failure"),
     [
         (Op("ADD", "xx", "a", 4), None),
-        (Op("ADD", "xx", "a", 5), "ADD version 5 (operator 0) is newer than its TFLite parser; the newest known is 4"),
+        (
+            Op("ADD", "xx", "a", 5),
+            "ADD version 5 (operator 0) is newer than its TFLite parser; the newest supported version is 4",
+        ),
         (Op("GELU", "x", "a"), "GELU version 1 (operator 0) is newer than its TFLite parser"),
         (Op("MyOp", "x", "a", custom=True), "its TFLite parser does not know the custom operator MyOp"),
         (Op("TFLite_Detection_PostProcess", "x", "a", custom=True), None),
-        (Op("edgetpu-custom-op", "x", "a", custom=True), "it is compiled already"),
+        (Op("edgetpu-custom-op", "x", "a", custom=True), "it is already compiled"),
     ],
 )
 def test_what_the_parser_refuses(op: Op, failure: str | None) -> None:

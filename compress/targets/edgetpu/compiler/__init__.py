@@ -1,8 +1,8 @@
-"""The vendor's compiler, where there is one: what is asked of it, and what is made of its answer.
+"""The vendor's compiler: its options, its runs, and the validation of its results.
 
-It is closed, x86-64 only and no longer developed, so most machines have none. It can be on PATH,
-named by a setting, in a Docker image or on another host; and a cache of its results can be shared,
-so that nobody needs it twice for the same model and options.
+It is closed source, for x86-64 only and no longer developed, so most machines do not have it. It can be on PATH, at a
+path in the settings, in a Docker image or on another host. A cache of its results can be shared, so that the same
+model with the same options is compiled only once.
 
 Source of the options: coral.ai/docs/edgetpu/compiler, table 1.
 """
@@ -41,12 +41,12 @@ class CompilerOptions:
     """The compiler's options. The table of operators (`-s`) is always requested.
 
     Attributes:
-        all_subgraphs: several partitions on the Edge TPU (`-a`).
+        all_subgraphs: make several partitions on the Edge TPU (`-a`).
         min_runtime: the oldest runtime that must load the result (`-m`).
-        num_segments: parts for as many Edge TPUs (`-n`); 1: the whole.
-        intermediate_tensors: where the Edge TPU's part ends (`-i`).
-        search_delegate: leave operators at the end to the CPU until the rest compiles (`-d`; compiler 16).
-        child_timeout_s: the compiler's own limit for each try (`-t`; compiler 16).
+        num_segments: the number of segments, one for each Edge TPU (`-n`).
+        intermediate_tensors: the tensors at which the Edge TPU partition ends (`-i`).
+        search_delegate: move operators at the end to the CPU until the rest compiles (`-d`; compiler 16).
+        child_timeout_s: the compiler's own time limit for each attempt (`-t`; compiler 16).
     """
 
     all_subgraphs: bool = False
@@ -58,7 +58,7 @@ class CompilerOptions:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Those that the result depends on, always in the same order: part of the cache's key."""
+        """The arguments that the result depends on, always in the same order: part of the cache key."""
         chosen = {
             ("-a",): self.all_subgraphs,
             ("-d",): self.search_delegate,
@@ -66,27 +66,29 @@ class CompilerOptions:
             ("-m", str(self.min_runtime)): self.min_runtime is not None,
             ("-n", str(self.num_segments)): self.num_segments > 1,
         }
-        return ("-s", *(part for argument, wanted in chosen.items() if wanted for part in argument))
+        return ("-s", *(part for argument, is_set in chosen.items() if is_set for part in argument))
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The files that the compiler makes of model.tflite."""
+        """The names of the files that the compiler writes for model.tflite."""
         if self.num_segments == 1:
             return (MODEL_COMPILED,)
         return tuple(SEGMENT_COMPILED.format(index, self.num_segments) for index in range(self.num_segments))
 
 
-def find(compiler: str | None, docker: str | None, ssh: str | None, target: Target, folder: Path | None) -> Host | None:
-    """Where the compiler is: as one of three settings says, or on PATH; None if it is not.
+def find_compiler(
+    compiler: str | None, docker: str | None, ssh: str | None, target: Target, folder: Path | None
+) -> Host | None:
+    """Return the compiler's host from one of three settings, or from PATH; None if it is not found.
 
-    Nothing is run, and what a setting names need not be there: a cached result may make it needless.
+    Nothing is run or verified, because a cached result may make the compiler unnecessary.
 
     Args:
-        compiler: path of the program on this machine.
-        docker: a Docker image that has it on its PATH.
-        ssh: another host that has it on its PATH.
-        target: the target, which knows the compiler's name.
-        folder: where the compiler on this machine may work; by default the system's folder for such files.
+        compiler: the path of the program on this machine.
+        docker: a Docker image with the program on its PATH.
+        ssh: another host with the program on its PATH.
+        target: the target, which has the compiler's name.
+        folder: the working folder for the compiler on this machine; None for the system's folder for temporary files.
     """
     name = str(target.tables["compiler"]["name"])
     if docker is not None:
@@ -95,8 +97,8 @@ def find(compiler: str | None, docker: str | None, ssh: str | None, target: Targ
         return Ssh(ssh, name)
     if compiler is not None:
         return Local(Path(compiler).expanduser().absolute(), folder)  # a bare name would be looked for on PATH
-    found = shutil.which(name)
-    return Local(Path(found), folder) if found else None
+    program = shutil.which(name)
+    return Local(Path(program), folder) if program else None
 
 
 def identity(host: Host | None, cache: Cache | None) -> dict[str, str]:
@@ -112,8 +114,8 @@ class Compiled:
     """The result of a successful run.
 
     Attributes:
-        log: everything the compiler printed, unchanged.
-        reports: the same as values: one, or one for each segment.
+        log: the complete output of the compiler.
+        reports: the parsed log: one report, or one for each segment.
         files: the compiled model, or its segments, by name.
     """
 
@@ -124,15 +126,15 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Compiler:
-    """A compiler, and how it is used.
+    """A compiler with its settings.
 
     Attributes:
-        host: where it runs; None: nowhere, and only the cache can help.
-        options: what is asked of it.
-        timeout_s: how long one try may take.
-        retries: how often a failure that may be chance is tried again.
-        cache: where results are looked for and kept.
-        version: the version wanted, in full or its beginning; None: the one in `usual` from the cache, any from a host.
+        host: the host that it runs on; None: only cached results are available.
+        options: the compiler's options.
+        timeout_s: the time limit for one attempt.
+        retries: the number of retries after a failure that may be random.
+        cache: the cache of results.
+        version: the required version, complete or its beginning; None: `usual` from the cache, any version from a host.
         usual: the target's version.
     """
 
@@ -145,16 +147,16 @@ class Compiler:
     usual: str
 
     def compile(self, model: bytes, note: Callable[[str], None]) -> Compiled | None:
-        """Compile a model; None if there is no compiler and no cached result.
+        """Compile a model; return None without a compiler and a cached result.
 
         Args:
             model: the .tflite file.
-            note: told what happens meanwhile, and everything that a failing compiler printed.
+            note: a function that shows progress, and the complete output of a failed compiler.
 
         Raises:
-            ModelError: the model is no .tflite file.
-            StageError: the compiler failed, cannot be run, took too long or is another version, or the model has not
-                the tensors that are asked for.
+            ModelError: the model is not a .tflite file.
+            StageError: the compiler failed, cannot be run, took too long or is another version, or the model does not
+                have the intermediate tensors.
         """
         original = graph.parse(model)
         self._check_tensors(original)
@@ -171,12 +173,12 @@ class Compiler:
     def _cached(self, model: bytes, note: Callable[[str], None]) -> Sequence[tuple[Path, CompilerRun]]:
         if self.cache is None:
             return ()
-        wanted = self.version or self.usual
-        found = self.cache.find(model, self.options.arguments, wanted, self.options.outputs, note)
-        return [(path, outcome) for path, outcome in found if path.name.endswith(f"-{parse(outcome.log)[0].version}")]
+        version = self.version or self.usual
+        entries = self.cache.find(model, self.options.arguments, version, self.options.outputs, note)
+        return [(path, outcome) for path, outcome in entries if path.name.endswith(f"-{parse(outcome.log)[0].version}")]
 
     def _run(self, model: bytes, original: Graph, note: Callable[[str], None]) -> Compiled:
-        """Runs the compiler until it succeeds, or fails for good."""
+        """Run the compiler until it succeeds, or fails with a permanent error."""
         assert self.host is not None
         limit = self.options.child_timeout_s
         arguments = (*self.options.arguments, *(("-t", str(limit)) if limit is not None else ()))
@@ -186,7 +188,7 @@ class Compiler:
             judged = self._judge(outcome, original)
             if isinstance(judged, ModelError):
                 note(outcome.log)
-                raise StageError(f"what the compiler made cannot be used: {judged}", where=self.host.where)
+                raise StageError(f"the compiled model is invalid: {judged}", where=self.host.where)
             if isinstance(judged, Compiled) or judged.certain:
                 self._keep(model, outcome, note)
             if isinstance(judged, Compiled):
@@ -194,7 +196,7 @@ class Compiler:
             if not judged.flaky or attempt > self.retries:
                 note(outcome.log)
                 raise judged.error(self.host.where)
-            note(f"the compiler failed ({judged.what}), which may be chance: try {attempt + 1} of {self.retries + 1}")
+            note(f"the compiler failed ({judged.what}); retry, attempt {attempt + 1} of {self.retries + 1}")
         raise AssertionError
 
     def _keep(self, model: bytes, outcome: CompilerRun, note: Callable[[str], None]) -> None:
@@ -202,11 +204,11 @@ class Compiler:
             return
         try:
             self.cache.keep(model, self.options.arguments, parse(outcome.log)[0].version, outcome)
-        except StoreError as error:  # the result is there all the same
+        except StoreError as error:  # the result is usable without the cache
             note(str(error))
 
     def _judge(self, outcome: CompilerRun, original: Graph) -> Compiled | Failure | ModelError:
-        """A success that holds what was asked for, a failure, or what is wrong with the compiled model."""
+        """Return a valid result, a failure, or the error in the compiled model."""
         if outcome.exit_code != 0 or any(name not in outcome.files for name in self.options.outputs):
             return failures.recognize(outcome, original)
         reports = parse(outcome.log)
@@ -216,15 +218,15 @@ class Compiler:
             if not custom and not any(report.mapped for report in reports):
                 return failures.nothing_mapped(outcome, self.options.min_runtime)
             for part in custom or parts:
-                inspection.opened(part)
+                inspection.inspect_graph(part)
         except ModelError as error:
             return error
         if len(parts) == 1 and not self._fits(parts[0], original):
-            return ModelError("the compiled model has other inputs or outputs than the original: it is another one")
+            return ModelError("the compiled model has other inputs or outputs than the original: it is another model")
         return Compiled(outcome.log, reports, outcome.files)
 
     def _fits(self, part: Graph, original: Graph) -> bool:
-        """Whether inputs and outputs are the original's. The compiler leaves them so (29 of 29 published pairs)."""
+        """Return whether inputs and outputs are those of the original, as in 29 of 29 published compiled models."""
         same_outputs = _tensors(part, part.outputs) == _tensors(original, original.outputs)
         cut = bool(self.options.intermediate_tensors) or self.options.search_delegate  # no such pair is published
         return _tensors(part, part.inputs) == _tensors(original, original.inputs) and (same_outputs or cut)
@@ -233,12 +235,12 @@ class Compiler:
         if self.version is not None and version is not None and not f"{version}.".startswith(f"{self.version}."):
             assert self.host is not None
             raise StageError(
-                f"is version {version} of the compiler, and compile.compiler_version asks for {self.version}",
+                f"is version {version} of the compiler, and compile.compiler_version requires {self.version}",
                 where=self.host.where,
             )
 
     def _check_tensors(self, original: Graph) -> None:
-        names = {tensor.name for op in original.operators for tensor in original.made(op)}
+        names = {tensor.name for op in original.operators for tensor in original.output_tensors(op)}
         absent = [name for name in self.options.intermediate_tensors if name not in names]
         if absent:
             raise StageError(
@@ -253,6 +255,6 @@ def _tensors(model: Graph, indices: Sequence[int]) -> list[tuple[str, tuple[int,
 
 
 def known_version(version: str | None, target: Target) -> str | None:
-    """The target's name ("16.0") for a version as the compiler prints it, if it knows that one."""
+    """Return the target's name ("16.0") for a version as the compiler prints it; None for an unknown version."""
     short = re.match(r"[0-9]+\.[0-9]+", version or "")
     return short[0] if short and short[0] in target.tables["compiler"]["runtimes"] else None

@@ -1,16 +1,13 @@
-"""Results of the vendor's compiler, by what went in: a folder that a team can share.
+"""A cache of the vendor compiler's results: a folder that a team can share.
 
-An entry is one file, `<key>-<version>`: a line of JSON, then the bytes of its parts one after
-the other (the log, and the compiled model or its segments). The key is the SHA-256 of the model's
-own digest and the options. The compiler is not in the key but in the name, by the version that it
-printed into its log: so a machine that has no compiler can ask for "this model, these options, any
-16.0", and which machine, image or host the result was made on does not matter. Failures that a
-second try would not change are kept as well, as a log without a model.
+An entry is one file, `<key>-<version>`: a line of JSON, then the bytes of its parts (the log, and the compiled model or
+its segments). The key is the SHA-256 of the model's digest and the options. The compiler's version, as printed in its
+log, is in the name and not in the key: a machine without a compiler can search for a model, options and any 16.0. The
+machine, image or host does not matter. Permanent failures are cached too, as a log without a model.
 
-An entry appears whole or not at all (one `os.replace`), and counts only if all of its bytes are
-what was written. Whoever may write into the folder is trusted with the compiled model itself, as
-whoever runs the compiler is; but a foreign or damaged file is never more than a miss, and whoever
-asks still checks that the parts are what the compiler makes of this model.
+Entries are written atomically (one `os.replace`), and are used only if all bytes agree with their checksums. A damaged
+or foreign file counts as a miss. Users with write access to the folder are trusted like users who run the compiler, and
+the caller still validates every result.
 """
 
 from __future__ import annotations
@@ -35,13 +32,13 @@ _VERSION = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,12}){1,3}")
 
 @dataclass(frozen=True)
 class Cache:
-    """The folder; it need not exist before something is kept."""
+    """A folder with results; the first result creates it."""
 
     folder: Path
 
     @property
     def names(self) -> list[str]:
-        """The names of all entries, whole or not."""
+        """The names of all entries, including damaged ones."""
         try:
             return sorted(name for name in os.listdir(self.folder) if not name.startswith("."))
         except OSError:
@@ -50,32 +47,36 @@ class Cache:
     def find(
         self, model: bytes, options: Sequence[str], version: str, outputs: Sequence[str], note: Callable[[str], None]
     ) -> list[tuple[Path, CompilerRun]]:
-        """Return the results for this model with these options, by compilers of this version, the newest first.
+        """Return the results for a model and options from a version of the compiler, the newest version first.
 
         Args:
             model: the .tflite file.
             options: the compiler's options.
-            version: the compiler's, in full or its beginning: "16.0".
-            outputs: names of the files that a success has.
+            version: the compiler's version, complete or its beginning: "16.0".
+            outputs: the names of the files in a successful result.
             note: called with a message for every damaged entry.
 
         Returns:
-            The entries, whose names end with the compilers' versions, and what they hold.
+            The entries, whose names end with the compiler's version, and their contents.
         """
         start = f"{_key(model, options)}-"
         versions = [name.removeprefix(start) for name in self.names if name.startswith(start)]
-        fitting = [each for each in versions if _VERSION.fullmatch(each) and f"{each}.".startswith(f"{version}.")]
-        found = []
-        for each in sorted(fitting, key=lambda text: [int(part) for part in text.split(".")], reverse=True):
-            path = self.folder / f"{start}{each}"
+        matching = [
+            candidate
+            for candidate in versions
+            if _VERSION.fullmatch(candidate) and f"{candidate}.".startswith(f"{version}.")
+        ]
+        entries = []
+        for candidate in sorted(matching, key=lambda text: [int(part) for part in text.split(".")], reverse=True):
+            path = self.folder / f"{start}{candidate}"
             try:
-                found.append((path, _read(path, outputs)))
+                entries.append((path, _read(path, outputs)))
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 note(f"the cached result {path} is damaged and not used: {error}")
-        return found
+        return entries
 
     def keep(self, model: bytes, options: Sequence[str], version: str | None, outcome: CompilerRun) -> None:
-        """Keeps a result, in place of what there was. One whose log tells no version is not kept.
+        """Store a result, and replace an older one. A result without a version in its log is not stored.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -102,16 +103,16 @@ def _key(model: bytes, options: Sequence[str]) -> str:
 
 
 def _read(path: Path, outputs: Sequence[str]) -> CompilerRun:
-    """An entry, whose every byte is what was written.
+    """Return an entry whose checksums agree.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError, RecursionError: it is not.
+        OSError, ValueError, KeyError, TypeError, RecursionError: the entry is damaged.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as stream:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_ENTRY_BYTES:
-            raise ValueError("it is no file of a fitting size")
+            raise ValueError("it is not a file, or is too large")
         content = stream.read(MAX_ENTRY_BYTES)
     line, _, rest = content.partition(b"\n")
     if len(line) > MAX_HEAD_BYTES:
@@ -120,13 +121,13 @@ def _read(path: Path, outputs: Sequence[str]) -> CompilerRun:
     exit_code, rows = head["exit_code"], head["parts"]
     names = [row["name"] for row in rows]
     if head["format"] != FORMAT or type(exit_code) is not int or names not in ([LOG], [LOG, *outputs]):
-        raise ValueError("its first line is not what it should be")
+        raise ValueError("its first line is invalid")
     parts = {}
     for row in rows:
         part, rest = rest[: row["bytes"]], rest[row["bytes"] :]
         if type(row["bytes"]) is not int or len(part) != row["bytes"] or _sha256(part) != row["sha256"]:
-            raise ValueError(f"the bytes of {row['name']} are not those that were written")
+            raise ValueError(f"the checksum of {row['name']} is wrong")
         parts[row["name"]] = part
     if rest:
-        raise ValueError("it has more bytes than were written")
+        raise ValueError("it has extra bytes at the end")
     return CompilerRun(exit_code, parts.pop(LOG).decode(), parts)

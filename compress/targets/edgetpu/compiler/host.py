@@ -1,7 +1,7 @@
-"""Where the vendor's compiler runs: on this machine, in a Docker image, on another host over SSH.
+"""Hosts of the vendor's compiler: this machine, a Docker image, or another host over SSH.
 
-Each host takes the bytes of a model and returns an `CompilerRun`; what it needs meanwhile is
-gone afterwards. A time limit or Ctrl-C ends everything that was started, there too.
+Each host takes the bytes of a model and returns a `CompilerRun`. Temporary files are removed afterwards. A timeout or
+Ctrl-C ends all started processes, also on another host.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class CompilerRun:
     """The result of one run of the compiler.
 
     Attributes:
-        exit_code: as the shell or the system says it; negative: killed by that signal.
-        log: everything it printed, unchanged.
-        files: the files that were asked for and are there, by name.
+        exit_code: the exit code; if negative, the signal that killed the process.
+        log: the complete output.
+        files: the requested files that exist, by name.
     """
 
     exit_code: int
@@ -48,32 +48,32 @@ class CompilerRun:
 
 
 class Host(Protocol):
-    """Where the compiler runs."""
+    """A host that runs the compiler."""
 
     @property
     def where(self) -> str:
         """Its name in messages."""
 
     def identity(self) -> str:
-        """Return the compiler's identity, as far as it is known without running it; "none" if it is not there."""
+        """Return the compiler's identity without running it; "none" if it does not exist."""
 
     def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> CompilerRun:
-        """Runs the compiler once.
+        """Run the compiler once.
 
         Args:
             model: the .tflite file.
-            options: its options.
-            outputs: names of the files to bring back.
-            timeout_s: how long that may take, transport included.
+            options: the compiler's options.
+            outputs: the names of the files to return.
+            timeout_s: the time limit, including transfers.
 
         Raises:
-            StageError: it cannot be run there, or takes too long.
+            StageError: the compiler cannot be run, or takes too long.
         """
 
 
 @dataclass(frozen=True)
 class Local:
-    """The compiler on this machine; `folder`: where it works."""
+    """The compiler on this machine; `folder` is its working folder."""
 
     program: Path
     folder: Path | None = None
@@ -84,25 +84,25 @@ class Local:
         return str(self.program)
 
     def identity(self) -> str:
-        """Digest of the program. The vendor's is a script before the real one, which may change alone."""
+        """Return the digest of the program, and of the binary that the vendor's start script runs."""
         path = self.program.resolve()
         if not path.is_file():
             return "none"
         real = path.parent / "edgetpu_compiler_bin" / "edgetpu_compiler"
-        return "+".join(file_digest(each) for each in (path, real) if each.is_file())
+        return "+".join(file_digest(file) for file in (path, real) if file.is_file())
 
     def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> CompilerRun:
         """See `Host.run`."""
         if not (self.program.is_file() and os.access(self.program, os.X_OK)):
-            raise StageError("is not a program that can be run", where=self.where, todo="check compile.compiler")
+            raise StageError("is not an executable program", where=self.where, todo="check compile.compiler")
         with tempfile.TemporaryDirectory(prefix=".compiler-", dir=self.folder) as name:
             folder = Path(name)
             (folder / MODEL).write_bytes(model)
-            # In the folder, so that the log names no folder: it must be the same on every machine.
+            # The compiler runs in the folder, so that the log has no paths and is the same on every machine.
             done = _execute([str(self.program), *options, MODEL], self.where, timeout_s, cwd=folder)
             files = {output: folder / output for output in outputs}
-            found = {output: path.read_bytes() for output, path in files.items() if path.is_file()}
-        return CompilerRun(done.returncode, done.stdout.decode(errors="replace"), found)
+            contents = {output: path.read_bytes() for output, path in files.items() if path.is_file()}
+        return CompilerRun(done.returncode, done.stdout.decode(errors="replace"), contents)
 
 
 _SCRIPT = """
@@ -127,31 +127,34 @@ kill "$watcher"
 rm model.tflite
 tar -cf - .
 """
-"""What runs before the compiler in a container or on another host, and after it.
+"""The script that runs the compiler in a container or on another host.
 
-The model comes on standard input, which stays open until the result is there: its end means that
-nobody waits any longer, and ends the compiler. `timeout` ends all that the compiler started, also
-where that end is never heard of. Needs a POSIX shell, coreutils and tar.
+The model comes on standard input, which stays open until the result is sent. If standard input ends, the client is
+gone, and the script stops the compiler. `timeout` ends all processes of the compiler even if that end is not noticed.
+The script needs a POSIX shell, coreutils and tar.
 """
 
 
-def _far(command: Sequence[str], where: str, model: bytes, outputs: Sequence[str], timeout_s: float) -> CompilerRun:
-    """Runs a command that carries `_SCRIPT` to where the compiler is."""
+def _run_remotely(
+    command: Sequence[str], where: str, model: bytes, outputs: Sequence[str], timeout_s: float
+) -> CompilerRun:
+    """Run a command that runs `_SCRIPT` in a container or on another host."""
     done = _execute(command, where, timeout_s, content=model)
     files = _unpacked(done.stdout, {LOG, _EXIT_CODE, *outputs})
     if done.returncode != 0 or LOG not in files or not files.get(_EXIT_CODE, b"").strip().isdigit():
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        what = f"the compiler cannot be run there (exit code {done.returncode}): {said[-1] if said else 'no message'}"
-        raise StageError(what, where=where, todo="try the same command by hand, or name another host")
+        message = said[-1] if said else "no message"
+        what = f"the compiler cannot be run (exit code {done.returncode}): {message}"
+        raise StageError(what, where=where, todo="run the same command manually, or use another host")
     exit_code = int(files.pop(_EXIT_CODE))
     log = files.pop(LOG).decode(errors="replace")
     if exit_code in (126, 127):
-        raise StageError(f"the compiler was not found there: {log.strip()}", where=where)
+        raise StageError(f"the compiler was not found: {log.strip()}", where=where)
     return CompilerRun(exit_code, log, files)
 
 
 def _script(program: str, options: Sequence[str], model: bytes, timeout_s: float) -> list[str]:
-    """The arguments of `sh` that run the compiler. Its own limit is a second later than ours."""
+    """Return the arguments of `sh` that run the compiler. The limit there is one second longer than ours."""
     return ["-c", _SCRIPT, "sh", str(len(model)), str(int(timeout_s) + 1), program, *options]
 
 
@@ -168,7 +171,7 @@ class Docker:
         return f"docker image {self.image}"
 
     def identity(self) -> str:
-        """The image's id; "none" where it is not (yet) there."""
+        """Return the image's id; "none" if the image does not exist (yet)."""
         command = ["docker", "image", "inspect", "--format", "{{.Id}}", self.image]
         try:
             return _execute(command, self.where, CLEAN_UP_TIMEOUT_S).stdout.decode(errors="replace").strip() or "none"
@@ -176,12 +179,12 @@ class Docker:
             return "none"
 
     def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> CompilerRun:
-        """See `Host.run`. The container has a name, so that it can be removed whatever happened to the client."""
+        """See `Host.run`. The container has a name, so that it can always be removed."""
         name = f"coralline-{uuid.uuid4().hex}"
         closed = ["--network", "none", "--cap-drop", "ALL", "--log-driver", "none"]
         command = ["docker", "run", "--rm", "--interactive", "--name", name, *closed, "--entrypoint", "sh", self.image]
         try:
-            return _far(
+            return _run_remotely(
                 [*command, *_script(self.program, options, model, timeout_s)], self.where, model, outputs, timeout_s
             )
         except BaseException:
@@ -192,7 +195,7 @@ class Docker:
 
 @dataclass(frozen=True)
 class Ssh:
-    """The compiler on another host, which is reached without a password and is known already."""
+    """The compiler on another host; SSH must need no password, and the host's key must be known."""
 
     host: str
     program: str
@@ -203,17 +206,17 @@ class Ssh:
         return f"ssh {self.host}"
 
     def identity(self) -> str:
-        """The host's name: asking it for more would need it at every run, also where nothing is to do."""
+        """Return the host's name; anything else would need a connection at every run, even if there is no work."""
         return self.host
 
     def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> CompilerRun:
         """See `Host.run`."""
         there = shlex.join(["sh", *_script(self.program, options, model, timeout_s)])
-        return _far(ssh.command(self.host, there), self.where, model, outputs, timeout_s)
+        return _run_remotely(ssh.command(self.host, there), self.where, model, outputs, timeout_s)
 
 
 def _unpacked(content: bytes, names: set[str]) -> dict[str, bytes]:
-    """The plain files of these names in a tar archive; nothing if it is none."""
+    """Return the regular files with these names in a tar archive; none if it is not an archive."""
     files: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
@@ -230,17 +233,17 @@ def _unpacked(content: bytes, names: set[str]) -> dict[str, bytes]:
 def _execute(
     command: Sequence[str], where: str, timeout_s: float, *, cwd: Path | None = None, content: bytes | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """Runs a command in a session of its own; whatever ends the wait ends all of that session.
+    """Run a command in a new session; an interruption ends all processes of the session.
 
     Args:
         command: program and arguments.
         where: its name in messages.
-        timeout_s: how long it may take.
-        cwd: its working directory; then its two outputs come as one.
-        content: what it is given on standard input, which then stays open until it has ended.
+        timeout_s: the time limit.
+        cwd: the working directory; if given, standard error is merged into standard output.
+        content: the standard input, which stays open until the command has ended.
 
     Raises:
-        StageError: it cannot be run, or takes too long.
+        StageError: the command cannot be run, or takes too long.
     """
     out, errors = subprocess.PIPE, subprocess.PIPE if cwd is None else subprocess.STDOUT
     try:
@@ -254,7 +257,7 @@ def _execute(
                 printed = process.communicate(timeout=timeout_s)
             except BaseException:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # the real program works in a child of its own
+                    os.killpg(process.pid, signal.SIGKILL)  # the compiler works in a child process
                 process.wait()
                 raise
     except OSError as error:
@@ -263,31 +266,31 @@ def _execute(
         raise StageError(what, where=where) from error
     except subprocess.TimeoutExpired as error:
         what = f"the compiler took longer than {timeout_s:g} s"
-        raise StageError(what, where=where, todo="raise compile.timeout_s") from error
+        raise StageError(what, where=where, todo="increase compile.timeout_s") from error
     return subprocess.CompletedProcess(command, process.returncode, printed[0], printed[1] or b"")
 
 
 @contextmanager
 def _standard_input(content: bytes | None) -> Iterator[int]:
-    """A handle to read `content` from that comes to no end before this does; without content, nothing to read."""
+    """Yield a pipe with `content` that stays open until this context ends; without content, the null device."""
     if content is None:
         yield subprocess.DEVNULL
         return
-    given, held = os.pipe()
+    read_end, write_end = os.pipe()
     ended = threading.Event()
-    feeder = threading.Thread(target=_feed, args=(held, content, ended), daemon=True)
+    feeder = threading.Thread(target=_feed, args=(write_end, content, ended), daemon=True)
     feeder.start()
     try:
-        yield given
+        yield read_end
     finally:
-        os.close(given)
+        os.close(read_end)
         ended.set()
         feeder.join(timeout=1.0)
 
 
 def _feed(handle: int, content: bytes, ended: threading.Event) -> None:
     rest = memoryview(content)
-    with suppress(BrokenPipeError):  # nobody reads any longer
+    with suppress(BrokenPipeError):  # the reader has closed the pipe
         while rest:
             rest = rest[os.write(handle, rest) :]
     ended.wait()

@@ -1,12 +1,11 @@
 """The output of the vendor's compiler, parsed.
 
-`parse` reads a log and `expected` puts the prediction of `check` into the same form, so that the
-two compare line by line (`differences`). A line that means nothing here is kept, word for word.
+`parse` reads a log, `expected_report` converts the prediction of `check` into the same form, and `differences`
+compares the two. Unknown lines are kept unchanged.
 
-Source: logs of versions 1.0 to 16.0 published with compiled models and in issue threads of
-google-coral/edgetpu. 1.0 and 2.0 print no memory with `-s -o`; 2.0 may print the memory that is
-available where later ones print what remains; 15.0 leaves memory out of some logs; 16.0 adds its
-child process, and with `-n` prints everything again for each segment.
+Source: logs of versions 1.0 to 16.0 published with compiled models and in issue threads of google-coral/edgetpu. 1.0
+and 2.0 print no memory with `-s -o`; 2.0 may print the available memory where later versions print the remaining
+memory; 15.0 omits memory in some logs; 16.0 adds its child process, and with `-n` prints a report for each segment.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from compress.tflite.graph import Graph, Operator
 
 @dataclass(frozen=True, order=True)
 class StatusRow:
-    """A line of the compiler's table: so many operators of a kind have this status."""
+    """A line of the compiler's table: the number of operators with a name and a status."""
 
     op: str
     status: str
@@ -33,21 +32,21 @@ class StatusRow:
 
 @dataclass(frozen=True)
 class CompilerReport:
-    """The compiler's report on a model, real or expected. None: not in the report.
+    """The compiler's report about a model, real or predicted. None means that a figure is not in the report.
 
     Attributes:
-        version: of the compiler.
-        operations: its table, in alphabetical order.
+        version: the compiler's version.
+        operations: the table of operators, in alphabetical order.
         subgraphs: partitions on the Edge TPU.
-        total: operators in all.
-        on_tpu: operators on the Edge TPU (printed only where some stay on the CPU).
-        on_cpu: operators on the CPU (likewise).
+        total: the number of operators.
+        on_tpu: operators on the Edge TPU (printed only if some stay on the CPU).
+        on_cpu: operators on the CPU (printed only if there are any).
         on_chip_bytes: parameters kept on the chip, rounded as printed.
-        on_chip_remaining_bytes: what they leave of its memory, rounded.
-        on_chip_available_bytes: what they may take of it (2.0), rounded.
+        on_chip_remaining_bytes: remaining on-chip memory, rounded.
+        on_chip_available_bytes: available on-chip memory (2.0), rounded.
         off_chip_bytes: parameters sent at every inference, rounded.
-        errors: lines that say what went wrong, word for word.
-        unknown: lines that mean nothing to this program, word for word.
+        errors: lines with error messages, unchanged.
+        unknown: unknown lines, unchanged.
     """
 
     version: str | None = None
@@ -65,13 +64,13 @@ class CompilerReport:
 
     @property
     def mapped(self) -> int | None:
-        """The number of operators on the Edge TPU, wherever in the log it is."""
+        """The number of operators on the Edge TPU: from the table, or from its own line."""
         if self.operations:
             return sum(row.count for row in self.operations if row.status == MAPPED)
         return self.on_tpu
 
     def to_json(self) -> dict[str, Any]:
-        """As a plain map, for facts."""
+        """Return the report as a plain map, for facts."""
         return {**asdict(self), "operations": [asdict(row) for row in self.operations]}
 
 
@@ -106,12 +105,12 @@ _NOTHING_MORE = re.compile(
     r"|See the operation log file for individual operation details\."
     r"|Searching for valid delegate with step [0-9]+|Try to compile segment with [0-9]+ ops|Intermediate tensors: .*"
 )
-"""Lines that are understood and say nothing that is kept; the last three belong to `-d`."""
+"""Known lines without figures; the last three are printed with `-d`."""
 
 
 @dataclass
 class _Block:
-    """The part of a log about one model, while it is read."""
+    """The section of a log about one model, while it is parsed."""
 
     has_input: bool = False
     in_table: bool = False
@@ -121,7 +120,7 @@ class _Block:
     unknown: list[str] = field(default_factory=list)
 
     def take(self, line: str) -> None:
-        """Puts a line where it belongs."""
+        """Parse a line."""
         row = _ROW.fullmatch(line) if self.in_table else None
         self.in_table = bool(row or _HEAD.fullmatch(line))
         size, number = _SIZE.fullmatch(line), _NUMBER.fullmatch(line)
@@ -142,12 +141,12 @@ class _Block:
 
 
 def parse(log: str) -> tuple[CompilerReport, ...]:
-    """A report for every model in a log: one, or one for each segment. Blank lines are dropped, nothing else."""
+    """Return a report for every model in a log: one, or one for each segment. Only blank lines are ignored."""
     version, blocks = None, [_Block()]
     for line in filter(None, (line.strip() for line in log.splitlines())):
-        told = _VERSION.fullmatch(line)
-        if told and version in (None, told[1]):
-            version = told[1]
+        match = _VERSION.fullmatch(line)
+        if match and version in (None, match[1]):
+            version = match[1]
             continue
         if _INPUT.fullmatch(line):
             if blocks[-1].has_input:
@@ -157,17 +156,17 @@ def parse(log: str) -> tuple[CompilerReport, ...]:
     return tuple(block.report(version) for block in blocks)
 
 
-def expected(found: Check, graph: Graph, version: str) -> CompilerReport:
-    """Return the report that is expected for a checked graph."""
-    ops = found.placement.ops
+def expected_report(result: Check, graph: Graph, version: str) -> CompilerReport:
+    """Return the predicted report for a checked graph."""
+    ops = result.placement.ops
     names = ["CUSTOM" if operator.custom else operator.name for operator in graph.operators]
     counted = Counter((name, op.status) for name, op in zip(names, ops, strict=True))
-    sizes = found.parameters
+    sizes = result.parameters
     on_tpu = sum(op.placement == "tpu" for op in ops)
     return CompilerReport(
         version,
         tuple(sorted(StatusRow(op, status, count) for (op, status), count in counted.items())),
-        subgraphs=found.subgraphs,
+        subgraphs=result.subgraphs,
         total=len(ops),
         on_tpu=on_tpu,
         on_cpu=len(ops) - on_tpu,
@@ -177,9 +176,9 @@ def expected(found: Check, graph: Graph, version: str) -> CompilerReport:
 
 
 def differences(predicted: CompilerReport, real: CompilerReport) -> list[dict[str, Any]]:
-    """Where the compiler printed something else than was expected; nothing where it printed nothing.
+    """Return the figures in the compiler's report that differ from the prediction.
 
-    Sizes are equal if they are to the digits that it prints.
+    Sizes are compared with the precision in which the compiler prints them.
     """
     tables = [Counter[tuple[str, str]](), Counter[tuple[str, str]]()]
     for table, report in zip(tables, (predicted, real), strict=True):
@@ -194,41 +193,41 @@ def differences(predicted: CompilerReport, real: CompilerReport) -> list[dict[st
     return [
         {"name": name, "predicted": one, "real": other}
         for name, one, other, step in pairs
-        if abs(one - other) > step * 1.001  # rounded or cut off: both are within one step of what it prints
+        if abs(one - other) > step * 1.001  # rounded or truncated: both are within one step of the printed value
     ]
 
 
 def _last_digit(size_bytes: float) -> float:
-    """Return the bytes of the last decimal in the unit that the compiler chooses for a size."""
+    """Return the bytes of the last decimal digit in the unit that the compiler uses for a size."""
     return 0.01 * max(unit for unit in _UNITS.values() if unit <= max(size_bytes, 1.0))
 
 
-def as_compiled(
+def actual_placement(
     placement: Placement, original: Graph, compiled: Sequence[Graph], real: Sequence[CompilerReport]
 ) -> Placement:
-    """The placement that the compiled model has: what is on the CPU is still in it, by kind and outputs.
+    """Return the placement in a compiled model, which still contains its CPU operators, with their names and outputs.
 
     Args:
-        placement: what was expected; its reasons stay where it was right.
+        placement: the predicted placement; its reasons are kept where it is correct.
         original: the model.
         compiled: the compiled model, or its segments.
-        real: what the compiler printed.
+        real: the compiler's reports.
     """
     left = {_named(graph, operator) for graph in compiled for operator in graph.operators}
     ops = []
     for op, operator in zip(placement.ops, original.operators, strict=True):
         side = "cpu" if _named(original, operator) in left else "tpu"
-        ops.append(op if side == op.placement else _surprise(op, side, real))
+        ops.append(op if side == op.placement else _unexpected_operator(op, side, real))
     return Placement(tuple(ops), None)
 
 
 def _named(graph: Graph, operator: Operator) -> tuple[str, ...]:
-    return operator.name, *(tensor.name for tensor in graph.made(operator))
+    return operator.name, *(tensor.name for tensor in graph.output_tensors(operator))
 
 
-def _surprise(op: PlacedOperator, side: str, real: Sequence[CompilerReport]) -> PlacedOperator:
-    """An operator that the compiler placed otherwise than expected."""
+def _unexpected_operator(op: PlacedOperator, side: str, real: Sequence[CompilerReport]) -> PlacedOperator:
+    """Return an operator with a placement that differs from the prediction."""
     known = {row.status for report in real for row in report.operations if row.op == op.op and row.status != MAPPED}
     status = MAPPED if side == "tpu" else " or ".join(sorted(known))
-    reason = "" if side == "tpu" else "the compiler decided so; no rule here foresees it"
+    reason = "" if side == "tpu" else "the compiler did not map it; no known rule explains this"
     return replace(op, placement=side, status=status, reason=reason, advice="")

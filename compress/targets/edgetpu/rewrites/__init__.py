@@ -1,4 +1,4 @@
-"""Rewrites that let the compiler take, and map, more of a model: what there is, and how each is proved."""
+"""The rewrites after which the compiler accepts a model, or maps more of its operators."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from compress.tflite import dilation
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A rewrite and what it must keep.
+class RewriteEntry:
+    """A rewrite, the operators that it applies to, and the allowed difference of its output.
 
     Attributes:
-        rewrite: proposes edits; its docstring says what it does.
-        tolerance: by how many steps its output may change; 0 for the same to the bit.
-        operators: which operators it is for; empty for those that break a rule on versions.
-        every_code: whether it is tried on all 256 codes too, not only on real values.
-        always: whether it applies to operators that are mapped already.
-        islands: whether it applies to float operators between DEQUANTIZE and QUANTIZE.
-        partly: whether some of what it puts in may stay on the CPU, for other rewrites to go on with.
+        rewrite: the function that proposes edits; its docstring is the manual.
+        tolerance: the largest allowed difference of its output, in quantization steps; 0 means bit-exact.
+        operators: the operators that it applies to; empty for operators with an unsupported version.
+        all_codes: whether it is also verified on all 256 codes, not only on the values in the model.
+        also_if_mapped: whether it also applies to operators that are already mapped.
+        float_islands: whether it also applies to float operators between DEQUANTIZE and QUANTIZE.
+        allows_cpu: whether its new operators may stay on the CPU, where other rewrites apply to them.
     """
 
     rewrite: Rewrite
     tolerance: int
     operators: tuple[str, ...]
-    every_code: bool = False
-    always: bool = False
-    islands: bool = False
-    partly: bool = False
+    all_codes: bool = False
+    also_if_mapped: bool = False
+    float_islands: bool = False
+    allows_cpu: bool = False
 
     @property
     def name(self) -> str:
@@ -38,41 +38,42 @@ class Entry:
 
 
 REWRITES = (
-    Entry(layers.grouped_convolution, 1, ("CONV_2D",)),
-    Entry(layers.one_dilation, 0, ("CONV_2D", "DEPTHWISE_CONV_2D")),
-    Entry(layers.fused_activation, 0, ("TRANSPOSE_CONV", "AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION")),
-    Entry(layers.dense_rows, 1, ("FULLY_CONNECTED",)),
-    Entry(layers.dense_scales, 4, ("FULLY_CONNECTED",), always=True, partly=True),
-    Entry(layers.batch_norm_leftover, 2, ("MUL", "ADD", "SUB"), always=True),
-    Entry(layers.mean_over_channels, 1, ("MEAN",)),
-    Entry(layers.constant_matmul, 1, ("BATCH_MATMUL",)),
-    Entry(elementwise.hard_swish, 2, ("HARD_SWISH",), every_code=True, islands=True),
-    Entry(elementwise.leaky_relu, 1, ("LEAKY_RELU",), every_code=True, islands=True),
-    Entry(elementwise.gelu, 3, ("GELU",), every_code=True, islands=True),
-    Entry(elementwise.elu, 3, ("ELU",), every_code=True, islands=True),
-    Entry(elementwise.absolute, 1, ("ABS",), every_code=True, islands=True),
-    Entry(elementwise.negative, 1, ("NEG",), every_code=True, islands=True),
-    Entry(elementwise.square, 1, ("SQUARE",), every_code=True, islands=True),
-    Entry(elementwise.relu_0_to_1, 1, ("RELU_0_TO_1",), every_code=True, islands=True),
-    Entry(elementwise.squared_difference, 2, ("SQUARED_DIFFERENCE",), islands=True),
-    Entry(elementwise.divide, 2, ("DIV",), islands=True),
-    Entry(elementwise.requantized, 1, ("DEQUANTIZE",), islands=True),
-    Entry(elementwise.float_island, 2, elementwise.ISLANDS, islands=True),
-    Entry(function_fitting.curve, 3, function_fitting.FUNCTIONS, every_code=True, islands=True),
-    Entry(shapes.repeated_map, 0, ("RESIZE_BILINEAR",)),
-    Entry(shapes.strided_slice, 0, ("STRIDED_SLICE",)),
-    Entry(shapes.split_sizes, 0, ("SPLIT_V",)),
-    Entry(shapes.unpack, 0, ("UNPACK",)),
-    Entry(shapes.gather, 0, ("GATHER",)),
-    Entry(shapes.pad_value, 0, ("PADV2",)),
-    Entry(shapes.depth_to_space, 0, ("DEPTH_TO_SPACE",)),
-    Entry(data_movement.moved_numbers, 0, data_movement.MOVERS),
-    Entry(data_movement.function_first, 0, shapes.UNARY, partly=True),
-    Entry(dilation.dilated_convolution, 1, ("SPACE_TO_BATCH_ND",)),
-    Entry(dilation.dilated_row, 1, ("SPACE_TO_BATCH_ND",)),
-    Entry(versions.older_version, 0, ()),
+    RewriteEntry(layers.grouped_convolution, 1, ("CONV_2D",)),
+    RewriteEntry(layers.equal_dilation, 0, ("CONV_2D", "DEPTHWISE_CONV_2D")),
+    RewriteEntry(layers.fused_activation, 0, ("TRANSPOSE_CONV", "AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION")),
+    RewriteEntry(layers.dense_layer_on_rows, 1, ("FULLY_CONNECTED",)),
+    RewriteEntry(layers.per_channel_dense_layer, 4, ("FULLY_CONNECTED",), also_if_mapped=True, allows_cpu=True),
+    RewriteEntry(layers.channel_scale_and_shift, 2, ("MUL", "ADD", "SUB"), also_if_mapped=True),
+    RewriteEntry(layers.mean_over_channels, 1, ("MEAN",)),
+    RewriteEntry(layers.constant_matmul, 1, ("BATCH_MATMUL",)),
+    RewriteEntry(elementwise.hard_swish, 2, ("HARD_SWISH",), all_codes=True, float_islands=True),
+    RewriteEntry(elementwise.leaky_relu, 1, ("LEAKY_RELU",), all_codes=True, float_islands=True),
+    RewriteEntry(elementwise.gelu, 3, ("GELU",), all_codes=True, float_islands=True),
+    RewriteEntry(elementwise.elu, 3, ("ELU",), all_codes=True, float_islands=True),
+    RewriteEntry(elementwise.absolute, 1, ("ABS",), all_codes=True, float_islands=True),
+    RewriteEntry(elementwise.negative, 1, ("NEG",), all_codes=True, float_islands=True),
+    RewriteEntry(elementwise.square, 1, ("SQUARE",), all_codes=True, float_islands=True),
+    RewriteEntry(elementwise.relu_0_to_1, 1, ("RELU_0_TO_1",), all_codes=True, float_islands=True),
+    RewriteEntry(elementwise.squared_difference, 2, ("SQUARED_DIFFERENCE",), float_islands=True),
+    RewriteEntry(elementwise.divide, 2, ("DIV",), float_islands=True),
+    RewriteEntry(elementwise.requantized, 1, ("DEQUANTIZE",), float_islands=True),
+    RewriteEntry(elementwise.float_island, 2, elementwise.ISLAND_OPERATORS, float_islands=True),
+    RewriteEntry(function_fitting.fitted_function, 3, function_fitting.FUNCTIONS, all_codes=True, float_islands=True),
+    RewriteEntry(shapes.resized_1x1_map, 0, ("RESIZE_BILINEAR",)),
+    RewriteEntry(shapes.strided_slice, 0, ("STRIDED_SLICE",)),
+    RewriteEntry(shapes.split_sizes, 0, ("SPLIT_V",)),
+    RewriteEntry(shapes.unpack, 0, ("UNPACK",)),
+    RewriteEntry(shapes.gather, 0, ("GATHER",)),
+    RewriteEntry(shapes.pad_value, 0, ("PADV2",)),
+    RewriteEntry(shapes.depth_to_space, 0, ("DEPTH_TO_SPACE",)),
+    RewriteEntry(data_movement.data_movement_chain, 0, data_movement.MOVEMENT_OPERATORS),
+    RewriteEntry(data_movement.elementwise_before_movement, 0, shapes.UNARY, allows_cpu=True),
+    RewriteEntry(dilation.dilated_convolution, 1, ("SPACE_TO_BATCH_ND",)),
+    RewriteEntry(dilation.dilated_row, 1, ("SPACE_TO_BATCH_ND",)),
+    RewriteEntry(versions.older_version, 0, ()),
 )
-"""Every rewrite of an operator, in the order they are tried; `operators` empty for all of them.
+"""Every rewrite of an operator, in the order in which they are tried.
 
-Where only convolutions change places, one step is for TFLite: its kernels for them do not all round alike.
+Rewrites that only rearrange convolutions have a tolerance of one step, because TFLite's convolution kernels do not all
+round in the same way.
 """

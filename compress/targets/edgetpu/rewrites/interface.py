@@ -1,4 +1,4 @@
-"""Rewrites of a whole graph: its shapes, what is constant in it, and the types of its ends."""
+"""Rewrites of a whole graph: static shapes, constant folding, and the types of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -9,110 +9,124 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.targets.edgetpu.rewrites.elementwise import is_plain, scale_of
-from compress.tflite.comparison import Difference, Feed, Runner, random_feed, recorded, runnable, steps
+from compress.targets.edgetpu.rewrites.elementwise import is_per_tensor_8bit, scale_and_zero_point
+from compress.tflite.comparison import (
+    Difference,
+    Feed,
+    Runner,
+    random_feed,
+    record_tensors,
+    steps,
+    without_unknown_customs,
+)
 from compress.tflite.edit import Edit
 from compress.tflite.graph import DTYPES, NONE, Graph, Quantization, Tensor
 from deploy.contract.preprocessing import dequantize, quantize
 
 LARGEST_CONSTANT = 1 << 20
-"""Elements of a constant that is worth computing beforehand."""
+"""The most elements of a constant that replaces operators."""
 
 
 def fixed_shapes(graph: Graph) -> Graph | None:
-    """A batch that may change from call to call becomes 1, and every shape that followed from it is fixed."""
+    """Set a dynamic batch to 1, and fix every shape that depends on it."""
     stored = graph.source.subgraphs[0].tensors
-    free = [i for i, tensor in enumerate(stored) if tensor.shapeSignature is not None and -1 in tensor.shapeSignature]
-    if not free:
+    dynamic = [
+        i for i, tensor in enumerate(stored) if tensor.shapeSignature is not None and -1 in tensor.shapeSignature
+    ]
+    if not dynamic:
         return None
     for index in graph.inputs:
         if graph.tensors[index].dynamic:
             raise ModelError(
-                f"the input {graph.tensors[index].name} has sides other than the batch that may change",
-                todo="fix every side before converting the model",
+                f"the input {graph.tensors[index].name} has dynamic dimensions other than the batch",
+                todo="fix every dimension before you convert the model",
             )
     edit = Edit(graph)
     for index in graph.inputs:
         edit.fix_shape(index, graph.tensors[index].shape)
-    runner = Runner(runnable(edit.graph()), keep=True)
+    runner = Runner(without_unknown_customs(edit.graph()), keep=True)
     runner.run(random_feed(graph, np.random.default_rng(0)), ())
-    for index in free:
-        known = any(index in (*each.inputs, *each.outputs) for each in graph.operators)
+    for index in dynamic:
+        known = any(index in (*operator.inputs, *operator.outputs) for operator in graph.operators)
         edit.fix_shape(index, runner.shape(index) if known else graph.tensors[index].shape)
     return edit.graph()
 
 
 def folded_constants(graph: Graph) -> Graph | None:
-    """Operators that always give the same (shapes, and what is computed from constants) become constants."""
+    """Replace operators whose outputs never change (shapes, and functions of constants) by constants."""
     constant = {tensor.index for tensor in graph.tensors if tensor.is_constant}
-    found = []
+    folded = []
     for operator in graph.operators:
         known = all(index in constant for index in operator.inputs if index != NONE)
-        small = all(tensor.elements <= LARGEST_CONSTANT for tensor in graph.made(operator))
+        small = all(tensor.elements <= LARGEST_CONSTANT for tensor in graph.output_tensors(operator))
         random = "RANDOM" in operator.name or operator.name == "MULTINOMIAL"
         if operator.inputs and (known or operator.name == "SHAPE") and small and not random and not operator.custom:
             constant.update(operator.outputs)
-            found.append(operator)
-    outputs = [index for operator in found for index in operator.outputs]
+            folded.append(operator)
+    outputs = [index for operator in folded for index in operator.outputs]
     if not outputs or set(outputs) & set(graph.outputs):
         return None
-    (values,) = recorded(graph, [random_feed(graph, np.random.default_rng(0))], outputs)
+    (values,) = record_tensors(graph, [random_feed(graph, np.random.default_rng(0))], outputs)
     edit = Edit(graph)
-    edit.remove(*found)
-    made = {
+    edit.remove(*folded)
+    constants = {
         index: edit.like(graph.tensors[index], "constant", shape=values[index].shape, values=values[index])
         for index in outputs
     }
     for operator in graph.operators:
-        if operator not in found and any(index in made for index in operator.inputs):
-            edit.change(operator, inputs=[made.get(index, index) for index in operator.inputs])
+        if operator not in folded and any(index in constants for index in operator.inputs):
+            edit.change(operator, inputs=[constants.get(index, index) for index in operator.inputs])
     return edit.graph()
 
 
-def integer_ends(graph: Graph, wanted: str | None) -> Graph | None:
-    """A float input that is quantized at once, and a float output that was just dequantized, become int8 or uint8.
+def integer_interface(graph: Graph, dtype: str | None) -> Graph | None:
+    """Make float inputs before QUANTIZE, and float outputs after DEQUANTIZE, int8 or uint8.
 
     Args:
         graph: the graph.
-        wanted: "INT8" or "UINT8" for all ends; None for what is inside.
+        dtype: "INT8" or "UINT8" for all inputs and outputs; None for the internal type.
     """
     edit = Edit(graph)
     for position, index in enumerate(graph.inputs):
-        _integer_input(edit, position, graph.tensors[index], wanted)
+        _integer_input(edit, position, graph.tensors[index], dtype)
     for position, index in enumerate(graph.outputs):
-        _integer_output(edit, position, graph.tensors[index], wanted)
+        _integer_output(edit, position, graph.tensors[index], dtype)
     changed = edit.inputs != list(graph.inputs) or edit.outputs != list(graph.outputs)
     return edit.graph() if changed else None
 
 
-def _integer_input(edit: Edit, position: int, tensor: Tensor, wanted: str | None) -> None:
+def _integer_input(edit: Edit, position: int, tensor: Tensor, dtype: str | None) -> None:
     inside, consumers = tensor, edit.before.consumers.get(tensor.index, [])
     if tensor.dtype == "FLOAT32" and len(consumers) == 1 and consumers[0].name == "QUANTIZE":
-        inside = edit.before.made(consumers[0])[0]
-        if not is_plain(inside) or inside.index in edit.before.outputs:
+        inside = edit.before.output_tensors(consumers[0])[0]
+        if not is_per_tensor_8bit(inside) or inside.index in edit.before.outputs:
             return
         edit.remove(consumers[0])
-    elif not is_plain(tensor):
+    elif not is_per_tensor_8bit(tensor):
         return
-    end = _other_type(edit, inside, wanted, tensor.name)
+    end = _other_type(edit, inside, dtype, tensor.name)
     if end != inside.index:
         edit.add("QUANTIZE", [end], [inside.index], edit.options("QuantizeOptions"))
     edit.inputs[position] = end
 
 
-def _integer_output(edit: Edit, position: int, tensor: Tensor, wanted: str | None) -> None:
-    inside, maker = tensor, edit.before.producer.get(tensor.index)
-    if maker is None or tensor.index in edit.before.inputs:
+def _integer_output(edit: Edit, position: int, tensor: Tensor, dtype: str | None) -> None:
+    inside, producer = tensor, edit.before.producer.get(tensor.index)
+    if producer is None or tensor.index in edit.before.inputs:
         return
-    if tensor.dtype == "FLOAT32" and maker.name == "DEQUANTIZE":
-        inside = edit.before.given(maker)[0]
-        if not is_plain(inside) or inside.index in (*edit.before.inputs, *edit.before.outputs) or inside.is_constant:
+    if tensor.dtype == "FLOAT32" and producer.name == "DEQUANTIZE":
+        inside = edit.before.input_tensors(producer)[0]
+        if (
+            not is_per_tensor_8bit(inside)
+            or inside.index in (*edit.before.inputs, *edit.before.outputs)
+            or inside.is_constant
+        ):
             return
         if not edit.before.consumers.get(tensor.index):
-            edit.remove(maker)
-    elif not is_plain(tensor):
+            edit.remove(producer)
+    elif not is_per_tensor_8bit(tensor):
         return
-    end = _other_type(edit, inside, wanted, tensor.name)
+    end = _other_type(edit, inside, dtype, tensor.name)
     if end in edit.outputs[:position] and end != tensor.index:  # the same values were put out twice, as two tensors
         edit.rename(end, edit.before.tensors[edit.before.outputs[edit.outputs.index(end)]].name)
         edit.outputs[position] = edit.tensor(tensor.name, inside.shape, inside.dtype, inside.quantization)
@@ -123,51 +137,57 @@ def _integer_output(edit: Edit, position: int, tensor: Tensor, wanted: str | Non
     edit.outputs[position] = end
 
 
-def _other_type(edit: Edit, tensor: Tensor, wanted: str | None, name: str) -> int:
-    """A tensor with the same values in the wanted type, or the tensor itself, under the name that the end had."""
-    if wanted in (None, tensor.dtype):
+def _other_type(edit: Edit, tensor: Tensor, dtype: str | None, name: str) -> int:
+    """Return a tensor with the same values in the requested type, or the tensor itself, under the given name."""
+    if dtype in (None, tensor.dtype):
         edit.rename(tensor.index, name)
         return tensor.index
-    scale, zero_point = scale_of(tensor)
-    shift = 128 if wanted == "UINT8" else -128
+    scale, zero_point = scale_and_zero_point(tensor)
+    shift = 128 if dtype == "UINT8" else -128
     edit.rename(tensor.index, f"{name}/inside")
-    return edit.tensor(name, tensor.shape, str(wanted), Quantization((scale,), (zero_point + shift,), 0))
+    return edit.tensor(name, tensor.shape, str(dtype), Quantization((scale,), (zero_point + shift,), 0))
 
 
-def real_feed(graph: Graph, feed: Feed) -> list[NDArray[Any]]:
-    """Return a feed of a graph as real numbers: the codes of quantized inputs dequantized."""
+def dequantized_feed(graph: Graph, feed: Feed) -> list[NDArray[Any]]:
+    """Return the inputs of a graph as real numbers: quantized inputs are dequantized."""
     pairs = zip((graph.tensors[index] for index in graph.inputs), feed, strict=True)
     return [_real(tensor, value) if np.issubdtype(value.dtype, np.integer) else value for tensor, value in pairs]
 
 
-def fitted_feed(graph: Graph, values: Feed) -> list[NDArray[Any]]:
-    """Real numbers as a graph takes them: quantized where its inputs are."""
+def quantized_feed(graph: Graph, values: Feed) -> list[NDArray[Any]]:
+    """Return real numbers as inputs of a graph: quantized if the graph's inputs are."""
     feed = []
     for index, value in zip(graph.inputs, values, strict=True):
         tensor, dtype = graph.tensors[index], np.dtype(DTYPES[graph.tensors[index].dtype])
-        plain = is_plain(tensor) and np.issubdtype(value.dtype, np.floating)
-        feed.append(quantize(value, *scale_of(tensor), dtype.type) if plain else value.astype(dtype))
+        plain = is_per_tensor_8bit(tensor) and np.issubdtype(value.dtype, np.floating)
+        feed.append(quantize(value, *scale_and_zero_point(tensor), dtype.type) if plain else value.astype(dtype))
     return feed
 
 
-def apart(before: Graph, after: Graph, values: Sequence[Feed]) -> Difference:
-    """Return the difference of two graphs whose ends may have different types, in steps of the outputs' scales."""
-    before, after = runnable(before), runnable(after)
+def output_difference(before: Graph, after: Graph, values: Sequence[Feed]) -> Difference:
+    """Return the difference of two graphs' outputs in steps of their scales; the types may differ."""
+    before, after = without_unknown_customs(before), without_unknown_customs(after)
     first, second = Runner(before), Runner(after)
-    found = [np.zeros(0)]
-    for each in values:
-        pairs = zip(first.run(fitted_feed(before, each)), second.run(fitted_feed(after, each)), strict=True)
+    differences = [np.zeros(0)]
+    for feed in values:
+        pairs = zip(first.run(quantized_feed(before, feed)), second.run(quantized_feed(after, feed)), strict=True)
         for (one, other), i, j in zip(pairs, before.outputs, after.outputs, strict=True):
             tensors = (before.tensors[i], after.tensors[j])
-            scales = [scale_of(tensor)[0] for tensor in tensors if is_plain(tensor)]
+            scales = [scale_and_zero_point(tensor)[0] for tensor in tensors if is_per_tensor_8bit(tensor)]
             a, b = _real(tensors[0], one), _real(tensors[1], other)
-            found.append((np.abs(a - b) / scales[0] if scales and a.shape == b.shape else steps(a, b)).reshape(-1))
-    every = np.concatenate(found)
-    return Difference(round(float(every.max(initial=0)), 3), float(every.mean() if every.size else 0), len(values))
+            differences.append(
+                (np.abs(a - b) / scales[0] if scales and a.shape == b.shape else steps(a, b)).reshape(-1)
+            )
+    all_differences = np.concatenate(differences)
+    return Difference(
+        round(float(all_differences.max(initial=0)), 3),
+        float(all_differences.mean() if all_differences.size else 0),
+        len(values),
+    )
 
 
 def _real(tensor: Tensor, value: NDArray[Any]) -> NDArray[Any]:
-    if not is_plain(tensor):
+    if not is_per_tensor_8bit(tensor):
         return value
-    scale, zero_point = scale_of(tensor)
+    scale, zero_point = scale_and_zero_point(tensor)
     return np.asarray(dequantize(value, scale, zero_point))

@@ -1,4 +1,4 @@
-"""Rewrites of layers with weights, and of what stands beside them."""
+"""Rewrites of layers with weights, and of operators next to them."""
 
 from __future__ import annotations
 
@@ -8,99 +8,104 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.targets.edgetpu.rewrites.elementwise import integers, is_plain, real, scale_of, start
+from compress.targets.edgetpu.rewrites.elementwise import (
+    clip_to_dtype,
+    dequantized_constant,
+    is_per_tensor_8bit,
+    replace_operator,
+    scale_and_zero_point,
+)
 from compress.tflite.edit import SAME, VALID, Edit, reshape
 from compress.tflite.graph import NONE, Graph, Operator, Quantization, Tensor
 
-"""The schema's paddings."""
 ACTIVATIONS = {1: (0.0, np.inf), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
-"""The schema's fused activations that only cut values off, and where."""
+"""The fused activations that clip values, by their value in the TFLite schema, with minimum and maximum."""
 _SEPARATE = {1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6"}
 _WEIGHTS_DTYPE = "INT8"
 
 
-def dense_scales(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """FULLY_CONNECTED with a scale for each output gets one scale, or becomes a 1x1 CONV_2D where that loses much."""
-    x, weights, *_ = graph.given(operator)
-    if not (_per_channel(weights) and weights.is_constant and is_plain(x)):
+def per_channel_dense_layer(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """Quantize per-channel FULLY_CONNECTED weights per tensor, or replace it by a 1x1 CONV_2D if the error is large."""
+    x, weights, *_ = graph.input_tensors(operator)
+    if not (_per_channel(weights) and weights.is_constant and is_per_tensor_8bit(x)):
         return
     bias = _bias(operator, graph)
     if operator.option("weightsFormat", 0) or (bias is not None and not bias.is_constant):
         return
     yield _one_scale(operator, graph, bias)
-    out = graph.made(operator)[0]
+    out = graph.output_tensors(operator)[0]
     if out.elements != weights.shape[0]:
         return
-    edit, _, _ = start(operator, graph)
+    edit, _, _ = replace_operator(operator, graph)
     outputs, inputs = weights.shape
-    given = edit.like(x, "map", shape=(1, 1, 1, inputs))
-    made = edit.like(out, "map", shape=(1, 1, 1, outputs))
+    input_map = edit.like(x, "map", shape=(1, 1, 1, inputs))
+    output_map = edit.like(out, "map", shape=(1, 1, 1, outputs))
     assert weights.quantization is not None
     kernel = edit.tensor(
         f"{weights.name}/kernel", (outputs, 1, 1, inputs), weights.dtype, weights.quantization, weights.array()
     )
-    reshape(edit, x.index, given, (1, 1, 1, inputs))
+    reshape(edit, x.index, input_map, (1, 1, 1, inputs))
     biases = _zeros(edit, outputs, weights.quantization, x) if bias is None else bias.index
     options = _convolution(edit, operator.option("fusedActivationFunction", 0))
-    edit.add("CONV_2D", [given, kernel, biases], [made], options)
-    reshape(edit, made, out.index, out.shape)
+    edit.add("CONV_2D", [input_map, kernel, biases], [output_map], options)
+    reshape(edit, output_map, out.index, out.shape)
     yield edit
 
 
-def dense_rows(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """FULLY_CONNECTED on several rows at once, as in transformers, becomes a 1x1 CONV_2D over them."""
-    x, weights, *_ = graph.given(operator)
-    bias, out = _bias(operator, graph), graph.made(operator)[0]
+def dense_layer_on_rows(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """Replace FULLY_CONNECTED on several rows, as in transformers, by a 1x1 CONV_2D."""
+    x, weights, *_ = graph.input_tensors(operator)
+    bias, out = _bias(operator, graph), graph.output_tensors(operator)[0]
     if not weights.is_constant or len(weights.shape) != 2 or operator.option("weightsFormat", 0):
         return
     outputs, inputs = weights.shape
     shape = x.shape[:3] if len(x.shape) == 4 and x.shape[3] == inputs else (1, 1, x.elements // inputs)
-    edit, _, _ = start(operator, graph)
+    edit, _, _ = replace_operator(operator, graph)
     kernel = edit.like(weights, "kernel", shape=(outputs, 1, 1, inputs), values=weights.array())
     biases = _zeros(edit, outputs, weights.quantization, x) if bias is None else bias.index
-    given, made = x.index, out.index
+    input_map, output_map = x.index, out.index
     if x.shape != (*shape, inputs):
-        given = reshape(edit, x.index, edit.like(x, "map", shape=(*shape, inputs)), (*shape, inputs))
+        input_map = reshape(edit, x.index, edit.like(x, "map", shape=(*shape, inputs)), (*shape, inputs))
     if out.shape != (*shape, outputs):
-        made = edit.like(out, "map", shape=(*shape, outputs))
+        output_map = edit.like(out, "map", shape=(*shape, outputs))
     options = _convolution(edit, operator.option("fusedActivationFunction", 0))
-    edit.add("CONV_2D", [given, kernel, biases], [made], options)
-    if made != out.index:
-        reshape(edit, made, out.index, out.shape)
+    edit.add("CONV_2D", [input_map, kernel, biases], [output_map], options)
+    if output_map != out.index:
+        reshape(edit, output_map, out.index, out.shape)
     yield edit
 
 
 def grouped_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """A grouped CONV_2D becomes DEPTHWISE_CONV_2D, or SPLIT, a CONV_2D for each group and CONCATENATION."""
-    x, weights, *_ = graph.given(operator)
+    """Replace a grouped CONV_2D by DEPTHWISE_CONV_2D, or by SPLIT, a CONV_2D for each group and CONCATENATION."""
+    x, weights, *_ = graph.input_tensors(operator)
     if len(x.shape) != 4 or len(weights.shape) != 4 or not weights.is_constant:
         return
-    outputs, height, width, each = weights.shape
-    groups = x.shape[3] // max(each, 1)
+    outputs, height, width, group_channels = weights.shape
+    groups = x.shape[3] // max(group_channels, 1)
     bias = _bias(operator, graph)
-    if groups < 2 or groups * each != x.shape[3] or outputs % groups or bias is None or not bias.is_constant:
+    if groups < 2 or groups * group_channels != x.shape[3] or outputs % groups or bias is None or not bias.is_constant:
         return
-    if each == 1:
+    if group_channels == 1:
         yield _depthwise(operator, graph, (1, height, width, outputs))
         return
-    edit, _, out = start(operator, graph)
-    slices = [edit.like(x, f"group{i}", shape=(*x.shape[:3], each)) for i in range(groups)]
+    edit, _, out = replace_operator(operator, graph)
+    slices = [edit.like(x, f"group{i}", shape=(*x.shape[:3], group_channels)) for i in range(groups)]
     axis = edit.tensor(f"{x.name}/axis", (), "INT32", values=np.asarray(3, np.int32))
     edit.add("SPLIT", [axis, x.index], slices, edit.options("SplitOptions", numSplits=groups))
     parts, size = [], outputs // groups
-    for i, given in enumerate(slices):
+    for i, group_input in enumerate(slices):
         chosen = slice(i * size, (i + 1) * size)
         kernel = _cut(edit, weights, chosen, f"group{i}")
         biases = _cut(edit, bias, chosen, f"group{i}")
         parts.append(edit.like(out, f"group{i}", shape=(*out.shape[:3], size)))
         options = {name: value for name, value in vars(operator.options).items() if name != "quantizedBiasType"}
-        edit.add("CONV_2D", [given, kernel, biases], [parts[-1]], edit.options("Conv2DOptions", **options))
+        edit.add("CONV_2D", [group_input, kernel, biases], [parts[-1]], edit.options("Conv2DOptions", **options))
     edit.add("CONCATENATION", parts, [out.index], edit.options("ConcatenationOptions", axis=3))
     yield edit
 
 
-def one_dilation(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """A dilation along a side on which the kernel has one tap (1-D convolutions) becomes that of the other side."""
+def equal_dilation(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """Set the dilation along an axis on which the kernel has one tap (1-D convolutions) to that of the other axis."""
     _, height, width, _ = graph.tensors[operator.inputs[1]].shape
     names = ("dilationHFactor", "dilationWFactor")
     if 1 in (height, width):
@@ -110,13 +115,13 @@ def one_dilation(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def fused_activation(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """An activation inside TRANSPOSE_CONV, pooling or CONCATENATION becomes an operator after it; none where
-    the output's range does the same."""
-    fused, out = operator.option("fusedActivationFunction", 0), graph.made(operator)[0]
-    if fused not in ACTIVATIONS or not is_plain(out):
+    """Replace a fused activation of TRANSPOSE_CONV, pooling or CONCATENATION by a separate operator, or remove it if
+    the output's range already clips the values."""
+    fused, out = operator.option("fusedActivationFunction", 0), graph.output_tensors(operator)[0]
+    if fused not in ACTIVATIONS or not is_per_tensor_8bit(out):
         return
     version = {"TRANSPOSE_CONV": 3}.get(operator.name)
-    scale, zero_point = scale_of(out)
+    scale, zero_point = scale_and_zero_point(out)
     lowest = -128 if out.dtype == "INT8" else 0
     low, high = scale * (lowest - zero_point), scale * (lowest + 255 - zero_point)
     edit = Edit(graph)
@@ -130,81 +135,84 @@ def fused_activation(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def mean_over_channels(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """MEAN over channels whose number is no multiple of 4 becomes a 1x1 CONV_2D with equal weights."""
-    x, axes = graph.given(operator)
-    if not (axes.is_constant and x.shape and is_plain(x)):
+    """Replace MEAN over channels whose number is not a multiple of 4 by a 1x1 CONV_2D with equal weights."""
+    x, axes = graph.input_tensors(operator)
+    if not (axes.is_constant and x.shape and is_per_tensor_8bit(x)):
         return
     channels = x.shape[-1]
     if {int(axis) % len(x.shape) for axis in axes.array().ravel()} != {len(x.shape) - 1} or channels % 4 == 0:
         return
-    edit, _, out = start(operator, graph)
+    edit, _, out = replace_operator(operator, graph)
     one = Quantization((1 / (127 * channels),), (0,), 0)
     kernel = edit.tensor(
         f"{x.name}/mean", (1, 1, 1, channels), _WEIGHTS_DTYPE, one, np.full((1, 1, 1, channels), 127, np.int8)
     )
     positions = (1, x.elements // channels, 1)
     shape = x.shape if len(x.shape) == 4 else (*positions, channels)
-    given, made = x.index, out.index
+    input_map, output_map = x.index, out.index
     if shape != x.shape:
-        given = edit.like(x, "map", shape=shape)
-        reshape(edit, x.index, given, shape)
+        input_map = edit.like(x, "map", shape=shape)
+        reshape(edit, x.index, input_map, shape)
     if out.shape != (*shape[:3], 1):
-        made = edit.like(out, "map", shape=(*shape[:3], 1))
-        reshape(edit, made, out.index, out.shape)
-    edit.add("CONV_2D", [given, kernel, _zeros(edit, 1, one, x)], [made], _convolution(edit, 0))
+        output_map = edit.like(out, "map", shape=(*shape[:3], 1))
+        reshape(edit, output_map, out.index, out.shape)
+    edit.add("CONV_2D", [input_map, kernel, _zeros(edit, 1, one, x)], [output_map], _convolution(edit, 0))
     yield edit
 
 
 def constant_matmul(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """BATCH_MATMUL by a constant matrix becomes a 1x1 CONV_2D."""
-    x, matrix = graph.given(operator)
+    """Replace BATCH_MATMUL with a constant matrix by a 1x1 CONV_2D."""
+    x, matrix = graph.input_tensors(operator)
     fits = matrix.is_constant and matrix.quantization is not None and not matrix.quantization.per_channel
     if not fits or operator.option("adjX", False) or sum(side > 1 for side in matrix.shape) > 2:
         return
     values = matrix.array().reshape(matrix.shape[-2:])
     kernel_values = values if operator.option("adjY", False) else values.T
     outputs, inputs = kernel_values.shape
-    edit, _, out = start(operator, graph)
+    edit, _, out = replace_operator(operator, graph)
     rows = x.elements // inputs
-    given, made = edit.like(x, "map", shape=(1, 1, rows, inputs)), edit.like(out, "map", shape=(1, 1, rows, outputs))
+    input_map, output_map = (
+        edit.like(x, "map", shape=(1, 1, rows, inputs)),
+        edit.like(out, "map", shape=(1, 1, rows, outputs)),
+    )
     kernel = edit.like(
         matrix, "kernel", shape=(outputs, 1, 1, inputs), values=kernel_values.reshape(outputs, 1, 1, inputs)
     )
-    reshape(edit, x.index, given, (1, 1, rows, inputs))
+    reshape(edit, x.index, input_map, (1, 1, rows, inputs))
     biases = _zeros(edit, outputs, matrix.quantization or Quantization((1.0,), (0,), 0), x)
-    edit.add("CONV_2D", [given, kernel, biases], [made], _convolution(edit, 0))
-    reshape(edit, made, out.index, out.shape)
+    edit.add("CONV_2D", [input_map, kernel, biases], [output_map], _convolution(edit, 0))
+    reshape(edit, output_map, out.index, out.shape)
     yield edit
 
 
-def batch_norm_leftover(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """MUL or ADD by a constant for each channel, right after a convolution, is folded into its weights and biases."""
-    found = _folding(operator, graph)
-    if found is None:
+def channel_scale_and_shift(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """Fold MUL, ADD or SUB with one constant for each channel into the convolution before it."""
+    folding = _folding(operator, graph)
+    if folding is None:
         return
-    before, factor, shift = found
-    x, weights = graph.tensors[before.inputs[0]], graph.tensors[before.inputs[1]]
-    bias, out = _bias(before, graph), graph.made(operator)[0]
+    convolution, factor, shift = folding
+    x, weights = graph.tensors[convolution.inputs[0]], graph.tensors[convolution.inputs[1]]
+    bias, out = _bias(convolution, graph), graph.output_tensors(operator)[0]
     assert weights.quantization is not None
     scales = np.broadcast_to(np.asarray(weights.quantization.scale), factor.shape)
     one_scale = not weights.quantization.per_channel
     if one_scale and np.ptp(np.abs(factor)) > 0:
         return
-    input_scale = scale_of(x)[0]
+    input_scale = scale_and_zero_point(x)[0]
     sums = np.zeros(factor.shape) if bias is None else bias.array() * input_scale * scales
     new_scales = scales * np.abs(factor)
-    axis = 3 if before.name == "DEPTHWISE_CONV_2D" else 0
+    axis = 3 if convolution.name == "DEPTHWISE_CONV_2D" else 0
     signs = np.sign(factor).reshape([-1 if i == axis else 1 for i in range(len(weights.shape))])
     codes = np.clip(weights.array().astype(np.int32) * signs, -127, 127).astype(np.int8)
     count = 1 if one_scale else len(factor)
     quantization = Quantization(tuple(map(float, new_scales[:count])), (0,) * count, weights.quantization.axis)
     edit = Edit(graph)
     edit.remove(operator)
-    made = edit.tensor(f"{weights.name}/folded", weights.shape, weights.dtype, quantization, codes)
+    kernel = edit.tensor(f"{weights.name}/folded", weights.shape, weights.dtype, quantization, codes)
     biases = _biases(edit, f"{out.name}/bias", (sums * factor + shift) / (input_scale * new_scales), new_scales, x)
     fused = operator.option("fusedActivationFunction", 0)
     changed = {"fusedActivationFunction": fused}
-    edit.change(before, inputs=[x.index, made, biases], outputs=[out.index], options=changed)
+    edit.change(convolution, inputs=[x.index, kernel, biases], outputs=[out.index], options=changed)
     yield edit
 
 
@@ -221,15 +229,15 @@ def _bias(operator: Operator, graph: Graph) -> Tensor | None:
 
 
 def _one_scale(operator: Operator, graph: Graph, bias: Tensor | None) -> Edit:
-    x, weights, *_ = graph.given(operator)
+    x, weights, *_ = graph.input_tensors(operator)
     assert weights.quantization is not None
     scales = np.asarray(weights.quantization.scale)
     values = weights.array() * scales[:, None]
     step = float(np.abs(values).max()) / 127 or 1.0
     edit = Edit(graph)
     codes = np.clip(np.round(values / step), -127, 127).astype(np.int8)
-    made = edit.tensor(f"{weights.name}/one_scale", weights.shape, "INT8", Quantization((step,), (0,), 0), codes)
-    inputs = [x.index, made, NONE]
+    kernel = edit.tensor(f"{weights.name}/one_scale", weights.shape, "INT8", Quantization((step,), (0,), 0), codes)
+    inputs = [x.index, kernel, NONE]
     if bias is not None:
         inputs[2] = _biases(edit, f"{bias.name}/one_scale", bias.array() * scales / step, np.asarray([step]), x)
     edit.change(operator, inputs=inputs)
@@ -238,13 +246,15 @@ def _one_scale(operator: Operator, graph: Graph, bias: Tensor | None) -> Edit:
 
 def _biases(edit: Edit, name: str, codes: NDArray[np.float64], scales: NDArray[np.float64], x: Tensor) -> int:
     limits = np.iinfo(np.int32)
-    quantization = Quantization(tuple(float(scale_of(x)[0] * scale) for scale in scales), (0,) * len(scales), 0)
+    quantization = Quantization(
+        tuple(float(scale_and_zero_point(x)[0] * scale) for scale in scales), (0,) * len(scales), 0
+    )
     values = np.clip(np.round(codes), limits.min, limits.max).astype(np.int32)
     return edit.tensor(name, values.shape, "INT32", quantization, values)
 
 
 def _depthwise(operator: Operator, graph: Graph, shape: tuple[int, ...]) -> Edit:
-    edit, x, out = start(operator, graph)
+    edit, x, out = replace_operator(operator, graph)
     weights = graph.tensors[operator.inputs[1]]
     stored = weights.quantization
     quantization = None if stored is None else Quantization(stored.scale, stored.zero_point, 3)
@@ -258,7 +268,7 @@ def _depthwise(operator: Operator, graph: Graph, shape: tuple[int, ...]) -> Edit
 
 
 def _cut(edit: Edit, constant: Tensor, chosen: slice, suffix: str) -> int:
-    """Some of the outputs of a kernel or bias, their scales with them."""
+    """Return some outputs of a kernel or bias, with their scales."""
     values = constant.array()[chosen]
     stored = constant.quantization
     if stored is not None and stored.per_channel:
@@ -267,7 +277,7 @@ def _cut(edit: Edit, constant: Tensor, chosen: slice, suffix: str) -> int:
 
 
 def _zeros(edit: Edit, count: int, weights: Quantization | None, x: Tensor) -> int:
-    """Biases of a convolution that has none: old runtimes ask for them, and the compiler drops zeros."""
+    """Add zero biases for a convolution without biases: old runtimes require them, and the compiler drops zeros."""
     scales = np.asarray(weights.scale if weights else (1.0,))
     return _biases(edit, f"{x.name}/zeros", np.zeros(count), scales, x)
 
@@ -276,58 +286,58 @@ def _convolution(edit: Edit, activation: int) -> Any:
     return edit.options("Conv2DOptions", padding=VALID, strideW=1, strideH=1, fusedActivationFunction=activation)
 
 
-def chosen_numbers(edit: Edit, x: Tensor, given: int, made: int, chosen: NDArray[np.bool_]) -> int:
-    """Puts a CONV_2D in that only moves numbers, [out, row, column, in], in the quantization of `x`."""
-    kernel, zeros = _ones(edit, x, chosen)
-    sides = {"strideH": chosen.shape[1], "strideW": chosen.shape[2]}
-    edit.add("CONV_2D", [given, kernel, zeros], [made], edit.options("Conv2DOptions", padding=VALID, **sides))
-    return made
+def add_selection_convolution(edit: Edit, x: Tensor, source: int, target: int, selection: NDArray[np.bool_]) -> int:
+    """Add a CONV_2D that only selects values, [out, row, column, in], in the quantization of `x`."""
+    kernel, zeros = _ones(edit, x, selection)
+    sides = {"strideH": selection.shape[1], "strideW": selection.shape[2]}
+    edit.add("CONV_2D", [source, kernel, zeros], [target], edit.options("Conv2DOptions", padding=VALID, **sides))
+    return target
 
 
-def transposed_numbers(
-    edit: Edit, x: Tensor, given: int, made: int, chosen: NDArray[np.bool_], shape: Sequence[int]
+def add_selection_transpose_conv(
+    edit: Edit, x: Tensor, source: int, target: int, selection: NDArray[np.bool_], shape: Sequence[int]
 ) -> None:
-    """The same with a TRANSPOSE_CONV, to a map of a given shape."""
-    kernel, zeros = _ones(edit, x, chosen)
-    sides = {"strideH": chosen.shape[1], "strideW": chosen.shape[2]}
+    """Add a TRANSPOSE_CONV that only selects values, with an output of the given shape."""
+    kernel, zeros = _ones(edit, x, selection)
+    sides = {"strideH": selection.shape[1], "strideW": selection.shape[2]}
     options = edit.options("TransposeConvOptions", padding=SAME, **sides)
-    edit.add("TRANSPOSE_CONV", [edit.integers("shape", *shape), kernel, given, zeros], [made], options)
+    edit.add("TRANSPOSE_CONV", [edit.integers("shape", *shape), kernel, source, zeros], [target], options)
 
 
-def _ones(edit: Edit, x: Tensor, chosen: NDArray[np.bool_]) -> tuple[int, int]:
-    """Weights that are one where a number is chosen, and biases of zero."""
+def _ones(edit: Edit, x: Tensor, selection: NDArray[np.bool_]) -> tuple[int, int]:
+    """Add weights that are one for the selected values, and zero biases."""
     highest = 127 if x.dtype == "INT8" else 255
     step = Quantization((1 / highest,), (0,), 0)
     kernel = edit.tensor(
-        f"{x.name}/ones", chosen.shape, x.dtype, step, integers(chosen.astype(np.float64) * highest, x.dtype)
+        f"{x.name}/ones", selection.shape, x.dtype, step, clip_to_dtype(selection.astype(np.float64) * highest, x.dtype)
     )
-    return kernel, _zeros(edit, len(chosen), step, x)
+    return kernel, _zeros(edit, len(selection), step, x)
 
 
 def _folding(operator: Operator, graph: Graph) -> tuple[Operator, NDArray[np.float64], NDArray[np.float64]] | None:
-    """The convolution that an operator can be folded into, with a factor and a shift for each channel."""
-    given = graph.given(operator)
-    constants = [tensor for tensor in given if tensor.is_constant]
-    computed = [tensor for tensor in given if not tensor.is_constant]
-    if len(constants) != 1 or len(computed) != 1 or not is_plain(constants[0]):
+    """Return the convolution that an operator can be folded into, with a factor and a shift for each channel."""
+    inputs = graph.input_tensors(operator)
+    constants = [tensor for tensor in inputs if tensor.is_constant]
+    computed = [tensor for tensor in inputs if not tensor.is_constant]
+    if len(constants) != 1 or len(computed) != 1 or not is_per_tensor_8bit(constants[0]):
         return None
-    before = graph.producer.get(computed[0].index)
-    if before is None or before.name not in ("CONV_2D", "DEPTHWISE_CONV_2D"):
+    convolution = graph.producer.get(computed[0].index)
+    if convolution is None or convolution.name not in ("CONV_2D", "DEPTHWISE_CONV_2D"):
         return None
     read_elsewhere = computed[0].index in graph.outputs or len(graph.consumers[computed[0].index]) > 1
-    if read_elsewhere or before.option("fusedActivationFunction", 0):
+    if read_elsewhere or convolution.option("fusedActivationFunction", 0):
         return None
-    weights, bias = graph.tensors[before.inputs[1]], _bias(before, graph)
-    fits = weights.is_constant and weights.dtype == "INT8" and is_plain(graph.tensors[before.inputs[0]])
-    channels, values = computed[0].shape[-1], real(constants[0]).ravel()
+    weights, bias = graph.tensors[convolution.inputs[1]], _bias(convolution, graph)
+    fits = weights.is_constant and weights.dtype == "INT8" and is_per_tensor_8bit(graph.tensors[convolution.inputs[0]])
+    channels, values = computed[0].shape[-1], dequantized_constant(constants[0]).ravel()
     if not fits or (bias is not None and not bias.is_constant) or values.size not in (1, channels):
         return None
     if constants[0].elements > 1 and constants[0].shape[-1] != channels:
         return None
     vector = np.broadcast_to(values, (channels,))
     if operator.name == "MUL":
-        return (before, vector, np.zeros(channels)) if vector.all() else None
+        return (convolution, vector, np.zeros(channels)) if vector.all() else None
     sign = -1.0 if operator.name == "SUB" else 1.0
-    if operator.name == "SUB" and given[0].is_constant:
+    if operator.name == "SUB" and inputs[0].is_constant:
         return None
-    return before, np.ones(channels), sign * vector
+    return convolution, np.ones(channels), sign * vector

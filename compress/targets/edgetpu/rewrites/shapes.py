@@ -1,4 +1,4 @@
-"""Rewrites of operators that only move numbers: exact, every one of them."""
+"""Rewrites of operators that only move values. All of them are bit-exact."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from compress.targets.edgetpu.rewrites.elementwise import is_plain, number, scale_of, start
+from compress.targets.edgetpu.rewrites.elementwise import (
+    is_per_tensor_8bit,
+    replace_operator,
+    scalar_constant,
+    scale_and_zero_point,
+)
 from compress.tflite.edit import SAME, VALID, Edit
 from compress.tflite.graph import Graph, Operator, Quantization, Tensor
 
@@ -14,24 +19,26 @@ UNARY = ("RELU", "RELU6", "RELU_N1_TO_1", "LOGISTIC", "TANH", "QUANTIZE", "HARD_
 BINARY = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")
 
 
-def repeated_map(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """RESIZE_BILINEAR of a 1x1 map becomes RESIZE_NEAREST_NEIGHBOR: there is only one value to repeat."""
-    x = graph.given(operator)[0]
+def resized_1x1_map(operator: Operator, graph: Graph) -> Iterator[Edit]:
+    """Replace RESIZE_BILINEAR of a 1x1 map by RESIZE_NEAREST_NEIGHBOR, which gives the same values."""
+    x = graph.input_tensors(operator)[0]
     if x.shape[1:3] != (1, 1) or operator.name != "RESIZE_BILINEAR":
         return
-    edit, _, out = start(operator, graph)
+    edit, _, out = replace_operator(operator, graph)
     options = edit.options("ResizeNearestNeighborOptions")
     edit.add("RESIZE_NEAREST_NEIGHBOR", list(operator.inputs), [out.index], options)
     yield edit
 
 
 def strided_slice(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """STRIDED_SLICE with strides over height and width becomes SLICE and a 1x1 MAX_POOL_2D with those strides."""
-    x, *constants = graph.given(operator)
-    masked = any(operator.option(name, 0) for name in ("ellipsisMask", "newAxisMask", "shrinkAxisMask", "offset"))
-    if masked or len(x.shape) != 4 or not all(each.is_constant for each in constants):
+    """Replace STRIDED_SLICE with strides over height and width by SLICE and a 1x1 MAX_POOL_2D with those strides."""
+    x, *constants = graph.input_tensors(operator)
+    has_other_masks = any(
+        operator.option(name, 0) for name in ("ellipsisMask", "newAxisMask", "shrinkAxisMask", "offset")
+    )
+    if has_other_masks or len(x.shape) != 4 or not all(constant.is_constant for constant in constants):
         return
-    begin, end, strides = (each.array().ravel().tolist() for each in constants)
+    begin, end, strides = (constant.array().ravel().tolist() for constant in constants)
     if (strides[0], strides[3]) != (1, 1) or min(strides) < 1 or strides == [1, 1, 1, 1]:
         return
     masks = operator.option("beginMask", 0), operator.option("endMask", 0)
@@ -42,37 +49,37 @@ def strided_slice(operator: Operator, graph: Graph) -> Iterator[Edit]:
         ).indices(side)
         starts.append(first)
         sizes.append(last - first)
-    edit, _, out = start(operator, graph)
-    given = x.index
+    edit, _, out = replace_operator(operator, graph)
+    source = x.index
     if tuple(sizes) != x.shape:
-        given = edit.like(x, "slice", shape=sizes)
-        edit.add("SLICE", [x.index, edit.integers("begin", *starts), edit.integers("size", *sizes)], [given])
+        source = edit.like(x, "slice", shape=sizes)
+        edit.add("SLICE", [x.index, edit.integers("begin", *starts), edit.integers("size", *sizes)], [source])
     options = edit.options(
         "Pool2DOptions", padding=VALID, strideH=strides[1], strideW=strides[2], filterHeight=1, filterWidth=1
     )
-    edit.add("MAX_POOL_2D", [given], [out.index], options)
+    edit.add("MAX_POOL_2D", [source], [out.index], options)
     yield edit
 
 
 def split_sizes(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """SPLIT_V becomes a SLICE for each part."""
-    x, _, axis = graph.given(operator)
+    """Replace SPLIT_V by a SLICE for each part."""
+    x, _, axis = graph.input_tensors(operator)
     if not axis.is_constant:
         return
     along, begin = int(axis.array().ravel()[0]) % len(x.shape), 0
-    edit, _, _ = start(operator, graph)
-    for out in graph.made(operator):
+    edit, _, _ = replace_operator(operator, graph)
+    for out in graph.output_tensors(operator):
         _slice(edit, x, along, begin, out.shape, out.index)
         begin += out.shape[along]
     yield edit
 
 
 def unpack(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """UNPACK becomes a SLICE and a RESHAPE for each part."""
-    edit, x, _ = start(operator, graph)
+    """Replace UNPACK by a SLICE and a RESHAPE for each part."""
+    edit, x, _ = replace_operator(operator, graph)
     along = operator.option("axis", 0) % len(x.shape)
     shape = tuple(1 if axis == along else side for axis, side in enumerate(x.shape))
-    for index, out in enumerate(graph.made(operator)):
+    for index, out in enumerate(graph.output_tensors(operator)):
         part = edit.like(x, f"part{index}", shape=shape)
         _slice(edit, x, along, index, shape, part)
         _reshape(edit, part, out)
@@ -80,11 +87,11 @@ def unpack(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def gather(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """GATHER of neighbouring indices becomes SLICE, and RESHAPE where an axis is dropped."""
-    x, indices = graph.given(operator)
+    """Replace GATHER of consecutive indices by SLICE, and RESHAPE if an axis is dropped."""
+    x, indices = graph.input_tensors(operator)
     if not indices.is_constant or operator.option("batchDims", 0):
         return
-    edit, _, out = start(operator, graph)
+    edit, _, out = replace_operator(operator, graph)
     along = operator.option("axis", 0) % len(x.shape)
     chosen = [int(index) % x.shape[along] for index in indices.array().ravel()]
     if not chosen or chosen != list(range(chosen[0], chosen[0] + len(chosen))):
@@ -98,34 +105,42 @@ def gather(operator: Operator, graph: Graph) -> Iterator[Edit]:
 
 
 def pad_value(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """PADV2 becomes PAD; with a value other than 0, between two ADD that shift by it and change no code."""
-    x, amounts, value = graph.given(operator)
-    if not value.is_constant or not is_plain(x):
+    """Replace PADV2 by PAD; for a value other than 0, between two ADD that shift by the value without rounding."""
+    x, amounts, value = graph.input_tensors(operator)
+    if not value.is_constant or not is_per_tensor_8bit(x):
         return
-    (scale, zero_point), code = scale_of(x), int(value.array().ravel()[0])
-    edit, _, out = start(operator, graph)
+    (scale, zero_point), code = scale_and_zero_point(x), int(value.array().ravel()[0])
+    edit, _, out = replace_operator(operator, graph)
     if code == zero_point:
         edit.add("PAD", [x.index, amounts.index], [out.index], edit.options("PadOptions"))
         yield edit
         return
     shifted = Quantization((scale,), (code,), 0)
-    given, made = edit.like(x, "shifted", quantization=shifted), edit.like(out, "shifted", quantization=shifted)
-    for source, shift, target in ((x.index, zero_point - code, given), (made, code - zero_point, out.index)):
-        edit.add("ADD", [source, number(edit, x, scale * shift)], [target], edit.options("AddOptions"))
-    edit.add("PAD", [given, amounts.index], [made], edit.options("PadOptions"))
+    shifted_input, shifted_output = (
+        edit.like(x, "shifted", quantization=shifted),
+        edit.like(out, "shifted", quantization=shifted),
+    )
+    for source, shift, target in (
+        (x.index, zero_point - code, shifted_input),
+        (shifted_output, code - zero_point, out.index),
+    ):
+        edit.add("ADD", [source, scalar_constant(edit, x, scale * shift)], [target], edit.options("AddOptions"))
+    edit.add("PAD", [shifted_input, amounts.index], [shifted_output], edit.options("PadOptions"))
     yield edit
 
 
 def depth_to_space(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """DEPTH_TO_SPACE becomes a TRANSPOSE_CONV whose weights are ones and zeros."""
-    edit, x, out = start(operator, graph)
+    """Replace DEPTH_TO_SPACE by a TRANSPOSE_CONV whose weights are ones and zeros."""
+    edit, x, out = replace_operator(operator, graph)
     block, channels = operator.option("blockSize", 1), out.shape[3]
     weights = np.zeros((channels, block, block, x.shape[3]), np.int8)
     for row, column, channel in np.ndindex(block, block, channels):
         weights[channel, row, column, (row * block + column) * channels + channel] = 127
     kernel = edit.tensor(f"{out.name}/ones", weights.shape, "INT8", Quantization((1 / 127,), (0,), 0), weights)
     bias = np.zeros(channels, np.int32)
-    zeros = edit.tensor(f"{out.name}/zeros", (channels,), "INT32", Quantization((scale_of(x)[0] / 127,), (0,), 0), bias)
+    zeros = edit.tensor(
+        f"{out.name}/zeros", (channels,), "INT32", Quantization((scale_and_zero_point(x)[0] / 127,), (0,), 0), bias
+    )
     options = edit.options("TransposeConvOptions", padding=SAME, strideH=block, strideW=block)
     shape = edit.integers("shape", *out.shape)
     edit.add("TRANSPOSE_CONV", [shape, kernel, x.index, zeros], [out.index], options)
@@ -135,11 +150,11 @@ def depth_to_space(operator: Operator, graph: Graph) -> Iterator[Edit]:
 # --- parts ------------------------------------------------------------------------------
 
 
-def _slice(edit: Edit, x: Tensor, along: int, begin: int, shape: Sequence[int], made: int) -> None:
+def _slice(edit: Edit, x: Tensor, along: int, begin: int, shape: Sequence[int], target: int) -> None:
     starts = [begin if axis == along else 0 for axis in range(len(x.shape))]
-    edit.add("SLICE", [x.index, edit.integers("begin", *starts), edit.integers("size", *shape)], [made])
+    edit.add("SLICE", [x.index, edit.integers("begin", *starts), edit.integers("size", *shape)], [target])
 
 
-def _reshape(edit: Edit, given: int, out: Tensor) -> None:
+def _reshape(edit: Edit, source: int, out: Tensor) -> None:
     options = edit.options("ReshapeOptions", newShape=list(out.shape))
-    edit.add("RESHAPE", [given, edit.integers("shape", *out.shape)], [out.index], options)
+    edit.add("RESHAPE", [source, edit.integers("shape", *out.shape)], [out.index], options)

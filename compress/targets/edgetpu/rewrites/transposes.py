@@ -1,4 +1,4 @@
-"""Transposes: moved behind what follows them, until they meet and cancel."""
+"""Transposes: moved behind the operators that follow them, until they meet and cancel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from compress.targets.edgetpu.rewrites.elementwise import is_plain, start
+from compress.targets.edgetpu.rewrites.elementwise import is_per_tensor_8bit, replace_operator
 from compress.targets.edgetpu.rewrites.shapes import BINARY, UNARY
 from compress.tflite.dilation import only_consumer
 from compress.tflite.edit import Edit, reshape
@@ -15,50 +15,50 @@ from compress.tflite.graph import Graph, Operator
 _TO_LAST = (0, 2, 3, 1)
 """From channels first to channels last."""
 _ALONG_AXES = {"PAD": (1,), "PADV2": (1,), "SLICE": (1, 2), "STRIDED_SLICE": (1, 2, 3)}
-"""Operators with constants that have an entry for each axis, and where."""
+"""Operators with constants that have an entry for each axis, and the positions of these inputs."""
 
 
 def transposes(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """TRANSPOSE operators move behind what follows them, and cancel where they meet."""
-    order, x, out = _order(operator, graph), graph.given(operator)[0], graph.made(operator)[0]
+    """Move TRANSPOSE operators behind the operators that follow them, and cancel those that meet."""
+    order, x, out = _order(operator, graph), graph.input_tensors(operator)[0], graph.output_tensors(operator)[0]
     if order is None:
         return
     before = graph.producer.get(x.index)
     if before is not None and before.name == "TRANSPOSE" and (first := _order(before, graph)) is not None:
-        yield _joined(before, operator, [first[axis] for axis in order], graph)
+        yield _merge(before, operator, [first[axis] for axis in order], graph)
         return
     if [axis for axis in order if x.shape[axis] > 1] == [axis for axis in range(len(order)) if x.shape[axis] > 1]:
-        edit, _, _ = start(operator, graph)
+        edit, _, _ = replace_operator(operator, graph)
         reshape(edit, x.index, out.index, out.shape)
         yield edit
         return
     for after in graph.consumers.get(out.index, ()):
         if after.name in (*UNARY, *BINARY, "CONCATENATION"):
-            yield from _sunk(after, order, graph)
+            yield from _move_behind(after, order, graph)
         elif after.name in (*_ALONG_AXES, "SPLIT"):
-            yield from _sunk_by_axes(after, order, graph)
+            yield from _move_behind_axis_operator(after, order, graph)
 
 
-def turned_inputs(graph: Graph) -> Graph:
-    """The graph with maps put in as channels last, and turned to channels first at once: to be moved on from there."""
-    edit, place = Edit(graph), {}
+def with_channels_last_inputs(graph: Graph) -> Graph:
+    """Return the graph with channels-last inputs, each followed by a transpose to channels first."""
+    edit, transposed = Edit(graph), {}
     for position, index in enumerate(graph.inputs):
         tensor = graph.tensors[index]
-        if len(tensor.shape) == 4 and is_plain(tensor) and index not in graph.outputs:
+        if len(tensor.shape) == 4 and is_per_tensor_8bit(tensor) and index not in graph.outputs:
             last = edit.like(tensor, "channels last", shape=[tensor.shape[axis] for axis in _TO_LAST])
-            edit.inputs[position], place[index] = last, edit.like(tensor, "channels first")
+            edit.inputs[position], transposed[index] = last, edit.like(tensor, "channels first")
             order = edit.integers("order", *np.argsort(_TO_LAST).tolist())
-            edit.add("TRANSPOSE", [last, order], [place[index]], edit.options("TransposeOptions"))
+            edit.add("TRANSPOSE", [last, order], [transposed[index]], edit.options("TransposeOptions"))
     for operator in graph.operators:
-        if not place.keys().isdisjoint(operator.inputs):
-            edit.change(operator, inputs=[place.get(index, index) for index in operator.inputs])
+        if not transposed.keys().isdisjoint(operator.inputs):
+            edit.change(operator, inputs=[transposed.get(index, index) for index in operator.inputs])
     return edit.graph()
 
 
-def restored_inputs(graph: Graph, original: Graph) -> Graph:
-    """The same graph with the inputs that it had, turned in front of everything.
+def with_original_inputs(graph: Graph, original: Graph) -> Graph:
+    """Return the graph with the original inputs, each followed by a transpose to channels last.
 
-    A transpose of an input may stay on the CPU; behind the first operator on the Edge TPU it would end the partition.
+    A transpose of an input may stay on the CPU. After the first Edge TPU operator it would end the partition.
     """
     edit = Edit(graph)
     for position, (index, last) in enumerate(zip(original.inputs, graph.inputs, strict=True)):
@@ -72,26 +72,26 @@ def restored_inputs(graph: Graph, original: Graph) -> Graph:
 # --- parts ------------------------------------------------------------------------------
 
 
-def _joined(first: Operator, second: Operator, order: list[int], graph: Graph) -> Edit:
-    """Two transposes as one, or as none; the first stays where others take its output."""
+def _merge(first: Operator, second: Operator, order: list[int], graph: Graph) -> Edit:
+    """Merge two transposes into one, or none; the first one stays if other operators use its output."""
     edit = Edit(graph)
     edit.remove(second, *([first] if only_consumer(graph, first) else []))
-    x, out = graph.given(first)[0], graph.made(second)[0]
+    x, out = graph.input_tensors(first)[0], graph.output_tensors(second)[0]
     if order != sorted(order):
         edit.add("TRANSPOSE", [x.index, edit.integers("order", *order)], [out.index], edit.options("TransposeOptions"))
         return edit
     for consumer in graph.consumers.get(out.index, ()):
-        edit.change(consumer, inputs=[x.index if each == out.index else each for each in consumer.inputs])
+        edit.change(consumer, inputs=[x.index if index == out.index else index for index in consumer.inputs])
     if out.index in graph.outputs:
         reshape(edit, x.index, out.index, out.shape)
     return edit
 
 
-def _sunk(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
-    """An operator in front of the transposes that stood before each of its inputs."""
+def _move_behind(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
+    """Move the transposes of an operator's inputs behind the operator."""
     edit, back = Edit(graph), [int(axis) for axis in np.argsort(order)]
     inputs = []
-    for tensor in graph.given(operator):
+    for tensor in graph.input_tensors(operator):
         before = graph.producer.get(tensor.index)
         if before is not None and before.name == "TRANSPOSE" and _order(before, graph) == order:
             if only_consumer(graph, before):
@@ -104,33 +104,33 @@ def _sunk(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
             inputs.append(edit.like(tensor, "transposed", shape=values.shape, values=np.ascontiguousarray(values)))
         else:
             return
-    out = graph.made(operator)[0]
+    out = graph.output_tensors(operator)[0]
     if len(out.shape) != len(order):
         return
-    made = edit.like(out, "transposed", shape=[out.shape[axis] for axis in back])
+    output = edit.like(out, "transposed", shape=[out.shape[axis] for axis in back])
     changed = {"axis": order[operator.option("axis") % len(order)]} if operator.name == "CONCATENATION" else None
-    edit.change(operator, inputs=inputs, outputs=[made], options=changed)
-    edit.add("TRANSPOSE", [made, edit.integers("order", *order)], [out.index], edit.options("TransposeOptions"))
+    edit.change(operator, inputs=inputs, outputs=[output], options=changed)
+    edit.add("TRANSPOSE", [output, edit.integers("order", *order)], [out.index], edit.options("TransposeOptions"))
     yield edit
 
 
-def _sunk_by_axes(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
-    """The same for an operator that does something along some axes."""
-    given = graph.given(operator)
-    constants = [tensor for tensor in given if tensor.is_constant]
-    (before,) = (graph.producer.get(tensor.index) for tensor in given if not tensor.is_constant)
+def _move_behind_axis_operator(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
+    """Move the transpose before an operator with axes behind the operator."""
+    operands = graph.input_tensors(operator)
+    constants = [tensor for tensor in operands if tensor.is_constant]
+    (before,) = (graph.producer.get(tensor.index) for tensor in operands if not tensor.is_constant)
     masks = [name for name in vars(operator.options or operator) if name.endswith("Mask")]
     dropped = [name for name in masks if name not in ("beginMask", "endMask") and operator.option(name, 0)]
-    kept = all(len(out.shape) == len(order) for out in graph.made(operator))
-    if before is None or len(constants) != len(given) - 1 or dropped or not kept:
+    kept = all(len(out.shape) == len(order) for out in graph.output_tensors(operator))
+    if before is None or len(constants) != len(operands) - 1 or dropped or not kept:
         return
     edit, back = Edit(graph), [int(axis) for axis in np.argsort(order)]
-    inputs = [before.inputs[0] if each == before.outputs[0] else each for each in operator.inputs]
+    inputs = [before.inputs[0] if index == before.outputs[0] else index for index in operator.inputs]
     for position in _ALONG_AXES.get(operator.name, ()):
         tensor = graph.tensors[operator.inputs[position]]
         inputs[position] = edit.like(tensor, "transposed", values=tensor.array()[back])
     if operator.name == "SPLIT":
-        axis = given[0]
+        axis = operands[0]
         values = np.asarray(order[axis.array().item()], np.int32)
         inputs[0] = edit.like(axis, "transposed", shape=(), values=values)
     changed = {
@@ -138,10 +138,12 @@ def _sunk_by_axes(operator: Operator, order: list[int], graph: Graph) -> Iterato
     }
     if only_consumer(graph, before):
         edit.remove(before)
-    outputs = [edit.like(out, "transposed", shape=[out.shape[axis] for axis in back]) for out in graph.made(operator)]
+    outputs = [
+        edit.like(out, "transposed", shape=[out.shape[axis] for axis in back]) for out in graph.output_tensors(operator)
+    ]
     edit.change(operator, inputs=inputs, outputs=outputs, options=changed)
-    for made, out in zip(outputs, operator.outputs, strict=True):
-        edit.add("TRANSPOSE", [made, edit.integers("order", *order)], [out], edit.options("TransposeOptions"))
+    for transposed, out in zip(outputs, operator.outputs, strict=True):
+        edit.add("TRANSPOSE", [transposed, edit.integers("order", *order)], [out], edit.options("TransposeOptions"))
     yield edit
 
 

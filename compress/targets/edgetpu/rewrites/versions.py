@@ -1,4 +1,4 @@
-"""Operators whose version is newer than the compiler, but which do nothing that is new."""
+"""Operators with a version that the compiler does not support, but that use none of its new features."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from compress.tflite.edit import Edit
 from compress.tflite.graph import Graph, Operator
 
-LARGEST_RANK = 4
+MAX_RANK = 4
 
 
 def older_version(operator: Operator, graph: Graph) -> Iterator[Edit]:
-    """A version that only adds types, or ranks above 4, becomes the newest one that the compiler knows."""
-    # Source: TFLite's op_version.cc. What a newer version adds for 8-bit tensors of rank 4 is listed in `_uses_more`.
-    tensors = [*graph.given(operator), *graph.made(operator)]
-    if any(len(tensor.shape) > LARGEST_RANK for tensor in tensors) or _uses_more(operator, graph):
+    """Replace a version that only adds types, or ranks above 4, by the newest one that the compiler supports."""
+    # Source: TFLite's op_version.cc. `_needs_version` lists the features that newer versions add for 8-bit tensors.
+    tensors = [*graph.input_tensors(operator), *graph.output_tensors(operator)]
+    if any(len(tensor.shape) > MAX_RANK for tensor in tensors) or _needs_version(operator, graph):
         return
     for version in range(operator.version - 1, 0, -1):
         edit = Edit(graph)
@@ -22,8 +22,8 @@ def older_version(operator: Operator, graph: Graph) -> Iterator[Edit]:
         yield edit
 
 
-def _uses_more(operator: Operator, graph: Graph) -> bool:
-    """Whether an operator needs its version for more than a type or a rank."""
+def _needs_version(operator: Operator, graph: Graph) -> bool:
+    """Return whether an operator needs its version for more than a type or a rank."""
     if operator.name == "CONV_2D":  # 6: groups
         return graph.tensors[operator.inputs[0]].shape[-1] != graph.tensors[operator.inputs[1]].shape[-1]
     if operator.name == "TRANSPOSE_CONV":  # 4: an activation

@@ -28,7 +28,7 @@ from compress.tflite import graph
 TARGET = load("edgetpu")
 MODEL = tiny.classifier()
 LOGS = sorted(EDGETPU.glob("pairs/*/compiler.log"))
-OTHER_TRY = "which may be chance"
+OTHER_TRY = "; retry, attempt"
 
 Make = Callable[..., Compiler]
 
@@ -110,11 +110,11 @@ def test_a_tensor_that_is_not_in_the_model(make: Make, programs: Programs) -> No
 
 def test_it_is_found_on_path(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(programs.folder))
-    assert compiler.find(None, None, None, TARGET, None) is None
+    assert compiler.find_compiler(None, None, None, TARGET, None) is None
     path = programs.compiler(Answer())
-    assert compiler.find(None, None, None, TARGET, None) == Local(path)
+    assert compiler.find_compiler(None, None, None, TARGET, None) == Local(path)
     path.chmod(0o644)
-    assert compiler.find(None, None, None, TARGET, None) is None
+    assert compiler.find_compiler(None, None, None, TARGET, None) is None
 
 
 def test_a_setting_names_it(programs: Programs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -122,9 +122,9 @@ def test_a_setting_names_it(programs: Programs, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(programs.folder)
     for setting in (str(path), "~/bin/mine", "mine"):
-        assert compiler.find(setting, None, None, TARGET, None) == Local(path)
-    assert compiler.find(None, "coral:16", None, TARGET, None) == Docker("coral:16", "edgetpu_compiler")
-    assert compiler.find(None, None, "me@there", TARGET, None) == Ssh("me@there", "edgetpu_compiler")
+        assert compiler.find_compiler(setting, None, None, TARGET, None) == Local(path)
+    assert compiler.find_compiler(None, "coral:16", None, TARGET, None) == Docker("coral:16", "edgetpu_compiler")
+    assert compiler.find_compiler(None, None, "me@there", TARGET, None) == Ssh("me@there", "edgetpu_compiler")
 
 
 def test_identity(programs: Programs, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_chance_is_tried_again(make: Make, programs: Programs, notes: list[str])
     assert len(programs.asked()) == 3
     assert [OTHER_TRY in note for note in notes] == [True, True]
     assert "Internal compiler error. Aborting!" in notes[0]
-    assert "try 2 of 3" in notes[0]
+    assert "attempt 2 of 3" in notes[0]
 
 
 @pytest.mark.parametrize("retries", [0, 1, 4])
@@ -271,7 +271,7 @@ def test_a_file_that_the_compiler_never_made(
 def test_a_success_that_maps_nothing(make: Make, programs: Programs, notes: list[str], runtime: int | None) -> None:
     log = LOG.replace("Mapped to Edge TPU", "Operation not supported")
     programs.compiler(Answer(log, {"model_edgetpu.tflite": MODEL}))
-    with pytest.raises(StageError, match="nothing of the model would run on the Edge TPU") as caught:
+    with pytest.raises(StageError, match="no operator of the model would run on the Edge TPU") as caught:
         make(CompilerOptions(min_runtime=runtime)).compile(MODEL, notes.append)
     assert ("min_runtime_version" in caught.value.todo) == (runtime is not None)
 
@@ -368,7 +368,7 @@ def test_the_version_that_was_asked_for(make: Make, programs: Programs, version:
 @pytest.mark.parametrize("version", ["15.0", "16.0.1", "1"])
 def test_another_version(make: Make, programs: Programs, version: str) -> None:
     programs.compiler(success(MODEL))
-    with pytest.raises(StageError, match=rf"is version {VERSION}.*asks for {version}"):
+    with pytest.raises(StageError, match=rf"is version {VERSION}.*requires {version}"):
         make(version=version).compile(MODEL, pytest.fail)
 
 
@@ -410,4 +410,4 @@ def test_the_real_compiler(make: Make) -> None:
     assert done is not None
     assert sum(report.mapped or 0 for report in done.reports) == 2
     assert [report.unknown for report in done.reports] == [()]
-    assert inspection.opened(graph.parse(done.files["model_edgetpu.tflite"])).cached_bytes > 0
+    assert inspection.inspect_graph(graph.parse(done.files["model_edgetpu.tflite"])).cached_bytes > 0

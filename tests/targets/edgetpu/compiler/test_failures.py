@@ -13,7 +13,7 @@ from paths import EDGETPU
 from stand_in import CHANCE, FAILED, VERSION
 
 from compress.targets.edgetpu.compiler import failures
-from compress.targets.edgetpu.compiler.failures import FAILURES, described, layer, manual, recognize
+from compress.targets.edgetpu.compiler.failures import FAILURES, documentation, layer, operator_description, recognize
 from compress.targets.edgetpu.compiler.host import CompilerRun
 from compress.tflite import graph
 from compress.tflite.graph import Graph
@@ -109,7 +109,7 @@ def test_translation(name: str) -> None:
 
 @pytest.mark.parametrize("function", FAILURES, ids=lambda function: function.__name__)
 def test_every_failure_says_cause_and_fix(function: failures.Callable[..., object]) -> None:
-    cause, fix = manual(function)  # type: ignore[arg-type]
+    cause, fix = documentation(function)  # type: ignore[arg-type]
     assert re.fullmatch(r"[A-Z][^\n]*\.", cause)
     assert re.fullmatch(r"[A-Z].*\.", fix)
     assert function("nothing of the kind\nERROR: something else\n", MODEL) is None
@@ -176,7 +176,7 @@ def test_the_layer_in_a_tensors_name(tensor: str, expected: str) -> None:
 
 def test_a_described_operator() -> None:
     parsed = graph.parse(tiny.classifier())
-    assert described(parsed.operators[1], parsed) == "operator 1 FULLY_CONNECTED version 3 (layer scores)"
+    assert operator_description(parsed.operators[1], parsed) == "operator 1 FULLY_CONNECTED version 3 (layer scores)"
 
 
 @pytest.mark.skipif(not EDGETPU.exists(), reason=f"{EDGETPU} is not there; see CORALLINE_SHARED")

@@ -20,8 +20,15 @@ from stand_in import FAILED, LOG, VERSION
 
 from compress.targets import load
 from compress.targets.edgetpu.check import check
-from compress.targets.edgetpu.compiler.log import CompilerReport, StatusRow, as_compiled, differences, expected, parse
-from compress.targets.edgetpu.placement import LATE, MAPPED
+from compress.targets.edgetpu.compiler.log import (
+    CompilerReport,
+    StatusRow,
+    actual_placement,
+    differences,
+    expected_report,
+    parse,
+)
+from compress.targets.edgetpu.placement import AFTER_CPU_OPERATOR, MAPPED
 from compress.tflite import graph
 
 TARGET = load("edgetpu")
@@ -222,7 +229,7 @@ def test_recorded_tables_agree_with_the_compiled_models_and_with_the_prediction(
         assert Counter({row.op: row.count for row in report.operations if row.status == MAPPED}) == real
         version = compiler_evidence.VERSIONS[rows[name]["behaves_like"]]
         target = TARGET.compiled_by(version)
-        found = differences(expected(check(original, target), original, version), report)
+        found = differences(expected_report(check(original, target), original, version), report)
         if found:
             differ[name] = found
     assert differ == {}
@@ -234,7 +241,7 @@ def test_placements_read_from_real_compiled_models() -> None:
     for row in rows:
         folder = EDGETPU / "pairs" / row["name"]
         original, real = graph.read(folder / "model.tflite"), graph.read(folder / "compiled.tflite")
-        placement = as_compiled(check(original, TARGET).placement, original, [real], [])
+        placement = actual_placement(check(original, TARGET).placement, original, [real], [])
         assert [op.placement for op in placement.ops] == row["placement"], row["name"]
 
 
@@ -291,7 +298,7 @@ def test_memory_that_cannot_be_read_is_kept(shown: str) -> None:
 
 def predicted(content: bytes) -> CompilerReport:
     parsed = graph.parse(content)
-    return expected(check(parsed, TARGET), parsed, "16.0")
+    return expected_report(check(parsed, TARGET), parsed, "16.0")
 
 
 def test_what_is_expected_of_a_model() -> None:
@@ -305,7 +312,11 @@ def test_a_custom_operator_is_called_custom() -> None:
     tensors = {letter: Tensor((1, 4)) for letter in "abcd"}
     chain = [Op("RELU", "a", "b"), Op("Mine", "b", "c", custom=True), Op("RELU", "c", "d")]
     report = predicted(one_op.content(tensors, chain, "a", "d"))
-    rows = [StatusRow("CUSTOM", "Operation not supported", 1), StatusRow("RELU", LATE, 1), StatusRow("RELU", MAPPED, 1)]
+    rows = [
+        StatusRow("CUSTOM", "Operation not supported", 1),
+        StatusRow("RELU", AFTER_CPU_OPERATOR, 1),
+        StatusRow("RELU", MAPPED, 1),
+    ]
     assert report.operations == tuple(sorted(rows))
 
 
@@ -313,11 +324,13 @@ def test_differences() -> None:
     (real,) = parse(LOG)
     assert differences(replace(real, version="16.0"), real) == []
     other = replace(
-        real, operations=(StatusRow("CONV_2D", LATE, 1), StatusRow("FULLY_CONNECTED", MAPPED, 1)), subgraphs=2
+        real,
+        operations=(StatusRow("CONV_2D", AFTER_CPU_OPERATOR, 1), StatusRow("FULLY_CONNECTED", MAPPED, 1)),
+        subgraphs=2,
     )
     assert differences(real, other) == [
         {"name": f"CONV_2D: {MAPPED}", "predicted": 1, "real": 0},
-        {"name": f"CONV_2D: {LATE}", "predicted": 0, "real": 1},
+        {"name": f"CONV_2D: {AFTER_CPU_OPERATOR}", "predicted": 0, "real": 1},
         {"name": "subgraphs", "predicted": 1, "real": 2},
     ]
     assert differences(real, CompilerReport()) == []  # what is not printed does not differ
@@ -347,8 +360,10 @@ def test_the_placement_that_the_compiled_model_has() -> None:
     content = tiny.classifier()
     original = graph.parse(content)
     placement = check(original, TARGET).placement
-    assert as_compiled(placement, original, [graph.parse(compiled(content))], parse(LOG)) == placement
-    real = LOG.replace("FULLY_CONNECTED                1          Mapped to Edge TPU", f"FULLY_CONNECTED 1 {LATE}")
-    half = as_compiled(placement, original, [graph.parse(compiled(content, on_cpu=1))], parse(real))
-    assert [(op.placement, op.status) for op in half.ops] == [("tpu", MAPPED), ("cpu", LATE)]
-    assert half.ops[1].reason == "the compiler decided so; no rule here foresees it"
+    assert actual_placement(placement, original, [graph.parse(compiled(content))], parse(LOG)) == placement
+    real = LOG.replace(
+        "FULLY_CONNECTED                1          Mapped to Edge TPU", f"FULLY_CONNECTED 1 {AFTER_CPU_OPERATOR}"
+    )
+    half = actual_placement(placement, original, [graph.parse(compiled(content, on_cpu=1))], parse(real))
+    assert [(op.placement, op.status) for op in half.ops] == [("tpu", MAPPED), ("cpu", AFTER_CPU_OPERATOR)]
+    assert half.ops[1].reason == "the compiler did not map it; no known rule explains this"
