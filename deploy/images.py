@@ -18,7 +18,7 @@ from deploy.contract import bundle, pictures
 from deploy.contract.decoding import AS_THEY_ARE, Decoding
 from deploy.contract.errors import ImageError
 from deploy.contract.preprocessing import Array
-from deploy.integers import parse_integer
+from deploy.protocol import parse_integer
 
 MAX_PIXELS = 1 << 25
 """Of an image: 33 million, 100 MB of colours."""

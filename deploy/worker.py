@@ -2,7 +2,6 @@
 
 The runtime releases Python's lock while the model runs, so the next image is prepared at the same time.
 This module uses no sockets.
-Runs on Python 3.7 with numpy and a TFLite runtime.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from deploy.failures import FailureLog
 from deploy.images import Bytes, decoded
 
 STUCK_S = 60.0
-"""An inference that takes longer than this never ends: the Edge TPU was unplugged, or hangs."""
+"""The service is unhealthy if an inference takes longer: the Edge TPU was unplugged, or hangs."""
 
 
 class Job:
@@ -33,8 +32,8 @@ class Job:
 
     Attributes:
         cancelled: whether the client is gone.
-        answer: the model's answer; None until there is one.
-        error: the reason why there is no answer.
+        answer: the model's answer; None before.
+        error: the reason why the job failed.
         entered: the time of `time.monotonic` when the job entered the queue.
         started: the time when the model started; 0 before.
         ended: the time when the job was done; 0 before.

@@ -58,7 +58,7 @@ MAX_MEMBERS = 3000
 TRAILER_MAGIC = b"\nCoralline-sig1\n"
 TRAILER_BYTES = len(TRAILER_MAGIC) + 32 + signature.KEY_BYTES + signature.SIGNATURE_BYTES
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
-_ROLES = ("original", "int8", "compiled")
+ROLES = ("original", "int8", "compiled")
 _ZIP_ERRORS = (zipfile.BadZipFile, struct.error, ValueError, LookupError, OSError, EOFError, RuntimeError)
 """What zipfile raises for bad archives; the older it is, the more kinds."""
 _TENSOR = {"name", "shape", "dtype", "scale", "zero_point"}
@@ -374,7 +374,7 @@ def _check_references(manifest: Dict[str, Any], members: Dict[str, bytes]) -> No
         models, golden, labels = manifest["models"], manifest["golden"], manifest["labels"]
         files = list(golden["inputs"]) + list(golden["outputs"].values())
         files += [model["file"] for model in models.values()]
-        known = all(role in _ROLES for role in models) and all(role in models for role in golden["outputs"])
+        known = all(role in ROLES for role in models) and all(role in models for role in golden["outputs"])
         texts = [manifest["name"], manifest["coralline"], manifest["preprocessing"]["digest"]]
         typed = isinstance(labels, list) and all(isinstance(text, str) for text in texts + labels)
         typed = typed and isinstance(golden["inputs"], list) and isinstance(manifest["preprocessing"]["steps"], list)
