@@ -196,7 +196,7 @@ def _sample(path: str, decoding: Any) -> Any:
     with open(path, "rb") as stream:
         content = stream.read()
     try:
-        return images.of_file(content, decoding)
+        return images.decode_file(content, decoding)
     except ImageError as error:
         raise ImageError("%s: %s" % (path, error.what), error.todo)
 

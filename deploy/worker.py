@@ -15,7 +15,7 @@ from typing import Any, Callable, Deque, Optional
 from deploy.contract.decoding import AS_THEY_ARE, Decoding
 from deploy.contract.errors import DeviceError, UnexpectedError
 from deploy.failures import FailureLog
-from deploy.images import Bytes, decoded
+from deploy.images import Bytes, decode_body
 
 STUCK_S = 60.0
 """The service is unhealthy if an inference takes longer: the Edge TPU was unplugged, or hangs."""
@@ -26,8 +26,8 @@ class Job:
 
     Args:
         body: the body that the client sent.
-        shape: the shape of raw numbers, see `images.decoded`.
-        dtype: the dtype of raw numbers, see `images.decoded`.
+        shape: the shape of raw values, see `images.decode_body`.
+        dtype: the dtype of raw values, see `images.decode_body`.
         owner: the connection that waits for the answer.
 
     Attributes:
@@ -187,7 +187,7 @@ class Worker:
             self._failures.add(error)
 
     def _prepare(self, job: Job) -> None:
-        job.tensor = self._model.prepare(decoded(job.body, job.shape, job.dtype, self._decoding))
+        job.tensor = self._model.prepare(decode_body(job.body, job.shape, job.dtype, self._decoding))
 
     def _answer(self, job: Job) -> None:
         self._since = job.started = time.monotonic()

@@ -106,7 +106,7 @@ def write(folder: Path, name: str, content: bytes) -> Path:
         (["run", "BUNDLE", "nothing.npy"], 6, "file", "No such file"),
         (["run", "nothing.coralline"], 6, "file", "No such file"),
         (["run", "BUNDLE", "text.npy"], 3, "image", "text.npy is not an array"),
-        (["run", "BUNDLE", "text.png"], 3, "image", "text.png: the image cannot be decoded: it is of no known kind"),
+        (["run", "BUNDLE", "text.png"], 3, "image", "text.png: the image cannot be decoded: its format is unknown"),
         (["run", "BUNDLE", "color.npy"], 3, "image", "the model takes [4, 4, 1]"),
         (["run", "BUNDLE", "--top", "0"], 2, "arguments", "--top is 0, and must be at least 1"),
         (["run", "BUNDLE", "--role", "compiled"], 12, "library_missing", "libedgetpu.so.1 is not installed"),
