@@ -112,7 +112,7 @@ def write(folder: Path, name: str, content: bytes) -> Path:
         (["run", "BUNDLE", "--role", "compiled"], 12, "library_missing", "libedgetpu.so.1 is not installed"),
         (["run", "BUNDLE", "--device", "gpu"], 2, "arguments", "is not a device"),
         (["verify", "text.png"], 8, "changed", "not a bundle"),
-        (["verify", "broken.coralline"], 8, "changed", "not a bundle, or a damaged one"),
+        (["verify", "broken.coralline"], 8, "changed", "not a bundle, or damaged"),
         (["bench", "BUNDLE", "--runs", "0"], 2, "arguments", "must be from 1 to"),
         (["bench", "BUNDLE", "--meter", "nothing.csv"], 6, "file", "nothing.csv"),
     ],

@@ -196,9 +196,9 @@ def changed(path: Path, change: Any) -> bytes:
 
 def test_bundles_whose_boxes_cannot_be_read_are_refused(made: tuple[Path, dict[str, Any]]) -> None:
     path = made[0] / "found.coralline"
-    with pytest.raises(BundleError, match="boxes cannot be read: least_score must be below 1"):
+    with pytest.raises(BundleError, match="detection cannot be used: least_score must be below 1"):
         changed(path, lambda manifest, _: manifest["detection"].update(least_score=2))
-    with pytest.raises(BundleError, match="boxes cannot be read: maps give"):
+    with pytest.raises(BundleError, match="detection cannot be used: maps give"):
         changed(path, lambda manifest, _: manifest["detection"]["maps"][0].update(cells=[4096, 4096]))
     with pytest.raises(BundleError, match="incomplete: KeyError"):
         changed(path, lambda manifest, _: manifest["models"]["int8"].pop("boxes"))
