@@ -31,7 +31,6 @@ from paths import ROOT, SHARED
 
 from compress.artifact import MODEL_KERAS
 from compress.data.types import Data
-from compress.evaluation.average_precision import by_coco
 from compress.importers import builder
 from compress.ir import keras_graph
 from compress.ir.passes import fold
@@ -40,6 +39,7 @@ from compress.pipeline.schema import load
 from compress.quantization import export
 from compress.quantization.calibration import calibrate
 from compress.tflite.interpreter import LoadedModel
+from deploy.contract.average_precision import average_precision
 from deploy.contract.detection import Detector
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -172,7 +172,7 @@ def one_tensor(path: Path, data: Data, method: str, scores: str, told: dict[str,
         rows = LoadedModel(file, reproducible=True).scores(data.inputs("test"))
     rows = rows.reshape(len(rows), len(detector.anchors), -1)
     answers = [detector(row[:, :4], row[:, 4:]) for row in rows]
-    found = by_coco(answers, data.objects("test"), len(data.class_names))
+    found = average_precision(answers, data.objects("test"), len(data.class_names))
     return {key: found[key] for key in ("ap", "ap50")}
 
 

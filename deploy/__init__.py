@@ -1,6 +1,6 @@
-"""The device side of Coralline: Python 3.7, numpy and a TFLite runtime; imports nothing else of ours.
+"""The device side of Coralline: it runs on Python 3.7 with numpy and a TFLite runtime, without `compress`.
 
-`from deploy import Model` is the way in for applications; `python3 runner.pyz` is the same from the command line.
+Applications use `from deploy import Model`; `python3 runner.pyz` is the command line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Answer", "Model"]
 
 
 def __getattr__(name: str) -> Any:
-    """`Model` and `Answer`, imported when they are asked for: the host side needs neither."""
+    """Import `Model` and `Answer` on first use: the host side needs neither."""
     if name in __all__:
         from deploy import model
 

@@ -1,6 +1,6 @@
-"""The runner: `python3 runner.pyz VERB BUNDLE …`, the same as `python3 -m deploy VERB BUNDLE …`.
+"""The runner: `python3 runner.pyz COMMAND BUNDLE …`, the same as `python3 -m deploy COMMAND BUNDLE …`.
 
-Results on stdout, everything else on stderr. Exit codes: see `deploy.contract.errors`.
+Results go to stdout, everything else to stderr. `deploy.contract.errors` lists the exit codes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Arguments = argparse.Namespace
 Result = Dict[str, Any]
 
 
-class Verb(NamedTuple):
-    """One thing that the runner does.
+class Command(NamedTuple):
+    """A command of the runner.
 
     Attributes:
-        help: one line.
+        help: one line for `--help`.
         options: adds its arguments to the parser.
-        run: does it: arguments in; what goes out as JSON, and the same for people.
+        run: runs it; returns the result for JSON, and the same as text.
         bundle: whether it takes a bundle.
     """
 
@@ -44,61 +44,68 @@ class Verb(NamedTuple):
 
 
 def _model_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--role", choices=("original", "int8", "compiled"), help="this model and no other")
+    roles = ("original", "int8", "compiled")
+    parser.add_argument("--role", choices=roles, help="the model to use (default: compiled on an Edge TPU, else int8)")
     _device_options(parser)
 
 
 def _device_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="", help="cpu, usb, pci, usb:0, pci:1; any Edge TPU if not given")
-    parser.add_argument("--threads", type=int, default=1, help="threads on the CPU")
-    parser.add_argument("--library", default="libedgetpu.so.1", help="libedgetpu, by name or path")
+    parser.add_argument("--device", default="", help="cpu, usb, pci, usb:0, pci:1, … (default: any Edge TPU)")
+    parser.add_argument("--threads", type=int, default=1, help="number of CPU threads (default: 1)")
+    _library_option(parser)
+
+
+def _library_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--library", default="libedgetpu.so.1", help="name or path of libedgetpu (default: %(default)s)"
+    )
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
     _model_options(parser)
-    parser.add_argument(
-        "images", nargs="*", metavar="IMAGE", help=".npy arrays, images or .wav files; the golden inputs if none"
-    )
-    parser.add_argument("--top", type=int, default=3, help="how many classes, or objects, to tell")
+    samples = ".npy arrays, images or .wav files (default: the golden inputs of the bundle)"
+    parser.add_argument("images", nargs="*", metavar="SAMPLE", help=samples)
+    parser.add_argument("--top", type=int, default=3, help="number of classes or objects to print (default: 3)")
 
 
 def _run(arguments: Arguments) -> Tuple[Result, str]:
     if arguments.top < 1:
-        raise ArgumentError("--top %d tells nothing" % arguments.top, "use --top 1 or more")
+        raise ArgumentError("--top is %d, and must be at least 1" % arguments.top, "use --top 1 or more")
     with _model(arguments) as model:
-        named = [(path, _sample(path, model.bundle.decoding)) for path in arguments.images]
-        if not named:
-            named = [(name, model.bundle.array(name)) for name in model.bundle.manifest["golden"]["inputs"]]
+        samples = [(path, _sample(path, model.bundle.decoding)) for path in arguments.images]
+        if not samples:
+            samples = [(name, model.bundle.array(name)) for name in model.bundle.manifest["golden"]["inputs"]]
         rows = []
-        for name, image in named:
-            rows.append({"image": name, "top": model(image).rows(arguments.top)})
+        for name, sample in samples:
+            rows.append({"image": name, "top": model(sample).rows(arguments.top)})
         result = {"bundle": _identity(model.bundle), "model": model.describe(), "answers": rows}
-    lines = ["%s: %s" % (row["image"], ", ".join(map(_told, row["top"]))) for row in rows]
+    lines = ["%s: %s" % (row["image"], ", ".join(map(_prediction_text, row["top"]))) for row in rows]
     return result, "\n".join(lines)
 
 
-def _told(row: Result) -> str:
-    """One class and its score; of an object its box too."""
+def _prediction_text(row: Result) -> str:
+    """Return a class and its score as text; for an object also its box."""
     text = "%s %s" % (row["label"], "not a number" if row["score"] is None else "%.4g" % row["score"])
     return text + (" at [%.3f, %.3f, %.3f, %.3f]" % tuple(row["box"]) if "box" in row else "")
 
 
 def _bench_options(parser: argparse.ArgumentParser) -> None:
     _model_options(parser)
-    parser.add_argument("--runs", type=int, default=200, help="timed inferences")
-    parser.add_argument("--seconds", type=float, help="measure this long instead")
-    parser.add_argument("--warmup", type=int, default=20, help="inferences before, not counted")
+    parser.add_argument("--runs", type=int, default=200, help="number of timed inferences (default: 200)")
+    parser.add_argument("--seconds", type=float, help="measure for this time, instead of --runs")
     parser.add_argument(
-        "--soak", type=float, default=0.0, metavar="SECONDS", help="a long run after it: drift and heat"
+        "--warmup", type=int, default=20, help="number of inferences before the timed ones (default: 20)"
     )
-    parser.add_argument("--meter", metavar="FILE", help="a power meter's lines of time,watts")
-    parser.add_argument("--no-cold", action="store_true", help="leave out the cold start")
-    parser.add_argument("--samples", type=int, help="evaluation samples for the accuracy, at most; 0: none")
+    soak = "after the measurement, run for this time and report drift and temperatures"
+    parser.add_argument("--soak", type=float, default=0.0, metavar="SECONDS", help=soak)
+    parser.add_argument("--meter", metavar="FILE", help="readings of a power meter, in lines of time,watts")
+    parser.add_argument("--no-cold", action="store_true", help="do not measure the cold start")
+    samples = "largest number of evaluation samples for the accuracy (default: all; 0: no accuracy)"
+    parser.add_argument("--samples", type=int, help=samples)
 
 
 def _bench(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy import accuracy, benchmark
-    from deploy.runtime import RuntimeOptions
+    from deploy import accuracy, benchmark, golden
 
     settings = benchmark.BenchmarkSettings(
         arguments.runs, arguments.seconds, arguments.warmup, arguments.soak, arguments.meter, not arguments.no_cold
@@ -107,77 +114,75 @@ def _bench(arguments: Arguments) -> Tuple[Result, str]:
         result = {"bundle": _identity(model.bundle), "benchmark": benchmark.bench(model, settings, _progress)}
     lines = [benchmark.text(result["benchmark"])]
     if arguments.samples != 0:
-        options = RuntimeOptions(arguments.device, arguments.threads, library=arguments.library)
-        result["golden"] = accuracy.verify(model.bundle, options)["golden"]
+        options = _runtime_options(arguments)
+        result["golden"] = golden.verify(model.bundle, options)["golden"]
         result["accuracy"] = accuracy.compare(model.bundle, options, arguments.samples, _progress)
-        lines += [accuracy.golden_text(result), accuracy.text(result["accuracy"])]
+        lines += [golden.text(result), accuracy.text(result["accuracy"])]
     return result, "\n".join(lines)
 
 
 def _verify(arguments: Arguments) -> Tuple[Result, str]:
-    from deploy import accuracy
-    from deploy.runtime import RuntimeOptions, find
+    from deploy import golden
+    from deploy.runtime import find
 
     opened = _opened(arguments)
-    found = accuracy.verify(opened, RuntimeOptions(arguments.device, arguments.threads, library=arguments.library))
-    result = dict(found, bundle=_identity(opened), runtime=find().describe())
-    return result, "%s: every byte is what was packed\n%s" % (arguments.bundle, accuracy.golden_text(found))
+    verified = golden.verify(opened, _runtime_options(arguments))
+    result = dict(verified, bundle=_identity(opened), runtime=find().describe())
+    return result, "%s: all checksums are correct\n%s" % (arguments.bundle, golden.text(verified))
 
 
 def _serve_options(parser: argparse.ArgumentParser) -> None:
     _model_options(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others than localhost need a token")
-    parser.add_argument("--port", type=int, help="TCP port (8080; none with --unix alone); 0: any")
-    parser.add_argument("--unix", metavar="PATH", help="a Unix socket, mode 0660")
-    parser.add_argument("--token-file", metavar="FILE", help="clients must send what is in it, as a bearer token")
-    parser.add_argument("--queue", type=int, default=64, help="images that wait at most")
-    parser.add_argument("--print-unit", action="store_true", help="print a systemd unit for this command, and end")
+    host = "address to listen on; any but localhost needs --token-file (default: %(default)s)"
+    parser.add_argument("--host", default="127.0.0.1", help=host)
+    parser.add_argument("--port", type=int, help="TCP port; 0: any free port (default: 8080; with --unix: no TCP)")
+    parser.add_argument("--unix", metavar="PATH", help="Unix socket to listen on, mode 0660")
+    parser.add_argument("--token-file", metavar="FILE", help="file with the bearer token that clients must send")
+    parser.add_argument("--queue", type=int, default=64, help="largest number of waiting samples (default: 64)")
+    parser.add_argument("--print-unit", action="store_true", help="print a systemd unit for this command, and exit")
 
 
 def _serve(arguments: Arguments) -> Tuple[Result, str]:
     from deploy import service
 
-    return service.verb(arguments)
-
-
-def _doctor_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--library", default="libedgetpu.so.1", help="libedgetpu, by name or path")
+    return service.serve(arguments)
 
 
 def _doctor(arguments: Arguments) -> Tuple[Result, str]:
     from deploy import doctor
 
-    found = doctor.findings(doctor.look(arguments.library))
-    rows = [dict(each._asdict()) for each in found]
-    return {"findings": rows, "sound": all(each.severity != "error" for each in found)}, doctor.describe(found)
+    findings = doctor.findings(doctor.look(arguments.library))
+    rows = [dict(finding._asdict()) for finding in findings]
+    sound = all(finding.severity != "error" for finding in findings)
+    return {"findings": rows, "sound": sound}, doctor.describe(findings)
 
 
-VERBS = {
-    "run": Verb("answers for images", _run_options, _run),
-    "bench": Verb("latency, energy and accuracy, measured here", _bench_options, _bench),
-    "verify": Verb("the bundle is whole, and its models answer as they did on the host", _device_options, _verify),
-    "serve": Verb("answers over HTTP/JSON, on TCP or a Unix socket", _serve_options, _serve),
-    "doctor": Verb("what is wrong with this host, and the command that mends it", _doctor_options, _doctor, False),
+COMMANDS = {
+    "run": Command("classify samples, or detect objects in them", _run_options, _run),
+    "bench": Command("measure latency, energy and accuracy on this device", _bench_options, _bench),
+    "verify": Command("check the bundle, and compare its models with the golden outputs", _device_options, _verify),
+    "serve": Command("serve predictions over HTTP/JSON, on TCP or a Unix socket", _serve_options, _serve),
+    "doctor": Command("find problems of this host, with the command that fixes each", _library_option, _doctor, False),
 }
 
 
 def _identity(opened: Any) -> Result:
-    """Which bundle it was."""
+    """Return the name of a bundle, its Coralline version, and the SHA-256 of its models."""
     manifest = opened.manifest
-    models = {row["name"]: row["sha256"] for row in manifest["members"]}
+    digests = {row["name"]: row["sha256"] for row in manifest["members"]}
     return {
         "name": manifest["name"],
         "coralline": manifest["coralline"],
-        "models": {role: models[entry["file"]] for role, entry in manifest["models"].items()},
+        "models": {role: digests[entry["file"]] for role, entry in manifest["models"].items()},
     }
 
 
 def _sample(path: str, decoding: Any) -> Any:
-    """A decoded sample: a .npy array, a .wav file, or an image file where Pillow or OpenCV is there to decode it.
+    """Read a sample: a .npy array, a .wav file, or an image if Pillow or OpenCV is installed.
 
     Raises:
-        ImageError: it cannot be decoded.
-        OSError: it cannot be read.
+        ImageError: the file cannot be decoded.
+        OSError: the file cannot be read.
     """
     import numpy as np
 
@@ -191,40 +196,43 @@ def _sample(path: str, decoding: Any) -> Any:
     with open(path, "rb") as stream:
         content = stream.read()
     try:
-        return images.of_file(content, decoding)
+        return images.decode_file(content, decoding)
     except ImageError as error:
         raise ImageError("%s: %s" % (path, error.what), error.todo)
 
 
 def _opened(arguments: Arguments) -> Any:
-    """The verified bundle."""
+    """Open and verify the bundle."""
     from deploy.contract import bundle, signature
 
     return bundle.read(arguments.bundle, signature.trusted(arguments.key))
 
 
-def _model(arguments: Arguments) -> Any:
-    """The model that the arguments ask for; on stderr why it is not on an Edge TPU, if that is so."""
-    from deploy.model import tried
+def _runtime_options(arguments: Arguments) -> Any:
     from deploy.runtime import RuntimeOptions
 
-    options = RuntimeOptions(arguments.device, arguments.threads, library=arguments.library)
-    made = tried(_opened(arguments), arguments.role, options)
-    if made.remark:
-        print("runner: %s" % made.remark, file=sys.stderr)
-    return made
+    return RuntimeOptions(arguments.device, arguments.threads, library=arguments.library)
+
+
+def _model(arguments: Arguments) -> Any:
+    """Load the model that the arguments select; print to stderr why it does not run on an Edge TPU."""
+    from deploy.model import load_safely
+
+    model = load_safely(_opened(arguments), arguments.role, _runtime_options(arguments))
+    if model.remark:
+        _progress(model.remark)
+    return model
 
 
 def _progress(text: str) -> None:
-    print("runner: %s" % text, file=sys.stderr)
+    print("runner: %s" % text, file=sys.stderr, flush=True)
 
 
-def _written(path: str, content: str) -> None:
-    """Writes a file so that it is there whole or not at all."""
+def _write_atomically(path: str, content: str) -> None:
     folder = os.path.dirname(os.path.abspath(path))
-    number, name = tempfile.mkstemp(dir=folder, prefix=".results-")
+    handle, name = tempfile.mkstemp(dir=folder, prefix=".results-")
     try:
-        with os.fdopen(number, "w", encoding="utf-8") as stream:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
@@ -236,63 +244,62 @@ def _written(path: str, content: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="runner", description="Runs, measures and verifies bundles on a device.")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    verbs.required = True
-    for name, verb in VERBS.items():
-        added = verbs.add_parser(name, help=verb.help, description=verb.help)
-        if verb.bundle:
-            added.add_argument("bundle", metavar="BUNDLE", help="a .coralline file")
-            key = "the .pem it must be signed with"
-            added.add_argument("--key", action="append", default=[], metavar="FILE", help=key)
-        verb.options(added)
-        added.add_argument("--json", action="store_true", help="the result as JSON on stdout")
-        added.add_argument("--out", metavar="FILE", help="the result as JSON into a file, written whole or not at all")
+    parser = argparse.ArgumentParser(prog="runner", description="Run, measure and verify bundles on a device.")
+    commands = parser.add_subparsers(dest="verb", metavar="COMMAND")
+    commands.required = True
+    for name, command in COMMANDS.items():
+        subparser = commands.add_parser(name, help=command.help, description=command.help)
+        if command.bundle:
+            subparser.add_argument("bundle", metavar="BUNDLE", help="a .coralline file")
+            key = "public key (.pem) that the bundle must be signed with; may be repeated"
+            subparser.add_argument("--key", action="append", default=[], metavar="FILE", help=key)
+        command.options(subparser)
+        subparser.add_argument("--json", action="store_true", help="print the result as JSON")
+        subparser.add_argument("--out", metavar="FILE", help="write the result as JSON to a file, atomically")
     return parser
 
 
-def main(given: Optional[List[str]] = None) -> int:
-    """Runs one verb; returns its exit code."""
-    arguments = _parser().parse_args(given)
+def main(argv: Optional[List[str]] = None) -> int:
+    """Run one command; return its exit code."""
+    arguments = _parser().parse_args(argv)
     try:
-        return _done(arguments)
+        return _execute(arguments)
     except KeyboardInterrupt:
-        print("runner: interrupted", file=sys.stderr)
+        _progress("interrupted")
         return EXIT_INTERRUPTED
     except OSError as error:
-        return _failed(arguments, {"kind": "file", "what": str(error), "todo": "", "exit_code": EXIT_FILES}, str(error))
-    except ValueError as error:  # BundleError, for one; others without a code are our own fault
+        return _fail(arguments, {"kind": "file", "what": str(error), "todo": "", "exit_code": EXIT_FILES}, str(error))
+    except ValueError as error:  # a BundleError or KeyFileError has an exit code; any other is a bug
         code = getattr(error, "exit_code", None)
         if code is None:
             raise
-        kind = getattr(error, "kind", "changed" if code == 8 else "arguments")
-        return _failed(arguments, {"kind": kind, "what": str(error), "todo": "", "exit_code": code}, str(error))
+        kind = getattr(error, "kind", "arguments")
+        return _fail(arguments, {"kind": kind, "what": str(error), "todo": "", "exit_code": code}, str(error))
     except DeviceError as error:
-        return _failed(arguments, error.to_json(), str(error))
+        return _fail(arguments, error.to_json(), str(error))
 
 
-def _done(arguments: Arguments) -> int:
-    result, text = VERBS[arguments.verb].run(arguments)
-    content = (
-        json.dumps(dict(result, schema_version=1, verb=arguments.verb), indent=1, sort_keys=True, allow_nan=False)
-        + "\n"
-    )
+def _execute(arguments: Arguments) -> int:
+    result, text = COMMANDS[arguments.verb].run(arguments)
+    result = dict(result, schema_version=1, verb=arguments.verb)
+    content = json.dumps(result, indent=1, sort_keys=True, allow_nan=False)
     if arguments.out:
-        _written(arguments.out, content)
-    print(content if arguments.json else text, end="" if arguments.json else "\n", flush=True)
+        _write_atomically(arguments.out, content + "\n")
+    print(content if arguments.json else text, flush=True)
     error: Optional[DeviceError] = None
     if result.get("blocked"):
         error = EdgeTpuError(*(result["blocked"][key] for key in ("what", "todo", "kind")))
     if result.get("ok") is False:
-        error = DifferentError("the models do not answer as they did on the host", "package again, or compare runtimes")
+        what = "the outputs of the models differ from the golden outputs of the host"
+        error = DifferentError(what, "package the bundle again, or install another TFLite runtime")
     if error is None:
         return EXIT_UNSOUND if result.get("sound") is False else 0
-    print("runner: %s" % error, file=sys.stderr)
+    _progress(str(error))
     return error.exit_code
 
 
-def _failed(arguments: Arguments, error: Result, text: str) -> int:
-    print("runner: %s" % text, file=sys.stderr)
+def _fail(arguments: Arguments, error: Result, text: str) -> int:
+    _progress(text)
     if arguments.json:
         print(json.dumps({"schema_version": 1, "verb": arguments.verb, "error": error}, indent=1, sort_keys=True))
     return int(error["exit_code"])

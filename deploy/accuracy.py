@@ -1,310 +1,189 @@
-"""What the models of a bundle answer here: golden vectors first, then three-way accuracy.
+"""Accuracy of a bundle's models on this device, on the samples in the bundle.
 
-Golden outputs come from the host that packed the bundle, with reproducible kernels. Here they must be equal
-where the kernels are the same: reproducible ones, of a runtime that they were compared on, on x86-64. Elsewhere
-a few steps between them are what other kernels do, and are told as such; some more are, where the plain C++
-kernels of this very runtime give the golden outputs to the bit.
-
-Three-way: the float original and the int8 model on this host's CPU, and the compiled model on the Edge TPU,
-on the samples that the bundle brings, all through the one preprocessing of the bundle.
-Runs on Python 3.7 with numpy and a TFLite runtime.
+The float original and the int8 model run on the CPU, the compiled model on the Edge TPU, all with the preprocessing of
+the bundle. Classifiers are measured by accuracy, detectors by average precision.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import platform
-from typing import Any, Callable, Dict, List, Optional
+import itertools
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from deploy import evaluation, host, probe, runtime
-from deploy.contract.bundle import Bundle
-from deploy.contract.errors import DeviceError, EdgeTpuError
+from deploy import runtime
+from deploy.contract.average_precision import Truth, average_precision
+from deploy.contract.bundle import ROLES, Bundle, BundleError
+from deploy.contract.detection import Detections, agreement
+from deploy.contract.errors import DeviceError
 from deploy.contract.preprocessing import Array
-from deploy.measurement import finite, missing, paired_drop, proportion, told
-from deploy.model import Model
-from deploy.runtime import InferenceSession, Runtime, RuntimeOptions
+from deploy.measurement import Measured, describe, measured, missing, paired_drop, proportion
+from deploy.model import Answer, Model
+from deploy.runtime import RuntimeOptions
 
-ROLES = ("original", "int8", "compiled")
-CLOSE_STEPS = 7
-"""Of the output: what int8 results differ by between runtimes and machines at most, as far as it was seen."""
-CLOSE_STEPS_OPTIMIZED = 16
-"""The same where the plain kernels give the golden outputs: on aarch64, the optimized ones of ai-edge-litert 2.3 were
-seen to differ by up to 10 steps, and those of tflite-runtime 2.14 by none."""
-CLOSE_SHARE = 1e-3
-"""The same for float models, as a share of the largest golden output: the order of sums differs."""
-COMPARED_SINCE = (2, 14)
-"""TFLite versions whose reproducible kernels were found equal to the bit on COMPARED_ON. (2.11 differs by one step.)"""
-COMPARED_ON = ("x86_64", "AMD64")
-"""On aarch64 they are not equal: ai-edge-litert 2.3 gives others than tflite-runtime 2.14."""
+MIN_SCORE = 0.5
+"""The detections of two models are compared from this score on."""
+CHANGED_CLASSES = 5
+"""How many classes the text names, those that changed most."""
+_NO_OBJECTS = "the evaluation sample has no objects"
 Progress = Callable[[str], None]
-
-
-def golden(opened: Bundle, role: str, options: RuntimeOptions) -> Dict[str, Any]:
-    """Runs the golden inputs through one model and compares the outputs with those of the host.
-
-    Returns:
-        `verdict` (equal, close, different, or not run), `largest_steps` (of the output's quantization) or
-        `largest_difference` (float), `equal` and `same_class` of `samples`, `kernels`, and a `note`; for the int8 model
-        also `default_steps` and `default_same_class`: the same with the default kernels, which applications run.
-
-    Raises:
-        ModelError, RuntimeLibraryError: the runtime refuses the model, or crashes.
-    """
-    outputs = opened.manifest["golden"]["outputs"]
-    name = outputs.get(role, outputs.get("int8") if role == "compiled" else None)
-    inputs = [opened.array(each) for each in opened.manifest["golden"]["inputs"]]
-    if name is None or not inputs:
-        return {"verdict": "not run", "note": "the bundle has no golden outputs for it"}
-    wanted = opened.array(name)
-    kernels = runtime.reproducible(runtime.find())
-    content = opened.members[opened.manifest["models"][role]["file"]]
-    try:
-        probe.check(content, dataclasses.replace(options, kernels=kernels))  # on the CPU too: there is time for it here
-        model = Model(opened, role, options.device, options.threads, kernels, options.library)
-    except EdgeTpuError as error:
-        return {"verdict": "not run", "note": str(error), "error": error.to_json()}
-    with model:
-        tensors = [model.prepare(image) for image in inputs]
-        found = np.concatenate([model.session.run(tensor) for tensor in tensors])
-        result = _verdict(found, wanted, role, model)
-        if result["verdict"] != "equal" and role == "int8" and "samples" in result:
-            if not _same_kernels(model):
-                result = _beside_plain(result, model, tensors, wanted)
-            different = int(np.flatnonzero((found != wanted).reshape(len(found), -1).any(axis=1))[0])
-            result["first_layer"] = first_layer(model.session.runtime, model.content, tensors[different])
-        if role == "int8" and kernels != "default" and "samples" in result:
-            result = _beside_default(result, model, tensors, wanted)
-    return result
-
-
-def _verdict(found: Array, wanted: Array, role: str, model: Model) -> Dict[str, Any]:
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        what = "gives %s %r, and the golden output is %s %r" % (found.dtype, found.shape, wanted.dtype, wanted.shape)
-        return {"verdict": "different", "note": what}
-    rows, golden_rows = found.reshape(len(found), -1), wanted.reshape(len(wanted), -1)
-    scores = _scores(model)
-    difference = np.abs(rows.astype(np.float64) - golden_rows.astype(np.float64))
-    equal = int((rows == golden_rows).all(axis=1).sum())
-    result: Dict[str, Any] = {
-        "samples": len(rows),
-        "equal": equal,
-        "same_class": int((rows[:, scores].argmax(axis=1) == golden_rows[:, scores].argmax(axis=1)).sum()),
-        "kernels": "Edge TPU" if role == "compiled" else model.session.options.kernels,
-    }
-    if np.issubdtype(found.dtype, np.integer):
-        result["largest_steps"], limit = int(difference.max()), float(CLOSE_STEPS)
-    else:
-        result["largest_difference"] = finite(difference.max())
-        limit = float(np.abs(golden_rows).max()) * CLOSE_SHARE
-    same = role == "int8" and _same_kernels(model)
-    if equal == len(rows):
-        return dict(result, verdict="equal", note="")
-    if same:
-        return dict(result, verdict="different", note="the kernels are the same: the outputs must be equal")
-    near = bool(difference.max() <= limit)  # not for NaN
-    note = "other kernels than the golden outputs come from" + ("" if near else "; but that does not explain so much")
-    return dict(result, verdict="close" if near else "different", note=note)
-
-
-def _scores(model: Model) -> slice:
-    """Where the scores are in a row of outputs: behind the boxes, if there are any."""
-    detector = model.bundle.detector
-    return slice(0 if detector is None else 4 * len(detector.anchors), None)
-
-
-def _same_kernels(model: Model) -> bool:
-    """Whether the golden outputs come from the kernels that are used here."""
-    found = model.session.runtime
-    made_on = model.bundle.manifest["golden"].get("machine")
-    compared = found.name == "ai_edge_litert" or runtime.version_numbers(found.version)[:2] >= COMPARED_SINCE
-    alike = made_on == platform.machine() and made_on in COMPARED_ON
-    return model.session.options.kernels == "reproducible" and alike and compared
-
-
-def _beside_plain(result: Dict[str, Any], model: Model, tensors: List[Array], wanted: Array) -> Dict[str, Any]:
-    """The verdict on optimized kernels, once it is known whether the plain ones give the golden outputs.
-
-    Optimized kernels round as their processor does it fastest; plain ones are the same arithmetic everywhere. If
-    those are equal, model, inputs and preprocessing are what was packed.
-    """
-    if "reference" not in model.session.runtime.kernels():
-        return result
-    session = InferenceSession(model.session.runtime, model.content, RuntimeOptions(kernels="reference"))
-    if not np.array_equal(np.concatenate([session.run(tensor) for tensor in tensors]), wanted):
-        return result
-    near = result["largest_steps"] <= CLOSE_STEPS_OPTIMIZED
-    note = "all are equal with plain C++ kernels: the optimized ones for %s " % platform.machine()
-    note += "round in another way" if near else "do not work with this runtime"
-    return dict(result, verdict="close" if near else "different", note=note)
-
-
-def _beside_default(result: Dict[str, Any], model: Model, tensors: List[Array], wanted: Array) -> Dict[str, Any]:
-    """The verdict with that on the default kernels: the fastest, never equal to the bit, and what applications run."""
-    options = dataclasses.replace(model.session.options, kernels="default")
-    probe.check(model.content, options)
-    session = InferenceSession(model.session.runtime, model.content, options)
-    found = np.concatenate([session.run(tensor) for tensor in tensors]).reshape(len(wanted), -1)
-    rows = wanted.reshape(len(wanted), -1)
-    steps = int(np.abs(found.astype(np.int64) - rows.astype(np.int64)).max())
-    scores = _scores(model)
-    same = int((found[:, scores].argmax(axis=1) == rows[:, scores].argmax(axis=1)).sum())
-    result = dict(result, default_steps=steps, default_same_class=same)
-    if steps <= CLOSE_STEPS_OPTIMIZED or same == len(rows):
-        return result
-    note = "the default kernels, which applications run, answer otherwise: by up to %d steps, another class in %d of %d"
-    return dict(result, verdict="different", note=note % (steps, len(rows) - same, len(rows)))
-
-
-def first_layer(found: Runtime, content: bytes, tensor: Array) -> Dict[str, Any]:
-    """The first operator whose output is not the same with the reproducible and with the plain C++ kernels.
-
-    Returns:
-        `layer`: the name of its output tensor, or None; `note`: what that means, or why it cannot be known.
-    """
-    if not found.keeps_tensors or not {"reproducible", "reference"} <= set(found.kernels()):
-        what = "%s %s keeps no intermediate tensors to look at" % (found.name, found.version)
-        return {"layer": None, "note": what}
-    sessions = [
-        InferenceSession(found, content, RuntimeOptions(kernels=name, keep=True))
-        for name in ("reproducible", "reference")
-    ]
-    for session in sessions:
-        session.run(tensor)
-    if not hasattr(sessions[0].interpreter, "_get_ops_details"):
-        return {"layer": None, "note": "%s %s does not tell a model's operators" % (found.name, found.version)}
-    names = {detail["index"]: str(detail["name"]) for detail in sessions[0].interpreter.get_tensor_details()}
-    for operator in sessions[0].interpreter._get_ops_details():
-        for index in operator[
-            "outputs"
-        ]:  # no others: kernels' own tensors may have no memory, and reading them crashes
-            values = [session.interpreter.get_tensor(index).astype(np.float64) for session in sessions]
-            if not np.array_equal(values[0], values[1]):  # a converter's name is those of all layers it fused
-                steps = np.abs(values[0] - values[1]).max()
-                note = "the optimized kernel gives other values than the plain one, by up to %g" % steps
-                return {"layer": names[index].split(";")[0], "operator": str(operator["op_name"]), "note": note}
-    note = "optimized and plain kernels agree in every layer: the golden outputs differ from both"
-    return {"layer": None, "note": note}
-
-
-def verify(opened: Bundle, options: RuntimeOptions) -> Dict[str, Any]:
-    """Golden vectors of every model of a bundle.
-
-    Returns:
-        `golden` by role; `ok`: none is different, and one at least was run; `blocked`: why the compiled model could
-        not be run although an Edge TPU is here or was asked for, or None.
-    """
-    roles = [role for role in ROLES if role in opened.manifest["models"]]
-    found = {}
-    for role in roles:
-        here = options if role == "compiled" else RuntimeOptions("cpu", options.threads)
-        try:
-            found[role] = golden(opened, role, here)
-        except DeviceError as error:
-            if role != "original":
-                raise
-            # Float originals may need operators that old boards do not have; what runs there is int8.
-            found[role] = {"verdict": "not run", "note": str(error), "error": error.to_json()}
-    verdicts = [each["verdict"] for each in found.values()]
-    blocked = found.get("compiled", {}).get("error")
-    wanted = options.device not in ("", "cpu") or (options.device == "" and bool(host.edge_tpus()))
-    ok = "different" not in verdicts and set(verdicts) != {"not run"}
-    return {"golden": found, "ok": ok, "blocked": blocked if wanted else None}
 
 
 def compare(
     opened: Bundle, options: RuntimeOptions, limit: Optional[int] = None, progress: Progress = lambda text: None
 ) -> Dict[str, Any]:
-    """Accuracy of each model on the bundle's evaluation sample, and what changes from one to another.
+    """Measure each model on the bundle's evaluation sample, and compare them in pairs.
 
     Args:
         opened: a verified bundle.
-        options: device, threads and library for the compiled model; the others run on the CPU.
-        limit: how many samples at most, the first ones.
-        progress: is told what is being done.
+        options: device, threads and library for the compiled model; the other models run on the CPU.
+        limit: the largest number of samples.
+        progress: a function that is called with a message before each model.
 
     Raises:
-        BundleError: the evaluation sample does not fit.
-        RuntimeLibraryError: there is no TFLite runtime.
+        BundleError: the evaluation sample is invalid.
+        RuntimeLibraryError: no TFLite runtime is installed.
     """
-    if opened.detector is not None:
-        return evaluation.compare(opened, options, limit, progress)
-    samples, labels = opened.evaluation()
-    samples, labels = samples[:limit], labels[:limit]
+    samples, truth = opened.evaluation() if opened.detector is None else objects(opened)
+    samples, truth = samples[:limit], truth[:limit]
     if not samples:
         return {"accuracy": missing("fraction", "the bundle has no evaluation sample")}
-    wanted = labels
+    metric = "accuracy" if opened.detector is None else "ap"
     kernels = runtime.reproducible(runtime.find())
-    predictions: Dict[str, Array] = {}
-    result: Dict[str, Any] = {"preprocessing": opened.preprocessing.digest, "samples": len(samples), "models": {}}
-    for role in [role for role in ROLES if role in opened.manifest["models"]]:
-        progress("accuracy of the %s model" % role)
+    models: Dict[str, Any] = {}
+    answers: Dict[str, List[Any]] = {}
+    for role in ROLES:
+        if role not in opened.manifest["models"]:
+            continue
+        progress("measuring the accuracy of the %s model" % role)
         device = options.device if role == "compiled" else "cpu"
         try:
             with Model(opened, role, device, options.threads, kernels, options.library) as model:
-                predictions[role] = np.array([model(sample).index for sample in samples])
+                answers[role] = model.batch(samples)
         except DeviceError as error:
-            result["models"][role] = {"accuracy": missing("fraction", str(error)), "error": error.to_json()}
+            models[role] = {metric: missing("fraction", str(error)), "error": error.to_json()}
             continue
-        right = proportion(int((predictions[role] == wanted).sum()), len(wanted), "%s kernels" % kernels)
-        result["models"][role] = {"accuracy": right, "predictions": predictions[role].tolist()}
-    result["pairs"] = [
-        _pair(first, second, predictions, wanted, opened.labels)
-        for place, first in enumerate(ROLES)
-        for second in ROLES[place + 1 :]
-        if first in predictions and second in predictions
-    ]
-    return result
+        if opened.detector is None:
+            models[role] = _accuracy(answers[role], truth, kernels)
+        else:
+            models[role] = _precision(answers[role], truth, len(opened.labels), kernels)
+    pairs = []
+    for first, second in itertools.combinations(answers, 2):
+        if opened.detector is None:
+            pair = _classifier_pair(answers[first], answers[second], truth, opened.labels)
+        else:
+            pair = _detector_pair(answers[first], answers[second], models[first], models[second])
+        pairs.append(dict({"from": first, "to": second}, **pair))
+    digest = opened.preprocessing.digest
+    return {"preprocessing": digest, "samples": len(samples), "models": models, "pairs": pairs}
 
 
-def _pair(first: str, second: str, predictions: Dict[str, Array], wanted: Array, names: List[str]) -> Dict[str, Any]:
-    """What changes from one model to another, on the same samples."""
-    before, after = predictions[first], predictions[second]
+# --- classifiers ----------------------------------------------------------------------
+
+
+def _predictions(answers: Sequence[Answer]) -> Array:
+    return np.array([answer.index for answer in answers])
+
+
+def _accuracy(answers: Sequence[Answer], labels: Array, kernels: str) -> Dict[str, Any]:
+    predictions = _predictions(answers)
+    accuracy = proportion(int((predictions == labels).sum()), len(labels), "%s kernels" % kernels)
+    return {"accuracy": accuracy, "predictions": predictions.tolist()}
+
+
+def _classifier_pair(
+    first: Sequence[Answer], second: Sequence[Answer], labels: Array, names: Sequence[str]
+) -> Dict[str, Any]:
+    """Return agreement, loss of accuracy and the change of each class, on the same samples."""
+    before = _predictions(first)
+    after = _predictions(second)
     classes = []
     for index, name in enumerate(names):
-        members = wanted == index
-        if members.any():
-            right = [int((each[members] == index).sum()) for each in (before, after)]
-            classes.append({"name": name, "samples": int(members.sum()), "right": right, "change": right[1] - right[0]})
+        samples = labels == index
+        if samples.any():
+            right = [int((before[samples] == index).sum()), int((after[samples] == index).sum())]
+            classes.append({"name": name, "samples": int(samples.sum()), "right": right, "change": right[1] - right[0]})
     return {
-        "from": first,
-        "to": second,
-        "agreement": proportion(int((before == after).sum()), len(wanted), "same class"),
-        "accuracy_drop": paired_drop(before == wanted, after == wanted),
+        "agreement": proportion(int((before == after).sum()), len(labels), "same class"),
+        "accuracy_drop": paired_drop(before == labels, after == labels),
         "per_class": classes,
     }
 
 
+# --- detectors ------------------------------------------------------------------------
+
+
+def objects(opened: Bundle) -> Tuple[List[Array], List[Truth]]:
+    """Return the evaluation sample of a detector: decoded samples, and the boxes and classes of their objects.
+
+    Raises:
+        BundleError: the evaluation sample is invalid.
+    """
+    entry = opened.manifest.get("evaluation")
+    if entry is None:
+        return [], []
+    samples = opened.samples(entry)
+    rows = opened.array(entry["labels"])
+    valid = rows.ndim == 2 and rows.shape[1] == 6 and rows.dtype == np.float32 and np.isfinite(rows).all()
+    limits = (len(samples), len(opened.labels))
+    if not valid or not ((rows[:, :2] >= 0) & (rows[:, :2] < limits)).all():
+        raise BundleError("the evaluation sample is not %d samples with their objects" % len(samples))
+    truth = []
+    for index in range(len(samples)):
+        of_sample = rows[rows[:, 0].astype(np.int64) == index]
+        truth.append((of_sample[:, 2:], of_sample[:, 1].astype(np.int64)))
+    return samples, truth
+
+
+def _precision(answers: Sequence[Detections], truth: Sequence[Truth], classes: int, kernels: str) -> Dict[str, Any]:
+    result = average_precision(answers, truth, classes)
+    note = "COCO, %d images, %s kernels" % (len(answers), kernels)
+    values: Dict[str, Any] = {"per_class": result["per_class"]}
+    for name in ("ap", "ap50"):
+        known = result[name] is not None
+        values[name] = measured(result[name], "fraction", note) if known else missing("fraction", _NO_OBJECTS)
+    return values
+
+
+def _detector_pair(
+    first: Sequence[Detections], second: Sequence[Detections], before: Dict[str, Any], after: Dict[str, Any]
+) -> Dict[str, Any]:
+    """Return agreement and loss of average precision, on the same images."""
+    share, count = agreement(first, second, MIN_SCORE)
+    if count:
+        note = "objects that both models detect, of %d that either detects with a score of %g or more"
+        result = {"agreement": measured(share, "fraction", note % (count, MIN_SCORE))}
+    else:
+        result = {"agreement": missing("fraction", "no model detects an object with a score of %g" % MIN_SCORE)}
+    for name in ("ap", "ap50"):
+        result[name + "_drop"] = _drop(before[name]["value"], after[name]["value"])
+    return result
+
+
+def _drop(before: Optional[float], after: Optional[float]) -> Measured:
+    if before is None or after is None:
+        return missing("fraction", _NO_OBJECTS)
+    return measured(before - after, "fraction", "the same images")
+
+
+# --- text -----------------------------------------------------------------------------
+
+
 def text(result: Dict[str, Any]) -> str:
-    """What `compare` found, for people."""
+    """Return the result of `compare` as text."""
     if "models" not in result:
-        return "accuracy: %s" % told(result["accuracy"])
-    if any("ap" in each for each in result["models"].values()):
-        return evaluation.text(result)
-    lines = ["accuracy on %d samples, preprocessing %s" % (result["samples"], result["preprocessing"][:12])]
-    lines += ["  %-9s %s" % (role, told(each["accuracy"])) for role, each in result["models"].items()]
+        return "accuracy: %s" % describe(result["accuracy"])
+    detector = any("ap" in model for model in result["models"].values())
+    titles = {"ap": "AP ", "ap50": "AP50 "} if detector else {"accuracy": ""}
+    heading = "average precision" if detector else "accuracy"
+    lines = ["%s on %d samples, preprocessing %s" % (heading, result["samples"], result["preprocessing"][:12])]
+    for role, model in result["models"].items():
+        known = [name for name in titles if name in model]
+        lines += ["  %-9s %s%s" % (role, titles[name], describe(model[name])) for name in known]
     for pair in result["pairs"]:
-        drop, agreement = told(pair["accuracy_drop"]), told(pair["agreement"])
-        lines.append("  %s to %s: drop %s, agreement %s" % (pair["from"], pair["to"], drop, agreement))
-        changed = [each for each in pair["per_class"] if each["change"]]
-        for each in sorted(changed, key=lambda each: abs(each["change"]), reverse=True)[:5]:
-            lines.append("    %(name)s: %(change)+d of %(samples)d" % each)
-    return "\n".join(lines)
-
-
-def golden_text(result: Dict[str, Any]) -> str:
-    """What `verify` found, for people."""
-    lines = []
-    for role, each in result["golden"].items():
-        line = "%-9s golden outputs: %s" % (role, each["verdict"])
-        if "samples" in each:
-            line += ", %d of %d equal, %d of the same class" % (each["equal"], each["samples"], each["same_class"])
-            steps = each.get("largest_steps")
-            line += ", by up to %d step%s" % (steps, "s" * (steps != 1)) if steps else ""
-            line += ", by up to %.2g" % each["largest_difference"] if each.get("largest_difference") else ""
-        lines.append(line + (" (%s)" % each["note"] if each["note"] else ""))
-        if "first_layer" in each:
-            layer = each["first_layer"]
-            lines.append("  first layer that differs: %s (%s)" % (layer["layer"] or "not known", layer["note"]))
+        drop = describe(pair["ap_drop" if detector else "accuracy_drop"])
+        lines.append("  %(from)s to %(to)s: " % pair + "drop %s, agreement %s" % (drop, describe(pair["agreement"])))
+        changed = [row for row in pair.get("per_class", ()) if row["change"]]
+        for row in sorted(changed, key=lambda row: abs(row["change"]), reverse=True)[:CHANGED_CLASSES]:
+            lines.append("    %(name)s: %(change)+d of %(samples)d" % row)
     return "\n".join(lines)

@@ -1,7 +1,4 @@
-"""The requests that `serve` accepts: paths, methods, the token, limits and parameters. It uses no sockets.
-
-Runs on Python 3.7 with the standard library alone.
-"""
+"""The requests that `serve` accepts: paths, methods, the token, limits and parameters. It uses no sockets."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ import dataclasses
 import hashlib
 import hmac
 
-from deploy.integers import parse_integer
-from deploy.protocol import RequestError, RequestHead
+from deploy.protocol import RequestError, RequestHead, parse_integer
 
 PATHS = {"/v1/predict": "POST", "/v1/model": "GET", "/metrics": "GET", "/healthz": "GET", "/readyz": "GET"}
 OPEN_PATHS = ("/healthz", "/readyz")
@@ -61,7 +57,7 @@ class Admission:
             stopping: whether the service is being stopped.
 
         Raises:
-            RefusedError: the request is not accepted.
+            RequestError: the request is not accepted.
         """
         if head.path not in OPEN_PATHS and not self._authorized(head):
             raise RequestError(401, "the token is missing or wrong", close=True, headers={"WWW-Authenticate": "Bearer"})
@@ -85,10 +81,10 @@ def _allowed_method(head: RequestHead) -> str:
     """Return the method of the requested path.
 
     Raises:
-        RefusedError: there is no such path, or the request has another method.
+        RequestError: the path does not exist, or the request has another method.
     """
     if head.path not in PATHS:
-        raise RequestError(404, "there is no such path", "use one of: %s" % ", ".join(PATHS), close=head.length > 0)
+        raise RequestError(404, "the path does not exist", "use one of: %s" % ", ".join(PATHS), close=head.length > 0)
     allowed = PATHS[head.path]
     if head.method != allowed:
         what = "%s needs the method %s" % (head.path, allowed)
@@ -101,7 +97,7 @@ def requested_top(head: RequestHead) -> int:
     """Return how many classes a request asks for.
 
     Raises:
-        RefusedError: the parameter `top` is not an integer in its range.
+        RequestError: the parameter `top` is not an integer in its range.
     """
     text = head.query.get("top", DEFAULT_TOP)
     count = parse_integer(text, 1, MAX_TOP)

@@ -1,15 +1,13 @@
-"""Latency as a protocol: what is timed apart, under which conditions, and what makes a run not comparable.
+"""The protocol of a latency measurement.
 
-1. Cold start, in a process of its own: Python and numpy, the runtime's import, libedgetpu and its delegate, the
+1. Cold start, in a child process: Python and numpy, the import of the runtime, libedgetpu and its delegate, the
    model, the first inference.
-2. The first inference in this process: parameters are loaded.
+2. The first inference in this process, which loads the parameters.
 3. Warm-up, not counted.
-4. Steady state: N runs, or as many as fit into N seconds. Setting the input, the inference itself and reading
-   the output are timed apart, with four readings of the clock for each run and nothing else between them.
-   Temperatures and frequencies are read between chunks of runs, outside of what is timed.
-5. Soak, if asked for: windows over a longer time, their medians beside the temperature.
-
-Runs on Python 3.7 with numpy and a TFLite runtime.
+4. Steady state: N runs, or as many as fit into N seconds. Setting the input, the inference and reading the output are
+   timed separately: the clock is read four times in each run. Temperatures and frequencies are read between chunks of
+   runs, so that this is not timed.
+5. Soak, optional: the medians of windows over a longer time, with the temperatures.
 """
 
 from __future__ import annotations
@@ -27,29 +25,29 @@ from deploy import probe
 from deploy.comparability import doubts
 from deploy.contract.errors import ArgumentError
 from deploy.contract.preprocessing import Array
-from deploy.energy import Stretch
-from deploy.measurement import Measured, measured, missing, told
+from deploy.energy import EnergyMeter
+from deploy.measurement import Measured, describe, measured, missing
 from deploy.model import Model
 from deploy.runtime import InferenceSession
 
-MOST_RUNS = 1_000_000
+MAX_RUNS = 1_000_000
 CHUNK_S = 0.5
 Progress = Callable[[str], None]
-Seen = Dict[str, Any]
+Reading = Dict[str, Any]
 """Temperatures, clock and throttling at one moment."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkSettings:
-    """What is measured how often.
+    """The settings of a measurement.
 
     Attributes:
-        runs: timed inferences; not used where `seconds` is given.
-        seconds: how long to measure; at most MOST_RUNS inferences.
-        warmup: inferences before, not counted.
-        soak_s: length of the soak; 0: none.
-        meter: a meter's file (see `energy`).
-        cold: whether to measure the cold start too.
+        runs: the number of timed inferences; ignored if `seconds` is set.
+        seconds: the duration of the steady state, limited to MAX_RUNS inferences.
+        warmup: the number of inferences before the timed ones.
+        soak_s: the duration of the soak; 0: no soak.
+        meter: the file of a power meter (see `energy`).
+        cold: whether to measure the cold start.
     """
 
     runs: int = 200
@@ -60,52 +58,61 @@ class BenchmarkSettings:
     cold: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.runs <= MOST_RUNS or self.warmup < 0 or self.soak_s < 0:
-            raise ArgumentError("there must be from 1 to %d runs, and no negative number" % MOST_RUNS, "use --runs 200")
+        if not 1 <= self.runs <= MAX_RUNS:
+            raise ArgumentError("--runs is %d, and must be from 1 to %d" % (self.runs, MAX_RUNS), "use --runs 200")
+        if self.warmup < 0 or self.soak_s < 0:
+            raise ArgumentError("--warmup and --soak must not be negative", "use --warmup 20")
         if self.seconds is not None and not 0 < self.seconds < 1e6:
-            raise ArgumentError("%r seconds cannot be measured" % self.seconds, "use --seconds 10")
+            raise ArgumentError("--seconds is %g, and must be between 0 and 1e6" % self.seconds, "use --seconds 10")
 
 
 def timed(session: InferenceSession, tensor: Array, runs: int) -> Array:
-    """Runs a model and times it: int64 [runs, 4], the clock before, and after input, inference and output, in ns."""
-    place, result, clock = session.input_index, session.output_index, time.perf_counter_ns
-    put, invoke, get = session.interpreter.set_tensor, session.interpreter.invoke, session.interpreter.get_tensor
+    """Run a model; return the clock in ns at the start and after input, inference and output: int64 [runs, 4]."""
+    input_index = session.input_index
+    output_index = session.output_index
+    clock = time.perf_counter_ns
+    set_tensor = session.interpreter.set_tensor
+    invoke = session.interpreter.invoke
+    get_tensor = session.interpreter.get_tensor
     times = array.array("q", bytes(8 * 4 * runs))
-    at = 0
+    position = 0
     for _ in range(runs):
-        before = clock()
-        put(place, tensor)
-        given = clock()
+        start = clock()
+        set_tensor(input_index, tensor)
+        input_set = clock()
         invoke()
-        done = clock()
-        get(result)
-        times[at + 3] = clock()
-        times[at], times[at + 1], times[at + 2] = before, given, done
-        at += 4
+        invoked = clock()
+        get_tensor(output_index)
+        times[position + 3] = clock()  # before the other times are stored: storing them takes time
+        times[position] = start
+        times[position + 1] = input_set
+        times[position + 2] = invoked
+        position += 4
     return np.frombuffer(times, np.int64).reshape(runs, 4)
 
 
 def bench(model: Model, settings: BenchmarkSettings, progress: Progress = lambda text: None) -> Dict[str, Any]:
-    """Everything that the protocol measures, as a plain map.
+    """Run the whole protocol; return the measurements as a plain map.
 
     Raises:
-        ArgumentError: the bundle has no golden input to run with, or the meter's file cannot be used.
+        ArgumentError: the bundle has no golden input, or the file of the meter is invalid.
     """
     names = model.bundle.manifest["golden"]["inputs"]
     if not names:
-        raise ArgumentError("the bundle has no golden input to run with", "package it again")
-    image = model.bundle.array(names[0])
-    tensor, session = model.prepare(image), model.session
+        raise ArgumentError("the bundle has no golden inputs", "package it again")
+    sample = model.bundle.array(names[0])
+    tensor = model.prepare(sample)
+    session = model.session
     before = machine.facts()
     progress("cold start")
-    cold = _cold(model) if settings.cold else {"note": "not asked for"}
+    cold = _cold_start(model) if settings.cold else {"note": "disabled by --no-cold"}
     progress("first inference and warm-up")
     first = timed(session, tensor, 1)
     warm = timed(session, tensor, max(settings.warmup, 1))
     progress("steady state")
-    energy = Stretch(settings.meter)
-    times, trace = _steady(session, tensor, settings, float(np.median(warm[:, 3] - warm[:, 0])) / 1e9)
-    spent = energy.end(len(times))
+    energy = EnergyMeter(settings.meter)
+    times, trace = _measure(session, tensor, settings, float(np.median(warm[:, 3] - warm[:, 0])) / 1e9)
+    energy_per_inference = energy.end(len(times))
     progress("preprocessing")
     result: Dict[str, Any] = {
         "model": model.describe(),
@@ -113,11 +120,11 @@ def bench(model: Model, settings: BenchmarkSettings, progress: Progress = lambda
         "host": before,
         "cold_start": cold,
         "first_inference": measured((first[0, 3] - first[0, 0]) / 1e6, "ms", "parameters loaded, in this process"),
-        "preprocessing": _preprocessing(model, image),
-        "steady": _steady_state(times),
+        "preprocessing": _preprocessing(model, sample),
+        "steady": _statistics(times),
         "trace": trace,
         "memory": _memory(),
-        "energy_per_inference": spent,
+        "energy_per_inference": energy_per_inference,
     }
     if settings.soak_s:
         progress("soak, %.0f s" % settings.soak_s)
@@ -127,43 +134,51 @@ def bench(model: Model, settings: BenchmarkSettings, progress: Progress = lambda
     return result
 
 
-def _cold(model: Model) -> Dict[str, Any]:
-    """The steps of the cold start, in ms, and their sum."""
-    outcome = model.trial  # with an Edge TPU, from before this process took it: it can have one only
+def _cold_start(model: Model) -> Dict[str, Any]:
+    """Return the duration of each step of the cold start, and their sum."""
+    outcome = model.trial  # of an Edge TPU: this process holds it now, so no other one can open it
     if outcome is None:
         outcome = probe.run(model.content, model.session.options)
     if not outcome.sound:
         return {"total": missing("ms", str(probe.failure(outcome, model.session.options)))}
-    at = {"python": 0.0}
-    at.update(outcome.seconds)
-    steps = list(at)
-    note = "in a process of its own, files in the page cache"
-    found = {step: measured((at[later] - at[step]) * 1000, "ms", note) for step, later in zip(steps, steps[1:])}
-    found["total"] = measured(at["end"] * 1000, "ms", note)
-    return dict(found, libedgetpu=outcome.libedgetpu)
+    begins = {"python": 0.0}
+    begins.update(outcome.seconds)
+    steps = list(begins)
+    note = "in a child process, files in the page cache"
+    result = {}
+    for step, following in zip(steps, steps[1:]):
+        result[step] = measured((begins[following] - begins[step]) * 1000, "ms", note)
+    result["total"] = measured(begins["end"] * 1000, "ms", note)
+    return dict(result, libedgetpu=outcome.libedgetpu)
 
 
-def _steady(
-    session: InferenceSession, tensor: Array, settings: BenchmarkSettings, estimate_s: float
-) -> Tuple[Array, List[Dict[str, Any]]]:
-    """The times of all runs, and what was seen between the chunks."""
-    size = int(min(max(CHUNK_S / max(estimate_s, 1e-7), 1), 20_000))
+def _chunk_runs(duration_s: float, inference_s: float) -> int:
+    """Return how many inferences fit into a duration: from 1 to 20,000."""
+    return int(min(max(duration_s / max(inference_s, 1e-7), 1), 20_000))
+
+
+def _measure(
+    session: InferenceSession, tensor: Array, settings: BenchmarkSettings, inference_s: float
+) -> Tuple[Array, List[Reading]]:
+    """Return the times of all runs, and the readings between the chunks."""
+    size = _chunk_runs(CHUNK_S, inference_s)
     chunks: List[Array] = []
-    began, done = time.monotonic(), 0
-    trace = [_seen(0.0)]
+    start = time.monotonic()
+    done = 0
+    trace = [_reading(0.0)]
     while True:
         if settings.seconds is None:
             size = min(size, settings.runs - done)
         chunks.append(timed(session, tensor, size))
         done += size
-        elapsed = time.monotonic() - began
-        trace.append(_seen(elapsed))
-        over = done >= settings.runs if settings.seconds is None else elapsed >= settings.seconds
-        if over or done + size > MOST_RUNS:
+        elapsed = time.monotonic() - start
+        trace.append(_reading(elapsed))
+        complete = done >= settings.runs if settings.seconds is None else elapsed >= settings.seconds
+        if complete or done + size > MAX_RUNS:
             return np.concatenate(chunks), trace
 
 
-def _seen(at_s: float) -> Seen:
+def _reading(at_s: float) -> Reading:
     return {
         "at_s": round(at_s, 3),
         "temperatures_c": machine.temperatures(),
@@ -172,90 +187,88 @@ def _seen(at_s: float) -> Seen:
     }
 
 
-def _steady_state(times: Array) -> Dict[str, Measured]:
-    """Percentiles of whole runs, their parts, and throughput."""
-    steps = np.diff(times, axis=1) / 1e6
-    whole = (times[:, 3] - times[:, 0]) / 1e6
-    note = "%d runs, input set, inference, output read" % len(times)
-    found = {name: measured(np.percentile(whole, share), "ms", note) for name, share in _SHARES.items()}
-    found["mean"], found["slowest"] = measured(whole.mean(), "ms", note), measured(whole.max(), "ms", note)
-    for place, name in enumerate(("input", "inference", "output")):
-        found[name] = measured(np.median(steps[:, place]), "ms", "median of %d runs" % len(times))
-    found["throughput"] = measured(1000 / whole.mean(), "1/s", "one after the other, %d runs" % len(times))
-    return found
+def _statistics(times: Array) -> Dict[str, Measured]:
+    """Return percentiles of runs, medians of their parts, and the throughput."""
+    parts = np.diff(times, axis=1) / 1e6
+    runs = (times[:, 3] - times[:, 0]) / 1e6
+    note = "%d runs: set the input, run, read the output" % len(times)
+    result = {}
+    for name, percent in (("median", 50), ("p90", 90), ("p99", 99)):
+        result[name] = measured(np.percentile(runs, percent), "ms", note)
+    result["mean"] = measured(runs.mean(), "ms", note)
+    result["slowest"] = measured(runs.max(), "ms", note)
+    for index, name in enumerate(("input", "inference", "output")):
+        result[name] = measured(np.median(parts[:, index]), "ms", "median of %d runs" % len(times))
+    result["throughput"] = measured(1000 / runs.mean(), "1/s", "one run after another, %d runs" % len(times))
+    return result
 
 
-_SHARES = {"median": 50, "p90": 90, "p99": 99}
-
-
-def _preprocessing(model: Model, image: Array, runs: int = 20) -> Measured:
-    model.prepare(image)
+def _preprocessing(model: Model, sample: Array, runs: int = 20) -> Measured:
+    model.prepare(sample)
     times = []
     for _ in range(runs):
-        before = time.perf_counter()
-        model.prepare(image)
-        times.append(time.perf_counter() - before)
-    return measured(
-        float(np.median(times)) * 1000, "ms", "one decoded sample %r, median of %d" % (list(image.shape), runs)
-    )
+        start = time.perf_counter()
+        model.prepare(sample)
+        times.append(time.perf_counter() - start)
+    note = "one decoded sample %r, median of %d" % (list(sample.shape), runs)
+    return measured(float(np.median(times)) * 1000, "ms", note)
 
 
 def _memory() -> Measured:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-    return measured(peak, "bytes", "largest resident set of this process, Python and numpy included")
+    return measured(peak, "bytes", "peak resident memory of this process, including Python and numpy")
 
 
 def soak(session: InferenceSession, tensor: Array, seconds: float) -> Dict[str, Any]:
-    """A long run in at most some 600 windows: how the median moves beside the temperature."""
+    """Run for a long time; return the median latency and the temperatures of up to 600 windows."""
     window_s = max(1.0, seconds / 600)
-    estimate = timed(session, tensor, 3)
-    size = int(min(max(0.1 / max(float(np.median(estimate[:, 3] - estimate[:, 0])) / 1e9, 1e-7), 1), 20_000))
+    first = timed(session, tensor, 3)
+    size = _chunk_runs(0.1, float(np.median(first[:, 3] - first[:, 0])) / 1e9)
     windows: List[Dict[str, Any]] = []
-    began = time.monotonic()
-    while time.monotonic() - began < seconds:
-        until, whole = time.monotonic() + window_s, []
-        while time.monotonic() < until:
+    start = time.monotonic()
+    while time.monotonic() - start < seconds:
+        window_end = time.monotonic() + window_s
+        chunks = []
+        while time.monotonic() < window_end:
             times = timed(session, tensor, size)
-            whole.append(times[:, 3] - times[:, 0])
-        values = np.concatenate(whole) / 1e6
-        seen = _seen(time.monotonic() - began)
-        windows.append(dict(seen, runs=len(values), median_ms=float(np.median(values)), slowest_ms=float(values.max())))
+            chunks.append(times[:, 3] - times[:, 0])
+        values = np.concatenate(chunks) / 1e6
+        window = _reading(time.monotonic() - start)
+        window.update(runs=len(values), median_ms=float(np.median(values)), slowest_ms=float(values.max()))
+        windows.append(window)
     medians = np.array([window["median_ms"] for window in windows])
     edge = max(len(medians) // 10, 1)
     drift = float(np.median(medians[-edge:]) / np.median(medians[:edge]))
-    note = "median of the last tenth of %d windows over that of the first" % len(windows)
-    return {"drift": measured(drift, "ratio", note), "windows": windows, "runs": sum(each["runs"] for each in windows)}
+    note = "median of the last tenth of %d windows, divided by that of the first tenth" % len(windows)
+    runs = sum(window["runs"] for window in windows)
+    return {"drift": measured(drift, "ratio", note), "windows": windows, "runs": runs}
 
 
 def text(result: Dict[str, Any]) -> str:
-    """For people."""
-    model, host, steady = result["model"], result["host"], result["steady"]
+    """Return the result of `bench` as text."""
+    model = result["model"]
+    host = result["host"]
+    library = model["runtime"]
     lines = [
-        "%s on %s, %s %s, %d thread%s, %s kernels"
-        % (
-            model["role"],
-            model["device"],
-            model["runtime"]["name"],
-            model["runtime"]["version"],
-            model["threads"],
-            "s" * (model["threads"] != 1),
-            model["kernels"],
-        ),
+        "%s on %s, %s %s, CPU threads: %d, %s kernels"
+        % (model["role"], model["device"], library["name"], library["version"], model["threads"], model["kernels"]),
         "%s, %s, governor %s, Python %s, numpy %s"
         % (
             host["board"] or host["processor"] or host["architecture"],
             host["system"],
             host["governor"] or "unknown",
             host["python"],
-            model["runtime"]["numpy"],
+            library["numpy"],
         ),
     ]
-    lines += ["  %-22s %s" % (name.replace("_", " "), told(value)) for name, value in steady.items()]
+    rows = dict(result["steady"])
     for name in ("first_inference", "preprocessing", "memory", "energy_per_inference"):
-        lines.append("  %-22s %s" % (name.replace("_", " "), told(result[name])))
-    steps = ["%s %s" % (name, told(each, 3)) for name, each in result["cold_start"].items() if isinstance(each, dict)]
-    lines.append("  %-22s %s" % ("cold start", ", ".join(steps) or "not measured: not asked for"))
+        rows[name] = result[name]
+    lines += ["  %-22s %s" % (name.replace("_", " "), describe(value)) for name, value in rows.items()]
+    steps = [(name, value) for name, value in result["cold_start"].items() if isinstance(value, dict)]
+    cold = ", ".join("%s %s" % (name, describe(value, 3)) for name, value in steps)
+    lines.append("  %-22s %s" % ("cold start", cold or "not measured: disabled by --no-cold"))
     if "soak" in result:
-        lines.append("  %-22s drift %s" % ("soak", told(result["soak"]["drift"])))
+        lines.append("  %-22s drift %s" % ("soak", describe(result["soak"]["drift"])))
     lines += ["not comparable: %(what)s; %(why)s; to do: %(todo)s" % each for each in result["doubts"]]
     return "\n".join(lines)

@@ -1,8 +1,7 @@
-"""One client of `serve`: its bytes, the phase it is in, and when its time is up.
+"""One client connection of `serve`: its bytes, its phase and its deadline.
 
-A connection holds at most one head (16 KiB) and one body, which is counted before it is read. While
-its answer is made, nothing is read from it: that holds clients back that send one request after another.
-Runs on Python 3.7 with the standard library alone.
+A connection buffers at most one request head (16 KiB) and one body, whose size is counted before it is received.
+Nothing is read from a connection while its answer is computed, which holds back clients that pipeline requests.
 """
 
 from __future__ import annotations
@@ -15,84 +14,91 @@ from typing import Any, Optional
 from deploy import protocol
 from deploy.protocol import RequestError, RequestHead
 
-READ, BODY, WAIT, WRITE, DRAIN = "read", "body", "wait", "write", "drain"
-"""Phases: reads a head (or idles before one), a body; waits for the model; sends an answer; reads away
-what a refused client still sends, because closing at once would tear the answer out of its hands."""
+READ = "read"
+"""Phase: receives a request head, or is idle before one."""
+BODY = "body"
+"""Phase: receives a body."""
+WAIT = "wait"
+"""Phase: waits for the model."""
+WRITE = "write"
+"""Phase: sends a response."""
+DRAIN = "drain"
+"""Phase: discards what a refused client still sends. If the socket were closed at once, TCP would reset the connection,
+and the client could lose the response."""
 MIN_BYTES_PER_S = 16 * 1024
-"""Slower clients are cut off."""
+"""Clients that send a body more slowly are disconnected."""
 DRAIN_S = 1.0
 
 
 class ClientGoneError(Exception):
-    """The client has closed the connection, or it broke."""
+    """The client has closed the connection, or the connection failed."""
 
 
 class Connection:
-    """One client.
+    """One client connection.
 
     Args:
-        sock: accepted and non-blocking.
-        now: time, of `time.monotonic`.
-        timeout_s: for a head, and for an answer to be taken.
-        idle_s: how long it may stay open between requests.
+        sock: an accepted, non-blocking socket.
+        now: the time of `time.monotonic`.
+        timeout_s: the time limit to receive a head, and to send a response.
+        idle_s: how long the connection may stay open between requests.
 
     Attributes:
-        phase: see the constants of this module.
-        deadline: when its time is up.
-        head: of the request that it is in.
-        body: of the same; as long as it should become.
-        job: what it waits for.
-        held: bytes that are counted for its body.
-        events: of `selectors`: what it is watched for now.
+        phase: one of the constants of this module.
+        deadline: the time of `time.monotonic` at which the phase must have ended.
+        head: the head of the current request.
+        body: the body of the current request, allocated in its full length.
+        job: the job in the queue that the client waits for.
+        held: the bytes that are counted for the body.
+        events: the `selectors` events that the socket is registered for.
     """
 
     def __init__(self, sock: socket.socket, now: float, timeout_s: float, idle_s: float) -> None:
-        self.sock, self._timeout_s, self._idle_s = sock, timeout_s, idle_s
+        self.sock = sock
+        self._timeout_s = timeout_s
+        self._idle_s = idle_s
         self._buffer = bytearray()
         self._out = memoryview(b"")
         self.events = 0
         self.begin(now)
 
     def begin(self, now: float) -> None:
-        """Goes on to the next request."""
-        self.phase, self.deadline = READ, now + (self._timeout_s if self._buffer else self._idle_s)
+        """Get ready for the next request."""
+        self.phase = READ
+        self.deadline = now + (self._timeout_s if self._buffer else self._idle_s)
         self.head: Optional[RequestHead] = None
-        self.body, self._filled, self.held = bytearray(), 0, 0
+        self.body = bytearray()
+        self._received = 0
+        self.held = 0
         self.job: Any = None
-        self._keep = self._ahead = False
+        self._keep = False
+        self._pipelined = False
 
     @property
-    def wants(self) -> int:
-        """What it should be watched for, of `selectors`; 0 while its next request has come before its answer."""
+    def needed_events(self) -> int:
+        """The `selectors` events of the phase; 0 if the next request arrived before the response was sent."""
         if self.phase == WRITE:
             return selectors.EVENT_WRITE
-        return 0 if self.phase == WAIT and self._ahead else selectors.EVENT_READ
+        return 0 if self.phase == WAIT and self._pipelined else selectors.EVENT_READ
 
     @property
-    def clean(self) -> bool:
-        """Whether it idles between requests."""
+    def idle(self) -> bool:
+        """Whether the connection is between two requests."""
         return self.phase == READ and not self._buffer
 
+    @property
+    def body_complete(self) -> bool:
+        """Whether the whole body is received."""
+        return self._received == len(self.body)
+
     def receive(self, now: float) -> None:
-        """Takes in what has come.
+        """Read the bytes that have arrived.
 
         Raises:
-            GoneError: there is nothing, and never will be.
+            ClientGoneError: the client has closed the connection.
         """
         try:
-            if self.phase == BODY:
-                count = self.sock.recv_into(memoryview(self.body)[self._filled :])
-                self._filled += count
-            elif self.phase == WAIT:
-                count = len(self.sock.recv(1, socket.MSG_PEEK))
-                self._ahead = True
-            else:
-                came = self.sock.recv(protocol.MAX_HEAD_BYTES)
-                count = len(came)
-                if self.phase == READ:
-                    if not self._buffer and count:
-                        self.deadline = now + self._timeout_s
-                    self._buffer += came
+            count = self._receive(now)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -100,11 +106,26 @@ class Connection:
         if not count:
             raise ClientGoneError
 
-    def request(self) -> Optional[RequestHead]:
-        """The head of the next request, as soon as it is there.
+    def _receive(self, now: float) -> int:
+        if self.phase == BODY:
+            count = self.sock.recv_into(memoryview(self.body)[self._received :])
+            self._received += count
+            return count
+        if self.phase == WAIT:
+            self._pipelined = True
+            return len(self.sock.recv(1, socket.MSG_PEEK))
+        received = self.sock.recv(protocol.MAX_HEAD_BYTES)
+        if self.phase == READ:
+            if not self._buffer and received:
+                self.deadline = now + self._timeout_s
+            self._buffer += received
+        return len(received)
+
+    def next_head(self) -> Optional[RequestHead]:
+        """Return the head of the next request, or None if it is incomplete.
 
         Raises:
-            RefusedError: it is none.
+            RequestError: the head is invalid.
         """
         while self._buffer.startswith(b"\r\n"):  # RFC 9112, 2.2: empty lines before a request are ignored
             del self._buffer[:2]
@@ -119,33 +140,33 @@ class Connection:
         return self.head
 
     def expect_body(self, now: float) -> None:
-        """Gets ready for the body that the head announced."""
+        """Get ready for the body that the head announces."""
         assert self.head is not None
         length = self.head.length
-        self.phase, self.deadline = BODY, now + self._timeout_s + length / MIN_BYTES_PER_S
+        self.phase = BODY
+        self.deadline = now + self._timeout_s + length / MIN_BYTES_PER_S
         self.body = bytearray(length)
-        self._filled = min(length, len(self._buffer))
-        self.body[: self._filled] = self._buffer[: self._filled]
-        del self._buffer[: self._filled]
-        if self.head.expects and self._filled < length:
-            with contextlib.suppress(OSError):  # it will be seen when the body is read
+        self._received = min(length, len(self._buffer))
+        self.body[: self._received] = self._buffer[: self._received]
+        del self._buffer[: self._received]
+        if self.head.expects and self._received < length:
+            with contextlib.suppress(OSError):  # the next `receive` reports it
                 self.sock.send(protocol.CONTINUE)
 
-    @property
-    def whole(self) -> bool:
-        """Whether the body is there."""
-        return self._filled == len(self.body)
-
-    def answer(self, content: bytes, keep: bool, now: float) -> None:
-        """Gets ready to send an answer."""
-        self.phase, self.deadline = WRITE, now + self._timeout_s
-        self._out, self._keep, self.job, self.body = memoryview(content), keep, None, bytearray()
+    def respond(self, content: bytes, keep: bool, now: float) -> None:
+        """Get ready to send a response."""
+        self.phase = WRITE
+        self.deadline = now + self._timeout_s
+        self._out = memoryview(content)
+        self._keep = keep
+        self.job = None
+        self.body = bytearray()
 
     def send(self, now: float) -> bool:
-        """Sends what can be sent; whether the next request may come.
+        """Send as much as the socket takes; return whether the next request may begin.
 
         Raises:
-            GoneError: the client does not take it any more.
+            ClientGoneError: the client has closed the connection.
         """
         try:
             self._out = self._out[self.sock.send(self._out) :]
@@ -158,7 +179,8 @@ class Connection:
         if self._keep:
             self.begin(now)
             return True
-        self.phase, self.deadline = DRAIN, now + DRAIN_S
+        self.phase = DRAIN
+        self.deadline = now + DRAIN_S
         try:
             self.sock.shutdown(socket.SHUT_WR)
         except OSError:
@@ -166,5 +188,5 @@ class Connection:
         return False
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Close the socket."""
         self.sock.close()

@@ -1,8 +1,8 @@
-"""What is wrong with this host: each finding with what, why it matters, and the one command that mends it.
+"""The command `doctor`: the problems of this host, each with its effect and the command that fixes it.
 
-`look` collects facts, with everything that could crash in a child process; `findings` is a pure function of
-them and of the files below their root. So another machine's files can be examined, and the tests do.
-Runs on Python 3.7 with the standard library alone; numpy and the TFLite runtime are what it asks about.
+`look` collects facts; steps that can crash run in a child process. `findings` is a pure function of these facts and of
+the files below their root, so that the files of another machine can be examined.
+It imports only the standard library: numpy and the TFLite runtime may be missing.
 """
 
 from __future__ import annotations
@@ -10,34 +10,31 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import grp
-import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from deploy import host
+from deploy import child_process, host
 
 SEVERITIES = ("error", "warning", "note")
 TIMEOUT_S = 60.0
-_CHILD = "import sys; sys.path.insert(0, sys.argv.pop(1)); from deploy import doctor; doctor.child(sys.argv[1])"
 _INSTALLED = re.compile(r"([A-Za-z0-9._]+)-([0-9][^-]*)(-py[0-9.]+)?\.(dist|egg)-info\Z")
 
 
 class Finding(NamedTuple):
-    """Something about this host.
+    """A finding about this host.
 
     Attributes:
-        severity: `error`: the Edge TPU or the runner does not work like this. `warning`: it may fail, or be slow.
-            `note`: to know.
-        kind: a word for programs; stays the same from version to version.
-        what: what was found.
-        why: why it matters.
-        todo: the one command that mends it; empty for some notes.
+        severity: `error`: the Edge TPU or the runner does not work. `warning`: it may fail, or be slow.
+            `note`: information.
+        kind: an identifier for programs, stable across versions.
+        what: the problem.
+        why: its effect.
+        todo: the command that fixes it; empty for some notes.
     """
 
     severity: str
@@ -49,31 +46,34 @@ class Finding(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What `findings` goes by, beside the files below the root.
+    """The input of `findings`, in addition to the files below the root.
 
     Attributes:
         root: the folder that /sys, /proc, /dev, /etc and /var are in.
-        python: version of the interpreter.
-        bits: of its addresses; a 64-bit kernel may well have a Python of 32.
-        managed: whether pip refuses to install for it, as on Debian from 12 on (PEP 668).
-        told: what the child process told: `runtime`, `broken`, `pycoral`, `libedgetpu`, `unloadable`, `ended`.
-        installed: versions of the packages on the path, by name in lower case with dashes.
+        python: the version of the interpreter.
+        bits: the address size of the interpreter. A 64-bit kernel can run a 32-bit Python.
+        managed: whether pip refuses to install packages for it, as on Debian 12 and newer (PEP 668).
+        reported: the reports of the child process: `runtime`, `broken`, `pycoral`, `libedgetpu`, `unloadable`, `ended`.
+        installed: the versions of the packages on the path, by name in lower case with dashes.
         path: `sys.path`; an empty entry is the working directory.
         folder: the working directory.
-        ours: the folder or file that this very package comes from.
-        user, groups: who asks, and the names of its groups.
-        page_bytes, free_bytes, now: memory page, free disk in the working directory, seconds since the epoch.
+        package: the folder or file that this package was imported from.
+        user: the name of the user.
+        groups: the names of the user's groups.
+        page_bytes: the size of a memory page.
+        free_bytes: the free disk space in the working directory.
+        now: the time in seconds since the epoch.
     """
 
     root: str = "/"
     python: Tuple[int, ...] = (3, 11)
     bits: int = 64
     managed: bool = False
-    told: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    reported: Dict[str, Any] = dataclasses.field(default_factory=dict)
     installed: Dict[str, str] = dataclasses.field(default_factory=dict)
     path: Tuple[str, ...] = ()
     folder: str = "/"
-    ours: str = "/"
+    package: str = "/"
     user: str = "root"
     groups: Tuple[str, ...] = ()
     page_bytes: int = 4096
@@ -82,18 +82,17 @@ class Facts:
 
 
 def look(library: str, root: Optional[str] = None) -> Facts:
-    """The facts of this host; `library`: libedgetpu, by name or path."""
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    """Collect the facts of this host; `library`: the name or path of libedgetpu."""
     return Facts(
         root=host.default_root() if root is None else root,
         python=tuple(sys.version_info[:3]),
         bits=64 if sys.maxsize > 1 << 32 else 32,
         managed=_managed(),
-        told=_asked(library, ours),
+        reported=_run_child(library),
         installed=installed(sys.path),
         path=tuple(sys.path),
         folder=os.getcwd(),
-        ours=ours,
+        package=os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
         user=_user(),
         groups=tuple(_groups()),
         page_bytes=os.sysconf("SC_PAGE_SIZE"),
@@ -103,29 +102,29 @@ def look(library: str, root: Optional[str] = None) -> Facts:
 
 
 def findings(facts: Facts) -> List[Finding]:
-    """All of them, the worst first."""
+    """Return all findings, errors first."""
     from deploy import doctor_device, doctor_software
 
-    found = doctor_software.findings(facts) + doctor_device.findings(facts)
-    return sorted(found, key=lambda each: SEVERITIES.index(each.severity))
+    rows = doctor_software.findings(facts) + doctor_device.findings(facts)
+    return sorted(rows, key=lambda row: SEVERITIES.index(row.severity))
 
 
-def describe(found: List[Finding]) -> str:
-    """For people."""
+def describe(rows: List[Finding]) -> str:
+    """Return findings as text."""
     lines = []
-    for each in found:
-        lines.append("%-8s %s" % (each.severity, each.what))
-        lines.append("         why: %s" % each.why)
-        if each.todo:
-            lines.append("         do:  %s" % each.todo)
-    errors = sum(each.severity == "error" for each in found)
-    warnings = sum(each.severity == "warning" for each in found)
+    for row in rows:
+        lines.append("%-8s %s" % (row.severity, row.what))
+        lines.append("         why: %s" % row.why)
+        if row.todo:
+            lines.append("         do:  %s" % row.todo)
+    errors = sum(row.severity == "error" for row in rows)
+    warnings = sum(row.severity == "warning" for row in rows)
     return "\n".join(lines + ["errors: %d, warnings: %d" % (errors, warnings)])
 
 
 def installed(path: Any) -> Dict[str, str]:
-    """Versions by the name of the package, by the folders that pip leaves. importlib.metadata came after Python 3.7."""
-    found: Dict[str, str] = {}
+    """Return versions by package name, from the folders that pip writes. Python 3.7 has no importlib.metadata."""
+    versions: Dict[str, str] = {}
     for folder in path:
         try:
             names = os.listdir(folder or ".")
@@ -134,12 +133,12 @@ def installed(path: Any) -> Dict[str, str]:
         for name in names:
             match = _INSTALLED.match(name)
             if match:
-                found.setdefault(match.group(1).lower().replace("_", "-"), match.group(2))
-    return found
+                versions.setdefault(match.group(1).lower().replace("_", "-"), match.group(2))
+    return versions
 
 
 def _managed() -> bool:
-    """Whether this Python belongs to the system's package manager, and is no virtual environment."""
+    """Return whether this Python belongs to the system's package manager, and is not a virtual environment."""
     marker = os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
     return sys.prefix == sys.base_prefix and os.path.exists(marker)
 
@@ -161,62 +160,47 @@ def _groups() -> List[str]:
     return names
 
 
-# --- what could crash -----------------------------------------------------------------
+# --- steps that can crash -------------------------------------------------------------
 
 
-def _asked(library: str, ours: str) -> Dict[str, Any]:
-    """What a child process says of the runtime and of libedgetpu; `ended`: how it crashed, if it did."""
-    told: Dict[str, Any] = {}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _CHILD, ours, library],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=TIMEOUT_S,
-        )
-        out, code = done.stdout, done.returncode
-    except subprocess.TimeoutExpired as error:
-        out, code = error.stdout or b"", None
-    for line in out.splitlines():
-        try:
-            told.update(json.loads(line.decode("utf-8", "replace")))
-        except ValueError:  # cut off by a crash, or printed by a library
-            continue
-    if code != 0 or "step" not in told or told["step"] != "end":
-        told["ended"] = "it did not come back" if code is None else "it ended with code %d" % code
-    return told
+def _run_child(library: str) -> Dict[str, Any]:
+    """Return what a child process reports on the runtime and libedgetpu; `ended`: how it crashed, if it did."""
+    ended = child_process.run("deploy.doctor", library.encode(), TIMEOUT_S)
+    reported: Dict[str, Any] = {}
+    for row in ended.reports:
+        reported.update(row)
+    if ended.returncode is None:
+        reported["ended"] = "it did not end within %g s" % TIMEOUT_S
+    elif ended.returncode != 0 or reported.get("step") != "end":
+        reported["ended"] = "it ended with code %d" % ended.returncode
+    return reported
 
 
-def child(library: str) -> None:
-    """The child's work: a line of JSON for each step."""
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def tell(**row: Any) -> None:
-        out.write(json.dumps(row) + "\n")
-        out.flush()
-
-    tell(step="numpy")
+def child() -> None:
+    """Report on numpy, the runtime and libedgetpu, whose name is on standard input: the work of the child process."""
+    report = child_process.reporter()
+    library = sys.stdin.read()
+    report(step="numpy")
     try:
         import numpy
 
-        tell(numpy=numpy.__version__)
+        report(numpy=numpy.__version__)
     except ImportError as error:
-        tell(no_numpy=str(error), step="end")
+        report(no_numpy=str(error), step="end")
         return
-    tell(step="runtime")
+    report(step="runtime")
     from deploy import probe, runtime
     from deploy.contract.errors import DeviceError
 
     try:
         found = runtime.find()
-        tell(runtime=dict(found.describe(), too_new=found.too_new_for_libedgetpu_16))
+        report(runtime=dict(found.describe(), too_new=found.too_new_for_libedgetpu_16))
     except DeviceError as error:
-        tell(broken=error.to_json())
-    tell(step="pycoral")
-    tell(pycoral=runtime.pycoral(), step="library")
+        report(broken=error.to_json())
+    report(step="pycoral")
+    report(pycoral=runtime.pycoral(), step="library")
     try:
-        tell(libedgetpu=probe.library_version(library) or "unknown")
+        report(libedgetpu=probe.library_version(library) or "unknown")
     except OSError as error:
-        tell(unloadable=str(error))
-    tell(step="end")
+        report(unloadable=str(error))
+    report(step="end")

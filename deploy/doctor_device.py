@@ -1,7 +1,4 @@
-"""What `doctor` finds about the Edge TPU itself, how it is connected, and the state of the host.
-
-Runs on Python 3.7 with the standard library alone.
-"""
+"""The checks of `doctor` for the Edge TPU, its connection, and the state of the host."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ RULES = "/etc/udev/rules.d/99-coral.rules"
 USB_RULE = 'SUBSYSTEM=="usb", ATTRS{idVendor}=="1a6e|18d1", MODE="0660", GROUP="plugdev"'
 PCI_RULE = 'SUBSYSTEM=="apex", MODE="0660", GROUP="apex"'
 HOT_C, DEAD_C = 85.0, 0.0
-"""The apex driver slows the Edge TPU down from 85 degrees on. Source: coral.ai, M.2 datasheet."""
+"""The apex driver throttles the Edge TPU from 85 degrees on. Source: coral.ai, M.2 datasheet."""
 HOT_CPU_C = 80.0
 LOW_MEMORY, LOW_DISK = 96 << 20, 128 << 20
-BUILT = 1735689600.0
-"""2025-01-01: no host that runs this code can be earlier."""
+EARLIEST = 1735689600.0
+"""2025-01-01, before this code was written: an earlier clock is wrong."""
 _THROTTLED = (
     (0, "under_voltage", "the supply voltage is too low now"),
     (2, "throttled", "the processor is throttled now"),
@@ -31,21 +28,23 @@ _THROTTLED = (
 
 
 def findings(facts: Facts) -> List[Finding]:
-    """All of them."""
+    """Return all findings on the Edge TPU and the host."""
     tpus = host.edge_tpus(facts.root)
     result = [] if tpus else [_absent(facts)]
     for tpu in tpus:
         result += _usb(facts, tpu) if tpu["device"].startswith("usb") else _pci(facts, tpu)
         result += _busy(facts, tpu)
-    checks: Tuple[Callable[[Facts], List[Finding]], ...] = (_heat, _power, _pages, _room, _clock, _governor)
-    return result + [each for check in checks for each in check(facts)]
+    checks: Tuple[Callable[[Facts], List[Finding]], ...] = (_heat, _power, _pages, _free_space, _clock, _governor)
+    for check in checks:
+        result += check(facts)
+    return result
 
 
 def _absent(facts: Facts) -> Finding:
     nodes = glob.glob(os.path.join(facts.root, "dev/apex_*"))
     if nodes:
-        what = "%s is there, but no Edge TPU is on PCIe" % ", ".join(sorted(nodes))
-        return Finding("error", "no_device", what, "the device was lost: heat or power", "sudo reboot")
+        what = "%s exists, but no Edge TPU is on PCIe" % ", ".join(sorted(nodes))
+        return Finding("error", "no_device", what, "heat or low power made the device disappear", "sudo reboot")
     what = "no Edge TPU is on USB (1a6e:089a, 18d1:9302) or PCIe (1ac1:089a)"
     return Finding("warning", "no_device", what, "the int8 model runs on the CPU instead", "lsusb; lspci -n")
 
@@ -56,48 +55,46 @@ def _absent(facts: Facts) -> Finding:
 def _usb(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
     result = [Finding("note", "device", "%s: %s" % (tpu["device"], tpu["id"]), "an Edge TPU on USB")]
     if tpu["node"] is None or not os.path.exists(tpu["node"]):
-        what = "%s is on the bus, but its file %s is not there" % (tpu["device"], tpu["node"])
+        what = "%s is on the bus, but its device file %s is missing" % (tpu["device"], tpu["node"])
         todo = "docker run --device /dev/bus/usb …  # in a container; otherwise: sudo udevadm trigger"
         result.append(Finding("error", "no_node", what, "libedgetpu opens that file", todo))
     elif not tpu["accessible"]:
         result.append(_forbidden(facts, tpu, "plugdev", USB_RULE))
-    ids = [number for number in ("1a6e", "18d1") if not _ruled(facts.root, number)]
-    if ids and facts.user != "root" and tpu["accessible"]:
-        what = "no udev rule is for the USB vendor %s" % " and ".join(ids)
+    vendors = [vendor for vendor in ("1a6e", "18d1") if not _has_rule(facts.root, vendor)]
+    if vendors and facts.user != "root" and tpu["accessible"]:
+        what = "no udev rule allows the USB vendor %s" % " and ".join(vendors)
         why = "the id changes from 1a6e:089a to 18d1:9302 at first use, and both must be allowed"
         result.append(Finding("warning", "udev", what, why, _rule(USB_RULE)))
     speed = tpu["speed_mbps"]
     if speed is not None and speed < host.USB3_MBPS:
         what = "%s is connected with %g Mbit/s, not with USB 3" % (tpu["device"], speed)
-        why = "everything takes 3 to 10 times as long"
+        why = "transfers take 3 to 10 times as long"
         result.append(Finding("warning", "usb_2", what, why, "lsusb -t  # then use a blue port and a USB 3 cable"))
     return result + _hub(facts, tpu)
 
 
 def _hub(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
-    """The Edge TPU takes up to 900 mA, more than many a hub gives."""
-    result = []
+    """Return a finding for an Edge TPU behind a hub: it needs up to 900 mA, more than many hubs supply."""
     for folder in sorted(glob.glob(os.path.join(facts.root, "sys/bus/usb/devices/*"))):
-        number = (_read(folder, "idVendor"), _read(folder, "idProduct"))
-        if number in host.USB_IDS and "." in os.path.basename(folder):
+        ids = (_read(folder, "idVendor"), _read(folder, "idProduct"))
+        if ids in host.USB_IDS and "." in os.path.basename(folder):
             what = "%s is behind a hub (%s)" % (tpu["device"], os.path.basename(folder))
-            why = "it takes up to 900 mA; with less it vanishes in the middle of an inference"
-            result.append(
-                Finding("note", "hub", what, why, "lsusb -t  # then use a port of the board, or a powered hub")
-            )
-    return result[:1]
+            why = "it needs up to 900 mA; with less it disconnects during an inference"
+            todo = "lsusb -t  # then use a port of the board, or a powered hub"
+            return [Finding("note", "hub", what, why, todo)]
+    return []
 
 
 def _pci(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
     if tpu["node"] is None or not os.path.exists(tpu["node"]):
         modules = _read(facts.root, "proc/modules")
         loaded = [name for name in ("gasket", "apex") if "\n%s " % name in "\n" + modules]
-        what = "%s is on PCIe, but there is no /dev/apex_*; of gasket and apex is loaded: %s"
-        what %= (tpu["device"], " and ".join(loaded) or "nothing")
+        what = "%s is on PCIe, but /dev/apex_* is missing; loaded of the modules gasket and apex: %s"
+        what %= (tpu["device"], " and ".join(loaded) or "none")
         todo = "sudo apt-get install gasket-dkms && sudo modprobe apex"
         if len(loaded) == 2:
-            todo = "sudo dmesg | grep -i apex  # the driver is there and refuses the device"
-        return [Finding("error", "no_driver", what, "libedgetpu reaches it through the kernel's driver alone", todo)]
+            todo = "sudo dmesg | grep -i apex  # the driver is loaded and refuses the device"
+        return [Finding("error", "no_driver", what, "libedgetpu needs the kernel driver to reach it", todo)]
     result = [Finding("note", "device", "%s: %s" % (tpu["device"], tpu["node"]), "an Edge TPU on PCIe")]
     if not tpu["accessible"]:
         result.append(_forbidden(facts, tpu, "apex", PCI_RULE))
@@ -105,40 +102,40 @@ def _pci(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
 
 
 def _forbidden(facts: Facts, tpu: Dict[str, Any], group: str, rule: str) -> Finding:
-    """The one step that is missing: the rule, the group, or that the rule is applied."""
+    """Return the missing step: the udev rule, the group, or applying the rule."""
     what = "%s may not open %s" % (facts.user, tpu["node"])
     why = "libedgetpu then finds no device, and gives no reason"
-    marks = ("apex",) if group == "apex" else ("18d1", "1a6e")
-    if not all(_ruled(facts.root, mark) for mark in marks):
-        return Finding("error", "udev", what + ": there is no udev rule for it", why, _rule(rule))
+    patterns = ("apex",) if group == "apex" else ("18d1", "1a6e")
+    if not all(_has_rule(facts.root, pattern) for pattern in patterns):
+        return Finding("error", "udev", what + ": no udev rule allows it", why, _rule(rule))
     if group not in facts.groups:
         todo = "sudo usermod -aG %s %s  # and log in again" % (group, facts.user)
         return Finding("error", "permission", "%s: not in the group %s" % (what, group), why, todo)
     todo = "sudo udevadm control --reload-rules && sudo udevadm trigger"
-    return Finding("error", "permission", what + ", though rule and group are there", why, todo)
+    return Finding("error", "permission", what + ", although the udev rule and the group are correct", why, todo)
 
 
 def _rule(rule: str) -> str:
     return "echo '%s' | sudo tee -a %s && sudo udevadm control --reload-rules && sudo udevadm trigger" % (rule, RULES)
 
 
-def _ruled(root: str, mark: str) -> bool:
-    """Whether a udev rule names something."""
+def _has_rule(root: str, pattern: str) -> bool:
+    """Return whether a udev rule contains a text."""
     for folder in ("etc/udev/rules.d", "lib/udev/rules.d", "usr/lib/udev/rules.d"):
         for path in glob.glob(os.path.join(root, folder, "*.rules")):
             lines = _read(path).splitlines()
-            if any(mark in line and not line.lstrip().startswith("#") for line in lines):
+            if any(pattern in line and not line.lstrip().startswith("#") for line in lines):
                 return True
     return False
 
 
 def _busy(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
-    held = host.holders(tpu["node"], facts.root) if tpu["node"] else []
-    if not held:
+    holders = host.holders(tpu["node"], facts.root) if tpu["node"] else []
+    if not holders:
         return []
-    names = ", ".join("%s (process %d)" % (each["name"], each["pid"]) for each in held)
-    why = "an Edge TPU serves one process at a time"
-    return [Finding("warning", "busy", "%s is in use by %s" % (tpu["device"], names), why, "kill %d" % held[0]["pid"])]
+    what = "%s is in use by %s" % (tpu["device"], ", ".join("%(name)s (process %(pid)d)" % each for each in holders))
+    why = "only one process at a time can use an Edge TPU"
+    return [Finding("warning", "busy", what, why, "kill %d" % holders[0]["pid"])]
 
 
 # --- the host -------------------------------------------------------------------------
@@ -149,40 +146,37 @@ def _heat(facts: Facts) -> List[Finding]:
     for name, celsius in host.temperatures(facts.root).items():
         apex = name.startswith("apex")
         if apex and celsius < DEAD_C:
-            what = "%s tells %g degrees" % (name, celsius)
-            why = "a negative temperature means that the Edge TPU does not answer any more"
+            what = "%s reports %g degrees" % (name, celsius)
+            why = "a negative temperature means that the Edge TPU no longer responds"
             result.append(Finding("error", "dead", what, why, "sudo reboot"))
         elif celsius >= (HOT_C if apex else HOT_CPU_C):
             what = "%s has %.0f degrees" % (name, celsius)
-            why = "it is slowed down, and benchmarks say little"
-            result.append(
-                Finding("warning", "hot", what, why, "watch cat /sys/class/thermal/thermal_zone*/temp  # cool it")
-            )
+            why = "it is throttled, so benchmarks are not comparable"
+            todo = "watch cat /sys/class/thermal/thermal_zone*/temp  # cool it"
+            result.append(Finding("warning", "hot", what, why, todo))
     return result
 
 
 def _power(facts: Facts) -> List[Finding]:
     bits = host.throttled(facts.root) or 0
-    found = {}
+    result: Dict[str, Finding] = {}
     for bit, kind, what in _THROTTLED:
-        if bits >> bit & 1 and kind not in found:
-            why = (
-                "an Edge TPU on USB takes up to 900 mA and vanishes when the voltage falls; figures are not comparable"
-            )
+        if bits >> bit & 1 and kind not in result:
+            why = "an Edge TPU on USB needs up to 900 mA and disconnects if the voltage drops; benchmarks vary"
             severity = "error" if kind == "under_voltage" and bit < 16 else "warning"
-            todo = "vcgencmd get_throttled  # 0x0 with a supply that is strong enough, and cooled"
-            found[kind] = Finding(severity, kind, what, why, todo)
-    return list(found.values())
+            todo = "vcgencmd get_throttled  # must print 0x0: use a stronger supply, and cool the board"
+            result[kind] = Finding(severity, kind, what, why, todo)
+    return list(result.values())
 
 
 def _pages(facts: Facts) -> List[Finding]:
-    """The Raspberry Pi 5 starts a kernel with pages of 16 KiB where there is one."""
+    """Return a finding for large memory pages. A Raspberry Pi 5 boots a kernel with pages of 16 KiB by default."""
     if facts.page_bytes <= 4096:
         return []
     board = _read(facts.root, "proc/device-tree/model").strip("\0\n ") or "this host"
     what = "%s has memory pages of %d KiB" % (board, facts.page_bytes // 1024)
-    why = "the driver gasket and libraries that were built for pages of 4 KiB fail or do not load"
-    todo = "getconf PAGESIZE  # the kernel must be one of 4 KiB"
+    why = "the driver gasket, and libraries built for pages of 4 KiB, fail or do not load"
+    todo = "getconf PAGESIZE  # boot a kernel with pages of 4 KiB"
     if "Raspberry Pi" in board:
         config = "/boot/firmware/config.txt"
         if not os.path.exists(os.path.join(facts.root, config[1:])):
@@ -192,25 +186,25 @@ def _pages(facts: Facts) -> List[Finding]:
     return [Finding("error" if pci else "warning", "pages", what, why, todo)]
 
 
-def _room(facts: Facts) -> List[Finding]:
+def _free_space(facts: Facts) -> List[Finding]:
     result = []
     for line in _read(facts.root, "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:") and int(line.split()[1]) * 1024 < LOW_MEMORY:
             what = "%d MiB of memory are free" % (int(line.split()[1]) // 1024)
-            why = "runtime and model need about 100; the kernel ends processes when there is none left"
+            why = "runtime and model need about 100 MiB; without free memory the kernel kills processes"
             result.append(Finding("warning", "memory", what, why, "ps aux --sort=-rss | head"))
     if facts.free_bytes < LOW_DISK:
         what = "%d MiB of disk are free in %s" % (facts.free_bytes >> 20, facts.folder)
-        why = "a deployment needs room for the new version beside the old one"
+        why = "a deployment needs space for the new version in addition to the old one"
         result.append(Finding("warning", "disk", what, why, "du -xh %s | sort -h | tail" % facts.folder))
     return result
 
 
 def _clock(facts: Facts) -> List[Finding]:
-    if facts.now >= BUILT:
+    if facts.now >= EARLIEST:
         return []
-    what = "the clock says %s" % time.strftime("%Y-%m-%d", time.gmtime(facts.now))
-    why = "certificates seem not to be valid yet, so downloads fail; logs cannot be put in order"
+    what = "the clock is set to %s" % time.strftime("%Y-%m-%d", time.gmtime(facts.now))
+    why = "certificates are not valid yet, so downloads fail; logs have wrong times"
     return [Finding("warning", "clock", what, why, "sudo timedatectl set-ntp true")]
 
 
@@ -218,13 +212,13 @@ def _governor(facts: Facts) -> List[Finding]:
     paths = glob.glob(os.path.join(facts.root, "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor"))
     if not any(_read(path).strip() == "powersave" for path in paths):
         return []
-    why = "the processor's part of an inference takes longer, and figures change with the load"
+    why = "the processor's part of an inference takes longer, and benchmarks vary with the load"
     todo = "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
-    return [Finding("note", "governor", "the processor saves power", why, todo)]
+    return [Finding("note", "governor", "the CPU governor is powersave", why, todo)]
 
 
 def _read(*parts: str) -> str:
-    """A file's text; empty where there is none."""
+    """Return the text of a file; an empty string if it cannot be read."""
     try:
         with open(os.path.join(*parts), "rb") as stream:
             return stream.read(1 << 20).decode("utf-8", "replace").strip("\n")

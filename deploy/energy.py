@@ -1,13 +1,11 @@
-"""Energy of a stretch of time: from a meter's file, or from the processor's own counters (RAPL).
+"""Energy of a measurement, from the file of a power meter or from the counters of the processor (RAPL).
 
-A meter's file has one line for each reading: time in seconds since 1970, a comma, watts. A first line of
-words is skipped. The meter's program may write it while the measurement runs::
+The file has one line for each reading: time in seconds since 1970, a comma, watts. A header line is skipped. The
+program of the meter may write the file while the measurement runs::
 
     time,watts
     1732222000.10,3.41
     1732222000.20,3.44
-
-Runs on Python 3.7 with numpy alone.
 """
 
 from __future__ import annotations
@@ -23,32 +21,32 @@ from deploy.contract.errors import ArgumentError
 from deploy.measurement import Measured, measured, missing
 
 UNIT = "mJ"
-LONGEST_GAP_S = 2.0
-"""Between readings, or from them to an end of the stretch; with less, the energy between is not known."""
+MAX_GAP_S = 2.0
+"""The longest time between two readings, and between the measurement and a reading before or after it."""
 
 
-class Stretch:
-    """The energy from its making to `end`.
+class EnergyMeter:
+    """The energy from the creation of this object to `end`.
 
     Args:
-        meter: path of a meter's file, or None.
+        meter: the path of a meter's file, or None for RAPL.
     """
 
     def __init__(self, meter: Optional[str]) -> None:
         self._meter = meter
         self._counters = host.energy_counters()
-        self._began = time.time()
+        self._start = time.time()
 
     def end(self, inferences: int) -> Measured:
-        """Energy of one inference, everything that the meter or the counters see included.
+        """Return the energy per inference, including everything else that the meter or the counters measure.
 
         Raises:
-            ArgumentError: the meter's file is not of numbers.
-            OSError: it cannot be read.
+            ArgumentError: the meter's file has a line without two numbers.
+            OSError: the meter's file cannot be read.
         """
-        ended = time.time()
+        end = time.time()
         if self._meter is not None:
-            return _from_meter(_readings(self._meter), self._began, ended, inferences)
+            return _from_meter(_readings(self._meter), self._start, end, inferences)
         return _from_counters(self._counters, host.energy_counters(), inferences)
 
 
@@ -57,7 +55,7 @@ def _from_counters(before: Dict[str, Any], after: Dict[str, Any], inferences: in
     if not names:
         return missing(UNIT, "no meter")
     used = sum((after[name]["uj"] - before[name]["uj"]) % max(before[name]["range_uj"], 1) for name in names)
-    note = "RAPL counters of %s: the host's processor with everything it does, no Edge TPU" % ", ".join(names)
+    note = "RAPL counters of %s: all work of the processor, without the Edge TPU" % ", ".join(names)
     return measured(used / 1000 / inferences, UNIT, note)
 
 
@@ -71,26 +69,25 @@ def _readings(path: str) -> List[Tuple[float, float]]:
             if not (isfinite(at) and isfinite(watts)):
                 raise ValueError
         except ValueError:
-            if number == 1 or number == len(lines):  # a head; a line that is being written
+            if number == 1 or number == len(lines):  # the header; the line that the meter is writing
                 continue
-            raise ArgumentError("%s:%d: %r is not time,watts" % (path, number, line[:80]), "write one reading a line")
+            what = "%s:%d: %r is not in the form time,watts" % (path, number, line[:80])
+            raise ArgumentError(what, "write one reading per line")
         rows.append((at, watts))
     return sorted(rows)
 
 
-def _from_meter(rows: List[Tuple[float, float]], began: float, ended: float, inferences: int) -> Measured:
-    inside = [row for row in rows if began - LONGEST_GAP_S <= row[0] <= ended + LONGEST_GAP_S]
-    times, watts = np.array([row[0] for row in inside]), np.array([row[1] for row in inside])
-    if len(inside) < 2 or times[0] > began + LONGEST_GAP_S or times[-1] < ended - LONGEST_GAP_S:
-        return missing(UNIT, "the meter's file has no readings of these %.1f s" % (ended - began))
-    if np.diff(times).max() > LONGEST_GAP_S:
-        return missing(UNIT, "the meter's file has a gap of %.1f s" % np.diff(times).max())
-    at = np.concatenate([[began], times[(times > began) & (times < ended)], [ended]])
+def _from_meter(rows: List[Tuple[float, float]], start: float, end: float, inferences: int) -> Measured:
+    near = [row for row in rows if start - MAX_GAP_S <= row[0] <= end + MAX_GAP_S]
+    duration = end - start
+    if len(near) < 2 or near[0][0] > start + MAX_GAP_S or near[-1][0] < end - MAX_GAP_S:
+        return missing(UNIT, "the meter's file has no readings of these %.1f s" % duration)
+    times, watts = np.array(near).T
+    longest_gap = np.diff(times).max()
+    if longest_gap > MAX_GAP_S:
+        return missing(UNIT, "the meter's file has a gap of %.1f s" % longest_gap)
+    at = np.concatenate([[start], times[(times > start) & (times < end)], [end]])
     power = np.interp(at, times, watts)
     joules = float((np.diff(at) * (power[1:] + power[:-1]) / 2).sum())
-    note = "meter, %d readings over %.1f s, mean %.2f W, idle power included" % (
-        len(inside),
-        ended - began,
-        joules / (ended - began),
-    )
+    note = "meter, %d readings over %.1f s, mean %.2f W, idle power included" % (len(near), duration, joules / duration)
     return measured(joules * 1000 / inferences, UNIT, note)

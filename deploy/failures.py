@@ -1,7 +1,4 @@
-"""Unexpected exceptions of the service: counted, and logged without a flood.
-
-Runs on Python 3.7 with the standard library alone.
-"""
+"""Unexpected exceptions of the service: counted, and logged without a flood."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Facts of the host: its Edge TPUs, processor, temperatures, memory and load, as the kernel tells them.
+"""Facts of the host from the kernel's files: its Edge TPUs, processor, temperatures, memory and load.
 
-Everything is read below a root folder, so that another machine's /sys and /proc can be read too
-(CORALLINE_ROOT; the tests use it). What is not there is None or empty, never a guess.
-Runs on Python 3.7 with the standard library alone.
+All files are read below a root folder (the environment variable CORALLINE_ROOT), so that the /sys and /proc of another
+machine can be examined. A fact that is not available is None or empty. It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -10,12 +9,13 @@ from __future__ import annotations
 import glob
 import os
 import platform
+import re
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 USB_IDS = (("1a6e", "089a"), ("18d1", "9302"))
-"""Of the USB Accelerator: before its firmware is loaded, which happens at first use, and after."""
+"""Vendor and product of the USB Accelerator, before and after its first use, which loads its firmware."""
 PCI_ID = ("0x1ac1", "0x089a")
 USB3_MBPS = 5000
 ARM_PARTS = {
@@ -27,12 +27,18 @@ ARM_PARTS = {
     "0xd09": "A73",
     "0xd0b": "A76",
 }
-"""Cortex cores by the part number that /proc/cpuinfo tells. Source: Linux, arch/arm64/include/asm/cputype.h."""
-Facts = Dict[str, Any]
+"""Cortex cores by the part number in /proc/cpuinfo. Source: Linux, arch/arm64/include/asm/cputype.h."""
+HostFacts = Dict[str, Any]
+
+
+def version_numbers(text: str) -> Tuple[int, ...]:
+    """Return the numbers at the start of a version: `2.5.0.post1` gives (2, 5, 0)."""
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def default_root() -> str:
-    """The folder that /sys, /proc and /dev are in."""
+    """Return the folder that /sys, /proc and /dev are in."""
     return os.environ.get("CORALLINE_ROOT", "/")
 
 
@@ -52,42 +58,46 @@ def _number(*parts: str) -> Optional[float]:
         return None
 
 
-def edge_tpus(root: Optional[str] = None) -> List[Facts]:
-    """The Edge TPUs on USB and PCIe, in the order of the bus.
+def edge_tpus(root: Optional[str] = None) -> List[HostFacts]:
+    """Return the Edge TPUs on USB and PCIe, in the order of the bus.
 
-    Each has `device` (as libedgetpu takes it, `usb:0`), `id`, `node` (the file that libedgetpu opens, or None
-    where the kernel made none), `accessible`, `speed_mbps` (USB), `link` (PCIe) and `temperature_c` (PCIe).
+    Each has `device` (libedgetpu's name, `usb:0`), `id`, `node` (the device file, or None if it is missing),
+    `accessible`, `speed_mbps` (USB), `link` (PCIe) and `temperature_c` (PCIe).
     """
     root = default_root() if root is None else root
     return _usb(root) + _pci(root)
 
 
-def _usb(root: str) -> List[Facts]:
-    found: List[Facts] = []
+def _usb(root: str) -> List[HostFacts]:
+    tpus: List[HostFacts] = []
     for folder in sorted(glob.glob(os.path.join(root, "sys/bus/usb/devices/*"))):
         identity = (_text(folder, "idVendor"), _text(folder, "idProduct"))
         if identity not in USB_IDS:
             continue
-        bus, number = _number(folder, "busnum"), _number(folder, "devnum")
+        bus = _number(folder, "busnum")
+        number = _number(folder, "devnum")
         node = None
         if bus is not None and number is not None:
             node = os.path.join(root, "dev/bus/usb/%03d/%03d" % (bus, number))
-        found.append(
-            {
-                "device": "usb:%d" % len(found),
-                "id": "%s:%s" % identity,
-                "node": node,
-                "accessible": node is not None and os.access(node, os.R_OK | os.W_OK),
-                "speed_mbps": _number(folder, "speed"),
-                "link": None,
-                "temperature_c": None,
-            }
-        )
-    return found
+        tpu = _edge_tpu("usb:%d" % len(tpus), "%s:%s" % identity, node)
+        tpus.append(dict(tpu, speed_mbps=_number(folder, "speed")))
+    return tpus
 
 
-def _pci(root: str) -> List[Facts]:
-    found: List[Facts] = []
+def _edge_tpu(device: str, identity: str, node: Optional[str]) -> HostFacts:
+    return {
+        "device": device,
+        "id": identity,
+        "node": node,
+        "accessible": node is not None and os.access(node, os.R_OK | os.W_OK),
+        "speed_mbps": None,
+        "link": None,
+        "temperature_c": None,
+    }
+
+
+def _pci(root: str) -> List[HostFacts]:
+    tpus: List[HostFacts] = []
     links = sorted(glob.glob(os.path.join(root, "sys/class/apex/apex_*")))
     apexes = {os.path.basename(os.path.realpath(os.path.join(link, "device"))): link for link in links}
     for folder in sorted(glob.glob(os.path.join(root, "sys/bus/pci/devices/*"))):
@@ -95,56 +105,50 @@ def _pci(root: str) -> List[Facts]:
             continue
         apex = apexes.get(os.path.basename(folder))
         node = os.path.join(root, "dev", os.path.basename(apex)) if apex else None
+        tpu = _edge_tpu("pci:%d" % len(tpus), "1ac1:089a", node)
+        tpu["link"] = _text(folder, "current_link_speed")
         celsius = _number(apex, "temp") if apex else None
-        found.append(
-            {
-                "device": "pci:%d" % len(found),
-                "id": "1ac1:089a",
-                "node": node,
-                "accessible": node is not None and os.access(node, os.R_OK | os.W_OK),
-                "speed_mbps": None,
-                "link": _text(folder, "current_link_speed"),
-                "temperature_c": None if celsius is None else celsius / 1000,
-            }
-        )
-    return found
+        if celsius is not None:
+            tpu["temperature_c"] = celsius / 1000
+        tpus.append(tpu)
+    return tpus
 
 
-def holders(node: str, root: Optional[str] = None) -> List[Facts]:
-    """The other processes that have a device's file open, as far as this user may see: `pid` and `name`."""
+def holders(node: str, root: Optional[str] = None) -> List[HostFacts]:
+    """Return `pid` and `name` of the other processes that have a device file open, if this user may see them."""
     root = default_root() if root is None else root
-    found = {}
+    processes = {}
     for link in glob.glob(os.path.join(root, "proc/[0-9]*/fd/*")):
         try:
             same = os.readlink(link) == node
-        except OSError:  # it ended, or belongs to someone else
+        except OSError:  # the process ended, or belongs to another user
             continue
         pid = int(link.split(os.sep)[-3])
         if same and pid != os.getpid():
-            found[pid] = {"pid": pid, "name": _text(root, "proc", str(pid), "comm") or "?"}
-    return [found[pid] for pid in sorted(found)]
+            processes[pid] = {"pid": pid, "name": _text(root, "proc", str(pid), "comm") or "?"}
+    return [processes[pid] for pid in sorted(processes)]
 
 
 def temperatures(root: Optional[str] = None) -> Dict[str, float]:
-    """Degrees Celsius by sensor: the kernel's thermal zones and the Edge TPUs on PCIe. Negative: the sensor is dead."""
+    """Return degrees Celsius of the thermal zones and of Edge TPUs on PCIe. Negative: the sensor does not respond."""
     root = default_root() if root is None else root
-    found: Dict[str, float] = {}
+    celsius: Dict[str, float] = {}
     for folder in sorted(glob.glob(os.path.join(root, "sys/class/thermal/thermal_zone*"))):
         value = _number(folder, "temp")
         if value is not None:
-            found["%s (%s)" % (_text(folder, "type") or "zone", os.path.basename(folder))] = value / 1000
+            celsius["%s (%s)" % (_text(folder, "type") or "zone", os.path.basename(folder))] = value / 1000
     for folder in sorted(glob.glob(os.path.join(root, "sys/class/apex/apex_*"))):
         value = _number(folder, "temp")
         if value is not None:
-            found[os.path.basename(folder)] = value / 1000
-    return found
+            celsius[os.path.basename(folder)] = value / 1000
+    return celsius
 
 
 def throttled(root: Optional[str] = None) -> Optional[int]:
-    """The Raspberry Pi's throttling bits (`vcgencmd get_throttled`), where the kernel shows them.
+    """Return the Raspberry Pi's throttling bits (`vcgencmd get_throttled`), or None.
 
-    Bit 0: under-voltage now, 1: frequency capped now, 2: throttled now, 3: soft temperature limit now;
-    the same from bit 16: since the start. Source: Raspberry Pi documentation, vcgencmd.
+    Bit 0: under-voltage now, 1: frequency capped now, 2: throttled now, 3: soft temperature limit now.
+    Bits 16 to 19: the same, since the start. Source: Raspberry Pi documentation, vcgencmd.
     """
     root = default_root() if root is None else root
     for path in glob.glob(os.path.join(root, "sys/devices/platform/soc*/soc*:firmware/get_throttled")):
@@ -157,27 +161,28 @@ def throttled(root: Optional[str] = None) -> Optional[int]:
 
 
 def clock_mhz(root: Optional[str] = None) -> Optional[float]:
-    """The processor's frequency now: the mean of its cores."""
+    """Return the current frequency of the processor: the mean of its cores."""
     root = default_root() if root is None else root
     paths = glob.glob(os.path.join(root, "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq"))
-    values = [value for value in (_number(path) for path in paths) if value is not None]
+    values = [value for value in map(_number, paths) if value is not None]
     return sum(values) / len(values) / 1000 if values else None
 
 
 def load(root: Optional[str] = None) -> Optional[float]:
-    """Processes that want to run, the mean of the last minute."""
+    """Return the load average of the last minute."""
     return _number(default_root() if root is None else root, "proc/loadavg")
 
 
 def energy_counters(root: Optional[str] = None) -> Dict[str, Dict[str, float]]:
-    """RAPL's readable counters of whole packages: `uj` now, and `range_uj`, where they begin anew."""
+    """Return the readable RAPL counters of processor packages: `uj`, and `range_uj`, at which they wrap around."""
     root = default_root() if root is None else root
-    found = {}
+    counters = {}
     for folder in sorted(glob.glob(os.path.join(root, "sys/class/powercap/intel-rapl:*"))):
-        value, span = _number(folder, "energy_uj"), _number(folder, "max_energy_range_uj")
+        value = _number(folder, "energy_uj")
+        span = _number(folder, "max_energy_range_uj")
         if value is not None and span is not None and os.path.basename(folder).count(":") == 1:
-            found[_text(folder, "name") or os.path.basename(folder)] = {"uj": value, "range_uj": span}
-    return found
+            counters[_text(folder, "name") or os.path.basename(folder)] = {"uj": value, "range_uj": span}
+    return counters
 
 
 def _memory_bytes(root: str) -> Optional[int]:
@@ -188,10 +193,10 @@ def _memory_bytes(root: str) -> Optional[int]:
 
 
 def _cpu_name(root: str) -> Optional[str]:
-    """By its name; on arm64, where the kernel tells numbers alone, by its kinds of cores."""
+    """Return the name of the processor; on arm64, where the kernel only has part numbers, the types of its cores."""
     parts = set()
     for line in (_text(root, "proc/cpuinfo") or "").splitlines():
-        key, _, value = (each.strip() for each in line.partition(":"))
+        key, _, value = (part.strip() for part in line.partition(":"))
         if key.lower() in ("model name", "hardware"):
             return value
         if key == "CPU part" and value in ARM_PARTS:
@@ -200,7 +205,7 @@ def _cpu_name(root: str) -> Optional[str]:
 
 
 def edge_tpu_clock(root: Optional[str] = None) -> Optional[str]:
-    """`std` or `max`, by the Debian package that libedgetpu came with; None where it came in another way."""
+    """Return the clock of the Debian package of libedgetpu, `std` or `max`; None without such a package."""
     root = default_root() if root is None else root
     for name in ("max", "std"):
         if glob.glob(os.path.join(root, "var/lib/dpkg/info/libedgetpu1-%s*.list" % name)):
@@ -208,12 +213,12 @@ def edge_tpu_clock(root: Optional[str] = None) -> Optional[str]:
     return None
 
 
-def facts(root: Optional[str] = None) -> Facts:
-    """All of it, as a plain map."""
+def facts(root: Optional[str] = None) -> HostFacts:
+    """Return all facts as a plain map."""
     root = default_root() if root is None else root
     cpus = os.path.join(root, "sys/devices/system/cpu")
     governors = {_text(path) for path in glob.glob(os.path.join(cpus, "cpu[0-9]*/cpufreq/scaling_governor"))}
-    most = _number(cpus, "cpu0/cpufreq/cpuinfo_max_freq")
+    max_khz = _number(cpus, "cpu0/cpufreq/cpuinfo_max_freq")
     return {
         "board": _text(root, "proc/device-tree/model"),
         "architecture": platform.machine(),
@@ -224,7 +229,7 @@ def facts(root: Optional[str] = None) -> Facts:
         "cores": os.cpu_count(),
         "governor": "/".join(sorted(name for name in governors if name)) or None,
         "clock_mhz": clock_mhz(root),
-        "clock_max_mhz": None if most is None else most / 1000,
+        "clock_max_mhz": None if max_khz is None else max_khz / 1000,
         "clock_source": _text(root, "sys/devices/system/clocksource/clocksource0/current_clocksource"),
         "clock_resolution_ns": time.get_clock_info("perf_counter").resolution * 1e9,
         "memory_bytes": _memory_bytes(root),

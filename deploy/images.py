@@ -1,8 +1,7 @@
-"""The body of a request as a decoded sample: .npy, raw numbers, JPEG, PNG, BMP, WebP, WAV. All of it is hostile.
+"""Decoding of request bodies: .npy, raw values, JPEG, PNG, BMP, WebP, WAV. The content is not trusted.
 
-numpy's own reader of .npy evaluates the header and is not used; what an image would unpack to is read
-from its first bytes before anything unpacks it.
-Runs on Python 3.7 with numpy; images where Pillow or OpenCV is there.
+numpy's own reader is not used for .npy, because it evaluates the header. The dimensions of an image are read from its
+header before a decoder allocates memory for it; OpenCV has no function for that.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ from deploy.contract import bundle, pictures
 from deploy.contract.decoding import AS_THEY_ARE, Decoding
 from deploy.contract.errors import ImageError
 from deploy.contract.preprocessing import Array
-from deploy.integers import parse_integer
+from deploy.protocol import parse_integer
 
 MAX_PIXELS = 1 << 25
-"""Of an image: 33 million, 100 MB of colours."""
+"""The largest image: 33 million pixels, 100 MB as RGB."""
 DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "float32", "float64")
 Bytes = Union[bytes, bytearray]
 MAX_AXES = 4
 MAX_DIMENSION = 10**9 - 1
 _NPY = b"\x93NUMPY"
-FORMS = "send a .npy array, raw numbers with X-Shape and X-Dtype, JPEG, PNG, BMP, WebP or WAV"
+FORMATS = "send a .npy array, raw values with X-Shape and X-Dtype, JPEG, PNG, BMP, WebP or WAV"
 
 
-def decoded(body: Bytes, shape: str = "", dtype: str = "", decoding: Decoding = AS_THEY_ARE) -> Array:
-    """The sample in a body.
+def decode_body(body: Bytes, shape: str = "", dtype: str = "", decoding: Decoding = AS_THEY_ARE) -> Array:
+    """Decode the sample in a request body.
 
     Args:
-        body: .npy, JPEG, PNG, BMP, WebP, WAV; with a shape: raw numbers, little-endian.
-        shape: `height,width,channels` or `samples` of raw numbers; empty: the body says itself what it is.
-        dtype: of raw numbers, one of DTYPES; empty: uint8.
-        decoding: what becomes of images and WAV files.
+        body: .npy, JPEG, PNG, BMP, WebP, WAV; with a shape: raw values, little-endian.
+        shape: the shape of raw values: `height,width,channels` or `samples`; empty: the body is a file.
+        dtype: the dtype of raw values, one of DTYPES; empty: uint8.
+        decoding: how images and WAV files are decoded.
 
     Raises:
-        ImageError: it is none of these, or not what it says.
+        ImageError: the body has none of these formats, or is invalid.
     """
     if shape:
         array = _raw(body, shape, dtype or "uint8")
@@ -49,24 +48,24 @@ def decoded(body: Bytes, shape: str = "", dtype: str = "", decoding: Decoding = 
             array = bundle.read_array(body)
         except bundle.BundleError as error:
             raise ImageError("the body is not a .npy array of numbers: %s" % error, "write it with numpy.save")
-    elif recording.recognized(body):
-        array = recording.sound(body, decoding.sound_rate, decoding.sound_channels)
+    elif recording.is_wav(body):
+        array = recording.decode_wav(body, decoding.sound_rate, decoding.sound_channels)
     else:
-        array = _picture(body, decoding.image_channels)
+        array = _decode_image(body, decoding.image_channels)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ImageError("the sample has numbers that are infinite or none", "send finite numbers")
+        raise ImageError("some values of the sample are NaN or infinite", "send finite values")
     return array
 
 
-def of_file(content: Bytes, decoding: Decoding = AS_THEY_ARE) -> Array:
-    """The sample in a file of one's own: WAV, or an image of any kind that the decoder here knows.
+def decode_file(content: Bytes, decoding: Decoding = AS_THEY_ARE) -> Array:
+    """Decode a trusted file: WAV, or an image in any format of the installed decoder.
 
     Raises:
-        ImageError: it is neither, or damaged.
+        ImageError: the file has another format, or is damaged.
     """
-    if recording.recognized(content):
-        return recording.sound(content, decoding.sound_rate, decoding.sound_channels)
-    return pictures.decoded(content, decoding.image_channels)
+    if recording.is_wav(content):
+        return recording.decode_wav(content, decoding.sound_rate, decoding.sound_channels)
+    return pictures.decode(content, decoding.image_channels)
 
 
 def _raw(body: Bytes, shape: str, dtype: str) -> Array:
@@ -98,19 +97,22 @@ def _dimensions(shape: str) -> Tuple[int, ...]:
     return tuple(dimensions)
 
 
-def _picture(body: Bytes, channels: Optional[int]) -> Array:
-    """An image, of which it is known before anything unpacks it how large it is."""
-    read = next((read for starts, read in _SIZES if starts.match(body)), None)
-    if read is None:
-        raise ImageError("the body is nothing that is known here", FORMS)
-    width, height = read(body)
+def _decode_image(body: Bytes, channels: Optional[int]) -> Array:
+    """Decode an image, after a check of the dimensions in its header."""
+    read_size = next((read_size for signature, read_size in _SIGNATURES if signature.match(body)), None)
+    if read_size is None:
+        raise ImageError("the format of the body is unknown", FORMATS)
+    width, height = read_size(body)
     if not 0 < width * height <= MAX_PIXELS:
         raise ImageError("the image has %d x %d pixels; at most %d" % (width, height, MAX_PIXELS), "send a smaller one")
-    return pictures.decoded(body, channels, MAX_PIXELS)
+    return pictures.decode(body, channels, MAX_PIXELS)
+
+
+# The functions below return width and height of an image, or 0, 0 if its header is invalid.
 
 
 def _png_size(body: Bytes) -> Tuple[int, int]:
-    """Width and height in the first chunk, IHDR (PNG specification, 11.2.2); 0, 0 where there is none."""
+    """Read the first chunk, IHDR (PNG specification, 11.2.2)."""
     if body[12:16] != b"IHDR" or len(body) < 24:
         return 0, 0
     width, height = struct.unpack(">II", body[16:24])
@@ -118,31 +120,31 @@ def _png_size(body: Bytes) -> Tuple[int, int]:
 
 
 def _jpeg_size(body: Bytes) -> Tuple[int, int]:
-    """Width and height in the frame header, SOF (ITU T.81, B.2.2); 0, 0 where there is none."""
-    place = 2
-    while place + 9 <= len(body) and body[place] == 0xFF:
-        marker = body[place + 1]
+    """Read the frame header, SOF (ITU T.81, B.2.2)."""
+    offset = 2
+    while offset + 9 <= len(body) and body[offset] == 0xFF:
+        marker = body[offset + 1]
         if marker == 0xFF:  # a fill byte
-            place += 1
+            offset += 1
             continue
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            height, width = struct.unpack(">HH", body[place + 5 : place + 9])
+            height, width = struct.unpack(">HH", body[offset + 5 : offset + 9])
             return int(width), int(height)
-        place += 2 + int(struct.unpack(">H", body[place + 2 : place + 4])[0])
+        offset += 2 + int(struct.unpack(">H", body[offset + 2 : offset + 4])[0])
     return 0, 0
 
 
 def _bmp_size(body: Bytes) -> Tuple[int, int]:
-    """Width and height in the header behind the file's own (BITMAPCOREHEADER, BITMAPINFOHEADER); 0, 0 where none is."""
+    """Read the bitmap header (BITMAPCOREHEADER or BITMAPINFOHEADER)."""
     if len(body) < 26:
         return 0, 0
     core = struct.unpack_from("<I", body, 14)[0] == 12
     width, height = struct.unpack_from("<HH" if core else "<ii", body, 18)
-    return int(width), abs(int(height))  # from above to below where it is negative
+    return int(width), abs(int(height))  # negative: the rows are stored from top to bottom
 
 
 def _webp_size(body: Bytes) -> Tuple[int, int]:
-    """Width and height in the first chunk (RFC 9649: 2.5 to 2.7, 3.4; RFC 6386, 9.1); 0, 0 where there is none."""
+    """Read the first chunk (RFC 9649: 2.5 to 2.7, 3.4; RFC 6386, 9.1)."""
     kind = body[12:16]
     if kind == b"VP8X" and len(body) >= 30:
         return 1 + int.from_bytes(body[24:27], "little"), 1 + int.from_bytes(body[27:30], "little")
@@ -155,10 +157,10 @@ def _webp_size(body: Bytes) -> Tuple[int, int]:
     return 0, 0
 
 
-_SIZES = (
+_SIGNATURES = (
     (re.compile(rb"\x89PNG\r\n\x1a\n"), _png_size),
     (re.compile(rb"\xff\xd8\xff"), _jpeg_size),
     (re.compile(rb"BM"), _bmp_size),
     (re.compile(rb"RIFF....WEBP", re.DOTALL), _webp_size),
 )
-"""How files of each kind begin, and what reads width and height from their first bytes."""
+"""The signature of each format, and the function that reads its dimensions."""

@@ -1,8 +1,7 @@
-"""Numbers that say how they were obtained, as plain maps, and the statistics that they need.
+"""Measurements as plain maps, and the statistics that they need.
 
-The maps are those of the host side: `value`, `unit`, `how` (measured or missing), `low` and `high` (the
-95% interval), `note` (the conditions; of a missing value the reason).
-Runs on Python 3.7 with numpy alone.
+The keys are those of the host side: `value`, `unit`, `how` (measured or missing), `low` and `high` (the
+95% interval), `note` (the conditions; for a missing value the reason).
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ Measured = Dict[str, Any]
 
 
 def measured(value: float, unit: str, note: str = "", interval: Optional[Tuple[float, float]] = None) -> Measured:
-    """A number that was measured here."""
-    low, high = interval if interval is not None else (None, None)
+    """Return a measured value."""
+    low, high = interval or (None, None)
     return {"value": float(value), "unit": unit, "how": "measured", "low": low, "high": high, "note": note}
 
 
 def missing(unit: str, reason: str) -> Measured:
-    """A number that there is none of, and why."""
+    """Return a value that could not be measured, with the reason."""
     return {"value": None, "unit": unit, "how": "missing", "low": None, "high": None, "note": reason}
 
 
 def finite(value: float) -> Optional[float]:
-    """The value, or None for NaN and infinity, which JSON does not have."""
+    """Return the value, or None for NaN and infinity, which JSON does not have."""
     return float(value) if isfinite(value) else None
 
 
-def told(measurement: Measured, digits: int = 4) -> str:
-    """For people."""
+def describe(measurement: Measured, digits: int = 4) -> str:
+    """Return a measurement as text."""
     if measurement["how"] == "missing":
         return "not measured: %s" % measurement["note"]
     text = "%.*g %s" % (digits, measurement["value"], measurement["unit"])
@@ -47,11 +46,12 @@ def told(measurement: Measured, digits: int = 4) -> str:
 
 
 def proportion(successes: int, trials: int, note: str = "") -> Measured:
-    """A share with its Wilson 95% score interval.
+    """Return a proportion with its Wilson 95% score interval.
 
     Source: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927), 209-212.
     """
-    share, z2 = successes / trials, Z95 * Z95
+    share = successes / trials
+    z2 = Z95 * Z95
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z95 / (1 + z2 / trials) * sqrt(share * (1 - share) / trials + z2 / (4 * trials * trials))
     interval = (max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)))
@@ -59,13 +59,17 @@ def proportion(successes: int, trials: int, note: str = "") -> Measured:
 
 
 def paired_drop(before: Array, after: Array) -> Measured:
-    """What the share of right answers lost, both given as "was it right" for the same samples.
+    """Return the loss of accuracy between two models.
 
-    The interval is the percentile bootstrap's over samples, with a fixed seed.
+    The interval is that of a percentile bootstrap over samples, with a fixed seed.
     Source: B. Efron and R. Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
+
+    Args:
+        before: bool [samples]: whether the first model is right.
+        after: bool [samples]: whether the second model is right.
     """
     change = before.astype(np.int64) - after.astype(np.int64)
-    random = np.random.RandomState(0)  # the generator that numpy 1.16 has
+    random = np.random.RandomState(0)  # numpy 1.16 has no default_rng
     means = [change[random.randint(0, len(change), len(change))].mean() for _ in range(RESAMPLES)]
     low, high = np.percentile(means, [2.5, 97.5])
     note = "paired on %d samples: %d lost, %d gained" % (len(change), (change > 0).sum(), (change < 0).sum())

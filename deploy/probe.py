@@ -1,9 +1,7 @@
-"""What can crash, tried in a child process first: loading libedgetpu, its delegate, the first inference.
+"""A trial of a model in a child process: loading libedgetpu, its delegate, the model, and the first inference.
 
-The child is the same interpreter with the same `deploy`, also where that comes out of `runner.pyz`. It is
-given the model on its standard input and says on its standard output which step it begins, so that a
-crash or a hang has a place. What the parent makes of it is a named failure (`errors.EdgeTpuError`).
-Runs on Python 3.7 with numpy and a TFLite runtime.
+Each of these steps can crash or hang the process. The child reports each step before it begins it, so that the parent
+can name the step that failed (`errors.EdgeTpuError`).
 """
 
 from __future__ import annotations
@@ -13,19 +11,19 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from typing import Any, Dict, List, Optional
 
 import numpy as np
 
-from deploy import host, runtime
+from deploy import child_process, host, runtime
+from deploy.child_process import ChildResult, Report
 from deploy.contract.errors import ArgumentError, DeviceError, EdgeTpuError, LoadError, RuntimeLibraryError
 from deploy.runtime import INSTALL, RuntimeOptions
 
 TIMEOUT_S = 60.0
-"""An Edge TPU on USB takes three seconds to be opened first, and a large model some more."""
+"""The first opening of an Edge TPU on USB takes three seconds, and loading a large model more."""
 STEPS = ("python", "runtime", "library", "delegate", "interpreter", "inference")
 _WORDS = {
     "python": "Python was started",
@@ -35,22 +33,23 @@ _WORDS = {
     "interpreter": "the model was loaded",
     "inference": "the first inference ran",
 }
-_CHILD = "import sys; sys.path.insert(0, sys.argv.pop(1)); from deploy import probe; probe.child()"
-_OLDER = "python3 -m pip install 'tflite-runtime<2.12' 'numpy<2'"
-_REBUILT = "build libedgetpu for this TFLite, see github.com/google-coral/libedgetpu, or use Python 3.9 and older"
+_INSTALL_OLDER = "python3 -m pip install 'tflite-runtime<2.12' 'numpy<2'"
+_BUILD = "build libedgetpu for this TFLite (github.com/google-coral/libedgetpu), or use Python 3.9 or older"
+_REINSTALL = "sudo apt-get install --reinstall libedgetpu1-std"
+_REPLUG = "unplug the Edge TPU and plug it in again (on a board: sudo reboot)"
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbeResult:
-    """What became of the child.
+    """The result of a trial.
 
     Attributes:
-        seconds: since the child was started, by step: when it began; `end` when everything was done.
+        seconds: the time from the start of the child to the beginning of each step; `end`: to the end of the last one.
         step: the last step that began.
-        error: `type` and `text` of an exception, with `kind`, `todo` and `exit_code` where it is one of ours.
-        returncode: of the process; negative: the signal that ended it; None: it was stopped after the timeout.
-        libedgetpu: the version that the library tells.
-        noise: what the libraries wrote, the last lines.
+        error: `type` and `text` of an exception; for a `DeviceError` also `kind`, `todo` and `exit_code`.
+        returncode: see `ChildResult`.
+        libedgetpu: the version that the library reports.
+        stderr: the last lines that the libraries printed.
     """
 
     seconds: Dict[str, float]
@@ -58,105 +57,79 @@ class ProbeResult:
     error: Optional[Dict[str, Any]]
     returncode: Optional[int]
     libedgetpu: Optional[str]
-    noise: str
+    stderr: str
 
     @property
     def sound(self) -> bool:
-        """Whether everything was done."""
+        """Whether all steps succeeded."""
         return self.returncode == 0 and self.error is None and "end" in self.seconds
 
 
 def run(content: bytes, options: RuntimeOptions, timeout_s: float = TIMEOUT_S) -> ProbeResult:
-    """Loads a model and runs it once, in a child process.
+    """Load a model and run it once, in a child process.
 
     Args:
         content: the .tflite file.
         options: where and how it runs.
-        timeout_s: how long to wait for it.
+        timeout_s: the time limit.
     """
-    place = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # a folder, or runner.pyz
     header = json.dumps(dataclasses.asdict(options)).encode() + b"\n"
     started = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, place],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    returncode: Optional[int] = None
-    try:
-        told, noise = process.communicate(header + content, timeout=timeout_s)
-        returncode = process.returncode
-    except subprocess.TimeoutExpired:
-        process.kill()
-        told, noise = process.communicate()
-    finally:
-        if process.poll() is None:  # Ctrl-C
-            process.kill()
-            process.wait()
-    return _outcome(told, noise, returncode, started)
+    return _result(child_process.run("deploy.probe", header + content, timeout_s), started)
 
 
-def _outcome(told: bytes, noise: bytes, returncode: Optional[int], started: float) -> ProbeResult:
+def _result(ended: ChildResult, started: float) -> ProbeResult:
     seconds: Dict[str, float] = {}
-    step, error, version = "python", None, None
-    for line in told.splitlines():
-        try:
-            row = json.loads(line.decode("utf-8", "replace"))
-        except ValueError:  # cut off in the middle by a crash
-            continue
+    step = "python"
+    error = None
+    version = None
+    for row in ended.reports:
         if "step" in row:
             step = row["step"] if row["step"] != "end" else step
             seconds[row["step"]] = row["at"] - started
         error = row.get("error", error)
         version = row.get("libedgetpu", version)
-    lines = noise.decode("utf-8", "replace").strip().splitlines()
-    return ProbeResult(seconds, step, error, returncode, version, "\n".join(lines[-5:]))
+    stderr = "\n".join(ended.stderr.strip().splitlines()[-5:])
+    return ProbeResult(seconds, step, error, ended.returncode, version, stderr)
 
 
 def child() -> None:
-    """The child's work; never returns an error in another way than on its standard output."""
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not mix with what is told
-
-    def tell(**row: Any) -> None:
-        out.write(json.dumps(row) + "\n")
-        out.flush()
-
+    """Try the model on standard input: the work of the child process. It reports exceptions to its parent."""
+    report = child_process.reporter()
     options = RuntimeOptions(**json.loads(sys.stdin.buffer.readline().decode()))
     content = sys.stdin.buffer.read()
     try:
-        _steps(content, options, tell)
-    except (Exception, SystemError) as error:  # noqa: BLE001 - whatever it is, the parent names it
+        _try_model(content, options, report)
+    except (Exception, SystemError) as error:  # noqa: BLE001 - the parent names the failure
         row = error.to_json() if isinstance(error, DeviceError) else {}
         text = error.what if isinstance(error, DeviceError) else str(error)
-        tell(error=dict(row, type=type(error).__name__, text=text))
+        report(error=dict(row, type=type(error).__name__, text=text))
 
 
-def _steps(content: bytes, options: RuntimeOptions, tell: Any) -> None:
+def _try_model(content: bytes, options: RuntimeOptions, report: Report) -> None:
     def begin(step: str) -> None:
-        tell(step=step, at=time.monotonic())
+        report(step=step, at=time.monotonic())
 
     begin("runtime")
-    found = runtime.find()
+    library = runtime.find()
     delegate = None
     if options.device != "cpu":
         begin("library")
-        tell(libedgetpu=library_version(options.library))
+        report(libedgetpu=library_version(options.library))
         begin("delegate")
-        delegate = runtime.load_delegate(found, options)
+        delegate = runtime.load_delegate(library, options)
     begin("interpreter")
-    session = runtime.InferenceSession(found, content, options, delegate)
+    session = runtime.InferenceSession(library, content, options, delegate)
     begin("inference")
     session.run(np.zeros(session.input["shape"], session.input["dtype"]))
     begin("end")
 
 
 def library_version(library: str) -> Optional[str]:
-    """What libedgetpu says of itself. May crash the process.
+    """Return the version that libedgetpu reports, or None if it has no function for that. May crash the process.
 
     Raises:
-        OSError: it does not load.
+        OSError: the library does not load.
     """
     loaded = ctypes.pydll.LoadLibrary(library)
     if not hasattr(loaded, "edgetpu_version"):
@@ -170,13 +143,11 @@ _known: Dict[Any, ProbeResult] = {}
 
 
 def check(content: bytes, options: RuntimeOptions, timeout_s: float = TIMEOUT_S) -> ProbeResult:
-    """Makes sure that a model can be loaded and run without danger for this process.
-
-    Asked again for the same model and options, it does not try again what went well.
+    """Check in a child process that a model can be loaded and run. A success is remembered.
 
     Raises:
-        EdgeTpuError: the Edge TPU cannot be used, and why.
-        ModelError: the runtime refuses the model.
+        EdgeTpuError: the Edge TPU cannot be used; the message has the cause.
+        LoadError: the runtime refuses the model.
         RuntimeLibraryError: the runtime does not work, or crashes on the CPU.
     """
     key = (hash(content), options)
@@ -189,7 +160,7 @@ def check(content: bytes, options: RuntimeOptions, timeout_s: float = TIMEOUT_S)
 
 
 def failure(outcome: ProbeResult, options: RuntimeOptions) -> DeviceError:
-    """The name and the remedy of what went wrong."""
+    """Return the error for a trial that failed: its cause, and the command that fixes it."""
     text = outcome.error["text"] if outcome.error else ""
     if outcome.returncode is None:
         return _hang(outcome, options)
@@ -201,7 +172,7 @@ def failure(outcome: ProbeResult, options: RuntimeOptions) -> DeviceError:
         return _unloadable(options.library, text)
     if outcome.step == "delegate":
         return _without_delegate(text, options)
-    return LoadError("%s, and then: %s" % (_before(outcome), (text or outcome.noise or "nothing was told")[:500]))
+    return LoadError("%s, and then: %s" % (_last_success(outcome), (text or outcome.stderr or "no message")[:500]))
 
 
 def _ours(error: Dict[str, Any]) -> DeviceError:
@@ -211,8 +182,8 @@ def _ours(error: Dict[str, Any]) -> DeviceError:
     return DeviceError(error["what"], error["todo"], error["kind"])
 
 
-def _before(outcome: ProbeResult) -> str:
-    """What went well before the last step."""
+def _last_success(outcome: ProbeResult) -> str:
+    """Return the last step that succeeded, as text."""
     done = ["python"] + [step for step in STEPS if step in outcome.seconds and step != outcome.step]
     return _WORDS[done[-1]]
 
@@ -220,96 +191,84 @@ def _before(outcome: ProbeResult) -> str:
 def _crash(outcome: ProbeResult, options: RuntimeOptions) -> DeviceError:
     number = -(outcome.returncode or 0)
     name = signal.Signals(number).name if number in list(signal.Signals) else "signal %d" % number
-    what = "the trial in a child process was ended by %s after %s" % (name, _before(outcome))
+    what = "the trial in a child process was ended by %s after %s" % (name, _last_success(outcome))
     if outcome.step in ("python", "runtime"):
         return RuntimeLibraryError(what, INSTALL, "crash")
-    found = runtime.find()
-    if options.device == "cpu":  # SIGILL, for one: kernels of instructions that an old processor does not have
-        what += "; on the CPU, with %s %s" % (found.name, found.version)
+    library = runtime.find()
+    version = "%s %s" % (library.name, library.version)
+    if options.device == "cpu":  # for example SIGILL: an old processor lacks the instructions of a kernel
+        what += "; on the CPU, with %s" % version
         return RuntimeLibraryError(what, "install another version of it, or: %s" % INSTALL, "crash")
-    if found.too_new_for_libedgetpu_16:
-        what += "; %s %s is newer than what Google's libedgetpu 16.0 works with" % (found.name, found.version)
-        return EdgeTpuError(what, _OLDER if sys.version_info < (3, 10) else _REBUILT, "crash")
-    return EdgeTpuError(what, "sudo apt-get install --reinstall libedgetpu1-std", "crash")
+    if library.too_new_for_libedgetpu_16:
+        what += "; %s is too new for Google's libedgetpu 16.0" % version
+        return EdgeTpuError(what, _INSTALL_OLDER if sys.version_info < (3, 10) else _BUILD, "crash")
+    return EdgeTpuError(what, _REINSTALL, "crash")
 
 
 def _hang(outcome: ProbeResult, options: RuntimeOptions) -> DeviceError:
-    what = "the trial in a child process did not come back; before, %s" % _before(outcome)
+    what = "the trial in a child process did not end in time; the last success: %s" % _last_success(outcome)
     if options.device == "cpu":
         return RuntimeLibraryError(what, INSTALL, "hang")
-    held = _held(_matching(options.device))
-    if held:
-        return _busy(held)
-    return EdgeTpuError(what, "unplug the Edge TPU and plug it in again (on a board: sudo reboot)", "hang")
+    holders = _holders(_matching(options.device))
+    return _busy(holders) if holders else EdgeTpuError(what, _REPLUG, "hang")
 
 
 def _unloadable(library: str, text: str) -> DeviceError:
     if "libusb" in text:
-        return EdgeTpuError(
-            "%s is here, but libusb is not: %s" % (library, text), "sudo apt-get install libusb-1.0-0", "libusb_missing"
-        )
+        what = "%s is installed, but libusb is not: %s" % (library, text)
+        return EdgeTpuError(what, "sudo apt-get install libusb-1.0-0", "libusb_missing")
     if os.path.basename(library) in text and "cannot open shared object file" in text:
-        return EdgeTpuError(
-            "%s is not installed" % library,
-            "sudo apt-get install libedgetpu1-std (its package source: coral.ai/software)",
-            "library_missing",
-        )
-    return EdgeTpuError(
-        "%s does not load: %s" % (library, text), "sudo apt-get install --reinstall libedgetpu1-std", "library_broken"
-    )
+        todo = "sudo apt-get install libedgetpu1-std (its package source: coral.ai/software)"
+        return EdgeTpuError("%s is not installed" % library, todo, "library_missing")
+    return EdgeTpuError("%s does not load: %s" % (library, text), _REINSTALL, "library_broken")
 
 
 def _matching(device: str) -> List[Dict[str, Any]]:
-    """The Edge TPUs of the host that a device option may mean."""
-    found = host.edge_tpus()
+    """Return the Edge TPUs of the host that a device option can mean."""
     kind, _, index = device.partition(":")
-    chosen = [each for each in found if not kind or each["device"].startswith(kind)]
-    return chosen[int(index) : int(index) + 1] if index else chosen
+    tpus = [tpu for tpu in host.edge_tpus() if not kind or tpu["device"].startswith(kind)]
+    return tpus[int(index) : int(index) + 1] if index else tpus
 
 
-def _held(found: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    return [holder for each in found if each["node"] for holder in host.holders(each["node"])]
+def _holders(tpus: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """Return the processes that have one of these Edge TPUs open."""
+    return [holder for tpu in tpus if tpu["node"] for holder in host.holders(tpu["node"])]
 
 
-def _busy(held: List[Dict[str, Any]]) -> DeviceError:
-    names = ", ".join("%s (process %d)" % (each["name"], each["pid"]) for each in held)
-    return EdgeTpuError("the Edge TPU is in use by %s" % names, "kill %d" % held[0]["pid"], "busy")
+def _busy(holders: List[Dict[str, Any]]) -> DeviceError:
+    names = ", ".join("%(name)s (process %(pid)d)" % holder for holder in holders)
+    return EdgeTpuError("the Edge TPU is in use by %s" % names, "kill %d" % holders[0]["pid"], "busy")
 
 
 def _without_delegate(text: str, options: RuntimeOptions) -> DeviceError:
-    """The name of a null delegate. The library gives no reason; the host's own facts do."""
+    """Return the error for a delegate that libedgetpu does not create. It gives no reason: the host's files do."""
     reason = " ".join(text.replace("Failed to load delegate from %s" % options.library, "").split())
-    found = _matching(options.device)
-    held = _held(found)
-    if held:
-        return _busy(held)
+    tpus = _matching(options.device)
+    holders = _holders(tpus)
+    if holders:
+        return _busy(holders)
     if "busy" in reason.lower():
         return EdgeTpuError("the Edge TPU is in use: %s" % reason, "sudo fuser -v /dev/apex_* /dev/bus/usb/*/*", "busy")
-    return _absent(options) if not found else _unopened(found, reason)
+    return _not_opened(tpus[0], reason) if tpus else _absent(options)
 
 
 def _absent(options: RuntimeOptions) -> DeviceError:
-    others = [each["device"] for each in host.edge_tpus()]
+    others = [tpu["device"] for tpu in host.edge_tpus()]
     if others:
-        what = "there is no Edge TPU %s; here is %s" % (options.device, ", ".join(others))
+        what = "no Edge TPU %s is connected; connected: %s" % (options.device, ", ".join(others))
         return EdgeTpuError(what, "use --device %s" % others[0], "no_device")
-    what = "%s is here, but no Edge TPU is on USB or PCIe" % options.library
-    return EdgeTpuError(
-        what, "plug it in, and look for 1a6e:089a, 18d1:9302 or 1ac1:089a with: lsusb; lspci -n", "no_device"
-    )
+    what = "%s is installed, but no Edge TPU is on USB or PCIe" % options.library
+    todo = "plug it in, and look for 1a6e:089a, 18d1:9302 or 1ac1:089a with: lsusb; lspci -n"
+    return EdgeTpuError(what, todo, "no_device")
 
 
-def _unopened(found: List[Dict[str, Any]], reason: str) -> DeviceError:
-    first = found[0]
-    if first["node"] is None:
-        what = "the Edge TPU %s is on the bus, but the kernel made no device file for it" % first["device"]
+def _not_opened(tpu: Dict[str, Any], reason: str) -> DeviceError:
+    if tpu["node"] is None:
+        what = "the Edge TPU %s is on the bus, but has no device file" % tpu["device"]
         return EdgeTpuError(what, "sudo apt-get install gasket-dkms && sudo modprobe apex", "no_driver")
-    if not first["accessible"]:
-        group = "plugdev" if first["device"].startswith("usb") else "apex"
-        what = "this user may not open the Edge TPU's file %s" % first["node"]
+    if not tpu["accessible"]:
+        group = "plugdev" if tpu["device"].startswith("usb") else "apex"
+        what = "this user may not open the Edge TPU's file %s" % tpu["node"]
         return EdgeTpuError(what, "sudo usermod -aG %s $USER, and log in again" % group, "permission")
-    what = "the Edge TPU %s is there and free, and libedgetpu does not open it (%s)" % (
-        first["device"],
-        reason or "it gives no reason",
-    )
-    return EdgeTpuError(what, "unplug it and plug it in again (on a board: sudo reboot)", "refused")
+    what = "the Edge TPU %s is connected and free, but libedgetpu cannot open it" % tpu["device"]
+    return EdgeTpuError("%s (%s)" % (what, reason or "it gives no reason"), _REPLUG, "refused")

@@ -4,7 +4,6 @@ The parser refuses what two parsers could read differently: Content-Length must 
 Transfer-Encoding and folded headers are refused, every line ends with CRLF, and no header that affects
 framing or access may occur twice.
 Source: RFC 9110 and 9112.
-Runs on Python 3.7 with the standard library alone.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import uuid
 from typing import Any, Dict, Mapping, Optional
 from urllib.parse import parse_qsl
 
-from deploy.integers import parse_integer
-
 MAX_HEAD_BYTES = 16 * 1024
 MAX_HEADERS = 64
 MAX_LENGTH = 10**15 - 1
-"""The largest Content-Length that is parsed; how large a body may be is a setting of the service."""
+"""The largest Content-Length that is parsed; `ServiceLimits.body_bytes` limits the body."""
+MAX_DIGITS = 18
+_DIGITS = re.compile("[0-9]{1,%d}\\Z" % MAX_DIGITS)
 END = b"\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON = "application/json"
@@ -62,7 +61,11 @@ class RequestError(Exception):
         self, status: int, what: str, todo: str = "", close: bool = False, headers: Optional[Mapping[str, str]] = None
     ) -> None:
         super().__init__(what)
-        self.status, self.what, self.todo, self.close, self.headers = status, what, todo, close, dict(headers or {})
+        self.status = status
+        self.what = what
+        self.todo = todo
+        self.close = close
+        self.headers = dict(headers or {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,33 +100,55 @@ def head(raw: bytes) -> RequestHead:
     """Parse a request head, without the empty line at its end.
 
     Raises:
-        RefusedError: the head is invalid, ambiguous or not supported.
+        RequestError: the head is invalid, ambiguous or not supported.
     """
     lines = raw.split(b"\r\n")
     request = _REQUEST.match(lines[0])
     if request is None:
         raise RequestError(400, "the request line is not one of HTTP/1.0 or 1.1", close=True)
-    headers = _headers(lines[1:])
-    newer = request.group(3) == b"1"
-    if newer and "host" not in headers:
-        raise RequestError(400, "the header Host is missing", close=True)
-    if "transfer-encoding" in headers:
-        raise RequestError(501, "Transfer-Encoding is not supported", "send Content-Length", close=True)
     method = request.group(1).decode()
-    if method == "POST" and "content-length" not in headers:
-        raise RequestError(411, "there is no Content-Length", close=True)
-    length = parse_integer(headers.get("content-length", "0"), 0, MAX_LENGTH)
-    if length is None:
-        raise RequestError(400, "the Content-Length is not an integer of digits", close=True)
-    if "expect" in headers and headers["expect"].lower() != "100-continue":
-        raise RequestError(417, "only 100-continue can be expected", close=True)
     path, _, query = request.group(2).decode().partition("?")
+    version_1_1 = request.group(3) == b"1"
+    headers = _headers(lines[1:])
+    if version_1_1 and "host" not in headers:
+        raise RequestError(400, "the header Host is missing", close=True)
+    length = _body_length(method, headers)
+    if headers.get("expect", "100-continue").lower() != "100-continue":
+        raise RequestError(417, "only 100-continue can be expected", close=True)
     options = {part.strip().lower() for part in headers.get("connection", "").split(",")}
-    keep = "close" not in options if newer else "keep-alive" in options
+    keep = "close" not in options if version_1_1 else "keep-alive" in options
     request_id = headers.get("x-request-id", "")
     if not _REQUEST_ID.match(request_id):
         request_id = uuid.uuid4().hex
     return RequestHead(method, path, dict(parse_qsl(query)), headers, length, keep, request_id)
+
+
+def _body_length(method: str, headers: Mapping[str, str]) -> int:
+    if "transfer-encoding" in headers:
+        raise RequestError(501, "Transfer-Encoding is not supported", "send Content-Length", close=True)
+    if method == "POST" and "content-length" not in headers:
+        raise RequestError(411, "the header Content-Length is missing", close=True)
+    length = parse_integer(headers.get("content-length", "0"), 0, MAX_LENGTH)
+    if length is None:
+        raise RequestError(400, "Content-Length is not an integer in ASCII digits", close=True)
+    return length
+
+
+def parse_integer(text: str, low: int, high: int) -> Optional[int]:
+    """Return the integer that `text` writes in ASCII digits, or None if it is not one from `low` to `high`.
+
+    `int` also takes signs, spaces, underscores and the digits of every script, and `str.isdigit` is true for
+    characters that `int` refuses (superscript two). All integers of requests are therefore parsed here.
+
+    Args:
+        text: text from outside, of any length.
+        low: the smallest integer allowed, 0 or more.
+        high: the largest integer allowed, of at most `MAX_DIGITS` digits.
+    """
+    if not _DIGITS.match(text):
+        return None
+    value = int(text)
+    return value if low <= value <= high else None
 
 
 def _headers(lines: Any) -> Dict[str, str]:
@@ -141,7 +166,7 @@ def _headers(lines: Any) -> Dict[str, str]:
     return headers
 
 
-def answer(
+def response(
     status: int,
     body: bytes,
     request_id: str,
@@ -149,7 +174,7 @@ def answer(
     content_type: str = JSON,
     headers: Optional[Mapping[str, str]] = None,
 ) -> bytes:
-    """Return an answer: its head and its body."""
+    """Return the bytes of a response: its head and its body."""
     lines = ["HTTP/1.1 %d %s" % (status, _REASONS[status])]
     fields = {
         "Content-Type": content_type,
@@ -164,11 +189,11 @@ def answer(
 
 
 def as_json(value: Any) -> bytes:
-    """Return a value as the body of an answer. NaN and infinity are not valid JSON and must not be in it."""
+    """Return a value as the body of a response. NaN and infinity are not valid JSON and must not be in it."""
     return json.dumps(value, allow_nan=False).encode() + b"\n"
 
 
-def refusal(error: RequestError, request_id: str, keep: bool) -> bytes:
-    """Return the answer to a request that is refused."""
+def error_response(error: RequestError, request_id: str, keep: bool) -> bytes:
+    """Return the bytes of the response to a request that is refused."""
     body = {"error": {"what": error.what, "todo": error.todo}, "request_id": request_id}
-    return answer(error.status, as_json(body), request_id, keep and not error.close, headers=error.headers)
+    return response(error.status, as_json(body), request_id, keep and not error.close, headers=error.headers)

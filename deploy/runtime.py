@@ -1,11 +1,10 @@
-"""Which TFLite runtime is here, and a model loaded into it.
+"""The TFLite runtime of this Python, and models loaded into it.
 
-Looked for in this order: `ai_edge_litert`, `tflite_runtime` (also the one that Mendel Linux brings,
-2.5), `tensorflow`. The environment variable CORALLINE_RUNTIME names one of them to use it alone.
+The first one that is installed is used: `ai_edge_litert`, `tflite_runtime` (also version 2.5 of Mendel Linux),
+`tensorflow`. The environment variable CORALLINE_RUNTIME selects one of them.
 
-What runtimes differ in is asked of them, not concluded from their version: `num_threads` (TFLite 2.3),
+The signature of the interpreter tells which options a runtime has, not its version: `num_threads` (TFLite 2.3),
 `experimental_op_resolver_type` and `experimental_preserve_all_tensors` (2.5).
-Runs on Python 3.7 with numpy alone.
 """
 
 from __future__ import annotations
@@ -21,28 +20,29 @@ import numpy as np
 from deploy.contract.detection import ordered
 from deploy.contract.errors import ArgumentError, DeviceError, EdgeTpuError, LoadError, RuntimeLibraryError
 from deploy.contract.preprocessing import Array
+from deploy.host import version_numbers
 
 LIBRARY = "libedgetpu.so.1"
 CUSTOM_OP = "edgetpu-custom-op"
 NEWEST_FOR_LIBEDGETPU_16 = (2, 11, 1)
-"""With newer TFLite, Google's own libedgetpu 16.0 can crash the process. Source: reports from the field."""
+"""With newer TFLite, Google's libedgetpu 16.0 can crash the process. Source: issues of google-coral/edgetpu."""
 INSTALL = "python3 -m pip install ai-edge-litert (Python 3.10 and newer, 64 bits) or tflite-runtime 'numpy<2' (others)"
 RESOLVERS = {"default": "AUTO", "reproducible": "BUILTIN_WITHOUT_DEFAULT_DELEGATES", "reference": "BUILTIN_REF"}
-"""Kernels by our name: the fastest; without XNNPACK, whose int8 results differ by some steps between
-versions; plain C++."""
+"""Kernels by our name: the fastest ones; those without XNNPACK, whose int8 results differ by a few steps between
+versions; the plain C++ ones."""
 _DEVICE = re.compile(r"(cpu|(usb|pci)?(:[0-9]{1,3})?)\Z")
 
 
 @dataclasses.dataclass(frozen=True)
 class RuntimeOptions:
-    """How a model is loaded.
+    """The options for loading a model.
 
     Attributes:
-        device: `cpu`, or what libedgetpu takes: `` (any Edge TPU), `usb`, `pci`, `usb:0`, `pci:1`, `:0`.
-        threads: threads of the runtime on the CPU.
-        kernels: a key of RESOLVERS; runtimes before 2.5 have `default` alone.
-        library: libedgetpu, by name or path.
-        keep: every intermediate tensor stays readable after an inference.
+        device: `cpu`, or a device name of libedgetpu: `` (any Edge TPU), `usb`, `pci`, `usb:0`, `pci:1`, `:0`.
+        threads: the number of CPU threads.
+        kernels: a key of RESOLVERS; runtimes before 2.5 only have `default`.
+        library: the name or path of libedgetpu.
+        keep: whether intermediate tensors can be read after an inference.
     """
 
     device: str = "cpu"
@@ -53,20 +53,20 @@ class RuntimeOptions:
 
     def __post_init__(self) -> None:
         if not _DEVICE.match(self.device):
-            raise ArgumentError("there is no device %r" % self.device, "use cpu, usb, pci, usb:0, pci:1 or the like")
+            raise ArgumentError("%r is not a device" % self.device, "use cpu, usb, pci, usb:0 or pci:1")
         if self.threads < 1:
-            raise ArgumentError("%d threads are not possible" % self.threads, "use 1 or more")
+            raise ArgumentError("the number of threads is %d, and must be at least 1" % self.threads, "use 1 or more")
 
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """A TFLite runtime that was imported.
+    """An imported TFLite runtime.
 
     Attributes:
-        name: its package.
-        version: the package's version.
+        name: the name of its package.
+        version: the version of its package.
         module: its `interpreter` module.
-        arguments: what its `Interpreter` takes.
+        arguments: the argument names of its `Interpreter`.
     """
 
     name: str
@@ -75,10 +75,10 @@ class Runtime:
     arguments: FrozenSet[str]
 
     def kernels(self) -> Tuple[str, ...]:
-        """The kernels that it can be told to use."""
+        """Return the kernels that can be selected, by our names."""
         if "experimental_op_resolver_type" not in self.arguments or not hasattr(self.module, "OpResolverType"):
             return ("default",)
-        return tuple(name for name, theirs in RESOLVERS.items() if hasattr(self.module.OpResolverType, theirs))
+        return tuple(name for name, member in RESOLVERS.items() if hasattr(self.module.OpResolverType, member))
 
     @property
     def keeps_tensors(self) -> bool:
@@ -87,18 +87,12 @@ class Runtime:
 
     @property
     def too_new_for_libedgetpu_16(self) -> bool:
-        """Whether it is newer than the last one that Google's own libedgetpu is known to work with."""
+        """Whether it is newer than the last version that works with Google's libedgetpu 16.0."""
         return self.name == "ai_edge_litert" or version_numbers(self.version) > NEWEST_FOR_LIBEDGETPU_16
 
     def describe(self) -> Dict[str, Any]:
-        """As a plain map, for results."""
+        """Return name, version and kernels as a plain map."""
         return {"name": self.name, "version": self.version, "numpy": np.__version__, "kernels": list(self.kernels())}
-
-
-def version_numbers(text: str) -> Tuple[int, ...]:
-    """The numbers that a version begins with: `2.5.0.post1` gives (2, 5, 0)."""
-    found = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(part) for part in found.group().split(".")) if found else ()
 
 
 def _litert() -> Tuple[Any, Any]:
@@ -130,177 +124,175 @@ _IMPORTS: Dict[str, Callable[[], Tuple[Any, Any]]] = {
 
 
 def find() -> Runtime:
-    """The runtime to use: the first one that is installed.
+    """Return the first runtime that is installed, or the one that CORALLINE_RUNTIME names.
 
     Raises:
-        RuntimeLibraryError: none is installed, or the one that is cannot be imported.
+        RuntimeLibraryError: no runtime is installed, or it cannot be imported.
     """
-    wanted = os.environ.get("CORALLINE_RUNTIME", "")
-    if wanted and wanted not in _IMPORTS:
+    selected = os.environ.get("CORALLINE_RUNTIME", "")
+    if selected and selected not in _IMPORTS:
         allowed = ", ".join(_IMPORTS)
-        raise ArgumentError("there is no runtime %r" % wanted, "set CORALLINE_RUNTIME to one of %s" % allowed)
+        raise ArgumentError("CORALLINE_RUNTIME is %r" % selected, "set it to one of: %s" % allowed)
     broken = []
-    for name in [wanted] if wanted else list(_IMPORTS):
+    for name in [selected] if selected else list(_IMPORTS):
         try:
             package, module = _IMPORTS[name]()
         except ImportError as error:
             if not isinstance(error, ModuleNotFoundError) or error.name != name:
-                broken.append("%s is installed and cannot be imported: %s" % (name, first_line(error)))
+                broken.append("%s is installed but cannot be imported: %s" % (name, first_line(error)))
             continue
         arguments = frozenset(inspect.signature(module.Interpreter.__init__).parameters)
         return Runtime(name, str(getattr(package, "__version__", "unknown")), module, arguments)
     if broken:
         raise RuntimeLibraryError("; ".join(broken), INSTALL, "runtime_broken")
-    raise RuntimeLibraryError("there is no TFLite runtime for this Python", INSTALL)
+    raise RuntimeLibraryError("no TFLite runtime is installed for this Python", INSTALL)
 
 
 def pycoral() -> str:
-    """What the package `pycoral` is here: `coral` (Google's), `other` (PyPI's, for coral reefs) or `missing`."""
+    """Return which `pycoral` is installed: `coral` (Google's), `other` (PyPI's, on coral reefs) or `missing`."""
     try:
-        import pycoral as found
+        import pycoral
     except ImportError:
         return "missing"
     try:
         from pycoral.utils import edgetpu
     except ImportError as error:
-        # Google's own fails like this where its extension module was built for another Python.
-        folders = [os.path.join(folder, "utils", "edgetpu.py") for folder in getattr(found, "__path__", [])]
-        return "coral" if error.name and any(os.path.exists(path) for path in folders) else "other"
+        # Google's package fails in this way if its extension module was built for another Python.
+        paths = [os.path.join(folder, "utils", "edgetpu.py") for folder in getattr(pycoral, "__path__", [])]
+        return "coral" if error.name and any(os.path.exists(path) for path in paths) else "other"
     return "coral" if hasattr(edgetpu, "make_interpreter") else "other"
 
 
 class InferenceSession:
-    """One model in one runtime: a tensor in, a tensor out, of a detector two. Not thread-safe, and it may crash the
-    process where a delegate is involved: `probe.check` goes first.
+    """One model in one runtime. Not thread-safe. A delegate may crash the process: call `probe.check` first.
 
     Args:
-        runtime: from `find`.
+        runtime: the runtime, from `find`.
         content: the .tflite file.
         options: where and how it runs.
-        delegate: from `load_delegate`, if it is loaded already.
+        delegate: the delegate, from `load_delegate`; None: load it.
 
     Attributes:
-        interpreter: the runtime's own.
-        input, output: the details of its one input and its one output; of a detector's two, the scores.
-        outputs: of all outputs; of a detector the boxes first, wherever the file has them.
-        input_index, output_index: the numbers of `input` and `output`.
+        interpreter: the interpreter of the runtime.
+        input: the details of the input tensor.
+        output: the details of the output tensor; for a detector, of the scores.
+        outputs: the details of all outputs; for a detector, boxes and scores in this order.
+        input_index: the index of the input tensor.
+        output_index: the index of the output tensor.
+        view: a function that returns the memory of the input tensor. The runtime refuses to run while a reference to
+            this memory exists.
 
     Raises:
-        ModelError: the runtime refuses the model, or it has several inputs or outputs and is no detector.
-        EdgeTpuError: it is compiled for the Edge TPU and loaded for the CPU, or libedgetpu refuses it.
+        LoadError: the runtime refuses the model, or the model has several inputs or outputs and is not a detector.
+        EdgeTpuError: the model is compiled for the Edge TPU and loaded for the CPU, or libedgetpu refuses it.
         RuntimeLibraryError: the runtime itself does not work.
-        OSError, ValueError: the delegate cannot be loaded; `probe.check` says why.
+        OSError, ValueError: the delegate cannot be loaded; `probe.check` finds the cause.
     """
 
     def __init__(self, runtime: Runtime, content: bytes, options: RuntimeOptions, delegate: Any = None) -> None:
-        self.runtime, self.options = runtime, options
+        self.runtime = runtime
+        self.options = options
         if delegate is None and options.device != "cpu":
             delegate = load_delegate(runtime, options)
         self._delegate = delegate
         self.interpreter = _interpreter(runtime, content, options, self._delegate)
-        inputs, outputs = self.interpreter.get_input_details(), self.interpreter.get_output_details()
-        found = outputs if len(outputs) == 1 else ordered(outputs)
-        if len(inputs) != 1 or found is None:
+        inputs = self.interpreter.get_input_details()
+        outputs = self.interpreter.get_output_details()
+        boxes_first = outputs if len(outputs) == 1 else ordered(outputs)
+        if len(inputs) != 1 or boxes_first is None:
             raise LoadError("the model has %d inputs and %d outputs, not one of each" % (len(inputs), len(outputs)))
-        self.input, self.outputs, self.output = inputs[0], found, found[-1]
-        self.input_index, self.output_index = int(self.input["index"]), int(self.output["index"])
+        self.input = inputs[0]
+        self.outputs = boxes_first
+        self.output = boxes_first[-1]
+        self.input_index = int(self.input["index"])
+        self.output_index = int(self.output["index"])
         self.view = self.interpreter.tensor(self.input_index)
-        """Gives the input tensor's own memory. Whoever still has it while the model runs is refused by the runtime."""
 
     def run(self, tensor: Array) -> Array:
-        """One inference: input tensor in, a copy of the output tensor out, in the model's own types.
+        """Run one inference; return a copy of the output tensor, in the dtype of the model.
 
-        A detector's two outputs side by side: [1, anchors * (4 + classes)].
+        The two outputs of a detector are concatenated: [1, anchors * (4 + classes)].
         """
         interpreter = self.interpreter
         interpreter.set_tensor(self.input_index, tensor)
         interpreter.invoke()
         if len(self.outputs) == 1:
             return interpreter.get_tensor(self.output_index)
-        parts = [interpreter.get_tensor(int(each["index"])).reshape(1, -1) for each in self.outputs]
+        parts = [interpreter.get_tensor(int(detail["index"])).reshape(1, -1) for detail in self.outputs]
         return np.concatenate(parts, axis=1)
 
     def close(self) -> None:
-        """Gives the memory and the Edge TPU back."""
-        self.view = self.interpreter = self._delegate = None  # in this order: the delegate goes last
+        """Release the memory and the Edge TPU."""
+        self.view = self.interpreter = self._delegate = None  # the delegate must be released last
 
 
 def load_delegate(runtime: Runtime, options: RuntimeOptions) -> Any:
-    """The delegate for the device that the options name."""
+    """Load the delegate for the device of the options."""
     return runtime.module.load_delegate(options.library, {"device": options.device} if options.device else {})
 
 
 def _interpreter(runtime: Runtime, content: bytes, options: RuntimeOptions, delegate: Any) -> Any:
     _check_numpy(runtime)
-    given: Dict[str, Any] = {"model_content": content}
+    arguments: Dict[str, Any] = {"model_content": content}
     if "num_threads" in runtime.arguments:
-        given["num_threads"] = options.threads
+        arguments["num_threads"] = options.threads
     if delegate is not None:
-        given["experimental_delegates"] = [delegate]
+        arguments["experimental_delegates"] = [delegate]
     if options.kernels != "default":
         if options.kernels not in runtime.kernels():
-            raise RuntimeLibraryError(
-                "%s %s has no %s kernels" % (runtime.name, runtime.version, options.kernels), INSTALL, "runtime_broken"
-            )
-        given["experimental_op_resolver_type"] = getattr(runtime.module.OpResolverType, RESOLVERS[options.kernels])
+            what = "%s %s has no %s kernels" % (runtime.name, runtime.version, options.kernels)
+            raise RuntimeLibraryError(what, INSTALL, "runtime_broken")
+        arguments["experimental_op_resolver_type"] = getattr(runtime.module.OpResolverType, RESOLVERS[options.kernels])
     if options.keep and runtime.keeps_tensors:
-        given["experimental_preserve_all_tensors"] = True
+        arguments["experimental_preserve_all_tensors"] = True
     try:
-        made = runtime.module.Interpreter(**given)
-        made.allocate_tensors()
+        interpreter = runtime.module.Interpreter(**arguments)
+        interpreter.allocate_tensors()
     except (ValueError, RuntimeError, SystemError) as error:
-        raise refusal(runtime, error)
-    return made
+        raise load_error(runtime, error)
+    return interpreter
 
 
 def _check_numpy(runtime: Runtime) -> None:
-    """No tflite-runtime up to 2.14, the last on the package index, was built for numpy 2: it fails in strange words."""
+    """Refuse numpy 2 for tflite-runtime up to 2.14, the last one on the package index: it was built for numpy 1."""
     old = runtime.name == "tflite_runtime" and version_numbers(runtime.version)[:2] <= (2, 14)
     if old and version_numbers(np.__version__)[:1] >= (2,):
         raise _numpy_2(runtime)
 
 
 def _numpy_2(runtime: Runtime) -> RuntimeLibraryError:
-    what = "%s %s was built for numpy 1, and numpy %s is here" % (runtime.name, runtime.version, np.__version__)
+    what = "%s %s was built for numpy 1, and numpy %s is installed" % (runtime.name, runtime.version, np.__version__)
     return RuntimeLibraryError(what, "python3 -m pip install 'numpy<2'", "numpy_2")
 
 
-def refusal(runtime: Runtime, error: BaseException) -> DeviceError:
-    """What a runtime's refusal of a model means."""
+def load_error(runtime: Runtime, error: BaseException) -> DeviceError:
+    """Return the named error for an exception with which a runtime refuses a model."""
     text = str(error)
-    if isinstance(error, SystemError):  # an error was set inside of the extension module: numpy's ABI
+    version = "%s %s" % (runtime.name, runtime.version)
+    if isinstance(error, SystemError):  # the extension module failed in numpy's C API
         return _numpy_2(runtime)
-    needs = re.search(r"requires runtime version \((\d+)\).{0,40}runtime version \((\d+)\)", text, re.DOTALL)
-    if needs:
-        return EdgeTpuError(
-            "the model needs Edge TPU runtime %s, and libedgetpu here is of runtime %s" % needs.groups(),
-            "sudo apt-get install --only-upgrade libedgetpu1-std, or set compile.min_runtime_version: %s and compile"
-            " again" % needs.group(2),
-            "old_library",
-        )
+    versions = re.search(r"requires runtime version \((\d+)\).{0,40}runtime version \((\d+)\)", text, re.DOTALL)
+    if versions:
+        what = "the model needs Edge TPU runtime %s, and the installed libedgetpu has runtime %s" % versions.groups()
+        todo = "sudo apt-get install --only-upgrade libedgetpu1-std, or compile with compile.min_runtime_version: %s"
+        return EdgeTpuError(what, todo % versions.group(2), "old_library")
     if CUSTOM_OP in text:
-        return EdgeTpuError(
-            "the model is compiled for the Edge TPU, and no Edge TPU delegate is loaded",
-            "use --role compiled --device usb (or pci), or --role int8 for the CPU",
-            "no_delegate",
-        )
+        what = "the model is compiled for the Edge TPU, and no Edge TPU delegate is loaded"
+        todo = "use --role compiled --device usb (or pci), or --role int8 for the CPU"
+        return EdgeTpuError(what, todo, "no_delegate")
     operator = re.search(r"Didn't find op for builtin opcode '(\w+)' version '(\d+)'", text)
     if operator:
-        return LoadError(
-            "%s %s has no %s of version %s: the model is newer than it"
-            % ((runtime.name, runtime.version) + operator.groups()),
-            INSTALL,
-            "model_too_new",
-        )
-    return LoadError("%s %s refuses the model: %s" % (runtime.name, runtime.version, first_line(error)))
+        what = "%s is older than the model: it has no %s of version %s" % ((version,) + operator.groups())
+        return LoadError(what, INSTALL, "model_too_new")
+    return LoadError("%s refuses the model: %s" % (version, first_line(error)))
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type where it has none."""
+    """Return the first line of an error's text, or its type if the text is empty."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def reproducible(runtime: Optional[Runtime]) -> str:
-    """The kernels to compare outputs with: without XNNPACK where the runtime can be told so."""
+    """Return the kernels to compare outputs with: those without XNNPACK, if the runtime can select them."""
     return "reproducible" if runtime is not None and "reproducible" in runtime.kernels() else "default"

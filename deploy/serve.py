@@ -5,21 +5,19 @@
     POST /v1/predict?top=3   a .npy array, raw numbers (X-Shape, X-Dtype), JPEG, PNG, WAV; labels and scores
     GET  /v1/model           which bundle and model this is
     GET  /metrics            for Prometheus
-    GET  /healthz            200 while the process can work: otherwise restart it
-    GET  /readyz             200 while it takes requests: otherwise send them elsewhere
+    GET  /healthz            200 while the process can work; otherwise restart it
+    GET  /readyz             200 while it accepts requests; otherwise send them to another host
 
-One thread has all sockets (`selectors`), and two more prepare images and run the model (`worker`). A thread
-for each connection would be shorter, and worse on a small board: a slow client would hold a stack, and sixty
-threads that parse would compete for Python's lock with the thread that passes images to the Edge TPU. Here a
-client costs a few hundred bytes and its admitted body, and the memory of all bodies together is bounded
-(`ServiceLimits.held_bytes`).
+One thread handles all sockets (`selectors`), one prepares samples and one runs the model (`worker`). One thread for
+each connection (`http.server.ThreadingHTTPServer`) took twice the CPU time and lost requests when clients were slow:
+its threads compete for Python's lock with the thread that runs the model. Here a client costs a few hundred bytes and
+its body, and `ServiceLimits.held_bytes` limits the memory of all bodies together.
 
 If the queue is full, a request gets 503 with Retry-After, and its connection stays open. A client that closes its
 connection, even for sending alone, is not answered.
 
 An unexpected exception costs the request that caused it and no other: the client gets 500, or loses its connection
 if part of an answer was sent already. The exception is counted and logged (`failures`).
-Runs on Python 3.7 with numpy and a TFLite runtime.
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ from deploy.connection import ClientGoneError, Connection
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import ImageError, UnexpectedError
 from deploy.failures import FailureLog
+from deploy.metrics import ServiceMetrics
 from deploy.protocol import RequestError, RequestHead
-from deploy.service_metrics import Figures
 from deploy.worker import Job, Worker
 
 TICK_S = 0.25
@@ -49,7 +47,7 @@ ACCEPT_BATCH = 32
 
 
 class Server:
-    """The service.
+    """The HTTP service.
 
     Args:
         model: a `Model`, or an object with the same `prepare` and `answer`.
@@ -59,8 +57,10 @@ class Server:
         alive: a function that is called every `TICK_S` with whether the service is healthy.
 
     Attributes:
-        ended: whether the model is free after `run`; if not, an inference never returned.
+        ended: whether both threads of the worker ended after `run`; False if an inference never returned.
         failures: the log of unexpected exceptions.
+        metrics: the counters for /metrics.
+        worker: the queue and its threads.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Server:
         self.settings = settings
         self._alive = alive
         self.failures = FailureLog()
-        self.figures = Figures(facts, settings.queue, self.failures)
+        self.metrics = ServiceMetrics(facts, settings.queue, self.failures)
         self._sockets = sockets
         self._clients: Set[Connection] = set()
         self._done: Deque[Job] = collections.deque()
@@ -84,13 +84,11 @@ class Server:
         self.ended = False
         self._admission = Admission(settings)
         self._selector = selectors.DefaultSelector()
-        self._bell, self._ringer = socket.socketpair()
-        for each in (self._bell, self._ringer):
-            each.setblocking(False)
-        self._selector.register(self._bell, selectors.EVENT_READ)
-        for each in sockets:
-            each.setblocking(False)
-            self._selector.register(each, selectors.EVENT_READ)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_writer.setblocking(False)
+        for readable in [*sockets, self._wake_reader]:
+            readable.setblocking(False)
+            self._selector.register(readable, selectors.EVENT_READ)
         decoding = Decoding(**facts.get("decoding", {}))
         self.worker = Worker(model, settings.queue, self._finished, decoding, self.failures)
 
@@ -116,30 +114,30 @@ class Server:
             self._contain(self._drop, client)
         self.ended = self.worker.close(1.0)
         self._selector.close()
-        for each in self._sockets + [self._bell, self._ringer]:
-            each.close()
+        for sock in [*self._sockets, self._wake_reader, self._wake_writer]:
+            sock.close()
 
     def stop(self) -> None:
         """End `run` gently. Any thread and a signal handler may call it."""
         self._stopping = True
-        self._ring()
+        self._wake()
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         with contextlib.suppress(OSError):  # the loop is already awake, or the service has ended
-            self._ringer.send(b"!")
+            self._wake_writer.send(b"!")
 
     def _finished(self, job: Job) -> None:
         """Pass a job from the worker's threads to the loop."""
         self._done.append(job)
-        self._ring()
+        self._wake()
 
     def _refuse_new(self) -> None:
-        for each in self._sockets:
-            self._selector.unregister(each)
-            each.close()
+        for sock in self._sockets:
+            self._selector.unregister(sock)
+            sock.close()
         refusal = RequestError(503, "the service is being stopped", "ask again later", close=True)
         for client in list(self._clients):
-            if client.clean:
+            if client.idle:
                 self._contain(self._drop, client)
             elif client.phase in (connection.READ, connection.BODY):
                 self._contain_for(client, self._refuse, client, refusal)
@@ -179,14 +177,14 @@ class Server:
     def _event(self, key: selectors.SelectorKey, mask: int) -> None:
         if key.data in self._clients:
             self._contain_for(key.data, self._serve, key.data, mask)
-        elif key.fileobj is self._bell:
-            self._contain(self._silence)
+        elif key.fileobj is self._wake_reader:
+            self._contain(self._clear_wake)
         elif key.data is None and not self._stopping:
             self._contain(self._accept, key.fileobj)
 
-    def _silence(self) -> None:
+    def _clear_wake(self) -> None:
         with contextlib.suppress(BlockingIOError, InterruptedError):
-            self._bell.recv(4096)
+            self._wake_reader.recv(4096)
 
     def _serve(self, client: Connection, mask: int) -> None:
         now = time.monotonic()
@@ -203,12 +201,12 @@ class Server:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:  # no free file descriptor, or the client is gone
-                self.figures.rejected("accept: %s" % (error.strerror or "failed"))
+                self.metrics.rejected("accept: %s" % (error.strerror or "failed"))
                 self._make_room()
                 time.sleep(0.01)  # the listener stays readable: do not spin
                 return
             if len(self._clients) >= self.settings.connections and not self._make_room():
-                self.figures.rejected("connections")
+                self.metrics.rejected("connections")
                 sock.close()
                 continue
             client = Connection(sock, time.monotonic(), self.settings.timeout_s, self.settings.idle_s)
@@ -219,7 +217,7 @@ class Server:
         """Configure the socket of a new client, and watch it.
 
         Raises:
-            GoneError: the client is gone already.
+            ClientGoneError: the client has closed the connection already.
         """
         try:
             client.sock.setblocking(False)
@@ -231,7 +229,7 @@ class Server:
 
     def _make_room(self) -> bool:
         """Close the connection that has been idle longest; return False if none is idle."""
-        idle = [client for client in self._clients if client.clean]
+        idle = [client for client in self._clients if client.idle]
         if not idle:
             return False
         self._drop(min(idle, key=lambda client: client.deadline))
@@ -241,16 +239,16 @@ class Server:
         """Register the client with the selector for the events that its phase needs."""
         if client not in self._clients:
             return
-        wanted = client.wants
-        if wanted == client.events:
+        events = client.needed_events
+        if events == client.events:
             return
         if not client.events:
-            self._selector.register(client.sock, wanted, client)
-        elif not wanted:
+            self._selector.register(client.sock, events, client)
+        elif not events:
             self._selector.unregister(client.sock)
         else:
-            self._selector.modify(client.sock, wanted, client)
-        client.events = wanted
+            self._selector.modify(client.sock, events, client)
+        client.events = events
 
     def _drop(self, client: Connection) -> None:
         self._clients.discard(client)
@@ -267,22 +265,24 @@ class Server:
 
     def _vanished(self, client: Connection) -> None:
         if client.phase in (connection.WAIT, connection.WRITE, connection.BODY):
-            self.figures.vanished.add()
+            self.metrics.vanished.add()
         self._drop(client)
 
     def _expire(self, now: float) -> None:
-        """End what has passed its deadline."""
-        for client in [each for each in self._clients if each.deadline < now]:
-            self._contain_for(client, self._time_out, client)
+        """Time out the clients whose deadline has passed."""
+        for client in list(self._clients):
+            if client.deadline < now:
+                self._contain_for(client, self._time_out, client)
 
     def _time_out(self, client: Connection) -> None:
         if client.phase == connection.WAIT:
-            what = "there was no answer within %g s" % self.settings.timeout_s
-            self._refuse(client, RequestError(504, what, "ask again", headers={"Retry-After": "1"}))
-        elif client.phase == connection.BODY or (client.phase == connection.READ and not client.clean):
-            self._refuse(client, RequestError(408, "the request took too long", "send it at once", close=True))
+            what = "the model did not answer within %g s" % self.settings.timeout_s
+            self._refuse(client, RequestError(504, what, "try again later", headers={"Retry-After": "1"}))
+        elif client.phase == connection.BODY or (client.phase == connection.READ and not client.idle):
+            what = "the request was not received in time"
+            self._refuse(client, RequestError(408, what, "send the request faster", close=True))
         else:
-            self.figures.rejected("too slow" if client.phase == connection.WRITE else "idle")
+            self.metrics.rejected("too slow" if client.phase == connection.WRITE else "idle")
             self._drop(client)
 
     # --- requests ---------------------------------------------------------------------
@@ -291,13 +291,13 @@ class Server:
         client.receive(now)
         if client.phase == connection.READ:
             self._advance(client, now)
-        elif client.phase == connection.BODY and client.whole:
+        elif client.phase == connection.BODY and client.body_complete:
             self._respond(client, now)
 
     def _advance(self, client: Connection, now: float) -> None:
         """Start the next request if its head is complete."""
         try:
-            head = client.request()
+            head = client.next_head()
             if head is None:
                 return
             self._admit(head)
@@ -307,19 +307,20 @@ class Server:
         self._held += head.length
         client.held = head.length
         client.expect_body(now)
-        if client.whole:
+        if client.body_complete:
             self._respond(client, now)
 
     def _admit(self, head: RequestHead) -> None:
         """Check whether the body of a request may be received.
 
         Raises:
-            RefusedError: it may not.
+            RequestError: it may not.
         """
         self._admission.check(head, self._stopping)
         if self._held + head.length > self.settings.held_bytes:
-            self.figures.rejected("memory")
-            raise RequestError(503, "too much is being received", "ask again", close=True, headers={"Retry-After": "1"})
+            self.metrics.rejected("memory")
+            what = "the bodies of all requests together have more than %d bytes" % self.settings.held_bytes
+            raise RequestError(503, what, "try again later", close=True, headers={"Retry-After": "1"})
 
     def _respond(self, client: Connection, now: float) -> None:
         """Answer a complete request, or put its image into the queue."""
@@ -332,14 +333,14 @@ class Server:
                 self._refuse(client, refusal)
             return
         status, content_type, body = self._fact(head.path)
-        self._answer(client, status, protocol.answer(status, body, head.request_id, head.keep, content_type))
+        self._answer(client, status, protocol.response(status, body, head.request_id, head.keep, content_type))
 
     def _fact(self, path: str) -> Tuple[int, str, bytes]:
         """Return status, content type and body for a path that needs no inference."""
         if path == "/v1/model":
             return 200, protocol.JSON, protocol.as_json(self.facts)
         if path == "/metrics":
-            return 200, self.figures.content_type, self.figures.text(self.worker, len(self._clients), self._held)
+            return 200, self.metrics.content_type, self.metrics.text(self.worker, len(self._clients), self._held)
         ready = self.worker.healthy and (path == "/healthz" or not (self._stopping or self.worker.failed))
         return (200, "text/plain", b"ok\n") if ready else (503, "text/plain", b"no\n")
 
@@ -347,10 +348,9 @@ class Server:
         requested_top(head)  # a wrong number is refused before the inference
         job = Job(client.body, head.headers.get("x-shape", ""), head.headers.get("x-dtype", ""), client)
         if not self.worker.offer(job):
-            self.figures.rejected("queue")
-            raise RequestError(
-                503, "%d images wait already" % self.settings.queue, "ask again", headers={"Retry-After": "1"}
-            )
+            self.metrics.rejected("queue")
+            what = "the queue is full: %d samples are waiting" % self.settings.queue
+            raise RequestError(503, what, "try again later", headers={"Retry-After": "1"})
         client.job = job
         client.body = bytearray()
         client.phase = connection.WAIT
@@ -364,7 +364,7 @@ class Server:
                 self._contain_for(client, self._answer_job, client, job)
 
     def _answer_job(self, client: Connection, job: Job) -> None:
-        self.figures.took(job)
+        self.metrics.took(job)
         head = client.head
         assert head is not None
         if job.error is not None:
@@ -373,7 +373,7 @@ class Server:
             self._refuse(client, RequestError(status, job.error.what, job.error.todo, close=unexpected))
             return
         body = protocol.as_json(self._prediction(job, head))
-        self._answer(client, 200, protocol.answer(200, body, head.request_id, head.keep))
+        self._answer(client, 200, protocol.response(200, body, head.request_id, head.keep))
 
     def _prediction(self, job: Job, head: RequestHead) -> Dict[str, Any]:
         return {
@@ -388,12 +388,12 @@ class Server:
     def _refuse(self, client: Connection, refusal: RequestError) -> None:
         head = client.head
         request_id, keep = (head.request_id, head.keep) if head else ("-", False)
-        self._answer(client, refusal.status, protocol.refusal(refusal, request_id, keep), refusal.close)
+        self._answer(client, refusal.status, protocol.error_response(refusal, request_id, keep), refusal.close)
 
     def _answer(self, client: Connection, status: int, content: bytes, close: bool = False) -> None:
         known = client.head is not None and client.head.path in PATHS
-        self.figures.requests.add(code=str(status), path=client.head.path if known and client.head else "other")
+        self.metrics.requests.add(code=str(status), path=client.head.path if known and client.head else "other")
         self._release(client)
         keep = client.head is not None and client.head.keep and not close
-        client.answer(content, keep, time.monotonic())
+        client.respond(content, keep, time.monotonic())
         self._watch(client)

@@ -2,7 +2,6 @@
 
 The runtime releases Python's lock while the model runs, so the next image is prepared at the same time.
 This module uses no sockets.
-Runs on Python 3.7 with numpy and a TFLite runtime.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from typing import Any, Callable, Deque, Optional
 from deploy.contract.decoding import AS_THEY_ARE, Decoding
 from deploy.contract.errors import DeviceError, UnexpectedError
 from deploy.failures import FailureLog
-from deploy.images import Bytes, decoded
+from deploy.images import Bytes, decode_body
 
 STUCK_S = 60.0
-"""An inference that takes longer than this never ends: the Edge TPU was unplugged, or hangs."""
+"""The service is unhealthy if an inference takes longer: the Edge TPU was unplugged, or hangs."""
 
 
 class Job:
@@ -27,14 +26,14 @@ class Job:
 
     Args:
         body: the body that the client sent.
-        shape: the shape of raw numbers, see `images.decoded`.
-        dtype: the dtype of raw numbers, see `images.decoded`.
+        shape: the shape of raw values, see `images.decode_body`.
+        dtype: the dtype of raw values, see `images.decode_body`.
         owner: the connection that waits for the answer.
 
     Attributes:
         cancelled: whether the client is gone.
-        answer: the model's answer; None until there is one.
-        error: the reason why there is no answer.
+        answer: the model's answer; None before.
+        error: the reason why the job failed.
         entered: the time of `time.monotonic` when the job entered the queue.
         started: the time when the model started; 0 before.
         ended: the time when the job was done; 0 before.
@@ -188,7 +187,7 @@ class Worker:
             self._failures.add(error)
 
     def _prepare(self, job: Job) -> None:
-        job.tensor = self._model.prepare(decoded(job.body, job.shape, job.dtype, self._decoding))
+        job.tensor = self._model.prepare(decode_body(job.body, job.shape, job.dtype, self._decoding))
 
     def _answer(self, job: Job) -> None:
         self._since = job.started = time.monotonic()

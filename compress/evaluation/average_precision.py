@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal
@@ -16,7 +14,7 @@ from compress.evaluation import degeneracy
 from compress.measurement import Measurement, missing
 from compress.stage import Context, Need, Probe
 from compress.tflite.interpreter import LoadedModel, version
-from deploy.contract.average_precision import MOST, Truth
+from deploy.contract.average_precision import Truth, average_precision
 from deploy.contract.detection import Detections, Detector, agreement, overlaps
 
 SURE = 0.5
@@ -35,7 +33,7 @@ class Precision(Probe):
     name: ClassVar[str] = "precision"
     version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
-    tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert", "pycocotools")
+    tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert",)
 
     split: Literal["validation", "test"]
     """The split that is measured on; `test` only for the final comparison."""
@@ -128,7 +126,7 @@ def _is_there(box: NDArray[Any], others: NDArray[Any], overlap: float) -> bool:
 
 def found(answers: Sequence[Detections], wanted: Sequence[Truth], classes: int, note: str) -> dict[str, Any]:
     """`ap` and `ap50` as measurements, and `per_class` as plain numbers."""
-    result = by_coco(answers, wanted, classes)
+    result = average_precision(answers, wanted, classes)
     shown = {name: _measurement(result[name], note).to_json() for name in ("ap", "ap50")}
     return {**shown, "per_class": result["per_class"]}
 
@@ -175,55 +173,3 @@ def _drop(before: Mapping[str, Any], after: Mapping[str, Any]) -> Measurement:
     if before["value"] is None or after["value"] is None:
         return missing("fraction", "there are no objects to find")
     return Measurement(before["value"] - after["value"], "fraction", "measured", note="the same images")
-
-
-def by_coco(found: Sequence[Detections], wanted: Sequence[Truth], classes: int) -> dict[str, Any]:
-    """Average precision by pycocotools, in the form of `deploy.contract.average_precision.average_precision`."""
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
-    sets: list[list[dict[str, Any]]] = [[], []]
-    for image, (detections, (boxes, labels)) in enumerate(zip(found, wanted, strict=True), 1):
-        sets[0] += _annotations(boxes, labels, image)
-        scored = _annotations(detections.boxes, detections.classes, image)
-        sets[1] += [row | {"score": float(score)} for row, score in zip(scored, detections.scores, strict=True)]
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does
-        truth, answers = COCO(), COCO()
-        for index, rows in zip((truth, answers), sets, strict=True):
-            index.dataset = {
-                "images": [{"id": image} for image in range(1, len(wanted) + 1)],
-                "categories": [{"id": label} for label in range(classes)],
-                "annotations": [row | {"id": number} for number, row in enumerate(rows, 1)],
-            }
-            index.createIndex()
-        judge = COCOeval(truth, answers, "bbox")
-        judge.params.areaRng, judge.params.areaRngLbl, judge.params.maxDets = [[0.0, 1e10]], ["all"], [MOST]
-        judge.evaluate()
-        judge.accumulate()
-    precision: NDArray[np.float64] = judge.eval["precision"][..., 0, 0]  # [overlaps, recalls, classes]; -1: no objects
-    rows = [_row(precision[..., label], [labels for _, labels in wanted], label) for label in range(classes)]
-    kept = [row for row in rows if row["objects"]]
-    means = {name: float(np.mean([row[name] for row in kept])) if kept else None for name in ("ap", "ap50")}
-    return {**means, "per_class": rows}
-
-
-def _row(precision: NDArray[np.float64], wanted: Sequence[NDArray[Any]], label: int) -> dict[str, Any]:
-    objects = sum(int((labels == label).sum()) for labels in wanted)
-    if not objects:
-        return {"ap": None, "ap50": None, "objects": 0}
-    return {"ap": float(precision.mean()), "ap50": float(precision[0].mean()), "objects": objects}
-
-
-def _annotations(boxes: NDArray[Any], labels: NDArray[Any], image: int) -> list[dict[str, Any]]:
-    """Boxes in COCO's form: x, y, width, height. Fractions of the sides do: no overlap depends on the unit."""
-    corners = np.asarray(boxes, np.float64).reshape(-1, 4)
-    return [
-        {
-            "image_id": image,
-            "category_id": int(label),
-            "bbox": [left, top, right - left, bottom - top],
-            "area": (right - left) * (bottom - top),
-            "iscrowd": 0,
-        }
-        for (top, left, bottom, right), label in zip(corners.tolist(), labels, strict=True)
-    ]

@@ -1,4 +1,4 @@
-"""What is written beside the releases: how they are run, by hand and by systemd."""
+"""README.txt in the folder of the releases: how to run a release by hand and with systemd."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ INSTALL = (
     " or tflite-runtime 'numpy<2' (others)"
 )
 _README = """\
-{title}, put here by `python -m compress deploy`.
+{title}, deployed by `python -m compress deploy`.
 
-Needs Python 3.7 or newer with numpy and a TFLite runtime; if they are missing:
+It needs Python 3.7 or newer with numpy and a TFLite runtime. To install them:
   {install}
 
 In this folder, on the board:
   {python} {current}/runner.pyz verify {current}/bundle.coralline
   {python} {current}/runner.pyz bench {current}/bundle.coralline --out results.json
 
-Bring results.json back to where the bundle was made, and there:
+Copy results.json to the computer that packed the bundle, and run there:
   python -m compress results results.json --run runs/{title} --name NAME-OF-THE-BOARD
 """
 _SERVICE = """
-As a service; nothing installs or restarts it by itself. Once, and after each deployment or rollback:
+To run it as a service, run this once, and again after each deployment or rollback:
   sudo cp coralline.service /etc/systemd/system/ && sudo systemctl daemon-reload
   sudo systemctl enable coralline && sudo systemctl restart coralline
 """
 
 
 def readme(state: Mapping[str, Any], address: DeviceAddress, release: str, title: str) -> str:
-    """README.txt.
+    """Return the text of README.txt.
 
     Args:
-        state: what the agent told of the folder and its Python.
-        address: a device has a unit for systemd; a folder here, which is to be carried to one, does not, and may
-            be on a card whose file system knows no links.
-        release: what shall run.
+        state: the agent's description of the folder and its Python.
+        address: a device, which has a systemd unit; or a local folder, such as a card without symbolic links.
+        release: the current release.
         title: the bundle's name.
     """
     title = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in title)[:80]

@@ -1,4 +1,4 @@
-"""Who deployed what where: one JSON object in a line for each beginning and each end, added and never changed."""
+"""The log of deployments: one line of JSON for each start and each end, append-only."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from compress.files import explain
 
 
 def default_path() -> Path:
-    """`~/.local/state/coralline/deployments.jsonl`, or below XDG_STATE_HOME."""
+    """Return `~/.local/state/coralline/deployments.jsonl`, or the file below XDG_STATE_HOME."""
     state = os.environ.get("XDG_STATE_HOME", "")
     base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
     return base / "coralline" / "deployments.jsonl"
 
 
 def person() -> str:
-    """Who works here: `user@machine`."""
+    """Return the current user as `user@machine`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -37,23 +37,23 @@ class Log:
     """The log of one command.
 
     Attributes:
-        path: the file; it and its folder are made if need be.
-        about: what stands in every line: who, which command, which bundle.
+        path: the file; it and its folder are created if they are missing.
+        about: the values of every line: user, command, bundle.
     """
 
     path: Path
     about: Mapping[str, Any]
 
     def add(self, address: str, event: str, **more: Any) -> None:
-        """Adds a line, which is on the disk when this returns.
+        """Append a line and flush it to the disk.
 
         Args:
             address: the device.
             event: `begun`, `done` or `failed`.
-            more: what else is known.
+            more: further values.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the log cannot be written.
         """
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         entry = {"schema_version": 1, "time": now, **self.about, "address": address, "event": event, **more}
@@ -67,7 +67,7 @@ def _append(path: Path, line: bytes) -> None:
             fcntl.flock(stream, fcntl.LOCK_EX)
             if stream.seek(0, os.SEEK_END):
                 stream.seek(-1, os.SEEK_END)
-                line = line if stream.read(1) == b"\n" else b"\n" + line  # the one before was cut
+                line = line if stream.read(1) == b"\n" else b"\n" + line  # the previous line was truncated
             stream.write(line)
             stream.flush()
             os.fsync(stream.fileno())

@@ -1,4 +1,4 @@
-"""One deployment, step by step: what a bundle and runner.pyz are made of, and the order in which a device gets them."""
+"""The steps of one deployment: splitting a bundle and its runner into pieces, sending, verifying and switching."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from deploy.contract import bundle, releases
 
 MIN_PIECE_BYTES = 4096
 VERIFY_TIMEOUT_S, BENCH_TIMEOUT_S = 900.0, 7200.0
-Told = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Release:
-    """A bundle and the runner it goes out with.
+    """A bundle and the runner that is deployed with it.
 
     Attributes:
-        name: of the release, on every device: a digest of both files.
+        name: the name of the release on every device: a digest of both files.
         title: the name in the bundle's manifest.
-        files: name on the device: SHA-256, and its pieces (SHA-256, size) in order.
-        contents: what the pieces hold, by SHA-256.
+        files: by file name, its SHA-256 and its pieces (SHA-256, size) in order.
+        contents: the bytes of each piece, by SHA-256.
     """
 
     name: str
@@ -44,11 +44,11 @@ class Release:
 
 
 def load(path: Path) -> Release:
-    """The release of a bundle.
+    """Return the release of a bundle.
 
     Raises:
-        ModelError: it is no bundle that verifies.
-        StoreError: it cannot be read.
+        ModelError: the verification of the bundle failed.
+        StoreError: the bundle cannot be read.
     """
     try:
         content = path.read_bytes()
@@ -69,11 +69,11 @@ def load(path: Path) -> Release:
 
 
 def pieces(content: bytes) -> list[bytes]:
-    """An archive cut at the ends of its larger members.
+    """Split an archive at the boundaries of its larger members.
 
-    Members are stored as they are, so an unchanged one is an unchanged piece, which a device that has it in another
-    release takes from there: of a bundle with a new int8 model, neither the float original nor the samples are sent.
-    What lies between, headers and small members, is a piece too.
+    Members are stored without compression, so an unchanged member is an unchanged piece, and a device that has it in
+    another release copies it from there. If only the int8 model is new, neither the float original nor the samples are
+    sent. Headers and small members between them are pieces too.
     """
     cuts = {0, len(content)}
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -91,14 +91,14 @@ def _sha256(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class ReleaseOptions:
-    """What is done beside putting a release there.
+    """The options of a deployment.
 
     Attributes:
-        keep: how many releases stay on a device.
-        verify: verifies once more after the switch, through the link.
-        bench: measures there.
-        device: what the runner takes as `--device`.
-        by: who deploys, for the device's own history.
+        keep: the number of releases that stay on a device.
+        verify: whether to verify the release again after the switch.
+        bench: whether to run the benchmark on the device.
+        device: the runner's `--device`.
+        by: the person who deploys, for the history on the device.
     """
 
     keep: int = 3
@@ -110,16 +110,16 @@ class ReleaseOptions:
 
 @dataclass(frozen=True)
 class ReleaseResult:
-    """What one device runs now, and what it ran before.
+    """The result of a deployment to one device.
 
     Attributes:
         result: `deployed`, `unchanged` or `rolled back`.
-        before: the release that ran; None: nothing did.
-        after: the release that runs.
-        sent_bytes: how much had to be sent.
+        before: the previous current release; None: there was none.
+        after: the current release.
+        sent_bytes: the number of bytes sent.
         python: the version of the device's Python.
-        results: what the runner there said, by verb.
-        removed: releases that were removed.
+        results: the results of the runner on the device, by command.
+        removed: the releases that were removed.
     """
 
     result: str
@@ -131,18 +131,17 @@ class ReleaseResult:
     removed: tuple[str, ...] = ()
 
 
-def deploy(session: AgentSession, release: Release, options: ReleaseOptions, told: Told) -> ReleaseResult:
-    """Brings a release to a device: sent, verified there beside the old one, and only then switched to.
+def deploy(session: AgentSession, release: Release, options: ReleaseOptions, progress: Progress) -> ReleaseResult:
+    """Deploy a release to a device: send it, verify it there, and then switch to it.
 
     Raises:
-        DeploymentError: something failed, and the device runs what it ran before; the message says so where it
-            does not.
+        DeploymentError: a step failed. The device runs its previous release; otherwise the message says so.
     """
     state = session.ask("open", path=session.address.path, by=options.by, create=True)
-    removed = session.ask("prune", keep=options.keep)  # what deployments left that were cut behind the switch
+    removed = session.ask("prune", keep=options.keep)  # interrupted deployments may have left releases
     before, new = state["current"], release.name not in state["releases"] or release.name in removed
-    sent = send(session, release, told)
-    told("verifying there")
+    sent = send(session, release, progress)
+    progress("verifying on the device")
     results = {}
     try:
         results["verify"] = _run(session, release.name, "verify", options, VERIFY_TIMEOUT_S)
@@ -154,8 +153,8 @@ def deploy(session: AgentSession, release: Release, options: ReleaseOptions, tol
         raise
     if before != release.name:
         session.ask("switch", release=release.name)
-        told("switched")
-    results |= _after(session, release.name, before, options, told)
+        progress("switched to the release")
+    results |= _after(session, release.name, before, options, progress)
     with _new_runs():
         removed += session.ask("prune", keep=options.keep)
     result = "unchanged" if before == release.name else "deployed"
@@ -165,7 +164,7 @@ def deploy(session: AgentSession, release: Release, options: ReleaseOptions, tol
 def _write_texts(
     session: AgentSession, state: dict[str, Any], release: str, verified: dict[str, Any], options: ReleaseOptions
 ) -> None:
-    """Writes how to run a release beside it: README.txt, and on a device its runner's unit for systemd."""
+    """Write README.txt into the folder of the releases, and on a device the systemd unit of its runner."""
     title = str(verified["bundle"]["name"])
     session.ask("write", name="README.txt", text=instructions.readme(state, session.address, release, title))
     if session.address.host is not None:
@@ -173,17 +172,17 @@ def _write_texts(
         session.ask("write", name="coralline.service", text=unit.replace(f"/releases/{release}/", "/current/"))
 
 
-def send(session: AgentSession, release: Release, told: Told) -> int:
-    """Sends what the device lacks, and has it put together there; gives the number of bytes sent."""
+def send(session: AgentSession, release: Release, progress: Progress) -> int:
+    """Send the missing pieces, and install the release on the device; return the number of bytes sent."""
     sizes = {digest: len(content) for digest, content in release.contents.items()}
     total = sum(size for entry in release.files.values() for _, size in entry["pieces"])
     sent = 0
-    for _ in range(2):  # what was damaged on the way is sent once more
+    for _ in range(2):  # pieces that were damaged during the transfer are sent once more
         asked = session.ask("want", release=release.name, pieces=sizes, total=total)
         if asked["whole"]:
             return sent
         rest = sum(sizes[digest] - there for digest, there in asked["missing"].items())
-        told(f"sending {rest:,} of {total:,} bytes")
+        progress(f"sending {rest:,} of {total:,} bytes")
         sent += rest
         lacking = asked["missing"].items()
         if all(session.put((digest, there, release.contents[digest]) for digest, there in lacking)):
@@ -193,12 +192,12 @@ def send(session: AgentSession, release: Release, told: Told) -> int:
 
 
 def _after(
-    session: AgentSession, release: str, before: str | None, options: ReleaseOptions, told: Told
+    session: AgentSession, release: str, before: str | None, options: ReleaseOptions, progress: Progress
 ) -> dict[str, Any]:
-    """What was asked for beside the deployment, done with what now runs."""
+    """Run the optional steps with the current release; return their results."""
     results = {}
     if options.verify:
-        told("verifying what runs")
+        progress("verifying the current release on the device")
         try:
             results["verify"] = _run(session, None, "verify", options, VERIFY_TIMEOUT_S)
         except DeploymentError as error:
@@ -207,7 +206,7 @@ def _after(
                 raise DeploymentError(f"{error.what}; switched back", where=error.where, todo=error.todo) from error
             raise
     if options.bench:
-        told("measuring there")
+        progress("measuring on the device")
         with _new_runs():
             results["bench"] = _run(session, None, "bench", options, BENCH_TIMEOUT_S)
     return results
@@ -215,52 +214,53 @@ def _after(
 
 @contextmanager
 def _new_runs() -> Iterator[None]:
-    """What fails here fails after the switch, and is told so."""
+    """Add to the message of an error that the switch has already succeeded."""
     try:
         yield
     except DeploymentError as error:
-        raise DeploymentError(f"the new version runs, but: {error.what}", where=error.where, todo=error.todo) from error
+        raise DeploymentError(f"the new release runs, but: {error.what}", where=error.where, todo=error.todo) from error
 
 
-def rollback(session: AgentSession, options: ReleaseOptions, told: Told) -> ReleaseResult:
-    """Switches to the release that ran before, after verifying it; twice gives the first one again.
+def rollback(session: AgentSession, options: ReleaseOptions, progress: Progress) -> ReleaseResult:
+    """Verify the previous release and switch to it. A second rollback switches back.
 
     Raises:
-        DeploymentError: there is none, or it does not verify; what runs is what ran.
+        DeploymentError: there is no previous release, or its verification failed. The current release does not change.
     """
     state = session.ask("open", path=session.address.path, by=options.by, create=False)
     before, after = state["current"], state["previous"]
     if after is None:
-        raise DeploymentError("has no version before this one", where=str(session.address), todo="deploy one")
-    told("verifying there")
+        raise DeploymentError("has no previous release", where=str(session.address), todo="deploy one first")
+    progress("verifying on the device")
     results = {"verify": _run(session, after, "verify", options, VERIFY_TIMEOUT_S)}
     _write_texts(session, state, after, results["verify"], options)
     session.ask("switch", release=after)
-    told("switched")
-    results |= _after(session, after, before, options, told)
+    progress("switched to the release")
+    results |= _after(session, after, before, options, progress)
     return ReleaseResult("rolled back", before, after, 0, state["python"], results)
 
 
 def _run(
     session: AgentSession, release: str | None, verb: str, options: ReleaseOptions, timeout_s: float
 ) -> dict[str, Any]:
-    """What a verb of the runner (with its arguments) answers; without a release, of what the link leads to.
+    """Run a command of the runner (with its arguments) on the device; None: the runner of the current release.
 
     Raises:
-        DeploymentError: it failed.
+        DeploymentError: the command failed.
     """
     command = [*verb.split(), *(("--device", options.device) if options.device else ())]
     found = session.ask("run", release=release, command=command, timeout_s=timeout_s)
-    where, said = str(session.address), found["errors"].strip().splitlines() or ["no message"]
+    where = str(session.address)
+    stderr = found["errors"].strip().splitlines() or ["no message"]
     if found["exit_code"] == 0:
         try:
             return dict(json.loads(found["output"]))
         except ValueError as error:
-            raise DeploymentError(f"`{verb}` there gave no result", where=where) from error
+            raise DeploymentError(f"`{verb}` on the device printed no result", where=where) from error
     if "No module named 'numpy'" in found["errors"]:
-        todo = f"there: {instructions.INSTALL}; where pip refuses, in a venv, and here --python '~/VENV/bin/python3'"
+        todo = f"on the device: {instructions.INSTALL}; if pip refuses, use a venv and --python '~/VENV/bin/python3'"
         raise DeploymentError("its Python has no numpy", where=where, todo=todo)
     if found["exit_code"] < 0:
-        raise DeploymentError(f"`{verb}` there was killed by signal {-found['exit_code']}", where=where)
-    told = said[-1].removeprefix("runner: ")
-    raise DeploymentError(f"`{verb}` failed there (exit code {found['exit_code']}): {told}", where=where)
+        raise DeploymentError(f"`{verb}` on the device was killed by signal {-found['exit_code']}", where=where)
+    message = stderr[-1].removeprefix("runner: ")
+    raise DeploymentError(f"`{verb}` failed on the device (exit code {found['exit_code']}): {message}", where=where)

@@ -1,8 +1,7 @@
-"""A device at the other end of one SSH connection, or a folder here, with `deploy.contract.agent` at work in it.
+"""A session with `deploy.contract.agent` in a folder on a device, over SSH, or in a local folder.
 
-One process of ssh carries everything, so that there is one connection and one authentication for each device, and
-nothing to multiplex. What the remote shell is given is one fixed line (`_BOOT`) and the name of the Python; paths,
-digests and everything else travel as data.
+One ssh process carries the whole session: one connection and one authentication for each device. The remote shell only
+receives a fixed line (`_BOOT`) and the name of the Python; paths, digests and everything else are sent as data.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from deploy.contract import agent
 MAX_LINE = 1 << 26
 MAX_BEFORE_GREETING = 200
 GREETING_TIMEOUT_S = 60.0
-"""After connecting, which ssh limits: a login shell that reads what is meant for Python would wait for ever."""
+"""The time limit for the agent's greeting. A login shell that reads standard input itself would wait forever."""
 _BOOT = (
     'import base64,os,sys,zlib;sys.version_info>=(3,7)or sys.exit("Python %d.%d is too old"%sys.version_info[:2]);'
     'exec(zlib.decompress(base64.b64decode(b"".join(iter(lambda:os.read(0,1).strip(),b"")))))'
 )
-"""Runs the program in the first line of standard input, and leaves what is behind that line to it."""
+"""Runs the program in the first line of standard input; the program reads the rest."""
 _PROGRAM = """
 import sys, types
 for name, text in {sources!r}.items():
@@ -44,26 +43,26 @@ for name, text in {sources!r}.items():
     exec(compile(text, name, "exec"), module.__dict__)
 sys.modules["deploy.contract.agent"].serve()
 """
-_PROFILE = "see whether its login shell's profile reads, prints or ends something where nobody is at a terminal"
+_PROFILE = "check whether the login shell's profile reads input, prints or exits without a terminal"
 HELLO = json.dumps({"hello": agent.GREETING}).encode()
-_SILENT = ("it does not answer", "check that it is on, and the network")
+_SILENT = ("it does not respond", "check its power and the network")
 _SSH_FAILED = 255
 _SSH = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": (
-        "its host key is another one than before",
-        "find out why; if it was installed anew: ssh-keygen -R HOST",
+        "its host key has changed",
+        "find out why; if the device was reinstalled: ssh-keygen -R HOST",
     ),
     "Host key verification failed": (
         "its host key is not known",
         "ssh-keyscan HOST >> ~/.ssh/known_hosts, and compare the key with the one that the device shows",
     ),
-    "Permission denied (": ("it does not let us in", "ssh-copy-id, or --identity FILE"),
-    "Could not resolve hostname": ("nothing has this name", "check the address"),
+    "Permission denied (": ("it refuses the SSH key", "ssh-copy-id, or --identity FILE"),
+    "Could not resolve hostname": ("its name cannot be resolved", "check the address"),
     "Connection refused": ("it refuses the connection", "start its SSH server, or check the port"),
     "timed out": _SILENT,
     "No route to host": _SILENT,
 }
-"""What ssh says where it failed itself, what that means, and what to do about it."""
+"""Messages of ssh for its own failures, with their meaning and what to do."""
 _OLD_PYTHON = ("its Python is too old", "--python /path/to/python3.7 or newer")
 _THERE = {
     "Unknown option: -I": _OLD_PYTHON,
@@ -73,7 +72,7 @@ _THERE = {
         ("it has no such Python", "sudo apt-get install python3, or --python /path/to/python3"),
     ),
 }
-"""The same for what the other end says, and its exit code."""
+"""The same for messages and exit codes of the device."""
 
 
 @dataclass(frozen=True)
@@ -129,26 +128,27 @@ def program() -> bytes:
 
 
 class StepRefusedError(DeploymentError):
-    """A step that the agent refused; the connection stays open.
+    """The agent refused a step; the connection stays open.
 
     Attributes:
-        kind: as in `deploy.contract.releases.ReleaseError`.
+        kind: see `deploy.contract.releases.ReleaseError`.
     """
 
     def __init__(self, error: Mapping[str, Any], where: str) -> None:
         super().__init__(str(error.get("what")), where=where, todo=str(error.get("todo", "")))
-        self.kind, self.current = error.get("kind"), error.get("current")
+        self.kind = error.get("kind")
+        self.current = error.get("current")
 
 
 class AgentSession:
-    """An open connection: questions and answers in order."""
+    """An open connection to the agent: requests and their answers, in the same order."""
 
     def __init__(self, address: DeviceAddress, process: subprocess.Popen[bytes], errors: Any) -> None:
         self.address, self._process, self._errors = address, process, errors
         self._greeted, self._heard = False, b""
 
     def greet(self) -> None:
-        """Sends the agent and waits until it is there."""
+        """Send the program of the agent, and wait for its greeting."""
         late = Timer(GREETING_TIMEOUT_S + ssh.CONNECT_TIMEOUT_S, self._process.kill)
         late.start()
         try:
@@ -161,26 +161,26 @@ class AgentSession:
         except DeploymentError as error:
             if self._process.returncode != -signal.SIGKILL:
                 raise
-            raise self._failed("its Python does not answer", _PROFILE) from error
+            raise self._failed("its Python does not respond", _PROFILE) from error
         finally:
             late.cancel()
-        raise self._failed("the login shell there says too much", _PROFILE)
+        raise self._failed("its login shell prints too much", _PROFILE)
 
     def ask(self, do: str, **asked: Any) -> Any:
-        """One request, and what comes back.
+        """Send one request; return its answer.
 
         Raises:
-            RefusedError: it could not be done.
+            StepRefusedError: the step failed on the device.
             DeploymentError: the connection ended.
         """
         self._send(json.dumps({"do": do, **asked}).encode() + b"\n")
         return self._answer()
 
     def put(self, pieces: Iterable[tuple[str, int, bytes]]) -> list[bool]:
-        """Sends pieces (SHA-256, bytes that are there already, content), and only then waits for the answers.
+        """Send pieces (SHA-256, number of bytes already there, content), and then wait for all answers.
 
         Returns:
-            Whether each arrived whole.
+            For each piece, whether it arrived complete.
         """
         count = 0
         for digest, offset, content in pieces:
@@ -221,33 +221,34 @@ class AgentSession:
                 return answer["answer"]
             error = dict(answer["error"])
         except (ValueError, KeyError, TypeError) as problem:
-            raise DeploymentError("what it answers is not understood", where=str(self.address)) from problem
+            raise DeploymentError("its answer is invalid", where=str(self.address)) from problem
         raise StepRefusedError(error, str(self.address))
 
     def _lost(self) -> DeploymentError:
-        """Why the connection ended, from what ssh and the other end said."""
+        """Return the error for a connection that ended, from the messages of ssh and of the device."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         self._errors.seek(0)
-        said, code = self._errors.read(1 << 16).decode(errors="replace"), self._process.returncode
-        heard = "" if self._greeted else self._heard.decode(errors="replace")
-        last = f"{_last(said) or _last(heard) or 'no message'}, exit code {code}"
+        stderr = self._errors.read(1 << 16).decode(errors="replace")
+        code = self._process.returncode
+        stdout = "" if self._greeted else self._heard.decode(errors="replace")
+        last = f"{_last(stderr) or _last(stdout) or 'no message'}, exit code {code}"
         if self._greeted:
-            return self._failed(f"the connection ended: {last}", "run the same command again: what arrived is kept")
+            return self._failed(f"the connection ended: {last}", "run the same command again: it continues")
         for text, (meaning, todo) in (_SSH if code == _SSH_FAILED else _THERE).items():
-            if text in f"{said}, exit code {code}":
+            if text in f"{stderr}, exit code {code}":
                 return self._failed(f"{meaning} ({last})", todo)
         if code == _SSH_FAILED:
-            return self._failed(f"it cannot be reached ({last})", f"see what ssh -v {self.address.host} says")
+            return self._failed(f"it cannot be reached ({last})", f"read the output of: ssh -v {self.address.host}")
         return self._failed(f"the connection ended before Python answered ({last})", _PROFILE)
 
     def _failed(self, what: str, todo: str) -> DeploymentError:
         return DeploymentError(what, where=str(self.address), todo=todo)
 
 
-def _last(said: str) -> str:
-    """The last line that is not of a traceback or a drawing."""
-    lines = [line.strip() for line in said.splitlines() if any(map(str.isalpha, line))]
+def _last(text: str) -> str:
+    """Return the last line that contains a letter: others belong to tracebacks or drawings."""
+    lines = [line.strip() for line in text.splitlines() if any(map(str.isalpha, line))]
     return lines[-1] if lines else ""
 
 
@@ -257,10 +258,10 @@ _guard = Lock()
 
 @contextmanager
 def connected(address: DeviceAddress, access: Access) -> Iterator[AgentSession]:
-    """A session with a device; whatever ends it ends the agent too.
+    """Open a session with a device. The agent ends with the session.
 
     Raises:
-        DeploymentError: it cannot be reached, or has no Python that can be used.
+        DeploymentError: the device cannot be reached, or has no suitable Python.
     """
     with tempfile.TemporaryFile() as errors:
         command = access.command(address)
@@ -284,7 +285,7 @@ def connected(address: DeviceAddress, access: Access) -> Iterator[AgentSession]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Closes the connection, and waits for a moment until the other end has let go of its lock."""
+    """Close the connection, and wait up to two seconds until the agent has released its lock."""
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(OSError):
@@ -297,7 +298,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def cut_all() -> None:
-    """Ends every connection: after an interruption."""
+    """Close every connection, after an interruption."""
     with _guard:
         for process in _running:
             process.kill()

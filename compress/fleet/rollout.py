@@ -1,4 +1,4 @@
-"""Many devices at a time: each on its own, a row of a table for each, and two lines of the log."""
+"""Deployment to many devices in parallel, with a row of a table and two lines of the log for each."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from compress.errors import CorallineError, StoreError
 from compress.fleet import release, remote, results
 from compress.fleet.address import DeviceAddress
 from compress.fleet.log import Log
-from compress.fleet.release import ReleaseResult, Told
+from compress.fleet.release import Progress, ReleaseResult
 from compress.fleet.remote import Access, AgentSession
 
-Work = Callable[[AgentSession, Told], ReleaseResult]
+Work = Callable[[AgentSession, Progress], ReleaseResult]
 _SHORT = 12
 
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """What became of one device.
+    """The result of a deployment to one device, or its error.
 
     Attributes:
-        address: which.
-        seconds: how long it took.
-        outcome: what it runs now; None: it failed.
-        error: why it failed.
+        address: the device.
+        seconds: the duration.
+        outcome: the result; None: the deployment failed.
+        error: the error.
     """
 
     address: DeviceAddress
@@ -38,7 +38,7 @@ class RolloutResult:
     error: CorallineError | None
 
     def to_json(self) -> dict[str, Any]:
-        """As a plain map."""
+        """Return the result as a plain map."""
         row: dict[str, Any] = {"address": str(self.address), "seconds": round(self.seconds, 3), "result": "failed"}
         if self.outcome is None:
             return {**row, "error": str(self.error)}
@@ -46,26 +46,26 @@ class RolloutResult:
 
 
 def deploy(
-    session: AgentSession, told: Told, made: release.Release, settings: release.ReleaseOptions, folder: Path
+    session: AgentSession, progress: Progress, made: release.Release, settings: release.ReleaseOptions, folder: Path
 ) -> release.ReleaseResult:
     """Deploy a release to one device, and store the measurements that were made there in `folder`.
 
     Raises:
         CorallineError: a step failed.
     """
-    outcome = release.deploy(session, made, settings, told)
+    outcome = release.deploy(session, made, settings, progress)
     if "bench" in outcome.results:
-        told(f"results: {results.store(outcome.results['bench'], folder, session.address.name)}")
+        progress(f"results: {results.store(outcome.results['bench'], folder, session.address.name)}")
     return outcome
 
 
-def rollback(session: AgentSession, told: Told, settings: release.ReleaseOptions) -> release.ReleaseResult:
-    """Switch one device to the version that ran before.
+def rollback(session: AgentSession, progress: Progress, settings: release.ReleaseOptions) -> release.ReleaseResult:
+    """Switch one device to its previous release.
 
     Raises:
         CorallineError: a step failed.
     """
-    return release.rollback(session, settings, told)
+    return release.rollback(session, settings, progress)
 
 
 def work(
@@ -73,54 +73,55 @@ def work(
     access: Access,
     step: Work,
     jobs: int,
-    told: Told,
+    progress: Progress,
     log: Log,
 ) -> list[RolloutResult]:
-    """Does the same on every device, some at a time. An interruption cuts every connection.
+    """Run one step on every device, in parallel. An interruption closes every connection.
 
     Args:
         addresses: the devices.
-        access: how they are reached.
-        step: what to do with each.
-        jobs: how many at a time.
-        told: is told what is being done.
-        log: gets a line before and one after each.
+        access: the SSH settings.
+        step: the function to run on each device.
+        jobs: the number of parallel connections.
+        progress: a function that is called with messages.
+        log: receives a line before and after each device.
 
     Returns:
-        A row for each, in the order of the addresses.
+        A result for each device, in the order of the addresses.
     """
     with ThreadPoolExecutor(max_workers=jobs) as pool:
         try:
-            return list(pool.map(lambda address: _one(address, access, step, told, log), addresses))
+            return list(pool.map(lambda address: _one(address, access, step, progress, log), addresses))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             remote.cut_all()
             raise
 
 
-def _one(address: DeviceAddress, access: Access, step: Work, told: Told, log: Log) -> RolloutResult:
-    began, place = time.monotonic(), str(address)
+def _one(address: DeviceAddress, access: Access, step: Work, progress: Progress, log: Log) -> RolloutResult:
+    start = time.monotonic()
+    name = str(address)
     try:
-        log.add(place, "begun")
+        log.add(name, "begun")
         with remote.connected(address, access) as session:
-            outcome = step(session, lambda text: told(f"{address}: {text}"))
+            outcome = step(session, lambda text: progress(f"{address}: {text}"))
         done = {"result": outcome.result, "before": outcome.before, "after": outcome.after}
-        log.add(place, "done", **done, sent_bytes=outcome.sent_bytes)
+        log.add(name, "done", **done, sent_bytes=outcome.sent_bytes)
     except CorallineError as error:
         with suppress(StoreError):
-            log.add(place, "failed", error=str(error))
-        return RolloutResult(address, time.monotonic() - began, None, error)
-    return RolloutResult(address, time.monotonic() - began, outcome, None)
+            log.add(name, "failed", error=str(error))
+        return RolloutResult(address, time.monotonic() - start, None, error)
+    return RolloutResult(address, time.monotonic() - start, outcome, None)
 
 
 def table(rows: Sequence[RolloutResult]) -> str:
-    """For people: host, version before, after, result, seconds."""
+    """Return a table: device, release before and after, result, seconds."""
     cells = [("device", "before", "after", "result", "seconds")]
     for row in rows:
-        known = row.outcome
-        before, after = ((known.before or "")[:_SHORT], known.after[:_SHORT]) if known else ("", "")
-        result = known.result if known else "failed"
-        cells.append((str(row.address), before or "-", after or "-", result, f"{row.seconds:.1f}"))
+        versions = ("-", "-", "failed")
+        if row.outcome:
+            versions = ((row.outcome.before or "-")[:_SHORT], row.outcome.after[:_SHORT], row.outcome.result)
+        cells.append((str(row.address), *versions, f"{row.seconds:.1f}"))
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells

@@ -17,12 +17,12 @@ from compress.data.rows import blocks, rows
 from compress.data.types import Task
 from compress.distillation.settings import Teaching
 from compress.errors import StageError
-from compress.evaluation.average_precision import by_coco
 from compress.files import file_digest
 from compress.quantization.qat_settings import Calibration, RoundedTraining
 from compress.stage import Context, Need, Stage, Unfit
 from compress.training.batches import Passes
 from compress.training.loop import TrainingSettings
+from deploy.contract.average_precision import average_precision
 from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:  # a dry run reads settings only
@@ -368,7 +368,7 @@ def _quality(answers: NDArray[np.float32], context: Context) -> float:
     detector, classes = Detector(dict(context.detector)), len(data.class_names)
     cut = 4 * len(detector.anchors)
     found = [detector(row[:cut].reshape(-1, 4), row[cut:].reshape(-1, classes)) for row in answers]
-    return by_coco(found, data.objects("validation"), classes)["ap"] or 0.0
+    return average_precision(found, data.objects("validation"), classes)["ap"] or 0.0
 
 
 def _warner(facts: Facts, context: Context) -> Callable[[list[str]], None]:

@@ -1,10 +1,9 @@
-"""What the host sends to a device, to work on the releases there for as long as the connection lasts.
+"""The agent: a program that the host sends to a device, and that changes the releases there.
 
-Host and device talk over this process's standard input and output, in lines of JSON; behind a line of the host
-with `"do": "put"` come the bytes of a piece. Every line of the host is answered by one line, `{"answer": ...}` or
-`{"error": {"kind", "what", "todo", "current"}}`, in the same order. The first line from here is GREETING; what
-comes before it was printed by the login shell. When the connection ends, so does this, and what runs is what ran.
-Runs on Python 3.7 with the standard library alone.
+Host and agent exchange lines of JSON over standard input and output. A request with `"do": "put"` is followed by the
+bytes of a piece. Each request gets one line, `{"answer": ...}` or `{"error": {"kind", "what", "todo", "current"}}`, in
+the same order. The first line of the agent is GREETING; the login shell may have printed others before. The agent ends
+with the connection; the current release then stays. It uses only the standard library.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from deploy.contract.releases import DeviceFolder, Message, ReleaseError
 
 GREETING = "coralline-releases-1"
 SILENCE_S = 120.0
-"""A host that says nothing for so long is gone: of a dead connection the system may not know for hours."""
+"""The agent ends if the host is silent for longer: the system may not detect a dead connection for hours."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _OWNED = 'deploy to a folder of your own, or make this one yours, there: sudo install -d -o "$USER" FOLDER'
@@ -31,13 +30,13 @@ class HostGoneError(Exception):
 
 
 class Link:
-    """The host: `source` and `sink` are file descriptors."""
+    """The connection to the host: `source` and `sink` are file descriptors."""
 
     def __init__(self, source: int, sink: int) -> None:
         self._source, self._sink, self._held = source, sink, b""
 
     def _fill(self, timeout_s: float) -> None:
-        """Reads what there is; within the time there must be something."""
+        """Read the available bytes; wait for them up to a time limit."""
         if not select.select([self._source], [], [], timeout_s)[0]:
             raise HostGoneError("silent for %g s" % timeout_s)
         block = os.read(self._source, 1 << 16)
@@ -46,7 +45,7 @@ class Link:
         self._held += block
 
     def line(self) -> Message:
-        """The next request."""
+        """Return the next request."""
         while b"\n" not in self._held:
             self._fill(SILENCE_S)
         line, _, self._held = self._held.partition(b"\n")
@@ -56,7 +55,7 @@ class Link:
         return message
 
     def content(self, size: int) -> Iterator[bytes]:
-        """The next `size` bytes, as they come."""
+        """Yield the next `size` bytes, in the blocks in which they arrive."""
         while size > 0:
             if not self._held:
                 self._fill(SILENCE_S)
@@ -65,16 +64,16 @@ class Link:
             yield block
 
     def wait(self, seconds: float) -> None:
-        """Waits, unless the host goes meanwhile."""
+        """Wait; raise HostGoneError if the connection ends meanwhile."""
         end = time.monotonic() + seconds
         while select.select([self._source], [], [], max(end - time.monotonic(), 0.0))[0]:
-            if len(self._held) > 1 << 20:  # the host asks far ahead: it is there
+            if len(self._held) > 1 << 20:  # the host sends more requests, so the connection is open
                 time.sleep(seconds)
                 return
             self._fill(0.0)
 
     def say(self, message: Message) -> None:
-        """One line to the host."""
+        """Send one line to the host."""
         rest = (json.dumps(message) + "\n").encode()
         while rest:
             try:
@@ -84,7 +83,7 @@ class Link:
 
 
 class Agent:
-    """Does what the host asks for: a method for each request."""
+    """The requests of the host: one function for each."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -103,25 +102,25 @@ class Agent:
 
     @property
     def folder(self) -> DeviceFolder:
-        """The folder that was opened."""
+        """The open folder."""
         if self._folder is None:
             raise ReleaseError("request", "no folder is open")
         return self._folder
 
     def open(self, asked: Message) -> Message:
-        """Locks the folder, and tells what is there."""
+        """Lock the folder, and describe its releases."""
         self._folder = DeviceFolder(asked["path"], asked["by"], asked["create"])
         return self._folder.describe()
 
     def want(self, asked: Message) -> Message:
-        """Which pieces of a release must be sent."""
+        """Return the pieces of a release that must be sent."""
         if self.folder.whole(asked["release"]):
-            self.folder.drop_incoming()  # of a deployment that was cut between installing it and this
+            self.folder.drop_incoming()  # left by a deployment that was interrupted after `install`
             return {"whole": True, "missing": {}}
         return {"whole": False, "missing": self.folder.missing(asked["pieces"], asked["total"])}
 
     def put(self, asked: Message) -> bool:
-        """Takes a piece from `offset` on; all its bytes are read, also where they cannot be kept."""
+        """Receive a piece from `offset` on. All its bytes are read, even if they cannot be stored."""
         content = self.link.content(asked["size"] - asked["offset"])
         try:
             return self.folder.put(asked["sha256"], asked["offset"], asked["size"], content)
@@ -130,11 +129,11 @@ class Agent:
                 pass
 
     def run(self, asked: Message) -> Message:
-        """Runs a verb of the runner."""
+        """Run a command of the runner."""
         return self.folder.run(asked["release"], asked["command"], asked["timeout_s"], self.link.wait)
 
     def answer(self, asked: Message) -> Message:
-        """Does one request."""
+        """Execute one request; return its answer or its error."""
         try:
             return {"answer": self.requests[asked["do"]](asked)}
         except ReleaseError as error:
@@ -154,7 +153,7 @@ class Agent:
 
 
 def serve() -> None:
-    """Works for the host on standard input and output, until it goes."""
+    """Answer requests on standard input until the connection ends."""
     link = Link(0, 1)
     agent = Agent(link)
     try:

@@ -1,9 +1,8 @@
-"""Mean average precision of detections, by COCO's rules, in numpy: what is measured where there is no pycocotools.
+"""Mean average precision of detections, by COCO's rules: host and device both use this module.
 
-The host measures with pycocotools; a test holds that both give the same.
-Source: cocodataset.org, "detection evaluation", and pycocotools' COCOeval: ten overlaps from 0.5 to 0.95, precision
-at 101 recalls, at most 100 detections of a class in an image, objects of all sizes.
-Runs on Python 3.7 with numpy alone.
+Source: cocodataset.org, "detection evaluation", and pycocotools' COCOeval, whose results are equal: ten thresholds of
+intersection over union (IoU) from 0.5 to 0.95, precision at 101 recalls, at most 100 detections per class and image,
+objects of all sizes.
 """
 
 from __future__ import annotations
@@ -15,33 +14,33 @@ import numpy as np
 from deploy.contract.detection import Detections, overlaps
 from deploy.contract.preprocessing import Array
 
-OVERLAPS = np.linspace(0.5, 0.95, 10)
+IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0.0, 1.0, 101)
-MOST = 100
+MAX_DETECTIONS = 100
 Truth = Tuple[Array, Array]
 """The objects of an image: boxes float [k, 4] (ymin, xmin, ymax, xmax) and classes int [k]."""
 
 
-def average_precision(found: Sequence[Detections], wanted: Sequence[Truth], classes: int) -> Dict[str, Any]:
-    """How well objects are found.
+def average_precision(answers: Sequence[Detections], truth: Sequence[Truth], classes: int) -> Dict[str, Any]:
+    """Return the average precision of a detector.
 
     Args:
-        found: the detections of each image.
-        wanted: the objects of each image, in the same order.
-        classes: how many there are.
+        answers: the detections of each image.
+        truth: the objects of each image, in the same order.
+        classes: the number of classes.
 
     Returns:
-        `ap`: the mean over overlaps and classes; `ap50`: at an overlap of 0.5; `per_class`: `ap`, `ap50` and
-        `objects` of each class. A class without objects has None, and is in no mean.
+        `ap`: the mean over IoU thresholds and classes; `ap50`: at a threshold of 0.5; `per_class`: `ap`, `ap50` and
+        `objects` of each class. The values of a class without objects are None, and do not count in the means.
     """
     rows: List[Dict[str, Any]] = []
     for index in range(classes):
-        objects = sum(int((labels == index).sum()) for _, labels in wanted)
+        objects = sum(int((labels == index).sum()) for _, labels in truth)
         if not objects:
             rows.append({"ap": None, "ap50": None, "objects": 0})
             continue
-        curve = _by_overlap(found, wanted, index, objects)
-        rows.append({"ap": float(curve.mean()), "ap50": float(curve[0]), "objects": objects})
+        precisions = _class_precision(answers, truth, index, objects)
+        rows.append({"ap": float(precisions.mean()), "ap50": float(precisions[0]), "objects": objects})
     means: Dict[str, Any] = {}
     for name in ("ap", "ap50"):
         values = [row[name] for row in rows if row["objects"]]
@@ -49,37 +48,47 @@ def average_precision(found: Sequence[Detections], wanted: Sequence[Truth], clas
     return dict(means, per_class=rows)
 
 
-def _by_overlap(found: Sequence[Detections], wanted: Sequence[Truth], index: int, objects: int) -> Array:
-    """The average precision of one class at each overlap: [10]."""
-    scores, right = [], []
-    for detections, (boxes, labels) in zip(found, wanted):
-        own = np.flatnonzero(detections.classes == index)
-        own = own[np.argsort(-detections.scores[own], kind="mergesort")][:MOST]
-        table = overlaps(detections.boxes[own], np.asarray(boxes)[labels == index])
-        scores.append(detections.scores[own])
-        right.append(np.stack([_matched(table, least) for least in OVERLAPS]))
+def _class_precision(answers: Sequence[Detections], truth: Sequence[Truth], index: int, objects: int) -> Array:
+    """Return the average precision of one class at each IoU threshold: [10]."""
+    scores = []
+    matches = []
+    for detections, (boxes, labels) in zip(answers, truth):
+        of_class = np.flatnonzero(detections.classes == index)
+        if not len(of_class):
+            continue
+        of_class = of_class[np.argsort(-detections.scores[of_class], kind="mergesort")][:MAX_DETECTIONS]
+        scores.append(detections.scores[of_class])
+        matches.append(_match(overlaps(detections.boxes[of_class], np.asarray(boxes)[labels == index])))
+    if not scores:
+        return np.zeros(len(IOU_THRESHOLDS))
     order = np.argsort(-np.concatenate(scores), kind="mergesort")
-    hits = np.cumsum(np.concatenate(right, axis=1)[:, order], axis=1, dtype=np.float64)
-    return np.array([_mean_precision(row, objects) for row in hits])
+    true_positives = np.cumsum(np.concatenate(matches, axis=1)[:, order], axis=1, dtype=np.float64)
+    return np.array([_mean_precision(row, objects) for row in true_positives])
 
 
-def _matched(table: Array, least: float) -> Array:
-    """Which detections, in falling order of their scores, find an object that none before has found: bool [k]."""
-    result, taken = np.zeros(len(table), bool), np.zeros(table.shape[1], bool)
-    for row, values in enumerate(table):
-        free = np.where(taken, -1.0, values)
-        if len(free) and free.max() >= min(least, 1 - 1e-10):
-            best = len(free) - 1 - int(free[::-1].argmax())  # of equal ones the last, as COCOeval has it
-            result[row] = taken[best] = True
-    return result
+def _match(ious: Array) -> Array:
+    """Return which detections match an object that none before matches, at each IoU threshold: bool [10, k].
+
+    Args:
+        ious: the IoU of k detections, in falling order of their scores, with each object: [k, objects].
+    """
+    thresholds = np.minimum(IOU_THRESHOLDS, 1 - 1e-10)
+    rows = np.arange(len(thresholds))
+    detections, objects = ious.shape
+    matched = np.zeros((len(thresholds), detections), bool)
+    taken = np.zeros((len(thresholds), objects), bool)
+    for index in range(detections if objects else 0):
+        free = np.where(taken, -1.0, ious[index])
+        best = objects - 1 - free[:, ::-1].argmax(axis=1)  # the last of equal ones, as in COCOeval
+        matched[:, index] = free[rows, best] >= thresholds
+        taken[rows, best] |= matched[:, index]
+    return matched
 
 
-def _mean_precision(hits: Array, objects: int) -> float:
-    """The mean of the precision at 101 recalls; of each, the best that is reached there or behind it."""
-    if not len(hits):
-        return 0.0
-    precision = hits / np.arange(1, len(hits) + 1)
+def _mean_precision(true_positives: Array, objects: int) -> float:
+    """Return the mean of the precision at 101 recalls, each the best precision at that recall or a higher one."""
+    count = len(true_positives)
+    precision = true_positives / np.arange(1, count + 1)
     precision = np.maximum.accumulate(precision[::-1])[::-1]
-    places = np.searchsorted(hits / objects, RECALLS, side="left")
-    reached = places < len(hits)
-    return float(np.where(reached, precision[np.minimum(places, len(hits) - 1)], 0.0).mean())
+    ranks = np.searchsorted(true_positives / objects, RECALLS, side="left")
+    return float(np.where(ranks < count, precision[np.minimum(ranks, count - 1)], 0.0).mean())

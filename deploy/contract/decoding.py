@@ -1,8 +1,8 @@
-"""How a bundle says that files become samples, so that the device decodes them as training did::
+"""The decoding settings of a bundle, so that the device decodes files into the same samples as training::
 
-    {"image_channels": 1 or 3, "sound_channels": "mix" or "first", "sound_rate": samples in a second}
+    {"image_channels": 1 or 3, "sound_channels": "mix" or "first", "sound_rate": samples per second}
 
-Each key may be missing. Runs on Python 3.7 alone.
+Each key may be missing.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, Optional
 
 
 class Decoding(NamedTuple):
-    """How files become samples.
+    """The decoding of files into samples.
 
     Attributes:
-        image_channels: 3: colours, 1: grey levels; None: what a file has.
-        sound_channels: what becomes of several: "mix", their mean, or "first".
-        sound_rate: samples in a second that a recording must have; None: any.
+        image_channels: 3: RGB; 1: grey levels; None: the channels of the file.
+        sound_channels: the channel of a recording with several: "mix", their mean, or "first".
+        sound_rate: the samples per second that a recording must have; None: any.
     """
 
     image_channels: Optional[int] = None
@@ -25,26 +25,26 @@ class Decoding(NamedTuple):
 
 
 AS_THEY_ARE = Decoding()
-"""Where nothing is known."""
+"""The decoding without settings."""
 
 
 def parsed(entry: Any, rate: Optional[int] = None) -> Decoding:
-    """What a manifest says; unknown keys, of later versions, count for nothing.
+    """Return the decoding of a manifest. Unknown keys, of later versions, are ignored.
 
     Args:
         entry: the manifest's `decoding`.
-        rate: the rate that the preprocessing is for, which holds where the manifest says none.
+        rate: the sample rate of the preprocessing, used if the manifest has none.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the entry is invalid.
     """
     if not isinstance(entry, dict):
-        raise ValueError("it is no map")
-    given = {name: entry[name] for name in Decoding._fields if name in entry}
-    for name, value in given.items():
+        raise ValueError("it is not a map")
+    settings = {name: entry[name] for name in Decoding._fields if name in entry}
+    for name, value in settings.items():
         if not _allowed(name, value):
             raise ValueError("%s cannot be %r" % (name, value))
-    return Decoding(**dict({"sound_rate": rate}, **given))
+    return Decoding(**dict({"sound_rate": rate}, **settings))
 
 
 def _allowed(name: str, value: Any) -> bool:

@@ -1,21 +1,20 @@
-"""What a detector's two outputs mean, in numpy: training, evaluation and the device share this one definition.
+"""Decoding of a detector's outputs, in numpy: training, evaluation and the device all use this module.
 
-A detector gives for each of its anchors a box and the scores of the classes, in two tensors: `boxes` [anchors, 4] and
-`scores` [anchors, classes]. What they are relative to stands in its specification, plain values in the bundle::
+A detector has two outputs for its anchors: `boxes` [anchors, 4] and `scores` [anchors, classes]. The specification in
+the bundle describes them::
 
     {"maps": [{"cells": [20, 20], "boxes": [[0.1, 0.1], [0.2, 0.1]]}, ...],
      "variances": [0.1, 0.1, 0.2, 0.2], "scores": "logits",
      "least_score": 0.01, "overlap": 0.5, "most": 100}
 
-`maps`: grids of rows x columns over the image; in the middle of each cell stands an anchor of each size of `boxes`
-(height, width). Anchors come map by map, row by row, column by column, size by size. A raw box (y, x, height, width)
-moves the anchor's middle by y and x times its variance times the anchor's size, and scales the size by the
-exponential of the number times its variance (Liu et al., SSD, 2016). `scores` are `logits` (of a sigmoid for each
-class) or `probabilities`. Boxes below `least_score` are left out, and of two of one class that share more than
-`overlap` (intersection over union) the one with the lower score; at most `most` remain.
+`maps`: grids of rows x columns over the image; the centre of each cell has one anchor for each size of `boxes` (height,
+width). The order of anchors is: map, row, column, size. A raw box (y, x, height, width) moves the anchor's centre by
+y and x times variance times the anchor's size, and scales the size by the exponential of value times variance (Liu et
+al., SSD, 2016). `scores` are `logits` (of a sigmoid for each class) or `probabilities`. Boxes below `least_score` are
+removed. Of two boxes of one class whose intersection over union is above `overlap`, the one with the lower score is
+removed. At most `most` boxes remain.
 
 All lengths are fractions of the image's height and width; a box is (ymin, xmin, ymax, xmax).
-Runs on Python 3.7 with numpy alone.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Detected(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Detections:
-    """What was found in one image, the highest score first.
+    """The detections of one image, the highest score first.
 
     Attributes:
         boxes: float32 [k, 4].
@@ -80,17 +79,17 @@ class Detections:
         return len(self.scores)
 
     def above(self, score: float) -> Detections:
-        """Those with at least this score."""
+        """Return the detections with at least this score."""
         kept = self.scores >= score
         return Detections(self.boxes[kept], self.classes[kept], self.scores[kept], self.labels)
 
     def top(self, count: Optional[int] = None) -> List[Detected]:
-        """The best ones by name, the best first; all of them if no number is given."""
+        """Return the best detections, the best first; None: all of them."""
         rows = zip(self.classes[:count], self.scores[:count], self.boxes[:count])
         return [Detected(self._name(int(c)), float(s), tuple(float(v) for v in box)) for c, s, box in rows]  # type: ignore[arg-type]
 
     def rows(self, count: Optional[int] = None) -> List[Dict[str, Any]]:
-        """The same as plain maps of `label`, `score` and `box`."""
+        """Return the same as plain maps of `label`, `score` and `box`."""
         return [dict(each._asdict(), box=[round(value, 6) for value in each.box]) for each in self.top(count)]
 
     def _name(self, index: int) -> str:
@@ -220,7 +219,7 @@ def agreement(first: Sequence[Detections], second: Sequence[Detections], least: 
 
 
 def _refound(sure: Detections, others: Detections) -> int:
-    """How many of some detections are among others too, each of those counted once."""
+    """Return how many of the detections are also among the others, each of which counts once."""
     table = overlaps(sure.boxes, others.boxes) * (sure.classes[:, None] == others.classes[None, :])
     count = 0
     for row in range(len(table)):

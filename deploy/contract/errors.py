@@ -1,22 +1,21 @@
-"""What can go wrong on a device, and the exit code of each; every message ends with the one thing to do.
+"""The exceptions of the device side, and their exit codes. Every message ends with what to do.
 
-The exit codes of `runner.pyz`, all of them::
+The exit codes of `runner.pyz`::
 
-    0    done
-    1    our own fault, or not classified: please report it
+    0    success
+    1    a bug, or an unclassified error: please report it
     2    the arguments are wrong
-    3    an image cannot be used
+    3    a sample cannot be used
     4    the runtime refuses the model
     6    a file cannot be read or written
-    8    the bundle does not verify (`bundle.BundleError`)
-    11   no TFLite runtime, or one that does not work here
-    12   the Edge TPU cannot be used; `kind` says why
-    13   the golden vectors give other outputs than they must
+    8    the verification of the bundle failed (`bundle.BundleError`)
+    11   the TFLite runtime is missing, or does not work
+    12   the Edge TPU cannot be used; `kind` has the cause
+    13   the outputs differ from the golden outputs
     14   `doctor` found an error on this host
     130  interrupted with Ctrl-C
 
-The codes that the host side (`compress.errors`) has too mean the same there.
-Runs on Python 3.7 with the standard library alone.
+On the host side (`compress.errors`), the same codes have the same meaning.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ EXIT_INTERRUPTED = 130
 
 
 class DeviceError(Exception):
-    """Something that is told to the user in one message, without a traceback.
+    """An error that the user sees as one message, without a traceback.
 
     Args:
-        what: what was found, in words.
-        todo: the one thing to do about it, a command where there is one.
-        kind: a word for programs; stays the same from version to version.
+        what: the problem.
+        todo: what to do about it, if possible a command.
+        kind: an identifier for programs, stable across versions.
     """
 
     exit_code = 1
@@ -42,13 +41,15 @@ class DeviceError(Exception):
 
     def __init__(self, what: str, todo: str = "", kind: str = "") -> None:
         super().__init__(what)
-        self.what, self.todo, self.kind = what, todo, kind or self.kind
+        self.what = what
+        self.todo = todo
+        self.kind = kind or self.kind
 
     def __str__(self) -> str:
         return "%s; to do: %s" % (self.what, self.todo) if self.todo else self.what
 
     def to_json(self) -> Dict[str, Any]:
-        """As a plain map."""
+        """Return the error as a plain map."""
         return {"kind": self.kind, "what": self.what, "todo": self.todo, "exit_code": self.exit_code}
 
 
@@ -60,7 +61,7 @@ class ArgumentError(DeviceError):
 
 
 class ImageError(DeviceError):
-    """An image cannot be used."""
+    """A sample, which may be an image or a sound, cannot be used."""
 
     exit_code = 3
     kind = "image"
@@ -74,7 +75,7 @@ class LoadError(DeviceError):
 
 
 class RuntimeLibraryError(DeviceError):
-    """There is no TFLite runtime, or one that does not work here.
+    """The TFLite runtime is missing, or does not work.
 
     `kind` is `no_runtime`, `runtime_broken`, `numpy_2`, or `crash` or `hang` (on the CPU).
     """
@@ -101,13 +102,13 @@ class EdgeTpuError(DeviceError):
 
     `kind` is one of
 
-    - `no_delegate`: a compiled model, and nothing to run it with
-    - `library_missing`, `library_broken`, `libusb_missing`: libedgetpu is not there, or does not load
-    - `no_device`, `no_driver`: libedgetpu is there, an Edge TPU is not, or the kernel does not know it
-    - `permission`, `busy`: it is there, but not for this user, or another process holds it
+    - `no_delegate`: the model is compiled, and no delegate is loaded
+    - `library_missing`, `library_broken`, `libusb_missing`: libedgetpu is not installed, or does not load
+    - `no_device`, `no_driver`: no Edge TPU is connected, or the kernel has no driver for it
+    - `permission`, `busy`: this user may not open it, or another process has opened it
     - `old_library`: the model needs a newer libedgetpu
-    - `crash`, `hang`: the probe in a child process died or did not come back
-    - `refused`: it is there and free, and libedgetpu gives no reason
+    - `crash`, `hang`: the trial in a child process crashed or did not end
+    - `refused`: it is connected and free, and libedgetpu gives no reason
     """
 
     exit_code = 12
@@ -115,7 +116,7 @@ class EdgeTpuError(DeviceError):
 
 
 class DifferentError(DeviceError):
-    """The golden vectors give other outputs than they must."""
+    """The outputs differ from the golden outputs."""
 
     exit_code = 13
     kind = "different"

@@ -1,8 +1,7 @@
-"""An image file as numbers: the one definition of what training, `runner.pyz run` and `serve` take from it.
+"""Decoding of image files: training, `runner.pyz run` and `serve` all use this module.
 
-Pixels are those that are stored: an EXIF orientation is ignored. What is transparent counts as if it were not. Of
-numbers of 16 bits the upper 8 are taken; what has more is refused.
-Runs on Python 3.7 with numpy, and Pillow or OpenCV to decode.
+An EXIF orientation is ignored, and so is transparency. Of 16-bit values the upper 8 bits are used; images with more
+bits are refused. Decoding needs Pillow or OpenCV.
 """
 
 from __future__ import annotations
@@ -15,43 +14,46 @@ import numpy as np
 from deploy.contract.errors import ImageError
 from deploy.contract.step import Array
 
-DEEP = "it has numbers of 32 bits, or floats, and images have 8 or 16"
+DEEP = "its values have 32 bits, or are floats; allowed: 8 or 16 bits"
 TODO = "use another image, or a .npy array"
 
 
-def decoded(content: Union[bytes, bytearray], channels: Optional[int] = None, most: Optional[int] = None) -> Array:
-    """The image in a file that Pillow or OpenCV knows: uint8 [height, width, channels].
+def decode(content: Union[bytes, bytearray], channels: Optional[int] = None, max_pixels: Optional[int] = None) -> Array:
+    """Decode an image file in a format of Pillow or OpenCV: uint8 [height, width, channels].
 
     Args:
         content: the bytes of the file.
-        channels: 3: RGB; 1: grey; None: what the file has.
-        most: pixels that it may have; by default what the decoder takes.
+        channels: 3: RGB; 1: grey; None: the channels of the file.
+        max_pixels: the largest number of pixels; None: the limit of the decoder.
 
     Raises:
-        ImageError: it is none, damaged or too large, or there is no decoder.
+        ImageError: the file is not an image, or is damaged or too large; or no decoder is installed.
     """
     try:
+        import PIL
         from PIL import Image
     except ImportError:
         return _with_opencv(content, channels)
+    unidentified: Any = getattr(PIL, "UnidentifiedImageError", ())  # since Pillow 7
     try:
         with Image.open(io.BytesIO(content)) as image:
-            if most is not None and image.size[0] * image.size[1] > most:
-                raise ValueError("it is larger than it said")
+            if max_pixels is not None and image.size[0] * image.size[1] > max_pixels:
+                raise ValueError("it is larger than its header says")
             return pixels(image, channels)
-    except Exception as error:  # noqa: BLE001 - decoders raise everything for spoilt images
-        unknown = "cannot identify" in str(error)  # Pillow goes on with an object's address
-        raise ImageError("the image cannot be decoded: %s" % ("it is of no known kind" if unknown else error), TODO)
+    except unidentified:
+        raise ImageError("the image cannot be decoded: its format is unknown", TODO)
+    except Exception as error:  # noqa: BLE001 - decoders raise exceptions of every type for damaged images
+        raise ImageError("the image cannot be decoded: %s" % error, TODO)
 
 
 def pixels(image: Any, channels: Optional[int] = None) -> Array:
-    """The pixels of an image that Pillow has opened: uint8 [height, width, channels]; `channels` as above.
+    """Return the pixels of an image that Pillow has opened: uint8 [height, width, channels]; `channels` as above.
 
     Raises:
-        ValueError: its numbers are of 32 bits, or floats.
+        ValueError: its values have 32 bits, or are floats.
     """
     mode = image.mode
-    if mode.startswith("I;16") or (mode == "I" and image.format == "PNG"):  # of 16 bits, as older Pillows open it
+    if mode.startswith("I;16") or (mode == "I" and image.format == "PNG"):  # older Pillows open 16 bits as "I"
         grey = (np.asarray(image) >> 8).astype(np.uint8)[..., np.newaxis]
         return grey if channels == 1 else np.repeat(grey, 3, axis=2)
     if mode in ("I", "F"):
@@ -59,26 +61,26 @@ def pixels(image: Any, channels: Optional[int] = None) -> Array:
     as_grey = mode == "L" if channels is None else channels == 1
     if as_grey and mode in ("1", "L", "LA"):
         return np.asarray(image.convert("L"))[..., np.newaxis]
-    found = np.asarray(image if mode == "RGB" else image.convert("RGB"))
-    return _grey(found) if as_grey else found
+    rgb = np.asarray(image if mode == "RGB" else image.convert("RGB"))
+    return _grey(rgb) if as_grey else rgb
 
 
-def _grey(colours: Array) -> Array:
-    """RGB [height, width, 3] as grey levels (ITU-R BT.601), [height, width, 1].
+def _grey(rgb: Array) -> Array:
+    """Convert RGB [height, width, 3] to grey levels (ITU-R BT.601), [height, width, 1].
 
-    To the bit what Pillow gives since its version 7; older ones cut fractions off, OpenCV rounds otherwise.
+    The result equals Pillow's since version 7. Older versions truncate, and OpenCV rounds in another way.
     """
-    found = np.full(colours.shape[:2], 1 << 15, np.uint32)
+    sums = np.full(rgb.shape[:2], 1 << 15, np.uint32)
     for index, weight in enumerate((19595, 38470, 7471)):
-        found += np.multiply(colours[..., index], weight, dtype=np.uint32)
-    return (found >> 16).astype(np.uint8)[..., np.newaxis]
+        sums += np.multiply(rgb[..., index], weight, dtype=np.uint32)
+    return (sums >> 16).astype(np.uint8)[..., np.newaxis]
 
 
 def _with_opencv(content: Union[bytes, bytearray], channels: Optional[int]) -> Array:
     try:
         import cv2
     except ImportError:
-        raise ImageError("there is neither Pillow nor OpenCV here to decode images", "python3 -m pip install pillow")
+        raise ImageError("neither Pillow nor OpenCV is installed to decode images", "python3 -m pip install pillow")
     flags = cv2.IMREAD_ANYCOLOR if channels is None else cv2.IMREAD_COLOR
     flags |= cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
     try:
@@ -91,5 +93,5 @@ def _with_opencv(content: Union[bytes, bytearray], channels: Optional[int]) -> A
         image = (image >> 8).astype(np.uint8)
     if image.dtype != np.uint8:
         raise ImageError("the image cannot be decoded: %s" % DEEP, TODO)
-    found = image[..., np.newaxis] if image.ndim == 2 else image[..., ::-1]  # OpenCV's colours are in the order BGR
-    return _grey(found) if channels == 1 else found
+    rgb = image[..., np.newaxis] if image.ndim == 2 else image[..., ::-1]  # OpenCV's channels are in the order BGR
+    return _grey(rgb) if channels == 1 else rgb

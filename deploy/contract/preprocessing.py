@@ -8,7 +8,6 @@ A specification is a list of one-key maps, applied in order to one decoded sampl
 A sample is an array of any integer or float type: an image [height, width, channels], or [height, width] for one
 channel; a sound or a row of numbers [n]; a series [time, channels], which gets an axis of one channel as an image
 does (`squeeze` takes it away). The result is float32. Images are in `resizing`, sounds in `sound`, the rest is here.
-Runs on Python 3.7 with numpy alone.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""Releases in a folder of a device: put beside what runs, verified, switched to by one rename.
+"""The releases in a folder of a device: installed next to the current one, verified, and switched to by one rename.
 
 ::
 
-    current -> releases/<release>   what runs; a file with that text where there are no links (FAT)
-    releases/<release>/             bundle.coralline, runner.pyz, release.json: complete from the moment it exists
-    incoming/                       pieces that have arrived for a release that is not complete yet
-    history.jsonl                   one line for each switch: when, to what, by whom
-    coralline.service, README.txt   how to run it; nothing is installed by itself
-    .lock                           held (flock) while somebody works here: the kernel lets go of it when that
-                                    process ends, however it ends
+    current -> releases/<release>   the current release; a file with this text if the file system has no links (FAT)
+    releases/<release>/             bundle.coralline, runner.pyz, release.json; created by one rename, thus complete
+    incoming/                       received pieces of a release that is not complete yet
+    history.jsonl                   one line for each switch: time, release, user
+    coralline.service, README.txt   how to run it; nothing is installed automatically
+    .lock                           locked (flock) during a deployment; the kernel releases it when the process ends
 
-`deploy.contract.agent` does these steps for the host, one after the other. Runs on Python 3.7 with the standard library
-alone.
+`deploy.contract.agent` calls these steps for the host. This module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ Wait = Callable[[float], None]
 
 
 class ReleaseError(Exception):
-    """A step that could not be done. `kind`: locked, disk, files, damaged, absent, timeout, or request."""
+    """A step failed. `kind`: locked, disk, files, damaged, absent, timeout, or request."""
 
     def __init__(self, kind: str, what: str, todo: str = "") -> None:
         super().__init__(what)
@@ -50,16 +48,16 @@ class ReleaseError(Exception):
 
 
 def release_name(bundle_sha256: str, runner_sha256: str) -> str:
-    """The name of the release of these two files."""
+    """Return the name of the release of these two files."""
     return hashlib.sha256(("%s %s\n%s %s\n" % (BUNDLE, bundle_sha256, RUNNER, runner_sha256)).encode()).hexdigest()
 
 
 class DeviceFolder:
-    """The folder of a device, locked as long as this object is open.
+    """The folder of the releases on a device, locked until the process ends.
 
     Raises:
-        ReleaseError: somebody else works there, or there is nothing and `create` is not given.
-        OSError: it cannot be made or read.
+        ReleaseError: another deployment has locked the folder, or the folder is missing and `create` is False.
+        OSError: the folder cannot be created or read.
     """
 
     def __init__(self, path: str, by: str, create: bool) -> None:
@@ -86,7 +84,7 @@ class DeviceFolder:
         return os.path.join(self.path, *parts)
 
     def clear(self) -> None:
-        """Removes what an interrupted step left. Pieces that arrived stay: the next try needs them."""
+        """Remove the files of an interrupted step. Received pieces stay, because the next deployment needs them."""
         for name in os.listdir(self._in("releases")):
             if name.startswith("."):
                 shutil.rmtree(self._in("releases", name))
@@ -95,7 +93,7 @@ class DeviceFolder:
                 os.unlink(self._in(name))
 
     def describe(self) -> Message:
-        """What is there."""
+        """Return the releases, and the Python and machine of the device."""
         return {
             "path": self.path,
             "current": self.current(),
@@ -108,7 +106,7 @@ class DeviceFolder:
         }
 
     def current(self) -> Optional[str]:
-        """The release that runs, if any."""
+        """Return the current release, or None."""
         try:
             text = os.readlink(self._in("current"))
         except FileNotFoundError:
@@ -120,12 +118,12 @@ class DeviceFolder:
         return found.group(1) if found else None
 
     def previous(self) -> Optional[str]:
-        """The release that ran before the current one, if it is still there."""
+        """Return the release before the current one, if it still exists."""
         running, there = self.current(), self.releases()
         return next((name for name in reversed(self._history()) if name != running and name in there), None)
 
     def releases(self) -> List[str]:
-        """All releases, the one that was switched to last at the end."""
+        """Return all releases, in the order of their last switch."""
         names = [name for name in os.listdir(self._in("releases")) if _DIGEST.match(name)]
         order = {name: place for place, name in enumerate(self._history())}
         return sorted(names, key=lambda name: (order.get(name, -1), name))
@@ -151,10 +149,10 @@ class DeviceFolder:
     # --- what arrives -------------------------------------------------------------------
 
     def missing(self, pieces: Dict[str, int], total: int) -> Dict[str, int]:
-        """Which pieces are not here: SHA-256 to how many bytes of it have arrived already.
+        """Return the missing pieces: SHA-256 to the number of bytes that have already arrived.
 
-        What arrived for other releases is removed, and so are releases that never ran: of deployments that were cut
-        before the switch. What is still needed must fit on the disk.
+        Pieces of other releases are removed, and so are releases that were never current: their deployments were
+        interrupted before the switch. The disk must have space for the missing data.
 
         Args:
             pieces: SHA-256 to size.
@@ -186,7 +184,7 @@ class DeviceFolder:
         return lacking
 
     def _known(self, wanted: Any) -> Dict[str, Any]:
-        """Pieces of the releases that are here, sound ones: SHA-256 to file, offset and size."""
+        """Return the undamaged pieces of the installed releases: SHA-256 to file, offset and size."""
         found: Dict[str, Any] = {}
         for release in self.releases():
             for name, entry in self._about(release).items():
@@ -199,7 +197,7 @@ class DeviceFolder:
         return found
 
     def _about(self, release: str) -> Message:
-        """The files of a release, as its release.json tells them; nothing if that is not whole."""
+        """Return the file table in a release's release.json; empty if that file is damaged."""
         try:
             with open(self._in("releases", release, RELEASE), encoding="utf-8") as stream:
                 files = json.load(stream)["files"]
@@ -208,7 +206,7 @@ class DeviceFolder:
             return {}
 
     def put(self, digest: str, offset: int, size: int, content: Iterator[bytes]) -> bool:
-        """Takes the rest of a piece; whether it is whole now. One that is damaged is dropped."""
+        """Store the rest of a piece; return whether it is complete. A damaged piece is removed."""
         part = self._in("incoming", _checked(digest) + ".part")
         with open(part, "ab" if offset else "wb") as stream:
             if stream.tell() != offset:
@@ -224,10 +222,10 @@ class DeviceFolder:
         return True
 
     def install(self, release: str, files: Message) -> None:
-        """Puts a release together from its pieces, beside the others; every byte of it is on the disk then.
+        """Assemble a release from its pieces, and flush it to the disk.
 
         Raises:
-            ReleaseError: a piece is missing, or the whole is not what it should be.
+            ReleaseError: a piece is missing, or the checksum of a file is wrong.
         """
         if release_name(files[BUNDLE]["sha256"], files[RUNNER]["sha256"]) != release:
             raise ReleaseError("request", "%s is not the release of these files" % release)
@@ -243,7 +241,7 @@ class DeviceFolder:
             if _digest(os.path.join(folder, name)) != files[name]["sha256"]:
                 raise ReleaseError("damaged", "%s is not what was sent" % name, "deploy again")
         _write(os.path.join(folder, RELEASE), json.dumps({"installed": _now(), "by": self.by, "files": files}))
-        if os.path.isdir(place):  # damaged since, and perhaps what runs: mended file by file
+        if os.path.isdir(place):  # it was damaged, and may be the current release: replace it file by file
             for name in (BUNDLE, RUNNER, RELEASE):
                 os.replace(os.path.join(folder, name), os.path.join(place, name))
             os.rmdir(folder)
@@ -254,14 +252,14 @@ class DeviceFolder:
         self.drop_incoming()
 
     def drop_incoming(self) -> None:
-        """Removes all pieces that have arrived."""
+        """Remove all received pieces."""
         for name in os.listdir(self._in("incoming")):
             os.unlink(self._in("incoming", name))
 
     # --- what runs ----------------------------------------------------------------------
 
     def whole(self, release: str) -> bool:
-        """Whether every byte of a release is what was installed."""
+        """Return whether the checksums of a release are correct."""
         about = self._about(_checked(release))
         if not about or release_name(about[BUNDLE]["sha256"], about[RUNNER]["sha256"]) != release:
             return False
@@ -271,7 +269,7 @@ class DeviceFolder:
             return False
 
     def switch(self, release: str) -> None:
-        """Makes a release the current one, by one rename."""
+        """Make a release the current one, by one rename."""
         if not self.whole(release):
             raise ReleaseError("damaged", "the release %s is damaged" % release, "deploy it again")
         target, temporary = "releases/%s" % release, self._in(".new-current")
@@ -286,7 +284,7 @@ class DeviceFolder:
         self._remember(release)
 
     def prune(self, keep: int) -> List[str]:
-        """Removes all but the last `keep` releases; never the current one or the one before."""
+        """Remove all but the last `keep` releases; the current and the previous one always stay."""
         never = {self.current(), self.previous()}
         there = self.releases()
         rest = [name for name in there if name not in never]
@@ -296,7 +294,7 @@ class DeviceFolder:
         return removed
 
     def discard(self, release: str) -> None:
-        """Removes a release that does not run. Renamed first, so that no half of one ever has its name."""
+        """Remove a release that is not current. It is renamed first, so that a partial release never has its name."""
         if release == self.current():
             raise ReleaseError("request", "%s is what runs" % release)
         trash = self._in("releases", ".old-" + _checked(release))
@@ -304,7 +302,7 @@ class DeviceFolder:
         shutil.rmtree(trash)
 
     def write(self, name: str, text: str) -> None:
-        """Writes one of TEXTS."""
+        """Write one of the files TEXTS."""
         if name not in TEXTS:
             raise ReleaseError("request", "%r is not written here" % name)
         _write(self._in(".new-text"), text)
@@ -313,13 +311,13 @@ class DeviceFolder:
     def run(
         self, release: Optional[str], command: List[str], timeout_s: float, wait: Callable[[float], None]
     ) -> Message:
-        """Runs a verb of a release's own runner on its bundle.
+        """Run a command of a release's runner on its bundle.
 
         Args:
-            release: its name; None: the current one.
-            command: the verb and its arguments.
-            timeout_s: how long that may take.
-            wait: waits so many seconds; whatever it raises ends the runner.
+            release: the name of the release; None: the current one.
+            command: the command and its arguments.
+            timeout_s: the time limit.
+            wait: a function that waits for some seconds; an exception from it ends the runner.
         """
         folder = self._in("releases", _checked(release or self.current() or ""))
         program = [sys.executable, os.path.join(folder, RUNNER), command[0], os.path.join(folder, BUNDLE), "--json"]

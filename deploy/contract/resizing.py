@@ -1,6 +1,6 @@
 """The steps that change an image's size: resize, crop, pad. Images are float32 [height, width, channels].
 
-Runs on Python 3.7 with numpy alone, and gives the same bits on every one: sums have a fixed order.
+The results are equal to the bit on every machine: sums have a fixed order.
 """
 
 from __future__ import annotations

@@ -1,18 +1,15 @@
 """Signatures: Ed25519 (RFC 8032), and the keys that a device trusts.
 
-`cryptography` verifies where the device has it; otherwise the arithmetic below, in plain
-Python. Both hold to the strict reading of RFC 8032, section 5.1.7, without the cofactor:
-s < L, canonical encodings only; and both refuse public keys of small order, under which
-anybody can sign. Nothing here is secret, so nothing needs constant time. Signing is the
-host's work (`compress.export.signing`).
+If `cryptography` is installed, it verifies signatures; otherwise the plain Python below does. Both follow the strict
+reading of RFC 8032, section 5.1.7, without the cofactor: s < L, and canonical encodings only. Both refuse public keys
+of small order, for which anybody can create signatures. No value here is secret, so constant time is not needed. The host
+signs (`compress.export.signing`).
 
 A key file is PEM, as `openssl pkey -pubout` writes it::
 
     -----BEGIN PUBLIC KEY-----
     MCowBQYDK2VwAyEA + the 32 bytes of the key in base64: its name in messages
     -----END PUBLIC KEY-----
-
-Runs on Python 3.7 with the standard library alone.
 """
 
 from __future__ import annotations
@@ -28,11 +25,11 @@ from typing import Dict, List, Optional, Sequence, Tuple
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 FOLDERS = ("/etc/coralline/keys", "~/.config/coralline/keys")
-"""Where the keys that a device trusts are: every file `*.pem`."""
+"""The folders of the keys that a device trusts: every file `*.pem`."""
 MAX_KEY_FILE_BYTES = 10_000
 _PEM = re.compile(rb"\s*-----BEGIN PUBLIC KEY-----\s([A-Za-z0-9+/=\s]*)-----END PUBLIC KEY-----\s*\Z")
 _INFO = bytes.fromhex("302a300506032b6570032100")
-"""What stands before the key in a SubjectPublicKeyInfo (RFC 8410)."""
+"""The bytes before the key in a SubjectPublicKeyInfo (RFC 8410)."""
 
 
 class KeyFileError(ValueError):
@@ -42,15 +39,15 @@ class KeyFileError(ValueError):
 
 
 def key_name(public_key: bytes) -> str:
-    """A public key as it stands in its .pem file."""
+    """Return a public key in base64, as in its .pem file."""
     return base64.b64encode(public_key).decode()
 
 
 def read_key(path: str) -> bytes:
-    """The public key in a .pem file: 32 bytes.
+    """Return the public key in a .pem file: 32 bytes.
 
     Raises:
-        KeyFileError: it holds something else, or cannot be read.
+        KeyFileError: the file does not contain an Ed25519 public key, or cannot be read.
     """
     try:
         with open(path, "rb") as stream:
@@ -71,19 +68,18 @@ def read_key(path: str) -> bytes:
 
 
 def trusted(files: Sequence[str] = ()) -> Dict[bytes, str]:
-    """The public keys whose signatures are accepted, each with the file it is from.
+    """Return the trusted public keys, each with its file.
 
     Args:
-        files: key files; without any, all `*.pem` in `FOLDERS`. Where a folder is, but cannot
-            be read, nothing is trusted.
+        files: key files; if empty, all `*.pem` in `FOLDERS`.
 
     Raises:
-        KeyFileError: a file that holds no key, or cannot be read.
+        KeyFileError: a file is not a key, or a file or folder cannot be read.
     """
     paths = list(files)
     for folder in FOLDERS if not files else ():
         place = os.path.expanduser(folder)
-        if not os.path.isabs(place):  # nobody's home: not a folder `~` in the working directory
+        if not os.path.isabs(place):  # the user has no home: do not read a folder `~` in the working directory
             continue
         try:
             paths += [os.path.join(place, name) for name in sorted(os.listdir(place)) if name.endswith(".pem")]
@@ -95,7 +91,7 @@ def trusted(files: Sequence[str] = ()) -> Dict[bytes, str]:
 
 
 def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether the owner of a key signed a message.
+    """Return whether a signature of a message is valid.
 
     Args:
         public_key: 32 bytes.

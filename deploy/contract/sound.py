@@ -2,7 +2,6 @@
 
 All is computed in float64 and rounded once, so that Fourier transforms and sums of other numpy versions and
 processors agree far below one step of an 8-bit input.
-Runs on Python 3.7 with numpy alone.
 """
 
 from __future__ import annotations

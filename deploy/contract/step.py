@@ -1,7 +1,7 @@
 """What every preprocessing step is made of: keys that know what they may hold, and the error that names what is wrong.
 
 A step is a frozen dataclass with the keys of its specification as fields, made by `key`, and a `__call__` from
-float32 to float32. Runs on Python 3.7 with numpy alone.
+float32 to float32.
 """
 
 from __future__ import annotations

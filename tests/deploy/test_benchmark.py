@@ -59,7 +59,7 @@ def test_seconds_instead_of_runs(model: Model) -> None:
     found = benchmark.bench(model, BenchmarkSettings(seconds=0.3, cold=False))
     assert found["trace"][-1]["at_s"] >= 0.3
     assert int(found["steady"]["mean"]["note"] == "") == 0
-    assert found["cold_start"] == {"note": "not asked for"}
+    assert found["cold_start"] == {"note": "disabled by --no-cold"}
 
 
 def test_soak(model: Model) -> None:
@@ -137,10 +137,10 @@ def test_energy_from_a_meter(tmp_path: Path) -> None:
     now = time.time()
     rows = [f"{now + step / 10:.3f},{3.0 if step < 0 else 4.0}" for step in range(-20, 40)]
     path.write_text("\n".join(["time,watts", *rows, "17322"]) + "\n")
-    stretch = energy.Stretch(str(path))
-    stretch._began = now - 0.5
+    meter = energy.EnergyMeter(str(path))
+    meter._start = now - 0.5
     time.sleep(0.5)
-    found = stretch.end(100)
+    found = meter.end(100)
     seconds = time.time() - now
     wanted = 3.0 * 0.45 + 4.0 * seconds + 0.05 * 3.5 - 4.0 * 0.05 + 4.0 * 0.05  # the step from 3 to 4 W takes 0.1 s
     assert (found["how"], found["unit"]) == ("measured", "mJ")
@@ -163,11 +163,11 @@ def test_a_meter_that_was_not_there(rows: list[tuple[float, float]], says: str) 
 def test_a_meter_file_of_something_else(tmp_path: Path) -> None:
     path = tmp_path / "meter.csv"
     path.write_text("time,watts\n1,2\n3,nan\n4,5\n")
-    with pytest.raises(ArgumentError, match=r"meter.csv:3: '3,nan' is not time,watts"):
-        energy.Stretch(str(path)).end(1)
+    with pytest.raises(ArgumentError, match=r"meter.csv:3: '3,nan' is not in the form time,watts"):
+        energy.EnergyMeter(str(path)).end(1)
     path.write_text("time,watts\n1,2\nand then\n3,4\n")
-    with pytest.raises(ArgumentError, match=r"meter.csv:3: 'and then' is not time,watts"):
-        energy.Stretch(str(path)).end(1)
+    with pytest.raises(ArgumentError, match=r"meter.csv:3: 'and then' is not in the form time,watts"):
+        energy.EnergyMeter(str(path)).end(1)
 
 
 def test_energy_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,12 +175,12 @@ def test_energy_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         [{"package-0": {"uj": 900.0, "range_uj": 1000.0}}, {"package-0": {"uj": 400.0, "range_uj": 1000.0}}]
     )
     monkeypatch.setattr(machine, "energy_counters", lambda: next(counters))
-    found = energy.Stretch(None).end(10)
+    found = energy.EnergyMeter(None).end(10)
     assert found["value"] == pytest.approx(0.05)  # 500 uJ, past the counter's end
-    assert "no Edge TPU" in found["note"]
+    assert "without the Edge TPU" in found["note"]
 
 
 def test_energy_without_a_meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
-    found = energy.Stretch(None).end(10)
+    found = energy.EnergyMeter(None).end(10)
     assert (found["how"], found["note"], found["value"]) == ("missing", "no meter", None)

@@ -12,7 +12,7 @@ import pytest
 
 from deploy import runtime
 from deploy.contract.errors import ArgumentError, RuntimeLibraryError
-from deploy.runtime import Runtime, RuntimeOptions, refusal
+from deploy.runtime import Runtime, RuntimeOptions, load_error
 
 
 class Interpreter:
@@ -69,7 +69,7 @@ def test_the_order_is_the_documented_one(none: pytest.MonkeyPatch) -> None:
     assert runtime.find().name == "tflite_runtime"
     none.setenv("CORALLINE_RUNTIME", "torch")
     with pytest.raises(
-        ArgumentError, match="set CORALLINE_RUNTIME to one of ai_edge_litert, tflite_runtime, tensorflow"
+        ArgumentError, match="CORALLINE_RUNTIME is 'torch'; to do: set it to one of: ai_edge_litert, tflite_runtime"
     ):
         runtime.find()
 
@@ -81,7 +81,7 @@ def test_a_runtime_that_cannot_be_imported_is_told(none: pytest.MonkeyPatch, tmp
                 raise ImportError("libstdc++.so.6: version `GLIBCXX_3.4.29' not found")
 
     none.setattr(sys, "meta_path", [Broken("ai_edge_litert"), *sys.meta_path])
-    with pytest.raises(RuntimeLibraryError, match="is installed and cannot be imported: libstdc") as caught:
+    with pytest.raises(RuntimeLibraryError, match="is installed but cannot be imported: libstdc") as caught:
         runtime.find()
     assert caught.value.kind == "runtime_broken"
 
@@ -115,7 +115,7 @@ FOUND = Runtime("tflite_runtime", "2.5.0", SimpleNamespace(), frozenset())
         (
             "Package requires runtime version (14), which is newer than this runtime version (13).",
             "old_library",
-            "needs Edge TPU runtime 14, and libedgetpu here is of runtime 13; to do: sudo apt-get install",
+            "needs Edge TPU runtime 14, and the installed libedgetpu has runtime 13; to do: sudo apt-get install",
         ),
         (
             "Didn't find op for builtin opcode 'FULLY_CONNECTED' version '9'. An older version",
@@ -127,7 +127,7 @@ FOUND = Runtime("tflite_runtime", "2.5.0", SimpleNamespace(), frozenset())
     ],
 )
 def test_refusals_have_names(text: str, kind: str, says: str) -> None:
-    error = refusal(FOUND, RuntimeError(text))
+    error = load_error(FOUND, RuntimeError(text))
     assert (error.kind, says in str(error)) == (kind, True), str(error)
 
 
@@ -146,7 +146,7 @@ def test_devices(device: str) -> None:
 
 @pytest.mark.parametrize("device", ["tpu", "usb:", "usb:-1", "usb:0\n", "cpu:0", "usb:1234"])
 def test_no_devices(device: str) -> None:
-    with pytest.raises(ArgumentError, match="there is no device"):
+    with pytest.raises(ArgumentError, match="is not a device"):
         RuntimeOptions(device)
 
 

@@ -43,8 +43,8 @@ def pci(tmp_path: Path) -> Path:
 
 
 def facts(root: Path, told: dict[str, Any] | None = None, **more: Any) -> Facts:
-    ours = {"user": "me", "groups": ("plugdev", "apex"), "folder": str(root), "ours": "/somewhere"}
-    return Facts(str(root), told=GOOD if told is None else told, **{**ours, **more})
+    ours = {"user": "me", "groups": ("plugdev", "apex"), "folder": str(root), "package": "/somewhere"}
+    return Facts(str(root), reported=GOOD if told is None else told, **{**ours, **more})
 
 
 def found(given: Facts) -> dict[str, Finding]:
@@ -157,7 +157,7 @@ def test_a_stock_libedgetpu_beside_a_new_runtime(usb: Path) -> None:
 def test_the_runtime_that_is_used_is_told(usb: Path) -> None:
     rows = doctor.findings(facts(usb, installed={"ai-edge-litert": "2.3.0", "tflite-runtime": "2.5.0"}))
     told = next(row for row in rows if row.kind == "runtime")
-    assert "tflite_runtime 2.5.0 with numpy 1.16.6 is used; also here: ai-edge-litert" in told.what
+    assert "tflite_runtime 2.5.0 with numpy 1.16.6 is used; also installed: ai-edge-litert" in told.what
 
 
 def test_packages_that_are_traps(usb: Path, tmp_path: Path) -> None:

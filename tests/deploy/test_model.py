@@ -17,7 +17,7 @@ from deploy import Answer, Model
 from deploy.contract import bundle, signature
 from deploy.contract.errors import ArgumentError, EdgeTpuError, ImageError, LoadError
 from deploy.contract.preprocessing import Preprocessing, dequantize
-from deploy.model import _scores
+from deploy.model import _to_scores
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_scores_of_every_type(dtype: Any, shape: tuple[int, ...]) -> None:
     integers = np.issubdtype(dtype, np.integer)
     detail = {"dtype": dtype, "shape": shape, "quantization": (0.1, 3) if integers else (0.0, 0)}
     wanted = dequantize(stored.ravel(), 0.1, 3) if integers else stored.ravel()
-    np.testing.assert_array_equal(_scores(detail)(stored), wanted)
+    np.testing.assert_array_equal(_to_scores(detail)(stored), wanted)
 
 
 def test_a_stream_is_answered_image_by_image(model: Model) -> None:
@@ -99,7 +99,7 @@ def test_input_can_be_written_where_the_runtime_reads_it(model: Model) -> None:
 
 def test_input_memory_must_not_be_kept(model: Model) -> None:
     kept: list[Any] = []
-    with pytest.raises(ImageError, match="kept its memory; to do: let it write, and keep nothing"):
+    with pytest.raises(ImageError, match="kept a reference to it; to do: write to the tensor, and keep no reference"):
         model.filled(kept.append)
     kept.clear()
     assert isinstance(model(devices.images(1)[0]), Answer)
@@ -110,7 +110,7 @@ def test_input_memory_must_not_be_kept(model: Model) -> None:
     [
         (np.zeros(3), "cannot be preprocessed: resize takes an image"),
         (np.zeros((1, 4, 4, 1)), "cannot be preprocessed: a sample must be numbers"),
-        (np.zeros((4, 4, 3)), r"has \[4, 4, 3\] after preprocessing, and the model takes \[4, 4, 1\]"),
+        (np.zeros((4, 4, 3)), r"has the shape \[4, 4, 3\] after preprocessing, and the model takes \[4, 4, 1\]"),
         ("text", "cannot be preprocessed"),
     ],
 )
@@ -121,7 +121,7 @@ def test_images_that_do_not_fit(model: Model, image: Any, says: str) -> None:
 
 def test_tensors_that_do_not_fit(model: Model) -> None:
     for tensor in (np.zeros((1, 4, 4, 1), np.float32), np.zeros((1, 5, 4, 1), np.int8)):
-        with pytest.raises(ImageError, match=r"the input tensor does not fit: .*; to do: make it with prepare"):
+        with pytest.raises(ImageError, match=r"the input tensor has the wrong shape or type: .*; to do: create it"):
             model.answer(tensor)
 
 
@@ -147,8 +147,8 @@ def test_what_runs_where(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     [
         ({"role": "other"}, "the bundle has no model 'other'; to do: use one of: compiled, int8, original"),
         ({"role": "int8", "device": "usb"}, "int8 models run on the CPU, not on usb"),
-        ({"device": "gpu"}, "there is no device 'gpu'"),
-        ({"threads": 0}, "0 threads are not possible"),
+        ({"device": "gpu"}, "'gpu' is not a device"),
+        ({"threads": 0}, "the number of threads is 0"),
     ],
 )
 def test_arguments_that_do_not_fit(path: Path, arguments: dict[str, Any], says: str) -> None:
@@ -171,7 +171,7 @@ def test_a_compiled_model_on_the_cpu_is_told_so(path: Path) -> None:
 def test_the_model_must_be_the_one_of_the_manifest() -> None:
     opened = bundle.Bundle(devices.packed(samples=0))
     opened.manifest["models"]["int8"]["output"]["scale"] *= 2
-    with pytest.raises(LoadError, match="the model's output is not what the manifest says"):
+    with pytest.raises(LoadError, match="the model's output differs from the manifest"):
         Model(opened, "int8")
 
 

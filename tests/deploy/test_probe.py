@@ -17,15 +17,19 @@ from deploy import probe
 from deploy.contract.errors import EdgeTpuError
 from deploy.runtime import RuntimeOptions
 
-LATER = "is newer than what Google's libedgetpu 16.0 works with; to do: "
+LATER = "is too new for Google's libedgetpu 16.0; to do: "
 FAILURES = [
     ("busy", "busy", "the Edge TPU is in use: Device or resource busy; to do: sudo fuser"),
-    ("null", "refused", "usb:0 is there and free, and libedgetpu does not open it (it gives no reason); to do: unplug"),
-    ("text", "refused", "does not open it (this is what it says)"),
+    (
+        "null",
+        "refused",
+        "is connected and free, but libedgetpu cannot open it (it gives no reason); to do: unplug",
+    ),
+    ("text", "refused", "cannot open it (this is what it says)"),
     ("crash-version", "crash", "ended by SIGSEGV after the TFLite runtime was imported"),
     ("crash", "crash", "ended by SIGSEGV after libedgetpu was loaded"),
     ("crash-run", "crash", "ended by SIGSEGV after the model was loaded"),
-    ("old", "old_library", "needs Edge TPU runtime 14, and libedgetpu here is of runtime 13; to do: sudo apt-get"),
+    ("old", "old_library", "needs Edge TPU runtime 14, and the installed libedgetpu has runtime 13; to do: sudo"),
 ]
 
 
@@ -77,7 +81,7 @@ def test_a_hang_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: s
     monkeypatch.setenv("LD_LIBRARY_PATH", str(devices.stand_in()))
     monkeypatch.setenv("CORALLINE_ROOT", str(tmp_path))
     monkeypatch.setenv("EDGETPU_STAND_IN", how)
-    with pytest.raises(EdgeTpuError, match=f"did not come back; before, {before}; to do: unplug") as caught:
+    with pytest.raises(EdgeTpuError, match=f"did not end in time; the last success: {before}; to do: unplug") as caught:
         probe.check(devices.models()["compiled"], RuntimeOptions(""), timeout_s=8)
     assert caught.value.kind == "hang"
 
@@ -107,20 +111,20 @@ def test_no_device(path: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     _, found, noise = asked(path, tmp_path / "empty", EDGETPU_STAND_IN="null")
     assert found["error"]["kind"] == "no_device"
-    assert "libedgetpu.so.1 is here, but no Edge TPU is on USB or PCIe; to do: plug it in" in noise
+    assert "libedgetpu.so.1 is installed, but no Edge TPU is on USB or PCIe; to do: plug it in" in noise
 
 
 def test_another_device(path: Path, tmp_path: Path) -> None:
     _, found, noise = asked(path, devices.host(tmp_path), "--device", "pci:0", EDGETPU_STAND_IN="null")
     assert found["error"]["kind"] == "no_device"
-    assert "there is no Edge TPU pci:0; here is usb:0; to do: use --device usb:0" in noise
+    assert "no Edge TPU pci:0 is connected; connected: usb:0; to do: use --device usb:0" in noise
 
 
 def test_no_driver(path: Path, tmp_path: Path) -> None:
     root = devices.host(tmp_path, usb=False, node=False)
     _, found, noise = asked(path, root, EDGETPU_STAND_IN="null")
     assert found["error"]["kind"] == "no_driver"
-    assert "pci:0 is on the bus, but the kernel made no device file for it; to do: sudo apt-get install gasket" in noise
+    assert "pci:0 is on the bus, but has no device file; to do: sudo apt-get install gasket" in noise
 
 
 def test_in_use(path: Path, tmp_path: Path) -> None:

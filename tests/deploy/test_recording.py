@@ -13,8 +13,8 @@ from compress.data.sources.wav import opened
 from compress.errors import DataError
 from deploy.contract.decoding import Decoding
 from deploy.contract.errors import ImageError
-from deploy.images import decoded, of_file
-from deploy.recording import sound
+from deploy.images import decode_body, decode_file
+from deploy.recording import decode_wav
 
 
 def wav(values: np.ndarray, width: int = 2, rate: int = 8000) -> bytes:
@@ -33,25 +33,25 @@ def wav(values: np.ndarray, width: int = 2, rate: int = 8000) -> bytes:
 def test_all_widths(width: int) -> None:
     full = 1 << (8 * width - 1)
     values = np.array([[-full], [-full // 2], [-1], [0], [1], [full // 2], [full - 1]], np.int64)
-    found = sound(wav(values, width), 8000)
+    found = decode_wav(wav(values, width), 8000)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, (values[:, 0] / full).astype(np.float32))
 
 
 def test_channels_are_averaged() -> None:
-    np.testing.assert_array_equal(sound(wav(np.array([[0, 16384], [-32768, 0]]))), [0.25, -0.5])
+    np.testing.assert_array_equal(decode_wav(wav(np.array([[0, 16384], [-32768, 0]]))), [0.25, -0.5])
 
 
 def test_a_wav_file_is_recognized_in_a_body() -> None:
     content = wav(np.array([[1], [2], [3]]))
-    np.testing.assert_array_equal(decoded(content), np.array([1, 2, 3]) / np.float32(32768))
-    np.testing.assert_array_equal(decoded(np.arange(3, dtype="<i2").tobytes(), "3", "int16"), [0, 1, 2])
-    assert decoded(b"\0" * 1_000_000, "1000000").shape == (1_000_000,)
+    np.testing.assert_array_equal(decode_body(content), np.array([1, 2, 3]) / np.float32(32768))
+    np.testing.assert_array_equal(decode_body(np.arange(3, dtype="<i2").tobytes(), "3", "int16"), [0, 1, 2])
+    assert decode_body(b"\0" * 1_000_000, "1000000").shape == (1_000_000,)
 
 
 def test_another_rate_is_refused() -> None:
-    with pytest.raises(ImageError, match="has 44100 samples in a second, and the model takes 16000"):
-        sound(wav(np.zeros((9, 1)), rate=44100), 16000)
+    with pytest.raises(ImageError, match="has 44100 samples per second, and the model takes 16000"):
+        decode_wav(wav(np.zeros((9, 1)), rate=44100), 16000)
 
 
 def riff(tag: int, bits: int, channels: int, values: bytes, extensible: bool = False, more: bytes = b"") -> bytes:
@@ -78,15 +78,15 @@ def test_the_same_numbers_as_in_training(tag: int, bits: int, extensible: bool, 
     assert frames.shape == (50, channels)
     wanted = frames[:, 0] if kept == "first" else frames.mean(axis=1, dtype=np.float32)
     decoding = Decoding(sound_channels=kept, sound_rate=8000)
-    for found in (decoded(content, decoding=decoding), of_file(content, decoding)):
+    for found in (decode_body(content, decoding=decoding), decode_file(content, decoding)):
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
 def test_what_is_not_finite_is_refused(value: float) -> None:
-    with pytest.raises(ImageError, match="infinite or none"):
-        sound(riff(3, 64, 1, np.array([0, value], "<f8").tobytes()))
+    with pytest.raises(ImageError, match="NaN or infinite"):
+        decode_wav(riff(3, 64, 1, np.array([0, value], "<f8").tobytes()))
 
 
 @pytest.mark.parametrize("place", range(44))
@@ -98,10 +98,10 @@ def test_what_training_refuses_is_refused(place: int) -> None:
         except DataError:
             wanted = np.zeros((0, 1), np.float32)
         if len(wanted):
-            np.testing.assert_array_equal(sound(content), wanted.mean(axis=1, dtype=np.float32))
+            np.testing.assert_array_equal(decode_wav(content), wanted.mean(axis=1, dtype=np.float32))
         else:
             with pytest.raises(ImageError):
-                sound(content)
+                decode_wav(content)
 
 
 GOOD = wav(np.arange(20).reshape(10, 2))
@@ -128,14 +128,14 @@ def changed(place: int, form: str, value: int) -> bytes:
 )
 def test_damaged_ones_are_refused(content: bytes) -> None:
     with pytest.raises(ImageError):
-        sound(content)
+        decode_wav(content)
 
 
 @pytest.mark.parametrize("place", range(len(GOOD) - 40))
 def test_any_changed_byte_is_refused_or_read(place: int) -> None:
     for value in (0, 1, 0x7F, 0xFF):
         try:
-            found = sound(GOOD[:place] + bytes([value]) + GOOD[place + 1 :])
+            found = decode_wav(GOOD[:place] + bytes([value]) + GOOD[place + 1 :])
         except ImageError:
             continue
         assert found.ndim == 1

@@ -76,7 +76,10 @@ def test_files_are_decoded_as_in_training(tmp_path: Path, capsys: pytest.Capture
     assert first["top"] == second["top"]
     old = write(tmp_path, "old.coralline", devices.packed())
     assert command.main(["run", str(old), files[0]]) == 3
-    assert "the sample has [4, 4, 3] after preprocessing, and the model takes [4, 4, 1]" in capsys.readouterr().err
+    assert (
+        "the sample has the shape [4, 4, 3] after preprocessing, and the model takes [4, 4, 1]"
+        in capsys.readouterr().err
+    )
     Image.fromarray(grey[..., 0]).save(tmp_path / "grey.png")
     opened = bundle.Bundle(devices.packed(decoding={"image_channels": 3}))
     assert command._sample(str(tmp_path / "grey.png"), opened.decoding).shape == (6, 5, 3)
@@ -103,14 +106,14 @@ def write(folder: Path, name: str, content: bytes) -> Path:
         (["run", "BUNDLE", "nothing.npy"], 6, "file", "No such file"),
         (["run", "nothing.coralline"], 6, "file", "No such file"),
         (["run", "BUNDLE", "text.npy"], 3, "image", "text.npy is not an array"),
-        (["run", "BUNDLE", "text.png"], 3, "image", "text.png: the image cannot be decoded: it is of no known kind"),
+        (["run", "BUNDLE", "text.png"], 3, "image", "text.png: the image cannot be decoded: its format is unknown"),
         (["run", "BUNDLE", "color.npy"], 3, "image", "the model takes [4, 4, 1]"),
-        (["run", "BUNDLE", "--top", "0"], 2, "arguments", "--top 0 tells nothing"),
+        (["run", "BUNDLE", "--top", "0"], 2, "arguments", "--top is 0, and must be at least 1"),
         (["run", "BUNDLE", "--role", "compiled"], 12, "library_missing", "libedgetpu.so.1 is not installed"),
-        (["run", "BUNDLE", "--device", "gpu"], 2, "arguments", "there is no device"),
+        (["run", "BUNDLE", "--device", "gpu"], 2, "arguments", "is not a device"),
         (["verify", "text.png"], 8, "changed", "not a bundle"),
-        (["verify", "broken.coralline"], 8, "changed", "not a bundle, or a damaged one"),
-        (["bench", "BUNDLE", "--runs", "0"], 2, "arguments", "there must be from 1"),
+        (["verify", "broken.coralline"], 8, "changed", "not a bundle, or damaged"),
+        (["bench", "BUNDLE", "--runs", "0"], 2, "arguments", "must be from 1 to"),
         (["bench", "BUNDLE", "--meter", "nothing.csv"], 6, "file", "nothing.csv"),
     ],
 )
@@ -151,7 +154,7 @@ def test_models_that_answer_otherwise_are_13(tmp_path: Path, capsys: pytest.Capt
     told = capsys.readouterr()
     found = json.loads(told.out)
     assert (found["ok"], found["golden"]["int8"]["verdict"]) == (False, "different")
-    assert "the models do not answer as they did on the host" in told.err
+    assert "the outputs of the models differ from the golden outputs" in told.err
 
 
 @pytest.mark.parametrize("verb", ["run", "bench", "verify", "serve"])

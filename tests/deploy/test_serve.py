@@ -335,7 +335,7 @@ def test_a_bug_while_an_answer_is_sent_ends_the_connection(
     assert service.metric("coralline_connections") == 1
 
 
-@pytest.mark.parametrize("name", ["_accept", "_open", "_silence", "_time_out", "_alive"])
+@pytest.mark.parametrize("name", ["_accept", "_open", "_clear_wake", "_time_out", "_alive"])
 def test_a_bug_outside_of_requests_does_not_end_the_service(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(Slow(), timeout_s=1.0, idle_s=1.0) as service:
         bug = Bug(monkeypatch, service.server, name)
@@ -475,7 +475,7 @@ def test_a_full_queue_sends_away_and_keeps_the_connection(slow: tuple[Service, S
         client.request("POST", "/v1/predict", body)
         status, headers, found = read(client.getresponse())
         assert (status, headers["Retry-After"]) == (503, "1")
-        assert "wait already" in found["error"]["what"]
+        assert "queue is full" in found["error"]["what"]
         assert service.ask("GET", "/readyz")[0] == 200
         model.gate.set()
         assert sorted(future.result()[2]["top"][0]["label"] for future in waiting) == ["0", "1", "2", "3", "4"]

@@ -1,4 +1,4 @@
-"""The verb `serve`, as a process of its own: sockets, the token, the unit, signals, systemd."""
+"""The command `serve`, as a process of its own: sockets, the token, the unit, signals, systemd."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_unix_socket(path: Path, tmp_path: Path) -> None:
                 found += came
         assert b'"top": [{"label"' in found
         second = devices.runner("serve", path, "--unix", place)
-        assert (second.returncode, "somebody listens" in second.stderr) == (2, True)
+        assert (second.returncode, "another process listens" in second.stderr) == (2, True)
         ended(process)
     assert not place.exists()
 
@@ -122,7 +122,7 @@ def test_a_unix_socket(path: Path, tmp_path: Path) -> None:
 def test_a_file_is_not_removed_for_a_socket(path: Path, tmp_path: Path) -> None:
     (tmp_path / "s").write_text("mine")
     done = devices.runner("serve", path, "--unix", tmp_path / "s")
-    assert (done.returncode, "no socket" in done.stderr) == (2, True)
+    assert (done.returncode, "is not a socket" in done.stderr) == (2, True)
     assert (tmp_path / "s").read_text() == "mine"
 
 
@@ -134,7 +134,7 @@ def token(tmp_path: Path, text: str = "s" * 32, mode: int = 0o600) -> Path:
 
 def test_other_hosts_need_a_token(path: Path, tmp_path: Path) -> None:
     done = devices.runner("serve", path, "--host", "0.0.0.0", "--port", 0)
-    assert (done.returncode, "needs a token" in done.stderr) == (2, True)
+    assert (done.returncode, "a token is required" in done.stderr) == (2, True)
     with served(path, "--host", "0.0.0.0", "--port", 0, "--token-file", token(tmp_path)) as (process, place):
         place = place.replace("0.0.0.0", "127.0.0.1")
         assert ask(place)[0] == 401
@@ -146,10 +146,10 @@ def test_other_hosts_need_a_token(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "mode", "told"),
     [
-        ("s" * 32, 0o644, "can be read by others; to do: chmod 600"),
-        ("short", 0o600, "holds no token"),
-        ("white space in the middle of it", 0o600, "holds no token"),
-        ("", 0o600, "holds no token"),
+        ("s" * 32, 0o644, "; to do: chmod 600"),
+        ("short", 0o600, "must contain a token"),
+        ("white space in the middle of it", 0o600, "must contain a token"),
+        ("", 0o600, "must contain a token"),
     ],
 )
 def test_tokens_that_are_none(text: str, mode: int, told: str, path: Path, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_an_inference_that_never_comes_back(path: Path, tmp_path: Path) -> None:
         time.sleep(0.3)
         process.send_signal(signal.SIGTERM)
         _, noise = process.communicate(timeout=20)
-    assert (process.returncode, "never came back" in noise) == (12, True), noise
+    assert (process.returncode, "the last inference did not return" in noise) == (12, True), noise
 
 
 def test_an_answer_that_is_under_way_is_sent_before_the_end(path: Path) -> None:

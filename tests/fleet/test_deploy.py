@@ -100,12 +100,14 @@ def test_switched_back_where_what_runs_does_not_verify(
     there = tmp_path / "there"
     assert main(["deploy", str(bundle_file(1)), *host.options(there)]) == 0
     host.python(before=cuts.runner_fails_after(1))  # `verify`; then `serve --print-unit`
-    assert "`serve --print-unit` failed there" in failed(capsys, ["deploy", str(bundle_file(2)), *host.options(there)])
+    assert "`serve --print-unit` failed on the device" in failed(
+        capsys, ["deploy", str(bundle_file(2)), *host.options(there)]
+    )
     assert len(list((there / "releases").iterdir())) == 1
     host.python(before=cuts.runner_fails_after(2))
     assert "switched back" in failed(capsys, ["deploy", str(bundle_file(2)), *host.options(there), "--verify"])
     assert answers(there) == 1
-    assert "the new version runs" in failed(capsys, ["deploy", str(bundle_file(2)), *host.options(there), "--bench"])
+    assert "the new release runs" in failed(capsys, ["deploy", str(bundle_file(2)), *host.options(there), "--bench"])
     assert answers(there) == 2
 
 
@@ -138,14 +140,14 @@ def test_a_host_that_is_not_there(
     options = [*host.options("/x")[2:], "--to", "ssh://127.0.0.1:1/there"]
     assert "refuses the connection" in failed(capsys, ["deploy", str(bundle_file()), *options])
     options = [*host.options("/x")[2:], "--to", "ssh://nobody.invalid/there"]
-    assert "nothing has this name" in failed(capsys, ["deploy", str(bundle_file()), *options])
+    assert "its name cannot be resolved" in failed(capsys, ["deploy", str(bundle_file()), *options])
 
 
 def test_somebody_who_may_not_log_in(
     host: Host, bundle_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [*host.options(tmp_path / "there"), "--identity", str(host.folder / "host")]
-    assert "does not let us in" in failed(capsys, ["deploy", str(bundle_file()), *options])
+    assert "it refuses the SSH key" in failed(capsys, ["deploy", str(bundle_file()), *options])
 
 
 OLD = Path.home() / ".pyenv" / "versions"
@@ -187,10 +189,10 @@ def test_a_login_shell_that_talks(host: Host, bundle_file: Write, tmp_path: Path
 @pytest.mark.parametrize(
     ("does", "said"),
     [
-        ("import os\nwhile os.read(0, 65536): pass", "its Python does not answer"),
+        ("import os\nwhile os.read(0, 65536): pass", "its Python does not respond"),
         ("import sys; print('no log-in'); sys.stderr.write('---\\n'); sys.exit(3)", "no log-in, exit code 3"),
         ("import sys; sys.exit('Permission denied\\nfoo: not found\\nlast')", "last, exit code 1"),
-        ("while True: print('more')", "says too much"),
+        ("while True: print('more')", "prints too much"),
     ],
 )
 def test_a_login_shell_that_gets_in_the_way(
@@ -273,7 +275,7 @@ def test_nothing_to_go_back_to(
     assert "nothing was deployed" in failed(capsys, ["rollback", *host.options(there)])
     assert not there.exists()
     assert main(["deploy", str(bundle_file(1)), *host.options(there)]) == 0
-    assert "no version before" in failed(capsys, ["rollback", *host.options(there)])
+    assert "has no previous release" in failed(capsys, ["rollback", *host.options(there)])
 
 
 def test_a_version_that_was_damaged_is_not_gone_back_to(
@@ -284,7 +286,7 @@ def test_a_version_that_was_damaged_is_not_gone_back_to(
         assert main(["deploy", str(bundle_file(number)), *host.options(there)]) == 0
     (other,) = [path for path in (there / "releases").iterdir() if path != (there / "current").resolve()]
     spoil(other / "bundle.coralline")
-    assert "failed there" in failed(capsys, ["rollback", *host.options(there)])
+    assert "failed on the device" in failed(capsys, ["rollback", *host.options(there)])
     assert answers(there) == 2
 
 

@@ -58,7 +58,7 @@ def test_of_another_bundle(run: Path, tmp_path: Path) -> None:
     content["bundle"]["models"]["int8"] = "0" * 64
     with pytest.raises(DataError, match="models that no bundle"):
         results.take_in(written(tmp_path, content), run, None)
-    with pytest.raises(DataError, match="no bundle in"):
+    with pytest.raises(DataError, match="has no bundle"):
         results.take_in(written(tmp_path, result(run)), tmp_path / "empty", None)
     assert not (run / "devices").exists()
 

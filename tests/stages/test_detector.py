@@ -19,7 +19,7 @@ from compress.export import cpp_header
 from compress.pipeline.runner import run
 from compress.pipeline.schema import load
 from compress.tflite.interpreter import LoadedModel as HostModel
-from deploy import accuracy, evaluation
+from deploy import accuracy, golden
 from deploy.__main__ import main as runner
 from deploy.contract.bundle import Bundle, BundleError, pack, read
 from deploy.contract.detection import Detections
@@ -130,7 +130,7 @@ def test_the_bundle_answers_as_the_host_does(made: tuple[Path, dict[str, Any]]) 
     opened = read(str(made[0] / "found.coralline"))
     assert opened.manifest["models"]["int8"]["boxes"]["shape"] == [1, 128, 4]
     assert opened.manifest["models"]["int8"]["output"]["shape"] == [1, 128, 2]
-    found = accuracy.verify(opened, RuntimeOptions("cpu"))
+    found = golden.verify(opened, RuntimeOptions("cpu"))
     assert found["ok"]
     assert {role: each["verdict"] for role, each in found["golden"].items()} == {"original": "equal", "int8": "equal"}
     assert found["golden"]["int8"]["same_class"] == 4
@@ -169,7 +169,7 @@ def test_the_service_and_the_command_tell_boxes(
 
 def test_an_application_is_given_labels_scores_and_boxes(made: tuple[Path, dict[str, Any]]) -> None:
     opened = read(str(made[0] / "found.coralline"))
-    samples, wanted = evaluation.objects(opened)
+    samples, wanted = accuracy.objects(opened)
     near = 0
     with Model(opened, device="cpu") as model:
         for image, (boxes, _) in zip(samples, wanted, strict=True):
@@ -196,21 +196,21 @@ def changed(path: Path, change: Any) -> bytes:
 
 def test_bundles_whose_boxes_cannot_be_read_are_refused(made: tuple[Path, dict[str, Any]]) -> None:
     path = made[0] / "found.coralline"
-    with pytest.raises(BundleError, match="boxes cannot be read: least_score must be below 1"):
+    with pytest.raises(BundleError, match="detection cannot be used: least_score must be below 1"):
         changed(path, lambda manifest, _: manifest["detection"].update(least_score=2))
-    with pytest.raises(BundleError, match="boxes cannot be read: maps give"):
+    with pytest.raises(BundleError, match="detection cannot be used: maps give"):
         changed(path, lambda manifest, _: manifest["detection"]["maps"][0].update(cells=[4096, 4096]))
     with pytest.raises(BundleError, match="incomplete: KeyError"):
         changed(path, lambda manifest, _: manifest["models"]["int8"].pop("boxes"))
     other = Bundle(changed(path, lambda manifest, _: manifest["models"]["int8"]["boxes"].update(scale=0.5)))
-    with pytest.raises(LoadError, match="the model's boxes is not what the manifest says"):
+    with pytest.raises(LoadError, match="the model's boxes differs from the manifest"):
         Model(other, device="cpu")
 
     def wrong(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
         members["evaluation-labels.npy"] = members["evaluation-labels.npy"].replace(b"<f4", b"<i4")
 
     with pytest.raises(BundleError, match="is not 12 samples with their objects"):
-        evaluation.objects(Bundle(changed(path, wrong)))
+        accuracy.objects(Bundle(changed(path, wrong)))
 
 
 def test_a_detector_with_anchors_of_another_model_is_refused(made: tuple[Path, dict[str, Any]]) -> None:

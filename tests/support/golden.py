@@ -71,7 +71,7 @@ def recordings():
         form = struct.pack("<HHIIHH", tag, 3, 8000, 8000 * block, block, bits)
         parts = b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", len(values)) + values
         content = b"RIFF" + struct.pack("<I", len(parts)) + parts
-        found += [recording.sound(content, 8000, channels) for channels in ("mix", "first")]
+        found += [recording.decode_wav(content, 8000, channels) for channels in ("mix", "first")]
     return np.concatenate(found)
 
 

@@ -108,9 +108,9 @@ def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, 
 
 
 def test_a_model_learns_to_find_the_bright_half(keras: Any, tmp_path: Path) -> None:
-    from compress.evaluation.average_precision import by_coco
     from compress.stages.train import Train
     from compress.training.loop import fit, own_loss
+    from deploy.contract.average_precision import average_precision
 
     keras.utils.set_random_seed(0)
     layers = keras.layers
@@ -127,7 +127,7 @@ def test_a_model_learns_to_find_the_bright_half(keras: Any, tmp_path: Path) -> N
     assert set(facts["history"][0]) == {"loss", "val_loss"}
     reader = Detector(detector)
     found = [reader(*pair) for pair in zip(*model.predict(data.inputs("test"), verbose=0), strict=True)]
-    assert by_coco(found, data.objects("test"), 2)["ap50"] > 0.9
+    assert average_precision(found, data.objects("test"), 2)["ap50"] > 0.9
 
 
 def outputs(keras: Any, anchors: int, *sizes: int, sigmoid: bool = False) -> Any:

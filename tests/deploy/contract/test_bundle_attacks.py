@@ -144,7 +144,7 @@ def test_a_bomb_of_members_that_share_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     assert zipfile.ZipFile(io.BytesIO(content)).namelist() == ["manifest.json", "a", "b", "c"]
     read: list[int] = []
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda self, info: read.append(info.file_size) or b"")
-    refused(content, "shares bytes with another")
+    refused(content, "overlaps another member")
     assert sum(read) <= 2 * len(content)  # as it is, and signed
 
 
@@ -203,7 +203,7 @@ def test_the_manifest_comes_first() -> None:
 
 def test_members_in_another_order() -> None:
     backwards = {"manifest.json": written_manifest(), **dict(sorted(golden.members().items(), reverse=True))}
-    refused(bundle.archive_of(backwards), "not those that the manifest lists")
+    refused(bundle.archive_of(backwards), "differ from those that the manifest lists")
 
 
 def test_nothing_is_written_and_nothing_else_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,20 +227,20 @@ def test_nothing_is_written_and_nothing_else_is_read(monkeypatch: pytest.MonkeyP
 
 
 def test_a_member_that_the_manifest_does_not_list() -> None:
-    refused(written(manifest(), {**golden.members(), "z.bin": b""}), "not those that the manifest lists")
+    refused(written(manifest(), {**golden.members(), "z.bin": b""}), "differ from those that the manifest lists")
 
 
 def test_a_member_that_is_not_there() -> None:
     lacking = {name: content for name, content in golden.members().items() if name != "int8.tflite"}
-    refused(written(manifest(), lacking), "not those that the manifest lists")
+    refused(written(manifest(), lacking), "differ from those that the manifest lists")
     refused(written(manifest(members=table(lacking)), lacking), r"names 'int8\.tflite', which is not in the bundle")
 
 
 def test_other_content() -> None:
     members = {**golden.members(), "int8.tflite": b"another model whatever"}
-    refused(written(manifest(), members), r"int8\.tflite is not what was packed")
+    refused(written(manifest(), members), r"int8\.tflite was changed")
     same_size = {**golden.members(), "int8.tflite": b"NOT REALLY A MODEL"}
-    refused(written(manifest(), same_size), r"int8\.tflite is not what was packed")
+    refused(written(manifest(), same_size), r"int8\.tflite was changed")
 
 
 @pytest.mark.parametrize("key", ["name", "size", "sha256"])
@@ -363,16 +363,18 @@ def test_files_that_are_named_but_absent() -> None:
 
 
 def test_files_that_are_named_in_another_way() -> None:
-    refused(written(changed_at(("golden", "inputs"), {"golden-input-0.npy": 0})), "not of schema 1")
+    refused(written(changed_at(("golden", "inputs"), {"golden-input-0.npy": 0})), "does not match schema 1")
     refused(written(changed_at(("golden", "outputs"), ["golden-output-int8.npy"])), "incomplete")
     refused(written(changed_at(("models",), [manifest()["models"]["int8"]])), "incomplete")
 
 
 def test_roles() -> None:
     entry = manifest()["models"]["int8"]
-    refused(written(changed_at(("models",), {"other": entry})), "not of schema 1")
-    refused(written(changed_at(("golden", "outputs"), {"original": "golden-output-int8.npy"})), "not of schema 1")
-    refused(written(manifest(models={}, golden={"inputs": [], "outputs": {}})), "not of schema 1")
+    refused(written(changed_at(("models",), {"other": entry})), "does not match schema 1")
+    refused(
+        written(changed_at(("golden", "outputs"), {"original": "golden-output-int8.npy"})), "does not match schema 1"
+    )
+    refused(written(manifest(models={}, golden={"inputs": [], "outputs": {}})), "does not match schema 1")
     assert Bundle(written(changed_at(("models",), {"int8": entry, "original": entry}))).manifest["models"]
 
 
@@ -381,8 +383,8 @@ def test_roles() -> None:
 
 def test_preprocessing_must_be_what_its_digest_says() -> None:
     other = Preprocessing([{"resize": {"size": [5, 7]}}])
-    refused(written(changed_at(("preprocessing", "digest"), other.digest)), "not what this version")
-    refused(written(changed_at(("preprocessing", "steps"), other.specification)), "not what this version")
+    refused(written(changed_at(("preprocessing", "digest"), other.digest)), "in another way")
+    refused(written(changed_at(("preprocessing", "steps"), other.specification)), "in another way")
     both = {"version": 1, "digest": other.digest, "steps": other.specification}
     assert Bundle(written(changed_at(("preprocessing",), both))).preprocessing.digest == other.digest
 
@@ -400,7 +402,7 @@ def test_preprocessing_must_be_what_its_digest_says() -> None:
     ],
 )
 def test_preprocessing_that_cannot_be_used(steps: Any) -> None:
-    says = "preprocessing cannot be used.*; Coralline 0.0 packed it: is this runner older?"
+    says = "preprocessing cannot be used.*; it was packed by Coralline 0.0: use a newer runner"
     refused(written(changed_at(("preprocessing", "steps"), steps)), says)
 
 
@@ -440,7 +442,7 @@ def test_an_evaluation_entry_of_another_type(key: str, value: Any) -> None:
 
 
 def test_an_evaluation_of_a_model_that_is_not_there() -> None:
-    refused(evaluated({**EVALUATION, "outputs": {"original": "evaluation-labels.npy"}}), "not of schema 1")
+    refused(evaluated({**EVALUATION, "outputs": {"original": "evaluation-labels.npy"}}), "does not match schema 1")
 
 
 @pytest.mark.parametrize(
@@ -466,10 +468,10 @@ def test_an_evaluation_sample_whose_labels_do_not_fit(inputs: Any, labels: Any) 
 )
 def test_an_evaluation_sample_of_another_shape(inputs: Any, labels: Any) -> None:
     opened = Bundle(evaluated(EVALUATION, inputs, labels))
-    with pytest.raises(BundleError, match="stacks of two to four axes"):
+    with pytest.raises(BundleError, match="without two to four axes"):
         opened.evaluation()
 
 
 @pytest.mark.parametrize("tools", [None, 1, "", []])
 def test_tools_of_another_type(tools: Any) -> None:
-    refused(written(manifest(tools=tools)), "not of schema 1")
+    refused(written(manifest(tools=tools)), "does not match schema 1")

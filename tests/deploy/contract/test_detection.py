@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from coco_reference import by_coco
 
 from deploy.contract.average_precision import average_precision
 from deploy.contract.detection import DetectionError, Detections, Detector, ordered, overlaps, suppressed
@@ -125,8 +126,6 @@ def scene(random: np.random.Generator, classes: int) -> tuple[Any, Detections]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_average_precision_is_that_of_pycocotools(seed: int) -> None:
-    from compress.evaluation.average_precision import by_coco
-
     random = np.random.default_rng(seed)
     wanted, found = zip(*(scene(random, 4) for _ in range(30)), strict=True)
     ours, theirs = average_precision(found, wanted, 4), by_coco(found, wanted, 4)

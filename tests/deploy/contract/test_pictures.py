@@ -47,7 +47,7 @@ def turned(orientation: int) -> bytes:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("decode", [images.decoded, images.of_file])
+@pytest.mark.parametrize("decode", [images.decode_body, images.decode_file])
 def test_an_orientation_is_ignored(decode: Decode, orientation: int, device: Callable[[], None]) -> None:
     content = turned(orientation)
     wanted = training.decoded(content, 3, "photo")
@@ -65,7 +65,7 @@ def test_the_upper_8_of_16_bits(channels: int, device: Callable[[], None]) -> No
     content = written(Image.fromarray(DEEP), "PNG")
     wanted = np.repeat((DEEP >> 8)[..., np.newaxis], channels, axis=2)
     device()
-    found = pictures.decoded(content, channels)
+    found = pictures.decode(content, channels)
     assert found.dtype == np.uint8
     np.testing.assert_array_equal(found, wanted)
     if sys.modules["PIL"]:
@@ -75,7 +75,7 @@ def test_the_upper_8_of_16_bits(channels: int, device: Callable[[], None]) -> No
 def test_the_upper_8_of_16_bits_where_nobody_asked_for_channels(device: Callable[[], None]) -> None:
     content = written(Image.fromarray(DEEP), "PNG")
     device()
-    for found in (images.decoded(content), images.of_file(content)):
+    for found in (images.decode_body(content), images.decode_file(content)):
         assert (found == (DEEP >> 8)[..., np.newaxis]).all()
 
 
@@ -90,8 +90,8 @@ def test_16_bits_as_older_pillows_open_them() -> None:
 def test_more_than_16_bits_are_refused(dtype: Any, device: Callable[[], None]) -> None:
     content = written(Image.fromarray(np.ones((4, 4), dtype)), "TIFF")
     device()
-    with pytest.raises(ImageError, match="numbers of 32 bits, or floats, and images have 8 or 16"):
-        images.of_file(content)
+    with pytest.raises(ImageError, match="its values have 32 bits, or are floats"):
+        images.decode_file(content)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
@@ -102,7 +102,7 @@ def test_colours_and_grey_levels(mode: str, channels: int, device: Callable[[], 
     wanted = np.asarray(colours.convert("RGB").convert("L" if channels == 1 else "RGB")).reshape(40, 50, channels)
     np.testing.assert_array_equal(training.decoded(content, channels, "x.png"), wanted)
     device()
-    np.testing.assert_array_equal(pictures.decoded(content, channels), wanted)
+    np.testing.assert_array_equal(pictures.decode(content, channels), wanted)
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "WEBP"])
@@ -115,9 +115,9 @@ def test_every_format_gets_the_channels_of_the_training(
     content = written(picture.convert(mode), form, **({"lossless": True} if form == "WEBP" else {}))
     wanted = training.decoded(content, channels, f"x.{form}").astype(int)
     device()
-    for decode in (lambda: images.decoded(content, decoding=Decoding(channels)),
-                   lambda: images.decoded(bytearray(content), decoding=Decoding(channels)),
-                   lambda: images.of_file(content, Decoding(channels))):  # fmt: skip
+    for decode in (lambda: images.decode_body(content, decoding=Decoding(channels)),
+                   lambda: images.decode_body(bytearray(content), decoding=Decoding(channels)),
+                   lambda: images.decode_file(content, Decoding(channels))):  # fmt: skip
         found = decode()
         assert found.shape == (50, 70, channels)
         np.testing.assert_allclose(found, wanted, atol=2 if form == "JPEG" else 0)
@@ -143,7 +143,7 @@ def webp(kind: bytes, content: bytes) -> bytes:
 )
 def test_what_is_too_large_is_refused_before_it_is_decoded(content: bytes, sides: str) -> None:
     with pytest.raises(ImageError, match=f"the image has {sides} pixels; at most"):
-        images.decoded(content)
+        images.decode_body(content)
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "WEBP"])
@@ -157,7 +157,7 @@ def test_damaged_ones_are_refused_or_read(form: str, device: Callable[[], None])
         for place in random.integers(0, min(len(content), 120), 3):
             changed[place] = random.integers(256)
         try:
-            assert images.decoded(changed, decoding=Decoding(3)).shape[2] == 3
+            assert images.decode_body(changed, decoding=Decoding(3)).shape[2] == 3
         except ImageError:
             refused += 1
     assert refused > 20

@@ -112,7 +112,7 @@ def test_wrongly_signed() -> None:
         GOOD + TRAILER_MAGIC + hashlib.sha256(GOOD).digest() + bytes(96),
     ):
         for keys in ((), (KEY,), (OTHER,)):
-            assert "wrongly signed" in refused(spoilt, WronglySignedError, keys)
+            assert "does not match the key" in refused(spoilt, WronglySignedError, keys)
 
 
 def test_changed() -> None:

@@ -15,7 +15,7 @@ import tiny
 
 import compress.evaluation.accuracy as host
 from compress.tflite import graph
-from deploy import accuracy, measurement, runtime
+from deploy import accuracy, golden, measurement, runtime
 from deploy.contract import bundle
 from deploy.model import Model
 from deploy.runtime import Runtime, RuntimeOptions
@@ -44,7 +44,7 @@ def changed(content: bytes, steps: int, machine: str | None = None) -> bundle.Bu
 
 
 def test_golden_outputs_are_equal_here(content: bytes) -> None:
-    found = accuracy.verify(bundle.Bundle(content), RuntimeOptions(""))
+    found = golden.verify(bundle.Bundle(content), RuntimeOptions(""))
     assert found["ok"] is True
     assert {role: each["verdict"] for role, each in found["golden"].items()} == {
         "original": "equal",
@@ -53,7 +53,7 @@ def test_golden_outputs_are_equal_here(content: bytes) -> None:
     }
     assert found["golden"]["int8"]["largest_steps"] == 0
     assert found["golden"]["compiled"]["error"]["kind"] == "library_missing"
-    assert "int8      golden outputs: equal, 3 of 3 equal" in accuracy.golden_text(found)
+    assert "int8      golden outputs: equal, 3 of 3 equal" in golden.text(found)
     assert json.loads(json.dumps(found)) == found
 
 
@@ -63,14 +63,14 @@ def test_golden_outputs_are_equal_here(content: bytes) -> None:
         (2, "x86_64", "different"),
         (2, "another", "close"),
         (2, None, "close"),
-        (accuracy.CLOSE_STEPS + 1, "another", "different"),
+        (golden.CLOSE_STEPS + 1, "another", "different"),
     ],
 )
 def test_equal_is_asked_where_the_kernels_are_the_same(
     content: bytes, steps: int, machine: str | None, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    found = accuracy.verify(changed(content, steps, machine), RuntimeOptions(""))
+    found = golden.verify(changed(content, steps, machine), RuntimeOptions(""))
     int8 = found["golden"]["int8"]
     assert (int8["verdict"], int8["largest_steps"], int8["equal"]) == (verdict, steps, 2)
     assert found["ok"] is (verdict != "different")
@@ -79,7 +79,7 @@ def test_equal_is_asked_where_the_kernels_are_the_same(
         None,
         True,
     )
-    assert f"by up to {steps} steps" in accuracy.golden_text(found)
+    assert f"by up to {steps} steps" in golden.text(found)
 
 
 def optimized(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
@@ -103,8 +103,8 @@ def optimized(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 @pytest.mark.parametrize(
     ("machine", "steps", "verdict", "says"),
     [
-        ("aarch64", accuracy.CLOSE_STEPS_OPTIMIZED, "close", "all are equal with plain C++ kernels"),
-        ("aarch64", accuracy.CLOSE_STEPS_OPTIMIZED + 1, "different", "do not work with this runtime"),
+        ("aarch64", golden.CLOSE_STEPS_OPTIMIZED, "close", "the plain C++ kernels give the golden outputs"),
+        ("aarch64", golden.CLOSE_STEPS_OPTIMIZED + 1, "different", "do not work with this runtime"),
         ("x86_64", 1, "different", "the kernels are the same"),
     ],
 )
@@ -116,7 +116,7 @@ def test_optimized_kernels_that_round_in_another_way(
     opened.manifest["golden"]["machine"] = machine
     monkeypatch.setattr(platform, "machine", lambda: machine)
     optimized(monkeypatch, steps)
-    found = accuracy.golden(opened, "int8", RuntimeOptions("cpu"))
+    found = golden.golden(opened, "int8", RuntimeOptions("cpu"))
     assert (found["verdict"], found["largest_steps"], found["equal"]) == (verdict, steps, 0)
     assert says in found["note"]
     assert found["first_layer"]["layer"] == "scores"
@@ -141,23 +141,23 @@ def test_default_kernels_that_answer_otherwise(
 
     module = SimpleNamespace(Interpreter=Interpreter, OpResolverType=found.module.OpResolverType)
     monkeypatch.setattr(runtime, "find", lambda: Runtime(found.name, found.version, module, found.arguments))
-    told = accuracy.golden(bundle.Bundle(content), "int8", RuntimeOptions("cpu"))
+    told = golden.golden(bundle.Bundle(content), "int8", RuntimeOptions("cpu"))
     assert told["verdict"] == verdict
     assert (told["default_same_class"] < told["samples"]) is broken
-    assert ("the default kernels, which applications run, answer otherwise" in told["note"]) is broken
+    assert ("the default kernels, which applications run, differ" in told["note"]) is broken
 
 
 def test_golden_outputs_of_another_shape(content: bytes) -> None:
     opened = bundle.Bundle(content)
     opened.members["golden-output-int8.npy"] = bundle.array_bytes(np.zeros((3, 4), np.int8))
-    found = accuracy.golden(opened, "int8", RuntimeOptions("cpu"))
+    found = golden.golden(opened, "int8", RuntimeOptions("cpu"))
     assert found["verdict"] == "different"
 
 
 def test_nothing_that_could_be_run_is_not_fine(content: bytes) -> None:
     opened = bundle.Bundle(content)
     opened.manifest["golden"]["outputs"] = {}
-    assert accuracy.verify(opened, RuntimeOptions(""))["ok"] is False
+    assert golden.verify(opened, RuntimeOptions(""))["ok"] is False
 
 
 def test_the_layer_of_the_first_difference() -> None:
@@ -175,14 +175,14 @@ def test_the_layer_of_the_first_difference() -> None:
 
     module = SimpleNamespace(Interpreter=interpreter, OpResolverType=found.module.OpResolverType)
     fake = Runtime("fake", "1", module, found.arguments)
-    layer = accuracy.first_layer(fake, sound, np.full((1, 4, 4, 1), 50, np.int8))
+    layer = golden.first_layer(fake, sound, np.full((1, 4, 4, 1), 50, np.int8))
     assert (layer["layer"], layer["operator"]) == ("hidden", "CONV_2D")
-    assert layer["note"].startswith("the optimized kernel gives other values than the plain one, by up to")
+    assert layer["note"].startswith("the optimized kernel and the plain one differ by up to")
 
 
 def test_runtimes_that_keep_no_tensors_are_told() -> None:
-    layer = accuracy.first_layer(Runtime("tflite_runtime", "2.4.0", None, frozenset()), b"", None)
-    assert layer == {"layer": None, "note": "tflite_runtime 2.4.0 keeps no intermediate tensors to look at"}
+    layer = golden.first_layer(Runtime("tflite_runtime", "2.4.0", None, frozenset()), b"", None)
+    assert layer == {"layer": None, "note": "tflite_runtime 2.4.0 does not keep intermediate tensors"}
 
 
 def test_three_ways(content: bytes) -> None:
