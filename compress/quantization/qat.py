@@ -6,8 +6,8 @@ gradient. Zeros and clusters that the weights come with are kept (`patterns`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -15,14 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.artifact import Facts
+from compress.data.rows import blocks
 from compress.ir.keras_graph import Layer, Network, build
 from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
 from compress.quantization import export, fake_quantization, sparsity_patterns
 from compress.quantization import quantizer_placement as rounding
 from compress.quantization.fake_quantized_layers import EPSILON
+from compress.quantization.fidelity import Judge, flattened
 from compress.quantization.plan import QuantizationPlan, nudged
-from compress.quantization.qat_settings import RoundedTraining
+from compress.quantization.post_training import QuantizationResult
+from compress.quantization.search import file_outputs
+from compress.quantization.settings import RoundedTraining
 from compress.quantization.sparsity_patterns import Pattern
 from compress.stage import Context
 from compress.training.loop import Loss, TrainingSettings, fit, own_loss
@@ -63,12 +67,12 @@ def train(
     start, ranges = export.edited(network, plan), replace(plan, factors={}, bias_shifts={}, rounding={})
     points, kept = rounding.find(start), sparsity_patterns.find(start)
     names = fake_quantization.layer_names(start, points)
-    following = names.keys() - (names if how.ranges == "held" else rounding.fixed(start, points)).keys()
-    quantized = fake_quantization.insert(start, points, ranges, following, learnt=how.ranges == "learnt")
+    following = names.keys() - (names if how.ranges == "fixed" else rounding.fixed(start, points)).keys()
+    quantized = fake_quantization.insert(start, points, ranges, following, learned=how.ranges == "learned")
     chosen = (norms or {}) if how.batch_norm == "trained" else {}
     model = build(_prepared(fake_quantization.with_rounded_weights(quantized), kept, _moments(start, plan, chosen)))
     loss = loss or own_loss(build(network), context)
-    history = fit(model, loss, settings, context, [_settling(keras(), model, how.settle)])
+    history = fit(model, loss, settings, context, [_settling(keras(), model, how.freeze)])
     trained = {operation.name: operation for operation in model.operations}
     layers = {name: _trained(layer, trained[name]) for name, layer in start.layers.items() if layer.weights}
     found = {name: trained[names[name]] for name in following}
@@ -76,6 +80,56 @@ def train(
     method = f"{plan.method}, then {how.ranges} in {settings.epochs} epochs of training"
     facts = {**history, **_described(kept)}
     return start.edited(layers, {}), replace(ranges, ranges={**plan.ranges, **moved}, method=method), facts
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison of QAT with PTQ on the validation split.
+
+    Attributes:
+        result: the better one; PTQ if they are equal.
+        scores: by method the accuracy, or another measure.
+        agreement: share of the samples that the trained model and its file answer the same.
+    """
+
+    result: QuantizationResult
+    scores: Mapping[str, float]
+    agreement: float
+
+
+def compared(
+    ptq: QuantizationResult,
+    network: Network,
+    plan: QuantizationPlan,
+    inputs: NDArray[np.float32],
+    score: Callable[[NDArray[np.float32]], float],
+    judge: Judge,
+    io: export.InputType,
+) -> Comparison:
+    """Convert a trained network, and compare it with the result of post-training quantization.
+
+    Args:
+        ptq: the result without training.
+        network: trained, in canonical form.
+        plan: the plan of the training.
+        inputs: preprocessed validation samples [n, ...].
+        score: rates outputs for these samples [n, outputs]; a larger number is better.
+        judge: compares outputs.
+        io: type of the file's input and output.
+    """
+    qat = replace(ptq, content=export.convert(network, plan, io), method="qat", ranges=plan.method)
+    outputs: dict[str, NDArray[np.float32]] = {
+        result.method: _file_outputs(result.content, inputs) for result in (ptq, qat)
+    }
+    scores = {method: score(rows) for method, rows in outputs.items()}
+    model = simulated(network, plan)
+    trained = [flattened(model.predict(part, verbose=0)) for part in blocks(inputs)]
+    agreement = float(judge.same(outputs["qat"], np.concatenate(trained)).mean())
+    return Comparison(qat if scores["qat"] > scores["ptq"] else ptq, scores, agreement)
+
+
+def _file_outputs(content: bytes, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.concatenate([file_outputs(content, part) for part in blocks(inputs)])
 
 
 def simulated(network: Network, plan: QuantizationPlan) -> Any:
