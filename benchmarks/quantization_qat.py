@@ -68,7 +68,7 @@ def by_tfmot(subject: subjects.Subject, given: tools.Given) -> tools.Made:
     with tempfile.TemporaryDirectory() as folder:
         context = subjects.context(subject.data, Path(folder), subject.seed)
         weights.train(prepared.legacy.model, prepared.network, SETTINGS, context)
-    content = export.convert(*prepared.learnt("trained"))
+    content = export.convert(*prepared.trained("trained"))
     seconds = time.perf_counter() - started
     return tools.Made(
         content, seconds, {"training_agrees_with_file": _agreement(prepared.legacy.model, content, subject)}

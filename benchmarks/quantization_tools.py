@@ -20,6 +20,7 @@ from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
 from compress.ir import keras_graph
 from compress.ir.passes import fold
 from compress.quantization import calibration, export
+from compress.quantization.calibration import CalibrationSplit
 from compress.stage import Context
 from compress.stages import working_model
 from compress.stages.quantize import Quantize
@@ -66,11 +67,11 @@ class Made:
 class Drawn(Quantize):
     """The `quantize` stage with samples that were drawn before, so that all tools see the same ones."""
 
-    def _split(self, model: Any, context: Context) -> calibration.CalibrationSplit:
+    def _split(self, model: Any, context: Context) -> CalibrationSplit:
         del model
         splits = context.data.splits  # type: ignore[attr-defined]
         samples = splits["calibration"][0]
-        return calibration.CalibrationSplit(samples, splits["held out"][0], "balanced", len(samples), 0.0)
+        return CalibrationSplit(samples, splits["held out"][0], "balanced", len(samples), 0.0)
 
 
 def drawn(subject: subjects.Subject) -> tuple[Floats, Floats]:

@@ -20,26 +20,26 @@ BATCH = 32
 BATCH_BYTES = 1 << 27
 """Activations of a batch that are in memory at once; large models get smaller batches."""
 BINS = 4096
-"""Of a histogram between two opposite powers of two. At least a quarter of them lie in the range of a tensor whose
+"""Bins of a histogram between two opposite powers of two. At least a quarter of them are in the range of a tensor whose
 values have one sign."""
 COUNTED = 1 << 14
-"""Values of a tensor that are counted for each sample: more tell nothing new of a distribution."""
+"""Values of a tensor that are counted for each sample: more do not change the distribution."""
 SMALLEST_REACH = 2.0**-100
 LARGEST_REACH = 2.0**100
 """Limits of histograms: values farther away are counted in the last bin."""
 OUTLYING = 3.0
 OUTLYING_OF_MOST = 30.0
-"""Times as far as three quarters of the samples: clean data (digits, photos, sounds, tables) stay below 10."""
+"""Ratio to the magnitude of three quarters of the samples: clean data (photos, sounds, tables) stay below 10."""
 FAR = 3.0
 """Standard deviations of the first batch norm beyond which samples do not fit a model."""
 
 
 @dataclass(frozen=True)
 class ActivationHistogram:
-    """How often the values of a tensor lie in each of some equal bins.
+    """Counts of the values of a tensor in equal bins.
 
     Attributes:
-        reach: the bins lie between -reach and reach, a power of two.
+        reach: the bins are between -reach and reach, a power of two.
         counts: values in each bin [BINS].
     """
 
@@ -51,7 +51,7 @@ class ActivationHistogram:
         return ActivationHistogram(reach, self._widened(reach) + other._widened(reach))
 
     def _widened(self, reach: float) -> NDArray[np.float64]:
-        """The counts in bins between -reach and reach, which are exact sums of the present ones."""
+        """Return the counts in bins between -reach and a larger reach; they are exact sums of the present ones."""
         times = min(int(reach / self.reach), BINS // 2)
         merged = self.counts.reshape(-1, times).sum(axis=1)
         return np.pad(merged, (BINS - len(merged)) // 2)
@@ -142,10 +142,10 @@ def summarized(
 
 
 def outliers(found: Statistics) -> list[int]:
-    """Samples that reach much farther than the others, at a tenth of the points or more.
+    """Return the samples with much larger activations than the others, at a tenth of the points or more.
 
-    That is more than OUTLYING times as far as 98% of them do; where more than 2% are corrupt, or of so few samples that
-    one is, more than OUTLYING_OF_MOST times as far as three quarters do.
+    They are more than OUTLYING times those of 98% of the samples. If more than 2% are corrupt, they are more than
+    OUTLYING_OF_MOST times those of three quarters of the samples.
     """
     far = np.zeros(found.samples)
     free = [point for point in found.low if point not in found.prescribed]
@@ -157,10 +157,10 @@ def outliers(found: Statistics) -> list[int]:
 
 
 def misfit(network: Network, samples: NDArray[np.float32]) -> float | None:
-    """How far the samples are from what the first batch norm saw in training.
+    """Return the distance of the samples from the training data, by the statistics of the first batch norm.
 
-    In its standard deviations, the median over channels; None where there is no batch norm. What
-    is preprocessed otherwise than in training (0 to 255 instead of 0 to 1, say) is far away.
+    In its standard deviations, the median over channels; None without a batch norm. Samples with
+    another preprocessing than in training (0 to 255 instead of 0 to 1, for example) are far away.
 
     Args:
         network: as it was trained, batch norm not folded.
@@ -220,7 +220,7 @@ def collect(
 
 
 def _check_weights(network: Network) -> None:
-    """Refuses NaN and infinity, also where a ReLU would hide them."""
+    """Refuse NaN and infinity, also where a ReLU would hide them."""
     for layer, _ in network.in_order():
         if not all(np.isfinite(weight).all() for weight in layer.weights):
             raise StageError(f"the weights of layer {layer.name!r} are not finite", todo="train the model again")
@@ -243,7 +243,7 @@ def _refuse_infinite(network: Network, tensors: list[LayerOutput], extremes: lis
 def means_by_channel(
     network: Network, tensors: Sequence[LayerOutput], samples: NDArray[np.float32], axis: int = -1
 ) -> dict[LayerOutput, NDArray[np.float64]]:
-    """The mean of each channel of some tensors over all samples and positions; channels lie along `axis`."""
+    """Return the mean of each channel of some tensors over all samples and positions; channels are along `axis`."""
     import tensorflow
 
     def by_channel(value: Any) -> Any:
@@ -324,7 +324,7 @@ def _histogram(value: Any, largest: Any) -> tuple[Any, Any]:
 
 
 def _thinned(value: Any) -> Any:
-    """The values of a tensor, or every few of them where it has more than COUNTED in a sample."""
+    """Return the values of a tensor, or a regular part of them if it has more than COUNTED in a sample."""
     import tensorflow
 
     shape = value.shape[1:]

@@ -97,8 +97,8 @@ def divided(select: str, count: int, model: Any, data: Data, seed: int) -> tuple
 def _chosen(select: str, count: int, model: Any, data: Data, seed: int) -> Indices:
     labels = data.labels("train")
     if select in ("random", "stratified"):
-        way = subset.at_random if select == "random" else subset.stratified
-        return way(count, labels, seed)
+        choose = subset.at_random if select == "random" else subset.stratified
+        return choose(count, labels, seed)
     inputs = data.inputs("train")
     if select == "hardness":
         return subset.by_error(count, labels, subset_selection.errors(model, head_of(model, data), inputs, labels))

@@ -41,7 +41,9 @@ MIN_GAIN_DB = 0.1
 SIGNIFICANT = 2.0
 """Standard errors that an improvement must be above zero."""
 MAX_LOSS_DB = 3.0
-"""The simulation is not used if the median signal-to-noise ratio of the file is lower by more than this."""
+"""The simulation is not used if the median signal-to-noise ratio of the file is lower by more than this ..."""
+SUFFICIENT_DB = 30.0
+"""... and lower than this: above it, the rounding inside integer operators is a visible part of the small error."""
 FEW_SAMPLES = 32
 """Held-out samples that show which candidates are clearly worse."""
 FIRST_SAMPLES = 128
@@ -279,7 +281,8 @@ class Search:
         self._best = replace(self._best, content=content)
         count = min(FEW_SAMPLES, len(self.held_out))
         ratios = self.judge.snr_db(self._float_outputs[:count], file_outputs(content, self.held_out[:count]))
-        return float(np.median(ratios)) > float(np.median(self._best.snr_db[:count])) - MAX_LOSS_DB
+        simulated = float(np.median(self._best.snr_db[:count]))
+        return float(np.median(ratios)) > min(simulated - MAX_LOSS_DB, SUFFICIENT_DB)
 
     def to_json(self) -> list[dict[str, Any]]:
         """The trials as plain maps."""
