@@ -54,16 +54,16 @@ Hits = NDArray[np.bool_]
 def given_in_each_case(subject: subjects.Subject) -> dict[str, Callable[[], Given]]:
     """What the tools are given, by case; made when it is its turn."""
     model, seed = subject.model, subject.seed
-    calibration, held_back = tools.drawn(subject)
+    calibration, held_out = tools.drawn(subject)
 
     def injected(times: int) -> Callable[[], Given]:
-        return lambda: Given(cases.imbalanced(model, times, seed, held_back)[0], calibration, held_back, seed)
+        return lambda: Given(cases.imbalanced(model, times, seed, held_out)[0], calibration, held_out, seed)
 
     def corrupted(change: Callable[[Any, int], Any]) -> Callable[[], Given]:
-        return lambda: Given(model, change(calibration, seed), held_back, seed)
+        return lambda: Given(model, change(calibration, seed), held_out, seed)
 
     return {
-        AS_IT_IS: lambda: Given(model, calibration, held_back, seed),
+        AS_IT_IS: lambda: Given(model, calibration, held_out, seed),
         **{f"imbalance x{times}": injected(times) for times in cases.IMBALANCES if cases.scalable(model)},
         **{name: corrupted(change) for name, change in cases.CORRUPTIONS.items()},
     }
@@ -316,7 +316,7 @@ def timed_again(subject: subjects.Subject) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} only")
-    parser.add_argument("--qat", action="store_true", help="what trains too: both engines, and learnt rounding")
+    parser.add_argument("--qat", action="store_true", help="what trains too: both engines, and AdaRound")
     parser.add_argument("--models", default=",".join(subjects.SUBJECTS), help="some of them, with commas")
     parser.add_argument(
         "--conversion", action="store_true", help="only time conversions anew, in what was measured before"

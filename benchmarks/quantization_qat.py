@@ -26,14 +26,14 @@ from compress.quantization.ranges import METHODS
 from compress.quantization.search import Search
 from compress.training.loop import TrainingSettings
 
-OURS, TFMOT, LEARNT = "coralline QAT", "tfmot QAT", "coralline, learnt rounding"
+OURS, TFMOT, ADAROUND = "coralline QAT", "tfmot QAT", "coralline, AdaRound"
 SETTINGS = TrainingSettings(epochs=6, learning_rate=0.0005)
 """The defaults of the `quantize` stage, for both engines."""
 
 
 def engines(subject: subjects.Subject, given: tools.Given) -> Iterator[tuple[str, Any]]:
     """What everything that trains makes of a network; a text where it refuses."""
-    yield LEARNT, tools.ours(given, rounding="learnt")
+    yield ADAROUND, tools.ours(given, rounding="adaround")
     for name, engine in ((OURS, ours), (TFMOT, by_tfmot)):
         try:
             yield name, engine(subject, given)
@@ -44,11 +44,9 @@ def engines(subject: subjects.Subject, given: tools.Given) -> Iterator[tuple[str
 def ours(subject: subjects.Subject, given: tools.Given) -> tools.Made:
     """Our engine, from the best plan after training; notes: agreement of what it computed with the file."""
     started = time.perf_counter()
-    search = Search(
-        fold.canonical(keras_graph.read(given.model)), given.calibration, given.held_back, "int8", tools.scores
-    )
+    search = Search(fold.canonical(keras_graph.read(given.model)), given.calibration, given.held_out)
     search.ranges([*METHODS])
-    if search.equalization(search.range_method):
+    if search.equalization():
         search.ranges([*METHODS])
     with tempfile.TemporaryDirectory() as folder:
         context = subjects.context(subject.data, Path(folder), subject.seed)
@@ -64,13 +62,13 @@ def by_tfmot(subject: subjects.Subject, given: tools.Given) -> tools.Made:
     """The engine of tfmot as the `quantize` stage has it, from the best ranges; notes: the same."""
     started = time.perf_counter()
     read = keras_graph.read(given.model)
-    search = Search(fold.canonical(read), given.calibration, given.held_back, "int8", tools.scores)
+    search = Search(fold.canonical(read), given.calibration, given.held_out)
     search.ranges([*METHODS])
     prepared = tfmot_qat.prepare(read, search.plan, subject.seed)
     with tempfile.TemporaryDirectory() as folder:
         context = subjects.context(subject.data, Path(folder), subject.seed)
         weights.train(prepared.legacy.model, prepared.network, SETTINGS, context)
-    content = export.convert(*prepared.learnt("trained"))
+    content = export.convert(*prepared.trained("trained"))
     seconds = time.perf_counter() - started
     return tools.Made(
         content, seconds, {"training_agrees_with_file": _agreement(prepared.legacy.model, content, subject)}

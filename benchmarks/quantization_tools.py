@@ -20,6 +20,7 @@ from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
 from compress.ir import keras_graph
 from compress.ir.passes import fold
 from compress.quantization import calibration, export
+from compress.quantization.calibration import CalibrationSplit
 from compress.stage import Context
 from compress.stages import working_model
 from compress.stages.quantize import Quantize
@@ -38,13 +39,13 @@ class Given:
     Attributes:
         model: the float model.
         calibration: samples for ranges.
-        held_back: further training samples; only our search uses them.
+        held_out: further training samples; only our search uses them.
         seed: where chance is involved.
     """
 
     model: Any
     calibration: Floats
-    held_back: Floats
+    held_out: Floats
     seed: int
 
 
@@ -66,17 +67,20 @@ class Made:
 class Drawn(Quantize):
     """The `quantize` stage with samples that were drawn before, so that all tools see the same ones."""
 
-    def _samples(self, given: Artifact, context: Context, facts: dict[str, Any]) -> tuple[Floats, Floats]:
+    def _split(self, model: Any, context: Context) -> CalibrationSplit:
+        del model
         splits = context.data.splits  # type: ignore[attr-defined]
-        facts["calibration_samples"] = len(splits["calibration"][0])
-        return splits["calibration"][0], splits["held back"][0]
+        samples = splits["calibration"][0]
+        return CalibrationSplit(samples, splits["held out"][0], "balanced", len(samples), 0.0)
 
 
 def drawn(subject: subjects.Subject) -> tuple[Floats, Floats]:
-    """Calibration samples and held-back ones, as the stage draws them from the training split."""
-    with tempfile.TemporaryDirectory() as folder:
-        given = Artifact("", Kind.KERAS, Path(folder), {}, {}, 0)
-        return Quantize()._samples(given, subjects.context(subject.data, Path(folder), subject.seed), {})
+    """Calibration samples and held-out ones, as the stage draws them from the training split."""
+    stage = Quantize()
+    found = calibration.split(
+        subject.data, "balanced", stage.calibration_samples, stage.held_out_samples, seed=subject.seed
+    )
+    return found.calibration, found.held_out
 
 
 def ours(given: Given, **settings: Any) -> Made:
@@ -85,13 +89,11 @@ def ours(given: Given, **settings: Any) -> Made:
         working_model.write(given.model, Path(before))
         artifact = Artifact("", Kind.KERAS, Path(before), {MODEL_KERAS: "", MODEL_TFLITE: ""}, {}, 0)
         nothing = np.zeros(0, np.int64)
-        data = subjects.Arrays(
-            {"calibration": (given.calibration, nothing), "held back": (given.held_back, nothing)}, 0
-        )
+        data = subjects.Arrays({"calibration": (given.calibration, nothing), "held out": (given.held_out, nothing)}, 0)
         started = time.perf_counter()
         facts = Drawn(**settings).run(artifact, subjects.context(data, Path(after), given.seed))
         seconds = time.perf_counter() - started
-        notes = {name: facts[name] for name in ("tried", "ranges", "rewritten") if name in facts}
+        notes = {name: facts[name] for name in ("tried", "not_tried", "ranges", "rewritten") if name in facts}
         return Made((Path(after) / MODEL_TFLITE).read_bytes(), seconds, notes)
 
 

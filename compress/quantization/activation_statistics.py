@@ -1,9 +1,9 @@
-"""What a float network computes on real samples: the values that ranges, factors and corrections are taken from."""
+"""Statistics of a float network's activations on real samples, for ranges and equalization."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd, prod
 from typing import Any
 
@@ -14,32 +14,32 @@ from compress.errors import StageError
 from compress.ir.keras_graph import LayerOutput, Network, build, observed
 from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
-from compress.quantization import quantizer_placement as rounding
+from compress.quantization import quantizer_placement
 
 BATCH = 32
 BATCH_BYTES = 1 << 27
 """Activations of a batch that are in memory at once; large models get smaller batches."""
 BINS = 4096
-"""Of a histogram between two opposite powers of two. At least a quarter of them lie in the range of a tensor whose
+"""Bins of a histogram between two opposite powers of two. At least a quarter of them are in the range of a tensor whose
 values have one sign."""
 COUNTED = 1 << 14
-"""Values of a tensor that are counted for each sample: more tell nothing new of a distribution."""
+"""Values of a tensor that are counted for each sample: more do not change the distribution."""
 SMALLEST_REACH = 2.0**-100
 LARGEST_REACH = 2.0**100
 """Limits of histograms: values farther away are counted in the last bin."""
 OUTLYING = 3.0
 OUTLYING_OF_MOST = 30.0
-"""Times as far as three quarters of the samples: clean data (digits, photos, sounds, tables) stay below 10."""
+"""Ratio to the magnitude of three quarters of the samples: clean data (photos, sounds, tables) stay below 10."""
 FAR = 3.0
 """Standard deviations of the first batch norm beyond which samples do not fit a model."""
 
 
 @dataclass(frozen=True)
 class ActivationHistogram:
-    """How often the values of a tensor lie in each of some equal bins.
+    """Counts of the values of a tensor in equal bins.
 
     Attributes:
-        reach: the bins lie between -reach and reach, a power of two.
+        reach: the bins are between -reach and reach, a power of two.
         counts: values in each bin [BINS].
     """
 
@@ -51,7 +51,7 @@ class ActivationHistogram:
         return ActivationHistogram(reach, self._widened(reach) + other._widened(reach))
 
     def _widened(self, reach: float) -> NDArray[np.float64]:
-        """The counts in bins between -reach and reach, which are exact sums of the present ones."""
+        """Return the counts in bins between -reach and a larger reach; they are exact sums of the present ones."""
         times = min(int(reach / self.reach), BINS // 2)
         merged = self.counts.reshape(-1, times).sum(axis=1)
         return np.pad(merged, (BINS - len(merged)) // 2)
@@ -65,32 +65,87 @@ class ActivationHistogram:
 
 
 @dataclass(frozen=True)
+class Extremes:
+    """Lowest and highest values of one tensor in each sample.
+
+    Attributes:
+        low: by sample and channel (last axis) [n, channels]; [n, 1] if channels were not kept apart.
+        high: likewise.
+    """
+
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
+
+    def divided(self, divisors: NDArray[np.float64]) -> Extremes:
+        """Return the extremes of the tensor with each channel divided by a positive number."""
+        return Extremes((self.low / divisors).astype(np.float32), (self.high / divisors).astype(np.float32))
+
+    def largest(self, percent: float) -> NDArray[np.float64]:
+        """Return the largest magnitude of each channel: a percentile over the samples."""
+        magnitudes = np.maximum(np.abs(self.low), np.abs(self.high)).astype(np.float64)
+        return np.asarray(np.percentile(magnitudes, percent, axis=0))
+
+
+@dataclass(frozen=True)
 class Statistics:
     """Activations at every point of a network, on calibration samples.
 
     Attributes:
         low: by point the lowest value in each sample [n].
         high: by point the highest value in each sample [n].
-        histograms: by point the distribution of its values; empty where it was not asked for.
+        histograms: by point the distribution of its values; empty if not requested.
         prescribed: the points whose range TFLite prescribes.
+        points: by tensor its point.
+        extremes: by observed tensor its extremes.
     """
 
     low: Mapping[str, NDArray[np.float64]]
     high: Mapping[str, NDArray[np.float64]]
     histograms: Mapping[str, ActivationHistogram]
     prescribed: Mapping[str, tuple[float, float]]
+    points: Mapping[LayerOutput, str] = field(default_factory=dict)
+    extremes: Mapping[LayerOutput, Extremes] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
-        """How many samples were seen."""
+        """Number of samples."""
         return len(next(iter(self.low.values()))) if self.low else 0
+
+    def divided(self, divisors: Mapping[LayerOutput, NDArray[np.float64]]) -> Statistics:
+        """Return the statistics of the same network with the channels of some tensors divided; without histograms.
+
+        Args:
+            divisors: positive numbers by tensor [channels]; its extremes must be known by channel.
+        """
+        scaled = {
+            tensor: found.divided(divisors[tensor]) if tensor in divisors else found
+            for tensor, found in self.extremes.items()
+        }
+        return summarized(scaled, self.points, {}, self.prescribed)
+
+
+def summarized(
+    extremes: Mapping[LayerOutput, Extremes],
+    points: Mapping[LayerOutput, str],
+    histograms: Mapping[str, ActivationHistogram],
+    prescribed: Mapping[str, tuple[float, float]],
+) -> Statistics:
+    """Return statistics by point from the extremes of the tensors."""
+    low: dict[str, NDArray[np.float64]] = {}
+    high: dict[str, NDArray[np.float64]] = {}
+    for tensor, point in points.items():
+        lowest = extremes[tensor].low.min(axis=1).astype(np.float64)
+        highest = extremes[tensor].high.max(axis=1).astype(np.float64)
+        low[point] = np.minimum(low.get(point, lowest), lowest)
+        high[point] = np.maximum(high.get(point, highest), highest)
+    return Statistics(low, high, histograms, prescribed, points, extremes)
 
 
 def outliers(found: Statistics) -> list[int]:
-    """Samples that reach much farther than the others, at a tenth of the points or more.
+    """Return the samples with much larger activations than the others, at a tenth of the points or more.
 
-    That is more than OUTLYING times as far as 98% of them do; where more than 2% are corrupt, or of so few samples that
-    one is, more than OUTLYING_OF_MOST times as far as three quarters do.
+    They are more than OUTLYING times those of 98% of the samples. If more than 2% are corrupt, they are more than
+    OUTLYING_OF_MOST times those of three quarters of the samples.
     """
     far = np.zeros(found.samples)
     free = [point for point in found.low if point not in found.prescribed]
@@ -102,10 +157,10 @@ def outliers(found: Statistics) -> list[int]:
 
 
 def misfit(network: Network, samples: NDArray[np.float32]) -> float | None:
-    """How far the samples are from what the first batch norm saw in training.
+    """Return the distance of the samples from the training data, by the statistics of the first batch norm.
 
-    In its standard deviations, the median over channels; None where there is no batch norm. What
-    is preprocessed otherwise than in training (0 to 255 instead of 0 to 1, say) is far away.
+    In its standard deviations, the median over channels; None without a batch norm. Samples with
+    another preprocessing than in training (0 to 255 instead of 0 to 1, for example) are far away.
 
     Args:
         network: as it was trained, batch norm not folded.
@@ -120,51 +175,61 @@ def misfit(network: Network, samples: NDArray[np.float32]) -> float | None:
     return float(np.median(np.abs(seen - mean) / np.sqrt(variance + norms[0].config.get("epsilon", 1e-3))))
 
 
-def collect(network: Network, samples: NDArray[np.float32], *, histograms: bool = True) -> Statistics:
+def collect(
+    network: Network,
+    samples: NDArray[np.float32],
+    *,
+    histograms: bool = True,
+    by_channel: Sequence[LayerOutput] = (),
+) -> Statistics:
     """Run the network on the samples, once.
 
     Args:
         network: in canonical form (`ir.passes.fold.canonical`).
         samples: preprocessed calibration samples [n, ...].
         histograms: whether distributions are needed in addition to the extremes.
+        by_channel: tensors whose extremes are needed for each channel.
 
     Raises:
         StageError: a weight or an activation is NaN or infinite.
     """
     _check_weights(network)
-    points = rounding.find(network)
-    tensors = list(points)
-    look = _extremes_and_counts if histograms else _extremes
-    extremes = []
-    found: dict[str, ActivationHistogram] = {}
-    for batch in _runs(network, tensors, samples, look):
-        extremes.append(batch["extremes"])
-        _refuse_infinite(network, tensors, batch["extremes"], sum(part.shape[-1] for part in extremes[:-1]))
-        for number, tensor in enumerate(tensors if histograms else []):
+    points = quantizer_placement.find(network)
+    rounded = list(points)
+    tensors = list(dict.fromkeys([*rounded, *by_channel]))
+    kept_apart = [tensor in set(by_channel) for tensor in tensors]
+    counts: dict[str, ActivationHistogram] = {}
+    batches: list[list[NDArray[np.float32]]] = []
+
+    def observe(values: list[Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {"extremes": [_extremes(*each) for each in zip(values, kept_apart, strict=True)]}
+        return found | (_counts(values[: len(rounded)], found["extremes"]) if histograms else {})
+
+    for batch in _runs(network, tensors, samples, observe):
+        _refuse_infinite(network, tensors, batch["extremes"], sum(done[0].shape[1] for done in batches))
+        batches.append(batch["extremes"])
+        for number, tensor in enumerate(rounded if histograms else []):
             added = ActivationHistogram(float(batch["reach"][number]), batch["counts"][number].astype(np.float64))
-            name = points[tensor]
-            found[name] = found[name] + added if name in found else added
-    limits = np.concatenate(extremes, axis=-1).astype(np.float64)  # [tensors, 2, n]
-    low: dict[str, NDArray[np.float64]] = {}
-    high: dict[str, NDArray[np.float64]] = {}
-    for tensor, (least, greatest) in zip(tensors, limits, strict=True):
-        name = points[tensor]
-        low[name] = np.minimum(low.get(name, least), least)
-        high[name] = np.maximum(high.get(name, greatest), greatest)
-    return Statistics(low, high, found, rounding.fixed(network, points))
+            point = points[tensor]
+            counts[point] = counts[point] + added if point in counts else added
+    extremes = {
+        tensor: Extremes(*np.concatenate(parts, axis=1))
+        for tensor, parts in zip(tensors, zip(*batches, strict=True), strict=True)
+    }
+    return summarized(extremes, points, counts, quantizer_placement.fixed(network, points))
 
 
 def _check_weights(network: Network) -> None:
-    """Refuses NaN and infinity, also where a ReLU would hide them."""
+    """Refuse NaN and infinity, also where a ReLU would hide them."""
     for layer, _ in network.in_order():
         if not all(np.isfinite(weight).all() for weight in layer.weights):
             raise StageError(f"the weights of layer {layer.name!r} are not finite", todo="train the model again")
 
 
-def _refuse_infinite(network: Network, tensors: list[LayerOutput], extremes: NDArray[Any], first: int) -> None:
+def _refuse_infinite(network: Network, tensors: list[LayerOutput], extremes: list[NDArray[Any]], first: int) -> None:
     """Name the tensor and the sample where values are NaN or infinite; `first` is the number of the first sample."""
     for tensor, limits in zip(tensors, extremes, strict=True):
-        finite = np.isfinite(limits).all(axis=0)
+        finite = np.isfinite(limits).all(axis=(0, 2))
         if finite.all():
             continue
         is_input = not network.layers[tensor.layer].calls
@@ -175,27 +240,10 @@ def _refuse_infinite(network: Network, tensors: list[LayerOutput], extremes: NDA
         )
 
 
-def largest_by_channel(
-    network: Network, tensors: Sequence[LayerOutput], samples: NDArray[np.float32], percent: float = 99
-) -> dict[LayerOutput, NDArray[np.float64]]:
-    """The largest magnitude of each channel (last axis) of some tensors; a percentile over samples."""
-    import tensorflow
-
-    def by_channel(value: Any) -> Any:
-        rank = len(value.shape)
-        return tensorflow.reduce_max(tensorflow.abs(value), axis=list(range(1, rank - 1)))
-
-    batches = [*_runs(network, list(tensors), samples, lambda values: [by_channel(value) for value in values])]
-    return {
-        tensor: np.percentile(np.concatenate(parts).astype(np.float64), percent, axis=0)
-        for tensor, parts in zip(tensors, zip(*batches, strict=True), strict=True)
-    }
-
-
 def means_by_channel(
     network: Network, tensors: Sequence[LayerOutput], samples: NDArray[np.float32], axis: int = -1
 ) -> dict[LayerOutput, NDArray[np.float64]]:
-    """The mean of each channel of some tensors over all samples and positions; channels lie along `axis`."""
+    """Return the mean of each channel of some tensors over all samples and positions; channels are along `axis`."""
     import tensorflow
 
     def by_channel(value: Any) -> Any:
@@ -212,23 +260,30 @@ def means_by_channel(
 
 
 def _runs(
-    network: Network, tensors: list[LayerOutput], samples: NDArray[np.float32], look: Callable[[list[Any]], Any]
+    network: Network, tensors: list[LayerOutput], samples: NDArray[np.float32], observe: Callable[[list[Any]], Any]
 ) -> Iterator[Any]:
-    """What `look` makes of the values of some tensors, batch by batch."""
+    """Yield what `observe` computes from the values of some tensors, batch by batch."""
     import tensorflow
 
     library = keras()
     # A tensor that is an input goes through as it is; Keras gives the same object back.
     model = build(observed(network, tensors))
 
-    @tensorflow.function(reduce_retracing=True)
+    # One signature for all batches: a last batch of another size would be traced again, which takes a second.
+    @tensorflow.function(input_signature=[tensorflow.TensorSpec((None, *samples.shape[1:]), samples.dtype)])
     def run(batch):  # type: ignore[no-untyped-def]
-        return look(library.tree.flatten(model(batch, training=False)))
+        return observe(library.tree.flatten(model(batch, training=False)))
 
+    for batch in batches(network, samples):
+        found = run(tensorflow.constant(batch))
+        yield library.tree.map_structure(lambda value: value.numpy(), found)
+
+
+def batches(network: Network, samples: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+    """Yield the samples in batches of `batch_size`."""
     size = batch_size(network)
     for start in range(0, len(samples), size):
-        found = run(tensorflow.constant(samples[start : start + size]))
-        yield library.tree.map_structure(lambda value: value.numpy(), found)
+        yield samples[start : start + size]
 
 
 def batch_size(network: Network) -> int:
@@ -237,34 +292,39 @@ def batch_size(network: Network) -> int:
     return int(np.clip(BATCH_BYTES // (4 * max(values, 1)), 1, BATCH))
 
 
-def _extremes(values: list[Any]) -> dict[str, Any]:
-    """The lowest and the highest value of each tensor in each sample: `extremes` [tensors, 2, batch]."""
+def _extremes(value: Any, by_channel: bool) -> Any:
+    """Return the lowest and the highest values of a tensor: [2, batch, channels], or [2, batch, 1]."""
     import tensorflow
 
-    flat = [tensorflow.reshape(value, [tensorflow.shape(value)[0], -1]) for value in values]
-    ends = [(tensorflow.reduce_min(value, axis=1), tensorflow.reduce_max(value, axis=1)) for value in flat]
-    return {"extremes": tensorflow.stack([tensorflow.stack(pair) for pair in ends])}
+    if not by_channel:
+        value = tensorflow.reshape(value, [tensorflow.shape(value)[0], -1, 1])
+    positions = list(range(1, len(value.shape) - 1))
+    return tensorflow.stack([tensorflow.reduce_min(value, positions), tensorflow.reduce_max(value, positions)])
 
 
-def _extremes_and_counts(values: list[Any]) -> dict[str, Any]:
-    """The same, and a histogram of each tensor: `reach` [tensors] and `counts` [tensors, BINS]."""
+def _counts(values: list[Any], extremes: list[Any]) -> dict[str, Any]:
+    """Return a histogram of each tensor: `reach` [tensors] and `counts` [tensors, BINS]."""
     import tensorflow
 
-    found = _extremes(values)
-    largest = tensorflow.reduce_max(tensorflow.abs(found["extremes"]), axis=[1, 2])
-    # `collect` refuses NaN and infinity once it sees the extremes.
+    pairs = zip(values, extremes, strict=False)  # further extremes are of tensors without histograms
+    found = [_histogram(value, tensorflow.reduce_max(tensorflow.abs(limits))) for value, limits in pairs]
+    reach, counts = zip(*found, strict=True)
+    return {"reach": tensorflow.stack(reach), "counts": tensorflow.stack(counts)}
+
+
+def _histogram(value: Any, largest: Any) -> tuple[Any, Any]:
+    """Return half the width and the counts of a histogram; `largest` is the largest magnitude."""
+    import tensorflow
+
+    # `collect` refuses NaN and infinity as soon as it reads the extremes.
     largest = tensorflow.clip_by_value(largest, SMALLEST_REACH, LARGEST_REACH)
-    exponents = tensorflow.math.ceil(tensorflow.math.log(largest) / np.log(2.0) + 1e-4)
-    reach = tensorflow.pow(2.0, exponents)
-    counts = [
-        tensorflow.histogram_fixed_width(_thinned(value), [-reach[number], reach[number]], BINS)
-        for number, value in enumerate(values)
-    ]
-    return {**found, "reach": reach, "counts": tensorflow.stack(counts)}
+    exponent = tensorflow.math.ceil(tensorflow.math.log(largest) / np.log(2.0) + 1e-4)
+    reach = tensorflow.pow(2.0, exponent)
+    return reach, tensorflow.histogram_fixed_width(_thinned(value), [-reach, reach], BINS)
 
 
 def _thinned(value: Any) -> Any:
-    """The values of a tensor, or every few of them where it has more than COUNTED in a sample."""
+    """Return the values of a tensor, or a regular part of them if it has more than COUNTED in a sample."""
     import tensorflow
 
     shape = value.shape[1:]

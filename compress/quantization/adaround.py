@@ -1,7 +1,7 @@
-"""Learnt rounding: each weight goes to the step below or above, whichever serves the layer's output.
+"""AdaRound: each weight is rounded up or down, whichever is better for the layer's output.
 
-Rounding to the nearest step is best for a weight by itself, not for the sum that it is part
-of. For each layer the choice is learnt from the layer's own inputs and outputs.
+Rounding to the nearest step is best for a single weight, but not for the sum that it is part
+of. For each layer the directions are trained on the layer's own inputs and outputs.
 
 Source: Nagel et al., Up or Down? Adaptive Rounding for Post-Training Quantization, ICML 2020.
 """
@@ -23,21 +23,21 @@ STEPS = 400
 BATCH = 32
 LEARNING_RATE = 0.2
 PENALTY = 20.0
-"""Weight of what drives each choice to 0 or 1, relative to the error that nearest rounding makes."""
-MOST_NUMBERS = 20_000_000
-"""Inputs and outputs of a layer that are held at once."""
+"""Weight of the term that drives each direction to 0 or 1, relative to the error of rounding to the nearest."""
+MAX_VALUES = 20_000_000
+"""Input and output values of a layer that are in memory at once."""
 STRETCH = (-0.1, 1.1)
 """The rectified sigmoid of the paper, equations 23 and 24."""
 SEED = 0
 
 
-def learnt(network: Network, samples: NDArray[np.float32], note: Callable[[str], None]) -> dict[str, str]:
-    """For each layer which weights go to the step above, packed as in a plan; those that gain nothing left out.
+def rounded_up(network: Network, samples: NDArray[np.float32], note: Callable[[str], None]) -> dict[str, str]:
+    """Return by layer which weights are rounded up, packed as in a plan; layers that gain nothing are left out.
 
     Args:
         network: in canonical form, with the factors and bias shifts of the plan.
         samples: preprocessed calibration samples [n, ...].
-        note: told what is learnt.
+        note: receives one line of text for each layer.
     """
     chosen = {}
     layers = [layer for layer, call in network.in_order() if spec_of(layer).kernel is not None and call == 0]
@@ -45,22 +45,22 @@ def learnt(network: Network, samples: NDArray[np.float32], note: Callable[[str],
         if len(layer.calls) > 1:
             continue
         note(f"rounding of layer {number + 1} of {len(layers)}, {layer.name}")
-        inputs, wanted = _ends(network, layer, samples)
-        up = _choices(layer, inputs, wanted)
+        inputs, outputs = _inputs_and_outputs(network, layer, samples)
+        up = _directions(layer, inputs, outputs)
         nearest = on_grid(layer.weights[0], _scale_axes(layer))
-        if _error(layer, applied(layer, up), inputs, wanted) < _error(layer, nearest, inputs, wanted):
+        if _error(layer, applied(layer, up), inputs, outputs) < _error(layer, nearest, inputs, outputs):
             chosen[layer.name] = packed(up)
     return chosen
 
 
 def _error(
-    layer: Layer, kernel: NDArray[np.float32], inputs: NDArray[np.float32], wanted: NDArray[np.float32]
+    layer: Layer, kernel: NDArray[np.float32], inputs: NDArray[np.float32], expected: NDArray[np.float32]
 ) -> float:
-    """The mean squared error of a layer's outputs with another kernel."""
+    """Return the mean squared error of a layer's outputs with another kernel."""
     live = _live(layer, inputs)
     live.set_weights([kernel, *layer.weights[1:]])
-    made = [np.asarray(live(inputs[start : start + BATCH])) for start in range(0, len(inputs), BATCH)]
-    return float(((np.concatenate(made) - wanted) ** 2).mean())
+    outputs = [np.asarray(live(inputs[start : start + BATCH])) for start in range(0, len(inputs), BATCH)]
+    return float(((np.concatenate(outputs) - expected) ** 2).mean())
 
 
 def _live(layer: Layer, inputs: NDArray[np.float32]) -> Any:
@@ -69,26 +69,28 @@ def _live(layer: Layer, inputs: NDArray[np.float32]) -> Any:
     return live
 
 
-def _ends(
+def _inputs_and_outputs(
     network: Network, layer: Layer, samples: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """What the layer is given and what it gives in the float network: it learns to make up for no other layer."""
+    """Return a layer's inputs and outputs in the float network, so that it does not compensate for other layers."""
     tensors = [layer.given()[0], LayerOutput(layer.name)]
-    each = sum(int(np.prod([side or 1 for side in network.shapes[tensor]])) for tensor in tensors)
-    few = samples[: max(MOST_NUMBERS // each, 8)]
-    found = keras().tree.flatten(build(observed(network, tensors)).predict(few, verbose=0, batch_size=BATCH))
-    return np.asarray(found[0]), np.asarray(found[1])
+    values_per_sample = sum(int(np.prod([size or 1 for size in network.shapes[tensor]])) for tensor in tensors)
+    chosen = samples[: max(MAX_VALUES // values_per_sample, 8)]
+    model = build(observed(network, tensors))
+    values = keras().tree.flatten(model.predict(chosen, verbose=0, batch_size=BATCH))
+    return np.asarray(values[0]), np.asarray(values[1])
 
 
-def _choices(layer: Layer, inputs: NDArray[np.float32], wanted: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which weights of one layer go to the step above."""
+def _directions(layer: Layer, inputs: NDArray[np.float32], outputs: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return which weights of one layer are rounded up."""
     import tensorflow
 
     library = keras()
     live = _live(layer, inputs)
     kernel = layer.weights[0].astype(np.float32)
     scale = grid(layer)
-    below, part = np.floor(kernel / scale), kernel / scale - np.floor(kernel / scale)
+    below = np.floor(kernel / scale)
+    part = kernel / scale - below
     low, high = STRETCH
     start = np.clip((part - low) / (high - low), 1e-3, 1 - 1e-3)
     free = tensorflow.Variable(np.log(start / (1 - start)).astype(np.float32))
@@ -97,26 +99,27 @@ def _choices(layer: Layer, inputs: NDArray[np.float32], wanted: NDArray[np.float
 
     def error(choice: Any, x: Any, y: Any) -> Any:
         rounded = tensorflow.clip_by_value(below + choice, -127.0, 127.0) * scale
-        made, _ = live.stateless_call([rounded, *rest], [], x)
-        return tensorflow.reduce_mean((made - y) ** 2)
+        actual, _ = live.stateless_call([rounded, *rest], [], x)
+        return tensorflow.reduce_mean((actual - y) ** 2)
 
-    size = float(error(np.rint(part), inputs[:BATCH], wanted[:BATCH])) or 1.0
+    error_of_nearest = float(error(np.rint(part), inputs[:BATCH], outputs[:BATCH])) or 1.0
 
     @tensorflow.function
     def step(x, y, sharpness, weight):  # type: ignore[no-untyped-def]
         with tensorflow.GradientTape() as tape:
             choice = tensorflow.clip_by_value(tensorflow.sigmoid(free) * (high - low) + low, 0.0, 1.0)
             undecided = tensorflow.reduce_mean(1 - tensorflow.abs(2 * choice - 1) ** sharpness)
-            loss = error(choice, x, y) / size + weight * undecided
+            loss = error(choice, x, y) / error_of_nearest + weight * undecided
         optimizer.apply([tape.gradient(loss, free)], [free])
 
     generator = np.random.default_rng(SEED)
     for count in range(STEPS):
         batch = generator.integers(0, len(inputs), min(BATCH, len(inputs)))
-        sharpness, weight = 20.0 - 18.0 * count / STEPS, PENALTY * (count > STEPS // 5)
+        sharpness = 20.0 - 18.0 * count / STEPS
+        weight = PENALTY * (count > STEPS // 5)
         step(
             tensorflow.constant(inputs[batch]),
-            tensorflow.constant(wanted[batch]),
+            tensorflow.constant(outputs[batch]),
             tensorflow.constant(sharpness, "float32"),
             tensorflow.constant(weight, "float32"),
         )
@@ -128,13 +131,13 @@ def _scale_axes(layer: Layer) -> tuple[int, ...]:
 
 
 def grid(layer: Layer) -> NDArray[np.float32]:
-    """The step of each output's weights, shaped to be divided by; as `plan.on_grid` has it."""
+    """Return the step of each output's weights, in a shape that broadcasts over the kernel; as in `plan.on_grid`."""
     scale = np.abs(layer.weights[0]).max(axis=_scale_axes(layer), keepdims=True).astype(np.float64) / 127
     return np.where(scale > 0, scale, 1.0).astype(np.float32)
 
 
 def applied(layer: Layer, up: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """The layer's kernel with each weight on the step below or above; those on a step stay on it."""
+    """Return the layer's kernel with each weight rounded up or down; those on a step stay on it."""
     scale = grid(layer).astype(np.float64)
     steps = layer.weights[0] / scale
     near = np.abs(steps - np.rint(steps)) < 1e-4

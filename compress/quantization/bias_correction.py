@@ -1,4 +1,4 @@
-"""Bias correction: rounding moves the mean of a layer's outputs, and a bias moves it back.
+"""Bias correction: rounding shifts the mean of a layer's outputs, and its bias shifts it back.
 
 Source: Nagel et al., Data-Free Quantization Through Weight Equalization and Bias
 Correction, ICCV 2019, section 4.2; here the shift is measured on samples.
@@ -6,65 +6,91 @@ Correction, ICCV 2019, section 4.2; here the shift is measured on samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Layer, LayerOutput, Network, build
+from compress.ir.keras_graph import Layer, LayerOutput, Network
 from compress.ir.layer_specs import spec_of
-from compress.quantization import fake_quantization
-from compress.quantization import quantizer_placement as rounding
-from compress.quantization.activation_statistics import batch_size, means_by_channel
+from compress.quantization.activation_statistics import batch_size
 from compress.quantization.plan import QuantizationPlan
+
+if TYPE_CHECKING:
+    from compress.quantization.simulation import Simulation
 
 SAMPLES = 64
 """Samples that a shift is measured on, at most."""
 LARGEST_BATCHES = 2
 """Batches of large activations (`activation_statistics.batch_size`) that are in memory at once, in addition."""
 Shifts = dict[str, tuple[float, ...]]
+Observer = Callable[[str, Any], Any]
+"""Given the name of a layer and its outputs, returns the outputs that the next layers use."""
 
 
-def measured_shifts(network: Network, plan: QuantizationPlan, samples: NDArray[np.float32]) -> Shifts:
+def measured_shifts(simulation: Simulation, plan: QuantizationPlan, samples: NDArray[np.float32]) -> Shifts:
     """Measure what brings the mean of each layer's outputs back, from the input of the network to its output.
 
     The quantized network is computed once, layer by layer. Each layer is corrected as soon as it is computed, so that
-    those behind it see the corrected values.
+    the layers after it use the corrected values.
 
     Args:
-        network: in canonical form, with its channels scaled as the plan says and its weights on their grid.
-        plan: the ranges.
+        simulation: of the network; afterwards it computes the plan.
+        plan: the ranges and factors; its bias shifts are not used.
         samples: preprocessed calibration samples [n, ...].
     """
-    import tensorflow
-
-    chosen = samples[: min(SAMPLES, LARGEST_BATCHES * batch_size(network))]
-    corrected = [layer.name for layer in network.layers.values() if _is_corrected(layer)]
-    wanted = means_by_channel(network, [LayerOutput(name) for name in corrected], chosen)
-    model = build(fake_quantization.insert(network, rounding.find(network), plan))
+    chosen = samples[: min(SAMPLES, LARGEST_BATCHES * batch_size(simulation.network))]
+    means: dict[str, NDArray[np.float32]] = {}
     shifts: Shifts = {}
 
-    def correcting(operation: Any) -> Any:
-        if operation.name not in corrected:
-            return operation
+    def measure(layer: str, outputs: Any) -> Any:
+        means[layer] = _means(outputs)
+        return outputs
 
-        def call(*inputs: Any, **options: Any) -> Any:
-            outputs = operation(*inputs, **options)
-            means = tensorflow.reduce_mean(outputs, axis=list(range(len(outputs.shape) - 1)))
-            shift = wanted[LayerOutput(operation.name)] - means.numpy()
-            shifts[operation.name] = tuple(shift.tolist())
-            return outputs + shift.astype(np.float32)
+    def correct(layer: str, outputs: Any) -> Any:
+        shift = means[layer] - _means(outputs)
+        shifts[layer] = tuple(shift.tolist())
+        return outputs + shift
 
-        return call
-
-    model._run_through_graph([tensorflow.constant(chosen)], operation_fn=correcting)
+    simulation.use_float(plan)
+    _run_layers(simulation, chosen, measure)
+    simulation.use_plan(replace(plan, bias_shifts={}))
+    _run_layers(simulation, chosen, correct)
     return shifts
 
 
+def _means(outputs: Any) -> NDArray[np.float32]:
+    """Return the mean of each channel over all samples and positions."""
+    import tensorflow
+
+    axes = list(range(len(outputs.shape) - 1))
+    return np.asarray(tensorflow.reduce_mean(outputs, axis=axes))
+
+
+def _run_layers(simulation: Simulation, samples: NDArray[np.float32], observe: Observer) -> None:
+    """Compute the model eagerly; `observe` is called with the outputs of each layer that can be corrected."""
+    import tensorflow
+
+    corrected = {layer.name for layer in simulation.network.layers.values() if _is_corrected(layer)}
+
+    def observing(operation: Any) -> Any:
+        if operation.name not in corrected:
+            return operation
+        return lambda *inputs, **options: observe(operation.name, operation(*inputs, **options))
+
+    simulation.model._run_through_graph([tensorflow.constant(samples)], operation_fn=observing)
+
+
+def with_biases(network: Network) -> Network:
+    """Return the network with a bias, 0 at first, in every layer that can be corrected."""
+    added = [layer.name for layer in network.layers.values() if _is_corrected(layer) and len(layer.weights) == 1]
+    return shifted(network, {name: (0.0,) * int(network.shapes[LayerOutput(name)][-1] or 0) for name in added})
+
+
 def shifted(network: Network, shifts: Mapping[str, tuple[float, ...]]) -> Network:
-    """The network with something added to its biases."""
+    """Return the network with numbers added to its biases."""
     changed = {}
     for name, values in shifts.items():
         layer = network.layers[name]
@@ -75,5 +101,6 @@ def shifted(network: Network, shifts: Mapping[str, tuple[float, ...]]) -> Networ
 
 
 def _is_corrected(layer: Layer) -> bool:
-    """Whether a layer has one output whose mean a bias of its own can move."""
-    return spec_of(layer).kernel is not None and len(layer.calls) == 1
+    """Return whether a layer has one output whose mean its own bias can shift."""
+    channels_last = layer.config.get("data_format") != "channels_first"
+    return spec_of(layer).kernel is not None and len(layer.calls) == 1 and channels_last

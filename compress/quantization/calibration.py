@@ -1,12 +1,15 @@
-"""Calibration: which samples, and the float model's activations on them make a plan."""
+"""Calibration: the choice of samples, and plans from the float model's activations on them."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.data.rows import rows
 from compress.data.types import Data
 from compress.ir.keras_graph import Network
 from compress.quantization.activation_statistics import Statistics, collect
@@ -17,22 +20,72 @@ from compress.training.loop import head_of
 from compress.training.subset import Indices
 
 
+@dataclass(frozen=True)
+class CalibrationSplit:
+    """Samples of the training split that quantization uses.
+
+    Attributes:
+        calibration: preprocessed samples for ranges [n, ...].
+        held_out: further ones, on which candidates are compared [m, ...]; the same where there are no others.
+        select: how the calibration samples were chosen, one of `settings.Calibration`.
+        available: samples of the training split.
+        seconds: time that the choice took.
+    """
+
+    calibration: NDArray[np.float32]
+    held_out: NDArray[np.float32]
+    select: str
+    available: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts of a stage."""
+        count = len(self.calibration)
+        facts: dict[str, Any] = {"calibration_samples": count}
+        if self.select != "balanced":
+            seconds = round(self.seconds, 1)
+            facts["calibration"] = {"by": self.select, "samples": count, "of": self.available, "seconds": seconds}
+        return facts
+
+
+def split(data: Data, select: str, count: int, held_out: int, model: Any = None, seed: int = 0) -> CalibrationSplit:
+    """Choose calibration samples and held-out samples from the training split.
+
+    Args:
+        data: the data set.
+        select: one of the ways of `settings.Calibration`.
+        count: number of calibration samples; never more than two thirds of the split.
+        held_out: number of held-out samples, at most.
+        model: the float Keras model, for `hardness` and `coverage`; None for the others.
+        seed: of random choices.
+    """
+    began = time.monotonic()
+    chosen, others = divided(select, count, model, data, seed)
+    seconds = time.monotonic() - began
+    inputs = data.inputs("train")
+    # Not sorted: a search runs candidates on the first held-out samples first, and their classes take turns.
+    rest = others[:held_out]
+    return CalibrationSplit(
+        rows(inputs, chosen), rows(inputs, rest if len(rest) else chosen), select, len(inputs), seconds
+    )
+
+
 def divided(select: str, count: int, model: Any, data: Data, seed: int) -> tuple[Indices, Indices]:
-    """Samples of the training split to calibrate with, and the others, among which classes take turns.
+    """Return indices of training samples to calibrate with, and of the others, whose classes take turns.
 
     Args:
         select: one of the ways of `settings.Calibration`.
-        count: how many; never more than two thirds.
+        count: number of calibration samples; never more than two thirds of the split.
         model: the float Keras model, for `hardness` and `coverage`; None for the others.
         data: the data set.
-        seed: of what is random.
+        seed: of random choices.
     """
     labels = data.labels("train")
     order = np.random.default_rng(seed).permutation(len(labels))
     turns = np.zeros(len(order), int)
     for label in np.unique(labels):
-        own = labels[order] == label
-        turns[own] = np.arange(own.sum())
+        is_class = labels[order] == label
+        turns[is_class] = np.arange(is_class.sum())
     order = order[np.argsort(turns, kind="stable")]
     count = min(count, max(len(order) * 2 // 3, 1))
     if select == "balanced":
@@ -44,8 +97,8 @@ def divided(select: str, count: int, model: Any, data: Data, seed: int) -> tuple
 def _chosen(select: str, count: int, model: Any, data: Data, seed: int) -> Indices:
     labels = data.labels("train")
     if select in ("random", "stratified"):
-        way = subset.at_random if select == "random" else subset.stratified
-        return way(count, labels, seed)
+        choose = subset.at_random if select == "random" else subset.stratified
+        return choose(count, labels, seed)
     inputs = data.inputs("train")
     if select == "hardness":
         return subset.by_error(count, labels, subset_selection.errors(model, head_of(model, data), inputs, labels))
@@ -53,10 +106,10 @@ def _chosen(select: str, count: int, model: Any, data: Data, seed: int) -> Indic
 
 
 def calibrate(network: Network, samples: NDArray[np.float32], method: str = "minmax") -> QuantizationPlan:
-    """A range for every point.
+    """Run a network on calibration samples, and choose a range for every point.
 
     Args:
-        network: in canonical form (`training.folding.canonical`).
+        network: in canonical form (`ir.passes.fold.canonical`).
         samples: preprocessed calibration samples [n, ...].
         method: one of `ranges.METHODS`.
 
@@ -67,5 +120,5 @@ def calibrate(network: Network, samples: NDArray[np.float32], method: str = "min
 
 
 def planned(found: Statistics, method: str) -> QuantizationPlan:
-    """The same from what was seen already."""
+    """Choose a range for every point from statistics."""
     return QuantizationPlan(select(found, method), f"{method} of {found.samples} samples")

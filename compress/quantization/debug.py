@@ -1,38 +1,37 @@
-"""Where quantization loses: each rounded tensor's own noise, its share of the final error, and the likely cause."""
+"""Quantization error by tensor: its noise, its share of the final error, and the likely cause."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Layer, LayerOutput, Network, build, observed, tensors_in
+from compress.ir.keras_graph import Layer, Network, tensors_in
 from compress.ir.layer_specs import spec_of
-from compress.ir.tensorflow import keras
-from compress.quantization import bias_correction, equalization, export, fake_quantization
-from compress.quantization import quantizer_placement as rounding
+from compress.quantization import bias_correction, equalization, export, quantizer_placement
 from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan
+from compress.quantization.simulation import Simulation
 
 WEIGHTS = " (weights)"
-"""Behind a layer's name: the rounding of its weights."""
+"""Suffix of a layer's name: the rounding of its weights."""
 SHIFTS = " (bias shifts)"
-"""Behind a layer's name: what the plan adds to its biases."""
+"""Suffix of a layer's name: the bias shifts of the plan."""
 HARMFUL = 0.1
-"""Share of the error above which bias shifts are a cause of it."""
+"""Share of the error above which bias shifts are reported as a cause."""
 UNEVEN = 8.0
 WIDE = 4.0
-"""A range so many times what 99.9% of the values need is too wide."""
+"""A range is too wide if it is so many times the range of 99.9% of the values."""
 IMBALANCED = 32.0
-"""Between the largest and the median channel."""
+"""Ratio of the largest to the median channel above which channels are imbalanced."""
 DEAD = 0.25
 MOST_SAMPLES = 32
 LEAST_SAMPLES = 4
 MOST_MACS = 20_000_000_000
-"""Multiply-accumulates that a table of errors may take: some ten seconds of one core."""
+"""Multiply-accumulates for a table of errors: about ten seconds of one core."""
 SATURATED = 0.01
 
 
@@ -43,11 +42,11 @@ class LayerError:
     Attributes:
         point: its name in the plan; the layer's name and WEIGHTS for the rounding of weights, SHIFTS for bias shifts.
         kind: the kind of layer that makes it.
-        snr_db: its signal-to-noise ratio, everything before it rounded too; None for weights and shifts.
-        share: the part of the error of the logits that rounding it alone causes, or that bias shifts add to what
-            rounding everything causes, 0 where they correct it; all shares add up to 1.
-        cause: what is likely wrong with it, or "".
-        setting: what would change it, or "".
+        snr_db: its signal-to-noise ratio with everything before it rounded too; None for weights and shifts.
+        share: the part of the error of the logits that rounding it alone causes, or that bias shifts add to the error
+            of rounding everything, 0 if they correct it; all shares add up to 1.
+        cause: the likely cause, or "".
+        setting: the setting that would change it, or "".
     """
 
     point: str
@@ -60,100 +59,98 @@ class LayerError:
 
 def affordable_samples(network: Network, macs: int) -> int:
     """Return how many samples `errors` should take of a network with so many multiply-accumulates for one sample."""
-    runs = len(rounding.find(network)) + 2 * len(_weighted(network))
+    runs = len(quantizer_placement.find(network)) + 2 * len(_weighted(network))
     return int(np.clip(MOST_MACS // max(runs * macs, 1), LEAST_SAMPLES, MOST_SAMPLES))
 
 
-def errors(network: Network, plan: QuantizationPlan, samples: NDArray[np.float32]) -> list[LayerError]:
-    """Every rounded tensor, the one that costs most first.
+def errors(
+    network: Network, plan: QuantizationPlan, samples: NDArray[np.float32], simulation: Simulation | None = None
+) -> list[LayerError]:
+    """Return every rounded tensor, the one that costs most first.
 
     Args:
         network: in canonical form.
         plan: what it is quantized by.
-        samples: preprocessed samples [n, ...]; a few dozen will do.
+        samples: preprocessed samples [n, ...]; a few dozen are enough.
+        simulation: of the same network without a softmax at its end; None builds one.
     """
-    scaled = rounding.without_softmax(_scaled(network, plan))
-    points = rounding.find(scaled)
-    by_name = {name: tensor for tensor, name in points.items()}
-    noise = _noise(scaled, points, plan, samples)
+    simulation = simulation or Simulation(quantizer_placement.without_softmax(network))
+    scaled = equalization.applied(simulation.network, plan.factors)
+    noise = _noise(simulation, scaled, plan, samples)
     total = sum(noise.values()) or 1.0
-    ratios = _ratios(scaled, points, plan, by_name, samples)
-    looks = _looks(scaled, by_name, plan, samples)
+    simulation.use_float(plan)
+    expected = simulation.values(samples)
+    simulation.use_plan(plan)
+    actual = simulation.values(samples)
     rows = []
     for name, layer in _weighted(scaled).items():
         rows.append(LayerError(name + WEIGHTS, layer.kind, None, noise[name + WEIGHTS] / total, *_uneven(layer)))
         if name in plan.bias_shifts:
             share = noise[name + SHIFTS] / total
             rows.append(LayerError(name + SHIFTS, layer.kind, None, share, *_moved(share)))
-    for name, tensor in by_name.items():
-        cause, setting = looks[name]
-        kind = scaled.layers[tensor.layer].kind
-        rows.append(LayerError(name, kind, round(ratios[name], 1), noise[name] / total, cause, setting))
+    outputs = set(tensors_in(scaled.outputs))
+    for name, tensor in simulation.tensors.items():
+        layer = scaled.layers[tensor.layer]
+        cause, setting = _cause(expected[name], name, plan, layer, tensor in outputs)
+        ratio = round(_ratio(expected[name], actual[name]), 1)
+        rows.append(LayerError(name, layer.kind, ratio, noise[name] / total, cause, setting))
     return [replace(row, share=round(row.share, 4)) for row in sorted(rows, key=lambda row: -row.share)]
 
 
 def to_json(rows: list[LayerError]) -> list[dict[str, Any]]:
-    """As plain maps."""
+    """Return the rows as plain maps."""
     return [asdict(row) for row in rows]
 
 
-def _scaled(network: Network, plan: QuantizationPlan) -> Network:
-    """What the float model computes, channels scaled as the plan says; every layer whose biases it moves has some."""
-    none = {name: tuple(0.0 for _ in values) for name, values in plan.bias_shifts.items()}
-    return bias_correction.shifted(equalization.applied(network, plan.factors), none)
-
-
 def _noise(
-    network: Network, points: Mapping[LayerOutput, str], plan: QuantizationPlan, samples: NDArray[np.float32]
+    simulation: Simulation, scaled: Network, plan: QuantizationPlan, samples: NDArray[np.float32]
 ) -> dict[str, float]:
-    """Energies of the error of the logits.
+    """Return energies of the error of the logits.
 
     By point when it alone is rounded, by layer and WEIGHTS when its weights alone are; by layer and SHIFTS what is
     added to the energy when everything is rounded.
+
+    Args:
+        simulation: of the network.
+        scaled: the network with its channels scaled as the plan says.
+        plan: the plan.
+        samples: preprocessed samples [n, ...].
     """
-    import tensorflow
-
-    names = fake_quantization.layer_names(network, points)
-    switched = fake_quantization.switched(fake_quantization.insert(network, points, plan))
-    model, gridded = build(switched), export.gridded(network, plan)
-    switches = {name: model.get_layer(layer).on for name, layer in names.items()}
-    library = keras()  # AutoGraph logs all of os.environ when it is asked for in a traced function
-    inputs = tensorflow.constant(samples)
-
-    @tensorflow.function
-    def outputs():  # type: ignore[no-untyped-def]
-        values = library.tree.flatten(model(inputs, training=False))
-        return [tensorflow.cast(value, tensorflow.float64) for value in values]
-
-    wanted = outputs()
+    gridded = export.gridded(scaled, plan)
+    simulation.use_float(plan)
+    simulation.assign_ranges(plan)
+    expected = simulation.outputs(samples).astype(np.float64)
 
     def energy() -> float:
-        return float(sum(tensorflow.reduce_sum((a - b) ** 2) for a, b in zip(outputs(), wanted, strict=True)))
+        return float(((simulation.outputs(samples) - expected) ** 2).sum())
 
     noise = {}
-    for name, switch in switches.items():
-        switch.assign(1.0)
-        noise[name] = energy()
-        switch.assign(0.0)
-    for name, layer in _weighted(network).items():
-        model.get_layer(name).set_weights(list(gridded.layers[name].weights))
+    for point in simulation.tensors:
+        simulation.switch(point, on=True)
+        noise[point] = energy()
+        simulation.switch(point, on=False)
+    for name in _weighted(scaled):
+        simulation.assign_layer(name, gridded)
         noise[name + WEIGHTS] = energy()
-        model.get_layer(name).set_weights(list(layer.weights))
-    for switch in switches.values():
-        switch.assign(1.0)
-    return noise | _added(model, gridded, plan, energy)
+        simulation.assign_layer(name, scaled)
+    return noise | _added(simulation, gridded, plan, energy)
 
 
-def _added(model: Any, gridded: Network, plan: QuantizationPlan, energy: Callable[[], float]) -> dict[str, float]:
-    """By layer and SHIFTS how much more energy the error has than without them; the model rounds activations."""
-    moved, added = bias_correction.shifted(gridded, plan.bias_shifts), {}
-    for name in _weighted(moved):
-        model.get_layer(name).set_weights(list(moved.layers[name].weights))
-    everything = energy() if plan.bias_shifts else 0.0
+def _added(
+    simulation: Simulation, gridded: Network, plan: QuantizationPlan, energy: Callable[[], float]
+) -> dict[str, float]:
+    """Return by layer and SHIFTS how much more energy the error has with its bias shifts than without."""
+    if not plan.bias_shifts:
+        return {}
+    shifted = bias_correction.shifted(gridded, plan.bias_shifts)
+    simulation.assign_weights(shifted)
+    simulation.switch(on=True)
+    everything = energy()
+    added = {}
     for name in plan.bias_shifts:
-        model.get_layer(name).set_weights(list(gridded.layers[name].weights))
+        simulation.assign_layer(name, gridded)
         added[name + SHIFTS] = max(everything - energy(), 0.0)
-        model.get_layer(name).set_weights(list(moved.layers[name].weights))
+        simulation.assign_layer(name, shifted)
     return added
 
 
@@ -162,7 +159,7 @@ def _weighted(network: Network) -> dict[str, Layer]:
 
 
 def _uneven(layer: Layer) -> tuple[str, str]:
-    """A dense layer has one scale for the weights of all outputs."""
+    """Return cause and setting for a dense layer, which has one scale for the weights of all outputs."""
     axes = spec_of(layer).kernel
     if axes is None or axes.per_channel:
         return "", ""
@@ -174,52 +171,20 @@ def _uneven(layer: Layer) -> tuple[str, str]:
 
 
 def _moved(share: float) -> tuple[str, str]:
-    """Shifts are there to make the error smaller."""
+    """Return cause and setting for bias shifts that make the error larger."""
     if share < HARMFUL:
         return "", ""
-    return "what is added to its biases makes the error larger", "quantize: {correct_bias: off}, without a plan"
+    return "its bias shifts make the error larger", "quantize: {correct_bias: off}, without a plan"
 
 
-def _ratios(
-    network: Network,
-    points: Mapping[LayerOutput, str],
-    plan: QuantizationPlan,
-    by_name: Mapping[str, LayerOutput],
-    samples: NDArray[np.float32],
-) -> dict[str, float]:
-    """By point the mean signal-to-noise ratio of a sample with everything rounded, and biases moved."""
-    names = fake_quantization.layer_names(network, points)
-    moved = bias_correction.shifted(export.gridded(network, plan), plan.bias_shifts)
-    rounded = fake_quantization.insert(moved, points, plan)
-    library, found = keras(), {}
-    places = [LayerOutput(names[name], list(_calls(points, name)).index(tensor)) for name, tensor in by_name.items()]
-    pairs = []
-    for net, tensors in ((network, list(by_name.values())), (rounded, places)):
-        values = library.tree.flatten(build(observed(net, tensors))(samples))
-        pairs.append([np.asarray(value).reshape(len(samples), -1) for value in values])
-    for name, wanted, made in zip(by_name, *pairs, strict=True):
-        found[name] = float(snr_db(wanted, made).mean())
-    return found
-
-
-def _calls(points: Mapping[LayerOutput, str], name: str) -> list[LayerOutput]:
-    return [tensor for tensor, other in points.items() if other == name]
-
-
-def _looks(
-    network: Network, by_name: Mapping[str, LayerOutput], plan: QuantizationPlan, samples: NDArray[np.float32]
-) -> dict[str, tuple[str, str]]:
-    """By point its likely cause of error and the setting that would change it, from its values."""
-    values = keras().tree.flatten(build(observed(network, list(by_name.values())))(samples))
-    shown = set(tensors_in(network.outputs))
-    return {
-        name: _cause(np.asarray(value), name, plan, network.layers[tensor.layer], tensor in shown)
-        for (name, tensor), value in zip(by_name.items(), values, strict=True)
-    }
+def _ratio(expected: NDArray[Any], actual: NDArray[Any]) -> float:
+    """Return the mean signal-to-noise ratio of a sample."""
+    count = len(expected)
+    return float(snr_db(expected.reshape(count, -1), actual.reshape(count, -1)).mean())
 
 
 def _cause(value: NDArray[Any], point: str, plan: QuantizationPlan, layer: Layer, is_output: bool) -> tuple[str, str]:
-    """The first of the known causes that fits."""
+    """Return the first of the known causes that fits."""
     limits = plan.ranges[point]
     tests: tuple[Callable[[], tuple[str, str] | None], ...] = (
         lambda: _saturated(value, limits, plan.trained_with_rounding),
@@ -237,10 +202,10 @@ def _saturated(value: NDArray[Any], limits: tuple[float, float], trained: bool) 
     if beyond < SATURATED:
         return None
     if trained:
-        setting = "quantize: {qat: {ranges: held}}, or a lower learning_rate"
+        setting = "quantize: {qat: {ranges: fixed}}, or a lower learning_rate"
     else:
         setting = "quantize: {ranges: minmax}, or more calibration_samples"
-    return f"{beyond:.1%} of its values are cut off", setting
+    return f"{beyond:.1%} of its values are clipped", setting
 
 
 def _too_wide(value: NDArray[Any], limits: tuple[float, float]) -> tuple[str, str] | None:
@@ -249,19 +214,22 @@ def _too_wide(value: NDArray[Any], limits: tuple[float, float]) -> tuple[str, st
     if times < WIDE or needed == 0:
         return None
     return (
-        f"its range is {times:.0f} times what 99.9% of its values need",
+        f"its range is {times:.0f} times the range of 99.9% of its values",
         "quantize: {ranges: sample_percentile} or mse",
     )
 
 
 def _one_for_all(value: NDArray[Any], layer: Layer, is_output: bool) -> tuple[str, str] | None:
-    """Boxes and scores in one tensor: large numbers set the scale for small ones."""
+    """Return cause and setting for boxes and scores in one tensor: large numbers set the scale of small ones."""
     if spec_of(layer).channels != "joins" or not is_output:
         return None
     spread = _spread(value)
     if spread is None or spread < IMBALANCED:
         return None
-    return f"numbers of very different size share one scale (x{spread:.0f})", "end the model before they are joined"
+    return (
+        f"channels of very different magnitude share one scale (x{spread:.0f})",
+        "end the model before they are joined",
+    )
 
 
 def _imbalanced(value: NDArray[Any]) -> tuple[str, str] | None:
@@ -281,14 +249,14 @@ def _dead(value: NDArray[Any]) -> tuple[str, str] | None:
 
 
 def _spread(value: NDArray[Any]) -> float | None:
-    """The largest channel over the median one, of those that are alive."""
+    """Return the ratio of the largest channel to the median one, without channels that are always 0."""
     reach = np.abs(value).max(axis=tuple(range(value.ndim - 1)))
     alive = reach[reach > 0]
     return float(alive.max() / np.median(alive)) if len(alive) > 1 else None
 
 
 def describe(rows: list[dict[str, Any]], most: int = 20) -> str:
-    """What a person wants to know, as text: the worst first."""
+    """Describe the rows with the largest errors as text."""
     lines = [f"{'share':>7} {'SNR dB':>7}  tensor"]
     for row in rows[:most]:
         ratio = "" if row["snr_db"] is None else f"{row['snr_db']:.1f}"

@@ -1,11 +1,11 @@
-"""Cross-layer equalization: channels made larger here and smaller there, without changing the function.
+"""Cross-layer equalization: scale channels between layers without changing the function.
 
 Activations are quantized with one scale for a whole tensor, so a channel that is a hundred
 times smaller than its neighbour is lost in rounding. Where everything between two layers
 with weights is positively homogeneous (f(sx) = s f(x) for s > 0: ReLU, pooling, padding,
-additions of channels that are scaled alike), a channel can be divided by s in the layers
-that make it and multiplied by s in those that take it. ReLU6 is homogeneous below 6: there
-only channels are scaled that stay below it on all calibration samples, before and after.
+additions of channels with the same scale), a channel can be divided by s in the layers
+that compute it and multiplied by s in the layers that use it. ReLU6 is homogeneous below 6:
+through it, only those channels are scaled that stay below 6 on all calibration samples, before and after.
 
 Source: Nagel et al., Data-Free Quantization Through Weight Equalization and Bias
 Correction, ICCV 2019 (factors from weights); Xiao et al., SmoothQuant, ICML 2023 (factors
@@ -26,22 +26,23 @@ from compress.ir import channel_groups as structure
 from compress.ir.channel_groups import Channels, Layout, Numbering
 from compress.ir.keras_graph import Layer, LayerOutput, Network
 from compress.ir.layer_specs import MULTIPLY, RELU, spec_of
+from compress.quantization import quantizer_placement
 
 Factors = NDArray[np.float64]
-"""What each channel number is divided by where it is made, and multiplied by where it is taken."""
+"""By channel number, the divisor of the layer that computes the channel; layers that use it multiply by the same."""
 MAX_ROUNDS = 20
 LIMIT = 1e4
-"""A channel is not scaled by more: what needs it is dead, not small."""
+"""Largest factor: a channel that needs more is dead, not small."""
 CEILING, HEADROOM = 6.0, 0.9
-"""Where ReLU6 ends, and the part of it that calibration samples may fill of a channel that is made larger."""
+"""The upper end of ReLU6, and the part of it that a channel may reach on calibration samples if it is made larger."""
 
 
 def follow(network: Network, *, relu6: bool = False) -> Channels:
-    """The channels of a canonical network that must be scaled alike; those that cannot be scaled are pinned.
+    """Return groups of channels of a canonical network that need one scale; those that cannot be scaled are pinned.
 
     Args:
         network: in canonical form.
-        relu6: whether channels may go through a ReLU6; `careful` then says which.
+        relu6: whether channels may pass a ReLU6; `careful` then pins those that it clips.
     """
     return structure.numbered(network, _through_relu6 if relu6 else _layout)
 
@@ -85,7 +86,7 @@ def _layout(
 
 
 def _is_unbounded_relu(layer: Layer) -> bool:
-    """Whether a layer is a ReLU, leaky or not, without an upper end."""
+    """Return whether a layer is a ReLU, leaky or not, without an upper end."""
     spec = spec_of(layer)
     if spec == RELU:
         return not layer.config.get("threshold") and layer.config.get("max_value") is None
@@ -93,10 +94,10 @@ def _is_unbounded_relu(layer: Layer) -> bool:
 
 
 def _multiplied(layer: Layer, call: int, given: list[Layout], network: Network, numbers: Numbering) -> Layout | None:
-    """A product scales with its larger operand; the other one, a gate or a constant, stays."""
+    """Return the channels of a product: those of its larger operand; the other one, a gate or a constant, is pinned."""
     if len(given) == 1 and network.shapes[LayerOutput(layer.name, call)] == network.shapes[layer.given(call)[0]]:
         return given[0]
-    sizes = [prod(side or 1 for side in network.shapes[tensor]) for tensor in layer.given(call)]
+    sizes = [prod(size or 1 for size in network.shapes[tensor]) for tensor in layer.given(call)]
     if len(given) != 2 or len(given[0]) != len(given[1]) or sizes[0] == sizes[1]:
         return None
     numbers.pin(given[int(np.argmin(sizes))])
@@ -104,7 +105,7 @@ def _multiplied(layer: Layer, call: int, given: list[Layout], network: Network, 
 
 
 def clipped(network: Network) -> list[LayerOutput]:
-    """The tensors that end at 6, whose largest values `careful` wants to know."""
+    """Return the outputs of ReLU6, whose largest values `careful` needs."""
     return [
         LayerOutput(layer.name, call)
         for layer, call in network.in_order()
@@ -112,11 +113,27 @@ def clipped(network: Network) -> list[LayerOutput]:
     ]
 
 
+def weighted_outputs(network: Network) -> list[LayerOutput]:
+    """Return the outputs of the layers with weights, from whose largest values `from_activations` takes factors."""
+    return [LayerOutput(layer.name) for layer in network.layers.values() if weighted(layer)]
+
+
+def observed_tensors(network: Network, channels: Channels) -> list[LayerOutput]:
+    """Return the tensors whose extremes are needed by channel: those that factors change, and those they depend on."""
+    points = quantizer_placement.find(network)
+    scaled_tensors = [
+        tensor
+        for tensor, layout in channels.layouts.items()
+        if tensor in points and not channels.pinned[channels.group[layout]].all()
+    ]
+    return list(dict.fromkeys([*scaled_tensors, *weighted_outputs(network), *clipped(network)]))
+
+
 def careful(channels: Channels, largest: Mapping[LayerOutput, NDArray[np.float64]]) -> tuple[Channels, Factors]:
-    """The channels with those pinned that a ReLU6 cuts off, and the least factor of each, 0 where there is none.
+    """Pin the channels that a ReLU6 clips; return the channels and the smallest factor of each, 0 if there is no limit.
 
     Args:
-        channels: what `follow` found.
+        channels: from `follow`.
         largest: by `clipped` tensor the largest value of each of its channels, on all calibration samples.
     """
     reached = np.zeros(len(channels.group))
@@ -128,7 +145,7 @@ def careful(channels: Channels, largest: Mapping[LayerOutput, NDArray[np.float64
 
 
 def from_weights(network: Network, channels: Channels, least: Factors | float = 0.0) -> Factors:
-    """Factors that make the largest weights equal with which a channel is made and taken."""
+    """Return factors that make the largest weights equal that compute a channel and that use it."""
 
     def made(current: Network, total: Factors) -> NDArray[np.float64]:
         del total
@@ -144,14 +161,14 @@ def from_activations(
     share: float,
     least: Factors | float = 0.0,
 ) -> Factors:
-    """Factors that weigh a channel's largest activation against the largest weight it is taken with.
+    """Return factors that balance a channel's largest activation with the largest weight that uses it.
 
     Args:
         network: in canonical form.
-        channels: what `follow` found.
+        channels: from `follow`.
         largest: by tensor the largest magnitude of each of its channels, on calibration samples.
-        share: how much of the imbalance of activations goes into the weights: 1 for all of it.
-        least: by channel number the least factor.
+        share: the part of the imbalance of activations that moves into the weights, from 0 to 1.
+        least: by channel number the smallest factor.
     """
     reached = np.zeros(len(channels.group))
     for tensor, magnitudes in largest.items():
@@ -171,7 +188,7 @@ def _settled(
     share: float,
     least: Factors | float,
 ) -> Factors:
-    """Factors found in rounds, since those of one layer change what the next one sees."""
+    """Return factors, improved in rounds, since those of one layer change the inputs of the next one."""
     total = np.ones(len(channels.group))
     for _ in range(MAX_ROUNDS):
         current = scaled(network, channels, total)
@@ -183,14 +200,15 @@ def _settled(
 
 
 def _step(made: NDArray[np.float64], taken: NDArray[np.float64], channels: Channels, share: float) -> Factors:
-    """What brings made ** share and taken ** (1 - share) together; 1 where a channel is pinned or dead."""
+    """Return the factors that balance made ** share and taken ** (1 - share); 1 for pinned or dead channels."""
     alive = (made > 1e-9) & (taken > 1e-9) & ~channels.pinned
     return np.asarray(np.where(alive, made, 1.0) ** share / np.where(alive, taken, 1.0) ** (1 - share))
 
 
 def extents(network: Network, channels: Channels) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """By channel number the largest weight that it is made with, and that it is taken with; equal in a group."""
-    made, taken = (np.zeros(len(channels.group)) for _ in range(2))
+    """Return by channel number the largest weight that computes it, and the largest that uses it; equal in a group."""
+    made = np.zeros(len(channels.group))
+    taken = np.zeros(len(channels.group))
     for layer in network.layers.values():
         if not weighted(layer):
             continue
@@ -204,27 +222,33 @@ def extents(network: Network, channels: Channels) -> tuple[NDArray[np.float64], 
 
 
 def _largest(kernel: NDArray[np.float64], axes: tuple[int, ...]) -> NDArray[np.float64]:
-    """The largest value for each index along some axes."""
+    """Return the largest value for each index along some axes."""
     kept = {axis % kernel.ndim for axis in axes}
     return np.ravel(kernel.max(axis=tuple(axis for axis in range(kernel.ndim) if axis not in kept)))
 
 
 def scaled(network: Network, channels: Channels, factors: Factors) -> Network:
-    """The network with every channel divided where it is made, and multiplied where it is taken."""
-    by_number = np.where(channels.pinned, 1.0, factors)[channels.group]
+    """Return the network with channels divided where they are computed, and multiplied where they are used."""
+    scales = np.where(channels.pinned, 1.0, factors)[channels.group]
     changed = {}
     for layer in network.layers.values():
         if weighted(layer):
-            into, out = (by_number[channels.layouts[tensor]] for tensor in (layer.given()[0], LayerOutput(layer.name)))
+            into, out = (scales[channels.layouts[tensor]] for tensor in (layer.given()[0], LayerOutput(layer.name)))
             changed[layer.name] = replace(layer, weights=_scaled(layer, into, out))
     return network.edited(changed, {})
 
 
+def divisors(channels: Channels, factors: Factors) -> dict[LayerOutput, NDArray[np.float64]]:
+    """Return by tensor the divisor of each channel in a network that is scaled by some factors."""
+    scales = np.where(channels.pinned, 1.0, factors)[channels.group]
+    return {tensor: scales[layout] for tensor, layout in channels.layouts.items() if len(layout)}
+
+
 def by_layer(network: Network, channels: Channels, factors: Factors) -> dict[str, tuple[float, ...]]:
-    """Factors as they stand in a plan: by the layer that makes the channels; layers that keep theirs left out."""
-    by_number = np.where(channels.pinned, 1.0, factors)[channels.group]
+    """Return factors in the form of a plan: by the layer that computes the channels, without those that are all 1."""
+    scales = np.where(channels.pinned, 1.0, factors)[channels.group]
     found = {
-        layer.name: by_number[channels.layouts[LayerOutput(layer.name)]]
+        layer.name: scales[channels.layouts[LayerOutput(layer.name)]]
         for layer in network.layers.values()
         if weighted(layer)
     }
@@ -232,28 +256,41 @@ def by_layer(network: Network, channels: Channels, factors: Factors) -> dict[str
 
 
 def applied(network: Network, factors: Mapping[str, tuple[float, ...]]) -> Network:
-    """The network scaled as a plan says.
+    """Return the network scaled as a plan says.
 
     Raises:
-        StageError: the plan is for another network, or scales channels that cannot be, or not alike.
+        StageError: the plan is for another network, or scales pinned channels, or those of one group differently.
     """
     if not factors:
         return network
     channels = follow(network, relu6=True)
-    by_number = np.ones(len(channels.group))
+    found = by_number(channels, factors)
+    for name, values in factors.items():
+        if not np.array_equal(found[channels.group[channels.layouts[LayerOutput(name)]]], values):
+            raise StageError(
+                f"the plan has factors for a layer {name!r} that would have no effect",
+                allowed="1 for channels that cannot be scaled, such as outputs; the same for channels that are added",
+            )
+    return scaled(network, channels, found)
+
+
+def by_number(channels: Channels, factors: Mapping[str, tuple[float, ...]]) -> Factors:
+    """Return the factors of a plan by channel number; 1 for channels that must stay.
+
+    Raises:
+        StageError: the plan is for another network.
+    """
+    found = np.ones(len(channels.group))
     for name, values in factors.items():
         layout = channels.layouts.get(LayerOutput(name))
         if layout is None or len(layout) != len(values):
-            raise StageError(f"the plan has {len(values)} factors for a layer {name!r}", todo="make the plan anew")
-        by_number[channels.group[layout]] = values
-    by_number[channels.pinned] = 1.0
-    for name, values in factors.items():
-        if not np.array_equal(by_number[channels.group[channels.layouts[LayerOutput(name)]]], values):
             raise StageError(
-                f"the plan has factors for a layer {name!r} that would have no effect",
-                allowed="1 for channels that must stay, as those of an output; the same for channels that are added",
+                f"the plan has {len(values)} factors for a layer {name!r}",
+                todo="quantize without `plan`, which makes a new one",
             )
-    return scaled(network, channels, by_number)
+        found[channels.group[layout]] = values
+    found[channels.pinned] = 1.0
+    return found
 
 
 def _scaled(layer: Layer, into: Factors, out: Factors) -> tuple[NDArray[np.float32], ...]:
@@ -266,5 +303,5 @@ def _scaled(layer: Layer, into: Factors, out: Factors) -> tuple[NDArray[np.float
 
 
 def weighted(layer: Layer) -> bool:
-    """Whether a layer makes channels from others with weights."""
+    """Return whether a layer computes channels from others with weights."""
     return bool(layer.calls) and spec_of(layer).kernel is not None

@@ -1,9 +1,9 @@
-"""From the working model to a .tflite file: float as it is, or full-integer by a plan.
+"""Conversion of the working model to a .tflite file: float, or full-integer by a plan.
 
-The fast path (DESIGN: `from_concrete_functions` without the model, batch 1) takes about a
-second where `from_keras_model` takes twenty, for the same bytes. A plan reaches the file
-through fake quantization behind every fused operator and weights that already lie on their
-grid: no representative data and no second calibration.
+The fast path (`from_concrete_functions` without the model, batch 1) takes about a
+second; `from_keras_model` takes twenty, for the same bytes. A plan reaches the file
+through fake quantization after every fused operator and weights that are already on their
+grid, so the converter needs no representative data.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from compress.errors import ModelError, StageError
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build
 from compress.ir.layer_specs import spec_of
-from compress.quantization import adaround, bias_correction, equalization, fake_quantization
-from compress.quantization import quantizer_placement as rounding
+from compress.quantization import adaround, bias_correction, equalization, fake_quantization, quantizer_placement
 from compress.quantization.plan import QuantizationPlan, on_grid, unpacked
 from compress.tflite.graph import parse
 
@@ -29,62 +28,62 @@ InputType = Literal["int8", "uint8"]
 
 
 LOOP = "WHILE"
-"""A loop, such as a recurrent layer that is not unrolled: stays float, and makes the converter's own calibration
-(TensorFlow 2.21) end the process."""
+"""A loop, such as a recurrent layer that is not unrolled: it stays float, and the converter's own calibration
+(TensorFlow 2.21) crashes the process."""
 ATTEMPTS = 20
-"""TensorFlow 2.21's quantizer leaves a SPLIT float (one of which not all outputs are taken, one in an unrolled GRU or
-LSTM) in about every second run, each by itself; the files in which it does not are all the same."""
+"""Conversions until no SPLIT is float. TensorFlow 2.21's quantizer leaves a SPLIT float in about every second run, at
+random, if not all its outputs are used or it is in an unrolled GRU or LSTM. Files without a float SPLIT are equal."""
 
 
 class FloatOperatorsError(StageError):
-    """Some operators would have stayed float."""
+    """Some operators would stay float."""
 
 
 def convert_float(model: Any) -> bytes:
-    """The model as a float32 .tflite file with batch 1.
+    """Convert a model to a float32 .tflite file with batch 1.
 
     Raises:
-        ModelError: TensorFlow Lite does not have what a layer does; the layer is named.
+        ModelError: TensorFlow Lite has no operator for a layer; the message names the layer.
     """
     return _convert(model, None)
 
 
 def convert(network: Network, plan: QuantizationPlan, io: InputType = "int8") -> bytes:
-    """The network as a full-integer .tflite file.
+    """Convert a network to a full-integer .tflite file.
 
     Args:
-        network: in canonical form (`training.folding.canonical`).
+        network: in canonical form (`ir.passes.fold.canonical`).
         plan: a range for every point.
         io: type of the file's input and output.
 
     Raises:
-        FloatOperatorsError: an operator would have stayed float; its layers are named.
-        StageError: a layer works in a loop, which nothing here can quantize.
+        FloatOperatorsError: an operator would stay float; the message names its layers.
+        StageError: a layer is a loop, which has no 8-bit form.
     """
     changed = gridded(edited(network, plan), plan)
-    quantized = fake_quantization.fixed(fake_quantization.insert(changed, rounding.find(changed), plan))
+    quantized = fake_quantization.fixed(fake_quantization.insert(changed, quantizer_placement.find(changed), plan))
     return refuse_float(_quantized(build(quantized), io), network)
 
 
 def gridded(network: Network, plan: QuantizationPlan | None = None) -> Network:
-    """The network with all weights rounded onto their 8-bit grids: to the nearest step, or as a plan has learnt."""
+    """Return the network with all weights rounded onto their 8-bit grids: to the nearest step, or as a plan says."""
     rounding = plan.rounding if plan else {}
     return network.edited({name: _on_grid(layer, rounding.get(name)) for name, layer in network.layers.items()}, {})
 
 
 def edited(network: Network, plan: QuantizationPlan) -> Network:
-    """The network with the weights and biases that a plan gives it, not yet rounded."""
+    """Return the network with the weights and biases of a plan, not yet rounded."""
     return bias_correction.shifted(equalization.applied(network, plan.factors), plan.bias_shifts)
 
 
 def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
-    """Nothing, if a plan that was read from a file fits a network.
+    """Refuse a plan that does not fit a network.
 
     Raises:
-        StageError: a range is missing or too many, a prescribed one is another, or an edit does not fit its layer, or
-            would have no effect.
+        StageError: a range is missing, unknown or not the prescribed one, or an edit does not fit its layer or would
+            have no effect.
     """
-    found = rounding.find(network)
+    found = quantizer_placement.find(network)
     points = set(found.values())
     wrong = [f"no range for {name}" for name in sorted(points - plan.ranges.keys())]
     wrong += [f"a range for {name}, which is not rounded" for name in sorted(plan.ranges.keys() - points)]
@@ -103,8 +102,11 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
             wrong.append(f"rounding for a layer {name}")
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise StageError(f"the plan is for another model: it has {', '.join(wrong[:3])}{more}", todo="make it anew")
-    for name, prescribed in rounding.fixed(network, found).items():
+        raise StageError(
+            f"the plan is for another model: it has {', '.join(wrong[:3])}{more}",
+            todo="quantize without `plan`, which makes a new one",
+        )
+    for name, prescribed in quantizer_placement.fixed(network, found).items():
         if not np.allclose(plan.ranges[name], prescribed, atol=1e-6):
             low, high = plan.ranges[name]
             raise StageError(
@@ -115,15 +117,15 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
 
 
 def refuse_float(content: bytes, network: Network | None = None) -> bytes:
-    """The same .tflite file.
+    """Return the same .tflite file if all its operators are quantized.
 
     Args:
         content: the file.
-        network: what it was made of, for the names of its layers.
+        network: the network that it was converted from, for the names of its layers.
 
     Raises:
-        FloatOperatorsError: some of its operators work on floats; their layers are named.
-        StageError: some work in a loop, which the converter's own calibration does not take either.
+        FloatOperatorsError: some of its operators work on floats; the message names their layers.
+        StageError: some are in a loop, which the converter's own calibration does not support either.
     """
     left = float_operators(content)
     loops = [name for name, kind in left.items() if kind == LOOP]
@@ -133,7 +135,7 @@ def refuse_float(content: bytes, network: Network | None = None) -> bytes:
         if loops:
             raise StageError(
                 f"{LOOP}{inside} has no 8-bit form",
-                todo="give recurrent layers `unroll=True`, or replace what works in a loop",
+                todo="give recurrent layers `unroll=True`, or replace the layers with a loop",
             )
         shown = "; ".join(f"{kind} ({name})" for name, kind in list(left.items())[:5])
         raise FloatOperatorsError(
@@ -144,7 +146,7 @@ def refuse_float(content: bytes, network: Network | None = None) -> bytes:
 
 
 def _layers_of(tensors: list[str], network: Network) -> list[str]:
-    """The layers that tensors of a file were made by: kinds and names. TensorFlow appends a number to names."""
+    """Return the kinds and names of the layers that compute some tensors. TensorFlow appends a number to names."""
     parts = [part for name in tensors for path in name.split(";") for part in path.split("/")]
     named = [short if (short := re.sub(r"_\d+$", "", part)) in network.layers else part for part in parts]
     found = [network.layers[name] for name in dict.fromkeys(named) if name in network.layers]
@@ -152,10 +154,10 @@ def _layers_of(tensors: list[str], network: Network) -> list[str]:
 
 
 def convert_calibrated(model: Any, samples: NDArray[np.float32], io: InputType = "int8") -> bytes:
-    """The model as a full-integer .tflite file whose ranges the converter itself finds.
+    """Convert a model to a full-integer .tflite file with ranges that the converter itself chooses.
 
-    For models with a layer that works in several steps (a scaling, some activations), whose
-    inner tensors no plan of ours names. Operators that the converter has in float only stay so.
+    For models with a layer that consists of several operators (a scaling, some activations), whose
+    inner tensors are not in a plan. Operators without an 8-bit form stay float.
 
     Args:
         model: the Keras model.
@@ -166,7 +168,7 @@ def convert_calibrated(model: Any, samples: NDArray[np.float32], io: InputType =
 
 
 def _quantized(model: Any, io: InputType, samples: NDArray[np.float32] | None = None) -> bytes:
-    """The model in 8 bits, asked for again where a split alone stayed float."""
+    """Convert a model to 8 bits; repeat the conversion if only a split stayed float."""
     content = _convert(model, io, samples)
     for _ in range(ATTEMPTS - 1):
         left = set(float_operators(content).values())
@@ -176,20 +178,20 @@ def _quantized(model: Any, io: InputType, samples: NDArray[np.float32] | None = 
     return content
 
 
-def _on_grid(layer: Layer, learnt: str | None) -> Layer:
+def _on_grid(layer: Layer, directions: str | None) -> Layer:
     axes = spec_of(layer).kernel
     if axes is None:
         return layer
     kernel = layer.weights[0]
-    if learnt is None:
+    if directions is None:
         kernel = on_grid(kernel, axes.scale_axes(kernel.ndim))
     else:
-        kernel = adaround.applied(layer, unpacked(learnt, kernel.shape))
+        kernel = adaround.applied(layer, unpacked(directions, kernel.shape))
     return replace(layer, weights=(kernel, *layer.weights[1:]))
 
 
 def float_operators(content: bytes) -> Mapping[str, str]:
-    """Operators of a .tflite file that work on floats: kind by name of the output."""
+    """Return the operators of a .tflite file that work on floats: kind by name of the output."""
     graph = parse(content)
     return {
         graph.output_tensors(operator)[0].name: operator.name
@@ -214,7 +216,7 @@ def _convert(model: Any, io: InputType | None, samples: NDArray[np.float32] | No
     if io is not None:
         converter.optimizations = [tensorflow.lite.Optimize.DEFAULT]
         converter.inference_input_type = converter.inference_output_type = getattr(tensorflow, io)
-        # The compiler of 2021 and the TF 2.5 interpreter take per-channel dense weights for per-tensor ones.
+        # The compiler of 2021 and the TF 2.5 interpreter treat per-channel dense weights as per-tensor ones.
         converter._experimental_disable_per_channel_quantization_for_dense_layers = True
     if samples is not None:
         converter.representative_dataset = lambda: ([sample[np.newaxis]] for sample in samples)
@@ -231,12 +233,12 @@ def _convert(model: Any, io: InputType | None, samples: NDArray[np.float32] | No
 
 
 def _unconverted(model: Any, signature: list[Any], said: str) -> ModelError:
-    """What to tell of a model that the converter does not take: the operators, and the layers that use them."""
+    """Return the error for a model that the converter refuses: the operators, and the layers that use them."""
     import tensorflow
 
     operators = sorted(set(re.findall(r"'tf\.(\w+)' op is neither", said)))
     if not operators:
-        return ModelError(f"TensorFlow Lite's converter does not take the model: {' '.join(said.split())[:300]}")
+        return ModelError(f"TensorFlow Lite's converter refuses the model: {' '.join(said.split())[:300]}")
     layers: dict[str, None] = {}
 
     def watched(layer: Any) -> Any:

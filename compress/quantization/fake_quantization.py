@@ -1,7 +1,8 @@
-"""Fake quantization in Keras: layers that round in training as the 8-bit file will.
+"""Fake quantization in Keras: layers that round activations as the 8-bit file does.
 
 Source: Jacob et al., Quantization and Training of Neural Networks for Efficient
-Integer-Arithmetic-Only Inference, CVPR 2018. Weights are rounded by `kernels`.
+Integer-Arithmetic-Only Inference, CVPR 2018. Weights are rounded by
+`fake_quantized_layers`.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from compress.quantization.plan import LEVELS, QuantizationPlan
 PACKAGE = "coralline"
 FAKE = "FakeQuantize"
 SWITCHED = "SwitchedFakeQuantize"
-LEARNT = "LearntFakeQuantize"
+LEARNED = "LearnedFakeQuantize"
 FIXED = "FixedFakeQuantize"
 AVERAGE = 0.99
-"""Share of a range that stays in one training step, where it follows the data."""
+"""Part of the old range in the moving average of one training step."""
 
 
 @cache
 def layers() -> dict[str, Any]:
-    """The layer classes, registered with Keras. Made when first asked, since Keras is imported late."""
+    """Return the layer classes, registered with Keras; defined at the first call, since Keras is imported late."""
     library = keras()
     register = library.saving.register_keras_serializable(PACKAGE)
     plain = _fake_quantize(library)
-    made = {FAKE: register(plain), SWITCHED: register(_switched(plain)), LEARNT: register(_learnt(library, plain))}
+    made = {FAKE: register(plain), SWITCHED: register(_switched(plain)), LEARNED: register(_learned(library, plain))}
     made[FIXED] = register(_fixed(library))
     for spec in all_specs():
         if spec.kernel is not None:
@@ -42,7 +43,7 @@ def layers() -> dict[str, Any]:
 
 
 def _fake_quantize(library: Any) -> Any:
-    """The layer that rounds activations."""
+    """Return the class of the layer that rounds activations."""
     import tensorflow
 
     class FakeQuantize(library.layers.Layer):  # type: ignore[misc]
@@ -57,14 +58,14 @@ def _fake_quantize(library: Any) -> Any:
 
         def build(self, shape: Any) -> None:
             del shape
-            if self.average == 1.0:  # constants: with variables a conversion takes a fifth longer
+            if self.average == 1.0:  # constants: with variables a conversion takes 20% longer
                 return
             for name, start in (("low", self.limits[0]), ("high", self.limits[1]), ("moves", 1.0)):
                 constant = library.initializers.Constant(start)
                 setattr(self, name, self.add_weight(name=name, shape=(), initializer=constant, trainable=False))
 
         def compute_output_spec(self, x: Any, training: bool = False) -> Any:
-            del training  # Keras takes some products for sparse; TensorFlow would not round those
+            del training  # Keras infers sparse for some products, which TensorFlow does not round
             return library.KerasTensor(x.shape, dtype=x.dtype)
 
         def call(self, x: Any, training: bool = False) -> Any:
@@ -110,16 +111,16 @@ def _fixed(library: Any) -> Any:
     return FixedFakeQuantize
 
 
-def _learnt(library: Any, rounding: Any) -> Any:
-    """FakeQuantize with a gradient for both ends of its range."""
+def _learned(library: Any, rounding: Any) -> Any:
+    """Return the class of FakeQuantize with a gradient for both ends of its range."""
     import tensorflow
 
-    class LearntFakeQuantize(rounding):  # type: ignore[misc]
-        """Learns its range in training, as long as the weight `moves` is 1; `average` must be 0.
+    class LearnedFakeQuantize(rounding):  # type: ignore[misc]
+        """Trains its range by gradient, as long as the weight `moves` is 1; `average` must be 0.
 
         Source: Bhalgat et al., LSQ+, CVPR workshops 2020: the error of rounding is a gradient for the step, that
         of saturation one for the ends (TensorFlow's own gradient has the second part only). As in Jain et al.,
-        Trained Quantization Thresholds, MLSys 2020, logarithms are learnt: a step is a share of the range.
+        Trained Quantization Thresholds, MLSys 2020, logarithms are trained: a step is relative to the range.
         """
 
         def build(self, shape: Any) -> None:
@@ -127,22 +128,26 @@ def _learnt(library: Any, rounding: Any) -> Any:
             self.stretch = self.add_weight(name="stretch", shape=(2,), initializer="zeros")
 
         def call(self, x: Any, training: bool = False) -> Any:
-            made = tensorflow.quantization.fake_quant_with_min_max_vars
+            rounded = tensorflow.quantization.fake_quant_with_min_max_vars
             if not training:
-                return made(x, self.low, self.high)
-            ops, still = library.ops, library.ops.stop_gradient
+                return rounded(x, self.low, self.high)
+            ops = library.ops
+            constant = ops.stop_gradient
             low, high = (limit * ops.exp(self.stretch[end]) for end, limit in enumerate(self.limits))
-            for limit, learnt in ((self.low, low), (self.high, high)):
-                limit.assign(limit + self.moves * (still(learnt) - limit))
-            low, high = self.low + self.moves * (low - still(low)), self.high + self.moves * (high - still(high))
-            step, inside = (high - low) / LEVELS, ops.minimum(ops.maximum(x, low), high)
-            return inside + step * still((made(x, self.low, self.high) - inside) / step)
+            for limit, trained in ((self.low, low), (self.high, high)):
+                limit.assign(limit + self.moves * (constant(trained) - limit))
+            low = self.low + self.moves * (low - constant(low))
+            high = self.high + self.moves * (high - constant(high))
+            step = (high - low) / LEVELS
+            clipped = ops.minimum(ops.maximum(x, low), high)
+            return clipped + step * constant((rounded(x, self.low, self.high) - clipped) / step)
 
-    return LearntFakeQuantize
+    return LearnedFakeQuantize
 
 
 def _switched(rounding: Any) -> Any:
-    """FakeQuantize with a switch."""
+    """Return the class of FakeQuantize with a switch."""
+    import tensorflow
 
     class SwitchedFakeQuantize(rounding):  # type: ignore[misc]
         """Rounds only while its weight `on` is 1."""
@@ -152,7 +157,8 @@ def _switched(rounding: Any) -> Any:
             self.on = self.add_weight(name="on", shape=(), initializer="zeros", trainable=False)
 
         def call(self, x: Any, training: bool = False) -> Any:
-            return x + self.on * (super().call(x, training) - x)
+            rounded = super().call
+            return tensorflow.cond(self.on > 0.5, lambda: rounded(x, training), lambda: tensorflow.identity(x))
 
     return SwitchedFakeQuantize
 
@@ -163,16 +169,16 @@ def insert(
     plan: QuantizationPlan,
     following: Collection[str] = (),
     *,
-    learnt: bool = False,
+    learned: bool = False,
 ) -> Network:
-    """The network with a FakeQuantize behind every point; tensors of one name share one layer.
+    """Return the network with a FakeQuantize after every point; tensors of one name share one layer.
 
     Args:
         network: in canonical form.
-        points: what `points.find` found.
+        points: from `quantizer_placement.find`.
         plan: a range for every point.
         following: the points whose range follows the data in training.
-        learnt: whether it follows its gradient instead.
+        learned: whether those ranges are trained by gradient instead.
     """
     layers()
     names = layer_names(network, points)
@@ -188,7 +194,7 @@ def insert(
             names[name],
             tensors,
             plan.ranges[name],
-            (0.0 if learnt else AVERAGE) if name in following else 1.0,
+            (0.0 if learned else AVERAGE) if name in following else 1.0,
         )
         for name, tensors in calls.items()
     }
@@ -197,7 +203,7 @@ def insert(
 
 
 def layer_names(network: Network, points: Mapping[LayerOutput, str]) -> dict[str, str]:
-    """The name of the FakeQuantize layer of every point."""
+    """Return the name of the FakeQuantize layer of every point."""
     names: dict[str, str] = {}
     for name in dict.fromkeys(points.values()):
         free = f"{name}_quantized".replace(":", "_")
@@ -209,14 +215,14 @@ def layer_names(network: Network, points: Mapping[LayerOutput, str]) -> dict[str
 
 def _layer(name: str, tensors: list[LayerOutput], limits: tuple[float, float], average: float) -> Layer:
     config = {"name": name, "low": limits[0], "high": limits[1], "average": average}
-    kind = FAKE if average else LEARNT
+    kind = FAKE if average else LEARNED
     entry = {"module": None, "class_name": kind, "config": config, "registered_name": f"{PACKAGE}>{kind}"}
     calls = tuple({"args": [tensor], "kwargs": {}} for tensor in tensors)
     return Layer(name, kind, entry, calls, ())
 
 
 def switched(network: Network) -> Network:
-    """The network with every FakeQuantize off until its weight `on` is set to 1."""
+    """Return the network with every FakeQuantize off until its weight `on` is set to 1."""
     changed = {}
     for layer in network.layers.values():
         if layer.kind == FAKE:
@@ -226,7 +232,7 @@ def switched(network: Network) -> Network:
 
 
 def fixed(network: Network) -> Network:
-    """The network with every FakeQuantize an operation without weights, for ranges that are final."""
+    """Return the network with every FakeQuantize as an operation without weights, for ranges that are final."""
     changed = {}
     for layer in network.layers.values():
         if layer.kind == FAKE:
@@ -237,7 +243,7 @@ def fixed(network: Network) -> Network:
 
 
 def with_rounded_weights(network: Network) -> Network:
-    """The network with every weighted layer replaced by one that rounds its kernel in training."""
+    """Return the network with every layer that has a kernel replaced by one that rounds it in training."""
     layers()
     changed = {}
     for layer in network.layers.values():

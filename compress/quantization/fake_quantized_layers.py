@@ -1,8 +1,8 @@
-"""Keras layers with weights that are rounded whenever they are used, as the 8-bit file will have them.
+"""Keras layers whose weights are rounded in every call, to the steps of the 8-bit file.
 
-Weights are rounded symmetrically, per output channel (dense layers: one scale), and their
-gradient passes straight through. Such a layer can also keep weights equal that are, and zeros
-zero (`patterns`), and have a batch norm of its own.
+Weights are rounded symmetrically, per output channel (dense layers: one scale), with a
+straight-through gradient. Such a layer can also keep equal weights equal and zeros zero
+(`sparsity_patterns`), and include a batch norm.
 
 Sources: Jacob et al., Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference, CVPR 2018; for the batch norm Krishnamoorthi, Quantizing
@@ -19,24 +19,24 @@ import numpy as np
 from compress.ir.layer_specs import Kernel
 
 MOMENTUM = 0.9
-"""Share of a batch norm's statistics that stays in one step; Keras' 0.99 is too slow for short trainings."""
+"""Momentum of the batch norm's statistics; Keras' 0.99 is too slow for short trainings."""
 EPSILON = 1e-6
 """Added to variances."""
 
 
 def quantized(library: Any, kind: str, axes: Kernel) -> Any:
-    """The Keras layer `kind` with a kernel that is rounded; `axes` are those of the kernel."""
+    """Return the class of the Keras layer `kind` with a rounded kernel; `axes` are those of the kernel."""
     plain = getattr(library.layers, kind)
     own = {"plain": plain, "rounded": staticmethod(_rounded(library, axes)), "library": library, "axes": axes}
     return type(f"Quantized{kind}", (RoundedKernel, plain), own)
 
 
 class RoundedKernel:
-    """What a quantized layer has beside those of the plain one.
+    """The additions of a quantized layer to the plain Keras layer.
 
     Attributes:
-        distinct: number of codes, where weights of one code stay equal and those of code 0 stay 0; 0 without codes.
-        normalized: whether it has a batch norm of its own.
+        distinct: number of codes; weights of one code stay equal, those of code 0 stay 0; 0 without codes.
+        normalized: whether it includes a batch norm.
     """
 
     plain: Any
@@ -52,7 +52,7 @@ class RoundedKernel:
     mean: Any
     variance: Any
     add_weight: Any
-    # The plain classes read their kernel as an attribute in call(): here they get another one.
+    # The plain classes read their kernel as an attribute in call(); this replaces it.
     replaced: Any = MappingProxyType({})
 
     def __init__(self, *values: Any, distinct: int = 0, normalized: bool = False, **settings: Any) -> None:
@@ -60,7 +60,7 @@ class RoundedKernel:
         self.distinct, self.normalized = distinct, normalized
 
     def build(self, shape: Any) -> None:
-        """The plain layer's weights, those of the batch norm, the codes."""
+        """Add the plain layer's weights, those of the batch norm, and the codes."""
         super().build(shape)  # type: ignore[misc]
         if self.normalized:
             _add_norm(self, self.axes.outputs(tuple(self.kernel.shape)))
@@ -69,7 +69,7 @@ class RoundedKernel:
             self.codes = self.add_weight(name="codes", **codes)
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """What the plain layer computes, with its kernel rounded; normalized, where that is asked for."""
+        """Compute the plain layer with its kernel rounded, and the batch norm if there is one."""
         kernel = self.tied()
         if not self.normalized:
             return self.used(inputs, self.rounded(kernel))
@@ -80,7 +80,7 @@ class RoundedKernel:
         return made * correction + shift
 
     def used(self, inputs: Any, kernel: Any) -> Any:
-        """What the plain layer makes of its inputs with another kernel."""
+        """Compute the plain layer with another kernel."""
         self.replaced = MappingProxyType({"kernel": kernel})
         try:
             return self.plain.call(self, inputs)
@@ -88,11 +88,11 @@ class RoundedKernel:
             self.replaced = MappingProxyType({})
 
     def tied(self) -> Any:
-        """The kernel with the mean of its code at each place, and 0 where the code is 0."""
+        """Return the kernel with the mean of its code for each weight, and 0 for code 0."""
         return _tied(self.kernel, self.codes, self.distinct) if self.distinct else self.kernel
 
     def plain_weights(self) -> list[Any]:
-        """Kernel and bias of the plain layer that computes the same outside of training, not yet rounded."""
+        """Return kernel and bias, not yet rounded, of the plain layer with the same function in inference."""
         kernel = self.tied()
         weights = [kernel, *([self.bias] if self.use_bias else [])]
         if self.normalized:
@@ -101,7 +101,7 @@ class RoundedKernel:
         return [np.asarray(self.library.ops.convert_to_tensor(weight)) for weight in weights]
 
     def get_config(self) -> dict[str, Any]:
-        """The plain layer's settings and the two of its own."""
+        """Return the plain layer's settings, `distinct` and `normalized`."""
         plain: dict[str, Any] = super().get_config()  # type: ignore[misc]
         return {**plain, "distinct": self.distinct, "normalized": self.normalized}
 
@@ -111,7 +111,7 @@ class RoundedKernel:
 
 
 def _rounded(library: Any, axes: Kernel) -> Any:
-    """Rounds a kernel onto its grid; the gradient passes as if it did not."""
+    """Return a function that rounds a kernel onto its grid, with a straight-through gradient."""
     ops = library.ops
 
     def rounded(kernel: Any) -> Any:
@@ -124,7 +124,7 @@ def _rounded(library: Any, axes: Kernel) -> Any:
 
 
 def _tied(kernel: Any, codes: Any, distinct: int) -> Any:
-    """Equal weights stay equal: each gets the mean of all gradients of its code, and so the same step."""
+    """Return the kernel with equal weights for equal codes, so that their gradients are averaged."""
     import tensorflow
 
     codes = tensorflow.convert_to_tensor(codes)
@@ -133,12 +133,12 @@ def _tied(kernel: Any, codes: Any, distinct: int) -> Any:
 
 
 def _by_output(layer: Any, values: Any) -> Any:
-    """One number for each output channel, shaped to be multiplied with the kernel."""
+    """Return one number for each output channel in a shape that broadcasts over the kernel."""
     return layer.library.ops.reshape(values, layer.axes.output_shape(tuple(layer.kernel.shape)))
 
 
 def _add_norm(layer: Any, outputs: int) -> None:
-    """The weights of a batch norm: gamma, beta; mean, variance, and 1 as long as these move."""
+    """Add the weights of a batch norm: gamma, beta, mean, variance; `moves` is 1 while the statistics are updated."""
     for name, start in (("gamma", "ones"), ("beta", "zeros")):
         setattr(layer, name, layer.add_weight(name=name, shape=(outputs,), initializer=start))
     for name, start in (("mean", "zeros"), ("variance", "ones")):
@@ -151,10 +151,10 @@ def _deviation(layer: Any) -> Any:
 
 
 def _batch(library: Any, layer: Any, made: Any) -> tuple[Any, Any]:
-    """What turns outputs with the long-term factor into those normalized by this batch: a factor and an offset.
+    """Return the factor and offset that turn outputs with the long-term statistics into those of this batch.
 
-    Rounded weights with this batch's factor would jump from batch to batch. Once the statistics
-    stand still, nothing is left to correct.
+    Rounded weights with this batch's factor would jump from batch to batch. When the statistics
+    are frozen, the factor is 1.
     """
     ops = library.ops
     mean, variance = ops.moments(made, axes=list(range(len(made.shape) - 1)))

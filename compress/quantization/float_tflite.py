@@ -1,9 +1,8 @@
-"""A float .tflite file that no Keras model stands for, quantized as it is: by TensorFlow's own quantizer.
+"""Quantization of a float .tflite file without a Keras model, by TensorFlow's own quantizer.
 
-It chooses the ranges (the lowest and highest values on the samples) and knows none of the
-other ways; what it made is measured like everything else. The calls are those that
-TFLiteConverter makes with a representative data set, and private. They run in a process of
-their own: there are files that make the calibrator crash (TensorFlow 2.21 with WHILE).
+The quantizer chooses the ranges: the lowest and highest values on the samples. The calls are those that
+TFLiteConverter makes with a representative data set, and private. They run in a separate
+process: some files make the calibrator crash (TensorFlow 2.21 with WHILE).
 """
 
 from __future__ import annotations
@@ -18,14 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import StageError
+from compress.quantization import diagnostics
 from compress.quantization.export import InputType
+from compress.quantization.post_training import QuantizationResult
 from compress.tflite import float_graph, graph
 
-GIVEN, SAMPLES, MADE, ERROR = "given.tflite", "samples.npy", "made.tflite", "error.txt"
+INPUT, SAMPLES, OUTPUT, ERROR = "input.tflite", "samples.npy", "output.tflite", "error.txt"
+
+
+def quantize(content: bytes, samples: NDArray[np.float32], io: InputType = "int8") -> QuantizationResult:
+    """Quantize a float .tflite file; the arguments and errors are those of `convert`."""
+    made = convert(content, samples, io)
+    warnings = tuple(diagnostics.about_samples(samples))
+    return QuantizationResult(made, "ptq", "chosen by the converter, for a file without layers", warnings=warnings)
 
 
 def convert(content: bytes, samples: NDArray[np.float32], io: InputType = "int8") -> bytes:
-    """The file with everything quantized that the quantizer has in 8 bits.
+    """Return the file with all operators quantized that have an 8-bit form.
 
     Args:
         content: a float .tflite file with one input.
@@ -33,11 +41,11 @@ def convert(content: bytes, samples: NDArray[np.float32], io: InputType = "int8"
         io: type of the result's input and output.
 
     Raises:
-        StageError: the calibrator or the quantizer does not take it, or crashes.
+        StageError: the calibrator or the quantizer refuses it, or crashes.
     """
     with tempfile.TemporaryDirectory(prefix="coralline-") as name:
         folder = Path(name)
-        (folder / GIVEN).write_bytes(graph.serialize(float_graph.plain(graph.parse(content)).graph))
+        (folder / INPUT).write_bytes(graph.serialize(float_graph.plain(graph.parse(content)).graph))
         np.save(folder / SAMPLES, samples)
         process = multiprocessing.get_context("spawn").Process(target=_quantize, args=(folder, io))
         process.start()
@@ -45,18 +53,18 @@ def convert(content: bytes, samples: NDArray[np.float32], io: InputType = "int8"
             process.join()
         finally:
             process.kill()
-        if (folder / MADE).exists() and process.exitcode == 0:
-            return (folder / MADE).read_bytes()
+        if (folder / OUTPUT).exists() and process.exitcode == 0:
+            return (folder / OUTPUT).read_bytes()
         crash = f"it ended with code {process.exitcode}"
         said = (folder / ERROR).read_text() if (folder / ERROR).exists() else crash
     raise StageError(
-        f"TensorFlow's quantizer does not take the file: {said}",
-        todo="give the Keras model that it was made of, or one without the operators that Keras has no layers for",
+        f"TensorFlow's quantizer refuses the file: {said}",
+        todo="use the Keras model that it was converted from, or a model whose operators all have Keras layers",
     )
 
 
 def _quantize(folder: Path, io: InputType) -> None:
-    """Reads what `convert` has written, and writes the result or what went wrong."""
+    """Read the input of `convert`, and write the output or the error."""
     warnings.simplefilter("ignore")
     from compress.ir.tensorflow import keras
 
@@ -69,13 +77,13 @@ def _quantize(folder: Path, io: InputType) -> None:
     kind: Any = getattr(tensorflow, io)
     samples = np.load(folder / SAMPLES)
     try:
-        calibration = calibrator.Calibrator((folder / GIVEN).read_bytes())
+        calibration = calibrator.Calibrator((folder / INPUT).read_bytes())
         made = converter.mlir_quantize(
             calibration.calibrate(lambda: ([sample[np.newaxis]] for sample in samples)),
-            # The compiler of 2021 and the TF 2.5 interpreter take per-channel dense weights for per-tensor ones.
+            # The compiler of 2021 and the TF 2.5 interpreter treat per-channel dense weights as per-tensor ones.
             disable_per_channel_for_dense_layers=True,
         )
-        (folder / MADE).write_bytes(util.modify_model_io_type(made, kind, kind))
+        (folder / OUTPUT).write_bytes(util.modify_model_io_type(made, kind, kind))
     except (ValueError, RuntimeError, converter.ConverterError) as error:
         text = " ".join(str(error).split()) or type(error).__name__
         (folder / ERROR).write_text(text[:300])

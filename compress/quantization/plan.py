@@ -1,7 +1,7 @@
-"""What is decided before anything is quantized: the range of every activation, and what changes in the weights.
+"""The quantization plan: the range of every activation, and the changes of the weights.
 
-Calibration makes a plan, training makes a plan; it is written beside the model as plain JSON,
-to be read by people. `conversion.convert` turns a model and a plan into a .tflite file.
+Calibration and training produce a plan. It is written next to the model as JSON, and people can
+read and edit it. `export.convert` turns a model and a plan into a .tflite file.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ SCHEMA_VERSION = 2
 LEVELS = 255
 """Steps of an 8-bit range."""
 FARTHEST = 1e30
-"""End of a range beyond which TensorFlow's quantizer ends the process: its steps must be float32 numbers."""
+"""Largest end of a range: beyond it TensorFlow's quantizer ends the process, since a step must be a float32."""
 FACTORS = (1e-6, 1e6)
 """Least and greatest factor of a plan; a search goes from 1e-4 to 1e4 (`equalization.LIMIT`)."""
 
 
 @dataclass(frozen=True)
 class QuantizationPlan:
-    """Ranges of activations, and edits of weights; in this order: factors, bias shifts, rounding.
+    """Ranges of activations, and changes of weights; in this order: factors, bias shifts, rounding.
 
     Attributes:
         ranges: (lowest, highest) by point; a point is named after the layer call whose output it is, and further
             outputs of that call after their number too (`layer:call:output`).
-        method: how the ranges were found.
-        factors: by layer what each of its output channels is divided by, and every layer that takes it multiplied
-            by (`equalization`); a layer without factors keeps its channels.
-        bias_shifts: by layer what is added to its biases.
-        rounding: by layer which weights go to the step above instead of below, where that was learnt: one bit for
-            each weight in the order of the kernel, base64; other layers go to the nearest step.
-        weights_digest: of the weights it was made for (`weights_digest`); empty where nobody said.
-        trained_with_rounding: whether those weights were trained for it, and are in its .tflite alone.
+        method: how the ranges were chosen, for people.
+        factors: by layer the divisor of each of its output channels, which layers that use it multiply by
+            (`equalization`); a layer without factors keeps its channels.
+        bias_shifts: by layer the numbers that are added to its biases.
+        rounding: by layer which weights AdaRound rounds up instead of down: one bit for each weight in the order of
+            the kernel, base64; weights of other layers are rounded to the nearest step.
+        weights_digest: of the weights that it was made for (`weights_digest`); empty if unknown.
+        trained_with_rounding: whether those weights are the result of QAT, and only in its .tflite file.
     """
 
     ranges: Mapping[str, tuple[float, float]]
@@ -57,7 +57,7 @@ class QuantizationPlan:
     trained_with_rounding: bool = False
 
     def to_json(self) -> str:
-        """As text, for a file beside the model."""
+        """Return the plan as text, for a file next to the model."""
         content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "method": self.method}
         for name in ("ranges", "factors", "bias_shifts"):
             content[name] = {key: list(values) for key, values in getattr(self, name).items()}
@@ -67,7 +67,7 @@ class QuantizationPlan:
 
 
 class _File(Settings):
-    """A plan as it stands in a file."""
+    """A plan in a file."""
 
     schema_version: Literal[2]
     method: str
@@ -80,10 +80,10 @@ class _File(Settings):
 
 
 def read(path: Path) -> QuantizationPlan:
-    """A plan from its file, which people may have edited.
+    """Read a plan from its file, which people may have edited.
 
     Raises:
-        StageError: it cannot be read, or is no plan.
+        StageError: it cannot be read, or is not a plan.
     """
     try:
         found = _File.model_validate_json(path.read_bytes(), strict=True)
@@ -93,7 +93,7 @@ def read(path: Path) -> QuantizationPlan:
         first = errors.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise StageError(
-            f"is no plan: {place}: {first['msg']}" if place else f"is no plan: {first['msg']}",
+            f"is not a plan: {place}: {first['msg']}" if place else f"is not a plan: {first['msg']}",
             where=str(path),
             todo="start from the quantization.json that `quantize` writes",
         ) from errors
@@ -104,7 +104,7 @@ def read(path: Path) -> QuantizationPlan:
 
 
 def weights_digest(network: Network) -> str:
-    """SHA-256 of the names, shapes and values of a canonical network's weights."""
+    """Return the SHA-256 digest of the names, shapes and values of a canonical network's weights."""
     found = hashlib.sha256()
     for name in sorted(network.layers):
         for weight in network.layers[name].weights:
@@ -113,13 +113,13 @@ def weights_digest(network: Network) -> str:
 
 
 def _refuse_beyond(plan: _File, path: Path) -> None:
-    """Refuses numbers that no calibration would find."""
+    """Refuse numbers that no calibration produces."""
     for point, (low, high) in plan.ranges.items():
         if not -FARTHEST <= low <= 0 <= high <= FARTHEST:
             raise StageError(
                 f"the range of {point} is {low:g} to {high:g}",
                 where=str(path),
-                allowed=f"one that holds 0, between {-FARTHEST:g} and {FARTHEST:g}",
+                allowed=f"a range that contains 0, between {-FARTHEST:g} and {FARTHEST:g}",
             )
     kinds = (
         ("factors", plan.factors, *FACTORS),
@@ -137,24 +137,25 @@ def _refuse_beyond(plan: _File, path: Path) -> None:
 
 
 def packed(up: NDArray[np.bool_]) -> str:
-    """Choices as they stand in a plan."""
+    """Return rounding directions in the form of a plan."""
     return base64.b64encode(np.packbits(up.ravel()).tobytes()).decode()
 
 
 def unpacked(text: str, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """The choices for a kernel of that shape.
+    """Return the rounding directions for a kernel of some shape.
 
     Raises:
-        ValueError: they are no base64, or for another shape.
+        ValueError: they are not base64, or for another shape.
     """
-    count, content = int(np.prod(shape)), base64.b64decode(text, validate=True)
+    count = int(np.prod(shape))
+    content = base64.b64decode(text, validate=True)
     if len(content) != -(-count // 8):
         raise ValueError(f"{len(content)} bytes for {count} weights")
     return np.unpackbits(np.frombuffer(content, np.uint8), count=count).reshape(shape).astype(bool)
 
 
 def nudged(low: float, high: float) -> tuple[float, float]:
-    """The range moved so that 0 is exactly a step, as the 8-bit file will have it.
+    """Return the range shifted so that 0 is exactly a step, as in the 8-bit file.
 
     Source: TensorFlow's fake_quant documentation; Jacob et al., CVPR 2018, section 3.1.
     """
@@ -167,7 +168,7 @@ def nudged(low: float, high: float) -> tuple[float, float]:
 
 
 def on_grid(weights: NDArray[np.float32], axes: tuple[int, ...]) -> NDArray[np.float32]:
-    """Weights rounded onto their symmetric int8 grid; one scale for all that `axes` run over.
+    """Return weights rounded onto their symmetric int8 grid; weights along `axes` share one scale.
 
     The largest weight of each channel becomes +-127 steps, so a converter that derives the
     scale from the rounded weights finds the same grid.

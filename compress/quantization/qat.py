@@ -1,13 +1,13 @@
-"""Quantization-aware training: the canonical network learns to live with its rounding.
+"""Quantization-aware training (QAT) of a network in canonical form.
 
 Ranges start from the calibrated plan; weights are rounded in every step with a straight-through
-gradient. Zeros and clusters that the weights come with are kept (`patterns`).
+gradient. Zeros and clusters of the weights are kept (`sparsity_patterns`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -15,20 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.artifact import Facts
+from compress.data.rows import blocks
 from compress.ir.keras_graph import Layer, Network, build
 from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
-from compress.quantization import export, fake_quantization, sparsity_patterns
-from compress.quantization import quantizer_placement as rounding
+from compress.quantization import export, fake_quantization, quantizer_placement, sparsity_patterns
 from compress.quantization.fake_quantized_layers import EPSILON
+from compress.quantization.fidelity import Judge, flattened
 from compress.quantization.plan import QuantizationPlan, nudged
-from compress.quantization.qat_settings import RoundedTraining
+from compress.quantization.post_training import QuantizationResult
+from compress.quantization.search import file_outputs
+from compress.quantization.settings import RoundedTraining
 from compress.quantization.sparsity_patterns import Pattern
 from compress.stage import Context
 from compress.training.loop import Loss, TrainingSettings, fit, own_loss
 
 Norms = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
-"""Gamma and beta of the batch norms that were folded, by layer (`folding.norms`)."""
+"""Gamma and beta of the batch norms that were folded, by layer (`fold.norms`)."""
 LEAST_VARIANCE = 1e-8
 
 
@@ -41,34 +44,34 @@ def train(
     norms: Norms | None = None,
     loss: Loss | None = None,
 ) -> tuple[Network, QuantizationPlan, Facts]:
-    """Trains with fake quantization.
+    """Train with fake quantization.
 
     Args:
         network: in canonical form.
-        plan: the ranges to start from, and what is changed in the weights before; learnt rounding is forgotten.
+        plan: the ranges to start from, and the changes of the weights; AdaRound is not kept.
         settings: how to train.
         context: data, seed, progress. One input and one output: data sets have no more so far.
-        how: how to round in training; None for the defaults.
-        norms: the batch norms that go on to be trained, where `how` says so.
-        loss: what is minimized; None for the loss of the labels alone.
+        how: ranges and batch norm in training; None for the defaults.
+        norms: the batch norms, which are trained if `how` says so.
+        loss: the loss; None for that of the labels alone.
 
     Returns:
         The network with trained weights, the plan with trained ranges and no edits, the training history and
         which layers keep zeros or clusters.
 
     Raises:
-        StageError: the loss is no longer a number.
+        StageError: the loss is NaN or infinite.
     """
     how = how or RoundedTraining()
     start, ranges = export.edited(network, plan), replace(plan, factors={}, bias_shifts={}, rounding={})
-    points, kept = rounding.find(start), sparsity_patterns.find(start)
+    points, kept = quantizer_placement.find(start), sparsity_patterns.find(start)
     names = fake_quantization.layer_names(start, points)
-    following = names.keys() - (names if how.ranges == "held" else rounding.fixed(start, points)).keys()
-    quantized = fake_quantization.insert(start, points, ranges, following, learnt=how.ranges == "learnt")
+    following = names.keys() - (names if how.ranges == "fixed" else quantizer_placement.fixed(start, points)).keys()
+    quantized = fake_quantization.insert(start, points, ranges, following, learned=how.ranges == "learned")
     chosen = (norms or {}) if how.batch_norm == "trained" else {}
     model = build(_prepared(fake_quantization.with_rounded_weights(quantized), kept, _moments(start, plan, chosen)))
     loss = loss or own_loss(build(network), context)
-    history = fit(model, loss, settings, context, [_settling(keras(), model, how.settle)])
+    history = fit(model, loss, settings, context, [_freezing(keras(), model, how.freeze)])
     trained = {operation.name: operation for operation in model.operations}
     layers = {name: _trained(layer, trained[name]) for name, layer in start.layers.items() if layer.weights}
     found = {name: trained[names[name]] for name in following}
@@ -78,15 +81,67 @@ def train(
     return start.edited(layers, {}), replace(ranges, ranges={**plan.ranges, **moved}, method=method), facts
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison of QAT with PTQ on the validation split.
+
+    Attributes:
+        result: the better one; PTQ if they are equal.
+        scores: by method the accuracy, or another measure.
+        agreement: share of the samples that the trained model and its file answer the same.
+    """
+
+    result: QuantizationResult
+    scores: Mapping[str, float]
+    agreement: float
+
+
+def compared(
+    ptq: QuantizationResult,
+    network: Network,
+    plan: QuantizationPlan,
+    inputs: NDArray[np.float32],
+    score: Callable[[NDArray[np.float32]], float],
+    judge: Judge,
+    io: export.InputType,
+) -> Comparison:
+    """Convert a trained network, and compare it with the result of post-training quantization.
+
+    Args:
+        ptq: the result without training.
+        network: trained, in canonical form.
+        plan: the plan of the training.
+        inputs: preprocessed validation samples [n, ...].
+        score: rates outputs for these samples [n, outputs]; a larger number is better.
+        judge: compares outputs.
+        io: type of the file's input and output.
+    """
+    qat = replace(ptq, content=export.convert(network, plan, io), method="qat", ranges=plan.method)
+    outputs: dict[str, NDArray[np.float32]] = {
+        result.method: _file_outputs(result.content, inputs) for result in (ptq, qat)
+    }
+    scores = {method: score(rows) for method, rows in outputs.items()}
+    model = simulated(network, plan)
+    trained = [flattened(model.predict(part, verbose=0)) for part in blocks(inputs)]
+    agreement = float(judge.same(outputs["qat"], np.concatenate(trained)).mean())
+    return Comparison(qat if scores["qat"] > scores["ptq"] else ptq, scores, agreement)
+
+
+def _file_outputs(content: bytes, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.concatenate([file_outputs(content, part) for part in blocks(inputs)])
+
+
 def simulated(network: Network, plan: QuantizationPlan) -> Any:
-    """The Keras model that computes in float what the file of a network and its plan computes."""
+    """Return the Keras model that simulates the file of a network and its plan in float arithmetic."""
     return build(
-        fake_quantization.with_rounded_weights(fake_quantization.insert(network, rounding.find(network), plan))
+        fake_quantization.with_rounded_weights(
+            fake_quantization.insert(network, quantizer_placement.find(network), plan)
+        )
     )
 
 
 def _prepared(network: Network, kept: Mapping[str, Pattern], moments: Mapping[str, tuple[Any, ...]]) -> Network:
-    """The network with layers that keep patterns, and have a batch norm of their own."""
+    """Return the network with layers that keep patterns and include a batch norm."""
     changed = {}
     for name in {**kept, **moments}:
         layer = network.layers[name]
@@ -102,10 +157,10 @@ def _prepared(network: Network, kept: Mapping[str, Pattern], moments: Mapping[st
 
 
 def _moments(network: Network, plan: QuantizationPlan, norms: Norms) -> dict[str, tuple[Any, ...]]:
-    """Gamma, beta, mean and variance of batch norms behind the folded kernels, by layer.
+    """Return gamma, beta, mean and variance of batch norms after the folded kernels, by layer.
 
-    What a batch norm made has the deviation gamma and the mean beta; the plan scaled and moved it. So these are
-    the statistics of the folded layer too, and a norm with them changes nothing at first.
+    The outputs of a batch norm have the standard deviation gamma and the mean beta; the plan scales and shifts them.
+    These are the statistics of the folded layer, and a batch norm with them is the identity at first.
     """
     found = {}
     for name, (gamma, beta) in norms.items():
@@ -120,17 +175,18 @@ def _moments(network: Network, plan: QuantizationPlan, norms: Norms) -> dict[str
 
 
 def _trained(layer: Layer, live: Any) -> Layer:
-    """The layer with the weights of its trained counterpart."""
+    """Return the layer with the weights of its trained counterpart."""
     plain = spec_of(layer).kernel is not None
     return replace(layer, weights=tuple(live.plain_weights() if plain else live.get_weights()))
 
 
-def _settling(library: Any, model: Any, share: float) -> Any:
-    """A Keras callback that lets ranges and batch norms stand still for the last part of the training."""
+def _freezing(library: Any, model: Any, share: float) -> Any:
+    """Return a Keras callback that freezes ranges and batch norms in the last part of the training."""
     moving = [layer for layer in model.layers if hasattr(layer, "moves")]
 
-    class Settling(library.callbacks.Callback):  # type: ignore[misc]
-        done, settled = 0, False
+    class Freezing(library.callbacks.Callback):  # type: ignore[misc]
+        done = 0
+        frozen = False
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             del logs
@@ -138,17 +194,17 @@ def _settling(library: Any, model: Any, share: float) -> Any:
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             del batch, logs
-            if not self.settled and self.done >= ceil(self.params["steps"] * self.params["epochs"] * (1 - share)):
-                self.settled = True
+            if not self.frozen and self.done >= ceil(self.params["steps"] * self.params["epochs"] * (1 - share)):
+                self.frozen = True
                 for layer in moving:
                     layer.moves.assign(0.0)
             self.done += 1
 
-    return Settling()
+    return Freezing()
 
 
 def _described(kept: Mapping[str, Pattern]) -> Facts:
-    """Which layers keep what."""
+    """Return the layers that keep zeros or clusters."""
     return {
         "kept_zeros": {name: round(pattern.zeros, 4) for name, pattern in kept.items() if pattern.zeros},
         "kept_clusters": {name: pattern.clusters for name, pattern in kept.items() if pattern.clusters},

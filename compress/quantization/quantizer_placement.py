@@ -1,8 +1,8 @@
-"""Where a quantized model rounds: the tensors that get a range, and which of them share one.
+"""Quantizer placement: the tensors that get a range, and which of them share one.
 
-The model is in canonical form (`training.folding`). TFLite fuses a ReLU into the layer
-before it, so only its output is rounded; pooling, reshaping and the like hand on the
-range they are given; all parts of a concatenation share one. Integers and truth values
+The model is in canonical form (`ir.passes.fold`). TFLite fuses a ReLU into the layer
+before it, so only its output is rounded; pooling, reshaping and the like keep the range
+of their input; all parts of a concatenation share one range. Integers and booleans
 are not rounded.
 """
 
@@ -14,21 +14,22 @@ from compress.ir.layer_specs.functions import FUSED, PRESCRIBED_RANGES
 
 
 def find(network: Network) -> dict[LayerOutput, str]:
-    """The name of the point of every tensor that is rounded; tensors that share a range share a name."""
-    consumers, made = network.consumers(), network.made()
-    shown = set(tensors_in(network.outputs))
+    """Return the name of the point of every tensor that is rounded; tensors that share a range share a name."""
+    consumers = network.consumers()
+    outputs = network.made()
+    shown_outside = set(tensors_in(network.outputs))
     source: dict[LayerOutput, LayerOutput] = {}  # the tensor whose range this one has
     order = [(layer, call) for layer, call in network.in_order()]
     for layer, call in order:
         spec = spec_of(layer)
-        for tensor in made[layer.name, call]:
+        for tensor in outputs[layer.name, call]:
             takers = consumers.get(tensor, [])
-            if tensor.output in layer.integers or (tensor.output and not takers and tensor not in shown):
+            if tensor.output in layer.integers or (tensor.output and not takers and tensor not in shown_outside):
                 continue
             followed = [_activation(network.layers[name]) for name, _ in takers]
             if spec.output_range == "input":
                 source[tensor] = source.get(layer.given(call)[0], tensor)
-            elif spec.fuses_relu and len(takers) == 1 and followed[0] in FUSED and tensor not in shown:
+            elif spec.fuses_relu and len(takers) == 1 and followed[0] in FUSED and tensor not in shown_outside:
                 source[tensor] = LayerOutput(takers[0][0], takers[0][1])
             else:
                 source[tensor] = tensor
@@ -37,7 +38,7 @@ def find(network: Network) -> dict[LayerOutput, str]:
 
 
 def _shared(order: list[tuple[Layer, int]], source: dict[LayerOutput, LayerOutput]) -> dict[LayerOutput, LayerOutput]:
-    """For points that meet in a concatenation: the point that stands for all of them."""
+    """Return by point of a concatenation the point that represents all of them."""
     leader: dict[LayerOutput, LayerOutput] = {}
 
     def lead(tensor: LayerOutput) -> LayerOutput:
@@ -54,7 +55,7 @@ def _shared(order: list[tuple[Layer, int]], source: dict[LayerOutput, LayerOutpu
 
 
 def fixed(network: Network, points: dict[LayerOutput, str]) -> dict[str, tuple[float, float]]:
-    """The points whose range TFLite prescribes: the same for all parts, where a concatenation shares one."""
+    """Return the ranges that TFLite prescribes, by point; of a shared point only if all its parts have the same one."""
     found: dict[str, set[tuple[float, float] | None]] = {}
     for tensor, name in points.items():
         layer = network.layers[tensor.layer]
@@ -74,7 +75,7 @@ def _name(tensor: LayerOutput) -> str:
 
 
 def without_softmax(network: Network) -> Network:
-    """The network up to its logits: a softmax or sigmoid at the end hides differences where it is sure."""
+    """Return the network up to its logits: a softmax or sigmoid at the end hides differences when it saturates."""
     outputs = list(tensors_in(network.outputs))
     ends = [network.layers[tensor.layer] for tensor in outputs]
     given = [end.given(tensor.call)[0] if end.calls else tensor for end, tensor in zip(ends, outputs, strict=True)]

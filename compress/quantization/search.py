@@ -1,55 +1,97 @@
-"""Post-training quantization that does not lose silently: what is tried is measured, and kept only if it helps.
+"""Search for the best plan of post-training quantization: a change is measured, and kept only if it helps.
 
-Every candidate is converted and run as the int8 file that it would be, on samples that
-nothing was calibrated on, and compared with the float model sample by sample.
+Candidates are compared with the float model, sample by sample, on held-out samples. By default a simulation computes
+their outputs (`simulation`): one Keras model for all of them. With `as_file` each one is converted and run as a .tflite
+file instead. Statistics of the activations are collected once; those of an equalized network follow from them, since
+every channel of it is the original one divided by its factor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import LayerOutput, Network, build
+from compress.ir.channel_groups import Channels
+from compress.ir.keras_graph import Network
 from compress.quantization import activation_statistics, adaround, bias_correction, diagnostics, equalization, export
+from compress.quantization.activation_statistics import Statistics
 from compress.quantization.calibration import calibrate, planned
-from compress.quantization.fidelity import ByClass, Judge, side_by_side
-from compress.quantization.plan import QuantizationPlan
+from compress.quantization.fidelity import ByClass, Judge
+from compress.quantization.plan import LEVELS, QuantizationPlan, nudged
 from compress.quantization.quantizer_placement import without_softmax
-from compress.quantization.ranges import WITHOUT_HISTOGRAMS
+from compress.quantization.ranges import MINMAX, WITHOUT_HISTOGRAMS, Range, select
+from compress.quantization.simulation import Simulation
+from compress.tflite.interpreter import LoadedModel
 
-LEAST_GAIN_DB = 0.1
-"""An improvement that is worth a change of the plan."""
-SURE = 2.0
+Samples = NDArray[np.float32]
+Outputs = NDArray[np.float32]
+Step = Literal["plan", "ranges", "equalization", "bias", "rounding"]
+Factors = Mapping[str, tuple[float, ...]]
+FileOutputs = Callable[[bytes, Samples], Outputs]
+"""The outputs of a .tflite file: [n, outputs]."""
+
+MIN_GAIN_DB = 0.1
+"""Smallest improvement that justifies a change of the plan."""
+SIGNIFICANT = 2.0
 """Standard errors that an improvement must be above zero."""
-FIRST = 128
-"""Held-back samples that every candidate is run on; where these do not decide, it is run on all."""
+MAX_LOSS_DB = 3.0
+"""The simulation is not used if the median signal-to-noise ratio of the file is lower by more than this ..."""
+SUFFICIENT_DB = 30.0
+"""... and lower than this: above it, the rounding inside integer operators is a visible part of the small error."""
+FEW_SAMPLES = 32
+"""Held-out samples that show which candidates are clearly worse."""
+FIRST_SAMPLES = 128
+"""Held-out samples that every other candidate is run on; if these do not decide, it is run on all."""
 SHARES = (0.5, 0.8)
-"""Of the imbalance of activations that go into the weights."""
+"""Parts of the imbalance of activations that move into the weights."""
+EQUAL_RANGES = 1 / LEVELS
+"""Ranges whose ends differ by no more than this part of their width, one step, count as equal."""
+EQUAL_CHANNELS = 1.25
+"""Factors between 1 / this and this count as 1: rounding errors change by less than 2 dB."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Something that was tried.
+    """A candidate that was compared with the float model.
 
     Attributes:
-        step: plan (one that was given), ranges, equalization, bias or rounding.
-        choice: what was tried.
-        samples: held-back samples that it was run on.
+        step: the kind of change.
+        choice: the change.
+        samples: held-out samples that it was run on.
         snr_db: mean over the samples of the logits' signal-to-noise ratio against the float model.
         agreement: share of the samples with the same largest output; of a detector, of the objects that both find.
         kept: whether it is in the plan.
+        measured_on: what computed its outputs.
     """
 
-    step: str
+    step: Step
     choice: str
     samples: int
     snr_db: float
     agreement: float
     kept: bool
+    measured_on: Literal["simulation", "file"] = "simulation"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A candidate that was not tried.
+
+    Attributes:
+        step: the kind of change.
+        choice: the change.
+        reason: the reason, for people.
+    """
+
+    step: Step
+    choice: str
+    reason: str
 
 
 @dataclass
@@ -59,110 +101,153 @@ class Search:
     Attributes:
         network: in canonical form.
         samples: calibration samples [n, ...].
-        held_back: samples that candidates are compared on [m, ...].
+        held_out: samples that candidates are compared on [m, ...].
         io: type of the file's input and output.
-        run: the outputs of a .tflite file for some samples: [m, outputs].
-        trials: what was tried, in order.
-        ordinary: calibration samples without those that reach much farther than the others.
-        warnings: what is strange about the activations, or about a plan that was given.
+        as_file: computes the outputs of a candidate's file; None compares simulations.
         judge: compares outputs.
+        trials: the candidates that were tried, in order.
+        skipped: the candidates that were not tried.
+        warnings: unusual activations, or a plan that may not fit.
+        ordinary: calibration samples without outliers.
+        simulation: of the network without a softmax at its end.
     """
 
     network: Network
-    samples: NDArray[np.float32]
-    held_back: NDArray[np.float32]
-    io: export.InputType
-    run: Callable[[bytes, NDArray[np.float32]], NDArray[np.float32]]
-    trials: list[Trial] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    samples: Samples
+    held_out: Samples
+    io: export.InputType = "int8"
+    as_file: FileOutputs | None = None
     judge: Judge = field(default_factory=ByClass)
+    trials: list[Trial] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.ordinary = self.samples
         self._compared = without_softmax(self.network)
-        model = build(self._compared)
-        self._wanted = side_by_side(model.predict(self.held_back, verbose=0))
+        self.simulation = Simulation(self._compared)
+        self._float_outputs = self.simulation.outputs(self.held_out)
+        self._channels = equalization.follow(self.network, relu6=True)
+        self._seen: _Seen | None = None
         self._best: _Candidate | None = None
 
-    def given(self, plan: QuantizationPlan) -> None:
-        """Takes a plan as it is.
+    def apply(self, plan: QuantizationPlan) -> None:
+        """Take a finished plan.
 
         Raises:
             StageError: it is for another network.
         """
         export.refuse_mismatch(self.network, plan)
         self.warnings = diagnostics.about_plan(plan, self.network)
-        self._try("plan", plan.method, plan)
+        self._try("plan", plan.method, plan, MINMAX)
 
     def ranges(self, methods: Sequence[str]) -> None:
-        """Tries ways to choose ranges for the factors kept so far; outlying samples are left out if that is better."""
+        """Try methods to choose ranges, with the factors kept so far; leave out outlying samples if that is better."""
         if not methods:
             return
-        factors = dict(self._best.plan.factors) if self._best else {}
-        current = equalization.applied(self.network, factors)
-        histograms = not WITHOUT_HISTOGRAMS.issuperset(methods)
-        found = activation_statistics.collect(current, self.samples, histograms=histograms)
-        outliers = activation_statistics.outliers(found)
+        factors = self._best.plan.factors if self._best else {}
+        everything = ordinary = self._collected(factors, self.samples, methods)
+        outliers = activation_statistics.outliers(everything)
         if outliers:
-            self.warnings = diagnostics.about_activations(found, outliers)
-            self._try("ranges", methods[0], replace(planned(found, methods[0]), factors=factors))
+            self.warnings = diagnostics.about_activations(everything, outliers)
+            self._try_ranges(methods[0], methods[0], everything, factors)
             self.ordinary = np.delete(self.samples, outliers, axis=0)
-            found = activation_statistics.collect(current, self.ordinary, histograms=histograms)
+            ordinary = self._collected(factors, self.ordinary, methods)
         elif not self.warnings:
-            self.warnings = diagnostics.about_activations(found, [])
-        for method in methods:
-            choice = f"{method} without outliers" if outliers else method
-            self._try("ranges", choice, replace(planned(found, method), factors=factors))
-        if any(trial.kept for trial in self.trials[-len(methods) :]):
+            self.warnings = diagnostics.about_activations(everything, [])
+        suffix = " without outliers" if outliers else ""
+        kept = [self._try_ranges(method, f"{method}{suffix}", ordinary, factors) for method in methods]
+        if any(kept):
             self.samples = self.ordinary
+        self._seen = _Seen(ordinary if any(kept) else everything, factors)
 
-    def equalization(self, method: str) -> bool:
-        """Tries factors from weights, and from activations; whether any are kept that were not."""
-        channels = equalization.follow(self.network, relu6=True)
-        clipped = equalization.clipped(self.network)
-        tops = activation_statistics.largest_by_channel(self.network, clipped, self.samples, 100) if clipped else {}
-        channels, least = equalization.careful(channels, tops)
-        if channels.pinned.all():
+    def _collected(self, factors: Factors, samples: Samples, methods: Sequence[str]) -> Statistics:
+        """Collect what range methods and equalization need of the network with some factors."""
+        network = equalization.applied(self.network, factors)
+        histograms = not WITHOUT_HISTOGRAMS.issuperset(methods)
+        by_channel = equalization.observed_tensors(network, self._channels)
+        return activation_statistics.collect(network, samples, histograms=histograms, by_channel=by_channel)
+
+    def _try_ranges(self, method: str, choice: str, found: Statistics, factors: Factors) -> bool:
+        """Try the ranges of one method; return whether they are kept."""
+        plan = replace(planned(found, method), factors=factors)
+        if self.as_file is None and self._best is not None and _are_equal(self._best.plan, plan):
+            self.skipped.append(Skipped("ranges", choice, f"its ranges equal those of {self.range_method}"))
             return False
-        before = self.plan
-        tensors = [LayerOutput(layer.name) for layer in self.network.layers.values() if equalization.weighted(layer)]
-        seen = activation_statistics.largest_by_channel(self.network, tensors, self.samples)
-        found = {
-            "from weights": equalization.from_weights(self.network, channels, least),
-            **{
-                f"from activations, {share:g}": equalization.from_activations(
-                    self.network, channels, seen, share, least
-                )
-                for share in SHARES
-            },
-        }
-        for name, values in found.items():
+        return self._try("ranges", choice, plan, method)
+
+    def equalization(self) -> bool:
+        """Try factors from weights and from activations; return whether new ones are kept."""
+        assert self._seen is not None, "`ranges` comes first"
+        original = self._seen.without_factors(self._channels)
+        narrowing = _narrowing(self.plan, self._seen.statistics)
+        tops = {tensor: original.extremes[tensor].largest(100) for tensor in equalization.clipped(self.network)}
+        channels, least = equalization.careful(self._channels, tops)
+        if channels.pinned.all():
+            self.skipped.append(Skipped("equalization", "factors", "no channel can be scaled"))
+            return False
+        kept = []
+        for choice, values in self._factors(original, channels, least).items():
             factors = equalization.by_layer(self.network, channels, values)
-            if factors == before.factors:
+            if _are_close(factors, self.plan.factors):
                 continue
-            plan = calibrate(equalization.applied(self.network, factors), self.samples, method)
-            self._try("equalization", name, replace(plan, factors=factors))
-        return self.plan is not before
+            if self.as_file is None and _are_small(factors):
+                reason = f"all factors are between {1 / EQUAL_CHANNELS:g} and {EQUAL_CHANNELS:g}"
+                self.skipped.append(Skipped("equalization", choice, reason))
+                continue
+            scaled = original.divided(equalization.divisors(channels, values))
+            plan = replace(self._plan_for(scaled, factors, narrowing), factors=factors)
+            kept.append(self._try("equalization", choice, plan, self.range_method))
+        return any(kept)
+
+    def _factors(
+        self, original: Statistics, channels: Channels, least: NDArray[np.float64]
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return factors to try, by channel number; `original` are statistics of the network without factors."""
+        tensors = equalization.weighted_outputs(self.network)
+        largest = {tensor: original.extremes[tensor].largest(99) for tensor in tensors}
+        found = {"from weights": equalization.from_weights(self.network, channels, least)}
+        for share in SHARES:
+            factors = equalization.from_activations(self.network, channels, largest, share, least)
+            found[f"from activations, {share:g}"] = factors
+        return found
+
+    def _plan_for(self, scaled: Statistics, factors: Factors, narrowing: Mapping[str, Range]) -> QuantizationPlan:
+        """Return the ranges of a scaled network by the method of the best plan.
+
+        The statistics of a scaled network have no histograms. For methods that need them, the simulation gets ranges
+        that are narrowed as the method narrowed those of the best plan; `ranges` tries the method itself afterwards.
+        """
+        method = self.range_method
+        if method in WITHOUT_HISTOGRAMS:
+            return planned(scaled, method)
+        if self.as_file is not None:
+            return calibrate(equalization.applied(self.network, factors), self.samples, method)
+        widest = planned(scaled, MINMAX)
+        ranges = {
+            point: nudged(low * narrowing[point][0], high * narrowing[point][1]) if point in narrowing else (low, high)
+            for point, (low, high) in widest.ranges.items()
+        }
+        return replace(widest, ranges=ranges, method=self.plan.method)
 
     def bias(self) -> None:
-        """Tries to move the mean of every layer's outputs back to where the float model has it."""
+        """Try to shift the mean of every layer's outputs back to that of the float model."""
         plan = self.plan
-        network = export.gridded(equalization.applied(self.network, plan.factors))
-        shifts = bias_correction.measured_shifts(network, plan, self.ordinary)
-        self._try("bias", "measured shift", replace(plan, bias_shifts=shifts))
+        shifts = bias_correction.measured_shifts(self.simulation, plan, self.ordinary)
+        self._try("bias", "measured shift", replace(plan, bias_shifts=shifts), self.range_method)
 
     def rounding(self, note: Callable[[str], None]) -> None:
-        """Tries rounding that is learnt instead of nearest."""
+        """Try AdaRound instead of rounding to the nearest step."""
         plan = self.plan
         network = export.edited(self._compared, plan)
-        chosen = adaround.learnt(network, self.ordinary, note)
-        self._try("rounding", "learnt", replace(plan, rounding=chosen))
+        chosen = adaround.rounded_up(network, self.ordinary, note)
+        self._try("rounding", "adaround", replace(plan, rounding=chosen), self.range_method)
 
     @property
     def range_method(self) -> str:
-        """The way to choose ranges that was kept; minmax where a plan was given."""
-        kept = (trial.choice.split()[0] for trial in self.trials if trial.step == "ranges" and trial.kept)
-        return next(kept, "minmax")
+        """The method that chose the ranges of the best plan; minmax if the plan came from a file."""
+        assert self._best is not None
+        return self._best.range_method
 
     @property
     def plan(self) -> QuantizationPlan:
@@ -173,51 +258,126 @@ class Search:
     @property
     def content(self) -> bytes:
         """The best plan as a .tflite file."""
+        assert self._best is not None
+        if self._best.content is not None and self._compared is self.network:
+            return self._best.content
         return export.convert(self.network, self.plan, self.io)
 
+    def methods_left(self, methods: Sequence[str]) -> list[str]:
+        """Return the range methods that were not tried with the factors of the best plan."""
+        exact = self.as_file is not None or self.range_method in WITHOUT_HISTOGRAMS
+        return [method for method in methods if method != self.range_method or not exact]
+
+    def simulation_agrees(self) -> bool:
+        """Convert the best plan; return whether its file is as close to the float model as the simulation said.
+
+        Raises:
+            FloatOperatorsError: an operator would stay float.
+        """
+        assert self._best is not None
+        if self.as_file is not None:
+            return True
+        content = export.convert(self._compared, self.plan, self.io)
+        self._best = replace(self._best, content=content)
+        count = min(FEW_SAMPLES, len(self.held_out))
+        ratios = self.judge.snr_db(self._float_outputs[:count], file_outputs(content, self.held_out[:count]))
+        simulated = float(np.median(self._best.snr_db[:count]))
+        return float(np.median(ratios)) > min(simulated - MAX_LOSS_DB, SUFFICIENT_DB)
+
     def to_json(self) -> list[dict[str, Any]]:
-        """What was tried, as plain maps."""
+        """The trials as plain maps."""
         return [asdict(trial) for trial in self.trials]
 
-    def _try(self, step: str, choice: str, plan: QuantizationPlan) -> None:
-        found = self._run(_Candidate(plan, export.convert(self._compared, plan, self.io)), FIRST)
-        kept = self._best is None or found.gain(self._best).sure
-        if self._best is not None and not kept and found.gain(self._best).possible:
-            found, self._best = (self._run(each, len(self.held_back)) for each in (found, self._best))
-            kept = found.gain(self._best).sure
+    def _try(self, step: Step, choice: str, plan: QuantizationPlan, range_method: str) -> bool:
+        """Compare a plan with the best one so far; return whether it replaces that."""
+        found = _Candidate(plan, range_method)
+        best = self._best
+        if best is not None and self.as_file is None:
+            found = self._run(found, FEW_SAMPLES)
+        if best is None or found.gain(best).is_possible:
+            found = self._run(found, FIRST_SAMPLES)
+        kept = best is None or found.gain(best).is_significant
+        if best is not None and not kept and found.gain(best).is_possible:
+            found = self._run(found, len(self.held_out))
+            self._best = self._run(best, len(self.held_out))
+            kept = found.gain(self._best).is_significant
         if kept:
-            self.trials = [replace(t, kept=False) if t.step == step else t for t in self.trials]
+            self.trials = [replace(trial, kept=False) if trial.step == step else trial for trial in self.trials]
             self._best = found
-        mean, agreement = float(found.snr_db.mean()), float(found.same.mean())
-        self.trials.append(Trial(step, choice, len(found.same), round(mean, 2), round(agreement, 4), kept))
+        self.trials.append(self._trial(step, choice, found, kept))
+        return kept
+
+    def _trial(self, step: Step, choice: str, found: _Candidate, kept: bool) -> Trial:
+        return Trial(
+            step,
+            choice,
+            len(found.agreement),
+            round(float(found.snr_db.mean()), 2),
+            round(float(found.agreement.mean()), 4),
+            kept,
+            "simulation" if self.as_file is None else "file",
+        )
 
     def _run(self, candidate: _Candidate, count: int) -> _Candidate:
-        """The candidate run on so many held-back samples; what was run before is not run again."""
-        part = slice(len(candidate.same), count)
-        if len(self.held_back[part]) == 0:
+        """Run a candidate on the first `count` held-out samples; those that it ran on before are not repeated."""
+        part = slice(len(candidate.agreement), count)
+        if len(self.held_out[part]) == 0:
             return candidate
-        wanted, outputs = self._wanted[part], self.run(candidate.content, self.held_back[part])
+        content = candidate.content
+        if self.as_file is None:
+            self.simulation.use_plan(candidate.plan)
+            outputs = self.simulation.outputs(self.held_out[part])
+        else:
+            content = content or export.convert(self._compared, candidate.plan, self.io)
+            outputs = self.as_file(content, self.held_out[part])
+        expected = self._float_outputs[part]
         return replace(
             candidate,
-            snr_db=np.concatenate([candidate.snr_db, self.judge.snr_db(wanted, outputs)]),
-            same=np.concatenate([candidate.same, self.judge.same(wanted, outputs)]),
+            content=content,
+            snr_db=np.concatenate([candidate.snr_db, self.judge.snr_db(expected, outputs)]),
+            agreement=np.concatenate([candidate.agreement, self.judge.same(expected, outputs)]),
         )
 
 
 @dataclass(frozen=True)
+class _Seen:
+    """Statistics, and the factors of the network that they were collected from."""
+
+    statistics: Statistics
+    factors: Factors
+
+    def without_factors(self, channels: Channels) -> Statistics:
+        """Return the statistics of the network without the factors."""
+        by_number = equalization.by_number(channels, self.factors)
+        return self.statistics.divided(equalization.divisors(channels, 1 / by_number))
+
+
+@dataclass(frozen=True)
 class _Candidate:
-    """A plan, its file, and by held-back sample how near to the float model it is."""
+    """A plan, and by held-out sample how close it is to the float model.
+
+    Attributes:
+        plan: the plan.
+        range_method: the method that chose its ranges.
+        content: its file, if it was converted.
+        snr_db: signal-to-noise ratio of each sample.
+        agreement: agreement of each sample, from 0 to 1.
+    """
 
     plan: QuantizationPlan
-    content: bytes
+    range_method: str
+    content: bytes | None = None
     snr_db: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    same: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    agreement: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     def gain(self, other: _Candidate) -> _Gain:
-        """What is gained against another one, on the samples that both were run on."""
-        count = min(len(self.same), len(other.same))
-        each = self.snr_db[:count] - other.snr_db[:count]
-        return _Gain(float(each.mean()), float(each.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0)
+        """Return the gain over another candidate, on the samples that both were run on."""
+        count = min(len(self.agreement), len(other.agreement))
+        if count == 0:
+            return _Gain(0.0, np.inf)
+        differences = self.snr_db[:count] - other.snr_db[:count]
+        error = float(differences.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0
+        return _Gain(float(differences.mean()), error)
 
 
 @dataclass(frozen=True)
@@ -228,11 +388,56 @@ class _Gain:
     error: float
 
     @property
-    def sure(self) -> bool:
-        """Whether it is more than chance."""
-        return self.mean > max(LEAST_GAIN_DB, SURE * self.error)
+    def is_significant(self) -> bool:
+        """Return whether it is more than chance."""
+        return self.mean > max(MIN_GAIN_DB, SIGNIFICANT * self.error)
 
     @property
-    def possible(self) -> bool:
-        """Whether more samples may show that it is."""
-        return self.mean + SURE * self.error > LEAST_GAIN_DB
+    def is_possible(self) -> bool:
+        """Return whether more samples may show that it is significant."""
+        return self.mean + SIGNIFICANT * self.error > MIN_GAIN_DB
+
+
+def _are_equal(first: QuantizationPlan, second: QuantizationPlan) -> bool:
+    """Return whether two plans differ by less than EQUAL_RANGES in every range, and in nothing else."""
+    if (first.factors, first.bias_shifts, first.rounding) != (second.factors, second.bias_shifts, second.rounding):
+        return False
+    limits = np.array([(*first.ranges[point], *second.ranges[point]) for point in second.ranges])
+    width = limits[:, 1] - limits[:, 0]
+    differences = np.abs(limits[:, :2] - limits[:, 2:]).max(axis=1)
+    return bool((differences <= EQUAL_RANGES * width).all())
+
+
+def _are_close(first: Factors, second: Factors) -> bool:
+    """Return whether two sets of factors are the same but for rounding."""
+    return first.keys() == second.keys() and all(
+        np.allclose(values, second[name], rtol=0.01) for name, values in first.items()
+    )
+
+
+def _are_small(factors: Factors) -> bool:
+    """Return whether factors change no channel by more than EQUAL_CHANNELS."""
+    largest = [np.abs(np.log(values)).max() for values in factors.values()]
+    return bool(max(largest, default=0.0) < np.log(EQUAL_CHANNELS))
+
+
+def _narrowing(plan: QuantizationPlan, found: Statistics) -> dict[str, Range]:
+    """Return by point the ends of a plan's range, divided by those of the range of all values."""
+    widest = select(found, MINMAX)
+
+    def part(end: float, widest_end: float) -> float:
+        return end / widest_end if widest_end else 1.0
+
+    return {
+        point: (part(low, widest[point][0]), part(high, widest[point][1]))
+        for point, (low, high) in plan.ranges.items()
+        if point not in found.prescribed
+    }
+
+
+def file_outputs(content: bytes, samples: Samples) -> Outputs:
+    """Run a .tflite file with the reference kernels: [n, outputs]."""
+    with tempfile.TemporaryDirectory(prefix="coralline-") as folder:
+        path = Path(folder) / "model.tflite"
+        path.write_bytes(content)
+        return LoadedModel(path, reproducible=True).scores(samples)

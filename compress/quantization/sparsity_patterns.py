@@ -1,8 +1,8 @@
-"""Zeros and clusters in weights, found from the weights themselves: what training with rounding must keep.
+"""Zeros and clusters of weights, detected from their values, which quantization-aware training must keep.
 
 Sparse weights have many exact zeros, clustered ones few distinct values. Folding a batch norm
-scales each output channel, so that the distinct values of a clustered kernel are counted in
-each channel then. Either way weights that are equal stay equal, and zeros stay zero.
+scales each output channel, so the distinct values of a clustered kernel are then counted in
+each channel. In both cases equal weights stay equal, and zeros stay zero.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from compress.ir.weight_sparsity import MANY, MOST, SPARSE
 
 @dataclass(frozen=True)
 class Pattern:
-    """What is kept in one kernel.
+    """The zeros and clusters of one kernel.
 
     Attributes:
         codes: shaped like the kernel; weights of one code stay equal, those of code 0 stay 0.
         zeros: share of the weights that stay 0.
-        clusters: distinct values other than 0 in an output channel, at most; 0 where there are no clusters.
+        clusters: distinct values other than 0 in an output channel, at most; 0 without clusters.
     """
 
     codes: NDArray[np.int32]
@@ -33,7 +33,7 @@ class Pattern:
 
 
 def find(network: Network) -> dict[str, Pattern]:
-    """The patterns of a network's kernels, by layer; layers without one left out.
+    """Return the patterns of a network's kernels, by layer; layers without one are left out.
 
     Args:
         network: in canonical form, with the weights that training starts from.
@@ -57,8 +57,9 @@ def _pattern(layer: Layer) -> Pattern | None:
 
 
 def _clusters(layer: Layer, zero: NDArray[np.bool_]) -> tuple[NDArray[np.int64] | None, int]:
-    """The number of each weight's cluster, and how many clusters there are; (None, 0) without any."""
-    kernel, channels = layer.weights[0], _channels(layer)
+    """Return the number of each weight's cluster, and the count of clusters; (None, 0) without any."""
+    kernel = layer.weights[0]
+    channels = _channels(layer)
     numbers = np.unique(kernel, return_inverse=True)[1].reshape(kernel.shape)
     counts = [len(np.unique(kernel[(channels == channel) & ~zero])) for channel in range(channels.max() + 1)]
     distinct = len(np.unique(kernel[~zero]))
@@ -71,6 +72,7 @@ def _clusters(layer: Layer, zero: NDArray[np.bool_]) -> tuple[NDArray[np.int64] 
 
 
 def _channels(layer: Layer) -> NDArray[np.int64]:
-    """The output channel of each weight."""
-    shape, axes = layer.weights[0].shape, spec_of(layer).kernels[0]
+    """Return the output channel of each weight."""
+    shape = layer.weights[0].shape
+    axes = spec_of(layer).kernels[0]
     return np.broadcast_to(np.arange(axes.outputs(shape)).reshape(axes.output_shape(shape)), shape)

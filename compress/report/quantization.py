@@ -25,6 +25,7 @@ def section(record: Plain) -> dict[str, Any] | None:
         "agreement": _share(facts.get("agreement")),
         "warnings": [words.shorten(words.scalar(warning), 300) for warning in facts.get("warnings") or []],
         "trials": [_trial(trial) for trial in (facts.get("tried") or [])[:MAX_TRIALS]],
+        "not_tried": [_skipped(row) for row in (facts.get("not_tried") or [])[:MAX_TRIALS]],
         "layers": [_layer(row) for row in layers[:MAX_LAYERS]],
         "more": max(len(layers) - MAX_LAYERS, 0),
         "rewrites": [_rewrite(change) for change in (facts.get("rewritten") or [])[:MAX_REWRITES]],
@@ -47,9 +48,14 @@ def _trial(trial: Plain) -> dict[str, Any]:
         "step": words.shorten(words.scalar(trial.get("step")), 40),
         "choice": words.shorten(words.scalar(trial.get("choice")), 80),
         "snr": _decibels(trial.get("snr_db")),
+        "measured_on": words.shorten(words.scalar(trial.get("measured_on") or "file"), 20),
         "agreement": words.number(float(trial.get("agreement") or 0.0), "fraction"),
         "kept": bool(trial.get("kept")),
     }
+
+
+def _skipped(row: Plain) -> dict[str, str]:
+    return {key: words.shorten(words.scalar(row.get(key)), 120) for key in ("step", "choice", "reason")}
 
 
 def _layer(row: Plain) -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -13,12 +11,11 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind
-from compress.data.rows import blocks, rows
 from compress.data.types import Task
 from compress.distillation.settings import Teaching
 from compress.errors import StageError
 from compress.files import file_digest
-from compress.quantization.qat_settings import Calibration, RoundedTraining
+from compress.quantization.settings import Calibration, PostTrainingSettings, RoundedTraining
 from compress.stage import Context, Need, Stage, Unfit
 from compress.training.batches import Passes
 from compress.training.loop import TrainingSettings
@@ -27,32 +24,15 @@ from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.ir.keras_graph import Network
+    from compress.quantization.calibration import CalibrationSplit
     from compress.quantization.plan import QuantizationPlan
-    from compress.quantization.search import Search
+    from compress.quantization.post_training import QuantizationResult
     from compress.training.loop import Loss
 
-Samples = NDArray[np.float32]
-SEARCHED = ("ranges", "equalize", "correct_bias", "rounding")
-"""What a plan says instead of a search."""
+SEARCHED = ("ranges", "equalize", "correct_bias", "rounding", "search")
+"""Settings of the search, which a finished plan replaces."""
 BY_MODEL = ("hardness", "coverage")
-"""Ways to choose that ask the float model."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A quantized model that may be kept."""
-
-    method: str
-    content: bytes
-    network: Network
-    plan: QuantizationPlan
-
-    def signed(self) -> QuantizationPlan:
-        """The plan, with a digest of the weights that it is for."""
-        from compress.quantization.plan import weights_digest
-
-        digest = weights_digest(self.network)
-        return replace(self.plan, weights_digest=digest, trained_with_rounding=self.method == "qat")
+"""Ways to choose samples that need the float model."""
 
 
 class QatSettings(RoundedTraining):
@@ -63,11 +43,11 @@ class QatSettings(RoundedTraining):
     too."""
 
 
-class Quantize(Stage, TrainingSettings):
+class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     """Quantize the model to 8-bit integers: weights, activations, inputs and outputs."""
 
     name: ClassVar[str] = "quantize"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS, Kind.FLOAT_TFLITE})
     produces: ClassVar[Kind] = Kind.TFLITE
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "target"})
@@ -86,23 +66,11 @@ class Quantize(Stage, TrainingSettings):
     """Number of training samples from which activation ranges are calibrated."""
     calibration: Calibration = Calibration()
     """How the calibration samples are selected."""
-    held_back_samples: Annotated[int, Field(ge=1, le=100_000)] = 512
+    held_out_samples: Annotated[int, Field(ge=1, le=100_000)] = 512
     """Number of other training samples (held-out samples) on which candidates are compared with the float model. All
     are used only if the first of them do not decide."""
-    ranges: Literal["auto", "minmax", "sample_percentile", "percentile", "mse", "entropy"] = "auto"
-    """How activation ranges are chosen. auto: the method that agrees best with the float model."""
-    equalize: Literal["auto", "off"] = "auto"
-    """auto: apply cross-layer equalization if it helps. It does not change the function of the model. It is not applied
-    to clustered weights."""
-    correct_bias: Literal["auto", "off"] = "auto"
-    """auto: correct biases for the mean error that quantization causes in each layer, if it helps."""
-    rounding: Literal["nearest", "learnt"] = "nearest"
-    """nearest: round each weight to the nearest step. learnt: round up or down as is best for the layer's output
-    (AdaRound); takes minutes."""
     plan: Path | None = None
     """The quantization.json of an earlier run, possibly edited by hand. It is applied instead of a search."""
-    io: Literal["int8", "uint8"] = "int8"
-    """Type of the file's input and output."""
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
     """Number of passes over the training split (qat)."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
@@ -116,11 +84,12 @@ class Quantize(Stage, TrainingSettings):
             raise ValueError("engine: tfmot trains, and goes with `method: qat`; this is `method: ptq`")
         searched = [name for name in SEARCHED if name in self.model_fields_set]
         if self.plan is not None and searched:
-            raise ValueError(f"{', '.join(searched)}: with a `plan` nothing is searched; leave out one or the other")
+            names = ", ".join(searched)
+            raise ValueError(f"{names}: a `plan` replaces the search; leave out one or the other")
         if self.qat.distill is not None:
             self.qat.distill.goes_with(self)
         if self.precision != "float32":
-            raise ValueError(f"precision: {self.precision} would round otherwise than the 8-bit file; leave it out")
+            raise ValueError(f"precision: {self.precision} rounds differently from the 8-bit file; leave it out")
         if self.subset is not None and self.subset.by in BY_MODEL and self.subset.of == "proxy":
             raise ValueError(f"subset: {{by: {self.subset.by}}}: the model is trained already; say `of: model`")
         ours = (TrainingSettings.model_fields.keys() - Passes.model_fields.keys()) & self.model_fields_set
@@ -129,112 +98,29 @@ class Quantize(Stage, TrainingSettings):
         return self
 
     def unfit(self, task: Task) -> Unfit | None:
-        """Some settings are for classes alone."""
+        """Refuse settings that need one class for each sample."""
         if task == "classification":
             return None
         if self.engine == "tfmot":
             return Unfit("engine: tfmot trains classifiers only", "engine: coralline")
         if self.qat.distill is not None:
-            return Unfit(
-                "qat.distill: what a teacher says is compared class by class, one for each sample", "no teacher"
-            )
+            return Unfit("qat.distill: a teacher needs one class for each sample", "no teacher")
         if self.calibration.select in BY_MODEL:
-            what = f"calibration: {{select: {self.calibration.select}}}: it looks at the classes of samples"
-            return Unfit(what, "balanced, random, stratified")
+            reason = f"calibration: {{select: {self.calibration.select}}}: it needs one class for each sample"
+            return Unfit(reason, "balanced, random, stratified")
         return self.unfit_for_objects()
 
     def takes(self) -> frozenset[Kind]:
-        """Training needs layers, and so do a plan and choosing samples by what the model makes of them."""
+        """Return the kinds of models: training, plans, and samples chosen by the model need layers."""
         layers = self.method == "qat" or self.plan is not None or self.calibration.select in BY_MODEL
         return self.consumes - {Kind.FLOAT_TFLITE} if layers else self.consumes
 
-    def run(self, given: Artifact, context: Context) -> Facts:
-        """The int8 model, the plan it was made by, and what was tried."""
-        from compress.ir.tensorflow import keras
-        from compress.quantization import diagnostics, fidelity
-        from compress.tflite.interpreter import LoadedModel
-
-        keras(context.seed)
-        facts: Facts = {"warnings": []}
-        samples, held_back = self._samples(given, context, facts)
-        warn = _warner(facts, context)
-        if given.kind is Kind.FLOAT_TFLITE:
-            warn(diagnostics.about_samples(samples))
-            content = self._by_converter(given, samples, context, facts)
-        else:
-            content = self._by_plan(given, samples, held_back, context, facts)
-        facts["rewritten"] = self._write(content, samples, given, context)
-        wanted = LoadedModel(given.file(MODEL_TFLITE), reproducible=True).scores(held_back)
-        found = LoadedModel(context.folder / MODEL_TFLITE, reproducible=True).scores(held_back)
-        judge = fidelity.judge(context.detector)
-        same = judge.same(wanted, found)
-        facts["agreement"] = round(float(same.mean()), 4)
-        by_plan, trained = "layers" in facts, facts["kept"] == "qat"
-        warn(diagnostics.about_answers(wanted, same, judge.snr_db(wanted, found), by_plan=by_plan, trained=trained))
-        return facts
-
-    def _by_converter(self, given: Artifact, samples: Samples, context: Context, facts: Facts) -> bytes:
-        """A file without layers, quantized by TensorFlow's own quantizer."""
-        from compress.quantization import float_tflite
-
-        context.progress.note("quantize: the ranges are the converter's own, for a file that has no layers")
-        facts |= {"kept": "ptq", "ranges": "found by the converter, for a file without layers"}
-        return float_tflite.convert(given.file(MODEL_TFLITE).read_bytes(), samples, self.io)
-
-    def _by_plan(self, given: Artifact, samples: Samples, held_back: Samples, context: Context, facts: Facts) -> bytes:
-        """A model with layers, by the best plan."""
-        from compress.ir import keras_graph as network
-        from compress.ir.passes import fold
-        from compress.quantization import diagnostics, fidelity
-        from compress.quantization.search import Search
-        from compress.stages import working_model
-
-        warn = _warner(facts, context)
-        trained = network.read(working_model.read(given, context))
-        warn([*diagnostics.about_samples(samples), *diagnostics.about_model(trained, samples)])
-        judge = fidelity.judge(context.detector, logits=True)
-        search = Search(fold.canonical(trained), samples, held_back, self.io, self._outputs(context), judge=judge)
-        content = self._quantized(search, trained, context, facts)
-        warn(search.warnings)
-        return content
-
-    def _quantized(self, search: Search, given: Network, context: Context, facts: Facts) -> bytes:
-        """The int8 model by the best plan; by the converter's own calibration where a plan leaves floats."""
-        from compress.ir import keras_graph as network
-        from compress.ir import weight_sparsity
-        from compress.quantization import debug, export
-        from compress.quantization.export import FloatOperatorsError
-        from compress.tflite import graph, macs
-
-        try:
-            self._searched(search, given, context)
-            facts["tried"] = search.to_json()
-            best = Candidate("ptq", search.content, search.network, search.plan)
-            if self.method == "qat":
-                best = self._trained(given, search, best, context, facts)
-        except FloatOperatorsError as error:
-            if self.plan is not None:
-                raise
-            context.progress.note(f"{error.what}: using the converter's own calibration instead")
-            if self.method == "qat":
-                _warner(facts, context)([f"not trained with rounding, because {error.what}"])
-            facts |= {"kept": "ptq", "ranges": f"found by the converter, because {error.what}"}
-            return export.convert_calibrated(network.build(given), search.samples, self.io)
-        plan = best.signed()
-        count = debug.affordable_samples(best.network, macs.total_macs(graph.parse(best.content)))
-        facts["layers"] = debug.to_json(debug.errors(best.network, plan, search.held_back[:count]))
-        (context.folder / PLAN_FILE).write_text(plan.to_json())
-        rounded = export.gridded(export.edited(best.network, best.plan), best.plan)
-        facts["zeros"] = round(weight_sparsity.zeros(weight_sparsity.by_layer(rounded)), 4)
-        facts |= {"kept": best.method, "ranges": best.plan.method}
-        return best.content
-
     def beside(self, folder: Path) -> Self:
-        """The same stage with the plan's path taken from `folder`."""
+        """Return the stage with the plan's path relative to `folder`."""
         return self if self.plan is None else self.model_copy(update={"plan": folder / self.plan})
 
     def identity(self) -> dict[str, Any]:
-        """The content of a plan instead of its path."""
+        """Return the settings, with the content of a plan instead of its path."""
         settings = super().identity()
         try:
             return settings if self.plan is None else {**settings, "plan": file_digest(self.plan)}
@@ -243,87 +129,104 @@ class Quantize(Stage, TrainingSettings):
                 f"the plan cannot be read: {error.strerror}", where=str(self.plan), todo="check quantize.plan"
             ) from error
 
-    def _searched(self, search: Search, given: Network, context: Context) -> None:
-        """Tries what the settings allow, and keeps what helps; a plan that was given is not searched for."""
-        from compress.ir import weight_sparsity
-        from compress.quantization import plan
-        from compress.quantization.ranges import METHODS
-
-        if self.plan is not None:
-            search.given(plan.read(self.plan))
-            return
-        # Factors would give each channel of a clustered kernel values of its own.
-        clustered = any(each.clustered for each in weight_sparsity.by_layer(given).values())
-        methods = [*METHODS] if self.ranges == "auto" else [self.ranges]
-        search.ranges(methods)
-        tried: set[str] = set()
-        while self.equalize == "auto" and not clustered and search.range_method not in tried:
-            # What is best for channels of very different sizes says nothing of what is best once they are equal.
-            tried.add(search.range_method)
-            if search.equalization(search.range_method):
-                search.ranges([method for method in methods if method != search.range_method])
-        if self.correct_bias == "auto":
-            search.bias()
-        if self.rounding == "learnt":
-            search.rounding(context.progress.note)
-
-    def _outputs(self, context: Context) -> Callable[[bytes, NDArray[np.float32]], NDArray[np.float32]]:
-        """Runs a candidate."""
-        from compress.tflite.interpreter import LoadedModel
-
-        def run(content: bytes, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-            path = context.folder / MODEL_TFLITE
-            path.write_bytes(content)
-            return LoadedModel(path, reproducible=True).scores(samples)
-
-        return run
-
-    def _write(self, content: bytes, samples: Samples, given: Artifact, context: Context) -> list[dict[str, Any]]:
-        """Writes the model, and says what was rewritten for the target's compiler."""
-        from compress.ir import keras_graph as network
-        from compress.quantization import export
+    def run(self, given: Artifact, context: Context) -> Facts:
+        """Write the int8 model and the plan; return what was tried."""
+        from compress.ir.tensorflow import keras
+        from compress.quantization import diagnostics, fidelity
         from compress.stages import working_model
-        from compress.tflite import graph
 
-        path = context.folder / MODEL_TFLITE
-        path.write_bytes(content)
-        converted = graph.read(path)
-        feeds = [[sample[np.newaxis]] for sample in samples]
-        legalized = context.target.legalize(converted, feeds, io=self.io.upper())
-        if legalized.graph is not converted:
-            path.write_bytes(graph.serialize(legalized.graph))
-        rewritten: list[dict[str, Any]] = legalized.to_json()["changes"]
-        if export.float_operators(path.read_bytes()):
-            layers = network.read(working_model.read(given, context)) if given.kind is Kind.KERAS else None
-            export.refuse_float(path.read_bytes(), layers)
-        return rewritten
+        keras(context.seed)
+        model = working_model.read(given, context) if given.kind is Kind.KERAS else None
+        samples = self._split(model, context)
+        result = self._without_layers(given, samples, context) if model is None else self._run(model, samples, context)
+        rewritten = self._write(result, model, samples, context)
+        files = (given.file(MODEL_TFLITE), context.folder / MODEL_TFLITE)
+        answers = fidelity.compared(*files, samples.held_out, fidelity.judge(context.detector))
+        warnings = diagnostics.about_answers(answers, has_plan=result.plan is not None, trained=result.method == "qat")
+        for text in warnings:
+            context.progress.note(f"quantize: {text}")
+        facts = samples.to_json() | result.to_json() | {"rewritten": rewritten, "agreement": answers.agreement}
+        return facts | {"warnings": [*result.warnings, *warnings]}
 
-    def _trained(self, given: Network, search: Search, ptq: Candidate, context: Context, facts: Facts) -> Candidate:
-        """Trains with rounding; gives back whichever is better on validation, PTQ where they are equal."""
+    def _split(self, model: Any, context: Context) -> CalibrationSplit:
+        """Choose calibration samples and held-out samples from the training split."""
+        from compress.quantization import calibration
+        from compress.training import subset_selection
+
+        choice = self.calibration.select
+        samples = calibration.split(
+            context.data,
+            choice,
+            self.calibration_samples,
+            self.held_out_samples,
+            model if choice in BY_MODEL else None,
+            context.seed,
+        )
+        facts = samples.to_json()
+        if "calibration" in facts:
+            context.progress.note(f"quantize: {subset_selection.told(facts['calibration'], 'calibration')}")
+        return samples
+
+    def _without_layers(self, given: Artifact, samples: CalibrationSplit, context: Context) -> QuantizationResult:
+        """Quantize a file that no Keras layers correspond to."""
+        from compress.quantization import float_tflite
+
+        context.progress.note("quantize: the converter chooses the ranges, since the file has no Keras layers")
+        return float_tflite.quantize(given.file(MODEL_TFLITE).read_bytes(), samples.calibration, self.io)
+
+    def _run(self, model: Any, samples: CalibrationSplit, context: Context) -> QuantizationResult:
+        """Quantize a Keras model; with `method: qat` train it too, and keep the better result."""
+        from compress.quantization import fidelity, plan, post_training
+
+        result = post_training.quantize(
+            model,
+            samples.calibration,
+            samples.held_out,
+            self,
+            plan=None if self.plan is None else plan.read(self.plan),
+            judge=fidelity.judge(context.detector, logits=True),
+            note=lambda text: context.progress.note(f"quantize: {text}"),
+        )
+        if self.method == "ptq":
+            return result
+        if result.plan is None:
+            warning = f"no quantization-aware training: the ranges were {result.ranges}"
+            context.progress.note(f"quantize: {warning}")
+            return replace(result, warnings=(*result.warnings, warning))
+        return self._better_of(result, model, samples, context)
+
+    def _better_of(
+        self, ptq: QuantizationResult, model: Any, samples: CalibrationSplit, context: Context
+    ) -> QuantizationResult:
+        """Train with fake quantization; return what is better on validation, PTQ if they are equal."""
+        from compress.ir import keras_graph
+        from compress.quantization import fidelity, post_training, qat
+
+        trained, plan, history = self._train(ptq, keras_graph.read(model), samples, context)
+        inputs = context.data.inputs("validation")
+        judge = fidelity.judge(context.detector)
+        found = qat.compared(ptq, trained, plan, inputs, lambda rows: _quality(rows, context), judge, self.io)
+        name = "validation_accuracy" if context.detector is None else "validation_ap"
+        facts = {**history, name: dict(found.scores), "training_agrees": found.agreement}
+        result = replace(found.result, training=facts)
+        return result if result.method == "ptq" else post_training.described(result, trained, plan, samples.held_out)
+
+    def _train(
+        self, ptq: QuantizationResult, network: Network, samples: CalibrationSplit, context: Context
+    ) -> tuple[Network, QuantizationPlan, Facts]:
+        """Train by the chosen engine, from the ranges of PTQ."""
         from compress.engines.tfmot import qat as tfmot
         from compress.ir.passes import fold
-        from compress.quantization import calibration, export, fidelity
-        from compress.quantization import qat as training
+        from compress.quantization import calibration, qat
 
+        canonical, plan = ptq.calibrated()
         if self.engine == "tfmot":
-            start = calibration.calibrate(search.network, search.samples, search.range_method)
-            trained, plan, found = tfmot.train(given, start, self, context)
-        else:
-            trained, plan, found = training.train(
-                ptq.network, ptq.plan, self, context, self.qat, fold.norms(given), self._qat_loss(ptq.network, context)
-            )
-        qat = Candidate("qat", export.convert(trained, plan, self.io), trained, plan)
-        inputs = context.data.inputs("validation")
-        answers = {each.method: self._answers(each.content, inputs, context) for each in (ptq, qat)}
-        scores = {method: _quality(answer, context) for method, answer in answers.items()}
-        model = training.simulated(trained, plan)
-        computed = [fidelity.side_by_side(model.predict(part, verbose=0)) for part in blocks(inputs)]
-        same = fidelity.judge(context.detector).same(answers["qat"], np.concatenate(computed))
-        name = "validation_accuracy" if context.detector is None else "validation_ap"
-        facts.update(found, **{name: scores}, training_agrees=float(same.mean()))
-        return qat if scores["qat"] > scores["ptq"] else ptq
+            start = calibration.calibrate(canonical, samples.calibration, ptq.range_method)
+            return tfmot.train(network, start, self, context)
+        loss = self._loss(canonical, context)
+        return qat.train(canonical, plan, self, context, self.qat, fold.norms(network), loss)
 
-    def _qat_loss(self, network: Network, context: Context) -> Loss | None:
+    def _loss(self, network: Network, context: Context) -> Loss | None:
         """Return the loss of QAT with the float network as the teacher; None without a teacher."""
         from compress.distillation import losses, teachers
         from compress.ir.keras_graph import build
@@ -335,48 +238,34 @@ class Quantize(Stage, TrainingSettings):
         teacher = teachers.of_model(model, context.data, "the float model")
         return losses.loss_of(loop.head_of(model, context.data), [teacher], self.qat.distill, self, context)
 
-    def _answers(self, content: bytes, inputs: NDArray[np.float32], context: Context) -> NDArray[np.float32]:
-        """What a file gives for each sample: [n, outputs]."""
-        outputs = self._outputs(context)
-        return np.concatenate([outputs(content, part) for part in blocks(inputs)])
+    def _write(
+        self, result: QuantizationResult, model: Any, samples: CalibrationSplit, context: Context
+    ) -> list[dict[str, Any]]:
+        """Write the file and its plan; return what was rewritten for the target's compiler."""
+        from compress.ir import keras_graph
+        from compress.quantization import export
+        from compress.tflite import graph
 
-    def _samples(self, given: Artifact, context: Context, facts: Facts) -> tuple[Samples, Samples]:
-        """Samples of the training split for calibration, and others held back; classes take turns among these."""
-        from compress.quantization import calibration
-        from compress.stages import working_model
-        from compress.training import subset_selection
-
-        began, select = time.monotonic(), self.calibration.select
-        model = working_model.read(given, context) if select in BY_MODEL else None
-        chosen, rest = calibration.divided(select, self.calibration_samples, model, context.data, context.seed)
-        inputs = context.data.inputs("train")
-        facts["calibration_samples"] = len(chosen)
-        if select != "balanced":
-            took = round(time.monotonic() - began, 1)
-            facts["calibration"] = {"by": select, "samples": len(chosen), "of": len(inputs), "seconds": took}
-            context.progress.note(f"quantize: {subset_selection.told(facts['calibration'], 'calibration')}")
-        # Not sorted: the search looks at the first of the held-back ones first.
-        held_back = rest[: self.held_back_samples]
-        return rows(inputs, chosen), rows(inputs, held_back if len(held_back) else chosen)
+        converted = graph.parse(result.content)
+        feeds = [[sample[np.newaxis]] for sample in samples.calibration]
+        legalized = context.target.legalize(converted, feeds, io=self.io.upper())
+        content = result.content if legalized.graph is converted else graph.serialize(legalized.graph)
+        if export.float_operators(content):
+            export.refuse_float(content, None if model is None else keras_graph.read(model))
+        (context.folder / MODEL_TFLITE).write_bytes(content)
+        if result.plan is not None:
+            (context.folder / PLAN_FILE).write_text(result.plan.to_json())
+        rewritten: list[dict[str, Any]] = legalized.to_json()["changes"]
+        return rewritten
 
 
-def _quality(answers: NDArray[np.float32], context: Context) -> float:
-    """How good outputs for the validation split are: accuracy, or a detector's average precision."""
+def _quality(outputs: NDArray[np.float32], context: Context) -> float:
+    """Return the accuracy of outputs for the validation split, or a detector's average precision."""
     data = context.data
     if context.detector is None:
-        return float((answers.argmax(axis=1) == data.labels("validation")).mean())
-    detector, classes = Detector(dict(context.detector)), len(data.class_names)
+        return float((outputs.argmax(axis=1) == data.labels("validation")).mean())
+    detector = Detector(dict(context.detector))
+    classes = len(data.class_names)
     cut = 4 * len(detector.anchors)
-    found = [detector(row[:cut].reshape(-1, 4), row[cut:].reshape(-1, classes)) for row in answers]
-    return average_precision(found, data.objects("validation"), classes)["ap"] or 0.0
-
-
-def _warner(facts: Facts, context: Context) -> Callable[[list[str]], None]:
-    """Shows warnings at once, and keeps them in the facts."""
-
-    def warn(texts: list[str]) -> None:
-        facts["warnings"] += texts
-        for text in texts:
-            context.progress.note(f"quantize: {text}")
-
-    return warn
+    objects = [detector(row[:cut].reshape(-1, 4), row[cut:].reshape(-1, classes)) for row in outputs]
+    return average_precision(objects, data.objects("validation"), classes)["ap"] or 0.0

@@ -44,7 +44,7 @@ def prepared(given: keras_graph.Network, samples: np.ndarray) -> qat.Prepared:
 def agreement(made: qat.Prepared, samples: np.ndarray, folder: Path) -> float:
     """How many outputs of the file and the tf-keras model are within two and a half steps of each other."""
     expected = np.asarray(made.legacy.model(samples, training=False))
-    (folder / "m.tflite").write_bytes(export.convert(*made.learnt("")))
+    (folder / "m.tflite").write_bytes(export.convert(*made.trained("")))
     found = LoadedModel(folder / "m.tflite", reproducible=True).scores(samples)
     step = (expected.max() - expected.min()) / 255 or 1.0
     return float(np.mean(np.abs(found - expected) <= 2.5 * step))
@@ -69,11 +69,11 @@ def test_the_known_traps_are_repaired(keras: Any, tmp_path: Path) -> None:
     assert "late" not in made.network.layers
     weights.train(made.legacy.model, made.network, SETTINGS, context(data, tmp_path))
     assert agreement(made, data.inputs("validation"), tmp_path) > 0.95
-    trained, learnt = made.learnt("tested")
-    assert learnt.ranges.keys() == made.plan.ranges.keys()
-    assert any(learnt.ranges[name] != made.plan.ranges[name] for name in made.rounded)
+    trained, plan = made.trained("tested")
+    assert plan.ranges.keys() == made.plan.ranges.keys()
+    assert any(plan.ranges[name] != made.plan.ranges[name] for name in made.rounded)
     softmax = next(name for name, limits in made.plan.ranges.items() if limits == PRESCRIBED_RANGES["softmax"])
-    assert learnt.ranges[softmax] == made.plan.ranges[softmax]
+    assert plan.ranges[softmax] == made.plan.ranges[softmax]
     before = fold.canonical(given)
     for name in ("wide", "depthwise", "transposed", "dense", "scores"):
         assert trained.layers[name].weights[0].shape == before.layers[name].weights[0].shape
@@ -95,7 +95,7 @@ def test_zeros_and_clusters_survive_into_the_file(keras: Any, tmp_path: Path) ->
     made = prepared(given, data.inputs("train"))
     assert made.preserved == {"dense": "zeros", "transposed": "zeros", "scores": "zeros and clusters"}
     weights.train(made.legacy.model, made.network, SETTINGS, context(data, tmp_path))
-    trained, _ = made.learnt("")
+    trained, _ = made.trained("")
     gridded = export.gridded(trained)
     for name, before in changed.items():
         after = gridded.layers[name].weights[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compress.quantization.fidelity import ByClass, ByObjects, judge, side_by_side
+from compress.quantization.fidelity import ByClass, ByObjects, flattened, judge
 from deploy.contract.detection import Detector
 
 ANCHORS = {"maps": [{"cells": [1, 2], "boxes": [[0.6, 0.4]]}]}
@@ -48,7 +48,7 @@ def test_two_that_find_nothing_agree() -> None:
 def test_boxes_of_unlikely_anchors_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     from compress.quantization import fidelity
 
-    monkeypatch.setattr(fidelity, "LIKELY", 1)
+    monkeypatch.setattr(fidelity, "COMPARED_ANCHORS", 1)
     wanted = row(4, NOTHING, NOTHING, NOTHING, boxes=1.0)
     near, far = wanted.copy(), wanted.copy()
     near[0, 0] += 0.5  # of the likely anchor
@@ -70,5 +70,5 @@ def test_scores_before_a_sigmoid_are_read_as_logits() -> None:
 
 def test_several_outputs_stand_side_by_side() -> None:
     parts = [np.arange(8.0).reshape(2, 2, 2), np.arange(2.0).reshape(2, 1)]
-    assert side_by_side(parts).tolist() == [[0, 1, 2, 3, 0], [4, 5, 6, 7, 1]]
-    assert side_by_side(parts[1]).tolist() == [[0], [1]]
+    assert flattened(parts).tolist() == [[0, 1, 2, 3, 0], [4, 5, 6, 7, 1]]
+    assert flattened(parts[1]).tolist() == [[0], [1]]

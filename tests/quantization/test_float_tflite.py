@@ -35,5 +35,5 @@ def test_what_the_quantizer_does_not_take_is_told() -> None:
     damaged = graph.parse(tiny.classifier(int8=False))
     damaged.source.operatorCodes[0].builtinCode = 32  # CUSTOM
     damaged.source.operatorCodes[0].deprecatedBuiltinCode, damaged.source.operatorCodes[0].customCode = 32, b"own"
-    with pytest.raises(StageError, match=r"TensorFlow's quantizer does not take the file: .*own"):
+    with pytest.raises(StageError, match=r"TensorFlow's quantizer refuses the file: .*own"):
         float_tflite.convert(graph.serialize(damaged), SAMPLES)

@@ -17,7 +17,7 @@ from compress.ir.passes import fold
 from compress.ir.passes.fold import canonical
 from compress.quantization import calibration, export, fake_quantization, qat, quantizer_placement
 from compress.quantization.plan import QuantizationPlan, on_grid
-from compress.quantization.qat_settings import RoundedTraining
+from compress.quantization.settings import RoundedTraining
 from compress.stage import Context
 from compress.tflite.interpreter import LoadedModel
 from compress.training.loop import ClassificationHead, Loss, TrainingSettings, fit, head_of, label_loss
@@ -148,14 +148,14 @@ def trained(
     return made, learnt, facts
 
 
-@pytest.mark.parametrize("ranges", ["averaged", "learnt", "held"])
+@pytest.mark.parametrize("ranges", ["averaged", "learned", "fixed"])
 @pytest.mark.parametrize("batch_norm", ["folded", "trained"])
 def test_every_way_to_train_ends_in_a_file_that_agrees(
     small: Network, tmp_path: Path, ranges: Any, batch_norm: Any
 ) -> None:
     plan = calibration.calibrate(canonical(small), Blobs().inputs("train"))
-    _, learnt, facts = trained(small, tmp_path, RoundedTraining(ranges=ranges, batch_norm=batch_norm, settle=0.3))
-    assert (learnt.ranges == plan.ranges) == (ranges == "held")
+    _, learnt, facts = trained(small, tmp_path, RoundedTraining(ranges=ranges, batch_norm=batch_norm, freeze=0.3))
+    assert (learnt.ranges == plan.ranges) == (ranges == "fixed")
     assert f"then {ranges} in 3 epochs" in learnt.method
     assert facts["kept_zeros"] == facts["kept_clusters"] == {}
 
@@ -181,7 +181,7 @@ def test_a_learnt_range_has_the_gradient_of_its_error(keras: Any) -> None:
         return tensorflow.reduce_mean((value - x) ** 2)
 
     for high in (0.5, 30.0):  # too narrow: it must grow; too wide: it must shrink
-        layer = fake_quantization.layers()["LearntFakeQuantize"](-high, high, average=0.0)
+        layer = fake_quantization.layers()["LearnedFakeQuantize"](-high, high, average=0.0)
         layer(x)
         with tensorflow.GradientTape() as tape:
             made = layer(x, training=True)
@@ -194,7 +194,7 @@ def test_a_learnt_range_has_the_gradient_of_its_error(keras: Any) -> None:
 def test_a_learnt_range_stands_still_once_it_has_settled(keras: Any) -> None:
     import tensorflow
 
-    layer = fake_quantization.layers()["LearntFakeQuantize"](-1.0, 2.0, average=0.0)
+    layer = fake_quantization.layers()["LearnedFakeQuantize"](-1.0, 2.0, average=0.0)
     x = np.linspace(-3, 3, 64, dtype=np.float32)
     layer(x)
     layer.stretch.assign([0.5, -0.5])

@@ -31,10 +31,10 @@ from compress.quantization.activation_statistics import ActivationHistogram, Sta
 from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan, nudged, packed, unpacked
 from compress.quantization.quantizer_placement import without_softmax
-from compress.quantization.search import Search
+from compress.quantization.search import Search, file_outputs
+from compress.quantization.simulation import Simulation
 from compress.stages.quantize import Quantize
 from compress.tflite import graph
-from compress.tflite.interpreter import LoadedModel
 
 pytestmark = pytest.mark.tensorflow
 
@@ -99,7 +99,9 @@ def test_relu6_lets_only_channels_through_that_stay_below_it(keras: Any) -> None
     reach = np.asarray(keras.ops.max(keras.ops.relu(model.get_layer("made")(samples)), axis=(0, 1, 2)))
     model.get_layer("made").set_weights([made / reach * np.array([9.0, 5.8, 0.3, 0.02]), bias])
     net = canonical(keras_graph.read(model))
-    found = activation_statistics.largest_by_channel(net, equalization.clipped(net), samples, 100)
+    tensors = equalization.clipped(net)
+    extremes = activation_statistics.collect(net, samples, by_channel=tensors).extremes
+    found = {tensor: extremes[tensor].largest(100) for tensor in tensors}
     channels, least = equalization.careful(equalization.follow(net, relu6=True), found)
     factors = equalization.from_weights(net, channels, least)
     changed = equalization.scaled(net, channels, factors)
@@ -300,14 +302,16 @@ def test_a_shift_brings_the_mean_back(keras: Any) -> None:
     plan = calibration.calibrate(net, samples)
     coarse = {name: (low / 4, high / 4) for name, (low, high) in plan.ranges.items()}  # saturates: the mean moves
     plan = QuantizationPlan(coarse, "too narrow")
-    shifts = bias_correction.measured_shifts(net, plan, samples)
+    shifts = bias_correction.measured_shifts(Simulation(net), plan, samples)
     last = next(name for name in reversed(net.layers) if net.layers[name].kind == "Dense")
     wanted = activation_statistics.means_by_channel(net, [LayerOutput(last)], samples)[LayerOutput(last)]
     from compress.quantization import fake_quantization, quantizer_placement
 
     apart = []
     for each in ({}, shifts):
-        quantized = fake_quantization.insert(bias_correction.shifted(net, each), quantizer_placement.find(net), plan)
+        quantized = fake_quantization.insert(
+            bias_correction.shifted(export.gridded(net), each), quantizer_placement.find(net), plan
+        )
         found = activation_statistics.means_by_channel(quantized, [LayerOutput(last)], samples)[LayerOutput(last)]
         apart.append(np.abs(found - wanted).max())
     assert apart[1] < 0.05 * apart[0]
@@ -316,15 +320,10 @@ def test_a_shift_brings_the_mean_back(keras: Any) -> None:
 # --- the search -------------------------------------------------------------------------
 
 
-def searched(net: Network, samples: NDArray[np.float32], folder: Path) -> Search:
-    def run(content: bytes, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        path = folder / "candidate.tflite"
-        path.write_bytes(content)
-        return LoadedModel(path, reproducible=True).scores(inputs)
-
-    search = Search(net, samples, images(48, seed=9), "int8", run)
+def searched(net: Network, samples: NDArray[np.float32], *, full: bool = False) -> Search:
+    search = Search(net, samples, images(48, seed=9), "int8", file_outputs if full else None)
     search.ranges(["minmax", "sample_percentile"])
-    search.equalization(search.range_method)
+    search.equalization()
     search.bias()
     return search
 
@@ -333,9 +332,10 @@ def quality(search: Search) -> float:
     return max(trial.snr_db for trial in search.trials if trial.kept)
 
 
-def test_an_imbalanced_network_is_as_good_as_the_balanced_one(keras: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_an_imbalanced_network_is_as_good_as_the_balanced_one(keras: Any, full: bool) -> None:
     net = folded(keras, networks.plain)
-    plain, hard = (searched(each, images(60), tmp_path) for each in (net, imbalanced(net, 64.0)))
+    plain, hard = (searched(each, images(60), full=full) for each in (net, imbalanced(net, 64.0)))
     first = next(trial for trial in hard.trials if trial.choice == "minmax")
     assert first.snr_db < quality(plain) - 8  # what a plain conversion would be
     assert quality(hard) > quality(plain) - 3
@@ -344,21 +344,22 @@ def test_an_imbalanced_network_is_as_good_as_the_balanced_one(keras: Any, tmp_pa
     assert not export.float_operators(hard.content)
 
 
-def test_factors_are_tried_again_with_other_ranges_but_never_twice(keras: Any, tmp_path: Path) -> None:
-    search = searched(imbalanced(folded(keras, networks.plain), 64.0), images(60), tmp_path)
+def test_factors_are_tried_again_but_never_twice(keras: Any) -> None:
+    search = searched(imbalanced(folded(keras, networks.plain), 64.0), images(60))
+    search.ranges(["mse"])
     before, count = search.plan, len(search.trials)
-    search.equalization("mse")
+    search.equalization()
     again = search.trials[count:]
     assert {trial.step for trial in again} == {"equalization"}
     assert len(again) == len([t for t in search.trials[:count] if t.step == "equalization"]) - 1
     assert (search.plan is not before) == any(trial.kept for trial in again)
 
 
-def test_a_corrupt_sample_does_no_harm(keras: Any, tmp_path: Path) -> None:
+def test_a_corrupt_sample_does_no_harm(keras: Any) -> None:
     net = folded(keras, networks.plain)
     damaged = images(200)
     damaged[7] *= 50
-    clean, hurt = searched(net, images(200), tmp_path), searched(net, damaged, tmp_path)
+    clean, hurt = searched(net, images(200)), searched(net, damaged)
     assert next(trial.choice for trial in hurt.trials if trial.kept).endswith("without outliers")
     assert hurt.trials[0].choice == "minmax"  # with it
     assert len(hurt.samples) == len(hurt.ordinary) == 199
@@ -366,17 +367,19 @@ def test_a_corrupt_sample_does_no_harm(keras: Any, tmp_path: Path) -> None:
     assert quality(hurt) > quality(clean) - 3
 
 
-def test_what_does_not_help_is_not_kept(keras: Any, tmp_path: Path) -> None:
-    search = searched(folded(keras, networks.plain), images(60), tmp_path)
+def test_what_does_not_help_is_not_kept(keras: Any) -> None:
+    search = searched(folded(keras, networks.plain), images(60), full=True)
     kept = {trial.step: trial for trial in search.trials if trial.kept}
     best = kept["ranges"].snr_db
     assert all(trial.snr_db < best + 3 for trial in search.trials)
-    assert [set(row) for row in search.to_json()] == [{"step", "choice", "samples", "snr_db", "agreement", "kept"}] * 6
+    assert [set(row) for row in search.to_json()] == [
+        {"step", "choice", "samples", "snr_db", "agreement", "kept", "measured_on"}
+    ] * 6
 
 
 def test_what_few_samples_do_not_decide_is_run_on_all(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 64 samples a candidate that is surely worse sees 16, one that may be better all, the best one each once."""
-    monkeypatch.setattr(search_module, "FIRST", 16)
+    monkeypatch.setattr(search_module, "FIRST_SAMPLES", 16)
     net = folded(keras, networks.plain)
     wanted = np.asarray(keras_graph.build(without_softmax(net)).predict(images(64, seed=9), verbose=0))
     noise = np.random.default_rng(0).normal(0, 1, wanted.shape)
@@ -419,7 +422,7 @@ def test_the_tensor_that_costs_most_is_first(keras: Any) -> None:
     coarse = QuantizationPlan({**plan.ranges, name: nudged(0.0, 200 * plan.ranges[name][1])}, "one too wide")
     rows = debug.errors(net, coarse, images(32, 5))
     assert rows[0].point == name
-    assert "times what 99.9% of its values need" in rows[0].cause
+    assert "times the range of 99.9% of its values" in rows[0].cause
     assert "sample_percentile" in rows[0].setting
     assert rows[0].share > 0.9
     assert sum(row.share for row in rows) == pytest.approx(1.0, abs=0.01)
@@ -427,9 +430,9 @@ def test_the_tensor_that_costs_most_is_first(keras: Any) -> None:
     assert shown == {*plan.ranges} - {net.outputs.layer}  # the softmax
     assert len(rows) > len(shown)
     narrow = QuantizationPlan({**plan.ranges, name: nudged(0.0, 0.3 * plan.ranges[name][1])}, "one too narrow")
-    for trained, setting in ((False, "{ranges: minmax}"), (True, "held")):
+    for trained, setting in ((False, "{ranges: minmax}"), (True, "{ranges: fixed}")):
         worst = debug.errors(net, replace(narrow, trained_with_rounding=trained), images(32, 5))[0]
-        assert "of its values are cut off" in worst.cause
+        assert "of its values are clipped" in worst.cause
         assert setting in worst.setting
 
 
@@ -445,11 +448,11 @@ def test_biases_that_are_moved_wrongly_are_named(keras: Any) -> None:
     name = next(name for name, layer in net.layers.items() if layer.kind == "Conv2D")
     wrong = replace(plan, bias_shifts={name: (-30.0,) * len(net.layers[name].weights[1])})
     row = debug.errors(net, wrong, images(32, 5))[0]
-    assert (row.point, row.cause) == (name + debug.SHIFTS, "what is added to its biases makes the error larger")
+    assert (row.point, row.cause) == (name + debug.SHIFTS, "its bias shifts make the error larger")
     assert row.share > 0.9
-    shifts = bias_correction.measured_shifts(export.gridded(net), plan, images(60))
+    shifts = bias_correction.measured_shifts(Simulation(net), plan, images(60))
     rows = debug.errors(net, replace(plan, bias_shifts=shifts), images(32, 5))
-    assert not [row for row in rows if row.cause == "what is added to its biases makes the error larger"]
+    assert not [row for row in rows if row.cause == "its bias shifts make the error larger"]
     assert sum(row.point.endswith(debug.SHIFTS) for row in rows) == len(shifts)
 
 
@@ -467,7 +470,7 @@ def test_every_network_can_be_looked_into(keras: Any, builder: networks.Builder)
 
 def test_learnt_rounding_is_better_than_the_nearest_for_what_the_layer_gives(keras: Any) -> None:
     net = folded(keras, networks.plain)
-    chosen = adaround.learnt(net, images(64), lambda text: None)
+    chosen = adaround.rounded_up(net, images(64), lambda text: None)
     assert chosen
     plan = QuantizationPlan({}, "by hand", rounding=chosen)
     nearest, learnt = export.gridded(net), export.gridded(net, plan)

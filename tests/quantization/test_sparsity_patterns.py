@@ -17,7 +17,7 @@ from compress.ir.passes import fold
 from compress.ir.passes.fold import canonical
 from compress.quantization import calibration, export, qat, sparsity_patterns
 from compress.quantization.plan import on_grid
-from compress.quantization.qat_settings import RoundedTraining
+from compress.quantization.settings import RoundedTraining
 from compress.tflite import graph
 from compress.training.loop import TrainingSettings
 

@@ -63,7 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[
     (folder / "finder.py").write_text(BUILDER)
     stages = [
         {"train": {"epochs": EPOCHS, "batch_size": 16, "learning_rate": 0.01, "augment": {"flip": True}}},
-        {"quantize": {"ranges": "minmax", "equalize": "off", "held_back_samples": 40}},
+        {"quantize": {"ranges": "minmax", "equalize": "off", "held_out_samples": 40}},
         "compile",
         {"package": {"evaluation": 12}},
     ]

@@ -64,13 +64,13 @@ def test_a_file_without_layers_is_quantized_as_it_is_and_measured(
     rows = {row["id"]: row for row in record["stages"]}
     assert [row["kind"] for row in record["stages"]] == [Kind.FLOAT_TFLITE, Kind.TFLITE, Kind.COMPILED, Kind.BUNDLE]
     facts = rows["quantize"]["facts"]
-    assert facts["ranges"] == "found by the converter, for a file without layers"
+    assert facts["ranges"] == "chosen by the converter, for a file without layers"
     assert facts["agreement"] > 0.9
     assert any("the ranges are the converter's own" in note for note in notes.noted)
     assert any("RESIZE_BILINEAR 'operator 1, large': Keras samples at the centres" in note for note in notes.noted)
     assert not export.float_operators((tmp_path / "out" / "tiny" / "model.tflite").read_bytes())
     assert rows["model"]["measurements"]["accuracy"]["value"] is not None
-    assert "found by the converter" in (tmp_path / "out" / "tiny" / "report.html").read_text()
+    assert "chosen by the converter" in (tmp_path / "out" / "tiny" / "report.html").read_text()
 
 
 def test_the_original_is_the_file_itself(keras: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_a_detector_keeps_how_its_outputs_are_read(keras: object, tmp_path: Path
         ]
     model = Model(nodes, {"x": ("N", 3, 64, 64)}, ["boxes", "scores"])
     detector = {"maps": [{"cells": [8, 8], "boxes": [[0.3, 0.3]]}], "scores": "logits"}
-    stages = [{"quantize": {"ranges": "minmax", "equalize": "off", "held_back_samples": 8}}]
+    stages = [{"quantize": {"ranges": "minmax", "equalize": "off", "held_out_samples": 8}}]
     path = scenes.pipeline(folder, (24, 8), {"file": "model.onnx", "detector": detector}, stages)
     (folder / "model.onnx").write_bytes(model.proto().SerializeToString())
     record = runs.run(load(path), tmp_path / "out", tiny.Notes())

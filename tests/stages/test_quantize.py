@@ -24,7 +24,7 @@ from compress.ir.passes.fold import canonical
 from compress.quantization.calibration import calibrate, divided
 from compress.quantization.export import float_operators, refuse_mismatch
 from compress.quantization.plan import read
-from compress.quantization.qat_settings import Calibration
+from compress.quantization.settings import Calibration
 from compress.stages import working_model
 from compress.stages.quantize import Quantize
 from compress.targets import load
@@ -104,8 +104,8 @@ def with_nan(images: Images) -> Images:
     [
         (same, 9, same, "6 calibration samples are few"),
         (lambda images: images * 0 + 0.5, 90, same, "all calibration samples are the same"),
-        (lambda images: images * 0 + 0.5, 90, same, "the float model answers the same for every sample"),
-        (lambda images: images * 255, 90, same, "is data.preprocess what the model was trained with?"),
+        (lambda images: images * 0 + 0.5, 90, same, "the float model has the same output for every sample"),
+        (lambda images: images * 255, 90, same, "is data.preprocess the preprocessing of its training?"),
         (same, 90, scaled("conv", 0), "all weights are 0 in conv"),
         (same, 90, scaled("conv", 1e12), "the activations of relu reach"),
         (same, 90, scaled("conv", 1e36), "the activations of relu reach"),
@@ -147,7 +147,7 @@ def test_a_file_that_answers_otherwise_is_told(keras: Any, tmp_path: Path) -> No
     plan = plan_of(model, tmp_path)
     plan["ranges"]["relu"] = [0, plan["ranges"]["relu"][1] * 2000]
     facts = quantized(model, Blobs(), tmp_path, given(plan, tmp_path))
-    assert any("held-back samples are answered otherwise" in each for each in facts["warnings"])
+    assert any("the file and the float model disagree on" in each for each in facts["warnings"])
 
 
 def test_a_fault_that_agreement_does_not_show_is_told(keras: Any, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_fault_that_agreement_does_not_show_is_told(keras: Any, tmp_path: Path
     plan["ranges"]["scores"] = [-0.1, 0.1]
     facts = quantized(model, Blobs(), tmp_path, given(plan, tmp_path))
     assert facts["agreement"] > 0.9
-    assert any("the outputs are far from those of the float model" in each for each in facts["warnings"])
+    assert any("the outputs differ much from those of the float model" in each for each in facts["warnings"])
 
 
 def test_what_only_the_converter_can_calibrate_is_rewritten_until_nothing_is_float(keras: Any, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_what_only_the_converter_can_calibrate_is_rewritten_until_nothing_is_flo
     x = layers.LayerNormalization()(layers.Dense(16)(layers.Reshape((8, 8))(image)))
     x = layers.GlobalAveragePooling1D()(layers.MultiHeadAttention(2, 8)(x, x))
     facts = quantized(keras.Model(image, layers.Dense(2, "softmax")(x)), Blobs(), tmp_path, target="edgetpu")
-    assert facts["ranges"].startswith("found by the converter, because")
+    assert facts["ranges"].startswith("chosen by the converter, because")
     assert not float_operators((tmp_path / "made" / MODEL_TFLITE).read_bytes())
     assert not any("compress debug" in each for each in facts["warnings"])  # which knows only what a plan rounds
 
@@ -217,7 +217,7 @@ def test_a_plan_for_other_weights_is_told(keras: Any, tmp_path: Path) -> None:
     assert again["weights_digest"] == plan["weights_digest"]
     other = network(keras, scaled("conv", 1.5))
     (warning,) = quantized(other, Blobs(), tmp_path, given(plan, tmp_path))["warnings"]
-    assert warning.startswith("the plan was made for other weights than this model has")
+    assert warning.startswith("the plan was made for other weights than those of this model")
     for key in ("weights_digest", "trained_with_rounding"):  # as plans were before
         del plan[key]
     assert quantized(other, Blobs(), tmp_path, given(plan, tmp_path))["warnings"] == []
@@ -233,7 +233,7 @@ def test_a_plan_of_training_with_rounding_says_whose_it_is(
     plan = json.loads((tmp_path / "made" / PLAN_FILE).read_text())
     assert plan["trained_with_rounding"]
     (warning, *_) = quantized(model, Blobs(), tmp_path, given(plan, tmp_path))["warnings"]
-    assert warning.startswith("the plan belongs to weights that were trained with rounding, and are only in the .tfl")
+    assert warning.startswith("the plan belongs to weights of quantization-aware training, which are only in the .tfl")
     assert not json.loads((tmp_path / "made" / PLAN_FILE).read_text())["trained_with_rounding"]
 
 
@@ -249,12 +249,15 @@ def test_the_content_of_a_plan_is_part_of_the_key(tmp_path: Path) -> None:
     [
         (lambda plan: plan["ranges"].pop("relu"), "no range for relu"),
         (lambda plan: plan["ranges"].update(x=[0, 1]), "a range for x, which is not rounded"),
-        (lambda plan: plan["ranges"].update(relu=[1, 2]), "the range of relu is 1 to 2; allowed: one that holds 0"),
+        (
+            lambda plan: plan["ranges"].update(relu=[1, 2]),
+            "the range of relu is 1 to 2; allowed: a range that contains 0",
+        ),
         (lambda plan: plan["ranges"].update(relu=[0, 1e31]), "the range of relu is 0 to 1e+31; allowed: "),
         (lambda plan: plan["ranges"].update(scores_activation=[0, 4]), "0 to 4 for scores_activation; allowed: 0 to 0"),
-        (lambda plan: plan["ranges"].update(relu=[0]), "is no plan: ranges.relu"),
-        (lambda plan: plan.update(schema_version=1), "is no plan: schema_version"),
-        (lambda plan: plan.update(weights={}), "is no plan: weights"),
+        (lambda plan: plan["ranges"].update(relu=[0]), "is not a plan: ranges.relu"),
+        (lambda plan: plan.update(schema_version=1), "is not a plan: schema_version"),
+        (lambda plan: plan.update(weights={}), "is not a plan: weights"),
         (lambda plan: plan["factors"].update(x=[1.0]), "factors for a layer x"),
         (lambda plan: plan["factors"].update(conv=[1.0]), "the plan has 1 factors for a layer 'conv'"),
         (lambda plan: plan["factors"].update(conv=[]), "the plan has 0 factors for a layer 'conv'"),
@@ -275,7 +278,7 @@ def test_a_plan_that_does_not_fit_is_refused(
     net, text = fitting
     plan = json.loads(text)
     change(plan)
-    with pytest.raises(CorallineError) as error:  # what is no plan at all is a file that cannot be read
+    with pytest.raises(CorallineError) as error:  # what is not a plan at all is a file that cannot be read
         refuse_mismatch(net, read(given(plan, tmp_path).plan or tmp_path))
     assert message in str(error.value)
 
@@ -287,16 +290,16 @@ def fitting(keras: Any) -> tuple[Network, str]:
     return net, calibrate(net, Blobs().inputs("train")).to_json()
 
 
-@pytest.mark.parametrize("setting", ["ranges", "equalize", "correct_bias", "rounding"])
+@pytest.mark.parametrize("setting", ["ranges", "equalize", "correct_bias", "rounding", "search"])
 def test_a_plan_goes_without_what_is_searched(setting: str) -> None:
     default = Quantize.model_fields[setting].default
-    with pytest.raises(ValidationError, match=f"{setting}: with a `plan` nothing is searched; leave out"):
+    with pytest.raises(ValidationError, match=f"{setting}: a `plan` replaces the search; leave out"):
         Quantize.model_validate({"plan": Path("quantization.json"), setting: default})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", '{"ranges": NaN}', "1e999"])
 def test_a_plan_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(StageError, match="is no plan"):
+    with pytest.raises(StageError, match="is not a plan"):
         read(given(text, tmp_path).plan or tmp_path)
 
 

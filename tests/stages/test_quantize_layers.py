@@ -46,7 +46,7 @@ def test_layers_of_several_steps_train_with_rounding(keras: Any, tmp_path: Path)
     x = layers.Activation("hard_silu")(layers.BatchNormalization()(x))
     x = layers.LayerNormalization()(layers.Conv2D(6, 3, activation="hard_sigmoid")(x))
     model = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
-    how = QatSettings(ranges="learnt", batch_norm="trained", settle=0.5, distill=Teaching(weight=0.1))
+    how = QatSettings(ranges="learned", batch_norm="trained", freeze=0.5, distill=Teaching(weight=0.1))
     stage = Quantize(
         method="qat", epochs=6, learning_rate=0.01, batch_size=16, ranges="minmax", correct_bias="off", qat=how
     )
@@ -67,6 +67,6 @@ def test_a_model_that_cannot_train_with_rounding_is_calibrated_and_says_why(kera
     model = keras.Model(image, keras.layers.Dense(2)(keras.layers.Flatten()(x)))
     facts, notes = quantized(model, tmp_path, Quantize(method="qat", epochs=1))
     assert "ReLU 'jump'" in facts["ranges"]
-    assert any("not trained with rounding" in warning and "'jump'" in warning for warning in facts["warnings"])
+    assert any("no quantization-aware training" in warning and "'jump'" in warning for warning in facts["warnings"])
     assert set(facts["warnings"]) <= {note.removeprefix("quantize: ") for note in notes.noted}
     assert np.prod(graph.read(tmp_path / "made" / MODEL_TFLITE).tensors[0].shape) > 0

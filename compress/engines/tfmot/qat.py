@@ -1,9 +1,9 @@
-"""Quantization-aware training by tfmot's quantizers, another engine than `training`; the plan and the file are ours.
+"""Quantization-aware training with tfmot's quantizers; the plan and the conversion are Coralline's.
 
-What tfmot's own `quantize_model` gets wrong does not happen, since each layer is wrapped by itself at
-the points that the file rounds at: nothing is reordered at a concatenation, ranges start from
-calibration instead of +-6, and depthwise and transposed kernels have one scale for each channel, as
-in the file. Batch norm is trained along, but folded into dense layers before: they have one scale.
+Each layer is wrapped separately, at the points that the file rounds at. This avoids the errors of tfmot's
+`quantize_model`: nothing is reordered at a concatenation, ranges start from calibration instead of +-6,
+and depthwise and transposed kernels have one scale for each channel, as in the file. Batch norm is
+trained too; in front of the training it is folded into dense layers, which have one scale.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from compress.errors import StageError
 from compress.ir import weight_sparsity
 from compress.ir.keras_graph import Layer, LayerOutput, Network
 from compress.ir.passes import fold
-from compress.quantization import fake_quantization
-from compress.quantization import quantizer_placement as rounding
+from compress.quantization import fake_quantization, quantizer_placement
 from compress.quantization.plan import QuantizationPlan, nudged
 from compress.stage import Context
 from compress.training.batches import Passes
@@ -31,14 +30,14 @@ CHANNELWISE = {"DepthwiseConv2D", "Conv2DTranspose"}
 
 @dataclass(frozen=True)
 class Prepared:
-    """A network whose tf-keras model rounds as the file will, before, while and after it is trained.
+    """A network whose tf-keras model rounds as the file does, before, during and after the training.
 
     Attributes:
         network: in Keras 3, batch norm folded into dense layers only.
         legacy: the tf-keras model with tfmot's layers, and its weights.
         plan: the ranges to start from.
         rounded: the tfmot layer of every point whose range follows the data.
-        preserved: by layer what of its kernel stays as it is: zeros, clusters, or both.
+        preserved: by layer what the training keeps of its kernel: zeros, clusters, or both.
     """
 
     network: Network
@@ -47,17 +46,17 @@ class Prepared:
     rounded: Mapping[str, Any]
     preserved: Mapping[str, str]
 
-    def learnt(self, method: str) -> tuple[Network, QuantizationPlan]:
-        """The network in canonical form with the weights of the model, and the plan with its ranges."""
+    def trained(self, method: str) -> tuple[Network, QuantizationPlan]:
+        """Return the network in canonical form with the weights of the model, and the plan with its ranges."""
         ranges = {**self.plan.ranges, **{name: _range(layer) for name, layer in self.rounded.items()}}
-        trained = fold.canonical(sparsity.taken_back(self.network, self.legacy.weights()))
-        return trained, QuantizationPlan(ranges, method)
+        network = fold.canonical(sparsity.taken_back(self.network, self.legacy.weights()))
+        return network, QuantizationPlan(ranges, method)
 
 
 def train(
     network: Network, plan: QuantizationPlan, settings: Passes, context: Context
 ) -> tuple[Network, QuantizationPlan, Facts]:
-    """Trains with tfmot's quantizers; zeros of sparse kernels and shared values of clustered ones stay.
+    """Train with tfmot's quantizers; zeros of sparse kernels and shared values of clustered ones stay.
 
     Args:
         network: as it was read, batch norm not folded.
@@ -70,17 +69,19 @@ def train(
         what was `preserved` in which layer.
 
     Raises:
-        StageError: tfmot has no quantizer for a layer, or the loss is no longer a number.
+        StageError: tfmot has no quantizer for a layer, or the loss is NaN or infinite.
         ModelError: the network cannot be rebuilt in tf-keras.
     """
     prepared = prepare(network, plan, context.seed)
     history = sparsity.train(prepared.legacy.model, prepared.network, settings, context)
-    learnt = prepared.learnt(f"{plan.method}, then averaged by tfmot over {settings.epochs} epochs of training")
-    return *learnt, {**history, "preserved": dict(prepared.preserved)}
+    trained, ranges = prepared.trained(
+        f"{plan.method}, then averaged by tfmot over {settings.epochs} epochs of training"
+    )
+    return trained, ranges, {**history, "preserved": dict(prepared.preserved)}
 
 
 def prepare(network: Network, plan: QuantizationPlan, seed: int) -> Prepared:
-    """Rebuilds a network in tf-keras with tfmot's quantizers, in calibrated ranges.
+    """Rebuild a network in tf-keras with tfmot's quantizers, in calibrated ranges.
 
     Raises:
         StageError: tfmot has no quantizer for a layer.
@@ -89,8 +90,8 @@ def prepare(network: Network, plan: QuantizationPlan, seed: int) -> Prepared:
     network = fold.folded_dense(fold.unfolded(network))
     keras2_export.plain(network)
     canonical = fold.canonical(network)
-    points = rounding.find(canonical)
-    following = set(points.values()) - rounding.fixed(canonical, points).keys()
+    points = quantizer_placement.find(canonical)
+    following = set(points.values()) - quantizer_placement.fixed(canonical, points).keys()
     behind = _behind_norms(network, canonical, points)
     names = {layer: name for name, layer in fake_quantization.layer_names(network, behind).items()}
     found = weight_sparsity.by_layer(network)
@@ -118,20 +119,20 @@ def prepare(network: Network, plan: QuantizationPlan, seed: int) -> Prepared:
 
 
 def _behind_norms(network: Network, canonical: Network, points: Mapping[LayerOutput, str]) -> dict[LayerOutput, str]:
-    """The points where they lie while batch norm is not folded: behind it."""
+    """Return the points of a network whose batch norm is not folded: they are after the batch norm."""
     norms = [layer for name, layer in network.layers.items() if name not in canonical.layers]
     behind = {norm.given()[0]: LayerOutput(norm.name) for norm in norms}
     return {behind.get(tensor, tensor): name for tensor, name in points.items()}
 
 
 def _preserved(layer: Layer, found: weight_sparsity.Redundancy) -> str:
-    """What of a kernel must outlive the training, and can; tfmot clusters no CHANNELWISE kernel."""
+    """Return what the training must keep of a kernel and can keep; tfmot clusters no CHANNELWISE kernel."""
     parts = {"zeros": found.sparse, "clusters": found.clustered and layer.kind not in CHANNELWISE}
     return " and ".join(name for name, there in parts.items() if there)
 
 
 def _registry(preserved: str) -> Any:
-    """The rules of tfmot for kernels of which something must stay."""
+    """Return the registry of tfmot for kernels whose zeros or clusters must be kept."""
     tool = sparsity.library()
     combine = tool.experimental.combine
     if "clusters" in preserved:
@@ -144,7 +145,7 @@ def _registry(preserved: str) -> Any:
 
 
 def _wrapped(layer: Layer, counterpart: Any, preserved: str) -> Any:
-    """A tf-keras layer whose kernel tfmot rounds in every step; its output is rounded by a layer of its own."""
+    """Return a tf-keras layer whose kernel tfmot rounds in every step; a separate layer rounds its output."""
     config = _registry("" if layer.kind in CHANNELWISE else preserved).get_quantize_config(counterpart)
     config.activation_attrs, config.quantize_output = [], False
     if layer.kind in CHANNELWISE:
@@ -156,18 +157,20 @@ def _wrapped(layer: Layer, counterpart: Any, preserved: str) -> Any:
 def _refuse(left: Sequence[Layer]) -> None:
     if left:
         shown = ", ".join(f"{layer.kind} {layer.name!r}" for layer in left)
-        raise StageError(f"tfmot quantizes no {shown}", todo="choose `engine: coralline`, which takes these layers")
+        raise StageError(
+            f"tfmot cannot quantize {shown}", todo="choose `engine: coralline`, which supports these layers"
+        )
 
 
 @cache
 def _channelwise() -> Any:
-    """The quantizer class for CHANNELWISE kernels. Made when first asked, since tfmot is imported late."""
+    """Return the quantizer class for CHANNELWISE kernels; defined at the first call, since tfmot is imported late."""
     import tensorflow
 
     base = sparsity.library().quantization.keras.quantizers.LastValueQuantizer
 
     class Channelwise(base):  # type: ignore[misc, valid-type]
-        """Rounds with one scale for each channel, wherever the channels are; exact zeros stay."""
+        """Rounds with one scale for each channel, along any axis; exact zeros stay."""
 
         def __init__(self, kind: str) -> None:
             super().__init__(num_bits=8, per_axis=True, symmetric=True, narrow_range=True)

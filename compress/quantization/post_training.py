@@ -1,0 +1,203 @@
+"""Post-training quantization of a Keras model: from calibration samples to a full-integer .tflite file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.artifact import Facts
+from compress.ir import keras_graph, weight_sparsity
+from compress.ir.keras_graph import Network
+from compress.ir.passes import fold
+from compress.quantization import debug, diagnostics, export
+from compress.quantization.debug import LayerError
+from compress.quantization.export import FloatOperatorsError
+from compress.quantization.fidelity import ByClass, Judge
+from compress.quantization.plan import QuantizationPlan, weights_digest
+from compress.quantization.ranges import METHODS, MINMAX
+from compress.quantization.search import Search, Skipped, Trial, file_outputs
+from compress.quantization.settings import PostTrainingSettings
+from compress.quantization.simulation import Simulation
+from compress.tflite import graph, macs
+
+Samples = NDArray[np.float32]
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class QuantizationResult:
+    """A full-integer .tflite file, and how it was made.
+
+    Attributes:
+        content: the file.
+        method: ptq, or qat if its weights were trained with fake quantization.
+        ranges: how the activation ranges were chosen, for people.
+        network: the network that the plan is for, in canonical form; None if the converter chose the ranges.
+        plan: the plan; None if the converter chose the ranges.
+        range_method: the method that chose the ranges of the plan.
+        trials: the candidates that were tried.
+        skipped: the candidates that were not tried.
+        layer_errors: the rounded tensors, the one that costs most first; empty without a plan.
+        warnings: what is unusual about the samples, the model or the result.
+        training: facts of the training with fake quantization, if there was one.
+    """
+
+    content: bytes
+    method: Literal["ptq", "qat"]
+    ranges: str
+    network: Network | None = None
+    plan: QuantizationPlan | None = None
+    range_method: str = MINMAX
+    trials: tuple[Trial, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    layer_errors: tuple[LayerError, ...] = ()
+    warnings: tuple[str, ...] = ()
+    training: Facts = field(default_factory=dict)
+
+    def calibrated(self) -> tuple[Network, QuantizationPlan]:
+        """Return the network and its plan, where the converter did not choose the ranges."""
+        assert self.network is not None
+        assert self.plan is not None
+        return self.network, self.plan
+
+    def to_json(self) -> Facts:
+        """Return the facts of a stage, without the file."""
+        facts: Facts = {"kept": self.method, "ranges": self.ranges, "warnings": list(self.warnings)}
+        if self.network is None or self.plan is None:
+            return facts
+        rounded = export.gridded(export.edited(self.network, self.plan), self.plan)
+        return {
+            **facts,
+            **self.training,
+            "tried": [asdict(trial) for trial in self.trials],
+            "not_tried": [asdict(skipped) for skipped in self.skipped],
+            "layers": debug.to_json(list(self.layer_errors)),
+            "zeros": round(weight_sparsity.zeros(weight_sparsity.by_layer(rounded)), 4),
+        }
+
+
+def quantize(
+    model: Any,
+    samples: Samples,
+    held_out: Samples,
+    settings: PostTrainingSettings | None = None,
+    *,
+    plan: QuantizationPlan | None = None,
+    judge: Judge | None = None,
+    note: Note = lambda text: None,
+) -> QuantizationResult:
+    """Quantize a Keras model without training.
+
+    Args:
+        model: a functional or sequential Keras 3 model.
+        samples: preprocessed calibration samples [n, ...].
+        held_out: further preprocessed samples [m, ...], on which candidates are compared with the float model.
+        settings: what to try; None for the defaults.
+        plan: a finished plan, which is applied instead of a search.
+        judge: compares outputs; None for classifiers.
+        note: receives one line of text about the progress now and then.
+
+    Raises:
+        StageError: the plan is for another model, or a value is not finite, or a layer has no 8-bit form.
+        ModelError: TensorFlow Lite has no operator for a layer.
+    """
+    settings = settings or PostTrainingSettings()
+    network = keras_graph.read(model)
+    warnings = [*diagnostics.about_samples(samples), *diagnostics.about_model(network, samples)]
+    for warning in warnings:
+        note(warning)
+    try:
+        result = _by_plan(network, samples, held_out, settings, plan, judge or ByClass(), note)
+    except FloatOperatorsError as error:
+        if plan is not None:
+            raise
+        note(f"{error.what}: using the converter's own calibration instead")
+        content = export.convert_calibrated(keras_graph.build(network), samples, settings.io)
+        result = QuantizationResult(content, "ptq", f"chosen by the converter, because {error.what}")
+    return replace(result, warnings=(*warnings, *result.warnings))
+
+
+def _by_plan(
+    network: Network,
+    samples: Samples,
+    held_out: Samples,
+    settings: PostTrainingSettings,
+    plan: QuantizationPlan | None,
+    judge: Judge,
+    note: Note,
+) -> QuantizationResult:
+    """Quantize a network by the best plan, or by a finished one.
+
+    Raises:
+        FloatOperatorsError: an operator would stay float.
+    """
+    canonical = fold.canonical(network)
+    as_file = file_outputs if settings.search == "full" else None
+    search = Search(canonical, samples, held_out, settings.io, as_file, judge)
+    if plan is not None:
+        search.apply(plan)
+    else:
+        _search(search, network, settings, note)
+        if not search.simulation_agrees():
+            warning = "the simulation differs from the .tflite file: the search was repeated with files"
+            note(warning)
+            search = Search(canonical, samples, held_out, settings.io, file_outputs, judge)
+            _search(search, network, settings, note)
+            search.warnings.append(warning)
+    for warning in search.warnings:
+        note(warning)
+    result = QuantizationResult(
+        search.content,
+        "ptq",
+        search.plan.method,
+        range_method=search.range_method,
+        trials=tuple(search.trials),
+        skipped=tuple(search.skipped),
+        warnings=tuple(search.warnings),
+    )
+    return described(result, canonical, search.plan, held_out, search.simulation)
+
+
+def described(
+    result: QuantizationResult,
+    network: Network,
+    plan: QuantizationPlan,
+    held_out: Samples,
+    simulation: Simulation | None = None,
+) -> QuantizationResult:
+    """Return the result with its network, its plan and the errors of its layers.
+
+    Args:
+        result: with the file, the method and how the ranges were chosen.
+        network: in canonical form.
+        plan: what the file was made by.
+        held_out: preprocessed samples [m, ...].
+        simulation: of the same network without a softmax at its end; None builds one.
+    """
+    trained = result.method == "qat"
+    plan = replace(plan, weights_digest=weights_digest(network), trained_with_rounding=trained)
+    count = debug.affordable_samples(network, macs.total_macs(graph.parse(result.content)))
+    errors = debug.errors(network, plan, held_out[:count], simulation)
+    return replace(result, network=network, plan=plan, layer_errors=tuple(errors))
+
+
+def _search(search: Search, network: Network, settings: PostTrainingSettings, note: Note) -> None:
+    """Try what the settings allow, and keep what helps."""
+    # Factors would give each channel of a clustered kernel other values than its neighbours'.
+    clustered = any(kernel.clustered for kernel in weight_sparsity.by_layer(network).values())
+    methods = [*METHODS] if settings.ranges == "auto" else [settings.ranges]
+    search.ranges(methods)
+    equalized_with: set[str] = set()
+    while settings.equalize == "auto" and not clustered and search.range_method not in equalized_with:
+        equalized_with.add(search.range_method)
+        # The best method for channels of very different sizes may not be the best one for equalized channels.
+        if search.equalization():
+            search.ranges(search.methods_left(methods))
+    if settings.correct_bias == "auto":
+        search.bias()
+    if settings.rounding == "adaround":
+        search.rounding(note)
