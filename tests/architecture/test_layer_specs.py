@@ -109,13 +109,13 @@ def test_every_consumer_takes_every_kind(keras: Any, kind: str) -> None:
     channels = channel_groups.follow(network)
     first = channels.layouts[keras_graph.LayerOutput("first")]
     assert channels.pinned[first].all() == (spec.channels == "unknown")
-    everything = sum(_macs(piece) for piece in cost.pieces(network, channels, TARGET.cost))
+    everything = sum(_macs(operator) for operator in cost.operators(network, channels, TARGET.cost))
     if type(spec).__name__ != "DecomposedSpec":
         assert everything == arithmetic.total_macs(graph.parse(export.convert_float(model)))
 
 
-def _macs(piece: cost.Piece) -> int:
-    return piece.macs * len(piece.made) * (len(piece.given) if piece.mixes else 1)
+def _macs(operator: cost.PrunableOperator) -> int:
+    return operator.macs * len(operator.outputs) * (len(operator.inputs) if operator.mixes else 1)
 
 
 @pytest.mark.parametrize("kind", [spec.kind for spec in all_specs() if spec.kernels and spec.rank])
@@ -129,15 +129,11 @@ def test_channels_of_every_convolution_are_removed_and_priced(keras: Any, kind: 
     built = keras_graph.build(smaller)
     assert built.get_layer("first").filters == 5
     again = channel_groups.follow(smaller)
-    pieces = sum(_macs(piece) for piece in cost.pieces(smaller, again, TARGET.cost))
-    assert pieces == arithmetic.total_macs(graph.parse(export.convert_float(built)))
-    assert (
-        sum(
-            weights.each * int(np.prod([len(one) for one in weights.layouts]))
-            for weights in cost.weights(smaller, again)
-        )
-        == built.count_params()
-    )
+    macs = sum(_macs(operator) for operator in cost.operators(smaller, again, TARGET.cost))
+    assert macs == arithmetic.total_macs(graph.parse(export.convert_float(built)))
+    arrays = cost.weight_arrays(smaller, again)
+    parameters = sum(array.size * int(np.prod([len(layout) for layout in array.layouts])) for array in arrays)
+    assert parameters == built.count_params()
 
 
 def test_a_mean_that_is_an_operation_is_not_taken_for_the_layer_average(keras: Any) -> None:

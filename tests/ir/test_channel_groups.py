@@ -15,7 +15,7 @@ from compress.ir import keras_graph
 from compress.ir.channel_groups import Channels, Mask
 from compress.ir.keras_graph import Layer, LayerOutput, Network
 from compress.pruning import cost
-from compress.pruning.importance import gated, made_by
+from compress.pruning.importance import gated_model, produces_channels
 from compress.targets import load
 
 pytestmark = pytest.mark.tensorflow
@@ -26,7 +26,7 @@ def chosen(net: Network, channels: Channels, share: float, seed: int = 1) -> Mas
     random = np.random.default_rng(seed)
     kept = np.ones(len(channels.group), bool)
     for layer in net.layers.values():
-        if layer.calls and made_by(layer) is not None:
+        if layer.calls and produces_channels(layer):
             groups = np.unique(channels.group[channels.layouts[LayerOutput(layer.name)]])
             groups = random.permutation(groups[~channels.pinned[groups]])
             left = groups[kept[groups]]  # layers that are tied to earlier ones have lost theirs already
@@ -123,7 +123,7 @@ def test_removal_is_exact(keras: Any, builder: networks.Builder, share: float) -
     assert_same(outputs(smaller, given), expected)
     assert smaller.count_params() < (1 - 0.6 * share) * model.count_params()
     off = np.repeat(kept[np.newaxis].astype(np.float32), len(given), axis=0)
-    assert_same(outputs(gated(net, channels), [given, off]), expected)
+    assert_same(outputs(gated_model(net, channels), [given, off]), expected)
 
 
 APPLICATIONS: dict[str, Callable[[Any], Any]] = {
@@ -148,7 +148,7 @@ def test_removal_is_exact_in_known_architectures(keras: Any, name: str) -> None:
     given = np.random.default_rng(2).random((2, *model.input_shape[1:]), np.float32) * scale
     net = keras_graph.read(model)
     channels = structure.follow(net)
-    switched = gated(net, channels)
+    switched = gated_model(net, channels)
     for share in (0.3, 0.6):
         kept = chosen(net, channels, share)
         smaller = keras_graph.build(structure.remove(net, channels, kept))
@@ -272,4 +272,4 @@ def test_gates_reach_inputs_that_have_a_name(keras: Any) -> None:
     given = np.random.default_rng(0).random((3, 6, 6, 2), np.float32)
     off = np.repeat(kept[np.newaxis].astype(np.float32), 3, axis=0)
     smaller = keras_graph.build(structure.remove(net, channels, kept))
-    assert_same(outputs(gated(net, channels), [given, off]), outputs(smaller, given))
+    assert_same(outputs(gated_model(net, channels), [given, off]), outputs(smaller, given))

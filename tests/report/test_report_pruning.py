@@ -27,7 +27,7 @@ def test_no_section_without_pruning() -> None:
 
 
 def test_what_a_step_did() -> None:
-    found = pruning.section(record(tried={"balanced": 0.9, "uniform": 0.8}, held=["norm"]))
+    found = pruning.section(record(trials={"balanced": 0.9, "uniform": 0.8}, held=["norm"]))
     assert found is not None
     (step,) = found["steps"]
     assert step["title"] == "prune, step 1"
@@ -36,7 +36,7 @@ def test_what_a_step_did() -> None:
     assert step["figures"][2][3] == ""  # a share of nothing
     assert step["layers"] == [("conv", "16", "8")]
     assert step["held"] == ["norm"]
-    assert step["tried"] == "balanced 0.900, uniform 0.800"
+    assert step["trials"] == "balanced 0.900, uniform 0.800"
     assert found["svg"] == ""
 
 
