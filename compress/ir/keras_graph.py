@@ -121,6 +121,12 @@ class Network:
                 raise ModelError(f"the layers {', '.join(layer.name for layer, *_ in later[:5])} form a loop")
             waiting = later
 
+    def free_name(self, name: str) -> str:
+        """Return a name that no layer has: the name itself, with underscores appended as needed."""
+        while name in self.layers:
+            name += "_"
+        return name
+
     def edited(self, layers: Mapping[str, Layer | None], moved: Mapping[LayerOutput, LayerOutput]) -> Network:
         """Layers replaced, added, or removed (None); everyone who took a key of `moved` takes its value."""
         merged = {name: layer for name, layer in {**self.layers, **layers}.items() if layer is not None}

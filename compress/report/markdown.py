@@ -35,7 +35,7 @@ def summary(record: Plain) -> str:
         *_stages(record),
         "## Classes that lost the most",
         *_classes(record),
-        *_swaps(record),
+        *_replacements(record),
         "## Where operators run",
         *_placement(record),
         *_devices(record),
@@ -161,16 +161,16 @@ def _classes(record: Plain) -> list[str]:
     )
 
 
-def _swaps(record: Plain) -> list[str]:
+def _replacements(record: Plain) -> list[str]:
     found = replacement.section(record)
     if found is None:
         return []
-    rows = [[quote(row[key]) for key in ("what", "by", "count", "layers")] for row in found["swapped"]]
+    rows = [[quote(row[key]) for key in ("what", "by", "count", "layers")] for row in found["replaced"]]
     lines = [f"- Accuracy {row['when']}: {row['text']} ({quote(row['fine'], 200)})" for row in found["accuracy"]]
-    lines += [f"- Asked for, and not in the model: {quote(each)}" for each in found["not_found"]]
-    lines += [f"- Left: {quote(row['layer'])}: {quote(row['text'], 200)}" for row in found["left"]]
+    lines += [f"- Requested, but not in the model: {quote(each)}" for each in found["not_found"]]
+    lines += [f"- Skipped: {quote(row['layer'])}: {quote(row['text'], 200)}" for row in found["skipped"]]
     lines += [f"- {quote(row['layer'])}: {quote(row['text'], 200)}" for row in found["details"]]
-    return ["## Swapped for the Edge TPU", _table(("What", "By", "Times", "Layers"), rows), "\n".join(lines)]
+    return ["## Activation replacement", _table(("What", "By", "Times", "Layers"), rows), "\n".join(lines)]
 
 
 def _placement(record: Plain) -> list[str]:

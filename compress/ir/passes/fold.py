@@ -80,19 +80,13 @@ def _appended(network: Network, layer: Layer, spec: LayerSpec, config: dict[str,
     return network.edited({name: spec.layer(calls=calls, weights=weights, **config)}, {})
 
 
-def _free(network: Network, name: str) -> str:
-    while name in network.layers:
-        name += "_"
-    return name
-
-
 def _split_activations(network: Network, name: str) -> Network:
     """`Conv2D(activation="relu")` as a linear convolution and an activation."""
     layer = network.layers[name]
     activation = layer.config.get("activation", "linear")
     if spec_of(layer).kernel is None or activation in ("linear", None):
         return network
-    new = _free(network, f"{name}_activation")
+    new = network.free_name(f"{name}_activation")
     config = {"name": new, "activation": activation}
     return _appended(network, layer.configured(activation="linear"), ACTIVATION, config)
 
@@ -108,7 +102,7 @@ def _split_separable(network: Network, name: str) -> Network:
     shared = {key: config[key] for key in ("kernel_size", "strides", "padding", "dilation_rate", "data_format")}
     multiplier = config["depth_multiplier"]
     first = first_spec.layer(name, layer.calls, (depthwise,), depth_multiplier=multiplier, use_bias=False, **shared)
-    new = _free(network, f"{name}_pointwise")
+    new = network.free_name(f"{name}_pointwise")
     second = {
         "name": new,
         "filters": config["filters"],
