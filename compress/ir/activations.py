@@ -48,7 +48,7 @@ FUNCTIONS: Mapping[Activation, Callable[[Values], Values]] = {
 }
 
 
-def recognised(values: Values) -> Activation | None:
+def recognize(values: Values) -> Activation | None:
     """Which activation a function is, from its values at POINTS.
 
     `tailed`: none that has a name here, but near x above, bounded below, and negative between.

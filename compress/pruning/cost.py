@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.channel_groups import Channels, Layout
+from compress.ir.channel_groups import ChannelGroups, Layout
 from compress.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
 from compress.ir.layer_specs import Kernel, spec_of
 from compress.ir.layer_specs.functions import FUSED, canonical_name
@@ -107,7 +107,7 @@ class WeightArray:
     channel_bytes: int | None = None
 
 
-def operators(network: Network, channels: Channels, cost: CostModel) -> list[PrunableOperator]:
+def operators(network: Network, channels: ChannelGroups, cost: CostModel) -> list[PrunableOperator]:
     """Return the operators that a network becomes on a target with this cost model."""
     consumers = network.consumers()
     result: list[PrunableOperator] = []
@@ -116,7 +116,7 @@ def operators(network: Network, channels: Channels, cost: CostModel) -> list[Pru
         if not layer.calls or spec.keeps_values or spec.pads:  # nothing of it takes time
             continue
         output = LayerOutput(layer.name, call)
-        source = next(iter(layer.given(call)), output)
+        source = next(iter(layer.inputs(call)), output)
         if spec.kernels:
             result += _kernel_operators(layer, source, output, network, channels)
             count = cost.activation_operators(_inner_function(layer))
@@ -166,7 +166,7 @@ def _window(layer: Layer, shape: Shape) -> tuple[str, tuple[int, int]]:
 
 
 def _kernel_operators(
-    layer: Layer, source: LayerOutput, output: LayerOutput, network: Network, channels: Channels
+    layer: Layer, source: LayerOutput, output: LayerOutput, network: Network, channels: ChannelGroups
 ) -> list[PrunableOperator]:
     """Return the operators with weights that a layer becomes."""
     inputs, outputs = (channels.layouts[tensor] for tensor in (source, output))
@@ -230,7 +230,7 @@ def _map_shape(shape: Shape) -> tuple[int, int, int]:
     return height, width, channels
 
 
-def weight_arrays(network: Network, channels: Channels) -> list[WeightArray]:
+def weight_arrays(network: Network, channels: ChannelGroups) -> list[WeightArray]:
     """Return all arrays of weights of a network."""
     result: list[WeightArray] = []
     for layer in network.layers.values():
@@ -239,7 +239,7 @@ def weight_arrays(network: Network, channels: Channels) -> list[WeightArray]:
         if layer.config.get("data_format") == "channels_first":
             result += [WeightArray(array.size, ()) for array in layer.weights]
             continue
-        inputs, outputs = (channels.layouts[tensor] for tensor in (layer.given()[0], LayerOutput(layer.name)))
+        inputs, outputs = (channels.layouts[tensor] for tensor in (layer.inputs()[0], LayerOutput(layer.name)))
         spec = spec_of(layer)
         for axes, array in zip(spec.kernels, layer.weights, strict=False):
             layouts = _kernel_layouts(axes, layer, inputs, outputs)
@@ -284,7 +284,7 @@ class _ChannelCounts:
         groups: its layer groups.
     """
 
-    def __init__(self, channels: Channels, groups: Sequence[LayerGroup]) -> None:
+    def __init__(self, channels: ChannelGroups, groups: Sequence[LayerGroup]) -> None:
         self.counts: list[_ChannelCount] = []
         self._channels = channels
         self._groups = groups
@@ -326,7 +326,7 @@ class Costs:
         target: the target that time and memory are predicted for.
     """
 
-    def __init__(self, network: Network, channels: Channels, groups: Sequence[LayerGroup], target: Target) -> None:
+    def __init__(self, network: Network, channels: ChannelGroups, groups: Sequence[LayerGroup], target: Target) -> None:
         self.target = target
         self.full_widths: Widths = tuple(len(group.members) for group in groups)
         counts = _ChannelCounts(channels, groups)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import StageError
-from compress.ir.channel_groups import Channels
+from compress.ir.channel_groups import ChannelGroups
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build, map_tensors
 from compress.ir.layer_specs import INPUT, spec_of
 from compress.ir.tensorflow import keras
@@ -44,7 +44,7 @@ class ImportanceSamples:
 
 
 def importance_scores(
-    network: Network, channels: Channels, method: ImportanceMethod, samples: ImportanceSamples | None
+    network: Network, channels: ChannelGroups, method: ImportanceMethod, samples: ImportanceSamples | None
 ) -> Scores:
     """Return the importance of every channel; `taylor` needs samples."""
     if method == "taylor":
@@ -53,7 +53,7 @@ def importance_scores(
     return weight_scores(network, channels, method)
 
 
-def weight_scores(network: Network, channels: Channels, method: ImportanceMethod) -> Scores:
+def weight_scores(network: Network, channels: ChannelGroups, method: ImportanceMethod) -> Scores:
     """Return the size of the weights that produce each channel.
 
     `l1` and `l2` are norms of the kernel. `batch_norm` is the L2 norm times the factor of the batch norm that follows:
@@ -84,7 +84,7 @@ def weight_scores(network: Network, channels: Channels, method: ImportanceMethod
 
 def produces_channels(layer: Layer) -> bool:
     """Whether a layer computes each of its output channels from all input channels."""
-    return spec_of(layer).channels == "makes"
+    return spec_of(layer).channels == "mixes"
 
 
 def _kernel_norms(layer: Layer, method: ImportanceMethod) -> NDArray[np.float64]:
@@ -120,7 +120,7 @@ def refuse_constant(model: Any, inputs: NDArray[np.float32]) -> None:
         raise StageError(what, todo="train it first (`train` before `prune`), and look at data.preprocess")
 
 
-def taylor_scores(network: Network, channels: Channels, samples: ImportanceSamples) -> Scores:
+def taylor_scores(network: Network, channels: ChannelGroups, samples: ImportanceSamples) -> Scores:
     """Return the expected squared change of the loss without each channel.
 
     The change is estimated for each sample to first order: by the derivative of the loss with respect to a factor on
@@ -149,7 +149,7 @@ def taylor_scores(network: Network, channels: Channels, samples: ImportanceSampl
     return scores
 
 
-def gated_model(network: Network, channels: Channels) -> Any:
+def gated_model(network: Network, channels: ChannelGroups) -> Any:
     """Return the network as a Keras model with a second input: a factor for each channel number, [batch, channels].
 
     The factor multiplies the channels wherever a layer reads them that mixes channels. The factor of a whole group is
@@ -165,7 +165,7 @@ def gated_model(network: Network, channels: Channels) -> Any:
             continue
         calls = []
         for call, arguments in enumerate(layer.calls):
-            (source,) = layer.given(call)
+            (source,) = layer.inputs(call)
             gate = _gate_layer(f"{layer.name}_gate_{call}", source, channels.group[channels.layouts[source]])
             layers[gate.name] = gate
             shapes[LayerOutput(gate.name)] = network.shapes[source]

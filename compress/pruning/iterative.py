@@ -221,7 +221,7 @@ class _Step:
             allocation=method,
             cost=change,
             layers={name: LayerWidths(*widths) for name, widths in layers.items()},
-            held=prunable.channels.held,
+            unsupported=prunable.channels.unsupported,
             done=last or change.after <= limits.final,
             trials=trials,
             sensitivity=tuple(curves),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import StageError
-from compress.ir.channel_groups import Channels
+from compress.ir.channel_groups import ChannelGroups
 from compress.ir.keras_graph import LayerOutput, Network
 from compress.pruning.importance import Scores, produces_channels
 
@@ -38,7 +38,7 @@ class LayerGroup:
     minimum: int
 
 
-def layer_groups(network: Network, channels: Channels, scores: Scores) -> tuple[LayerGroup, ...]:
+def layer_groups(network: Network, channels: ChannelGroups, scores: Scores) -> tuple[LayerGroup, ...]:
     """Return the layer groups of a network that have channels to remove.
 
     Raises:
@@ -61,7 +61,7 @@ def layer_groups(network: Network, channels: Channels, scores: Scores) -> tuple[
                 separate.append(rows)
         coupled = [*separate, merged]
     if not coupled:
-        names = ", ".join(channels.held[:5])
+        names = ", ".join(channels.unsupported[:5])
         reason = f"{names} cannot be followed" if names else "every one reaches an output"
         raise StageError(f"no channel of this model can be removed: {reason}", todo="remove `prune`")
     return tuple(_ordered_group(rows, scores) for rows in coupled)

@@ -9,7 +9,7 @@ import numpy as np
 
 from compress.errors import StageError
 from compress.ir import channel_groups
-from compress.ir.channel_groups import Channels, Mask
+from compress.ir.channel_groups import ChannelGroups, Mask
 from compress.ir.keras_graph import LayerOutput, Network
 from compress.pruning.cost import Costs, TrialConversion
 from compress.pruning.importance import (
@@ -37,7 +37,7 @@ class PrunableNetwork:
     """
 
     network: Network
-    channels: Channels
+    channels: ChannelGroups
     groups: tuple[LayerGroup, ...]
     scores: Scores
     importance: ImportanceMethod
@@ -62,7 +62,7 @@ class PrunableNetwork:
         kept = np.zeros(len(self.channels.group), bool)
         for group, width in zip(self.groups, widths, strict=True):
             kept[group.members[:width]] = True
-        return self.channels.tied(kept)
+        return self.channels.with_coupled(kept)
 
     def pruned(self, widths: Widths) -> Network:
         """Return the network with these widths."""
@@ -97,7 +97,7 @@ def prepare(
     Raises:
         StageError: no channel can be removed, or importance is not a number.
     """
-    channels = channel_groups.follow(network)
+    channels = channel_groups.find_groups(network)
     scores = importance_scores(network, channels, method, samples)
     if method == "taylor" and not scores.any():
         method = "batch_norm"

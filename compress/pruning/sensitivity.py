@@ -75,7 +75,7 @@ def sensitivity_curves(
         for width in narrower:
             kept = np.ones(len(prunable.channels.group), bool)
             kept[group.members[width:]] = False
-            predicted = predictor.log_probabilities(prunable.channels.tied(kept))
+            predicted = predictor.log_probabilities(prunable.channels.with_coupled(kept))
             divergence.append(float((np.exp(reference) * (reference - predicted)).sum(axis=1).mean()))
             accuracy.append(_accuracy(predicted, samples))
             done += 1

@@ -29,7 +29,7 @@ class PruningStep:
         allocation: the method that chose the widths.
         cost: the costs before and after the step.
         layers: the layers that have fewer channels.
-        held: layers that kept all channels because their use of them is not known.
+        unsupported: layers that kept all channels because their use of them is not known.
         done: whether no further step is needed.
         trials: by allocation method the validation accuracy after one epoch of training, where methods were compared.
         sensitivity: the curves that the `sensitivity` allocation measured.
@@ -42,7 +42,7 @@ class PruningStep:
     allocation: AllocationMethod
     cost: CostChange
     layers: Mapping[str, LayerWidths]
-    held: tuple[str, ...]
+    unsupported: tuple[str, ...]
     done: bool
     trials: Mapping[AllocationMethod, float] = field(default_factory=dict)
     sensitivity: tuple[SensitivityCurve, ...] = ()
@@ -61,7 +61,7 @@ class PruningStep:
                 "after": self.cost.figures_after.to_json(),
             },
             "layers": {name: asdict(widths) for name, widths in self.layers.items()},
-            "held": list(self.held),
+            "unsupported": list(self.unsupported),
             "done": self.done,
             "warnings": list(self.warnings),
         }

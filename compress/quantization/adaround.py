@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Layer, LayerOutput, Network, build, observed
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build, subnetwork
 from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
 from compress.quantization.plan import on_grid, packed
@@ -73,10 +73,10 @@ def _ends(
     network: Network, layer: Layer, samples: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """What the layer is given and what it gives in the float network: it learns to make up for no other layer."""
-    tensors = [layer.given()[0], LayerOutput(layer.name)]
+    tensors = [layer.inputs()[0], LayerOutput(layer.name)]
     each = sum(int(np.prod([side or 1 for side in network.shapes[tensor]])) for tensor in tensors)
     few = samples[: max(MOST_NUMBERS // each, 8)]
-    found = keras().tree.flatten(build(observed(network, tensors)).predict(few, verbose=0, batch_size=BATCH))
+    found = keras().tree.flatten(build(subnetwork(network, tensors)).predict(few, verbose=0, batch_size=BATCH))
     return np.asarray(found[0]), np.asarray(found[1])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Layer, LayerOutput, Network, build, observed, tensors_in
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build, subnetwork, tensors_in
 from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
 from compress.quantization import bias_correction, equalization, export, fake_quantization
@@ -195,7 +195,7 @@ def _ratios(
     places = [LayerOutput(names[name], list(_calls(points, name)).index(tensor)) for name, tensor in by_name.items()]
     pairs = []
     for net, tensors in ((network, list(by_name.values())), (rounded, places)):
-        values = library.tree.flatten(build(observed(net, tensors))(samples))
+        values = library.tree.flatten(build(subnetwork(net, tensors))(samples))
         pairs.append([np.asarray(value).reshape(len(samples), -1) for value in values])
     for name, wanted, made in zip(by_name, *pairs, strict=True):
         found[name] = float(snr_db(wanted, made).mean())
@@ -210,7 +210,7 @@ def _looks(
     network: Network, by_name: Mapping[str, LayerOutput], plan: QuantizationPlan, samples: NDArray[np.float32]
 ) -> dict[str, tuple[str, str]]:
     """By point its likely cause of error and the setting that would change it, from its values."""
-    values = keras().tree.flatten(build(observed(network, list(by_name.values())))(samples))
+    values = keras().tree.flatten(build(subnetwork(network, list(by_name.values())))(samples))
     shown = set(tensors_in(network.outputs))
     return {
         name: _cause(np.asarray(value), name, plan, network.layers[tensor.layer], tensor in shown)
@@ -256,7 +256,7 @@ def _too_wide(value: NDArray[Any], limits: tuple[float, float]) -> tuple[str, st
 
 def _one_for_all(value: NDArray[Any], layer: Layer, is_output: bool) -> tuple[str, str] | None:
     """Boxes and scores in one tensor: large numbers set the scale for small ones."""
-    if spec_of(layer).channels != "joins" or not is_output:
+    if spec_of(layer).channels != "concatenates" or not is_output:
         return None
     spread = _spread(value)
     if spread is None or spread < IMBALANCED:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.ir.activations import NAMED, POINTS, Activation, Values, recognised
-from compress.ir.keras_graph import Layer, LayerOutput, Network, build, living, tensors_in
+from compress.ir.activations import NAMED, POINTS, Activation, Values, recognize
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build, tensors_in, without_unused_calls
 from compress.ir.layer_specs import ACTIVATION, INPUT, PRELU, RELU, RESCALING, LayerSpec, spec_named, spec_of
 from compress.ir.layer_specs.functions import ELEMENTWISE, SINGLE_OPERATOR, canonical_name
 from compress.ir.tensorflow import keras
@@ -103,7 +103,7 @@ def replace_by_relu(network: Network, kinds: Collection[Activation], by: str) ->
             edited = edited.edited({name: replace(candidate, calls=_calls(edited.layers[name], candidate))}, {})
             replaced.setdefault(found[0], []).append(name)
     ordered = {kind: tuple(sorted(set(names), key=order.index)) for kind, names in replaced.items()}
-    return living(edited), Replacements(ordered, skipped)
+    return without_unused_calls(edited), Replacements(ordered, skipped)
 
 
 def _replace_region(network: Network, region: Region, by: str) -> Network:
@@ -253,7 +253,7 @@ def _calls(layer: Layer, replacement: Layer) -> tuple[Any, ...]:
     """Return the calls of a layer; an operation's without the arguments that only the operation takes."""
     if layer.kind == replacement.kind:
         return layer.calls
-    return tuple({"args": [layer.given(call)[0]], "kwargs": {}} for call in range(len(layer.calls)))
+    return tuple({"args": [layer.inputs(call)[0]], "kwargs": {}} for call in range(len(layer.calls)))
 
 
 # --- activations that are written as several operators -----------------------------------
@@ -280,7 +280,7 @@ def _regions_before(network: Network, output: LayerOutput, claimed: set[Call]) -
         calls = _calls_between(network, tensor, output)
         if calls is None or len(calls) < 2 or calls & claimed:
             continue
-        kind = recognised(_function_values(network, tensor, output, calls))
+        kind = recognize(_function_values(network, tensor, output, calls))
         is_composition = kind == "tailed" and any(_named(network.layers[name]) for name, _ in calls)
         if kind is not None and not is_composition:  # a SiLU of a SiLU is two activations
             yield Region(kind, tensor, output, calls)
@@ -298,7 +298,7 @@ def _ancestors(network: Network, output: LayerOutput) -> list[LayerOutput]:
 
 
 def _sources(network: Network, tensor: LayerOutput) -> list[LayerOutput]:
-    return network.layers[tensor.layer].given(tensor.call)
+    return network.layers[tensor.layer].inputs(tensor.call)
 
 
 def _calls_between(network: Network, source: LayerOutput, output: LayerOutput) -> frozenset[Call] | None:
@@ -321,7 +321,7 @@ def _elementwise(network: Network, tensor: LayerOutput) -> bool:
     layer = network.layers[tensor.layer]
     if not layer.calls or not _is_elementwise(layer, spec_of(layer)):
         return False
-    inputs = layer.given(tensor.call)
+    inputs = layer.inputs(tensor.call)
     same_shape = all(network.shapes[source] == network.shapes[tensor] for source in inputs)
     return bool(inputs) and same_shape and all(_is_number(value) for value in _leaves(layer.calls[tensor.call]))
 
@@ -357,5 +357,5 @@ def _function_values(network: Network, source: LayerOutput, output: LayerOutput,
     region = replace(network, name="region", layers=layers, inputs=points, outputs=[output])
     region = region.edited({"points": entrance}, {source: points})
     region = replace(region, outputs=[output], shapes={**shapes, points: (1,)})
-    values = build(living(region))(POINTS.astype(np.float32).reshape(-1, 1))
+    values = build(without_unused_calls(region))(POINTS.astype(np.float32).reshape(-1, 1))
     return np.asarray(keras().tree.flatten(values)[0], np.float64).ravel()

@@ -17,7 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Layer, LayerOutput, Network, build, living, needed, observed, tensors_in
+from compress.ir.keras_graph import (
+    Layer,
+    LayerOutput,
+    Network,
+    build,
+    subnetwork,
+    tensors_in,
+    used_calls,
+    without_unused_calls,
+)
 from compress.ir.layer_specs import DEPTHWISE_CONV_2D, MULTIPLY, spec_of
 from compress.ir.tensorflow import keras
 from compress.replacement.activations import Replacements
@@ -61,7 +70,7 @@ def find(network: Network) -> tuple[list[Gate], dict[str, str]]:
     gates: list[Gate] = []
     skipped: dict[str, str] = {}
     for layer, call in network.in_order():
-        inputs = layer.given(call) if layer.calls else []
+        inputs = layer.inputs(call) if layer.calls else []
         if spec_of(layer) != MULTIPLY or len(inputs) != 2:
             continue
         small, large = sorted(inputs, key=lambda tensor: _is_map(network, tensor))
@@ -100,7 +109,7 @@ def _computed_from(network: Network, factor: LayerOutput, map: LayerOutput) -> b
 
 def _inputs(network: Network, tensor: LayerOutput) -> list[LayerOutput]:
     layer = network.layers[tensor.layer]
-    return layer.given(tensor.call) if layer.calls else []
+    return layer.inputs(tensor.call) if layer.calls else []
 
 
 def measure(network: Network, gates: Sequence[Gate], samples: NDArray[np.float32]) -> dict[Gate, GateStatistics]:
@@ -113,7 +122,7 @@ def measure(network: Network, gates: Sequence[Gate], samples: NDArray[np.float32
     """
     import tensorflow
 
-    model = build(observed(network, [tensor for gate in gates for tensor in (gate.map, gate.factor)]))
+    model = build(subnetwork(network, [tensor for gate in gates for tensor in (gate.map, gate.factor)]))
     library = keras()
 
     @tensorflow.function(reduce_retracing=True)
@@ -164,7 +173,7 @@ def remove_gates(network: Network, measured: Mapping[Gate, GateStatistics]) -> t
         removed.insert(0, name)
         notes[name] = f"{place}; the mean changes {statistics.changed_energy:.1%} of the energy of the product"
     replaced = {NAME: tuple(removed)} if removed else {}
-    return living(network), Replacements(replaced, skipped, dict(reversed(notes.items())))
+    return without_unused_calls(network), Replacements(replaced, skipped, dict(reversed(notes.items())))
 
 
 def _without_gate(network: Network, gate: Gate, mean: Factors) -> tuple[Network, str] | None:
@@ -186,7 +195,7 @@ def _without_gate(network: Network, gate: Gate, mean: Factors) -> tuple[Network,
 
 def _users(network: Network, tensor: LayerOutput) -> list[tuple[str, int]]:
     """Return the calls that read a tensor and that an output depends on."""
-    live = needed(network)
+    live = used_calls(network)
     return [call for call in network.consumers().get(tensor, []) if call in live]
 
 
@@ -234,7 +243,7 @@ def _scalable(layer: Layer) -> bool:
         last = (axis[0] if isinstance(axis, list) else axis) in (-1, 3)
         return last and config.get("scale", True) and config.get("center", True)
     linear = config.get("activation", "linear") in ("linear", None)
-    return linear and spec.kernel is not None and spec.channels == "makes"
+    return linear and spec.kernel is not None and spec.channels == "mixes"
 
 
 def _scaled_outputs(layer: Layer, mean: Factors) -> Layer:

@@ -92,7 +92,7 @@ def _step(title: str, step: Plain, objective: Plain) -> dict[str, Any]:
         ],
         "more": max(len(layers) - MAX_LAYERS, 0),
         "warnings": [words.shorten(words.scalar(warning), 300) for warning in warnings],
-        "held": [words.shorten(str(name), 60) for name in (step.get("held") or [])[:MAX_LAYERS]],
+        "unsupported": [words.shorten(str(name), 60) for name in (step.get("unsupported") or [])[:MAX_LAYERS]],
     }
 
 

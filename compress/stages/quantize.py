@@ -304,7 +304,13 @@ class Quantize(Stage, TrainingSettings):
             trained, plan, found = tfmot.train(given, start, self, context)
         else:
             trained, plan, found = training.train(
-                ptq.network, ptq.plan, self, context, self.qat, fold.norms(given), self._qat_loss(ptq.network, context)
+                ptq.network,
+                ptq.plan,
+                self,
+                context,
+                self.qat,
+                fold.folded_norms(given),
+                self._qat_loss(ptq.network, context),
             )
         qat = Candidate("qat", export.convert(trained, plan, self.io), trained, plan)
         inputs = context.data.inputs("validation")

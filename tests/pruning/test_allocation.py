@@ -313,7 +313,7 @@ def test_costs_of_a_dense_layer_on_a_map(keras: Any) -> None:
     x = keras.layers.Dense(8, activation="silu")(image)
     model = keras.Model(image, keras.layers.Dense(4)(x))
     net = keras_graph.read(model)
-    channels = structure.follow(net)
+    channels = structure.find_groups(net)
     found = cost.Costs(net, channels, [], EDGETPU)
     assert found.macs(()) == 36 * (3 * 8 + 8 * 4)
     assert [layer.kind for layer in found.operators(())] == ["conv", "elt", "elt", "conv"]  # silu: a sigmoid, a product

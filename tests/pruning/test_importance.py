@@ -43,7 +43,7 @@ def losses(model: Any, given: ImportanceSamples, gates: np.ndarray) -> np.ndarra
 def test_taylor_is_the_derivative_of_the_loss_by_a_factor_on_the_channel(keras: Any, builder: Any) -> None:
     model = networks.randomized(builder(keras))
     net = keras_graph.read(model)
-    channels = structure.follow(net)
+    channels = structure.find_groups(net)
     given = samples(model)
     score = taylor_scores(net, channels, given)
     gated = gated_model(net, channels)
@@ -64,7 +64,7 @@ def test_a_channel_that_nobody_reads_does_not_matter_to_taylor(keras: Any) -> No
     kernel[2] = 0
     model.get_layer("dense").set_weights([kernel, bias])
     net = keras_graph.read(model)
-    channels = structure.follow(net)
+    channels = structure.find_groups(net)
     score = taylor_scores(net, channels, samples(model))[channels.layouts[LayerOutput("conv")]]
     assert score[2] == 0
     assert (np.delete(score, 2) > 0).any()
@@ -74,7 +74,7 @@ def test_a_channel_that_nobody_reads_does_not_matter_to_taylor(keras: Any) -> No
 def test_norms_of_weights(keras: Any, method: Any) -> None:
     model = networks.randomized(networks.plain(keras))
     net = keras_graph.read(model)
-    channels = structure.follow(net)
+    channels = structure.find_groups(net)
     conv, norm = model.layers[1], model.layers[2]
     kernel = conv.get_weights()[0]
     expected = np.abs(kernel).sum(axis=(0, 1, 2)) if method == "l1" else np.sqrt((kernel**2).sum(axis=(0, 1, 2)))
@@ -92,7 +92,7 @@ def test_a_channel_whose_batch_norm_scale_is_zero_goes_first(keras: Any) -> None
     gamma[3] = 0
     norm.set_weights([gamma, *rest])
     net = keras_graph.read(model)
-    channels = structure.follow(net)
+    channels = structure.find_groups(net)
     score = importance_scores(net, channels, "batch_norm", None)[channels.layouts[LayerOutput(conv.name)]]
     assert score.argmin() == 3
 

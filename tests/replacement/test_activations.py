@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compress.ir import keras_graph
-from compress.ir.activations import POINTS, Activation, recognised
+from compress.ir.activations import POINTS, Activation, recognize
 from compress.ir.keras_graph import LayerOutput
 from compress.replacement import squeeze_excite
 from compress.replacement.activations import Replacements, replace_by_relu
@@ -254,10 +254,10 @@ def test_what_must_stay_is_named_with_the_reason(keras: Any) -> None:
 
 
 def test_a_function_is_recognised_by_its_values() -> None:
-    assert recognised(np.where(POINTS > 0, POINTS, 0.25 * POINTS)) == "leaky_relu"
-    assert recognised(POINTS / (1 + np.exp(-1.5 * POINTS))) == "tailed"
+    assert recognize(np.where(POINTS > 0, POINTS, 0.25 * POINTS)) == "leaky_relu"
+    assert recognize(POINTS / (1 + np.exp(-1.5 * POINTS))) == "tailed"
     for values in (POINTS, np.maximum(POINTS, 0), np.abs(POINTS), np.full_like(POINTS, np.nan), np.tanh(POINTS)):
-        assert recognised(values) is None
+        assert recognize(values) is None
 
 
 def test_mobilenet_v3_has_nothing_left_to_replace(keras: Any) -> None:
@@ -292,10 +292,10 @@ def test_what_nothing_depends_on_is_gone(keras: Any) -> None:
     model = keras.Model(image, used)
     net = keras_graph.read(model)
     moved = net.edited({}, {LayerOutput("unused"): LayerOutput("shared")})
-    alive = keras_graph.living(moved)
+    alive = keras_graph.without_unused_calls(moved)
     assert set(alive.layers) == {net.inputs[0].layer if isinstance(net.inputs, list) else net.inputs.layer, "shared"}
     assert len(alive.layers["shared"].calls) == 2
-    direct = keras_graph.living(net.edited({}, {LayerOutput("shared", 1): LayerOutput("shared", 0)}))
+    direct = keras_graph.without_unused_calls(net.edited({}, {LayerOutput("shared", 1): LayerOutput("shared", 0)}))
     assert len(direct.layers["shared"].calls) == 1
     given = np.ones((1, 4), np.float32)
     np.testing.assert_allclose(np.asarray(keras_graph.build(direct)(given)), np.asarray(shared(given)), rtol=1e-6)

@@ -111,7 +111,7 @@ def test_the_mean_is_the_one_that_changes_least(keras: Any) -> None:
     (found,), _ = squeeze_excite.find(given)
     samples = images(9)
     measured = squeeze_excite.measure(given, [found], samples)[found]
-    values = keras_graph.build(keras_graph.observed(given, [found.map, found.factor]))(samples)
+    values = keras_graph.build(keras_graph.subnetwork(given, [found.map, found.factor]))(samples)
     map, factor = (np.asarray(value, np.float64) for value in values)
 
     def moved(mean: np.ndarray) -> float:
