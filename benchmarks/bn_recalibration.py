@@ -2,9 +2,9 @@
 
 A ResNet-8 with Keras' own momentum of 0.99 learns photos of groceries (32 pixels, 43 classes), is pruned to 0.6 of its
 multiply-accumulates and distilled, with the settings of `prune` and `distill` as they are but for the augmentation.
-This is done twice from the same trained weights: with recalibration and the check of healing, and without both, as all
-stages worked before. Accuracy is on test data, paired by sample and averaged over seeds, with intervals over samples;
-nothing is chosen on test. Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Writes
+This is done twice from the same trained weights: with recalibration and the check of each training, and without both.
+Accuracy is on test data, paired by sample and averaged over seeds, with intervals over samples; nothing is chosen on
+test. Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Writes
 benchmarks/results/bn_recalibration.json.
 """
 
@@ -49,7 +49,7 @@ Run = dict[str, Any]
 
 
 def resnet8(library: Any) -> Any:
-    """The ResNet-8 of the other benchmarks, whose momentum is 0.9, with that of Keras."""
+    """Return the ResNet-8 of the other benchmarks with Keras' momentum instead of 0.9."""
     model = networks.residual(library, (SIDE, SIDE, 3), CLASSES)
     for layer in model.layers:
         if isinstance(layer, library.layers.BatchNormalization):
@@ -59,7 +59,7 @@ def resnet8(library: Any) -> Any:
 
 @contextmanager
 def without_recalibration() -> Iterator[None]:
-    """Stages as they were: no recalibration, and the end of every healing is kept."""
+    """Run stages without recalibration, and keep the end of every training."""
     with (
         mock.patch.object(bn_recalibration, "recalibrate_batch_norms", return_value={}),
         mock.patch.object(loop, "recalibrate_batch_norms", return_value={}),
@@ -69,7 +69,7 @@ def without_recalibration() -> Iterator[None]:
 
 
 def one(seed: int) -> Run:
-    """Both ways with one seed: for each stage the test samples that are right, and what the stage says."""
+    """Run both ways with one seed; return for each stage the correct test samples and its facts."""
     data = subjects.Arrays(subjects.photos(SIDE), CLASSES)
     found: Run = {}
     with tempfile.TemporaryDirectory() as folder, quiet():
@@ -92,7 +92,7 @@ def one(seed: int) -> Run:
 
 
 def compressed(context: Context, data: subjects.Arrays, folder: Path) -> Run:
-    """The trained model after `prune`, and after `distill` behind it."""
+    """Return the results of the trained model after `prune`, and after `distill` as the next stage."""
     given = artifact(context.folder)
     context = replace(context, original=given)
     found = {}
@@ -113,18 +113,18 @@ def compressed(context: Context, data: subjects.Arrays, folder: Path) -> Run:
 
 
 def artifact(folder: Path) -> Artifact:
-    """The working model in a folder."""
+    """Return the working model in a folder."""
     return Artifact("", Kind.KERAS, folder, dict.fromkeys((MODEL_KERAS, MODEL_TFLITE), ""), {}, 0)
 
 
 def measured(model: Any, data: subjects.Arrays) -> Run:
-    """Test samples that a model has right, and its validation accuracy."""
+    """Return the correct test samples of a model, and its validation accuracy."""
     validation = float(right(model, data, "validation").mean())
     return {"hits": right(model, data, "test"), "validation": validation}
 
 
 def summary(runs: list[Run]) -> Run:
-    """All seeds, as plain values."""
+    """Return the results over all seeds as plain values."""
     stages = {}
     for stage in STAGES:
         hits = {way: np.stack([run[way][stage]["hits"] for run in runs]).astype(int) for way in WAYS}
@@ -140,7 +140,7 @@ def summary(runs: list[Run]) -> Run:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """Test accuracy without and with recalibration."""
+    """Return a table of the test accuracy without and with recalibration."""
     lines = ["| | without | with | gained (95%) | by seed |", "|---|---|---|---|---|"]
     for stage, row in found["stages"].items():
         without, recalibrated = (row["test"][way] for way in WAYS)

@@ -1,21 +1,21 @@
 """Pruning for the Edge TPU: `python benchmarks/pruning.py [--networks A,B] [--seeds N] [--cache FOLDER]`.
 
-Each network is trained for each seed, cut to half of its predicted compute time in several ways, and trained again:
-every way for the same passes over the same data, with the network as it was as its teacher, batch norms recalibrated
-before. These networks are so small that most of their latency is fixed: compute time is what can be halved.
+Each network is trained for each seed, pruned to half of its predicted compute time by several methods, and trained
+again: with all methods for the same epochs on the same data, with the original as teacher, batch norms recalibrated
+before. These networks are so small that most of their latency is fixed: only compute time can be halved.
 
 - ours: `prune: {objective: compute, keep: 0.5}`, which chooses on validation;
-- ours, on labels: the same without a teacher; what is better on validation is compared with the others;
-- uniform: every width times the same factor, the channels of each layer with the smallest L1 norms out;
-- L1-global: the channels of all layers with the smallest L1 norms out, norms over their layer's mean;
-- scratch: the network that ours found, from random weights, on labels, for as many passes as ours took;
-- scratch, longer: the same for as many as the original and ours took together.
+- ours, on labels: the same without a teacher; the better of the two on validation is compared with the others;
+- uniform: every width times the same factor; the channels of each layer with the smallest L1 norms are removed;
+- L1-global: the channels of all layers with the smallest L1 norms are removed, norms divided by their layer's mean;
+- scratch: the network that ours found, from random weights, on labels, for as many epochs as ours took;
+- scratch, longer: the same for as many epochs as the original and ours took together.
 
-fsdd_large is a network of 12 MB, cut until its parameters stay on the chip (`objective: cache`). Accuracy is on test
+fsdd_large is a network of 12 MB, pruned until its parameters stay on the chip (`objective: cache`). Accuracy is on test
 data, paired by sample and averaged over seeds, with intervals over samples; nothing is chosen on test. Needs the shared
-files (CORALLINE_SHARED, or ../shared beside the project). Prints a table with the bounds, and writes
-benchmarks/results/pruning.json. Networks, and what each way gave with each seed, are kept in the folder --cache: a run
-that was ended goes on where no change of the project is uncommitted.
+files (CORALLINE_SHARED, or ../shared next to the project). Prints a table with the bounds, and writes
+benchmarks/results/pruning.json. Networks, and the result of each method with each seed, are kept in the folder --cache:
+an interrupted run continues, if no change of the project is uncommitted.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from compress.distillation.settings import Teaching
 from compress.importers.keras import keras_file
 from compress.ir import keras_graph
 from compress.ir.tensorflow import keras
-from compress.pruning import allocation
-from compress.pruning.allocation import Cut
-from compress.pruning.cost import Counts
+from compress.pruning.allocation import CostFunction
+from compress.pruning.layer_groups import Widths
 from compress.pruning.objective import Objective
+from compress.pruning.prunable import PrunableNetwork, prepare
 from compress.stage import Context
 from compress.stages import working_model
 from compress.stages.prune import Prune
@@ -66,8 +66,12 @@ STEP = EDGETPU.cost.blocks.inputs
 HOST = "usb3"
 ON_LABELS = "ours, on labels"
 OURS = ("ours", ON_LABELS)
-KEEP, LOST = 0.5, 0.02
-"""The share of the compute time that may stay, and the accuracy that may be lost."""
+KEEP = 0.5
+"""The share of the compute time that may stay."""
+MAX_LOSS = 0.02
+"""The accuracy that may be lost."""
+Baseline = Callable[[PrunableNetwork, CostFunction, float], Widths]
+"""(network, cost by width, limit of the cost) -> widths."""
 
 
 def large(library: Any, shape: tuple[int, int, int], classes: int) -> Any:
@@ -91,101 +95,98 @@ SUBJECTS: dict[str, Any] = {
 }
 
 
-def again(name: str) -> int:
-    """Passes after pruning: as many as the original was trained for."""
+def retraining_epochs(name: str) -> int:
+    """Return the epochs after pruning: as many as the original was trained for."""
     return int(SUBJECTS[name].settings.epochs)
 
 
 def settings(name: str) -> Prune:
-    """How ours is asked for; the others are trained by the same settings."""
-    given = {"objective": "cache"} if name == LARGE else {"objective": "compute", "keep": KEEP}
+    """Return the settings of ours; the other methods are trained by the same settings."""
+    limit = {"objective": "cache"} if name == LARGE else {"objective": "compute", "keep": KEEP}
     return Prune(
-        **given,
-        epochs=again(name),
+        **limit,
+        epochs=retraining_epochs(name),
         augment=SUBJECTS[name].settings.augment,
         distill=Teaching(),
     )
 
 
-def ours(taught: bool, subject: subjects.Subject, context: Context, given: Artifact) -> dict[str, Any]:
-    """By the stage itself."""
-    asked = settings(subject.name)
-    (step,) = asked.model_copy(update={} if taught else {"distill": None}).run(given, context)["steps"]
-    return {"allocation": step["allocation"], "tried": step.get("tried", {})}
+def ours(taught: bool, subject: subjects.Subject, context: Context, original: Artifact) -> dict[str, Any]:
+    """Prune by the stage itself."""
+    stage = settings(subject.name)
+    (step,) = stage.model_copy(update={} if taught else {"distill": None}).run(original, context)["steps"]
+    return {"allocation": step["allocation"], "trials": step.get("trials", {})}
 
 
-def baseline(
-    counts_of: Callable[[Cut, Callable[[Counts], float], float], Counts],
-    subject: subjects.Subject,
-    context: Context,
-    given: Artifact,
-) -> dict[str, Any]:
-    """Other counts, then trained as ours."""
-    del given
-    cut = allocation.prepare(keras_graph.read(subject.model), EDGETPU, "l1", None)
-    goal, asked = Objective("compute", KEEP), settings(subject.name)
-    cost = goal.cost(cut)
-    limit = goal.limit(cut, cost(cut.costs.everything))
-    counts = filled(counts_of(cut, cost, limit), cut, cost, limit)
-    model = keras_graph.build(allocation.without(cut, allocation.plan(cut, counts)))
+def baseline(choose: Baseline, subject: subjects.Subject, context: Context, original: Artifact) -> dict[str, Any]:
+    """Choose widths by another method, then train as ours."""
+    del original
+    prunable = prepare(keras_graph.read(subject.model), EDGETPU, "l1", None)
+    objective = Objective("compute", KEEP)
+    cost = objective.cost_of(prunable.costs, prunable.minimum_widths)
+    limit = objective.limits(prunable).final
+    widths = filled(choose(prunable, cost, limit), prunable.full_widths, cost, limit)
+    model = keras_graph.build(prunable.pruned(widths))
     recalibrate_batch_norms(model, context)
-    loss = asked.loss(model, context)
-    assert loss is not None  # which it is without training only
-    healing.heal(model, loss, asked, context)
+    retraining = settings(subject.name).retraining(model, context)
+    assert retraining is not None  # the settings have epochs
+    healing.heal(model, retraining.loss, retraining.settings, context)
     working_model.write(model, context.folder)
     return {}
 
 
-def uniform(cut: Cut, cost: Callable[[Counts], float], limit: float) -> Counts:
-    """The largest factor on all widths that keeps the limit; widths are rounded to the hardware's step."""
+def uniform(prunable: PrunableNetwork, cost: CostFunction, limit: float) -> Widths:
+    """Return the largest factor on all widths that keeps the limit; widths are rounded to the hardware's step."""
 
-    def scaled(factor: float) -> Counts:
+    def scaled(factor: float) -> Widths:
         return tuple(
-            min(max(round(factor * len(each) / STEP) * STEP, least), len(each))
-            for each, least in zip(cut.sets, cut.least, strict=True)
+            min(max(round(factor * size / STEP) * STEP, smallest), size)
+            for size, smallest in zip(prunable.full_widths, prunable.minimum_widths, strict=True)
         )
 
-    return max((scaled(step / 1000) for step in range(1001) if cost(scaled(step / 1000)) <= limit), key=sum)
+    candidates = (scaled(step / 1000) for step in range(1001))
+    return max((widths for widths in candidates if cost(widths) <= limit), key=sum)
 
 
-def filled(counts: Counts, cut: Cut, cost: Callable[[Counts], float], limit: float) -> Counts:
-    """What still fits: of each layer by turns so many channels as the hardware takes at once."""
+def filled(widths: Widths, full: Widths, cost: CostFunction, limit: float) -> Widths:
+    """Widen the layer groups by turns, one step of the hardware at a time, while the limit allows it."""
     while True:
-        more = [
-            (*counts[:index], min(count + STEP - count % STEP, len(members)), *counts[index + 1 :])
-            for index, (count, members) in enumerate(zip(counts, cut.sets, strict=True))
+        wider = [
+            (*widths[:index], min(width + STEP - width % STEP, size), *widths[index + 1 :])
+            for index, (width, size) in enumerate(zip(widths, full, strict=True))
         ]
-        fitting = [each for each in more if each != counts and cost(each) <= limit]
+        fitting = [candidate for candidate in wider if candidate != widths and cost(candidate) <= limit]
         if not fitting:
-            return counts
-        counts = max(fitting, key=lambda each: min(a / len(b) for a, b in zip(each, cut.sets, strict=True)))
+            return widths
+        widths = max(fitting, key=lambda candidate: min(a / b for a, b in zip(candidate, full, strict=True)))
 
 
-def l1_global(cut: Cut, cost: Callable[[Counts], float], limit: float) -> Counts:
-    """All channels above one threshold, at least four of each layer."""
+def l1_global(prunable: PrunableNetwork, cost: CostFunction, limit: float) -> Widths:
+    """Return the number of channels above one threshold, at least four of each layer."""
 
-    def above(threshold: float) -> Counts:
+    def above(threshold: float) -> Widths:
         return tuple(
-            max(int((cut.score[each] > threshold).sum()), least)
-            for each, least in zip(cut.sets, cut.least, strict=True)
+            max(int((prunable.scores[group.members] > threshold).sum()), group.minimum) for group in prunable.groups
         )
 
-    scores = np.unique(np.concatenate([cut.score[each] for each in cut.sets]))
-    return next(above(float(score)) for score in scores if cost(above(float(score))) <= limit)
+    thresholds = np.unique(np.concatenate([prunable.scores[group.members] for group in prunable.groups]))
+    return next(above(float(value)) for value in thresholds if cost(above(float(value))) <= limit)
 
 
-def scratch(earlier: int, cache: Path, subject: subjects.Subject, context: Context, given: Artifact) -> dict[str, Any]:
-    """What ours found, from random weights, for the passes that it took and those before."""
-    del given
+def scratch(
+    earlier: int, cache: Path, subject: subjects.Subject, context: Context, original: Artifact
+) -> dict[str, Any]:
+    """Train the network that ours found from random weights, for its epochs and `earlier` epochs more."""
+    del original
     name = subject.name
-    found = kept_of(name, "ours", cache, subject.seed)
-    model = keras_graph.build(keras_graph.read(keras_file.load(Path(found["file"]))))
+    result = kept_of(name, "ours", cache, subject.seed)
+    model = keras_graph.build(keras_graph.read(keras_file.load(Path(result["file"]))))
     fresh = keras(context.seed).models.clone_model(model)
-    passes = earlier + again(name) + len(set(found["tried"]))
-    recipe = SUBJECTS[name].settings.model_copy(update={"epochs": passes})
+    epochs = earlier + retraining_epochs(name) + len(set(result["trials"]))
+    recipe = SUBJECTS[name].settings.model_copy(update={"epochs": epochs})
     loop.fit(fresh, loop.label_loss(loop.head_of(fresh, subject.data)), recipe, context)
     working_model.write(fresh, context.folder)
-    return {"passes": passes}
+    return {"epochs": epochs}
 
 
 def ways(name: str, cache: Path) -> dict[str, Callable[..., dict[str, Any]]]:
@@ -227,8 +228,8 @@ def one(name: str, way: str, cache: Path, seed: int) -> dict[str, Any]:
 
 def figures(model: Any) -> dict[str, Any]:
     """What a network costs as it is."""
-    cut = allocation.prepare(keras_graph.read(model), EDGETPU, "l1", None)
-    return cut.costs.to_json(cut.costs.everything, HOST)
+    prunable = prepare(keras_graph.read(model), EDGETPU, "l1", None)
+    return prunable.costs.figures(prunable.full_widths, HOST).to_json()
 
 
 def _in_file(way: str) -> str:
@@ -296,11 +297,11 @@ def _verdict(name: str, case: Mapping[str, Any]) -> str:
         return f"nothing streamed, latency at least halved, at most a point lost: {'met' if met else '**not met**'}"
     ahead = [way for way, row in found.items() if row["ours_ahead"] > 0]
     sure = [way for way in ahead if found[way]["ours_ahead_interval"][0] > 0]
-    lost = "met" if ours["lost"] <= LOST else "**not met**"
+    lost = "met" if ours["lost"] <= MAX_LOSS else "**not met**"
     others = [way for way in found if way not in ahead]
     behind = f", **not** of {', '.join(others)}" if others else ""
     return (
-        f"{case['chosen']}, as chosen on validation: at most {LOST:g} lost: {lost}; ahead of {', '.join(ahead)}"
+        f"{case['chosen']}, as chosen on validation: at most {MAX_LOSS:g} lost: {lost}; ahead of {', '.join(ahead)}"
         f"{behind}, with certainty of {', '.join(sure)}; intervals are over samples, not over seeds"
     )
 
@@ -328,9 +329,11 @@ def main() -> None:
             way: [kept_of(name, way, options.cache, seed) for seed in range(options.seeds)]
             for way in ways(name, options.cache)
         }
-        cases[name] = {"commit": commit(), "epochs": SUBJECTS[name].settings.epochs, "again": again(name)} | summary(
-            runs
-        )
+        cases[name] = {
+            "commit": commit(),
+            "epochs": SUBJECTS[name].settings.epochs,
+            "again": retraining_epochs(name),
+        } | summary(runs)
         cases = {known: cases[known] for known in SUBJECTS if known in cases}
         RESULTS.write_text(json.dumps({"cases": cases}, indent=1) + "\n")
     print(table(cases))

@@ -39,7 +39,7 @@ class Unfit(NamedTuple):
     todo: str = ""
 
 
-DETECTOR_STAGES = "train, swap, quantize, compile, package"
+DETECTOR_STAGES = "train, replace_activations, quantize, compile, package"
 """The stages that go with data for detection."""
 UNFIT_THROUGH_TFMOT = Unfit("it trains through tfmot, which is set up for classifiers only", DETECTOR_STAGES)
 

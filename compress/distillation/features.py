@@ -166,7 +166,7 @@ def _size(own: Network, a: LayerOutput, other: Network, b: LayerOutput, how: Fea
 
 def _observed(network: Network, tensors: Sequence[LayerOutput]) -> Any:
     """The network as a Keras model whose further outputs are some of its tensors."""
-    return networks.build(networks.observed(network, [*tensors_in(network.outputs), *tensors]))
+    return networks.build(networks.subnetwork(network, [*tensors_in(network.outputs), *tensors]))
 
 
 def _pooled(features: Any, size: tuple[int, ...]) -> Any:

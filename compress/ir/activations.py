@@ -1,4 +1,4 @@
-"""Activations: what Keras calls them, and which one a function is by its values."""
+"""Activations that a ReLU can replace: their names in Keras, and recognition by values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMED: Mapping[str, Activation] = {
 Values = NDArray[np.float64]
 POINTS = np.linspace(-12.0, 12.0, 241)
 NEAR = 2e-3
-"""What two spellings of one function may differ by; GELU and its approximation by tanh differ by 5e-4."""
+"""Largest difference between two forms of one function; GELU and its tanh approximation differ by 5e-4."""
 
 
 def _sigmoid(x: Values) -> Values:
@@ -48,10 +48,10 @@ FUNCTIONS: Mapping[Activation, Callable[[Values], Values]] = {
 }
 
 
-def recognised(values: Values) -> Activation | None:
-    """Which activation a function is, from its values at POINTS.
+def recognize(values: Values) -> Activation | None:
+    """Return the activation that has these values at POINTS, or None.
 
-    `tailed`: none that has a name here, but near x above, bounded below, and negative between.
+    `tailed` is any other function that is near x for high x, bounded for low x, and negative between.
     """
     if not np.isfinite(values).all():
         return None

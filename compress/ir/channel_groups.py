@@ -1,10 +1,9 @@
-"""Structured pruning, first of three questions: which channels move together?
+"""Structured pruning, first of three questions: which channels must be removed together?
 
-Every channel of every layer that makes channels gets a number. Following the graph, a
-tensor's *layout* is the number of the channel at each place of its last axis: an
-addition ties the numbers of its operands together (union-find), a concatenation joins
-layouts, a flatten repeats them. What is tied is kept or removed together; what the
-graph does with channels in a way not known here (or shows to the outside) is pinned.
+Every channel that a layer produces gets a number. The *layout* of a tensor holds the channel numbers along its last
+axis. Calls are followed in order: an addition couples the channels of its operands (union-find), a concatenation joins
+their layouts, a flatten repeats its layout. Coupled channels form a group, and are kept or removed together. A channel
+is pinned, which means that it must be kept, if it reaches an output or a layer whose use of channels is not known.
 
 Idea: Fang et al., DepGraph, CVPR 2023; here by channel instead of by layer.
 """
@@ -23,313 +22,309 @@ from compress.ir.layer_specs import RESCALING, spec_of
 from compress.ir.layer_specs.functions import ELEMENTWISE, canonical_name
 
 Layout = NDArray[np.int64]
+"""Channel numbers along the last axis of a tensor."""
 Mask = NDArray[np.bool_]
+"""One boolean for each channel number."""
 
 
 @dataclass(frozen=True)
-class Channels:
-    """Which channels there are, and which belong together.
+class ChannelGroups:
+    """The channels of a network and their groups.
 
     Attributes:
-        layouts: the channel at each place of the last axis, by tensor.
-        group: for each channel number the number of its group (the smallest in it).
-        pinned: for each channel number whether it must stay.
-        held: layers inside the network that pin channels, or have kernels and make channels, because it is not
-            known here what they do with them.
+        layouts: the layout of each tensor.
+        group: for each channel number the number of its group, which is the smallest channel number in it.
+        pinned: for each channel number whether it must be kept.
+        unsupported: layers whose use of channels is not known, if they pin channels or have kernels, and do not make
+            an output of the network.
     """
 
     layouts: Mapping[LayerOutput, Layout]
     group: NDArray[np.int64]
     pinned: Mask
-    held: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
 
-    def tied(self, kept: Mask) -> Mask:
-        """`kept`, by group, as a mask over channel numbers."""
+    def with_coupled(self, kept: Mask) -> Mask:
+        """Return the mask of all channels whose group is kept, or that are pinned."""
         return kept[self.group] | self.pinned
 
 
-class Numbering:
-    """Channel numbers with union-find and pins, while a graph is followed."""
+class ChannelTrace:
+    """Layouts, couplings and pins of a network while its calls are followed.
 
-    def __init__(self) -> None:
-        self.parent: list[int] = []
-        self.pins: list[Layout] = []
-        self.fixed: set[int] = set()
+    Attributes:
+        network: the network.
+        layouts: the layouts of the tensors that were followed so far.
+    """
 
-    def fresh(self, count: int) -> Layout:
-        """So many new channels."""
-        start = len(self.parent)
-        self.parent.extend(range(start, start + count))
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.layouts: dict[LayerOutput, Layout] = {}
+        self._parent: list[int] = []
+        self._pinned: set[int] = set()
+
+    def new_channels(self, count: int) -> Layout:
+        """Return the layout of new channels."""
+        start = len(self._parent)
+        self._parent.extend(range(start, start + count))
         return np.arange(start, start + count)
 
-    def root(self, number: int) -> int:
-        """The number that stands for all that a number is tied to."""
-        while self.parent[number] != number:
-            self.parent[number] = self.parent[self.parent[number]]
-            number = self.parent[number]
-        return number
-
-    def tie(self, first: Layout, second: Layout) -> None:
-        """Ties the channels of two layouts, place by place."""
+    def couple(self, first: Layout, second: Layout) -> None:
+        """Couple the channels of two layouts one by one."""
         for a, b in zip(first.tolist(), second.tolist(), strict=True):
-            a, b = self.root(a), self.root(b)
-            self.parent[max(a, b)] = min(a, b)
+            roots = self._root(a), self._root(b)
+            self._parent[max(roots)] = min(roots)
 
     def pin(self, layout: Layout) -> None:
-        """Keeps the channels of a layout as they are."""
-        self.pins.append(layout)
-        self.fixed.update(layout.tolist())
+        """Pin the channels of a layout."""
+        self._pinned.update(layout.tolist())
 
-    def free(self, layout: Layout) -> bool:
-        """Whether a layout has channels that were not pinned so far."""
-        return not self.fixed.issuperset(layout.tolist())
+    def has_unpinned(self, layout: Layout) -> bool:
+        """Whether a layout has channels that are not pinned so far."""
+        return not self._pinned.issuperset(layout.tolist())
+
+    def inputs(self, layer: Layer, call: int) -> list[Layout]:
+        """Return the layouts of the tensors that a call reads."""
+        return [self.layouts[tensor] for tensor in layer.inputs(call)] if layer.calls else []
+
+    def couple_with_first_call(self, layer: Layer, call: int, layout: Layout) -> None:
+        """Couple the input of a later call of a shared layer with that of the first: they meet the same weights."""
+        if call:
+            self.couple(self.layouts[layer.inputs(0)[0]], layout)
+
+    def groups(self, unsupported: tuple[str, ...]) -> ChannelGroups:
+        """Return the groups that were found."""
+        group = np.array([self._root(number) for number in range(len(self._parent))], np.int64)
+        pinned = np.zeros(len(group), bool)
+        pinned[group[sorted(self._pinned)]] = True
+        return ChannelGroups(self.layouts, group, pinned[group], unsupported)
+
+    def _root(self, number: int) -> int:
+        while self._parent[number] != number:
+            self._parent[number] = self._parent[self._parent[number]]
+            number = self._parent[number]
+        return number
 
 
-LayoutRule = Callable[[Layer, int, list[Layout], Network, Numbering, Mapping[LayerOutput, Layout]], Layout | None]
-"""The layout that a call makes; None where it is not understood."""
+LayoutRule = Callable[[Layer, int, list[Layout], ChannelTrace], Layout | None]
+"""(layer, call, layouts of its inputs, trace) -> layout of its output; None if the use of channels is not known."""
 
 
-def follow(network: Network) -> Channels:
-    """Numbers the channels of a network and ties them."""
-    return numbered(network, layout)
+def find_groups(network: Network) -> ChannelGroups:
+    """Return the channel groups of a network."""
+    return find_groups_by(output_layout, network)
 
 
-def numbered(network: Network, rule: LayoutRule) -> Channels:
-    """The same with another rule for what a call makes of the layouts that it is given."""
-    numbers = Numbering()
-    layouts: dict[LayerOutput, Layout] = {}
-    held: dict[str, None] = {}
+def find_groups_by(rule: LayoutRule, network: Network) -> ChannelGroups:
+    """Return the channel groups of a network by another rule for the layouts of outputs."""
+    trace = ChannelTrace(network)
+    unsupported: dict[str, None] = {}
     ends = set(tensors_in(network.outputs))
+    outputs_of = network.outputs_by_call()
     for layer, call in network.in_order():
-        given = [layouts[tensor] for tensor in layer.given(call)] if layer.calls else []
-        outputs = sorted(t for t in network.shapes if t.layer == layer.name and t.call == call)
-        made = rule(layer, call, given, network, numbers, layouts)
-        own = any(numbers.free(each) for each in given) or any(weight.ndim > 1 for weight in layer.weights)
-        if made is None and layer.calls and own and not ends.issuperset(outputs):
-            held[layer.name] = None
+        inputs = trace.inputs(layer, call)
+        outputs = outputs_of.get((layer.name, call), [])
+        layout = rule(layer, call, inputs, trace)
+        if layout is None and layer.calls and not ends.issuperset(outputs) and _matters(layer, inputs, trace):
+            unsupported[layer.name] = None
         for tensor in outputs:
-            layouts[tensor] = made if made is not None else _opaque(given, network.shapes[tensor], numbers)
+            trace.layouts[tensor] = _pinned_layout(inputs, network.shapes[tensor], trace) if layout is None else layout
     for tensor in ends:
-        numbers.pin(layouts[tensor])
-    group = np.array([numbers.root(number) for number in range(len(numbers.parent))], np.int64)
-    pinned = np.zeros(len(group), bool)
-    for layout in numbers.pins:
-        pinned[group[layout]] = True
-    return Channels(layouts, group, pinned[group], tuple(held))
+        trace.pin(trace.layouts[tensor])
+    return trace.groups(tuple(unsupported))
 
 
-def _opaque(given: list[Layout], shape: tuple[int | None, ...], numbers: Numbering) -> Layout:
-    """What is not understood keeps all it is given, and makes channels that stay."""
-    for layout in given:
-        numbers.pin(layout)
-    made = numbers.fresh(shape[-1] or 1 if shape else 1)
-    numbers.pin(made)
-    return made
+def _matters(layer: Layer, inputs: list[Layout], trace: ChannelTrace) -> bool:
+    """Whether a layer reads channels that are not pinned yet, or has kernels."""
+    return any(trace.has_unpinned(layout) for layout in inputs) or any(weight.ndim > 1 for weight in layer.weights)
 
 
-def layout(
-    layer: Layer,
-    call: int,
-    given: list[Layout],
-    network: Network,
-    numbers: Numbering,
-    layouts: Mapping[LayerOutput, Layout],
-) -> Layout | None:
-    """The layout that a call makes; None where it is not understood."""
+def _pinned_layout(inputs: list[Layout], shape: tuple[int | None, ...], trace: ChannelTrace) -> Layout:
+    """Pin all input channels of a layer that is not supported; return new channels, pinned too."""
+    for layout in inputs:
+        trace.pin(layout)
+    new = trace.new_channels(shape[-1] or 1 if shape else 1)
+    trace.pin(new)
+    return new
+
+
+def output_layout(layer: Layer, call: int, inputs: list[Layout], trace: ChannelTrace) -> Layout | None:
+    """Return the layout of a call's output; None if the use of channels is not known."""
     spec = spec_of(layer)
-    if layer.config.get("data_format") == "channels_first" or _by_position(layer):
+    if layer.config.get("data_format") == "channels_first" or _has_setting_by_channel(layer):
         return None
-    if spec.channels == "makes":
-        return _made_by_maker(layer, call, given[0], numbers, layouts)
-    if not _elementwise(layer):
+    if spec.channels == "mixes":
+        return _mixed(layer, call, inputs[0], trace)
+    if not _has_elementwise_activation(layer):
         return None
-    if spec.channels == "multiplies":
-        return _multiplied(layer, call, given[0], numbers, layouts)
-    if spec.channels == "keeps":
-        return _kept(layer, call, given[0], network, numbers, layouts)
-    if spec.channels == "ties":
-        return _combined(layer, call, given, numbers)
-    if spec.channels == "joins":
-        rank = len(network.shapes[layer.given(call)[0]])
-        return np.concatenate(given) if layer.config.get("axis", -1) in (-1, rank) else _stacked(given, numbers)
+    if spec.channels == "depthwise":
+        trace.couple_with_first_call(layer, call, inputs[0])
+        return np.repeat(inputs[0], layer.config["depth_multiplier"])
+    if spec.channels == "preserves":
+        return _preserved(layer, call, inputs[0], trace)
+    if spec.channels == "combines":
+        return _combined(layer, call, inputs, trace)
+    if spec.channels == "concatenates":
+        return _concatenated(layer, call, inputs, trace)
     if spec.channels == "reshapes":
-        return _reshaped(layer, call, given[0], network, numbers, layouts)
+        return _reshaped(layer, call, inputs[0], trace)
     return None
 
 
-def _multiplied(
-    layer: Layer, call: int, given: Layout, numbers: Numbering, layouts: Mapping[LayerOutput, Layout]
-) -> Layout:
-    """The channels of a depthwise layer: each of its input as often as its multiplier says."""
-    if call:  # a second call with other channels would need the same weights for them
-        numbers.tie(layouts[layer.given(0)[0]], given)
-    return np.repeat(given, layer.config["depth_multiplier"])
-
-
-def _kept(
-    layer: Layer,
-    call: int,
-    given: Layout,
-    network: Network,
-    numbers: Numbering,
-    layouts: Mapping[LayerOutput, Layout],
-) -> Layout | None:
-    """The channels of the input, where the weights of the layer run along them."""
-    last = (-1, len(network.shapes[layer.given(call)[0]]))
-    if spec_of(layer).is_batch_norm and _axis(layer) not in last:
-        return None
-    if call and layer.weights:
-        numbers.tie(layouts[layer.given(0)[0]], given)
-    return given
-
-
-def _combined(layer: Layer, call: int, given: list[Layout], numbers: Numbering) -> Layout | None:
-    """The channels of all operands, tied; with one tensor only, no operand may have a value for each channel."""
-    if len(given) > 1:
-        return _tied(given, numbers)
-    return None if _constants(layer.calls[call]) else given[0]
-
-
-def _elementwise(layer: Layer) -> bool:
-    """Whether the activation inside a layer, if there is one, treats each channel by itself."""
+def _has_elementwise_activation(layer: Layer) -> bool:
+    """Whether the activation in a layer's settings treats each channel separately; also true without one."""
     activation = layer.config.get("activation") or "linear"
     return isinstance(activation, str) and canonical_name(activation) in ELEMENTWISE
 
 
-def _by_position(layer: Layer) -> bool:
-    """Whether a setting of a layer that goes by channel holds a number for each of them."""
+def _has_setting_by_channel(layer: Layer) -> bool:
+    """Whether a setting of a layer holds a number for each channel."""
     noise = layer.config.get("noise_shape")
-    scales = (layer.config.get(name) for name in ("scale", "offset")) if spec_of(layer) == RESCALING else ()
-    return bool(noise and noise[-1] not in (None, 1)) or any(isinstance(each, list | tuple | dict) for each in scales)
+    if noise and noise[-1] not in (None, 1):
+        return True
+    scales = [layer.config.get(name) for name in ("scale", "offset")] if spec_of(layer) == RESCALING else []
+    return any(isinstance(scale, list | tuple | dict) for scale in scales)
 
 
-def _axis(layer: Layer) -> int:
-    axis = layer.config.get("axis", -1)
-    return int(axis[0] if isinstance(axis, list) else axis)
+def _mixed(layer: Layer, call: int, layout: Layout, trace: ChannelTrace) -> Layout:
+    """Return new channels; a shared layer makes the same ones at each call.
 
-
-def _made_by_maker(
-    layer: Layer, call: int, given: Layout, numbers: Numbering, layouts: Mapping[LayerOutput, Layout]
-) -> Layout:
-    """Fresh channels; a shared layer makes the same ones at each call, from tied inputs.
-
-    A grouped convolution loses whole groups: what one group reads and makes is tied.
+    A grouped convolution loses whole groups: the channels that one group reads and makes are coupled.
     """
     if call:
-        numbers.tie(layouts[layer.given(0)[0]], given)
-        return layouts[LayerOutput(layer.name, 0)]
-    made = numbers.fresh(int(layer.config[spec_of(layer).width_setting]))
-    if (groups := layer.config.get("groups", 1)) > 1:
-        for into, out in zip(np.split(given, groups), np.split(made, groups), strict=True):
-            together = np.concatenate([into, out])
-            numbers.tie(np.full_like(together, out[0]), together)
-    if not _elementwise(layer):
-        numbers.pin(made)
-    return made
+        trace.couple_with_first_call(layer, call, layout)
+        return trace.layouts[LayerOutput(layer.name, 0)]
+    outputs = trace.new_channels(int(layer.config[spec_of(layer).width_setting]))
+    groups = layer.config.get("groups", 1)
+    if groups > 1:
+        for group_inputs, group_outputs in zip(np.split(layout, groups), np.split(outputs, groups), strict=True):
+            members = np.concatenate([group_inputs, group_outputs])
+            trace.couple(np.full_like(members, group_outputs[0]), members)
+    if not _has_elementwise_activation(layer):
+        trace.pin(outputs)
+    return outputs
 
 
-def _tied(given: list[Layout], numbers: Numbering) -> Layout | None:
-    """Operands of one element-wise layer; one with a single channel is broadcast and not tied."""
-    full = max(given, key=len)
-    for layout in given:
-        if len(layout) == len(full):
-            numbers.tie(full, layout)
+def _preserved(layer: Layer, call: int, layout: Layout, trace: ChannelTrace) -> Layout | None:
+    """Return the layout of the input, if the weights of the layer run along the channels."""
+    rank = len(trace.network.shapes[layer.inputs(call)[0]])
+    if spec_of(layer).is_batch_norm and not layer.normalizes_last_axis(rank):
+        return None
+    if layer.weights:
+        trace.couple_with_first_call(layer, call, layout)
+    return layout
+
+
+def _combined(layer: Layer, call: int, inputs: list[Layout], trace: ChannelTrace) -> Layout | None:
+    """Return the coupled layout of all operands; a tensor with a single channel is broadcast and not coupled.
+
+    With one tensor only, no operand may be a constant with a value for each channel.
+    """
+    if len(inputs) == 1:
+        return None if _has_array(layer.calls[call]) else inputs[0]
+    widest = max(inputs, key=len)
+    for layout in inputs:
+        if len(layout) == len(widest):
+            trace.couple(widest, layout)
         elif len(layout) == 1:
-            numbers.pin(layout)
+            trace.pin(layout)
         else:
             return None
-    return full
+    return widest
 
 
-def _stacked(given: list[Layout], numbers: Numbering) -> Layout:
-    """Operands that are joined along another axis: channel by channel the same ones."""
-    for layout in given[1:]:
-        numbers.tie(given[0], layout)
-    return given[0]
+def _concatenated(layer: Layer, call: int, inputs: list[Layout], trace: ChannelTrace) -> Layout:
+    """Return the joined layouts; along another axis than the last one the channels are coupled one by one."""
+    rank = len(trace.network.shapes[layer.inputs(call)[0]])
+    if layer.config.get("axis", -1) in (-1, rank):
+        return np.concatenate(inputs)
+    for layout in inputs[1:]:
+        trace.couple(inputs[0], layout)
+    return inputs[0]
 
 
-def _constants(call: Any) -> bool:
-    """Whether a call is given an array: one number for each channel, which cannot be cut; a single number can stay."""
-    if isinstance(call, dict):
-        return call.get("class_name") in ("__numpy__", "__tensor__") or any(map(_constants, call.values()))
-    return isinstance(call, list | tuple) and any(map(_constants, call))
+def _has_array(arguments: Any) -> bool:
+    """Whether the arguments of a call have an array, whose values per channel cannot be removed."""
+    if isinstance(arguments, dict):
+        is_array = arguments.get("class_name") in ("__numpy__", "__tensor__")
+        return is_array or any(map(_has_array, arguments.values()))
+    return isinstance(arguments, list | tuple) and any(map(_has_array, arguments))
 
 
-def _reshaped(
-    layer: Layer,
-    call: int,
-    given: Layout,
-    network: Network,
-    numbers: Numbering,
-    layouts: Mapping[LayerOutput, Layout],
-) -> Layout | None:
-    """The layout after a reshape, if every row along the new last axis has the same."""
-    before, after = network.shapes[layer.given(call)[0]], network.shapes[LayerOutput(layer.name, call)]
+def _reshaped(layer: Layer, call: int, layout: Layout, trace: ChannelTrace) -> Layout | None:
+    """Return the layout after a reshape, if all rows along the new last axis have the same."""
+    before = trace.network.shapes[layer.inputs(call)[0]]
+    after = trace.network.shapes[LayerOutput(layer.name, call)]
     if None in before or None in after or not after:
         return None
-    spread = np.broadcast_to(given, [side or 1 for side in before]).reshape(-1, after[-1] or 1)
-    made: Layout = spread[0]
-    if not (spread == made).all():
+    rows = np.broadcast_to(layout, [size or 1 for size in before]).reshape(-1, after[-1] or 1)
+    first: Layout = rows[0]
+    if not (rows == first).all():
         return None
-    if call and _has_target(layer):  # which is one for all its calls
-        numbers.tie(layouts[LayerOutput(layer.name, 0)], made)
-    return made
+    if call and _has_target_shape(layer):  # one setting for all calls
+        trace.couple(trace.layouts[LayerOutput(layer.name, 0)], first)
+    return first
 
 
-def _has_target(layer: Layer) -> bool:
+def _has_target_shape(layer: Layer) -> bool:
     return "target_shape" in layer.config
 
 
-def remove(network: Network, channels: Channels, kept: Mask) -> Network:
-    """The network without the channels whose place in `kept` (by channel number) is False."""
+def remove(network: Network, channels: ChannelGroups, kept: Mask) -> Network:
+    """Return the network without the channels whose number is False in `kept`."""
 
-    def keep(tensor: LayerOutput) -> Mask:
+    def mask_of(tensor: LayerOutput) -> Mask:
         mask: Mask = kept[channels.layouts[tensor]]
         return mask
 
-    return replace(
-        network,
-        layers={name: _cut(layer, keep, network) for name, layer in network.layers.items()},
-        shapes={
-            tensor: (*shape[:-1], int(keep(tensor).sum())) if shape and shape[-1] else shape
-            for tensor, shape in network.shapes.items()
-        },
-    )
+    shapes = {
+        tensor: (*shape[:-1], int(mask_of(tensor).sum())) if shape and shape[-1] else shape
+        for tensor, shape in network.shapes.items()
+    }
+    layers = dict(network.layers)
+    for layer in network.layers.values():
+        if layer.calls:
+            inputs, outputs = mask_of(layer.inputs()[0]), mask_of(LayerOutput(layer.name))
+            layers[layer.name] = _narrowed(layer, inputs, outputs, network)
+    return replace(network, layers=layers, shapes=shapes)
 
 
-def _cut(layer: Layer, keep: Callable[[LayerOutput], Mask], network: Network) -> Layer:
-    """One layer with fewer channels in and out."""
-    if not layer.calls:
-        return layer
-    before, after = keep(layer.given()[0]), keep(LayerOutput(layer.name))
-    if before.all() and after.all():  # what is not understood may have its channels elsewhere
+def _narrowed(layer: Layer, inputs: Mask, outputs: Mask, network: Network) -> Layer:
+    """Return a layer with fewer input and output channels."""
+    if inputs.all() and outputs.all():  # also layers that are not supported, whose channels may be along another axis
         return layer
     spec = spec_of(layer)
     if spec.kernels:
-        return _cut_kernels(layer, before, after)
-    if spec.channels == "keeps" and spec.weights_by_channel:
-        each = (w[..., after] if w.shape and w.shape[-1] == len(after) else w for w in layer.weights)
-        return replace(layer, weights=tuple(each))
-    if _has_target(layer):
+        return _with_narrower_kernels(layer, inputs, outputs)
+    if spec.channels == "preserves" and spec.weights_by_channel:
+        return replace(layer, weights=tuple(_along_channels(weight, outputs) for weight in layer.weights))
+    if _has_target_shape(layer):
         shape = network.shapes[LayerOutput(layer.name)]
-        return layer.configured(target_shape=[*shape[:-1], int(after.sum())])
+        return layer.configured(target_shape=[*shape[:-1], int(outputs.sum())])
     return layer
 
 
-def _cut_kernels(layer: Layer, before: Mask, after: Mask) -> Layer:
-    """A layer with kernels for fewer channels in and out; a group of a grouped one is kept or removed as a whole."""
-    spec, groups = spec_of(layer), layer.config.get("groups", 1)
-    changes = {spec.width_setting: int(after.sum())} if spec.width_setting else {}
+def _along_channels(weight: NDArray[Any], kept: Mask) -> NDArray[Any]:
+    """Return the weights of the kept channels; an array that does not run along the channels stays."""
+    runs_along = bool(weight.shape) and weight.shape[-1] == len(kept)
+    return weight[..., kept] if runs_along else weight
+
+
+def _with_narrower_kernels(layer: Layer, inputs: Mask, outputs: Mask) -> Layer:
+    """Return a layer with kernels for fewer channels; groups of a grouped convolution stay or go as a whole."""
+    spec = spec_of(layer)
+    groups = layer.config.get("groups", 1)
+    settings = {spec.width_setting: int(outputs.sum())} if spec.width_setting else {}
     if groups > 1:
-        changes["groups"] = int(after.sum()) * groups // len(after)
+        settings["groups"] = int(outputs.sum()) * groups // len(outputs)
     kernels = []
     for axes, kernel in zip(spec.kernels, layer.weights, strict=False):
         if groups == 1:
-            kernel = np.compress(before, kernel, axis=axes.into)
+            kernel = np.compress(inputs, kernel, axis=axes.into)
         if axes.depthwise:
-            before = np.repeat(before, layer.config["depth_multiplier"])
+            inputs = np.repeat(inputs, layer.config["depth_multiplier"])
         else:
-            kernel = np.compress(after, kernel, axis=axes.out)
+            kernel = np.compress(outputs, kernel, axis=axes.out)
         kernels.append(kernel)
-    biases = (w[..., after] for w in layer.weights[spec.bias_index :])
-    return replace(layer, weights=(*kernels, *biases)).configured(**changes)
+    biases = (bias[..., outputs] for bias in layer.weights[spec.bias_index :])
+    return replace(layer, weights=(*kernels, *biases)).configured(**settings)

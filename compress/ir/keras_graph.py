@@ -1,9 +1,8 @@
-"""A Keras model as plain values that can be edited, and built again.
+"""`Network`: a Keras model as immutable values that can be edited.
 
-Keras 3 describes a functional model as a list of layers with their configuration and
-the calls that connect them. `read` takes that description and the weights, with nested
-models inlined; `build` makes a model of it. What lies between (folding, pruning, fake
-quantization) edits values and never a live model.
+Keras 3 describes a functional model as a list of layers with their settings and the calls that connect them. `read`
+returns that description with the weights, nested models inlined; `build` returns a Keras model. All passes between them
+(folding, pruning, fake quantization) edit values, never a Keras model.
 """
 
 from __future__ import annotations
@@ -23,7 +22,13 @@ Weights = tuple[NDArray[Any], ...]
 
 @dataclass(frozen=True, order=True)
 class LayerOutput:
-    """A tensor, named by what makes it: the `output`-th result of the `call`-th call of a layer."""
+    """A tensor, identified by the layer call that computes it.
+
+    Attributes:
+        layer: the name of the layer.
+        call: the number of the call; a shared layer has several.
+        output: the number of the output, for layers with several.
+    """
 
     layer: str
     call: int = 0
@@ -35,12 +40,12 @@ class Layer:
     """A layer with all its calls.
 
     Attributes:
-        name: its name, unique in the network.
-        kind: its class name.
-        entry: Keras' serialized form, without calls and without the shapes it was built for.
-        calls: args and kwargs of every call; tensors stand in them as `LayerOutput`.
-        weights: its weights, in Keras' order.
-        integers: which of its outputs hold integers or truth values; the others hold floats.
+        name: the name, unique in the network.
+        kind: the class name.
+        entry: Keras' serialized form, without calls and build shapes.
+        calls: for each call its args and kwargs, with a `LayerOutput` for each tensor.
+        weights: the weights, in Keras' order.
+        integers: the numbers of the outputs that hold integers or booleans; the others hold floats.
     """
 
     name: str
@@ -52,16 +57,21 @@ class Layer:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The layer's own settings."""
+        """The settings of the layer."""
         config: Mapping[str, Any] = self.entry["config"]
         return config
 
-    def given(self, call: int = 0) -> list[LayerOutput]:
-        """The tensors that a call is given, in order."""
+    def inputs(self, call: int = 0) -> list[LayerOutput]:
+        """Return the tensors that a call reads, in the order of its arguments."""
         return list(tensors_in(self.calls[call]))
 
+    def normalizes_last_axis(self, rank: int) -> bool:
+        """Whether `axis` in the settings of a normalization is the last one; `rank` counts no batch axis."""
+        axis = self.config.get("axis", -1)
+        return (axis[0] if isinstance(axis, list) else axis) in (-1, rank)
+
     def configured(self, **changes: Any) -> Layer:
-        """The layer with other settings."""
+        """Return the layer with some settings changed."""
         return replace(self, entry={**self.entry, "config": {**self.config, **changes}})
 
 
@@ -71,10 +81,10 @@ class Network:
 
     Attributes:
         name: the model's name.
-        layers: by name; an order in which they can be computed is not implied.
-        inputs: the model's inputs, as a structure of `LayerOutput`.
-        outputs: its outputs, likewise.
-        shapes: shape of every tensor without the batch; None for a side that is not fixed.
+        layers: the layers by name, in any order; `in_order` returns the order of computation.
+        inputs: the model's inputs: a `LayerOutput`, or a list or map of them.
+        outputs: the model's outputs, in the same form.
+        shapes: the shape of every tensor without the batch axis; None for a dimension that is not fixed.
     """
 
     name: str
@@ -84,45 +94,56 @@ class Network:
     shapes: Mapping[LayerOutput, tuple[int | None, ...]]
 
     def consumers(self) -> dict[LayerOutput, list[tuple[str, int]]]:
-        """The calls (layer, number) that take each tensor."""
+        """Return for each tensor the calls (layer, number) that read it."""
         found: dict[LayerOutput, list[tuple[str, int]]] = {}
         for layer in self.layers.values():
             for call in range(len(layer.calls)):
-                for tensor in layer.given(call):
+                for tensor in layer.inputs(call):
                     found.setdefault(tensor, []).append((layer.name, call))
         return found
 
-    def made(self) -> dict[tuple[str, int], list[LayerOutput]]:
-        """The tensors that each call (layer, number) makes, in order."""
+    def outputs_by_call(self) -> dict[tuple[str, int], list[LayerOutput]]:
+        """Return for each call (layer, number) its outputs, in order."""
         found: dict[tuple[str, int], list[LayerOutput]] = {}
         for tensor in sorted(self.shapes):
             found.setdefault((tensor.layer, tensor.call), []).append(tensor)
         return found
 
     def in_order(self) -> Iterator[tuple[Layer, int]]:
-        """All calls, each after those that it depends on and after the layer's earlier ones. An input counts as one."""
+        """Yield all calls (layer, number) in an order of computation, earlier calls of a layer first. Inputs count."""
         waiting = [
-            (layer, call, {(tensor.layer, tensor.call) for tensor in layer.given(call)} if layer.calls else set())
+            (layer, call, {(tensor.layer, tensor.call) for tensor in layer.inputs(call)} if layer.calls else set())
             for layer in self.layers.values()
             for call in range(max(len(layer.calls), 1))
         ]
-        for layer, call, needed in waiting:
-            needed.update({(layer.name, call - 1)} if call else ())
+        for layer, call, used_calls in waiting:
+            used_calls.update({(layer.name, call - 1)} if call else ())
         ready: set[tuple[str, int]] = set()
         while waiting:
             later = []
-            for layer, call, needed in waiting:
-                if needed <= ready:
+            for layer, call, used_calls in waiting:
+                if used_calls <= ready:
                     ready.add((layer.name, call))
                     yield layer, call
                 else:
-                    later.append((layer, call, needed))
+                    later.append((layer, call, used_calls))
             if len(later) == len(waiting):
                 raise ModelError(f"the layers {', '.join(layer.name for layer, *_ in later[:5])} form a loop")
             waiting = later
 
+    def free_name(self, name: str) -> str:
+        """Return a name that no layer has: the name itself, with underscores appended as needed."""
+        while name in self.layers:
+            name += "_"
+        return name
+
     def edited(self, layers: Mapping[str, Layer | None], moved: Mapping[LayerOutput, LayerOutput]) -> Network:
-        """Layers replaced, added, or removed (None); everyone who took a key of `moved` takes its value."""
+        """Return an edited network.
+
+        Args:
+            layers: layers to replace or add, by name; None removes a layer.
+            moved: tensors whose readers read another tensor instead.
+        """
         merged = {name: layer for name, layer in {**self.layers, **layers}.items() if layer is not None}
         follow = {tensor: _follow(tensor, moved) for tensor in moved}
         return replace(
@@ -133,14 +154,14 @@ class Network:
         )
 
 
-def observed(network: Network, tensors: list[LayerOutput]) -> Network:
-    """The network up to some of its tensors, which are its outputs; what they do not depend on is gone."""
-    return living(replace(network, name=f"{network.name}_observed", outputs=tensors))
+def subnetwork(network: Network, tensors: list[LayerOutput]) -> Network:
+    """Return the part of a network that computes some tensors, which become its outputs."""
+    return without_unused_calls(replace(network, name=f"{network.name}_observed", outputs=tensors))
 
 
-def living(network: Network) -> Network:
-    """The network without the calls, and so the layers, that no output depends on; its inputs stay."""
-    kept = needed(network)
+def without_unused_calls(network: Network) -> Network:
+    """Return the network without the calls and layers that no output depends on; the inputs stay."""
+    kept = used_calls(network)
     numbers = {name: sorted(call for layer, call in kept if layer == name) for name, _ in kept}
 
     def moved(tensor: LayerOutput) -> LayerOutput:
@@ -157,15 +178,15 @@ def living(network: Network) -> Network:
     return replace(network, layers=layers, shapes=shapes, outputs=map_tensors(network.outputs, moved))
 
 
-def needed(network: Network) -> set[tuple[str, int]]:
-    """The calls (layer, number) that an output depends on, and the inputs."""
+def used_calls(network: Network) -> set[tuple[str, int]]:
+    """Return the calls (layer, number) that an output depends on, and the inputs."""
     found = {(tensor.layer, tensor.call) for tensor in tensors_in(network.inputs)}
     waiting = list(tensors_in(network.outputs))
     while waiting:
         tensor = waiting.pop()
         if (tensor.layer, tensor.call) not in found:
             found.add((tensor.layer, tensor.call))
-            waiting += network.layers[tensor.layer].given(tensor.call)
+            waiting += network.layers[tensor.layer].inputs(tensor.call)
     return found
 
 
@@ -176,7 +197,7 @@ def _follow(tensor: LayerOutput, moved: Mapping[LayerOutput, LayerOutput]) -> La
 
 
 def tensors_in(structure: Any) -> Iterator[LayerOutput]:
-    """Every `LayerOutput` in a structure of lists, tuples and maps."""
+    """Yield every `LayerOutput` in nested lists, tuples and maps."""
     if isinstance(structure, LayerOutput):
         yield structure
     elif isinstance(structure, list | tuple):
@@ -188,7 +209,7 @@ def tensors_in(structure: Any) -> Iterator[LayerOutput]:
 
 
 def map_tensors(structure: Any, change: Callable[[LayerOutput], LayerOutput | None]) -> Any:
-    """The structure with each `LayerOutput` replaced by what `change` gives; None leaves it."""
+    """Return a structure with each `LayerOutput` replaced by the result of `change`; None keeps it."""
     if isinstance(structure, LayerOutput):
         return change(structure) or structure
     if isinstance(structure, list | tuple):
@@ -199,10 +220,10 @@ def map_tensors(structure: Any, change: Callable[[LayerOutput], LayerOutput | No
 
 
 def read(model: Any) -> Network:
-    """A Keras 3 model as a network.
+    """Return a Keras 3 model as a network.
 
     Raises:
-        ModelError: it is a subclassed model, whose layers are hidden in code.
+        ModelError: the model is a subclassed model, whose layers are hidden in code, or has no input shape.
     """
     library = keras()
     functional = model
@@ -229,7 +250,7 @@ def read(model: Any) -> Network:
     nested -= {name for name in nested if isinstance(operations[name], library.Sequential)}
     outputs = map_tensors(
         _refs(config["output_layers"]),
-        # A functional model was called once when it was made, and Keras counts that here, and nowhere else.
+        # Keras counts the call that created a nested functional model here, and nowhere else.
         lambda tensor: replace(tensor, call=tensor.call - 1) if tensor.layer in nested else tensor,
     )
     network = Network(model.name, layers, _refs(config["input_layers"]), outputs, shapes)
@@ -241,7 +262,7 @@ def read(model: Any) -> Network:
 
 
 def _nodes(live: Any, functional: Any) -> list[list[Any]]:
-    """Output tensors of each call of a layer that belongs to this model."""
+    """Return the output tensors of each call of a layer that belongs to this model."""
     used = {node for depth in functional._nodes_by_depth.values() for node in depth}
     return [node.output_tensors for node in live._inbound_nodes if node in used]
 
@@ -266,7 +287,7 @@ def _with_tensors(value: Any) -> Any:
 
 
 def _refs(value: Any) -> Any:
-    """Keras' `["name", call, output]` as `LayerOutput`, wherever it stands in a structure."""
+    """Return a structure with Keras' `["name", call, output]` replaced by `LayerOutput`."""
     if isinstance(value, list | tuple) and len(value) == 3 and isinstance(value[0], str):
         return LayerOutput(*value)
     if isinstance(value, list | tuple):
@@ -275,7 +296,7 @@ def _refs(value: Any) -> Any:
 
 
 def inlined(outer: Network, name: str, inner: Network) -> Network:
-    """`outer` with the nested model `name` replaced by its layers, once for each call of it."""
+    """Return `outer` with the layer `name`, a nested model, replaced by the layers of `inner` at each call."""
     nested = outer.layers[name]
     names = {inside: _unique(f"{name}_{inside}", outer.layers) for inside in inner.layers}
     entrances = list(tensors_in(inner.inputs))
@@ -288,7 +309,7 @@ def inlined(outer: Network, name: str, inner: Network) -> Network:
             tensor: LayerOutput(names[tensor.layer], call * counts[tensor.layer] + tensor.call, tensor.output)
             for tensor in inner.shapes
         }
-        place.update(zip(entrances, nested.given(call), strict=True))
+        place.update(zip(entrances, nested.inputs(call), strict=True))
         for inside, layer in inner.layers.items():
             if not layer.calls:
                 continue
@@ -309,19 +330,19 @@ def _unique(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def build(network: Network) -> Any:
-    """The network as a Keras model, with its weights.
+    """Return the network as a Keras model with its weights.
 
     Raises:
-        ModelError: Keras cannot make a model of it, or a layer does not take its weights.
+        ModelError: Keras cannot build the model, or a layer does not take its weights.
     """
     library = keras()
     config = {
         "name": network.name,
         "trainable": True,
-        # Keras goes over its list until no call waits for another one: in order, once.
+        # Keras repeats its pass over the list while a call waits for another; in order, one pass is enough.
         "layers": [_entry(layer) for layer in _in_order(network)],
-        "input_layers": map_to_refs(network.inputs),
-        "output_layers": map_to_refs(network.outputs),
+        "input_layers": keras_references(network.inputs),
+        "output_layers": keras_references(network.outputs),
     }
     try:
         model = library.Model.from_config(config)
@@ -335,13 +356,13 @@ def build(network: Network) -> Any:
 
 
 def _in_order(network: Network) -> list[Layer]:
-    """The layers in the order of their first calls."""
+    """Return the layers in the order of their first calls."""
     return list({layer.name: layer for layer, _ in network.in_order()}.values())
 
 
 def _entry(layer: Layer) -> dict[str, Any]:
     calls = [_without_tensors(call) for call in layer.calls]
-    # A copy: Keras takes some settings out of what it is given.
+    # A copy: Keras removes some settings from its argument.
     return {**copy.deepcopy(dict(layer.entry)), "name": layer.name, "inbound_nodes": calls}
 
 
@@ -358,10 +379,10 @@ def _without_tensors(value: Any) -> Any:
     return value
 
 
-def map_to_refs(structure: Any) -> Any:
-    """A structure of `LayerOutput` in Keras' form."""
+def keras_references(structure: Any) -> Any:
+    """Return a structure of `LayerOutput` in Keras' form."""
     if isinstance(structure, LayerOutput):
         return [structure.layer, structure.call, structure.output]
     if isinstance(structure, dict):
-        return {name: map_to_refs(item) for name, item in structure.items()}
-    return [map_to_refs(item) for item in structure]
+        return {name: keras_references(item) for name, item in structure.items()}
+    return [keras_references(item) for item in structure]

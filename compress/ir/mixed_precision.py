@@ -1,4 +1,4 @@
-"""Training in 16 bits: a twin of a model that computes with fewer bits, and keeps its weights in 32; and the way back.
+"""Mixed precision: copies of a model that compute in 16 bits with weights in 32 bits, or in 32 bits only.
 
 Source: Micikevicius et al., Mixed Precision Training, ICLR 2018.
 """
@@ -16,13 +16,13 @@ from compress.ir.layer_specs import spec_of_live
 from compress.ir.tensorflow import keras, set_weights
 
 NARROW = re.compile(r"(mixed_)?b?float16")
-"""Policies and types of 16 bits."""
+"""Names of 16-bit policies and types."""
 NARROW_INPUTS = ("uint8", "float16", "bfloat16")
-"""Types of inputs that can be float32 as well; whole numbers of more bits are more than pixels."""
+"""Input types that can be float32 as well; wider integers may be more than pixels, such as indices."""
 
 
 def lowered(model: Any, policy: str) -> Any:
-    """The model itself for float32; else a twin with the same weights, in the same order.
+    """Return a copy of a model that computes in another precision, with the same weights; for float32 the model itself.
 
     Layers that make the model's outputs stay in 32 bits.
 
@@ -39,13 +39,13 @@ def lowered(model: Any, policy: str) -> Any:
         fit = is_layer and not spec_of_live(layer).float32_only and layer.name not in ends
         return {**config, "dtype": policy} if fit and "dtype" in config else config
 
-    return _twin(model, changed)
+    return _copy(model, changed)
 
 
 def single(model: Any) -> Any:
-    """The model itself where all is in 32 bits; else a twin that computes, and keeps its weights, in float32.
+    """Return a copy of a model with all computations and weights in float32; the model itself if that is so already.
 
-    Inputs of bytes, as of images, become float32 too: samples are.
+    Inputs of bytes, such as images, become float32 too, as the samples are.
 
     Raises:
         ModelError: a layer's weights are quantized.
@@ -60,15 +60,15 @@ def single(model: Any) -> Any:
     narrow = any(NARROW.fullmatch(policy) for policy in policies.values())
     if not narrow and not any(tensor.dtype in NARROW_INPUTS for tensor in model.inputs):
         return model
-    return _twin(model, lambda layer, config: _in_single(config), NARROW_INPUTS)
+    return _copy(model, lambda layer, config: _in_single(config), NARROW_INPUTS)
 
 
 def _in_single(value: Any, policy: bool = False) -> Any:
-    """A configuration in which every 16-bit or mixed policy, at any depth, is float32.
+    """Return a configuration with every 16-bit or mixed policy, at any depth, replaced by float32.
 
     Args:
-        value: it, or a part.
-        policy: whether it is of a policy, whose name says what it is; other names are only names.
+        value: the configuration, or a part of it.
+        policy: whether `value` is the configuration of a policy, whose `name` is its type; other names stay.
     """
     if isinstance(value, str):
         return "float32" if NARROW.fullmatch(value) else value
@@ -80,15 +80,15 @@ def _in_single(value: Any, policy: bool = False) -> Any:
     return {key: item if key == "name" and not policy else _in_single(item, inside) for key, item in value.items()}
 
 
-def _twin(
+def _copy(
     model: Any, changed: Callable[[Any, dict[str, Any]], dict[str, Any]], inputs_in_float32: Collection[str] = ()
 ) -> Any:
-    """The model made again from changed configurations of its layers and operations, with its weights.
+    """Return a copy of a model with changed configurations of its layers and operations, and the same weights.
 
     Args:
         model: a functional or sequential Keras model.
-        changed: the configuration of a layer or operation, as it is to be.
-        inputs_in_float32: types of inputs that become float32.
+        changed: (layer, configuration) -> configuration in the copy.
+        inputs_in_float32: input types that become float32.
     """
     library = keras()
 
@@ -102,6 +102,8 @@ def _twin(
     entrances = library.tree.map_structure(
         entrance, model.inputs if isinstance(model, library.Sequential) else model.input
     )
-    twin = library.models.clone_model(model, entrances, clone_function=copied, recursive=True)
-    set_weights(twin, [each.astype(np.float32) if each.dtype.itemsize == 2 else each for each in model.get_weights()])
-    return twin
+    copied_model = library.models.clone_model(model, entrances, clone_function=copied, recursive=True)
+    set_weights(
+        copied_model, [each.astype(np.float32) if each.dtype.itemsize == 2 else each for each in model.get_weights()]
+    )
+    return copied_model

@@ -1,4 +1,4 @@
-"""The one door to TensorFlow and Keras: imported late, quietly, and with every seed set."""
+"""Import of TensorFlow and Keras: late, quiet, and with all seeds set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def keras(seed: int | None = None) -> Any:
-    """Keras on TensorFlow; with a seed, everything random starts from it and operations are deterministic."""
+    """Return the Keras module; with a seed, set all random generators and make operations deterministic."""
     _set_environment()
     import keras as library
 
@@ -26,9 +26,9 @@ def keras(seed: int | None = None) -> Any:
 
 
 def set_weights(model: Any, weights: list[Any]) -> None:
-    """Sets the weights of a model or layer, and what normalizations compute with.
+    """Set the weights of a model or layer, and update its `Normalization` layers.
 
-    An adapted `Normalization` derives that from its weights, and `set_weights` alone leaves it as it was.
+    An adapted `Normalization` computes with values derived from its weights; Keras' `set_weights` does not update them.
     """
     model.set_weights(weights)
     for layer in model._flatten_layers():
@@ -36,12 +36,12 @@ def set_weights(model: Any, weights: list[Any]) -> None:
             layer.finalize_state()
 
 
-@functools.cache  # AutoGraph, which meets `keras()` in losses, leaves it alone and does not print the environment
+@functools.cache  # AutoGraph does not convert cached functions: without it, `keras()` in a loss would warn
 def _set_environment() -> None:
-    """What TensorFlow and Keras look at when they are imported."""
+    """Set the environment variables that TensorFlow and Keras read when they are imported."""
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     # TensorFlow 2.21's oneDNN kernels crash in the gradient of a 1x1 convolution with stride 2 on some CPUs
-    # (seen on a Xeon with AMX), and give other roundings on each kind of CPU; without them it is as fast here.
+    # (seen on a Xeon with AMX), and round differently on each kind of CPU; without them it is as fast here.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")

@@ -1,4 +1,4 @@
-"""How much of a network's weights says nothing new: zeros, and values that stand many times."""
+"""Redundancy of weights: zeros and repeated values."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from compress.ir.keras_graph import Layer, Network
 from compress.ir.layer_specs import spec_of
 
 SPARSE = 0.3
-"""Share of exact zeros from which a kernel counts as sparse; trained weights have next to none."""
+"""Share of exact zeros from which a kernel counts as sparse; ordinary trained weights have almost none."""
 MANY = 4
-"""How often a value stands on average in a kernel that counts as clustered."""
+"""Average number of repetitions of a value in a kernel that counts as clustered."""
 MOST = 256
-"""Distinct values that a clustered kernel has at most."""
+"""Largest number of distinct values in a clustered kernel."""
 
 
 @dataclass(frozen=True)
 class Redundancy:
-    """What is redundant in one kernel.
+    """The redundancy of one kernel.
 
     Attributes:
-        weights: how many there are.
-        zeros: share of them that is exactly 0.
-        distinct: how many different values there are, 0 included.
+        weights: the number of weights.
+        zeros: the share of weights that are exactly 0.
+        distinct: the number of different values, 0 included.
     """
 
     weights: int
@@ -36,44 +36,44 @@ class Redundancy:
 
     @property
     def sparse(self) -> bool:
-        """Whether the zeros were made on purpose."""
+        """Whether there are so many zeros that they must come from sparsification."""
         return self.zeros >= SPARSE
 
     @property
     def clustered(self) -> bool:
-        """Whether the weights were made to share values."""
+        """Whether values repeat so often that they must come from clustering."""
         return 1 < self.distinct <= MOST and self.distinct * MANY <= self.weights * (1 - self.zeros) + MANY
 
 
 def kernel(layer: Layer) -> NDArray[np.float32] | None:
-    """The kernel of a layer; of a separable one its pointwise part, which holds nearly all weights."""
+    """Return the kernel of a layer; of a separable convolution the pointwise one, which has nearly all weights."""
     kernels = spec_of(layer).kernels
     return np.asarray(layer.weights[len(kernels) - 1]) if kernels and layer.weights else None
 
 
 def of(values: NDArray[np.float32]) -> Redundancy:
-    """What is redundant in a kernel."""
+    """Return the redundancy of a kernel."""
     return Redundancy(values.size, float((values == 0).mean()), len(np.unique(values)))
 
 
 def by_layer(network: Network) -> dict[str, Redundancy]:
-    """What is redundant in every kernel of a network."""
+    """Return the redundancy of every kernel of a network."""
     kernels = {layer.name: kernel(layer) for layer, call in network.in_order() if call == 0}
     return {name: of(values) for name, values in kernels.items() if values is not None}
 
 
-def zeros(found: Mapping[str, Redundancy]) -> float:
-    """The share of zeros in all kernels together."""
-    total = sum(each.weights for each in found.values())
-    return sum(each.weights * each.zeros for each in found.values()) / max(total, 1)
+def zeros(kernels: Mapping[str, Redundancy]) -> float:
+    """Return the share of zeros in all kernels together."""
+    total = sum(kernel.weights for kernel in kernels.values())
+    return sum(kernel.weights * kernel.zeros for kernel in kernels.values()) / max(total, 1)
 
 
-def to_json(found: Mapping[str, Redundancy]) -> dict[str, Any]:
-    """As plain values, shares rounded."""
-    return {name: {**asdict(each), "zeros": round(each.zeros, 4)} for name, each in found.items()}
+def to_json(kernels: Mapping[str, Redundancy]) -> dict[str, Any]:
+    """Return the redundancies as plain values, with rounded shares."""
+    return {name: {**asdict(kernel), "zeros": round(kernel.zeros, 4)} for name, kernel in kernels.items()}
 
 
 def empty(network: Network) -> list[str]:
     """Return the names of convolutions and dense layers whose kernel is all zeros."""
-    found = [layer for layer in network.layers.values() if spec_of(layer).kernels]
-    return [each.name for each in found if any(weight.ndim > 1 and not weight.any() for weight in each.weights)]
+    layers = [layer for layer in network.layers.values() if spec_of(layer).kernels]
+    return [layer.name for layer in layers if any(weight.ndim > 1 and not weight.any() for weight in layer.weights)]

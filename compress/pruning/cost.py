@@ -1,389 +1,465 @@
-"""What a network would cost with fewer channels: weights, multiply-accumulates, and time and memory on a target.
+"""Costs of a network by the widths of its layer groups: weights, multiply-accumulates, time and memory on a target.
 
-A network becomes a list of `Piece`s, each an operator of the .tflite file that will be made of it, with the layouts of
-its channels. So the cost of any choice of channels is known without building the smaller network. What cannot be
-followed (a recurrent layer, an attention) keeps its channels, and so costs the same in every choice: that much is taken
-from the files of one of them (`draft`).
+A network becomes a list of `PrunableOperator`s: the operators of the .tflite file that will be made of it, with the
+layouts of their channels. So the costs of all widths are known without building the smaller networks. Layers that
+cannot be followed (a recurrent layer, an attention) keep their channels, and cost the same at all widths: that
+difference is measured once, on the files that a trial conversion makes (`Costs.calibrated`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.channel_groups import Channels, Layout
+from compress.ir.channel_groups import ChannelGroups, Layout
 from compress.ir.keras_graph import Layer, LayerOutput, Network, tensors_in
 from compress.ir.layer_specs import Kernel, spec_of
 from compress.ir.layer_specs.functions import FUSED, canonical_name
+from compress.pruning.layer_groups import LayerGroup, Widths
 from compress.targets.base import CostModel, NetworkCost, OperatorShape, Target
 from compress.tflite.graph import Graph
 
-Sets = Sequence[NDArray[np.int64]]
-"""Groups of channels that are chosen among each other, the most important first."""
-Counts = tuple[int, ...]
-"""How many groups of each set are kept."""
-_CHANNEL_BYTES, _DENSE_BYTES, _OPERATOR_BYTES = 28, 4, 550
-"""In an 8-bit file, beside weights: of a convolution's channel (a bias; scale and zero point of it and of the kernel),
-of a dense layer's (a bias), and of an operator with its tensors and their names, about."""
+_BYTES_BY_CHANNEL = 28
+"""Of each output channel of a convolution in an 8-bit file: a bias; scale and zero point of it and of the kernel."""
+_BYTES_BY_UNIT = 4
+"""Of each output of a dense layer in an 8-bit file: a bias."""
+_BYTES_BY_OPERATOR = 550
+"""Of an operator with its tensors and their names, about."""
 _NO_CHANNELS: Layout = np.zeros(0, np.int64)
+Shape = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
-class Draft:
-    """The files that a network would become.
+class TrialConversion:
+    """The .tflite files of a network, converted only to read their costs.
 
     Attributes:
-        macs: multiply-accumulates of its float file.
-        size_bytes: of its 8-bit file.
-        graph: the 8-bit file; None where there can be none.
-        missing: why there is none, or "".
+        macs: multiply-accumulates of the float file.
+        has_loop: whether the float file has operators inside a loop, which `macs` does not count.
+        size_bytes: the size of the 8-bit file.
+        graph: the 8-bit file; None where it cannot be made.
+        missing: the reason why there is no 8-bit file, or None.
     """
 
     macs: int
+    has_loop: bool = False
     size_bytes: int = 0
     graph: Graph | None = None
-    missing: str = ""
+    missing: str | None = None
 
 
 @dataclass(frozen=True)
-class Piece:
+class CostFigures:
+    """The costs of a network at some widths; time and memory only where the target predicts them."""
+
+    macs: int
+    parameters: int
+    size_bytes: int
+    compute_ms: float | None = None
+    latency_ms: float | None = None
+    streamed_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the known costs as a plain map."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class PrunableOperator:
     """An operator, and the channels that it reads and makes.
 
     Attributes:
-        layer: with all its channels.
-        given: layout of its input; empty if that does not change.
-        made: layout of its output.
-        macs: multiply-accumulates for each channel made, and each channel read if `mixes`.
-        mixes: whether every channel made is computed from all channels read.
-        constant: whether it has a number for each channel made, which is sent at every inference.
+        shape: the operator with all its channels.
+        inputs: the layout of its input; empty if its number of input channels stays.
+        outputs: the layout of its output.
+        macs: multiply-accumulates for each output channel, and for each input channel if `mixes`.
+        mixes: whether each output channel is computed from all input channels.
+        constant: whether it has a constant for each output channel, which is sent at every inference.
     """
 
-    layer: OperatorShape
-    given: Layout
-    made: Layout
+    shape: OperatorShape
+    inputs: Layout
+    outputs: Layout
     macs: int = 0
     mixes: bool = False
     constant: bool = False
 
 
 @dataclass(frozen=True)
-class Weights:
-    """An array of weights: `each` for every combination of one channel from each layout.
+class WeightArray:
+    """An array of weights, and the channels that its axes run along.
 
-    Of a kernel, `beside` tells the bytes that come with each of its output channels in an 8-bit file; None of others.
+    Attributes:
+        size: the number of weights for each combination of one channel from every layout.
+        layouts: the layouts of the channels.
+        channel_bytes: the bytes of each output channel in an 8-bit file, in addition to the weights; None for an
+            array that is not a kernel.
     """
 
-    each: int
+    size: int
     layouts: tuple[Layout, ...]
-    beside: int | None = None
+    channel_bytes: int | None = None
 
 
-def pieces(network: Network, channels: Channels, cost: CostModel) -> list[Piece]:
-    """The operators that a network becomes on a target with these costs."""
+def operators(network: Network, channels: ChannelGroups, cost: CostModel) -> list[PrunableOperator]:
+    """Return the operators that a network becomes on a target with this cost model."""
     consumers = network.consumers()
-    found: list[Piece] = []
+    result: list[PrunableOperator] = []
     for layer, call in network.in_order():
-        if _is_free(layer):
+        spec = spec_of(layer)
+        if not layer.calls or spec.keeps_values or spec.pads:  # nothing of it takes time
             continue
-        given, made = layer.given(call)[:1], LayerOutput(layer.name, call)
-        source = given[0] if given else made
-        if spec_of(layer).kernels:
-            found += _kernels(layer, network.shapes[source], network.shapes[made], channels, (source, made))
+        output = LayerOutput(layer.name, call)
+        source = next(iter(layer.inputs(call)), output)
+        if spec.kernels:
+            result += _kernel_operators(layer, source, output, network, channels)
             count = cost.activation_operators(_inner_function(layer))
         else:
-            count = _count(layer, source, network, cost, alone=len(consumers.get(source, [])) == 1)
+            only_consumer = len(consumers.get(source, [])) == 1
+            count = _operator_count(layer, network.layers[source.layer], cost, only_consumer=only_consumer)
         kind, window = _window(layer, network.shapes[source])
-        form = OperatorShape(kind, _map(network.shapes[made]), _map(network.shapes[source]), window, name=layer.name)
-        constant = spec_of(layer).constant_by_channel
-        found += [Piece(form, channels.layouts[source], channels.layouts[made], constant=constant)] * count
-    return found
-
-
-def _is_free(layer: Layer) -> bool:
-    """Whether nothing is left of a layer in the .tflite file, or nothing that takes time."""
-    spec = spec_of(layer)
-    return not layer.calls or spec.keeps_values or spec.pads
+        shape = OperatorShape(
+            kind, _map_shape(network.shapes[output]), _map_shape(network.shapes[source]), window, name=layer.name
+        )
+        inputs, outputs = (channels.layouts[tensor] for tensor in (source, output))
+        result += [PrunableOperator(shape, inputs, outputs, constant=spec.constant_by_channel)] * count
+    return result
 
 
 def _inner_function(layer: Layer) -> str:
-    """The activation in the settings of a layer, by its first name."""
+    """Return the activation in the settings of a layer, by its canonical name."""
     return canonical_name(str(layer.config.get("activation", "linear")))
 
 
-def _count(layer: Layer, source: LayerOutput, network: Network, cost: CostModel, *, alone: bool) -> int:
-    """How many operators a layer without a kernel becomes: none if the one before does its work too."""
-    before, spec = network.layers[source.layer], spec_of(layer)
-    previous = spec_of(before)
-    alone = alone and _inner_function(before) == "linear"
+def _operator_count(layer: Layer, before: Layer, cost: CostModel, *, only_consumer: bool) -> int:
+    """Return the number of operators of a layer without a kernel: 0 if the operator before it does its work.
+
+    Args:
+        layer: the layer.
+        before: the layer that makes its input.
+        cost: the cost model of the target.
+        only_consumer: whether no other layer reads that input.
+    """
+    spec, previous = spec_of(layer), spec_of(before)
+    fusible = only_consumer and _inner_function(before) == "linear"
     if spec.is_batch_norm:
-        return 0 if alone and previous.kernels else 2
+        return 0 if fusible and previous.kernels else 2
     function = spec.activation(layer)
     if function is None:
         return 1
-    if function in FUSED and alone and (previous.kernels or previous.is_batch_norm or previous.fuses_relu):
+    fuses = previous.kernels or previous.is_batch_norm or previous.fuses_relu
+    if function == "linear" or (function in FUSED and fusible and fuses):
         return 0
-    return 0 if function == "linear" else max(cost.activation_operators(function), 1)
+    return max(cost.activation_operators(function), 1)
 
 
-def _window(layer: Layer, given: tuple[int | None, ...]) -> tuple[str, tuple[int, int]]:
-    """Pooling and its window; everything else goes element by element."""
+def _window(layer: Layer, shape: Shape) -> tuple[str, tuple[int, int]]:
+    """Return the kind of an operator without a kernel, and its window; all but pooling work element by element."""
     spec = spec_of(layer)
-    return ("pool", spec.pool_window(layer.config, _map(given))) if spec.pools else ("elt", (1, 1))
+    return ("pool", spec.pool_window(layer.config, _map_shape(shape))) if spec.pools else ("elt", (1, 1))
 
 
-def _kernels(
-    layer: Layer,
-    given: tuple[int | None, ...],
-    made: tuple[int | None, ...],
-    channels: Channels,
-    ends: tuple[LayerOutput, LayerOutput],
-) -> list[Piece]:
-    """The operators with weights that a layer becomes."""
-    source, result = (channels.layouts[tensor] for tensor in ends)
+def _kernel_operators(
+    layer: Layer, source: LayerOutput, output: LayerOutput, network: Network, channels: ChannelGroups
+) -> list[PrunableOperator]:
+    """Return the operators with weights that a layer becomes."""
+    inputs, outputs = (channels.layouts[tensor] for tensor in (source, output))
+    input_map, output_map = (_map_shape(network.shapes[tensor]) for tensor in (source, output))
     groups = layer.config.get("groups", 1)
     if groups > 1:
-        return _grouped(layer, (_map(given), _map(made)), (source, result), groups)
-    before, kernels, found = _map(given), spec_of(layer).kernels, []
+        return _grouped_operators(layer, (input_map, output_map), (inputs, outputs), groups)
+    kernels = spec_of(layer).kernels
+    result = []
     for axes, kernel in zip(kernels, layer.weights, strict=False):
-        between = result if axes is kernels[-1] else np.repeat(source, layer.config["depth_multiplier"])
-        after = (*_map(made)[:2], len(between))
+        is_last = axes is kernels[-1]
+        made = outputs if is_last else np.repeat(inputs, layer.config["depth_multiplier"])
+        made_map = (*output_map[:2], len(made))
         taps = _taps(kernel)
-        form = OperatorShape(_form(axes, kernel, made), after, before, taps, name=layer.name)
-        positions = prod(before[:2]) if axes.transposed else prod(after[:2])
-        found.append(Piece(form, source, between, positions * prod(taps), mixes=not axes.depthwise))
-        source, before = between, after
-    return found
+        kind = _kernel_kind(axes, kernel, network.shapes[output])
+        shape = OperatorShape(kind, made_map, input_map, taps, name=layer.name)
+        positions = prod(input_map[:2]) if axes.transposed else prod(made_map[:2])
+        result.append(PrunableOperator(shape, inputs, made, positions * prod(taps), mixes=not axes.depthwise))
+        inputs, input_map = made, made_map
+    return result
 
 
 def _taps(kernel: NDArray[Any]) -> tuple[int, int]:
-    """Height and width of a kernel."""
+    """Return height and width of a kernel."""
     height, width = (1, 1, *kernel.shape[:-2])[-2:]
     return int(height), int(width)
 
 
-def _form(axes: Kernel, kernel: NDArray[Any], made: tuple[int | None, ...]) -> str:
-    """What the target computes a kernel as; a dense layer on a map is a 1x1 convolution."""
+def _kernel_kind(axes: Kernel, kernel: NDArray[Any], output: Shape) -> str:
+    """Return the kind of the operator with a kernel; a dense layer on a map is a 1x1 convolution."""
     if axes.depthwise:
         return "dw"
     if axes.transposed:
         return "tconv"
-    return "fc" if kernel.ndim == 2 and len(made) == 1 else "conv"
+    return "fc" if kernel.ndim == 2 and len(output) == 1 else "conv"
 
 
-def _grouped(
-    layer: Layer, maps: tuple[tuple[int, int, int], tuple[int, int, int]], ends: tuple[Layout, Layout], groups: int
-) -> list[Piece]:
-    """The operators of a grouped convolution: the compiler is given a split, one for each group, and their union."""
-    (before, after), (source, result), name = maps, ends, layer.name
-    taps, each = _taps(layer.weights[0]), len(source) // groups
-    form = OperatorShape("conv", after, (*before[:2], each), taps, name=name)
-    macs = prod(after[:2]) * prod(taps) * each
-    parts = [Piece(form, _NO_CHANNELS, part, macs) for part in np.split(result, groups)]
-    split, union = (OperatorShape("elt", one, one, name=name) for one in (before, after))
-    return [Piece(split, source, source), *parts, Piece(union, result, result)]
+def _grouped_operators(
+    layer: Layer, maps: tuple[tuple[int, int, int], tuple[int, int, int]], layouts: tuple[Layout, Layout], groups: int
+) -> list[PrunableOperator]:
+    """Return the operators of a grouped convolution: a SPLIT, one convolution for each group, a CONCATENATION."""
+    input_map, output_map = maps
+    inputs, outputs = layouts
+    taps = _taps(layer.weights[0])
+    group_inputs = len(inputs) // groups
+    shape = OperatorShape("conv", output_map, (*input_map[:2], group_inputs), taps, name=layer.name)
+    macs = prod(output_map[:2]) * prod(taps) * group_inputs
+    convolutions = [PrunableOperator(shape, _NO_CHANNELS, part, macs) for part in np.split(outputs, groups)]
+    split = OperatorShape("elt", input_map, input_map, name=layer.name)
+    concatenation = OperatorShape("elt", output_map, output_map, name=layer.name)
+    return [
+        PrunableOperator(split, inputs, inputs),
+        *convolutions,
+        PrunableOperator(concatenation, outputs, outputs),
+    ]
 
 
-def _map(shape: tuple[int | None, ...]) -> tuple[int, int, int]:
-    """Height, width and channels."""
-    height, width, channels = (1, 1, 1, *(side or 1 for side in shape))[-3:]
+def _map_shape(shape: Shape) -> tuple[int, int, int]:
+    """Return height, width and channels; dimensions that are missing or not fixed are 1."""
+    height, width, channels = (1, 1, 1, *(size or 1 for size in shape))[-3:]
     return height, width, channels
 
 
-def weights(network: Network, channels: Channels) -> list[Weights]:
-    """All arrays of weights, by the channels that they run along."""
-    found = []
+def weight_arrays(network: Network, channels: ChannelGroups) -> list[WeightArray]:
+    """Return all arrays of weights of a network."""
+    result: list[WeightArray] = []
     for layer in network.layers.values():
         if not layer.weights or not layer.calls:
             continue
         if layer.config.get("data_format") == "channels_first":
-            found += [Weights(array.size, ()) for array in layer.weights]
+            result += [WeightArray(array.size, ()) for array in layer.weights]
             continue
-        given, made = channels.layouts[layer.given()[0]], channels.layouts[LayerOutput(layer.name)]
+        inputs, outputs = (channels.layouts[tensor] for tensor in (layer.inputs()[0], LayerOutput(layer.name)))
         spec = spec_of(layer)
         for axes, array in zip(spec.kernels, layer.weights, strict=False):
-            found.append(_kernel_weights(axes, array, _runs_along(axes, layer, given, made)))
+            layouts = _kernel_layouts(axes, layer, inputs, outputs)
+            channel_bytes = _BYTES_BY_CHANNEL if axes.per_channel else _BYTES_BY_UNIT
+            result.append(WeightArray(array.size // prod(map(len, layouts)), layouts, channel_bytes))
         for array in layer.weights[len(spec.kernels) :]:
-            along = (made,) if array.shape and array.shape[-1] == len(made) else ()
-            found.append(Weights(array.size // prod(map(len, along)), along))
-    return found
+            by_channel = bool(array.shape) and array.shape[-1] == len(outputs)
+            layouts = (outputs,) if by_channel else ()
+            result.append(WeightArray(array.size // prod(map(len, layouts)), layouts))
+    return result
 
 
-def _runs_along(axes: Kernel, layer: Layer, given: Layout, made: Layout) -> tuple[Layout, ...]:
-    """The layouts of the channels that a kernel has weights for."""
+def _kernel_layouts(axes: Kernel, layer: Layer, inputs: Layout, outputs: Layout) -> tuple[Layout, ...]:
+    """Return the layouts of the channels that a kernel has weights for."""
     if axes.depthwise:
-        return (given,)
-    return (made,) if layer.config.get("groups", 1) > 1 else (given, made)
+        return (inputs,)
+    return (outputs,) if layer.config.get("groups", 1) > 1 else (inputs, outputs)
 
 
-def _kernel_weights(axes: Kernel, array: NDArray[Any], along: tuple[Layout, ...]) -> Weights:
-    bytes_by_channel = _CHANNEL_BYTES if axes.per_channel else _DENSE_BYTES
-    return Weights(array.size // prod(map(len, along)), along, bytes_by_channel)
+@dataclass(frozen=True)
+class _ChannelCount:
+    """The number of channels of a layout at any widths.
+
+    Attributes:
+        fixed: channels that always stay.
+        by_group: for each layer group in the layout its index, and its channels at every width from 0.
+    """
+
+    fixed: int
+    by_group: tuple[tuple[int, NDArray[np.int64]], ...]
+
+    def at(self, widths: Widths) -> int:
+        """Return the number of channels at some widths."""
+        return self.fixed + sum(int(channels[widths[index]]) for index, channels in self.by_group)
+
+
+class _ChannelCounts:
+    """The channel counts of layouts; equal layouts share one.
+
+    Args:
+        channels: the channels of the network.
+        groups: its layer groups.
+    """
+
+    def __init__(self, channels: ChannelGroups, groups: Sequence[LayerGroup]) -> None:
+        self.counts: list[_ChannelCount] = []
+        self._channels = channels
+        self._groups = groups
+        self._rank = {
+            int(member): (index, rank)
+            for index, group in enumerate(groups)
+            for rank, member in enumerate(group.members)
+        }
+        self._numbers: dict[bytes, int] = {}
+
+    def number(self, layout: Layout) -> int:
+        """Return the index of a layout in `counts`."""
+        key = layout.tobytes()
+        if key not in self._numbers:
+            self._numbers[key] = len(self.counts)
+            self.counts.append(self._count(layout))
+        return self._numbers[key]
+
+    def _count(self, layout: Layout) -> _ChannelCount:
+        fixed = 0
+        by_group: dict[int, NDArray[np.int64]] = {}
+        for member in self._channels.group[layout].tolist():
+            if member not in self._rank:
+                fixed += 1
+                continue
+            index, rank = self._rank[member]
+            added = by_group.setdefault(index, np.zeros(len(self._groups[index].members) + 1, np.int64))
+            added[rank + 1] += 1
+        return _ChannelCount(fixed, tuple((index, added.cumsum()) for index, added in by_group.items()))
 
 
 class Costs:
-    """Costs of a network by how many groups of each set it keeps.
+    """Costs of a network by the widths of its layer groups.
 
     Args:
-        network: as it is.
-        channels: of the network.
-        sets: which groups are chosen among each other, the most important first.
-        target: what time and memory are predicted for.
+        network: the network with all channels.
+        channels: its channels.
+        groups: its layer groups.
+        target: the target that time and memory are predicted for.
     """
 
-    def __init__(self, network: Network, channels: Channels, sets: Sets, target: Target) -> None:
-        self.target, self.sets = target, sets
-        self._place = {int(g): (s, rank) for s, members in enumerate(sets) for rank, g in enumerate(members)}
-        self._group = channels.group
-        self._layouts: dict[bytes, int] = {}
-        self._widths: list[tuple[int, tuple[tuple[int, NDArray[np.int64]], ...]]] = []
-        self._pieces = [
-            (each, self._known(each.given), self._known(each.made)) for each in pieces(network, channels, target.cost)
+    def __init__(self, network: Network, channels: ChannelGroups, groups: Sequence[LayerGroup], target: Target) -> None:
+        self.target = target
+        self.full_widths: Widths = tuple(len(group.members) for group in groups)
+        counts = _ChannelCounts(channels, groups)
+        self._operators = [
+            (operator, counts.number(operator.inputs), counts.number(operator.outputs))
+            for operator in operators(network, channels, target.cost)
         ]
-        self._weights = [(each, [self._known(one) for one in each.layouts]) for each in weights(network, channels)]
+        self._weights = [
+            (array, [counts.number(layout) for layout in array.layouts]) for array in weight_arrays(network, channels)
+        ]
+        self._counts = counts.counts
         inputs = (network.shapes[tensor] for tensor in tensors_in(network.inputs))
-        self._inputs = sum(target.cost.input_bytes([side or 1 for side in shape]) for shape in inputs)
-        outputs = [network.shapes[tensor] for tensor in tensors_in(network.outputs)]
-        self._outputs = sum(target.cost.output_bytes(_map(shape)) for shape in outputs)
-        self._cut: dict[tuple[int, int, int], OperatorShape] = {}
-        self._missed = defaultdict[str, float](float)
-        self._anchor: tuple[Counts, NetworkCost] | None = None
+        self._input_bytes = sum(target.cost.input_bytes([size or 1 for size in shape]) for shape in inputs)
+        outputs = (network.shapes[tensor] for tensor in tensors_in(network.outputs))
+        self._output_bytes = sum(target.cost.output_bytes(_map_shape(shape)) for shape in outputs)
+        self._target_operators: dict[tuple[int, int, int], OperatorShape] = {}
+        self._corrections: dict[str, float] = {}
+        self._file: tuple[Widths, NetworkCost] | None = None
 
-    def anchored(self, counts: Counts, files: Draft) -> Costs:
-        """The same costs, but those of one choice are what its files tell, and all others are off by as much."""
-        found = copy.copy(self)
-        found._missed, found._anchor = defaultdict(float), None
-        real: dict[str, float] = {"macs": files.macs - found.macs(counts)}
-        if files.graph is not None:
-            real["size_bytes"] = files.size_bytes - found.size_bytes(counts)
-        if files.graph is not None and self.target.cost.objectives:
-            file = self.target.cost.of_file(files.graph)
-            real["streamed_bytes"] = file.streamed_bytes - found.streamed_bytes(counts)
-            real["cached_bytes"] = file.cached_bytes(file.never_cached) - found.cached_bytes(
-                counts, found.never_cached(counts)
-            )
-            found._anchor = counts, file
-        found._missed.update(real)
-        return found
+    def calibrated(self, widths: Widths, conversion: TrialConversion) -> Costs:
+        """Return costs that agree with the files at some widths, and differ by as much at all other widths."""
+        uncalibrated = copy.copy(self)
+        uncalibrated._corrections = {}
+        uncalibrated._file = None
+        corrections: dict[str, float] = {"macs": conversion.macs - uncalibrated.macs(widths)}
+        result = copy.copy(uncalibrated)
+        if conversion.graph is not None:
+            corrections["size_bytes"] = conversion.size_bytes - uncalibrated.size_bytes(widths)
+        if conversion.graph is not None and self.target.cost.objectives:
+            file = self.target.cost.of_file(conversion.graph)
+            cached = uncalibrated.cached_bytes(widths, uncalibrated.never_cached(widths))
+            corrections["streamed_bytes"] = file.streamed_bytes - uncalibrated.streamed_bytes(widths)
+            corrections["cached_bytes"] = file.cached_bytes(file.never_cached) - cached
+            result._file = (widths, file)
+        result._corrections = corrections
+        return result
 
-    def _known(self, layout: Layout) -> int:
-        """The number of a layout, counted set by set: how many of its channels the first groups of a set are."""
-        key = layout.tobytes()
-        if key not in self._layouts:
-            self._layouts[key] = len(self._widths)
-            fixed, found = 0, dict[int, NDArray[np.int64]]()
-            for number in self._group[layout].tolist():
-                if number not in self._place:
-                    fixed += 1
-                    continue
-                index, rank = self._place[number]
-                found.setdefault(index, np.zeros(len(self.sets[index]) + 1, np.int64))[rank + 1] += 1
-            self._widths.append((fixed, tuple((index, each.cumsum()) for index, each in found.items())))
-        return self._layouts[key]
+    def _channel_counts(self, widths: Widths) -> list[int]:
+        return [count.at(widths) for count in self._counts]
 
-    @property
-    def everything(self) -> Counts:
-        """All groups of all sets."""
-        return tuple(map(len, self.sets))
+    def macs(self, widths: Widths) -> int:
+        """Return the multiply-accumulates of one inference."""
+        counts = self._channel_counts(widths)
+        total = 0
+        for operator, inputs, outputs in self._operators:
+            total += operator.macs * counts[outputs] * (counts[inputs] if operator.mixes else 1)
+        return total + round(self._corrections.get("macs", 0))
 
-    def widths(self, counts: Counts) -> list[int]:
-        """Channels of each layout."""
-        return [fixed + sum(int(each[counts[index]]) for index, each in parts) for fixed, parts in self._widths]
+    def parameters(self, widths: Widths) -> int:
+        """Return the number of weights of all layers, as Keras counts them."""
+        counts = self._channel_counts(widths)
+        return sum(array.size * prod(counts[layout] for layout in layouts) for array, layouts in self._weights)
 
-    def macs(self, counts: Counts) -> int:
-        """Multiply-accumulates of one inference."""
-        wide = self.widths(counts)
-        own = sum(each.macs * wide[made] * (wide[given] if each.mixes else 1) for each, given, made in self._pieces)
-        return own + round(self._missed["macs"])
-
-    def parameters(self, counts: Counts) -> int:
-        """Weights of all layers, as Keras counts them."""
-        wide = self.widths(counts)
-        return sum(each.each * prod(wide[one] for one in along) for each, along in self._weights)
-
-    def size_bytes(self, counts: Counts) -> int:
-        """The 8-bit file: a byte for each weight of a kernel, and what comes with each of its output channels."""
-        wide = self.widths(counts)
-        total = self._missed["size_bytes"] + _OPERATOR_BYTES * sum(wide[made] > 0 for *_, made in self._pieces)
-        for each, along in self._weights:
-            if each.beside is not None:
-                total += each.each * prod(wide[one] for one in along) + each.beside * wide[along[-1]]
+    def size_bytes(self, widths: Widths) -> int:
+        """Return the size of the 8-bit file."""
+        counts = self._channel_counts(widths)
+        operator_count = sum(counts[outputs] > 0 for *_, outputs in self._operators)
+        total = _BYTES_BY_OPERATOR * operator_count + self._corrections.get("size_bytes", 0)
+        for array, layouts in self._weights:
+            if array.channel_bytes is not None:
+                total += array.size * prod(counts[layout] for layout in layouts)
+                total += array.channel_bytes * counts[layouts[-1]]
         return round(total)
 
-    def layers(self, counts: Counts) -> list[OperatorShape]:
-        """The operators, as the target knows them."""
-        wide = self.widths(counts)
+    def operators(self, widths: Widths) -> list[OperatorShape]:
+        """Return the operators, with what the target needs to know of them."""
+        counts = self._channel_counts(widths)
         return [
-            self._narrowed(place, wide[given] if len(each.given) else 0, wide[made])
-            for place, (each, given, made) in enumerate(self._pieces)
-            if wide[made]  # a group of a convolution may be gone
+            self._target_operator(index, counts[inputs] if len(operator.inputs) else 0, counts[outputs])
+            for index, (operator, inputs, outputs) in enumerate(self._operators)
+            if counts[outputs]  # all channels of a group of a convolution may be removed
         ]
 
-    def _narrowed(self, place: int, given: int, made: int) -> OperatorShape:
-        if (place, given, made) not in self._cut:
-            layer = self._pieces[place][0].layer
-            self._cut[place, given, made] = self.target.cost.operator(
-                replace(
-                    layer,
-                    output_shape=(*layer.output_shape[:2], made),
-                    input_shape=(*layer.input_shape[:2], given or layer.input_shape[2]),
-                    index=place,
-                    constant=self._pieces[place][0].constant,
-                )
+    def _target_operator(self, index: int, inputs: int, outputs: int) -> OperatorShape:
+        """Return one operator with other numbers of channels; 0 input channels stand for those that it had."""
+        key = (index, inputs, outputs)
+        if key not in self._target_operators:
+            operator = self._operators[index][0]
+            shape = operator.shape
+            narrow = replace(
+                shape,
+                output_shape=(*shape.output_shape[:2], outputs),
+                input_shape=(*shape.input_shape[:2], inputs or shape.input_shape[2]),
+                index=index,
+                constant=operator.constant,
             )
-        return self._cut[place, given, made]
+            self._target_operators[key] = self.target.cost.operator(narrow)
+        return self._target_operators[key]
 
-    def network(self, counts: Counts) -> NetworkCost:
-        """Time and memory on the target, of the operators that can be followed."""
-        return self.target.cost.of_operators(self.layers(counts), self._inputs, self._outputs)
+    def on_target(self, widths: Widths) -> NetworkCost:
+        """Return time and memory of the operators that can be followed."""
+        return self.target.cost.of_operators(self.operators(widths), self._input_bytes, self._output_bytes)
 
-    def compute_ms(self, counts: Counts, clock: str | None = None) -> float:
-        """The time of the arithmetic alone, at a clock of the target; None: the first."""
+    def compute_ms(self, widths: Widths, clock: str | None = None) -> float:
+        """Return the time of the arithmetic alone, at a clock of the target; None: the first."""
         clock = self.target.cost.clock(clock)
-        return self._predicted(f"compute_ms {clock}", counts, lambda network: network.compute_ms(clock))
+        return self._predicted(f"compute_ms {clock}", widths, lambda cost: cost.compute_ms(clock))
 
-    def latency_ms(self, counts: Counts, host: str | None = None, clock: str | None = None) -> float:
-        """The predicted latency of one inference on a host of the target; None: its default host."""
-        host, clock = self.target.cost.host(host), self.target.cost.clock(clock)
-        return self._predicted(f"latency_ms {host} {clock}", counts, lambda network: network.latency_ms(host, clock))
+    def latency_ms(self, widths: Widths, host: str | None = None, clock: str | None = None) -> float:
+        """Return the predicted latency of one inference on a host of the target; None: its default host."""
+        host = self.target.cost.host(host)
+        clock = self.target.cost.clock(clock)
+        return self._predicted(f"latency_ms {host} {clock}", widths, lambda cost: cost.latency_ms(host, clock))
 
-    def _predicted(self, name: str, counts: Counts, of: Callable[[NetworkCost], float]) -> float:
-        """A cost of the operators, and what it misses of the choice whose file is known."""
-        if self._anchor is not None and name not in self._missed:
-            chosen, file = self._anchor
-            self._missed[name] = of(file) - of(self.network(chosen))
-        return of(self.network(counts)) + self._missed[name]
+    def _predicted(self, name: str, widths: Widths, figure: Callable[[NetworkCost], float]) -> float:
+        """Return a figure of the operators, corrected by its error at the widths whose file is known."""
+        if self._file is not None and name not in self._corrections:
+            file_widths, file = self._file
+            self._corrections[name] = figure(file) - figure(self.on_target(file_widths))
+        return figure(self.on_target(widths)) + self._corrections.get(name, 0.0)
 
-    def streamed_bytes(self, counts: Counts) -> int:
-        """Parameters that are sent at every inference."""
-        return max(self.network(counts).streamed_bytes + round(self._missed["streamed_bytes"]), 0)
+    def streamed_bytes(self, widths: Widths) -> int:
+        """Return the bytes of parameters that are sent at every inference."""
+        correction = round(self._corrections.get("streamed_bytes", 0))
+        return max(self.on_target(widths).streamed_bytes + correction, 0)
 
-    def cached_bytes(self, counts: Counts, without: Collection[int] = ()) -> int:
-        """The on-chip memory that all parameters would take together, except those of some pieces."""
-        return self.network(counts).cached_bytes(without) + round(self._missed["cached_bytes"])
+    def cached_bytes(self, widths: Widths, without: Collection[int] = ()) -> int:
+        """Return the on-chip memory that all parameters would take together, except those of some operators."""
+        correction = round(self._corrections.get("cached_bytes", 0))
+        return self.on_target(widths).cached_bytes(without) + correction
 
-    def never_cached(self, counts: Counts) -> frozenset[int]:
-        """The pieces whose parameters are streamed however empty the memory is."""
-        return frozenset(self.network(counts).never_cached)
+    def never_cached(self, widths: Widths) -> frozenset[int]:
+        """Return the indices of the operators whose parameters are streamed however empty the memory is."""
+        return frozenset(self.on_target(widths).never_cached)
 
-    def to_json(self, counts: Counts, host: str | None = None, clock: str | None = None) -> dict[str, Any]:
-        """All of them, as a plain map; time and memory only where the target predicts them."""
-        found: dict[str, Any] = {
-            "macs": self.macs(counts),
-            "parameters": self.parameters(counts),
-            "size_bytes": self.size_bytes(counts),
-        }
-        objectives = self.target.cost.objectives
-        if "compute" in objectives:
-            found["compute_ms"] = float(f"{self.compute_ms(counts, clock):.4g}")
-        if "latency" in objectives:
-            found["latency_ms"] = float(f"{self.latency_ms(counts, host, clock):.4g}")
-        if "cache" in objectives:
-            found["streamed_bytes"] = self.streamed_bytes(counts)
-        return found
+    def figures(self, widths: Widths, host: str | None = None, clock: str | None = None) -> CostFigures:
+        """Return all costs at some widths; times are rounded to four digits."""
+        known = self.target.cost.objectives
+        return CostFigures(
+            self.macs(widths),
+            self.parameters(widths),
+            self.size_bytes(widths),
+            float(f"{self.compute_ms(widths, clock):.4g}") if "compute" in known else None,
+            float(f"{self.latency_ms(widths, host, clock):.4g}") if "latency" in known else None,
+            self.streamed_bytes(widths) if "cache" in known else None,
+        )

@@ -1,6 +1,6 @@
 """Structured pruning, second of three questions: which channels matter least?
 
-A score for each group of channels: from the weights alone, or from what the loss would do without it.
+The answer is an importance score for each channel: from the weights alone, or from the change of the loss without it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import StageError
-from compress.ir.channel_groups import Channels
+from compress.ir.channel_groups import ChannelGroups
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build, map_tensors
 from compress.ir.layer_specs import INPUT, spec_of
 from compress.ir.tensorflow import keras
 from compress.training.loop import Batch, ClassificationHead, label_loss
 
 Scores = NDArray[np.float64]
-"""By channel number, equal within a group."""
-Method = Literal["taylor", "batch_norm", "l2", "l1"]
+"""Importance by channel number; channels of one group have the same score."""
+ImportanceMethod = Literal["taylor", "batch_norm", "l2", "l1"]
 PACKAGE = "coralline"
 GATE = "ChannelGate"
 GATES = "channel_gates"
@@ -30,12 +30,12 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class ImportanceSamples:
-    """What scores are measured on.
+    """Samples that importance and sensitivity are measured on.
 
     Attributes:
         inputs: float32 [n, ...].
         labels: [n].
-        head: what the network's output means.
+        head: the meaning of the network's output.
     """
 
     inputs: NDArray[np.float32]
@@ -43,20 +43,22 @@ class ImportanceSamples:
     head: ClassificationHead
 
 
-def scores(network: Network, channels: Channels, method: Method, samples: ImportanceSamples | None) -> Scores:
-    """How much each group of channels matters; `taylor` needs samples."""
+def importance_scores(
+    network: Network, channels: ChannelGroups, method: ImportanceMethod, samples: ImportanceSamples | None
+) -> Scores:
+    """Return the importance of every channel; `taylor` needs samples."""
     if method == "taylor":
         assert samples is not None
-        return taylor(network, channels, samples)
-    return of_weights(network, channels, method)
+        return taylor_scores(network, channels, samples)
+    return weight_scores(network, channels, method)
 
 
-def of_weights(network: Network, channels: Channels, method: Method) -> Scores:
-    """How large the weights are that make a channel.
+def weight_scores(network: Network, channels: ChannelGroups, method: ImportanceMethod) -> Scores:
+    """Return the size of the weights that produce each channel.
 
-    `l1` and `l2` are norms of the kernel; `batch_norm` is the L2 norm times the scale over the deviation of the batch
-    norm that follows: the weights as they are after folding. Norms are divided by their layer's mean, so that layers
-    can be compared, and averaged over the layers of a group.
+    `l1` and `l2` are norms of the kernel. `batch_norm` is the L2 norm times the factor of the batch norm that follows:
+    the norm of the kernel after folding. Norms are divided by the mean of their layer, so that layers can be compared,
+    and averaged over the layers of a channel group.
 
     Source: Li et al., Pruning Filters for Efficient ConvNets, ICLR 2017 (norms); Liu et al.,
     Network Slimming, ICCV 2017 (batch norm scales).
@@ -65,115 +67,112 @@ def of_weights(network: Network, channels: Channels, method: Method) -> Scores:
     count = np.zeros(len(channels.group))
     consumers = network.consumers()
     for layer in network.layers.values():
-        kernel = made_by(layer)
-        if kernel is None:
+        if not produces_channels(layer):
             continue
-        each = np.abs(kernel) if method == "l1" else kernel**2
-        norm = each.sum(axis=tuple(range(kernel.ndim - 1)))
-        norm = norm if method == "l1" else np.sqrt(norm)
-        tensor = LayerOutput(layer.name)
-        for name, _ in consumers.get(tensor, []) if method == "batch_norm" else []:
-            if spec_of(network.layers[name]).is_batch_norm:
-                norm *= np.abs(_batch_norm_factor(network.layers[name]))
-        groups = channels.group[channels.layouts[tensor]]
-        np.add.at(total, groups, norm / max(float(norm.mean()), 1e-12))
+        output = LayerOutput(layer.name)
+        norms = _kernel_norms(layer, method)
+        if method == "batch_norm":
+            for name, _ in consumers.get(output, []):
+                if spec_of(network.layers[name]).is_batch_norm:
+                    norms *= np.abs(_batch_norm_factor(network.layers[name]))
+        groups = channels.group[channels.layouts[output]]
+        np.add.at(total, groups, norms / max(float(norms.mean()), 1e-12))
         np.add.at(count, groups, 1)
-    score: Scores = (total / np.maximum(count, 1))[channels.group]
-    return score
+    scores: Scores = (total / np.maximum(count, 1))[channels.group]
+    return scores
 
 
-def made_by(layer: Layer) -> NDArray[np.float64] | None:
-    """The kernel with which a layer makes channels, these in the last axis; None if it makes none."""
+def produces_channels(layer: Layer) -> bool:
+    """Whether a layer computes each of its output channels from all input channels."""
+    return spec_of(layer).channels == "mixes"
+
+
+def _kernel_norms(layer: Layer, method: ImportanceMethod) -> NDArray[np.float64]:
+    """Return the norm of the weights of each output channel."""
     spec = spec_of(layer)
-    if spec.channels != "makes":
-        return None
     kernel = layer.weights[len(spec.kernels) - 1].astype(np.float64)
-    return np.moveaxis(kernel, spec.kernels[-1].out, -1)
+    rows = np.moveaxis(kernel, spec.kernels[-1].out, -1).reshape(-1, kernel.shape[spec.kernels[-1].out])
+    norms: NDArray[np.float64] = np.abs(rows).sum(axis=0) if method == "l1" else np.sqrt((rows**2).sum(axis=0))
+    return norms
+
+
+def _batch_norm_factor(layer: Layer) -> NDArray[np.float64]:
+    """Return scale / standard deviation; the weights are [gamma], [beta], mean, variance."""
+    gamma = layer.weights[0].astype(np.float64) if layer.config.get("scale", True) else np.float64(1)
+    factor: NDArray[np.float64] = gamma / np.sqrt(layer.weights[-1].astype(np.float64) + layer.config["epsilon"])
+    return factor
 
 
 def refuse_constant(model: Any, inputs: NDArray[np.float32]) -> None:
-    """Nothing, if a model answers differently for some of the samples.
+    """Refuse a model with the same output for all samples: none of its channels matters.
 
     Raises:
-        StageError: it does not, so that no channel matters to it.
+        StageError: all outputs are the same.
     """
     flatten = keras().tree.flatten
-    first = [np.asarray(each) for each in flatten(model(inputs[:1], training=False))]
+    first = [np.asarray(output) for output in flatten(model(inputs[:1], training=False))]
     for start in range(0, len(inputs), _BATCH):
-        answers = flatten(model(inputs[start : start + _BATCH], training=False))
-        if any((np.asarray(each) != one).any() for each, one in zip(answers, first, strict=True)):
+        outputs = flatten(model(inputs[start : start + _BATCH], training=False))
+        if any((np.asarray(output) != row).any() for output, row in zip(outputs, first, strict=True)):
             return
     if len(inputs) > 1:
         what = f"the model gives the same answer for all of {len(inputs)} training samples: no channel matters to it"
         raise StageError(what, todo="train it first (`train` before `prune`), and look at data.preprocess")
 
 
-def instead(asked: Method, used: Method) -> str:
-    """What to say where another method than the one asked for was used."""
-    return f"{asked} finds no channel that matters to the loss: {used} is used instead"
+def taylor_scores(network: Network, channels: ChannelGroups, samples: ImportanceSamples) -> Scores:
+    """Return the expected squared change of the loss without each channel.
 
-
-def _batch_norm_factor(layer: Layer) -> NDArray[np.float64]:
-    """Scale divided by the deviation; weights are [gamma], [beta], mean, variance."""
-    gamma = layer.weights[0].astype(np.float64) if layer.config.get("scale", True) else np.float64(1)
-    factor: NDArray[np.float64] = gamma / np.sqrt(layer.weights[-1].astype(np.float64) + layer.config["epsilon"])
-    return factor
-
-
-def taylor(network: Network, channels: Channels, samples: ImportanceSamples) -> Scores:
-    """How much the loss would change without a channel: the mean square of a first-order estimate for each sample.
-
-    The estimate is the derivative by a factor on the channel, wherever other layers read it.
+    The change is estimated for each sample to first order: by the derivative of the loss with respect to a factor on
+    the channel, wherever other layers read it.
 
     Source: Molchanov et al., Importance Estimation for Neural Network Pruning, CVPR 2019 (equation 8, with gates).
     """
     import tensorflow
 
-    loss, inputs, labels = label_loss(samples.head), samples.inputs, samples.labels
-    model = gated(network, channels)
+    loss = label_loss(samples.head)
+    model = gated_model(network, channels)
     total = np.zeros(len(channels.group))
 
     @tensorflow.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
-    def squares(given: Any, wanted: Any) -> Any:
-        gates = tensorflow.ones((tensorflow.shape(given)[0], len(total)))
+    def squared_derivatives(inputs: Any, labels: Any) -> Any:
+        gates = tensorflow.ones((tensorflow.shape(inputs)[0], len(total)))
         with tensorflow.GradientTape() as tape:
             tape.watch(gates)
-            found = loss.of(Batch(given, wanted), model([given, gates], training=False))
-        return tensorflow.reduce_sum(tape.gradient(found, gates) ** 2, axis=0)
+            losses = loss.of(Batch(inputs, labels), model([inputs, gates], training=False))
+        return tensorflow.reduce_sum(tape.gradient(losses, gates) ** 2, axis=0)
 
-    for start in range(0, len(inputs), _BATCH):
+    for start in range(0, len(samples.inputs), _BATCH):
         part = slice(start, start + _BATCH)
-        total += np.asarray(squares(inputs[part], labels[part]), np.float64)
-    score: Scores = (total / max(len(inputs), 1))[channels.group]
-    return score
+        total += np.asarray(squared_derivatives(samples.inputs[part], samples.labels[part]), np.float64)
+    scores: Scores = (total / max(len(samples.inputs), 1))[channels.group]
+    return scores
 
 
-def gated(network: Network, channels: Channels) -> Any:
-    """The network as a Keras model with one more input: a factor for each channel number, [batch, channels].
+def gated_model(network: Network, channels: ChannelGroups) -> Any:
+    """Return the network as a Keras model with a second input: a factor for each channel number, [batch, channels].
 
-    It multiplies the channels wherever a layer reads them that mixes channels; with 0 in the place of a group (the
-    factor is taken from the group's own number) the outputs are those of the network without it.
+    The factor multiplies the channels wherever a layer reads them that mixes channels. The factor of a whole group is
+    that at the group's number; with 0 there, the outputs are those of the network without the group.
     """
-    _gate()
+    _gate_class()
     count = len(channels.group)
-    gates = INPUT.layer(GATES, (), batch_shape=(None, count), dtype="float32", sparse=False)
-    added: dict[str, Layer] = {GATES: gates}
+    layers = dict(network.layers)
     shapes = {**network.shapes, LayerOutput(GATES): (count,)}
+    layers[GATES] = INPUT.layer(GATES, (), batch_shape=(None, count), dtype="float32", sparse=False)
     for layer in network.layers.values():
-        if spec_of(layer).channels != "makes":
+        if not produces_channels(layer):
             continue
         calls = []
         for call, arguments in enumerate(layer.calls):
-            (source,) = layer.given(call)
-            groups = channels.group[channels.layouts[source]]
-            name = f"{layer.name}_gate_{call}"
-            added[name] = _gate_layer(name, source, groups)
-            shapes[LayerOutput(name)] = network.shapes[source]
-            calls.append(map_tensors(arguments, {source: LayerOutput(name)}.get))
-        added[layer.name] = replace(layer, calls=tuple(calls))
-    layers = {**network.layers, **added}
-    entrances = network.inputs if isinstance(network.inputs, list) else [network.inputs]
-    return build(replace(network, layers=layers, shapes=shapes, inputs=[*entrances, LayerOutput(GATES)]))
+            (source,) = layer.inputs(call)
+            gate = _gate_layer(f"{layer.name}_gate_{call}", source, channels.group[channels.layouts[source]])
+            layers[gate.name] = gate
+            shapes[LayerOutput(gate.name)] = network.shapes[source]
+            calls.append(map_tensors(arguments, {source: LayerOutput(gate.name)}.get))
+        layers[layer.name] = replace(layer, calls=tuple(calls))
+    inputs = network.inputs if isinstance(network.inputs, list) else [network.inputs]
+    return build(replace(network, layers=layers, shapes=shapes, inputs=[*inputs, LayerOutput(GATES)]))
 
 
 def _gate_layer(name: str, source: LayerOutput, groups: NDArray[np.int64]) -> Layer:
@@ -183,12 +182,12 @@ def _gate_layer(name: str, source: LayerOutput, groups: NDArray[np.int64]) -> La
 
 
 @cache
-def _gate() -> Any:
-    """The layer that multiplies channels; registered with Keras, which is imported late."""
+def _gate_class() -> Any:
+    """Define and register the gate layer once; Keras is imported late."""
     library = keras()
 
     class ChannelGate(library.layers.Layer):  # type: ignore[misc, name-defined]
-        """Multiplies each channel with the factor of its group."""
+        """Multiplication of each channel by the factor of its group."""
 
         def __init__(self, groups: list[int], **settings: Any) -> None:
             super().__init__(**settings)

@@ -1,201 +1,263 @@
-"""What pruning makes smaller: a cost of the channels that stay, and the limit that it must come down to."""
+"""The objective of pruning: a cost of the channels that stay, and the limit that it must come down to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import ceil, floor, log10
 from typing import Any, Literal
 
 from compress.errors import StageError
-from compress.ir.keras_graph import Network
-from compress.pruning import allocation
-from compress.pruning.allocation import Cut, Lost
-from compress.pruning.cost import Counts, Draft
+from compress.pruning.allocation import CostFunction, ImportanceLosses, WidthSearch
+from compress.pruning.cost import CostFigures, Costs, TrialConversion
+from compress.pruning.layer_groups import MIN_WIDTH, Widths
+from compress.pruning.prunable import PrunableNetwork
+from compress.targets.base import CostModel
 
-Name = Literal["macs", "parameters", "size", "compute", "latency", "cache"]
+ObjectiveName = Literal["macs", "parameters", "size", "compute", "latency", "cache"]
 _UNITS = {"macs": "MACs", "parameters": "parameters", "compute": "ms", "latency": "ms"}
-"""Others: bytes."""
-_OF_EVERY_TARGET = ("macs", "parameters", "size")
+"""The unit of all others is bytes."""
+_ON_ALL_TARGETS = ("macs", "parameters", "size")
 _COUNTED = ("macs", "parameters")
-"""Known by the layers alone; the others are predicted, of a file that is not made yet."""
-LOOKS = 3
-"""So often a choice is looked at in the file that it makes, and made again if that costs too much."""
-Drafter = Callable[[Network], Draft]
+"""Costs that follow from the layers; the others are predictions for a file that is not made yet."""
+MAX_CONVERSIONS = 3
+"""Trial conversions to verify one allocation; widths are searched again where their file costs too much."""
+Converter = Callable[[Widths], TrialConversion]
+
+
+def predicted_objectives(cost: CostModel) -> tuple[str, ...]:
+    """Return the objectives that a target with this cost model can predict."""
+    return (*_ON_ALL_TARGETS, *sorted(cost.objectives))
+
+
+@dataclass(frozen=True)
+class CostLimits:
+    """The limits of one step.
+
+    Attributes:
+        initial: the cost before the first step.
+        final: the limit after the last step.
+        step: the limit after this step.
+    """
+
+    initial: float
+    final: float
+    step: float
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Chosen widths.
+
+    Attributes:
+        widths: the widths.
+        costs: costs that agree with the file that the widths become, where it was made.
+    """
+
+    widths: Widths
+    costs: Costs
+
+
+@dataclass(frozen=True)
+class CostChange:
+    """The costs before and after a step.
+
+    Attributes:
+        before: the cost of the objective before the step.
+        after: the same after it.
+        figures_before: all costs before the step.
+        figures_after: all costs after it.
+    """
+
+    before: float
+    after: float
+    figures_before: CostFigures
+    figures_after: CostFigures
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is to become smaller, and how small.
+    """The cost that is made smaller, and its limit.
 
     Attributes:
-        name: of the cost.
-        keep: the largest share of it that may stay, or None.
-        at_most: the most that may stay, or None; for `cache` neither is given.
+        name: the cost.
+        keep: the limit as a share of the initial cost, or None.
+        at_most: the limit as a value, or None; `cache` takes neither.
         host: where latency is predicted; None: the target's default host.
-        clock: of the target; None: its first.
+        clock: the clock of the target; None: its first.
     """
 
-    name: Name
+    name: ObjectiveName
     keep: float | None = None
     at_most: float | None = None
     host: str | None = None
     clock: str | None = None
 
-    def cost(self, cut: Cut) -> Callable[[Counts], float]:
-        """The cost of how many groups of each set stay.
+    def cost_of(self, costs: Costs, minimum: Widths) -> CostFunction:
+        """Return the cost of the objective as a function of the widths.
+
+        Args:
+            costs: all costs of the network.
+            minimum: its smallest widths.
 
         Raises:
-            StageError: the target does not predict it.
+            StageError: the target does not predict the objective.
         """
-        costs = cut.costs
-        if self.name not in (*_OF_EVERY_TARGET, *costs.target.cost.objectives):
-            known = ", ".join((*_OF_EVERY_TARGET, *sorted(costs.target.cost.objectives)))
-            raise StageError(f"{self.name} is not predicted for the target {costs.target.name}", allowed=known)
-        if self.name == "cache":
-            return self._cache(cut)
-        return {
+        known = predicted_objectives(costs.target.cost)
+        if self.name not in known:
+            raise StageError(
+                f"{self.name} is not predicted for the target {costs.target.name}", allowed=", ".join(known)
+            )
+        functions: dict[str, CostFunction] = {
             "macs": costs.macs,
             "parameters": costs.parameters,
             "size": costs.size_bytes,
-            "compute": lambda counts: costs.compute_ms(counts, self.clock),
-            "latency": lambda counts: costs.latency_ms(counts, self.host, self.clock),
-        }[self.name]
+            "compute": lambda widths: costs.compute_ms(widths, self.clock),
+            "latency": lambda widths: costs.latency_ms(widths, self.host, self.clock),
+        }
+        return _cache_cost(costs, minimum) if self.name == "cache" else functions[self.name]
 
-    def _cache(self, cut: Cut) -> Callable[[Counts], float]:
-        """Memory for all parameters. A layer that is too large to be cached counts as all of the memory more; one
-        that stays too large however much is removed does not count: it is streamed in any case."""
-        costs, hopeless = cut.costs, cut.costs.never_cached(cut.least)
-        memory = float(costs.target.cost.cache_bytes())
-
-        def cost(counts: Counts) -> float:
-            return costs.cached_bytes(counts, hopeless) + memory * len(costs.never_cached(counts) - hopeless)
-
-        return cost
-
-    def limit(self, cut: Cut, whole: float) -> float:
-        """The most that the cost may be in the end; `whole` is what it was before the first step."""
-        if self.name != "cache":
-            return self.at_most if self.at_most is not None else (self.keep or 1.0) * whole
-        return float(cut.costs.target.cost.cache_limit_bytes(cut.costs.network(cut.least)))
-
-    def chosen(self, cut: Cut, losses: Lost | None, whole: float | None, steps: int) -> Counts:
-        """How many groups of each set stay.
+    def limits(self, prunable: PrunableNetwork, initial: float | None = None, steps_left: int = 1) -> CostLimits:
+        """Return the limits of the next step.
 
         Args:
-            cut: the network as it is now.
-            losses: by set what is lost with fewer; None: about the same share of every set stays.
-            whole: the cost before the first step, None in the first.
-            steps: in how many equal steps the limit is to be reached; one of them is made.
+            prunable: the network before the step.
+            initial: the cost before the first step; None in the first.
+            steps_left: the number of steps in which the cost goes down by equal ratios, this one included.
 
         Raises:
-            StageError: the limit is out of reach; the nearest that is possible is named.
+            StageError: the target does not predict the objective.
         """
-        cost, sizes = self.cost(cut), cut.costs.everything
-        now, nearest = cost(sizes), cost(cut.least)
-        whole = now if whole is None else whole
-        limit = self.limit(cut, whole)
-        if now <= limit:
-            return sizes
-        if nearest > limit:
-            raise self._out_of_reach(cut, nearest, whole)
-        return allocation.chosen(
-            sizes, cut.least, losses, cost, self._part(cut, whole, steps), cut.costs.target.cost.blocks
-        )
+        cost = self.cost_of(prunable.costs, prunable.minimum_widths)
+        now = cost(prunable.full_widths)
+        initial = now if initial is None else initial
+        final = self._limit(prunable, initial)
+        if steps_left == 1 or now <= final:
+            return CostLimits(initial, final, final)
+        step = now * (final / now) ** (1 / steps_left)
+        return CostLimits(initial, final, max(step, cost(prunable.minimum_widths)))
 
-    def _part(self, cut: Cut, whole: float | None, steps: int) -> float:
-        """The most that the next of so many equal steps may leave."""
-        now = self.cost(cut)(cut.costs.everything)
-        limit = self.limit(cut, now if whole is None else whole)
-        return limit if steps == 1 else max(now * (limit / now) ** (1 / steps), self.cost(cut)(cut.least))
+    def _limit(self, prunable: PrunableNetwork, initial: float) -> float:
+        if self.name == "cache":
+            smallest = prunable.costs.on_target(prunable.minimum_widths)
+            return float(prunable.costs.target.cost.cache_limit_bytes(smallest))
+        if self.at_most is not None:
+            return self.at_most
+        return (self.keep or 1.0) * initial
 
-    def settled(
-        self, cut: Cut, losses: Lost | None, whole: float | None, steps: int, drafted: Drafter
-    ) -> tuple[Cut, Counts]:
-        """The same, looked at in the files that the smaller network becomes, and chosen again where they cost too much.
+    def allocate(self, prunable: PrunableNetwork, losses: ImportanceLosses | None, limits: CostLimits) -> Widths:
+        """Return the widths for one step; all channels stay where the final limit is met already.
 
         Args:
-            cut: see `chosen`.
-            losses: see `chosen`.
-            whole: see `chosen`.
-            steps: see `chosen`.
-            drafted: makes the files of a network.
+            prunable: the network before the step.
+            losses: the importance that is lost by width; None: about the same share of every layer group stays.
+            limits: the limits.
+
+        Raises:
+            StageError: the final limit is out of reach; the nearest possible limit is named.
+        """
+        minimum = prunable.minimum_widths
+        cost = self.cost_of(prunable.costs, minimum)
+        if cost(prunable.full_widths) <= limits.final:
+            return prunable.full_widths
+        nearest = cost(minimum)
+        if nearest > limits.final:
+            raise self._out_of_reach(prunable, nearest, limits.initial)
+        blocks = prunable.costs.target.cost.blocks
+        return WidthSearch(prunable.full_widths, minimum, cost, limits.step, blocks).run(losses)
+
+    def allocate_verified(
+        self, prunable: PrunableNetwork, losses: ImportanceLosses | None, limits: CostLimits, convert: Converter
+    ) -> Allocation:
+        """Allocate widths, and verify a predicted cost on the files that they become.
+
+        Args:
+            prunable: see `allocate`.
+            losses: see `allocate`.
+            limits: see `allocate`.
+            convert: makes the files of the network with some widths.
 
         Returns:
-            The network with costs that are those of the choice's files, and the choice. Its cost is above the limit
-            where no choice came down to it in the end.
+            The allocation. Its cost is above the limit where no widths came down to it.
 
         Raises:
-            StageError: the limit is out of reach.
+            StageError: the final limit is out of reach.
         """
-        counts, expected = self.chosen(cut, losses, whole, steps), cut
-        if self.name in _COUNTED or counts == cut.costs.everything:
-            return cut, counts
-        whole = self.cost(cut)(cut.costs.everything) if whole is None else whole
-        part = self._part(cut, whole, steps)
-        for look in range(LOOKS):
-            files = drafted(allocation.without(cut, allocation.plan(cut, counts)))
-            expected = replace(cut, costs=expected.costs.anchored(counts, files))
-            if self.cost(expected)(counts) <= part or look == LOOKS - 1:
+        widths = self.allocate(prunable, losses, limits)
+        if self.name in _COUNTED or widths == prunable.full_widths:
+            return Allocation(widths, prunable.costs)
+        for attempt in range(MAX_CONVERSIONS):
+            calibrated = prunable.calibrated(widths, convert(widths))
+            cost = self.cost_of(calibrated.costs, calibrated.minimum_widths)
+            if cost(widths) <= limits.step or attempt == MAX_CONVERSIONS - 1:
                 break
             try:
-                counts = self.chosen(expected, losses, whole, steps)
-            except StageError:  # looked at more closely, it is out of reach
+                widths = self.allocate(calibrated, losses, limits)
+            except StageError:  # out of reach by the costs of the file
                 break
-        return expected, counts
+        return Allocation(widths, calibrated.costs)
 
-    def reached(self, cut: Cut, whole: float | None) -> str:
-        """What to say where there is nothing to remove; "" where there is."""
-        now = self.cost(cut)(cut.costs.everything)
-        limit = self.limit(cut, now if whole is None else whole)
-        if now > limit:
-            return ""
-        return f"{self.name} is {self.told(now)} already, and may be {self.told(limit)}: nothing to remove"
-
-    def missed(self, cut: Cut, counts: Counts, whole: float) -> str:
-        """What to say where a choice that seemed to reach the limit costs more in the file; "" where it does not."""
-        now, limit = self.cost(cut)(counts), self.limit(cut, whole)
-        told = f"{self.name} is {self.told(now)}, and was to be {self.told(limit)}: no choice of channels came nearer"
-        return told if now > limit else ""
-
-    def compared(self, cut: Cut, after: Cut, counts: Counts, whole: float | None) -> dict[str, Any]:
-        """The cost before and after, and all other figures, as a plain map; `done`: whether no step more is needed."""
-        both = {"before": (cut, cut.costs.everything), "after": (after, counts)}
-        found = {name: self.cost(one)(each) for name, (one, each) in both.items()}
-        return {
-            "cost": found,
-            "figures": {name: one.costs.to_json(each, self.host, self.clock) for name, (one, each) in both.items()},
-            "done": found["after"] <= self.limit(cut, found["before"] if whole is None else whole),
-        }
+    def change(self, prunable: PrunableNetwork, allocation: Allocation) -> CostChange:
+        """Return the costs before and after an allocation."""
+        minimum = prunable.minimum_widths
+        before = prunable.costs
+        after = allocation.costs
+        return CostChange(
+            self.cost_of(before, minimum)(prunable.full_widths),
+            self.cost_of(after, minimum)(allocation.widths),
+            before.figures(prunable.full_widths, self.host, self.clock),
+            after.figures(allocation.widths, self.host, self.clock),
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """As a plain map, for the artifact's facts."""
+        """Return the objective as a plain map, for the artifact's facts."""
         how = "counted" if self.name in _COUNTED else "predicted"
         return {**asdict(self), "unit": _UNITS.get(self.name, "bytes"), "how": how}
 
-    def told(self, value: float) -> str:
-        """A cost with its unit."""
+    def describe(self, cost: float) -> str:
+        """Return a cost with its unit."""
         unit = _UNITS.get(self.name, "bytes")
-        return f"{value:,.4g} ms" if unit == "ms" else f"{value:,.0f} {unit}"
+        return f"{cost:,.4g} ms" if unit == "ms" else f"{cost:,.0f} {unit}"
 
-    def _out_of_reach(self, cut: Cut, nearest: float, whole: float) -> StageError:
-        """What to say when no choice of channels costs as little; `nearest` is the least that is possible."""
-        if cut.least == cut.costs.everything:
-            few = f"no layer has more than {allocation.MIN_KEPT} channels that could go"
-            return StageError(f"{self.name}: nothing can be removed: {few}", todo="remove `prune`")
+    def _out_of_reach(self, prunable: PrunableNetwork, nearest: float, initial: float) -> StageError:
+        """Return the error for a limit below `nearest`, the lowest cost that is possible."""
+        if prunable.minimum_widths == prunable.full_widths:
+            reason = f"no layer has more than {MIN_WIDTH} channels that could go"
+            return StageError(f"{self.name}: nothing can be removed: {reason}", todo="remove `prune`")
         if self.name == "cache":
-            limit, todo = "cache", "use a smaller model: what remains is streamed at every inference"
+            limit = "cache"
+            todo = "use a smaller model: what remains is streamed at every inference"
         elif self.at_most is not None:
-            limit, todo = f"at_most {self.at_most:g}", f"choose at_most >= {_rounded_up(nearest)}"
+            limit = f"at_most {self.at_most:g}"
+            todo = f"choose at_most >= {_rounded_up(nearest)}"
         else:
-            limit, todo = f"keep {self.keep:g}", f"choose keep >= {_rounded_up(nearest / whole)}"
-        if self.name != "cache" and float(_rounded_up(nearest / whole)) >= 1:
+            limit = f"keep {self.keep:g}"
+            todo = f"choose keep >= {_rounded_up(nearest / initial)}"
+        if self.name != "cache" and float(_rounded_up(nearest / initial)) >= 1:
             todo = f"choose another objective: removing channels hardly lowers {self.name}"
-        least = f"with at least {allocation.MIN_KEPT} channels in every layer, {self.told(nearest)} remain"
-        return StageError(f"{self.name}: {limit} is out of reach: {least}, of {self.told(whole)} at first", todo=todo)
+        least = f"with at least {MIN_WIDTH} channels in every layer, {self.describe(nearest)} remain"
+        return StageError(
+            f"{self.name}: {limit} is out of reach: {least}, of {self.describe(initial)} at first", todo=todo
+        )
+
+
+def _cache_cost(costs: Costs, minimum: Widths) -> CostFunction:
+    """Return the memory that all parameters take in the target's cache, as a function of the widths.
+
+    A layer that is too large to be cached costs as much as the whole memory in addition. A layer that is too large even
+    at its smallest width does not count: it is streamed in any case.
+    """
+    never_cached = costs.never_cached(minimum)
+    memory = float(costs.target.cost.cache_bytes())
+
+    def cost(widths: Widths) -> float:
+        too_large = costs.never_cached(widths) - never_cached
+        return costs.cached_bytes(widths, never_cached) + memory * len(too_large)
+
+    return cost
 
 
 def _rounded_up(value: float) -> str:
-    """Three digits that are not less."""
+    """Return a value rounded up to three digits."""
     unit = 10.0 ** (floor(log10(value)) - 2)
     return f"{ceil(value / unit * (1 - 1e-12)) * unit:.6g}"

@@ -1,4 +1,4 @@
-"""What a network loses when one set of channels gets smaller, measured: a curve for each set, nothing trained."""
+"""Sensitivity: what a classifier loses when one of its layer groups gets narrower, without training."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.channel_groups import Channels
-from compress.ir.keras_graph import LayerOutput, Network
-from compress.pruning.allocation import Cut
-from compress.pruning.importance import ImportanceSamples, gated, made_by
-from compress.training.loop import ClassificationHead
+from compress.ir.channel_groups import Mask
+from compress.pruning.importance import ImportanceSamples, gated_model
+from compress.pruning.layer_groups import LayerGroup
+from compress.pruning.prunable import PrunableNetwork
 
 SHARES = (0.875, 0.75, 0.5, 0.25, 0.0)
-"""Shares of a set at which it is measured; the last one stands for the fewest groups that may stay."""
+"""Shares of a layer group at which it is measured; the last one stands for its smallest width."""
 _BATCH = 64
+LogProbabilities = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class SensitivityCurve:
-    """What a set of channels means to the network.
+    """The effect of the width of one layer group on the network's outputs.
 
     Attributes:
-        layers: the layers that make these channels.
-        kept: how many groups of the set stay at each point; all at the first.
-        divergence: Kullback-Leibler divergence of the answers from those of the whole network, in nats.
-        accuracy: share of right answers.
+        layers: the layers of the group.
+        kept: the widths that were measured, from all channels down.
+        divergence: for each width the Kullback-Leibler divergence from the outputs with all channels, in nats.
+        accuracy: for each width the accuracy, a fraction.
     """
 
     layers: tuple[str, ...]
@@ -36,82 +36,86 @@ class SensitivityCurve:
     divergence: tuple[float, ...]
     accuracy: tuple[float, ...]
 
-    def lost(self) -> NDArray[np.float64]:
-        """The divergence for every number of groups from none to all: between the points, never less with fewer."""
-        worst = np.maximum.accumulate(self.divergence)
-        found: NDArray[np.float64] = np.interp(np.arange(self.kept[0] + 1), self.kept[::-1], worst[::-1])
-        return found
+    def losses(self) -> NDArray[np.float64]:
+        """Return the divergence at every width from 0: interpolated, and never lower at a smaller width."""
+        divergence = np.maximum.accumulate(self.divergence)
+        losses: NDArray[np.float64] = np.interp(np.arange(self.kept[0] + 1), self.kept[::-1], divergence[::-1])
+        return losses
 
     def to_json(self) -> dict[str, Any]:
-        """As a plain map."""
+        """Return the curve as a plain map."""
         return {
             "layers": list(self.layers),
             "kept": list(self.kept),
-            "divergence": [round(each, 6) for each in self.divergence],
-            "accuracy": [round(each, 4) for each in self.accuracy],
+            "divergence": [round(value, 6) for value in self.divergence],
+            "accuracy": [round(value, 4) for value in self.accuracy],
         }
 
 
-def curves(cut: Cut, samples: ImportanceSamples, tell: Callable[[int, int], None]) -> list[SensitivityCurve]:
-    """The curve of every set.
+def sensitivity_curves(
+    prunable: PrunableNetwork, samples: ImportanceSamples, report: Callable[[int, int], None]
+) -> list[SensitivityCurve]:
+    """Return the curve of every layer group.
 
     Args:
-        cut: a classifier.
-        samples: what is measured on.
-        tell: told how many points of how many were measured.
+        prunable: a classifier.
+        samples: the samples to measure on.
+        report: called after each width with the number of widths measured, and of all.
     """
-    import tensorflow
-
-    network, channels, sets = cut.network, cut.channels, cut.sets
-    inputs, labels, head = samples.inputs, samples.labels, samples.head
-    model = tensorflow.function(gated(network, channels), reduce_retracing=True)
-
-    def answers(kept: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Logarithms of probabilities, [n, classes]."""
-        row = kept.astype(np.float32)[np.newaxis]
-        made = [_scores(model, head, part, row) for part in np.array_split(inputs, max(-(-len(inputs) // _BATCH), 1))]
-        return np.concatenate(made)
-
-    whole = answers(np.ones(len(channels.group), bool))
-    step = cut.costs.target.cost.blocks.inputs
-    points = [_points(len(members), least, step) for members, least in zip(sets, cut.least, strict=True)]
-    total, done, found = sum(map(len, points)), 0, []
-    for members, kept in zip(sets, points, strict=True):
-        divergence, accuracy = [0.0], [float((whole.argmax(axis=1) == labels).mean())]
-        for count in kept:
-            mask = np.ones(len(channels.group), bool)
-            mask[members[count:]] = False
-            changed = answers(channels.tied(mask))
-            divergence.append(float((np.exp(whole) * (whole - changed)).sum(axis=1).mean()))
-            accuracy.append(float((changed.argmax(axis=1) == labels).mean()))
+    step = prunable.costs.target.cost.blocks.inputs
+    widths = [_widths(group, step) for group in prunable.groups]
+    total = sum(map(len, widths))
+    predictor = _MaskedPredictor(prunable, samples)
+    reference = predictor.log_probabilities(np.ones(len(prunable.channels.group), bool))
+    done = 0
+    curves = []
+    for group, narrower in zip(prunable.groups, widths, strict=True):
+        divergence = [0.0]
+        accuracy = [_accuracy(reference, samples)]
+        for width in narrower:
+            kept = np.ones(len(prunable.channels.group), bool)
+            kept[group.members[width:]] = False
+            predicted = predictor.log_probabilities(prunable.channels.with_coupled(kept))
+            divergence.append(float((np.exp(reference) * (reference - predicted)).sum(axis=1).mean()))
+            accuracy.append(_accuracy(predicted, samples))
             done += 1
-            tell(done, total)
-        layers = _makers(network, channels, members)
-        found.append(SensitivityCurve(layers, (len(members), *kept), tuple(divergence), tuple(accuracy)))
-    return found
+            report(done, total)
+        kept_widths = (len(group.members), *narrower)
+        curves.append(SensitivityCurve(group.layers, kept_widths, tuple(divergence), tuple(accuracy)))
+    return curves
 
 
-def _scores(
-    model: Any, head: ClassificationHead, part: NDArray[np.float32], row: NDArray[np.float32]
-) -> NDArray[np.float64]:
-    logits = np.asarray(head.logits(model([part, np.repeat(row, len(part), axis=0)], training=False)), np.float64)
-    logits -= logits.max(axis=1, keepdims=True)
-    made: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    return made
+class _MaskedPredictor:
+    """A classifier whose channels can be switched off."""
+
+    def __init__(self, prunable: PrunableNetwork, samples: ImportanceSamples) -> None:
+        import tensorflow
+
+        model = gated_model(prunable.network, prunable.channels)
+        self._model = tensorflow.function(model, reduce_retracing=True)
+        self._samples = samples
+
+    def log_probabilities(self, kept: Mask) -> LogProbabilities:
+        """Return the logarithms of the probabilities with some channels, [n, classes]."""
+        inputs = self._samples.inputs
+        gates = kept.astype(np.float32)[np.newaxis]
+        batches = np.array_split(inputs, max(-(-len(inputs) // _BATCH), 1))
+        return np.concatenate([self._of_batch(batch, np.repeat(gates, len(batch), axis=0)) for batch in batches])
+
+    def _of_batch(self, inputs: NDArray[np.float32], gates: NDArray[np.float32]) -> LogProbabilities:
+        outputs = self._model([inputs, gates], training=False)
+        logits = np.asarray(self._samples.head.logits(outputs), np.float64)
+        logits -= logits.max(axis=1, keepdims=True)
+        result: LogProbabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        return result
 
 
-def _points(size: int, least: int, step: int) -> list[int]:
-    """How many groups to keep: fewer and fewer, in the target's steps."""
-    wanted = [max(round(share * size) // step * step, least) for share in SHARES]
-    return sorted({count for count in wanted if count < size}, reverse=True)
+def _accuracy(predicted: LogProbabilities, samples: ImportanceSamples) -> float:
+    return float((predicted.argmax(axis=1) == samples.labels).mean())
 
 
-def _makers(network: Network, channels: Channels, members: NDArray[np.int64]) -> tuple[str, ...]:
-    own = set(members.tolist())
-    return tuple(
-        layer.name
-        for layer in network.layers.values()
-        if layer.calls
-        and made_by(layer) is not None
-        and own & set(channels.group[channels.layouts[LayerOutput(layer.name)]].tolist())
-    )
+def _widths(group: LayerGroup, step: int) -> list[int]:
+    """Return the widths to measure, in the target's steps, from the largest."""
+    size = len(group.members)
+    widths = {max(round(share * size) // step * step, group.minimum) for share in SHARES}
+    return sorted((width for width in widths if width < size), reverse=True)

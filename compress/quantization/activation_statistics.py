@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import StageError
-from compress.ir.keras_graph import LayerOutput, Network, build, observed
+from compress.ir.keras_graph import LayerOutput, Network, build, subnetwork
 from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
 from compress.quantization import quantizer_placement
@@ -169,7 +169,7 @@ def misfit(network: Network, samples: NDArray[np.float32]) -> float | None:
     norms = [layer for layer, _ in network.in_order() if spec_of(layer).is_batch_norm and layer.weights]
     if not norms:
         return None
-    given = norms[0].given()[0]
+    given = norms[0].inputs()[0]
     mean, variance = norms[0].weights[-2:]
     seen = means_by_channel(network, [given], samples, norms[0].config.get("axis", -1))[given]
     return float(np.median(np.abs(seen - mean) / np.sqrt(variance + norms[0].config.get("epsilon", 1e-3))))
@@ -267,7 +267,7 @@ def _runs(
 
     library = keras()
     # A tensor that is an input goes through as it is; Keras gives the same object back.
-    model = build(observed(network, tensors))
+    model = build(subnetwork(network, tensors))
 
     # One signature for all batches: a last batch of another size would be traced again, which takes a second.
     @tensorflow.function(input_signature=[tensorflow.TensorSpec((None, *samples.shape[1:]), samples.dtype)])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import Layer, LayerOutput, Network, build, observed
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build, subnetwork
 from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
 from compress.quantization.plan import on_grid, packed
@@ -73,10 +73,10 @@ def _inputs_and_outputs(
     network: Network, layer: Layer, samples: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return a layer's inputs and outputs in the float network, so that it does not compensate for other layers."""
-    tensors = [layer.given()[0], LayerOutput(layer.name)]
+    tensors = [layer.inputs()[0], LayerOutput(layer.name)]
     values_per_sample = sum(int(np.prod([size or 1 for size in network.shapes[tensor]])) for tensor in tensors)
     chosen = samples[: max(MAX_VALUES // values_per_sample, 8)]
-    model = build(observed(network, tensors))
+    model = build(subnetwork(network, tensors))
     values = keras().tree.flatten(model.predict(chosen, verbose=0, batch_size=BATCH))
     return np.asarray(values[0]), np.asarray(values[1])
 

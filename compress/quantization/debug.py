@@ -221,7 +221,7 @@ def _too_wide(value: NDArray[Any], limits: tuple[float, float]) -> tuple[str, st
 
 def _one_for_all(value: NDArray[Any], layer: Layer, is_output: bool) -> tuple[str, str] | None:
     """Return cause and setting for boxes and scores in one tensor: large numbers set the scale of small ones."""
-    if spec_of(layer).channels != "joins" or not is_output:
+    if spec_of(layer).channels != "concatenates" or not is_output:
         return None
     spread = _spread(value)
     if spread is None or spread < IMBALANCED:

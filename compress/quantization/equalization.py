@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from compress.errors import StageError
 from compress.ir import channel_groups as structure
-from compress.ir.channel_groups import Channels, Layout, Numbering
+from compress.ir.channel_groups import ChannelGroups, ChannelTrace, Layout
 from compress.ir.keras_graph import Layer, LayerOutput, Network
 from compress.ir.layer_specs import MULTIPLY, RELU, spec_of
 from compress.quantization import quantizer_placement
@@ -37,51 +37,37 @@ CEILING, HEADROOM = 6.0, 0.9
 """The upper end of ReLU6, and the part of it that a channel may reach on calibration samples if it is made larger."""
 
 
-def follow(network: Network, *, relu6: bool = False) -> Channels:
+def follow(network: Network, *, relu6: bool = False) -> ChannelGroups:
     """Return groups of channels of a canonical network that need one scale; those that cannot be scaled are pinned.
 
     Args:
         network: in canonical form.
         relu6: whether channels may pass a ReLU6; `careful` then pins those that it clips.
     """
-    return structure.numbered(network, _through_relu6 if relu6 else _layout)
+    return structure.find_groups_by(_through_relu6 if relu6 else _layout, network)
 
 
-def _through_relu6(
-    layer: Layer,
-    call: int,
-    given: list[Layout],
-    network: Network,
-    numbers: Numbering,
-    layouts: Mapping[LayerOutput, Layout],
-) -> Layout | None:
+def _through_relu6(layer: Layer, call: int, inputs: list[Layout], trace: ChannelTrace) -> Layout | None:
     relu6 = spec_of(layer).activation(layer) == "relu6"
-    return given[0] if relu6 else _layout(layer, call, given, network, numbers, layouts)
+    return inputs[0] if relu6 else _layout(layer, call, inputs, trace)
 
 
-def _layout(
-    layer: Layer,
-    call: int,
-    given: list[Layout],
-    network: Network,
-    numbers: Numbering,
-    layouts: Mapping[LayerOutput, Layout],
-) -> Layout | None:
+def _layout(layer: Layer, call: int, inputs: list[Layout], trace: ChannelTrace) -> Layout | None:
     spec = spec_of(layer)
-    if spec.channels == "multiplies" and layer.config.get("data_format") != "channels_first":
+    if spec.channels == "depthwise" and layer.config.get("data_format") != "channels_first":
         if call:
-            numbers.tie(layouts[layer.given(0)[0]], given[0])
-            return layouts[LayerOutput(layer.name, 0)]
-        return numbers.fresh(len(given[0]) * int(layer.config["depth_multiplier"]))
+            trace.couple_with_first_call(layer, call, inputs[0])
+            return trace.layouts[LayerOutput(layer.name, 0)]
+        return trace.new_channels(len(inputs[0]) * int(layer.config["depth_multiplier"]))
     if spec == MULTIPLY:
-        return _multiplied(layer, call, given, network, numbers)
-    if spec.channels == "ties" and (len(given) == 1 or len({len(each) for each in given}) > 1):
+        return _multiplied(layer, call, inputs, trace)
+    if spec.channels == "combines" and (len(inputs) == 1 or len({len(layout) for layout in inputs}) > 1):
         return None  # the other operand is a constant, or one channel for all: it is not scaled along
     if layer.config.get("groups", 1) != 1:
         return None
-    scalable = spec.homogeneous or (spec.kernel is not None and spec.channels == "makes")
+    scalable = spec.homogeneous or (spec.kernel is not None and spec.channels == "mixes")
     if scalable or _is_unbounded_relu(layer):
-        return structure.layout(layer, call, given, network, numbers, layouts)
+        return structure.output_layout(layer, call, inputs, trace)
     return None
 
 
@@ -93,15 +79,17 @@ def _is_unbounded_relu(layer: Layer) -> bool:
     return spec.activation(layer) in ("relu", "leaky_relu")
 
 
-def _multiplied(layer: Layer, call: int, given: list[Layout], network: Network, numbers: Numbering) -> Layout | None:
+def _multiplied(layer: Layer, call: int, inputs: list[Layout], trace: ChannelTrace) -> Layout | None:
     """Return the channels of a product: those of its larger operand; the other one, a gate or a constant, is pinned."""
-    if len(given) == 1 and network.shapes[LayerOutput(layer.name, call)] == network.shapes[layer.given(call)[0]]:
-        return given[0]
-    sizes = [prod(size or 1 for size in network.shapes[tensor]) for tensor in layer.given(call)]
-    if len(given) != 2 or len(given[0]) != len(given[1]) or sizes[0] == sizes[1]:
+    shapes = trace.network.shapes
+    operands = layer.inputs(call)
+    if len(inputs) == 1 and shapes[LayerOutput(layer.name, call)] == shapes[operands[0]]:
+        return inputs[0]
+    sizes = [prod(side or 1 for side in shapes[tensor]) for tensor in operands]
+    if len(inputs) != 2 or len(inputs[0]) != len(inputs[1]) or sizes[0] == sizes[1]:
         return None
-    numbers.pin(given[int(np.argmin(sizes))])
-    return given[int(np.argmax(sizes))]
+    trace.pin(inputs[int(np.argmin(sizes))])
+    return inputs[int(np.argmax(sizes))]
 
 
 def clipped(network: Network) -> list[LayerOutput]:
@@ -118,7 +106,7 @@ def weighted_outputs(network: Network) -> list[LayerOutput]:
     return [LayerOutput(layer.name) for layer in network.layers.values() if weighted(layer)]
 
 
-def observed_tensors(network: Network, channels: Channels) -> list[LayerOutput]:
+def observed_tensors(network: Network, channels: ChannelGroups) -> list[LayerOutput]:
     """Return the tensors whose extremes are needed by channel: those that factors change, and those they depend on."""
     points = quantizer_placement.find(network)
     scaled_tensors = [
@@ -129,7 +117,9 @@ def observed_tensors(network: Network, channels: Channels) -> list[LayerOutput]:
     return list(dict.fromkeys([*scaled_tensors, *weighted_outputs(network), *clipped(network)]))
 
 
-def careful(channels: Channels, largest: Mapping[LayerOutput, NDArray[np.float64]]) -> tuple[Channels, Factors]:
+def careful(
+    channels: ChannelGroups, largest: Mapping[LayerOutput, NDArray[np.float64]]
+) -> tuple[ChannelGroups, Factors]:
     """Pin the channels that a ReLU6 clips; return the channels and the smallest factor of each, 0 if there is no limit.
 
     Args:
@@ -144,7 +134,7 @@ def careful(channels: Channels, largest: Mapping[LayerOutput, NDArray[np.float64
     return replace(channels, pinned=channels.pinned | (reached >= CEILING * 0.999)), least
 
 
-def from_weights(network: Network, channels: Channels, least: Factors | float = 0.0) -> Factors:
+def from_weights(network: Network, channels: ChannelGroups, least: Factors | float = 0.0) -> Factors:
     """Return factors that make the largest weights equal that compute a channel and that use it."""
 
     def made(current: Network, total: Factors) -> NDArray[np.float64]:
@@ -156,7 +146,7 @@ def from_weights(network: Network, channels: Channels, least: Factors | float = 
 
 def from_activations(
     network: Network,
-    channels: Channels,
+    channels: ChannelGroups,
     largest: Mapping[LayerOutput, NDArray[np.float64]],
     share: float,
     least: Factors | float = 0.0,
@@ -183,7 +173,7 @@ def from_activations(
 
 def _settled(
     network: Network,
-    channels: Channels,
+    channels: ChannelGroups,
     made: Callable[[Network, Factors], NDArray[np.float64]],
     share: float,
     least: Factors | float,
@@ -199,20 +189,22 @@ def _settled(
     return total
 
 
-def _step(made: NDArray[np.float64], taken: NDArray[np.float64], channels: Channels, share: float) -> Factors:
+def _step(made: NDArray[np.float64], taken: NDArray[np.float64], channels: ChannelGroups, share: float) -> Factors:
     """Return the factors that balance made ** share and taken ** (1 - share); 1 for pinned or dead channels."""
     alive = (made > 1e-9) & (taken > 1e-9) & ~channels.pinned
     return np.asarray(np.where(alive, made, 1.0) ** share / np.where(alive, taken, 1.0) ** (1 - share))
 
 
-def extents(network: Network, channels: Channels) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def extents(network: Network, channels: ChannelGroups) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return by channel number the largest weight that computes it, and the largest that uses it; equal in a group."""
     made = np.zeros(len(channels.group))
     taken = np.zeros(len(channels.group))
     for layer in network.layers.values():
         if not weighted(layer):
             continue
-        into, out = (channels.group[channels.layouts[tensor]] for tensor in (layer.given()[0], LayerOutput(layer.name)))
+        into, out = (
+            channels.group[channels.layouts[tensor]] for tensor in (layer.inputs()[0], LayerOutput(layer.name))
+        )
         axes = spec_of(layer).kernels[0]
         kernel = np.abs(layer.weights[0].astype(np.float64))
         np.maximum.at(made, out, _largest(kernel, axes.output_axes))
@@ -227,24 +219,24 @@ def _largest(kernel: NDArray[np.float64], axes: tuple[int, ...]) -> NDArray[np.f
     return np.ravel(kernel.max(axis=tuple(axis for axis in range(kernel.ndim) if axis not in kept)))
 
 
-def scaled(network: Network, channels: Channels, factors: Factors) -> Network:
+def scaled(network: Network, channels: ChannelGroups, factors: Factors) -> Network:
     """Return the network with channels divided where they are computed, and multiplied where they are used."""
     scales = np.where(channels.pinned, 1.0, factors)[channels.group]
     changed = {}
     for layer in network.layers.values():
         if weighted(layer):
-            into, out = (scales[channels.layouts[tensor]] for tensor in (layer.given()[0], LayerOutput(layer.name)))
+            into, out = (scales[channels.layouts[tensor]] for tensor in (layer.inputs()[0], LayerOutput(layer.name)))
             changed[layer.name] = replace(layer, weights=_scaled(layer, into, out))
     return network.edited(changed, {})
 
 
-def divisors(channels: Channels, factors: Factors) -> dict[LayerOutput, NDArray[np.float64]]:
+def divisors(channels: ChannelGroups, factors: Factors) -> dict[LayerOutput, NDArray[np.float64]]:
     """Return by tensor the divisor of each channel in a network that is scaled by some factors."""
     scales = np.where(channels.pinned, 1.0, factors)[channels.group]
     return {tensor: scales[layout] for tensor, layout in channels.layouts.items() if len(layout)}
 
 
-def by_layer(network: Network, channels: Channels, factors: Factors) -> dict[str, tuple[float, ...]]:
+def by_layer(network: Network, channels: ChannelGroups, factors: Factors) -> dict[str, tuple[float, ...]]:
     """Return factors in the form of a plan: by the layer that computes the channels, without those that are all 1."""
     scales = np.where(channels.pinned, 1.0, factors)[channels.group]
     found = {
@@ -274,7 +266,7 @@ def applied(network: Network, factors: Mapping[str, tuple[float, ...]]) -> Netwo
     return scaled(network, channels, found)
 
 
-def by_number(channels: Channels, factors: Mapping[str, tuple[float, ...]]) -> Factors:
+def by_number(channels: ChannelGroups, factors: Mapping[str, tuple[float, ...]]) -> Factors:
     """Return the factors of a plan by channel number; 1 for channels that must stay.
 
     Raises:

@@ -31,7 +31,7 @@ from compress.stage import Context
 from compress.training.loop import Loss, TrainingSettings, fit, own_loss
 
 Norms = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
-"""Gamma and beta of the batch norms that were folded, by layer (`fold.norms`)."""
+"""Gamma and beta of the batch norms that were folded, by layer (`fold.folded_norms`)."""
 LEAST_VARIANCE = 1e-8
 
 

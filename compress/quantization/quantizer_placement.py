@@ -8,7 +8,7 @@ are not rounded.
 
 from __future__ import annotations
 
-from compress.ir.keras_graph import Layer, LayerOutput, Network, observed, tensors_in
+from compress.ir.keras_graph import Layer, LayerOutput, Network, subnetwork, tensors_in
 from compress.ir.layer_specs import spec_of
 from compress.ir.layer_specs.functions import FUSED, PRESCRIBED_RANGES
 
@@ -16,7 +16,7 @@ from compress.ir.layer_specs.functions import FUSED, PRESCRIBED_RANGES
 def find(network: Network) -> dict[LayerOutput, str]:
     """Return the name of the point of every tensor that is rounded; tensors that share a range share a name."""
     consumers = network.consumers()
-    outputs = network.made()
+    outputs = network.outputs_by_call()
     shown_outside = set(tensors_in(network.outputs))
     source: dict[LayerOutput, LayerOutput] = {}  # the tensor whose range this one has
     order = [(layer, call) for layer, call in network.in_order()]
@@ -28,7 +28,7 @@ def find(network: Network) -> dict[LayerOutput, str]:
                 continue
             followed = [_activation(network.layers[name]) for name, _ in takers]
             if spec.output_range == "input":
-                source[tensor] = source.get(layer.given(call)[0], tensor)
+                source[tensor] = source.get(layer.inputs(call)[0], tensor)
             elif spec.fuses_relu and len(takers) == 1 and followed[0] in FUSED and tensor not in shown_outside:
                 source[tensor] = LayerOutput(takers[0][0], takers[0][1])
             else:
@@ -48,7 +48,7 @@ def _shared(order: list[tuple[Layer, int]], source: dict[LayerOutput, LayerOutpu
 
     for layer, call in order:
         if spec_of(layer).output_range == "joined":
-            joined = [tensor for tensor in (*layer.given(call), LayerOutput(layer.name, call)) if tensor in source]
+            joined = [tensor for tensor in (*layer.inputs(call), LayerOutput(layer.name, call)) if tensor in source]
             for tensor in joined:
                 leader[lead(source[tensor])] = lead(source[joined[-1]])
     return {tensor: lead(tensor) for tensor in leader}
@@ -78,9 +78,9 @@ def without_softmax(network: Network) -> Network:
     """Return the network up to its logits: a softmax or sigmoid at the end hides differences when it saturates."""
     outputs = list(tensors_in(network.outputs))
     ends = [network.layers[tensor.layer] for tensor in outputs]
-    given = [end.given(tensor.call)[0] if end.calls else tensor for end, tensor in zip(ends, outputs, strict=True)]
+    given = [end.inputs(tensor.call)[0] if end.calls else tensor for end, tensor in zip(ends, outputs, strict=True)]
     cut = [
         before if _activation(end) in ("softmax", "sigmoid") else tensor
         for end, before, tensor in zip(ends, given, outputs, strict=True)
     ]
-    return network if cut == outputs else observed(network, cut)
+    return network if cut == outputs else subnetwork(network, cut)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.channel_groups import Channels
+from compress.ir.channel_groups import ChannelGroups
 from compress.ir.keras_graph import Network
 from compress.quantization import activation_statistics, adaround, bias_correction, diagnostics, equalization, export
 from compress.quantization.activation_statistics import Statistics
@@ -201,7 +201,7 @@ class Search:
         return any(kept)
 
     def _factors(
-        self, original: Statistics, channels: Channels, least: NDArray[np.float64]
+        self, original: Statistics, channels: ChannelGroups, least: NDArray[np.float64]
     ) -> dict[str, NDArray[np.float64]]:
         """Return factors to try, by channel number; `original` are statistics of the network without factors."""
         tensors = equalization.weighted_outputs(self.network)
@@ -346,7 +346,7 @@ class _Seen:
     statistics: Statistics
     factors: Factors
 
-    def without_factors(self, channels: Channels) -> Statistics:
+    def without_factors(self, channels: ChannelGroups) -> Statistics:
         """Return the statistics of the network without the factors."""
         by_number = equalization.by_number(channels, self.factors)
         return self.statistics.divided(equalization.divisors(channels, 1 / by_number))

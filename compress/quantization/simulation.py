@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.ir.keras_graph import LayerOutput, Network, build, observed, tensors_in
+from compress.ir.keras_graph import LayerOutput, Network, build, subnetwork, tensors_in
 from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras, set_weights
 from compress.quantization import bias_correction, equalization, export, fake_quantization, quantizer_placement
@@ -42,7 +42,7 @@ class Simulation:
         rounding = fake_quantization.insert(self.network, self.points, start, self.tensors.keys())
         outputs = list(tensors_in(rounding.outputs))
         values = [_rounded_value(self.points, names, tensor) for tensor in self.tensors.values()]
-        self.model = build(observed(fake_quantization.switched(rounding), [*outputs, *values]))
+        self.model = build(subnetwork(fake_quantization.switched(rounding), [*outputs, *values]))
         self._output_count = len(outputs)
         self._layers = {layer.name: layer for layer in self.model.operations}
         self._quantizers = {point: self._layers[names[point]] for point in self.tensors}

@@ -1,12 +1,11 @@
-"""Activations that the Edge TPU has to put together from several operators, swapped for a ReLU, which costs nothing.
+"""Replacement of activations by ReLU, which costs the Edge TPU nothing.
 
-A ReLU is part of the operator in front of it. SiLU is two operators more, hard SiLU three, GELU six,
-ELU and mish 25 (`rewrites.curves`), and a leaky ReLU is a PRELU, whose slopes
-are sent at every inference. All of them dip below 0: of an int8 range from -0.28 to 3, as SiLU has,
-8% of the steps go to the tail.
+A ReLU is part of the operator before it. SiLU takes two operators more, hard SiLU three, GELU six, ELU and mish 25
+(`rewrites.curves`), and a leaky ReLU is a PRELU, whose slopes are sent at every inference. All of them are negative
+somewhere: of an int8 range from -0.28 to 3, as SiLU has, 8% of the steps are below 0.
 
-What an activation is called or how it is written down does not matter: a group of operators that
-together are a function of one tensor's numbers is recognised by the values of that function.
+Names do not matter: a region of operators that computes a function of one tensor, value by value, is recognised by the
+values of the function.
 """
 
 from __future__ import annotations
@@ -17,119 +16,135 @@ from typing import Any
 
 import numpy as np
 
-from compress.ir.activations import NAMED, POINTS, Activation, Values, recognised
-from compress.ir.keras_graph import Layer, LayerOutput, Network, build, living, tensors_in
+from compress.ir.activations import NAMED, POINTS, Activation, Values, recognize
+from compress.ir.keras_graph import Layer, LayerOutput, Network, build, tensors_in, without_unused_calls
 from compress.ir.layer_specs import ACTIVATION, INPUT, PRELU, RELU, RESCALING, LayerSpec, spec_named, spec_of
 from compress.ir.layer_specs.functions import ELEMENTWISE, SINGLE_OPERATOR, canonical_name
 from compress.ir.tensorflow import keras
 
-MAX_STEPS = 12
+MAX_OPERATORS = 12
 """Operators that one activation may be written with."""
+Call = tuple[str, int]
+"""Name of a layer and number of a call of it."""
 
 
 @dataclass(frozen=True)
-class Swaps:
-    """What was swapped, and what was not.
+class Replacements:
+    """The result of a replacement.
 
     Attributes:
-        done: by what it was the layers that were swapped, in the order in which they are computed.
-        left: by layer why it was left as it is.
-        notes: by layer what is to be said of its swap.
+        replaced: by kind the layers that were replaced, in the order of the computation.
+        skipped: by layer the reason why it was not replaced.
+        notes: by layer a remark on its replacement.
     """
 
-    done: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    left: Mapping[str, str] = field(default_factory=dict)
+    replaced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
 
-    def __or__(self, other: Swaps) -> Swaps:
-        return Swaps({**self.done, **other.done}, {**self.left, **other.left}, {**self.notes, **other.notes})
+    def __or__(self, other: Replacements) -> Replacements:
+        return Replacements(
+            {**self.replaced, **other.replaced}, {**self.skipped, **other.skipped}, {**self.notes, **other.notes}
+        )
 
 
 @dataclass(frozen=True)
 class Region:
-    """Operators that together are an activation: everything between two tensors."""
+    """Operators that together are an activation.
+
+    Attributes:
+        kind: the activation.
+        input: the tensor that it is applied to.
+        output: the result.
+        calls: the calls from `input` to `output`.
+    """
 
     kind: Activation
-    given: LayerOutput
-    made: LayerOutput
-    calls: frozenset[tuple[str, int]]
+    input: LayerOutput
+    output: LayerOutput
+    calls: frozenset[Call]
 
 
-def activations(network: Network, kinds: Collection[Activation], by: str) -> tuple[Network, Swaps]:
-    """The network with ReLUs in the place of some activations.
+def replace_by_relu(network: Network, kinds: Collection[Activation], by: str) -> tuple[Network, Replacements]:
+    """Replace activations by ReLU.
 
-    A PReLU with a slope for every position, which the Edge TPU does not have, keeps one for each channel, their mean.
-    Activations whose result is an output of the model, and those inside recurrent layers, are left.
+    A PReLU with a slope for every position, which the Edge TPU does not have, gets one slope for each channel: their
+    mean. Activations that make an output of the model, and those inside recurrent layers, are skipped.
 
     Args:
         network: any network.
-        kinds: what is swapped.
+        kinds: the activations to replace.
         by: "relu" or "relu6".
     """
-    regions = spelt_out(network)
-    claimed = {call for region in regions for call in region.calls}
-    shown = set(tensors_in(network.outputs))
-    done: dict[str, list[str]] = {}
-    left: dict[str, str] = {}
-    edited = network
+    regions = find_regions(network)
+    in_regions = {call for region in regions for call in region.calls}
+    outputs = set(tensors_in(network.outputs))
     order = [layer.name for layer, call in network.in_order() if not call]
-    for region in regions:  # the last ones first: the tensor that one takes may be what an earlier one makes
-        if region.kind in kinds and region.made in shown:
-            left[region.made.layer] = _an_output(region.kind)
-        elif region.kind in kinds:
-            done.setdefault(region.kind, []).append(region.made.layer)
-            edited = _in_place_of(edited, region, by)
+    replaced: dict[str, list[str]] = {}
+    skipped: dict[str, str] = {}
+    edited = network
+    for region in regions:  # from the last one: the input of a region may be the output of an earlier one
+        if region.kind not in kinds:
+            continue
+        if region.output in outputs:
+            skipped[region.output.layer] = _output_reason(region.kind)
+        else:
+            replaced.setdefault(region.kind, []).append(region.output.layer)
+            edited = _replace_region(edited, region, by)
     for name in order:
         layer = network.layers[name]
-        if any((name, call) in claimed for call in range(len(layer.calls))):
+        if any((name, call) in in_regions for call in range(len(layer.calls))):
             continue
-        swapped, found = _swapped(layer, network, kinds, by)
-        why = _unswappable(layer, found, shown)
-        if found and not why:
-            edited = edited.edited({name: replace(swapped, calls=_calls(edited.layers[name], swapped))}, {})
-            done.setdefault(found[0], []).append(name)
-        elif why:
-            left[name] = why
-    names = {kind: tuple(sorted(dict.fromkeys(found), key=order.index)) for kind, found in done.items()}
-    return living(edited), Swaps(names, left)
+        candidate, found = _with_replacement(layer, network, kinds, by)
+        reason = _skip_reason(layer, found, outputs)
+        if reason is not None:
+            skipped[name] = reason
+        elif found:
+            edited = edited.edited({name: replace(candidate, calls=_calls(edited.layers[name], candidate))}, {})
+            replaced.setdefault(found[0], []).append(name)
+    ordered = {kind: tuple(sorted(set(names), key=order.index)) for kind, names in replaced.items()}
+    return without_unused_calls(edited), Replacements(ordered, skipped)
 
 
-def _in_place_of(network: Network, region: Region, by: str) -> Network:
-    """The network with a ReLU in the place of several operators."""
-    name = f"{region.made.layer}_{by}"
-    while name in network.layers:
-        name += "_"
-    layer = replace(_relu(name, by), calls=({"args": [region.given], "kwargs": {}},))
-    edited = network.edited({}, {region.made: LayerOutput(name)}).edited({name: layer}, {})
-    return replace(edited, shapes={**edited.shapes, LayerOutput(name): network.shapes[region.made]})
+def _replace_region(network: Network, region: Region, by: str) -> Network:
+    name = network.free_name(f"{region.output.layer}_{by}")
+    layer = replace(_relu(name, by), calls=({"args": [region.input], "kwargs": {}},))
+    edited = network.edited({}, {region.output: LayerOutput(name)}).edited({name: layer}, {})
+    return replace(edited, shapes={**edited.shapes, LayerOutput(name): network.shapes[region.output]})
 
 
-def _an_output(kind: str) -> str:
-    return f"{kind} makes an output of the model, which would mean something else"
+def _output_reason(kind: str) -> str:
+    return f"{kind} makes an output of the model, whose meaning would change"
 
 
-def _unswappable(layer: Layer, found: list[Activation], shown: set[LayerOutput]) -> str:
-    """Why a layer's activation is left; "" where nothing speaks against a swap."""
-    inner = _activation_in(layer.config)
+def _skip_reason(layer: Layer, found: list[Activation], outputs: set[LayerOutput]) -> str | None:
+    """Return why a layer's activation is not replaced; None where it is, or where there is nothing to replace."""
+    inner = _activation_setting(layer.config)
     if spec_of(layer).recurrent:
-        names = (canonical_name(name) for name in (inner, layer.config.get("recurrent_activation")) if name)
-        swappable = [name for name in names if name in NAMED]
-        return f"{swappable[0]} is inside a recurrent layer" if swappable else ""
-    if found and any(tensor.layer == layer.name for tensor in shown):
-        return _an_output(found[0])
+        return _recurrent_reason(layer, inner)
+    if found and any(tensor.layer == layer.name for tensor in outputs):
+        return _output_reason(found[0])
     other = inner or spec_of(layer).activation(layer)
     if other and not found and other not in NAMED and other.lower() not in SINGLE_OPERATOR:
-        return f"{other} is not among what a ReLU is put in the place of"
-    for inside in _applied(layer, "layer", "cell", "cells", "layers"):
-        why = _unswappable(inside, [], set())
-        nested = "layer" not in layer.config and _named(inside)
-        if why or nested:
-            return why or f"{nested} is inside a {layer.kind}, into which swap does not go"
-    return ""
+        return f"{other} is not an activation that a ReLU can replace"
+    for wrapped in _wrapped_layers(layer, "layer", "cell", "cells", "layers"):
+        reason = _skip_reason(wrapped, [], set())
+        if reason is not None:
+            return reason
+        nested = None if "layer" in layer.config else _named(wrapped)
+        if nested is not None:
+            return f"{nested} is inside a {layer.kind}, which is not searched"
+    return None
 
 
-def _activation_in(config: Mapping[str, Any]) -> str | None:
-    """The name of the activation in a layer's settings; the class where it is an object of one."""
+def _recurrent_reason(layer: Layer, inner: str | None) -> str | None:
+    names = (canonical_name(name) for name in (inner, layer.config.get("recurrent_activation")) if name)
+    replaceable = next((name for name in names if name in NAMED), None)
+    return f"{replaceable} is inside a recurrent layer" if replaceable else None
+
+
+def _activation_setting(config: Mapping[str, Any]) -> str | None:
+    """Return the name of the activation in a layer's settings; of an object its function or class."""
     activation = config.get("activation")
     if isinstance(activation, dict):
         return _function_of_object(activation)
@@ -137,8 +152,9 @@ def _activation_in(config: Mapping[str, Any]) -> str | None:
 
 
 def _function_of_object(entry: Mapping[str, Any]) -> str:
-    """The function that a serialized object applies; its class name where it is not one of Keras'."""
-    kind, config = str(entry.get("class_name")), entry.get("config")
+    """Return the function that a serialized object applies; its class name where it is not a Keras class."""
+    kind = str(entry.get("class_name"))
+    config = entry.get("config")
     spec = spec_named(kind)
     if spec == RELU and isinstance(config, dict):
         return "leaky_relu" if config.get("negative_slope") else "relu"
@@ -148,50 +164,53 @@ def _function_of_object(entry: Mapping[str, Any]) -> str:
 
 
 def _named(layer: Layer) -> Activation | None:
-    """The activation that a layer is or has, where it has a name."""
-    return NAMED.get(_applied_alone(layer) or _activation_in(layer.config) or "")
+    """Return the activation that a layer is or has, if it is one that a ReLU can replace."""
+    return NAMED.get(_function_of_layer(layer) or _activation_setting(layer.config) or "")
 
 
-def _applied_alone(layer: Layer) -> str | None:
-    """The function of a layer or operation that is one, and has no setting for it."""
+def _function_of_layer(layer: Layer) -> str | None:
+    """Return the function of a layer or operation that applies one function and has no setting for it."""
     spec = spec_of(layer)
     return None if spec == ACTIVATION else spec.activation(layer)
 
 
-# --- activations that are a layer, or in one ---------------------------------------------
+# --- activations that are a layer, or a setting of one -----------------------------------
 
 
-def _swapped(layer: Layer, network: Network, kinds: Collection[Activation], by: str) -> tuple[Layer, list[Activation]]:
-    """A layer with its activations swapped, and which those were."""
+def _with_replacement(
+    layer: Layer, network: Network, kinds: Collection[Activation], by: str
+) -> tuple[Layer, list[Activation]]:
+    """Return a layer with its activations replaced, and their kinds."""
     if spec_of(layer) == PRELU and layer.calls:
-        return _shared_slopes(layer, network.shapes[LayerOutput(layer.name)], kinds)
+        return _with_channel_slopes(layer, network.shapes[LayerOutput(layer.name)], kinds)
     return _with_relus(layer, kinds, by)
 
 
 def _with_relus(layer: Layer, kinds: Collection[Activation], by: str) -> tuple[Layer, list[Activation]]:
-    """A layer, and the one that it wraps, with ReLUs in the place of activations, and which those were."""
+    """Return a layer, and the layer that it wraps, with ReLUs instead of activations, and their kinds."""
     spec = spec_of(layer)
     if spec == RELU:
         return _plain_relu(layer, kinds, by)
     if spec.recurrent:
         return layer, []
-    kind = NAMED.get(_applied_alone(layer) or "")
+    kind = NAMED.get(_function_of_layer(layer) or "")
     if kind is not None:
         return (_relu(layer.name, by), [kind]) if kind in kinds else (layer, [])
     found: list[Activation] = []
-    named = NAMED.get(_activation_in(layer.config) or "")
-    if named in kinds and named is not None:
-        found.append(named)
+    setting = NAMED.get(_activation_setting(layer.config) or "")
+    if setting is not None and setting in kinds:
+        found.append(setting)
         layer = layer.configured(activation=by)
-    for wrapped in _applied(layer, "layer"):
-        swapped, more = _with_relus(wrapped, kinds, by)
-        layer = layer.configured(layer=swapped.entry) if more else layer
-        found += more
+    for wrapped in _wrapped_layers(layer, "layer"):
+        changed, more = _with_relus(wrapped, kinds, by)
+        if more:
+            layer = layer.configured(layer=changed.entry)
+            found += more
     return layer, found
 
 
-def _applied(layer: Layer, *keys: str) -> list[Layer]:
-    """The layers that one such as TimeDistributed or RNN applies, without calls and weights."""
+def _wrapped_layers(layer: Layer, *keys: str) -> list[Layer]:
+    """Return the layers in the settings of one such as TimeDistributed or RNN, without calls and weights."""
     values = [layer.config.get(key) for key in keys]
     entries = [entry for value in values for entry in (value if isinstance(value, list) else [value])]
     return [
@@ -202,7 +221,9 @@ def _applied(layer: Layer, *keys: str) -> list[Layer]:
 
 
 def _plain_relu(layer: Layer, kinds: Collection[Activation], by: str) -> tuple[Layer, list[Activation]]:
-    slope, threshold = layer.config.get("negative_slope"), layer.config.get("threshold")
+    """Return a ReLU without slope and threshold, and the kind that it was."""
+    slope = layer.config.get("negative_slope")
+    threshold = layer.config.get("threshold")
     kind: Activation = "leaky_relu" if slope else "threshold"
     if not (slope or threshold) or kind not in kinds:
         return layer, []
@@ -210,104 +231,104 @@ def _plain_relu(layer: Layer, kinds: Collection[Activation], by: str) -> tuple[L
     return layer.configured(negative_slope=0.0, threshold=0.0, max_value=limit), [kind]
 
 
-def _shared_slopes(
+def _with_channel_slopes(
     layer: Layer, shape: tuple[int | None, ...], kinds: Collection[Activation]
 ) -> tuple[Layer, list[Activation]]:
-    """A PReLU whose slopes are the same at all positions."""
-    positions = list(range(1, len(shape)))
+    """Return a PReLU with one slope for each channel, the same at all positions."""
     (slopes,) = layer.weights
-    if "prelu" not in kinds or all(side == 1 for side in slopes.shape[:-1]):
+    if "prelu" not in kinds or all(size == 1 for size in slopes.shape[:-1]):
         return layer, []
-    mean = slopes.mean(axis=tuple(axis - 1 for axis in positions), keepdims=True)
-    mean = np.broadcast_to(mean, (*mean.shape[:-1], shape[-1] or mean.shape[-1]))  # one for all channels, maybe
-    return replace(layer.configured(shared_axes=positions), weights=(mean.astype(slopes.dtype),)), ["prelu"]
+    mean = slopes.mean(axis=tuple(range(slopes.ndim - 1)), keepdims=True)
+    by_channel = np.broadcast_to(mean, (*mean.shape[:-1], shape[-1] or mean.shape[-1]))  # the channels may share one
+    shared_axes = list(range(1, len(shape)))
+    return replace(layer.configured(shared_axes=shared_axes), weights=(by_channel.astype(slopes.dtype),)), ["prelu"]
 
 
 def _relu(name: str, by: str) -> Layer:
-    """An activation as a layer, without calls."""
+    """Return an activation layer without calls."""
     return ACTIVATION.layer(name, (), activation=by)
 
 
-def _calls(layer: Layer, swapped: Layer) -> tuple[Any, ...]:
-    """The calls of a layer; those of an operation without what only the operation takes."""
-    if layer.kind == swapped.kind:
+def _calls(layer: Layer, replacement: Layer) -> tuple[Any, ...]:
+    """Return the calls of a layer; an operation's without the arguments that only the operation takes."""
+    if layer.kind == replacement.kind:
         return layer.calls
-    return tuple({"args": [layer.given(call)[0]], "kwargs": {}} for call in range(len(layer.calls)))
+    return tuple({"args": [layer.inputs(call)[0]], "kwargs": {}} for call in range(len(layer.calls)))
 
 
 # --- activations that are written as several operators -----------------------------------
 
 
-def spelt_out(network: Network) -> list[Region]:
-    """Activations written as several operators, the last one first."""
-    found: list[Region] = []
-    claimed: set[tuple[str, int]] = set()
+def find_regions(network: Network) -> list[Region]:
+    """Return the activations that are written as several operators, the last one first."""
+    regions: list[Region] = []
+    claimed: set[Call] = set()
     for layer, call in reversed(list(network.in_order())):
-        made = LayerOutput(layer.name, call)
-        if (layer.name, call) in claimed or not _elementwise(network, made):
+        output = LayerOutput(layer.name, call)
+        if (layer.name, call) in claimed or not _elementwise(network, output):
             continue
-        region = next(_regions(network, made, claimed), None)
+        region = next(_regions_before(network, output, claimed), None)
         if region is not None:
-            found.append(region)
+            regions.append(region)
             claimed |= region.calls
-    return found
+    return regions
 
 
-def _regions(network: Network, made: LayerOutput, claimed: set[tuple[str, int]]) -> Iterator[Region]:
-    """The activations that end with a tensor, that with the fewest operators first."""
-    for given in _ancestors(network, made):
-        calls = _between(network, given, made)
-        if calls is not None and len(calls) > 1 and not calls & claimed:
-            kind = recognised(_values(network, given, made, calls))
-            several = kind == "tailed" and any(_named(network.layers[name]) for name, _ in calls)
-            if kind is not None and not several:  # a SiLU of a SiLU is two of them
-                yield Region(kind, given, made, calls)
+def _regions_before(network: Network, output: LayerOutput, claimed: set[Call]) -> Iterator[Region]:
+    """Yield the activations that make a tensor, the one with the fewest operators first."""
+    for tensor in _ancestors(network, output):
+        calls = _calls_between(network, tensor, output)
+        if calls is None or len(calls) < 2 or calls & claimed:
+            continue
+        kind = recognize(_function_values(network, tensor, output, calls))
+        is_composition = kind == "tailed" and any(_named(network.layers[name]) for name, _ in calls)
+        if kind is not None and not is_composition:  # a SiLU of a SiLU is two activations
+            yield Region(kind, tensor, output, calls)
 
 
-def _ancestors(network: Network, made: LayerOutput) -> list[LayerOutput]:
-    """The tensors that a tensor is computed from by elementwise operators, the nearest first."""
-    found: dict[LayerOutput, None] = {}
-    waiting = [made]
-    for _ in range(MAX_STEPS):
-        above = (each for tensor in waiting if _elementwise(network, tensor) for each in _given(network, tensor))
-        waiting = list(dict.fromkeys(above))
-        found.update(dict.fromkeys(waiting))
-    return list(found)
+def _ancestors(network: Network, output: LayerOutput) -> list[LayerOutput]:
+    """Return the tensors that a tensor is computed from by elementwise operators, the nearest first."""
+    ancestors: dict[LayerOutput, None] = {}
+    waiting = [output]
+    for _ in range(MAX_OPERATORS):
+        elementwise = (tensor for tensor in waiting if _elementwise(network, tensor))
+        waiting = list(dict.fromkeys(source for tensor in elementwise for source in _sources(network, tensor)))
+        ancestors.update(dict.fromkeys(waiting))
+    return list(ancestors)
 
 
-def _given(network: Network, tensor: LayerOutput) -> list[LayerOutput]:
-    return network.layers[tensor.layer].given(tensor.call)
+def _sources(network: Network, tensor: LayerOutput) -> list[LayerOutput]:
+    return network.layers[tensor.layer].inputs(tensor.call)
 
 
-def _between(network: Network, given: LayerOutput, made: LayerOutput) -> frozenset[tuple[str, int]] | None:
-    """The calls that lead from one tensor to another; None where something else leads there too."""
-    calls: set[tuple[str, int]] = set()
-    waiting = [made]
+def _calls_between(network: Network, source: LayerOutput, output: LayerOutput) -> frozenset[Call] | None:
+    """Return the calls that compute `output` from `source`; None if `output` depends on another tensor as well."""
+    calls: set[Call] = set()
+    waiting = [output]
     while waiting:
         tensor = waiting.pop()
-        if tensor == given or (tensor.layer, tensor.call) in calls:
+        if tensor == source or (tensor.layer, tensor.call) in calls:
             continue
-        if not _elementwise(network, tensor) or len(calls) >= MAX_STEPS:
+        if not _elementwise(network, tensor) or len(calls) >= MAX_OPERATORS:
             return None
         calls.add((tensor.layer, tensor.call))
-        waiting += _given(network, tensor)
+        waiting += _sources(network, tensor)
     return frozenset(calls)
 
 
 def _elementwise(network: Network, tensor: LayerOutput) -> bool:
-    """Whether the numbers of a tensor each depend on the numbers at their own place alone, the same everywhere."""
+    """Whether each value of a tensor depends on the input values at its index alone, in the same way everywhere."""
     layer = network.layers[tensor.layer]
-    if not layer.calls:
+    if not layer.calls or not _is_elementwise(layer, spec_of(layer)):
         return False
-    known = _is_elementwise(layer, spec_of(layer))
-    given = layer.given(tensor.call)
-    same = all(network.shapes[each] == network.shapes[tensor] for each in given)
-    return known and bool(given) and same and all(_is_number(each) for each in _leaves(layer.calls[tensor.call]))
+    inputs = layer.inputs(tensor.call)
+    same_shape = all(network.shapes[source] == network.shapes[tensor] for source in inputs)
+    return bool(inputs) and same_shape and all(_is_number(value) for value in _leaves(layer.calls[tensor.call]))
 
 
 def _is_elementwise(layer: Layer, spec: LayerSpec) -> bool:
     if spec == ACTIVATION:
-        return _activation_in(layer.config) in ELEMENTWISE
+        return _activation_setting(layer.config) in ELEMENTWISE
     if spec == RESCALING:
         return all(isinstance(layer.config[key], int | float) for key in ("scale", "offset"))
     return spec.elementwise
@@ -327,15 +348,14 @@ def _is_number(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | LayerOutput)
 
 
-def _values(network: Network, given: LayerOutput, made: LayerOutput, calls: frozenset[tuple[str, int]]) -> Values:
-    """What a region makes of POINTS."""
+def _function_values(network: Network, source: LayerOutput, output: LayerOutput, calls: frozenset[Call]) -> Values:
+    """Return the values of a region's function at POINTS."""
     entrance = INPUT.layer("points", (), batch_shape=(None, 1), dtype="float32")
     points = LayerOutput("points")
     layers = {name: network.layers[name] for name, _ in calls}
-    alone = replace(network, name="region", layers=layers, inputs=points, outputs=[made])
-    alone = alone.edited({"points": entrance}, {given: points})
-    alone = replace(
-        alone, outputs=[made], shapes={LayerOutput(name, call): (1,) for name, call in calls} | {points: (1,)}
-    )
-    values = build(living(alone))(POINTS.astype(np.float32).reshape(-1, 1))
+    shapes: dict[LayerOutput, tuple[int | None, ...]] = {LayerOutput(name, call): (1,) for name, call in calls}
+    region = replace(network, name="region", layers=layers, inputs=points, outputs=[output])
+    region = region.edited({"points": entrance}, {source: points})
+    region = replace(region, outputs=[output], shapes={**shapes, points: (1,)})
+    values = build(without_unused_calls(region))(POINTS.astype(np.float32).reshape(-1, 1))
     return np.asarray(keras().tree.flatten(values)[0], np.float64).ravel()

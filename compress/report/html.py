@@ -85,7 +85,7 @@ def page(record: Plain) -> str:
         devices=_devices(record),
         quantization=quantization.section(record),
         pruning=pruning.section(record),
-        swaps=replacement.section(record),
+        replacements=replacement.section(record),
         placement=_placement(record),
         data=_data(record),
         outputs=_outputs(record),

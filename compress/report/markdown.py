@@ -35,7 +35,7 @@ def summary(record: Plain) -> str:
         *_stages(record),
         "## Classes with the largest loss",
         *_classes(record),
-        *_swaps(record),
+        *_replacements(record),
         "## Where operators run",
         *_placement(record),
         *_devices(record),
@@ -161,17 +161,17 @@ def _classes(record: Plain) -> list[str]:
     )
 
 
-def _swaps(record: Plain) -> list[str]:
+def _replacements(record: Plain) -> list[str]:
     section = replacement.section(record)
     if section is None:
         return []
-    rows = [[quote(row[key]) for key in ("what", "by", "count", "layers")] for row in section["swapped"]]
+    rows = [[quote(row[key]) for key in ("what", "by", "count", "layers")] for row in section["replaced"]]
     lines = [f"- Accuracy {row['when']}: {row['text']} ({quote(row['fine'], 200)})" for row in section["accuracy"]]
     lines += [f"- Requested, but not in the model: {quote(name)}" for name in section["not_found"]]
-    lines += [f"- Not replaced: {quote(row['layer'])}: {quote(row['text'], 200)}" for row in section["left"]]
+    lines += [f"- Not replaced: {quote(row['layer'])}: {quote(row['text'], 200)}" for row in section["skipped"]]
     lines += [f"- {quote(row['layer'])}: {quote(row['text'], 200)}" for row in section["details"]]
     table = _table(("Original", "Replacement", "Count", "Layers"), rows)
-    return ["## Replaced for the Edge TPU", table, "\n".join(lines)]
+    return ["## Activation replacement", table, "\n".join(lines)]
 
 
 def _placement(record: Plain) -> list[str]:

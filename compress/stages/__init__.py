@@ -7,10 +7,11 @@ from compress.stages.distill import Distill
 from compress.stages.package import Package
 from compress.stages.prune import Prune
 from compress.stages.quantize import Quantize
+from compress.stages.replace_activations import ReplaceActivations
 from compress.stages.sparsify import Sparsify
-from compress.stages.swap import Swap
 from compress.stages.train import Train
 
 STAGES: dict[str, type[Stage]] = {
-    stage.name: stage for stage in (Train, Prune, Swap, Distill, Sparsify, Cluster, Quantize, Compile, Package)
+    stage.name: stage
+    for stage in (Train, Prune, ReplaceActivations, Distill, Sparsify, Cluster, Quantize, Compile, Package)
 }

@@ -224,7 +224,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             start = calibration.calibrate(canonical, samples.calibration, ptq.range_method)
             return tfmot.train(network, start, self, context)
         loss = self._loss(canonical, context)
-        return qat.train(canonical, plan, self, context, self.qat, fold.norms(network), loss)
+        return qat.train(canonical, plan, self, context, self.qat, fold.folded_norms(network), loss)
 
     def _loss(self, network: Network, context: Context) -> Loss | None:
         """Return the loss of QAT with the float network as the teacher; None without a teacher."""

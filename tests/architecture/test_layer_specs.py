@@ -89,7 +89,7 @@ def _model(keras: Any, kind: str) -> Any:
     around = layers.Conv1D if spec.rank == 1 else layers.Conv2D
     entrance = keras.Input((8, 3) if spec.rank == 1 else (8, 8, 3))
     x = around(8, 3, padding="same", name="first")(entrance)
-    inputs = [x, around(8, 1, name="second")(x)] if spec.channels in ("ties", "joins") else x
+    inputs = [x, around(8, 1, name="second")(x)] if spec.channels in ("combines", "concatenates") else x
     y = getattr(layers, kind)(*ARGUMENTS.get(kind, ()), **SETTINGS.get(kind, {}), name="looked_at")(inputs)
     end = layers.Dense(5) if len(y.shape) != len(entrance.shape) else around(5, 1)
     return keras.Model(entrance, end(y))
@@ -106,38 +106,34 @@ def test_every_consumer_takes_every_kind(keras: Any, kind: str) -> None:
     if spec.output_range == "input":
         assert "QUANTIZE" not in [operator.name for operator in graph.parse(content).operators]
     assert np.isfinite(np.asarray(qat.simulated(steps, plan)(samples, training=False))).all()
-    channels = channel_groups.follow(network)
+    channels = channel_groups.find_groups(network)
     first = channels.layouts[keras_graph.LayerOutput("first")]
     assert channels.pinned[first].all() == (spec.channels == "unknown")
-    everything = sum(_macs(piece) for piece in cost.pieces(network, channels, TARGET.cost))
+    everything = sum(_macs(operator) for operator in cost.operators(network, channels, TARGET.cost))
     if type(spec).__name__ != "DecomposedSpec":
         assert everything == arithmetic.total_macs(graph.parse(export.convert_float(model)))
 
 
-def _macs(piece: cost.Piece) -> int:
-    return piece.macs * len(piece.made) * (len(piece.given) if piece.mixes else 1)
+def _macs(operator: cost.PrunableOperator) -> int:
+    return operator.macs * len(operator.outputs) * (len(operator.inputs) if operator.mixes else 1)
 
 
 @pytest.mark.parametrize("kind", [spec.kind for spec in all_specs() if spec.kernels and spec.rank])
 def test_channels_of_every_convolution_are_removed_and_priced(keras: Any, kind: str) -> None:
     network = keras_graph.read(_model(keras, kind))
-    channels = channel_groups.follow(network)
+    channels = channel_groups.find_groups(network)
     kept = np.ones(len(channels.group), bool)
     kept[channels.layouts[keras_graph.LayerOutput("first")][:3]] = False
-    kept = channels.tied(kept)
+    kept = channels.with_coupled(kept)
     smaller = channel_groups.remove(network, channels, kept)
     built = keras_graph.build(smaller)
     assert built.get_layer("first").filters == 5
-    again = channel_groups.follow(smaller)
-    pieces = sum(_macs(piece) for piece in cost.pieces(smaller, again, TARGET.cost))
-    assert pieces == arithmetic.total_macs(graph.parse(export.convert_float(built)))
-    assert (
-        sum(
-            weights.each * int(np.prod([len(one) for one in weights.layouts]))
-            for weights in cost.weights(smaller, again)
-        )
-        == built.count_params()
-    )
+    again = channel_groups.find_groups(smaller)
+    macs = sum(_macs(operator) for operator in cost.operators(smaller, again, TARGET.cost))
+    assert macs == arithmetic.total_macs(graph.parse(export.convert_float(built)))
+    arrays = cost.weight_arrays(smaller, again)
+    parameters = sum(array.size * int(np.prod([len(layout) for layout in array.layouts])) for array in arrays)
+    assert parameters == built.count_params()
 
 
 def test_a_mean_that_is_an_operation_is_not_taken_for_the_layer_average(keras: Any) -> None:

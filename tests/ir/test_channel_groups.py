@@ -12,29 +12,29 @@ import pytest
 
 from compress.ir import channel_groups as structure
 from compress.ir import keras_graph
-from compress.ir.channel_groups import Channels, Mask
+from compress.ir.channel_groups import ChannelGroups, Mask
 from compress.ir.keras_graph import Layer, LayerOutput, Network
 from compress.pruning import cost
-from compress.pruning.importance import gated, made_by
+from compress.pruning.importance import gated_model, produces_channels
 from compress.targets import load
 
 pytestmark = pytest.mark.tensorflow
 
 
-def chosen(net: Network, channels: Channels, share: float, seed: int = 1) -> Mask:
+def chosen(net: Network, channels: ChannelGroups, share: float, seed: int = 1) -> Mask:
     """Some groups of every layer removed at random, at least four kept."""
     random = np.random.default_rng(seed)
     kept = np.ones(len(channels.group), bool)
     for layer in net.layers.values():
-        if layer.calls and made_by(layer) is not None:
+        if layer.calls and produces_channels(layer):
             groups = np.unique(channels.group[channels.layouts[LayerOutput(layer.name)]])
             groups = random.permutation(groups[~channels.pinned[groups]])
             left = groups[kept[groups]]  # layers that are tied to earlier ones have lost theirs already
             kept[left[: max(min(int(share * len(groups)) + len(left) - len(groups), len(left) - 4), 0)]] = False
-    return channels.tied(kept)
+    return channels.with_coupled(kept)
 
 
-def masked(net: Network, channels: Channels, kept: Mask) -> Network:
+def masked(net: Network, channels: ChannelGroups, kept: Mask) -> Network:
     """The network with every tensor multiplied by 0 where a channel is removed, by a Keras layer behind each."""
     added, moved = {}, {}
     for tensor, layout in channels.layouts.items():
@@ -116,14 +116,14 @@ def test_removal_is_exact(keras: Any, builder: networks.Builder, share: float) -
     model = networks.randomized(builder(keras))
     given = np.random.default_rng(2).random((4, *model.input_shape[1:]), np.float32)
     net = keras_graph.read(model)
-    channels = structure.follow(net)
+    channels = structure.find_groups(net)
     kept = chosen(net, channels, share)
     smaller = keras_graph.build(structure.remove(net, channels, kept))
     expected = outputs(keras_graph.build(masked(net, channels, kept)), given)
     assert_same(outputs(smaller, given), expected)
     assert smaller.count_params() < (1 - 0.6 * share) * model.count_params()
     off = np.repeat(kept[np.newaxis].astype(np.float32), len(given), axis=0)
-    assert_same(outputs(gated(net, channels), [given, off]), expected)
+    assert_same(outputs(gated_model(net, channels), [given, off]), expected)
 
 
 APPLICATIONS: dict[str, Callable[[Any], Any]] = {
@@ -147,8 +147,8 @@ def test_removal_is_exact_in_known_architectures(keras: Any, name: str) -> None:
     scale = 255 if name in ("MobileNetV3", "EfficientNetB0") else 1
     given = np.random.default_rng(2).random((2, *model.input_shape[1:]), np.float32) * scale
     net = keras_graph.read(model)
-    channels = structure.follow(net)
-    switched = gated(net, channels)
+    channels = structure.find_groups(net)
+    switched = gated_model(net, channels)
     for share in (0.3, 0.6):
         kept = chosen(net, channels, share)
         smaller = keras_graph.build(structure.remove(net, channels, kept))
@@ -159,14 +159,14 @@ def test_removal_is_exact_in_known_architectures(keras: Any, name: str) -> None:
 
 def test_outputs_are_never_cut(keras: Any) -> None:
     net = keras_graph.read(networks.branches(keras))
-    channels = structure.follow(net)
+    channels = structure.find_groups(net)
     smaller = structure.remove(net, channels, chosen(net, channels, 0.7))
     assert keras_graph.build(smaller).output_shape == (None, 5)
 
 
 def test_a_grouped_convolution_loses_whole_groups(keras: Any) -> None:
     net = keras_graph.read(resnext(keras))
-    channels = structure.follow(net)
+    channels = structure.find_groups(net)
     smaller = structure.remove(net, channels, chosen(net, channels, 0.5))
     first = next(layer for layer in smaller.layers.values() if layer.config.get("groups", 1) > 1)
     assert first.config["groups"] == 4
@@ -180,8 +180,8 @@ def test_what_is_not_understood_is_left_alone_and_named(keras: Any) -> None:
     x = keras.layers.LayerNormalization(name="norm")(x)
     x = keras.layers.GlobalAveragePooling2D()(x)
     model = keras.Model(image, keras.layers.Dense(3)(x))
-    channels = structure.follow(keras_graph.read(model))
-    assert channels.held == ("norm",)
+    channels = structure.find_groups(keras_graph.read(model))
+    assert channels.unsupported == ("norm",)
     assert channels.pinned[channels.layouts[LayerOutput("before")]].all()
     assert not channels.pinned[channels.layouts[LayerOutput("free")]].any()
 
@@ -192,12 +192,12 @@ def test_a_constant_operand_holds_the_channels_that_it_is_added_to(keras: Any) -
     x = keras.ops.add(x, np.arange(4, dtype=np.float32))
     x = keras.layers.Conv2D(5, 1, name="next")(x)
     model = keras.Model(image, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling2D()(x)))
-    channels = structure.follow(keras_graph.read(model))
+    channels = structure.find_groups(keras_graph.read(model))
     assert channels.pinned[channels.layouts[LayerOutput("conv")]].all()
     assert not channels.pinned[channels.layouts[LayerOutput("next")]].any()
 
 
-def whole(net: Network, channels: Channels) -> Network:
+def whole(net: Network, channels: ChannelGroups) -> Network:
     """The network with all its channels, rebuilt."""
     return structure.remove(net, channels, np.ones(len(channels.group), bool))
 
@@ -211,10 +211,10 @@ def test_functions_across_channels_hold_them(keras: Any) -> None:
     x = layers.DepthwiseConv2D(3, activation="softmax", name="depthwise")(layers.Conv2D(8, 1, name="deep")(x))
     x = layers.Conv2D(8, 1, name="free")(x)
     model = keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
-    channels = structure.follow(keras_graph.read(model))
+    channels = structure.find_groups(keras_graph.read(model))
     pinned = {name: channels.pinned[channels.layouts[LayerOutput(name)]].all() for name in ("inside", "before", "deep")}
     assert pinned == {"inside": True, "before": True, "deep": True}
-    assert channels.held == ("activation", "depthwise")
+    assert channels.unsupported == ("activation", "depthwise")
     assert not channels.pinned[channels.layouts[LayerOutput("free")]].any()
 
 
@@ -225,9 +225,9 @@ def test_settings_and_constants_with_a_number_for_each_channel_hold_them(keras: 
     x = layers.Dropout(0.5, noise_shape=(None, 1, 1, 4), name="dropped")(layers.Conv2D(4, 1)(x))
     x = keras.ops.multiply(layers.Conv2D(4, 1)(x), keras.ops.convert_to_tensor([1.0, 2.0, 3.0, 4.0]))
     model = keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
-    channels = structure.follow(keras_graph.read(model))
-    assert {"scaled", "dropped"} < set(channels.held)
-    assert len(channels.held) == 3
+    channels = structure.find_groups(keras_graph.read(model))
+    assert {"scaled", "dropped"} < set(channels.unsupported)
+    assert len(channels.unsupported) == 3
     assert channels.pinned.all()
 
 
@@ -240,7 +240,7 @@ def test_what_is_not_understood_is_rebuilt_as_it_is(keras: Any) -> None:
     x = layers.TimeDistributed(layers.Dense(4))(x)
     model = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
     net = keras_graph.read(model)
-    channels = structure.follow(net)
+    channels = structure.find_groups(net)
     for _ in range(2):  # Keras takes settings out of what it is given
         assert keras_graph.build(whole(net, channels)).count_params() == model.count_params()
     costs = cost.Costs(net, channels, [], load("edgetpu"))
@@ -254,7 +254,7 @@ def test_a_reshape_that_is_called_twice_ties_its_inputs(keras: Any) -> None:
     a, b = flat(layers.Conv2D(8, 1, name="a")(image)), flat(layers.Conv2D(8, 1, name="b")(image))
     x = layers.GlobalAveragePooling1D()(layers.Concatenate()([a, b]))
     net = keras_graph.read(keras.Model(image, layers.Dense(2)(x)))
-    channels = structure.follow(net)
+    channels = structure.find_groups(net)
     kept = channels.layouts[LayerOutput("a")], channels.layouts[LayerOutput("b")]
     assert (channels.group[kept[0]] == channels.group[kept[1]]).all()
     assert keras_graph.build(structure.remove(net, channels, chosen(net, channels, 0.5))).output_shape == (None, 2)
@@ -267,9 +267,9 @@ def test_gates_reach_inputs_that_have_a_name(keras: Any) -> None:
     x = layers.Conv2D(8, 3, name="b")(inputs=x)
     model = networks.randomized(keras.Model(image, layers.Dense(2)(layers.Flatten()(x))))
     net = keras_graph.read(model)
-    channels = structure.follow(net)
+    channels = structure.find_groups(net)
     kept = chosen(net, channels, 0.5)
     given = np.random.default_rng(0).random((3, 6, 6, 2), np.float32)
     off = np.repeat(kept[np.newaxis].astype(np.float32), 3, axis=0)
     smaller = keras_graph.build(structure.remove(net, channels, kept))
-    assert_same(outputs(gated(net, channels), [given, off]), outputs(smaller, given))
+    assert_same(outputs(gated_model(net, channels), [given, off]), outputs(smaller, given))

@@ -79,7 +79,7 @@ def test_in_order_gives_every_call_after_what_it_needs(keras: Any) -> None:
     read = keras_graph.read(networks.branches(keras))
     done: set[LayerOutput] = set()
     for layer, call in read.in_order():
-        assert not layer.calls or set(layer.given(call)) <= done
+        assert not layer.calls or set(layer.inputs(call)) <= done
         done.add(LayerOutput(layer.name, call))
     assert len(done) == len(read.layers)
 
@@ -97,6 +97,6 @@ def test_edited_moves_consumers_and_outputs(keras: Any) -> None:
     model = networks.plain(keras)
     read = keras_graph.read(model)
     norm = next(layer for layer in read.layers.values() if layer.kind == "BatchNormalization")
-    without = read.edited({norm.name: None}, {LayerOutput(norm.name): norm.given()[0]})
+    without = read.edited({norm.name: None}, {LayerOutput(norm.name): norm.inputs()[0]})
     assert norm.name not in without.layers
     assert len(keras_graph.build(without).layers) == len(model.layers) - 1

@@ -288,7 +288,7 @@ def test_preprocessing_that_is_no_list(refused: Callable[..., str], value: str) 
 def test_stages_that_are_no_list(refused: Callable[..., str], value: str) -> None:
     before = COMPLETE.partition("stages:\n")[0]
     message = refused(f"{before}stages:{value}\n", line_of("stages:"))
-    allowed = "train, prune, swap, distill, sparsify, cluster, quantize"
+    allowed = "train, prune, replace_activations, distill, sparsify, cluster, quantize"
     assert message.startswith(f"stages: must be a list of stages; allowed: {allowed}")
 
 

@@ -15,7 +15,7 @@ from compress.pipeline.schema import load
 
 SOURCE = {"coco": {"file": "all.json"}}
 ANCHORS = {"maps": [{"cells": [2, 2], "boxes": [[0.5, 0.5]]}]}
-STAGES = ["train", {"swap": {"epochs": 0}}, "quantize", "compile", "package"]
+STAGES = ["train", {"replace_activations": {"epochs": 0}}, "quantize", "compile", "package"]
 
 
 def pipeline(folder: Path, **keys: Any) -> Path:
@@ -42,7 +42,10 @@ def refused(path: Path) -> str:
 def test_what_goes_with_boxes_is_taken(tmp_path: Path) -> None:
     found = load(pipeline(tmp_path))
     assert found.data.task == "detection"
-    assert [step.stage.name for step in found.steps] == ["load", *(s if isinstance(s, str) else "swap" for s in STAGES)]
+    assert [step.stage.name for step in found.steps] == [
+        "load",
+        *(s if isinstance(s, str) else "replace_activations" for s in STAGES),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -51,8 +54,8 @@ def test_what_goes_with_boxes_is_taken(tmp_path: Path) -> None:
         ("distill", "stages[1]: stage 2 (distill): what teachers say is compared class by class"),
         ("cluster", "stages[1]: stage 2 (cluster): it trains through tfmot"),
         ("sparsify", "stages[1]: stage 2 (sparsify): it trains through tfmot"),
-        ("prune", "stages[1]: stage 2 (prune): which channels matter is measured by the classes of samples"),
-        ("swap", "stages[1]: stage 2 (swap): epochs: what heals"),
+        ("prune", "stages[1]: stage 2 (prune): the importance of channels is measured"),
+        ("replace_activations", "stages[1]: stage 2 (replace_activations): epochs: the training learns"),
         ({"train": {"class_weights": "balanced"}}, "class_weights: a detector's loss"),
         ({"train": {"augment": {"rotate": 10}}}, "augment.rotate: a box around a turned object is not the turned box"),
         ({"quantize": {"method": "qat", "class_weights": "balanced"}}, "stage 2 (quantize): class_weights"),

@@ -16,12 +16,13 @@ from compress.errors import StageError
 from compress.ir import channel_groups as structure
 from compress.ir import keras_graph
 from compress.ir.keras_graph import Network
-from compress.pruning import allocation as pruning
 from compress.pruning import cost
-from compress.pruning.allocation import Allocation, Counts, Cut
-from compress.pruning.cost import Draft
-from compress.pruning.objective import Objective
-from compress.stages.draft import draft
+from compress.pruning.allocation import AllocationMethod, ImportanceLosses, importance_losses, levels
+from compress.pruning.cost import TrialConversion
+from compress.pruning.layer_groups import MIN_WIDTH, Widths, layer_groups
+from compress.pruning.objective import Allocation, Objective
+from compress.pruning.prunable import PrunableNetwork, prepare
+from compress.stages.trial_conversion import TrialConverter
 from compress.targets import load
 from compress.targets.edgetpu.check import check
 from compress.targets.edgetpu.estimate import estimate
@@ -31,15 +32,19 @@ from compress.tflite.graph import Graph
 pytestmark = pytest.mark.tensorflow
 EDGETPU = load("edgetpu")
 BLOCKS = EDGETPU.cost.blocks
-SEARCHES: tuple[Allocation, ...] = ("balanced", "global", "uniform")
+SEARCHES: tuple[AllocationMethod, ...] = ("balanced", "global", "uniform")
 
 
-def prepared(model: Any) -> Cut:
-    return pruning.prepare(keras_graph.read(model), EDGETPU, "batch_norm", None)
+def prepared(model: Any) -> PrunableNetwork:
+    return prepare(keras_graph.read(model), EDGETPU, "batch_norm", None)
 
 
-def chosen(cut: Cut, goal: Objective, allocation: Allocation = "balanced") -> Counts:
-    return goal.chosen(cut, pruning.losses(cut, allocation), None, 1)
+def allocated(prunable: PrunableNetwork, objective: Objective, method: AllocationMethod = "balanced") -> Widths:
+    return objective.allocate(prunable, importance_losses(prunable, method), objective.limits(prunable))
+
+
+def cost_function(prunable: PrunableNetwork, objective: Objective) -> Any:
+    return objective.cost_of(prunable.costs, prunable.minimum_widths)
 
 
 def grouped(keras: Any) -> Any:
@@ -57,12 +62,12 @@ def test_costs_are_those_of_the_network_that_is_made(keras: Any, builder: networ
     from compress.quantization import export
     from compress.tflite import macs as arithmetic
 
-    cut = prepared(networks.randomized(builder(keras)))
+    prunable = prepared(networks.randomized(builder(keras)))
     for keep in (1.0, 0.5):
-        counts = chosen(cut, Objective("macs", keep))
-        model = keras_graph.build(pruning.without(cut, pruning.plan(cut, counts)))
-        assert cut.costs.parameters(counts) == model.count_params()
-        assert cut.costs.macs(counts) == arithmetic.total_macs(graph.parse(export.convert_float(model)))
+        widths = allocated(prunable, Objective("macs", keep))
+        model = keras_graph.build(prunable.pruned(widths))
+        assert prunable.costs.parameters(widths) == model.count_params()
+        assert prunable.costs.macs(widths) == arithmetic.total_macs(graph.parse(export.convert_float(model)))
 
 
 @pytest.mark.parametrize("builder", [*networks.ALL, grouped], ids=lambda b: b.__name__)
@@ -70,34 +75,34 @@ def test_predictions_are_those_of_the_file_that_is_made(keras: Any, builder: net
     from compress.quantization import export
     from compress.targets.edgetpu.legalize import legalize
 
-    cut = prepared(networks.randomized(builder(keras)))
-    counts = chosen(cut, Objective("macs", 0.6))
-    model = keras_graph.build(pruning.without(cut, pruning.plan(cut, counts)))
+    prunable = prepared(networks.randomized(builder(keras)))
+    widths = allocated(prunable, Objective("macs", 0.6))
+    model = keras_graph.build(prunable.pruned(widths))
     samples = np.random.default_rng(0).random((4, 12, 12, 3), np.float32)
     parsed = graph.parse(export.convert_calibrated(model, samples, "int8"))
     legal = legalize(parsed, EDGETPU, [[samples[:1]]], io="INT8").graph
     content, found = graph.serialize(legal), estimate(legal, EDGETPU, "usb3")
-    assert cut.costs.latency_ms(counts, "usb3") == pytest.approx(found.latency.total, rel=0.05)
-    assert cut.costs.compute_ms(counts) == pytest.approx(found.latency.parts["compute_ms"], rel=0.15)
-    assert cut.costs.size_bytes(counts) == pytest.approx(len(content), rel=0.3)  # small files are mostly names
+    assert prunable.costs.latency_ms(widths, "usb3") == pytest.approx(found.latency.total, rel=0.05)
+    assert prunable.costs.compute_ms(widths) == pytest.approx(found.latency.parts["compute_ms"], rel=0.15)
+    assert prunable.costs.size_bytes(widths) == pytest.approx(len(content), rel=0.3)  # small files are mostly names
 
 
 @pytest.mark.parametrize("allocation", SEARCHES)
 @pytest.mark.parametrize("keep", [0.2, 0.5, 0.9])
-def test_the_limit_is_kept_and_nearly_used(keras: Any, keep: float, allocation: Allocation) -> None:
-    cut = prepared(networks.inverted_residual(keras))
-    macs = cut.costs.macs(chosen(cut, Objective("macs", keep), allocation))
-    whole = cut.costs.macs(cut.costs.everything)
+def test_the_limit_is_kept_and_nearly_used(keras: Any, keep: float, allocation: AllocationMethod) -> None:
+    prunable = prepared(networks.inverted_residual(keras))
+    macs = prunable.costs.macs(allocated(prunable, Objective("macs", keep), allocation))
+    whole = prunable.costs.macs(prunable.full_widths)
     assert 0.6 * keep * whole <= macs <= keep * whole
 
 
 @pytest.mark.parametrize("name", ["macs", "parameters", "size", "compute", "latency"])
 def test_every_objective_comes_down_to_its_limit(keras: Any, name: Any) -> None:
-    cut = prepared(wide(keras))
+    prunable = prepared(wide(keras))
     goal = Objective(name, 0.8 if name == "latency" else 0.5)
-    cost_of = goal.cost(cut)
-    whole, now = cost_of(cut.costs.everything), cost_of(chosen(cut, goal))
-    assert 0.7 * goal.limit(cut, whole) < now <= goal.limit(cut, whole)
+    cost_of = cost_function(prunable, goal)
+    whole, now = cost_of(prunable.full_widths), cost_of(allocated(prunable, goal))
+    assert 0.7 * goal.limits(prunable, whole).final < now <= goal.limits(prunable, whole).final
 
 
 def wide(keras: Any) -> Any:
@@ -112,23 +117,23 @@ def wide(keras: Any) -> Any:
 
 def test_the_array_s_blocks_are_seen(keras: Any) -> None:
     """Half the channels of a layer are a quarter less than three quarters of them, to the array."""
-    cut = prepared(wide(keras))
-    full = cut.costs.everything
+    prunable = prepared(wide(keras))
+    full = prunable.full_widths
     slower, faster = ((full[0], count, *full[2:]) for count in (68, 64))
-    saved = cut.costs.compute_ms(slower) - cut.costs.compute_ms(faster)
-    assert saved > 5 * (cut.costs.compute_ms(full) - cut.costs.compute_ms(slower)) / 15
+    saved = prunable.costs.compute_ms(slower) - prunable.costs.compute_ms(faster)
+    assert saved > 5 * (prunable.costs.compute_ms(full) - prunable.costs.compute_ms(slower)) / 15
 
 
 def test_a_removal_that_saves_nothing_is_not_made(keras: Any) -> None:
-    cut = prepared(wide(keras))
+    prunable = prepared(wide(keras))
     for keep in (0.9, 0.6, 0.3):
         goal = Objective("compute", keep)
-        counts = chosen(cut, goal)
-        now = cut.costs.compute_ms(counts)
-        for index, (count, members) in enumerate(zip(counts, cut.sets, strict=True)):
-            if count < len(members):
-                more = (*counts[:index], count + 1, *counts[index + 1 :])
-                assert cut.costs.compute_ms(more) > now
+        widths = allocated(prunable, goal)
+        now = prunable.costs.compute_ms(widths)
+        for index, (count, full) in enumerate(zip(widths, prunable.full_widths, strict=True)):
+            if count < full:
+                more = (*widths[:index], count + 1, *widths[index + 1 :])
+                assert prunable.costs.compute_ms(more) > now
 
 
 def test_streamed_parameters_are_cached_by_removing_channels(keras: Any) -> None:
@@ -137,13 +142,13 @@ def test_streamed_parameters_are_cached_by_removing_channels(keras: Any) -> None
     x = layers.Conv2D(512, 3, padding="same", activation="relu")(image)
     for _ in range(4):
         x = layers.Conv2D(512, 3, padding="same", activation="relu")(x)
-    cut = prepared(keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x))))
+    prunable = prepared(keras.Model(image, layers.Dense(5)(layers.GlobalAveragePooling2D()(x))))
     goal = Objective("cache")
-    counts = chosen(cut, goal)
-    assert cut.costs.streamed_bytes(cut.costs.everything) > 2e6
-    assert cut.costs.streamed_bytes(counts) == 0
-    assert cut.costs.cached_bytes(counts) > 0.9 * goal.limit(cut, 0)
-    assert chosen(prepared(networks.plain(keras)), goal) == prepared(networks.plain(keras)).costs.everything
+    widths = allocated(prunable, goal)
+    assert prunable.costs.streamed_bytes(prunable.full_widths) > 2e6
+    assert prunable.costs.streamed_bytes(widths) == 0
+    assert prunable.costs.cached_bytes(widths) > 0.9 * goal.limits(prunable, 0).final
+    assert allocated(prepared(networks.plain(keras)), goal) == prepared(networks.plain(keras)).full_widths
 
 
 def test_a_layer_that_is_never_cached_is_cut_until_it_can_be(keras: Any) -> None:
@@ -151,11 +156,11 @@ def test_a_layer_that_is_never_cached_is_cut_until_it_can_be(keras: Any) -> None
     image = keras.Input((16, 8, 8))
     x = layers.Conv2D(128, 3, padding="same", activation="relu")(image)
     x = layers.Dense(64, activation="relu")(layers.Flatten()(x))  # 16,384 weights for each output: always streamed
-    cut = prepared(keras.Model(image, layers.Dense(5)(x)))
-    assert len(cut.costs.never_cached(cut.costs.everything)) == 1
-    counts = chosen(cut, Objective("cache"))
-    assert counts == (124, 64)
-    assert not cut.costs.never_cached(counts)
+    prunable = prepared(keras.Model(image, layers.Dense(5)(x)))
+    assert len(prunable.costs.never_cached(prunable.full_widths)) == 1
+    widths = allocated(prunable, Objective("cache"))
+    assert widths == (124, 64)
+    assert not prunable.costs.never_cached(widths)
 
 
 def test_the_least_important_channels_go(keras: Any) -> None:
@@ -164,37 +169,37 @@ def test_the_least_important_channels_go(keras: Any) -> None:
     kernel = np.array(conv.get_weights()[0])
     kernel[..., [1, 4]] *= 1e-3
     conv.set_weights([kernel])
-    cut = prepared(model)
-    kept = pruning.plan(cut, chosen(cut, Objective("macs", 0.2))).kept[
-        cut.channels.layouts[keras_graph.LayerOutput(conv.name)]
+    prunable = prepared(model)
+    kept = prunable.kept_channels(allocated(prunable, Objective("macs", 0.2)))[
+        prunable.channels.layouts[keras_graph.LayerOutput(conv.name)]
     ]
     assert not kept[1]
     assert not kept[4]
 
 
 def test_out_of_reach_says_what_is_possible(keras: Any) -> None:
-    cut = prepared(networks.plain(keras))
+    prunable = prepared(networks.plain(keras))
     with pytest.raises(StageError, match=r"macs: keep 0.001 is out of reach.*MACs remain.*choose keep >= 0\.\d+"):
-        chosen(cut, Objective("macs", 0.001))
+        allocated(prunable, Objective("macs", 0.001))
     with pytest.raises(StageError, match=r"latency: at_most 0.1 is out of reach.*ms remain.*choose at_most >= 0\.\d+"):
-        chosen(cut, Objective("latency", at_most=0.1))
-    cpu = pruning.prepare(cut.network, load("cpu"), "l1", None)
+        allocated(prunable, Objective("latency", at_most=0.1))
+    cpu = prepare(prunable.network, load("cpu"), "l1", None)
     with pytest.raises(StageError, match="compute is not predicted for the target cpu"):
-        chosen(cpu, Objective("compute", 0.5))
+        allocated(cpu, Objective("compute", 0.5))
 
 
 @pytest.mark.parametrize("builder", networks.ALL, ids=lambda b: b.__name__)
 def test_the_nearest_that_is_named_is_possible(keras: Any, builder: networks.Builder) -> None:
-    cut = prepared(builder(keras))
+    prunable = prepared(builder(keras))
     for name in ("macs", "parameters", "size", "compute", "latency"):
         for limit in ({"keep": 0.001}, {"at_most": 1e-5}):
             with pytest.raises(StageError) as refused:
-                chosen(cut, Objective(name, **limit))  # type: ignore[arg-type]
+                allocated(prunable, Objective(name, **limit))  # type: ignore[arg-type]
             assert refused.value.todo is not None
             nearest = {key: float(refused.value.todo.split(">= ")[1]) for key in limit}
             goal = Objective(name, **nearest)  # type: ignore[arg-type]
-            cost_of = goal.cost(cut)
-            assert cost_of(cut.least) <= cost_of(chosen(cut, goal)) <= goal.limit(cut, cost_of(cut.costs.everything))
+            cost_of = cost_function(prunable, goal)
+            assert cost_of(prunable.minimum_widths) <= cost_of(allocated(prunable, goal)) <= goal.limits(prunable).final
 
 
 @pytest.mark.parametrize("last", ["Identity", "Softmax"])
@@ -225,9 +230,9 @@ def test_recurrent_layers_are_named_as_what_cannot_be_followed(keras: Any) -> No
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 17, 64, 100, 512, 2048])
 def test_levels_fall_from_all_to_the_fewest(size: int) -> None:
-    found = pruning.levels(size, min(size, pruning.MIN_KEPT), BLOCKS)
+    found = levels(size, min(size, MIN_WIDTH), BLOCKS)
     assert found[0] == size
-    assert found[-1] == min(size, pruning.MIN_KEPT)
+    assert found[-1] == min(size, MIN_WIDTH)
     assert found == sorted(set(found), reverse=True)
     assert all(level % BLOCKS.inputs == 0 for level in found[1:-1])
 
@@ -253,7 +258,7 @@ def chain(keras: Any) -> Any:
 
 
 def blocks(keras: Any) -> Any:
-    """Three sets in which the array's blocks of 64 outputs are what counts for latency."""
+    """Three sets in which the array's blocks of 64 outputs are what widths for latency."""
     layers = keras.layers
     image = x = keras.Input((48, 48, 3))
     for filters in (128, 96, 128):
@@ -276,30 +281,31 @@ def test_the_search_finds_nearly_the_best_choice(
 ) -> None:
     """Every choice of a small network is tried beside it; greedy removals alone lost up to twice as much."""
     keras.utils.set_random_seed(0)
-    cut = prepared(builder(keras))
-    losses = pruning.losses(cut, "balanced")
+    prunable = prepared(builder(keras))
+    losses = importance_losses(prunable, "balanced")
     assert losses is not None
-    cost_of = Objective(name, 0.5).cost(cut)
-    sizes = (pruning.levels(len(each), least, BLOCKS) for each, least in zip(cut.sets, cut.least, strict=True))
-    every = [(cost_of(counts), lost(losses, counts)) for counts in itertools.product(*sizes)]
+    cost_of = cost_function(prunable, Objective(name, 0.5))
+    sizes = (levels(*each, BLOCKS) for each in zip(prunable.full_widths, prunable.minimum_widths, strict=True))
+    every = [(cost_of(widths), lost(losses, widths)) for widths in itertools.product(*sizes)]
     for keep in shares:
-        limit = keep * cost_of(cut.costs.everything)
-        counts = chosen(cut, Objective(name, keep))
-        assert cost_of(counts) <= limit
-        assert lost(losses, counts) <= 1.03 * min(total for cost, total in every if cost <= limit)
+        limit = keep * cost_of(prunable.full_widths)
+        widths = allocated(prunable, Objective(name, keep))
+        assert cost_of(widths) <= limit
+        assert lost(losses, widths) <= 1.03 * min(total for cost, total in every if cost <= limit)
 
 
-def lost(losses: pruning.Lost, counts: Counts) -> float:
-    return sum(float(each[count]) for each, count in zip(losses, counts, strict=True))
+def lost(losses: ImportanceLosses, widths: Widths) -> float:
+    return sum(float(each[count]) for each, count in zip(losses, widths, strict=True))
 
 
 def test_a_choice_of_groups_that_stand_several_times_in_a_tensor_is_counted_right(keras: Any) -> None:
-    cut = prepared(networks.branches(keras))
+    prunable = prepared(networks.branches(keras))
     random = np.random.default_rng(0)
     for _ in range(5):
-        counts = tuple(int(random.integers(low, len(each) + 1)) for low, each in zip(cut.least, cut.sets, strict=True))
-        smaller = structure.remove(cut.network, cut.channels, pruning.plan(cut, counts).kept)
-        assert cut.costs.parameters(counts) == keras_graph.build(smaller).count_params()
+        pairs = zip(prunable.minimum_widths, prunable.full_widths, strict=True)
+        widths = tuple(int(random.integers(low, high + 1)) for low, high in pairs)
+        smaller = prunable.pruned(widths)
+        assert prunable.costs.parameters(widths) == keras_graph.build(smaller).count_params()
 
 
 def test_costs_of_a_dense_layer_on_a_map(keras: Any) -> None:
@@ -307,10 +313,10 @@ def test_costs_of_a_dense_layer_on_a_map(keras: Any) -> None:
     x = keras.layers.Dense(8, activation="silu")(image)
     model = keras.Model(image, keras.layers.Dense(4)(x))
     net = keras_graph.read(model)
-    channels = structure.follow(net)
+    channels = structure.find_groups(net)
     found = cost.Costs(net, channels, [], EDGETPU)
     assert found.macs(()) == 36 * (3 * 8 + 8 * 4)
-    assert [layer.kind for layer in found.layers(())] == ["conv", "elt", "elt", "conv"]  # silu: a sigmoid, a product
+    assert [layer.kind for layer in found.operators(())] == ["conv", "elt", "elt", "conv"]  # silu: a sigmoid, a product
 
 
 def test_no_layer_is_left_without_channels(keras: Any) -> None:
@@ -321,32 +327,46 @@ def test_no_layer_is_left_without_channels(keras: Any) -> None:
     x = layers.Add()([both, layers.Conv2D(32, 1, name="c")(image)])
     model = networks.randomized(keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(x))))
     model.get_layer("b").set_weights([weight * 1e-3 for weight in model.get_layer("b").get_weights()])
-    cut = pruning.prepare(keras_graph.read(model), EDGETPU, "l2", None)
-    cut.score[cut.channels.group[cut.channels.layouts[keras_graph.LayerOutput("b")]]] *= 1e-3
-    (members,), (least,) = pruning.sets(cut.network, cut.channels, cut.score)
-    assert least == 8
-    for count in range(least, len(members) + 1):
-        smaller = pruning.without(cut, pruning.plan(cut, (count,)))
+    prunable = prepare(keras_graph.read(model), EDGETPU, "l2", None)
+    prunable.scores[prunable.channels.group[prunable.channels.layouts[keras_graph.LayerOutput("b")]]] *= 1e-3
+    (group,) = layer_groups(prunable.network, prunable.channels, prunable.scores)
+    prunable = replace(prunable, groups=(group,))
+    assert set(group.layers) == set("abc")
+    assert group.minimum == 8
+    for width in range(group.minimum, len(group.members) + 1):
+        smaller = prunable.pruned((width,))
         assert min(smaller.layers[name].config["filters"] for name in "abc") >= 4
 
 
 def test_scores_that_vanish_or_are_no_numbers(keras: Any) -> None:
     """The size of scores means nothing; where there are none, norms stand in; what is no number is refused."""
-    cut = prepared(networks.randomized(networks.plain(keras)))
+    prunable = prepared(networks.randomized(networks.plain(keras)))
     goal = Objective("macs", 0.5)
-    small = pruning.Cut(cut.network, cut.channels, cut.sets, cut.least, cut.score * 1e-30, cut.importance, cut.costs)
-    assert chosen(small, goal) == chosen(cut, goal)
-    none = pruning.Cut(cut.network, cut.channels, cut.sets, cut.least, cut.score * 0, cut.importance, cut.costs)
-    assert cut.costs.macs(chosen(none, goal)) <= 0.5 * cut.costs.macs(cut.costs.everything)
+    small = replace(prunable, scores=prunable.scores * 1e-30)
+    assert allocated(small, goal) == allocated(prunable, goal)
+    none = replace(prunable, scores=prunable.scores * 0)
+    assert prunable.costs.macs(allocated(none, goal)) <= 0.5 * prunable.costs.macs(prunable.full_widths)
     model = networks.plain(keras)
     model.set_weights([np.full_like(weight, np.nan) for weight in model.get_weights()])
     with pytest.raises(StageError, match="importance is not a number"):
         prepared(model)
 
 
-def anchored(cut: Cut, samples: NDArray[np.float32]) -> Cut:
-    files = draft(cut.network, samples, EDGETPU)
-    return replace(cut, costs=cut.costs.anchored(cut.costs.everything, files))
+def calibrated(prunable: PrunableNetwork, samples: NDArray[np.float32]) -> PrunableNetwork:
+    return prunable.calibrated(prunable.full_widths, converted(prunable.network, samples))
+
+
+def converted(network: Network, samples: NDArray[np.float32]) -> TrialConversion:
+    return TrialConverter(samples, EDGETPU)(network, keras_graph.build(network))
+
+
+def verified(prunable: PrunableNetwork, objective: Objective, samples: NDArray[np.float32]) -> Allocation:
+    losses, limits = importance_losses(prunable, "balanced"), objective.limits(prunable)
+
+    def convert(widths: Widths) -> TrialConversion:
+        return converted(prunable.pruned(widths), samples)
+
+    return objective.allocate_verified(prunable, losses, limits, convert)
 
 
 def noise(model: Any, count: int = 16, seed: int = 0) -> NDArray[np.float32]:
@@ -354,7 +374,7 @@ def noise(model: Any, count: int = 16, seed: int = 0) -> NDArray[np.float32]:
 
 
 def quantized(model: Any) -> Graph:
-    """The 8-bit file that `quantize` makes of a model, with other samples than a draft has."""
+    """The 8-bit file that `quantize` makes of a model, with other samples than a trial conversion has."""
     from compress.ir.passes import fold
     from compress.quantization import calibration, export
     from compress.targets.edgetpu.legalize import legalize
@@ -385,21 +405,21 @@ def test_layers_that_cannot_be_followed_count(keras: Any, unknown: Any) -> None:
     given = keras.Input((8, 6))
     x = layers.Flatten()(unknown(layers, given))
     model = keras.Model(given, layers.Dense(5, activation="softmax")(layers.Dense(48, activation="relu")(x)))
-    cut = prepared(model)
-    files = draft(cut.network, noise(model), EDGETPU)
-    blind, seen = cut.costs, cut.costs.anchored(cut.costs.everything, files)
-    half = (len(cut.sets[0]) // 2,)
-    smaller = keras_graph.build(pruning.without(cut, pruning.plan(cut, half)))
-    for counts, made in ((seen.everything, model), (half, smaller)):
-        assert seen.macs(counts) == arithmetic.total_macs(graph.parse(export.convert_float(made)))
-        assert seen.macs(counts) > blind.macs(counts)
+    prunable = prepared(model)
+    files = converted(prunable.network, noise(model))
+    blind, seen = prunable.costs, prunable.costs.calibrated(prunable.full_widths, files)
+    half = (prunable.full_widths[0] // 2,)
+    smaller = keras_graph.build(prunable.pruned(half))
+    for widths, made in ((seen.full_widths, model), (half, smaller)):
+        assert seen.macs(widths) == arithmetic.total_macs(graph.parse(export.convert_float(made)))
+        assert seen.macs(widths) > blind.macs(widths)
     assert files.graph is not None
     told = estimate(files.graph, EDGETPU, "pcie")
-    assert seen.latency_ms(seen.everything, "pcie") == pytest.approx(told.latency.total)
-    assert seen.streamed_bytes(seen.everything) == told.streamed_bytes
-    assert seen.size_bytes(seen.everything) == len(graph.serialize(files.graph)) > blind.size_bytes(blind.everything)
-    assert seen.latency_ms(seen.everything, "pcie") - seen.latency_ms(half, "pcie") == pytest.approx(
-        blind.latency_ms(blind.everything, "pcie") - blind.latency_ms(half, "pcie")
+    assert seen.latency_ms(seen.full_widths, "pcie") == pytest.approx(told.latency.total)
+    assert seen.streamed_bytes(seen.full_widths) == told.streamed_bytes
+    assert seen.size_bytes(seen.full_widths) == len(graph.serialize(files.graph)) > blind.size_bytes(blind.full_widths)
+    assert seen.latency_ms(seen.full_widths, "pcie") - seen.latency_ms(half, "pcie") == pytest.approx(
+        blind.latency_ms(blind.full_widths, "pcie") - blind.latency_ms(half, "pcie")
     )
 
 
@@ -430,16 +450,16 @@ def test_the_size_is_that_of_the_8_bit_file(keras: Any, builder: networks.Builde
     """What `size` comes down to is met by the real file, though its ranges come from other samples."""
     model = networks.randomized(builder(keras))
     samples, goal = noise(model), Objective("size", 0.85 if builder is not several_steps else 0.97)
-    cut = anchored(prepared(model), samples)
-    whole = cut.costs.size_bytes(cut.costs.everything)
+    prunable = calibrated(prepared(model), samples)
+    whole = prunable.costs.size_bytes(prunable.full_widths)
     assert whole == pytest.approx(len(graph.serialize(quantized(model))), rel=0.1)
-    losses = pruning.losses(cut, "balanced")
-    after, counts = goal.settled(cut, losses, None, 1, lambda smaller: draft(smaller, samples, EDGETPU))
-    assert counts != cut.costs.everything
-    real = len(graph.serialize(quantized(keras_graph.build(pruning.without(cut, pruning.plan(cut, counts))))))
-    assert after.costs.size_bytes(counts) == pytest.approx(real, rel=0.1)
-    assert real < 1.1 * goal.limit(cut, whole)
-    assert after.costs.to_json(counts, "usb3")["size_bytes"] == after.costs.size_bytes(counts)
+    allocation = verified(prunable, goal, samples)
+    widths = allocation.widths
+    assert widths != prunable.full_widths
+    real = len(graph.serialize(quantized(keras_graph.build(prunable.pruned(widths)))))
+    assert allocation.costs.size_bytes(widths) == pytest.approx(real, rel=0.1)
+    assert real < 1.1 * goal.limits(prunable, whole).final
+    assert allocation.costs.figures(widths, "usb3").size_bytes == allocation.costs.size_bytes(widths)
 
 
 def test_what_is_cut_for_the_cache_fits_with_all_that_the_compiler_adds(keras: Any) -> None:
@@ -450,46 +470,45 @@ def test_what_is_cut_for_the_cache_fits_with_all_that_the_compiler_adds(keras: A
         x = layers.Dense(units, activation=activation)(x)
     model = networks.randomized(keras.Model(given, layers.Dense(10, activation="softmax")(x)))
     samples, goal = noise(model), Objective("cache")
-    cut = anchored(pruning.prepare(keras_graph.read(model), EDGETPU, "l2", None), samples)
-    after, counts = goal.settled(
-        cut, pruning.losses(cut, "balanced"), None, 1, lambda net: draft(net, samples, EDGETPU)
-    )
-    sizes = check(quantized(keras_graph.build(pruning.without(cut, pruning.plan(cut, counts)))), EDGETPU).parameters
+    prunable = calibrated(prepare(keras_graph.read(model), EDGETPU, "l2", None), samples)
+    allocation = verified(prunable, goal, samples)
+    widths = allocation.widths
+    sizes = check(quantized(keras_graph.build(prunable.pruned(widths))), EDGETPU).parameters
     assert sizes is not None
     limit = EDGETPU.tables["memory"]["plan_bytes"]
-    assert sizes.streamed_bytes == after.costs.streamed_bytes(counts) == 0
+    assert sizes.streamed_bytes == allocation.costs.streamed_bytes(widths) == 0
     assert 0.99 * limit < sizes.report_on_chip_bytes <= limit
 
 
 @pytest.mark.parametrize(("more", "reached"), [(0, True), (400, True), (1_000_000, False)])
 def test_a_choice_whose_file_costs_more_is_made_again(keras: Any, more: int, reached: bool) -> None:
     model = networks.randomized(perceptron(keras))
-    cut = anchored(prepared(model), noise(model))
-    goal, losses = Objective("size", 0.7), pruning.losses(cut, "balanced")
-    whole = cut.costs.size_bytes(cut.costs.everything)
+    prunable = calibrated(prepared(model), noise(model))
+    goal, losses = Objective("size", 0.7), importance_losses(prunable, "balanced")
+    limits = goal.limits(prunable)
 
-    def larger(smaller: Network) -> Draft:
-        made = draft(smaller, noise(model), EDGETPU)
-        return replace(made, size_bytes=made.size_bytes + more)
+    def larger(widths: Widths) -> TrialConversion:
+        files = converted(prunable.pruned(widths), noise(model))
+        return replace(files, size_bytes=files.size_bytes + more)
 
-    after, counts = goal.settled(cut, losses, None, 1, larger)
-    assert (goal.missed(after, counts, whole) == "") == reached
-    told = goal.compared(cut, after, counts, None)
-    assert (told["cost"]["before"], told["done"]) == (whole, reached)
-    assert (counts == goal.chosen(cut, losses, None, 1)) == (more != 400)
-    assert after.costs.size_bytes(counts) == larger(pruning.without(cut, pruning.plan(cut, counts))).size_bytes
+    allocation = goal.allocate_verified(prunable, losses, limits, larger)
+    change = goal.change(prunable, allocation)
+    assert change.before == prunable.costs.size_bytes(prunable.full_widths)
+    assert (change.after <= limits.final) == reached
+    assert (allocation.widths == goal.allocate(prunable, losses, limits)) == (more != 400)
+    assert change.after == change.figures_after.size_bytes == larger(allocation.widths).size_bytes
 
 
 def test_what_removing_channels_cannot_do_is_said(keras: Any) -> None:
-    cut = prepared(networks.plain(keras))
+    prunable = prepared(networks.plain(keras))
     for goal in (Objective("latency", 0.9, host="pcie"), Objective("latency", at_most=0.01)):
         with pytest.raises(StageError, match="removing channels hardly lowers latency"):
-            chosen(replace(cut, costs=_constant(cut)), goal)
+            allocated(replace(prunable, costs=_constant(prunable)), goal)
 
 
-def _constant(cut: Cut) -> Any:
+def _constant(prunable: PrunableNetwork) -> Any:
     """Costs of a network whose latency is all but fixed."""
-    costs = copy.copy(cut.costs)
-    whole = costs.everything
-    setattr(costs, "latency_ms", lambda counts, *where: 0.1121 - 1e-5 * (counts != whole))  # noqa: B010
+    costs = copy.copy(prunable.costs)
+    whole = costs.full_widths
+    setattr(costs, "latency_ms", lambda widths, *where: 0.1121 - 1e-5 * (widths != whole))  # noqa: B010
     return costs

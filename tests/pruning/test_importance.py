@@ -12,8 +12,9 @@ from blobs import Blobs
 from compress.ir import channel_groups as structure
 from compress.ir import keras_graph
 from compress.ir.keras_graph import LayerOutput
-from compress.pruning import allocation, importance, sensitivity
-from compress.pruning.importance import ImportanceSamples
+from compress.pruning.importance import ImportanceSamples, gated_model, importance_scores, taylor_scores, weight_scores
+from compress.pruning.prunable import prepare
+from compress.pruning.sensitivity import sensitivity_curves
 from compress.training import loop
 
 pytestmark = pytest.mark.tensorflow
@@ -42,10 +43,10 @@ def losses(model: Any, given: ImportanceSamples, gates: np.ndarray) -> np.ndarra
 def test_taylor_is_the_derivative_of_the_loss_by_a_factor_on_the_channel(keras: Any, builder: Any) -> None:
     model = networks.randomized(builder(keras))
     net = keras_graph.read(model)
-    channels = structure.follow(net)
+    channels = structure.find_groups(net)
     given = samples(model)
-    score = importance.taylor(net, channels, given)
-    gated = importance.gated(net, channels)
+    score = taylor_scores(net, channels, given)
+    gated = gated_model(net, channels)
     for root in np.unique(channels.group[~channels.pinned])[::7]:
         step = np.zeros(len(channels.group))
         step[root] = 3e-3
@@ -63,8 +64,8 @@ def test_a_channel_that_nobody_reads_does_not_matter_to_taylor(keras: Any) -> No
     kernel[2] = 0
     model.get_layer("dense").set_weights([kernel, bias])
     net = keras_graph.read(model)
-    channels = structure.follow(net)
-    score = importance.taylor(net, channels, samples(model))[channels.layouts[LayerOutput("conv")]]
+    channels = structure.find_groups(net)
+    score = taylor_scores(net, channels, samples(model))[channels.layouts[LayerOutput("conv")]]
     assert score[2] == 0
     assert (np.delete(score, 2) > 0).any()
 
@@ -73,14 +74,14 @@ def test_a_channel_that_nobody_reads_does_not_matter_to_taylor(keras: Any) -> No
 def test_norms_of_weights(keras: Any, method: Any) -> None:
     model = networks.randomized(networks.plain(keras))
     net = keras_graph.read(model)
-    channels = structure.follow(net)
+    channels = structure.find_groups(net)
     conv, norm = model.layers[1], model.layers[2]
     kernel = conv.get_weights()[0]
     expected = np.abs(kernel).sum(axis=(0, 1, 2)) if method == "l1" else np.sqrt((kernel**2).sum(axis=(0, 1, 2)))
     if method == "batch_norm":
         gamma, _, _, variance = norm.get_weights()
         expected = expected * np.abs(gamma) / np.sqrt(variance + norm.epsilon)
-    score = importance.of_weights(net, channels, method)[channels.layouts[LayerOutput(conv.name)]]
+    score = weight_scores(net, channels, method)[channels.layouts[LayerOutput(conv.name)]]
     np.testing.assert_allclose(score, expected / expected.mean(), 1e-5)
 
 
@@ -91,8 +92,8 @@ def test_a_channel_whose_batch_norm_scale_is_zero_goes_first(keras: Any) -> None
     gamma[3] = 0
     norm.set_weights([gamma, *rest])
     net = keras_graph.read(model)
-    channels = structure.follow(net)
-    score = importance.scores(net, channels, "batch_norm", None)[channels.layouts[LayerOutput(conv.name)]]
+    channels = structure.find_groups(net)
+    score = importance_scores(net, channels, "batch_norm", None)[channels.layouts[LayerOutput(conv.name)]]
     assert score.argmin() == 3
 
 
@@ -110,21 +111,21 @@ def test_curves_say_what_removing_does(keras: Any) -> None:
     data = Blobs()
     head = loop.head_of(model, data)
     given = ImportanceSamples(data.inputs("train"), data.labels("train"), head)
-    cut = allocation.prepare(keras_graph.read(model), load("edgetpu"), "taylor", given)
+    prunable = prepare(keras_graph.read(model), load("edgetpu"), "taylor", given)
     told: list[tuple[int, int]] = []
-    curves = sensitivity.curves(cut, given, lambda done, of: told.append((done, of)))
+    curves = sensitivity_curves(prunable, given, lambda done, of: told.append((done, of)))
     assert [curve.layers for curve in curves] == [("first",), ("second",)]
     assert curves[0].kept == (12, 8, 4)  # steps of four, at least four
     assert told == [(done, 3) for done in (1, 2, 3)]
     for index, curve in enumerate(curves):
         for place, kept in enumerate(curve.kept):
-            counts = tuple(kept if each == index else len(members) for each, members in enumerate(cut.sets))
-            smaller = keras_graph.build(allocation.without(cut, allocation.plan(cut, counts)))
+            widths = tuple(kept if each == index else full for each, full in enumerate(prunable.full_widths))
+            smaller = keras_graph.build(prunable.pruned(widths))
             logits = [np.asarray(each(given.inputs, training=False)) for each in (model, smaller)]
             before, after = map(keras.ops.log_softmax, logits)
             divergence = float(np.mean(np.sum(np.exp(before) * (np.asarray(before) - np.asarray(after)), axis=1)))
             assert curve.divergence[place] == pytest.approx(divergence, abs=1e-5)
             assert curve.accuracy[place] == float((np.asarray(after).argmax(axis=1) == given.labels).mean())
-        lost = curve.lost()
-        assert lost[curve.kept[0]] == 0
-        assert (np.diff(lost) <= 0).all()
+        losses_by_width = curve.losses()
+        assert losses_by_width[curve.kept[0]] == 0
+        assert (np.diff(losses_by_width) <= 0).all()

@@ -137,7 +137,7 @@ def trained(
     settings = TrainingSettings(epochs=3, batch_size=16, learning_rate=0.003)
     run = context(data, folder)
     loss = None if teaching is None else taught(folded, settings, run, teaching)
-    made, learnt, facts = qat.train(folded, plan, settings, run, how, fold.norms(read), loss)
+    made, learnt, facts = qat.train(folded, plan, settings, run, how, fold.folded_norms(read), loss)
     (folder / "m.tflite").write_bytes(export.convert(made, learnt))
     samples = data.inputs("validation")
     scores = LoadedModel(folder / "m.tflite", reproducible=True).scores(samples)
@@ -210,7 +210,7 @@ def test_a_learnt_range_stands_still_once_it_has_settled(keras: Any) -> None:
 
 @pytest.mark.parametrize("name", ["conv", "depthwise", "transposed", "hidden"])
 def test_a_batch_norm_taken_up_again_changes_nothing_at_first(small: Network, name: str) -> None:
-    folded, norms = canonical(small), fold.norms(small)
+    folded, norms = canonical(small), fold.folded_norms(small)
     assert norms.keys() == {"conv", "depthwise", "transposed", "hidden"}
     plan = QuantizationPlan({}, "", factors={name: (2.0,)}, bias_shifts={name: (0.25,)})
     moments = qat._moments(folded, plan, {name: norms[name]})

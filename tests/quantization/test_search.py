@@ -222,7 +222,7 @@ def test_collected_statistics_are_those_of_the_values(keras: Any) -> None:
     net = folded(keras, networks.plain)
     found = activation_statistics.collect(net, images(40))
     name = next(name for name in found.low if "re_lu" in name)
-    values = np.asarray(keras_graph.build(keras_graph.observed(net, [LayerOutput(name)]))(images(40)))
+    values = np.asarray(keras_graph.build(keras_graph.subnetwork(net, [LayerOutput(name)]))(images(40)))
     np.testing.assert_allclose(found.high[name], values.reshape(40, -1).max(axis=1), rtol=1e-5)
     assert found.histograms[name].counts.sum() == values.size
     centres, counts = found.histograms[name].within(0.0, float(values.max()))
@@ -480,8 +480,8 @@ def test_learnt_rounding_is_better_than_the_nearest_for_what_the_layer_gives(ker
         np.testing.assert_allclose(moved, np.rint(moved), atol=1e-3)  # on the grid
         assert np.abs(moved - kernel / step).max() < 1.001  # the step below or above
         assert (np.abs(moved).max(axis=tuple(range(moved.ndim - 1))) <= 127.001).all()
-        given = net.layers[name].given()[0]
-        inputs = outputs(keras_graph.observed(net, [given]), images(40, 3))
+        given = net.layers[name].inputs()[0]
+        inputs = outputs(keras_graph.subnetwork(net, [given]), images(40, 3))
         errors = []
         for each in (nearest, learnt):
             layer = keras.layers.deserialize(dict(net.layers[name].entry))

@@ -54,7 +54,7 @@ def after_training(read: Network, folder: Path, how: RoundedTraining) -> tuple[N
     folded, data = canonical(read), Blobs()
     plan = calibration.calibrate(folded, data.inputs("train"))
     settings = TrainingSettings(epochs=1, batch_size=16, learning_rate=0.01)
-    trained, learnt, facts = qat.train(folded, plan, settings, context(data, folder), how, fold.norms(read))
+    trained, learnt, facts = qat.train(folded, plan, settings, context(data, folder), how, fold.folded_norms(read))
     (folder / "m.tflite").write_bytes(export.convert(trained, learnt))
     return folded, trained, facts
 

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from compress.ir import keras_graph
-from compress.ir.activations import POINTS, Activation, recognised
+from compress.ir.activations import POINTS, Activation, recognize
 from compress.ir.keras_graph import LayerOutput
-from compress.replacement import activations as swapping
-from compress.replacement import depthwise_kernels, squeeze_excite
-from compress.replacement.activations import Swaps
+from compress.replacement import squeeze_excite
+from compress.replacement.activations import Replacements, replace_by_relu
 
 pytestmark = pytest.mark.tensorflow
 
@@ -33,9 +32,9 @@ def around(keras: Any, middle: Callable[[Any], Any]) -> Any:
     return keras.Model(image, keras.layers.GlobalAveragePooling2D(name="pool")(x))
 
 
-def swapped(model: Any, kinds: tuple[Activation, ...] = ALL, by: str = "relu") -> tuple[Any, Swaps]:
-    made, swaps = swapping.activations(keras_graph.read(model), kinds, by)
-    return keras_graph.build(made), swaps
+def replaced(model: Any, kinds: tuple[Activation, ...] = ALL, by: str = "relu") -> tuple[Any, Replacements]:
+    made, found = replace_by_relu(keras_graph.read(model), kinds, by)
+    return keras_graph.build(made), found
 
 
 def same(model: Any, other: Any, given: np.ndarray) -> None:
@@ -80,20 +79,20 @@ SPELLINGS: dict[str, tuple[Activation, Callable[[Any, Any], Any]]] = {
 def test_every_spelling_is_recognised_and_becomes_a_relu(keras: Any, spelling: str) -> None:
     kind, middle = SPELLINGS[spelling]
     model = around(keras, lambda x: middle(keras, x))
-    made, swaps = swapped(model)
-    assert {what: len(layers) for what, layers in swaps.done.items()} == {kind: 1}
+    made, found = replaced(model)
+    assert {what: len(layers) for what, layers in found.replaced.items()} == {kind: 1}
     expected = around(keras, keras.layers.ReLU())
     expected.set_weights(model.get_weights())
     same(made, expected, images())
     assert len(made.layers) == len(expected.layers)  # nothing of the old one is left
-    assert swapped(model, tuple(each for each in ALL if each != kind))[1] == Swaps()
+    assert replaced(model, tuple(each for each in ALL if each != kind))[1] == Replacements()
 
 
 @pytest.mark.parametrize("activation", ["relu", "relu6", "sigmoid", "tanh", "hard_sigmoid"])
 def test_what_is_free_stays(keras: Any, activation: str) -> None:
     model = around(keras, keras.layers.Activation(activation))
-    made, swaps = swapped(model)
-    assert swaps == Swaps()
+    made, found = replaced(model)
+    assert found == Replacements()
     same(made, model, images())
 
 
@@ -110,19 +109,19 @@ def test_what_is_free_stays(keras: Any, activation: str) -> None:
 def test_what_only_looks_like_one_is_not_taken_for_one(keras: Any, middle: Any) -> None:
     keras.utils.set_random_seed(0)
     model = around(keras, lambda x: middle(keras, x))
-    made, swaps = swapped(model, tuple(each for each in ALL if each != "silu"))
-    assert swaps == Swaps()
+    made, found = replaced(model, tuple(each for each in ALL if each != "silu"))
+    assert found == Replacements()
     same(made, model, images())
 
 
 def test_a_scaled_silu_becomes_a_scaled_relu(keras: Any) -> None:
-    made, swaps = swapped(around(keras, lambda x: x * keras.ops.sigmoid(x) * 1.7))
-    assert [*swaps.done] == ["silu"]
+    made, found = replaced(around(keras, lambda x: x * keras.ops.sigmoid(x) * 1.7))
+    assert [*found.replaced] == ["silu"]
     expected = around(keras, lambda x: keras.ops.relu(x) * 1.7)
     same(made, expected, images())
 
 
-def test_activations_inside_layers_are_swapped(keras: Any) -> None:
+def test_activations_inside_layers_are_replaced(keras: Any) -> None:
     layers = keras.layers
 
     def net(first: Any, second: Any, third: Any, fourth: Any) -> Any:
@@ -134,12 +133,12 @@ def test_activations_inside_layers_are_swapped(keras: Any) -> None:
         x = layers.TimeDistributed(layers.Dense(3, activation=third))(x)
         return keras.Model(image, layers.Dense(2)(layers.Dense(4, activation=fourth)(layers.Flatten()(x))))
 
-    made, swaps = swapped(net("silu", "leaky_relu", "gelu", layers.LeakyReLU(0.1)), by="relu6")
-    assert {what: len(names) for what, names in swaps.done.items()} == {"silu": 1, "leaky_relu": 2, "gelu": 1}
+    made, found = replaced(net("silu", "leaky_relu", "gelu", layers.LeakyReLU(0.1)), by="relu6")
+    assert {what: len(names) for what, names in found.replaced.items()} == {"silu": 1, "leaky_relu": 2, "gelu": 1}
     same(made, net("relu6", "relu6", "relu6", "relu6"), images() * 20)
 
 
-def test_activations_that_are_wrapped_are_swapped(keras: Any) -> None:
+def test_activations_that_are_wrapped_are_replaced(keras: Any) -> None:
     layers = keras.layers
 
     def net(*activations: Any) -> Any:
@@ -150,8 +149,8 @@ def test_activations_that_are_wrapped_are_swapped(keras: Any) -> None:
 
         return around(keras, all_of_them)
 
-    made, swaps = swapped(net(layers.LeakyReLU(), layers.ELU(), layers.ReLU(4.0, negative_slope=0.1)))
-    assert {what: len(names) for what, names in swaps.done.items()} == {"leaky_relu": 2, "elu": 1}
+    made, found = replaced(net(layers.LeakyReLU(), layers.ELU(), layers.ReLU(4.0, negative_slope=0.1)))
+    assert {what: len(names) for what, names in found.replaced.items()} == {"leaky_relu": 2, "elu": 1}
     same(made, net(layers.ReLU(), layers.ReLU(), layers.ReLU(4.0)), images())
 
 
@@ -163,9 +162,9 @@ def test_what_no_relu_is_put_in_the_place_of_is_named_however_it_is_written(kera
         return layers.TimeDistributed(layers.Conv1D(4, 3, padding="same", activation="softsign"))(x)
 
     model = around(keras, net)
-    made, swaps = swapped(model)
-    assert not swaps.done
-    assert [*swaps.left.values()] == ["softsign is not among what a ReLU is put in the place of"] * 3
+    made, found = replaced(model)
+    assert not found.replaced
+    assert [*found.skipped.values()] == ["softsign is not an activation that a ReLU can replace"] * 3
     same(made, model, images())
 
 
@@ -179,20 +178,20 @@ def test_activations_further_inside_are_named(keras: Any) -> None:
         x = layers.RNN(layers.LSTMCell(channels, activation="silu"), return_sequences=True, unroll=True)(x)
         return layers.Reshape((height, width, channels))(x)
 
-    _, swaps = swapped(around(keras, net))
-    assert not swaps.done
-    assert [*swaps.left.values()] == [
-        "silu is inside a Sequential, into which swap does not go",
+    _, found = replaced(around(keras, net))
+    assert not found.replaced
+    assert [*found.skipped.values()] == [
+        "silu is inside a Sequential, which is not searched",
         "silu is inside a recurrent layer",
     ]
 
 
-def test_activations_in_a_row_are_each_swapped(keras: Any) -> None:
+def test_activations_in_a_row_are_each_replaced(keras: Any) -> None:
     def hard(x: Any) -> Any:
         return x * keras.ops.relu6(x + 3) / 6
 
-    made, swaps = swapped(around(keras, lambda x: keras.ops.gelu(hard(hard(keras.layers.Activation("silu")(x))))))
-    assert {what: len(names) for what, names in swaps.done.items()} == {"silu": 1, "hard_silu": 2, "gelu": 1}
+    made, found = replaced(around(keras, lambda x: keras.ops.gelu(hard(hard(keras.layers.Activation("silu")(x))))))
+    assert {what: len(names) for what, names in found.replaced.items()} == {"silu": 1, "hard_silu": 2, "gelu": 1}
     same(made, around(keras, keras.layers.ReLU()), images())
 
 
@@ -212,8 +211,8 @@ def test_shared_layers_nested_models_and_several_outputs(keras: Any) -> None:
         z = relu6(x - y)  # a call of the shared ReLU that stays
         return keras.Model([image, other], {"sum": layers.Flatten()(x + y), "other": layers.Flatten()(z)})
 
-    made, swaps = swapped(net(hard, "silu"))
-    assert {what: len(names) for what, names in swaps.done.items()} == {"hard_silu": 1, "silu": 1}  # both shared
+    made, found = replaced(net(hard, "silu"))
+    assert {what: len(names) for what, names in found.replaced.items()} == {"hard_silu": 1, "silu": 1}  # both shared
     given = [images(), images() + 1]
     expected = net(keras.layers.ReLU(), "relu")(given)
     found = made(given)
@@ -224,16 +223,16 @@ def test_shared_layers_nested_models_and_several_outputs(keras: Any) -> None:
 
 def test_slopes_for_every_position_become_one_for_each_channel(keras: Any) -> None:
     slopes = keras.initializers.RandomUniform(0.1, 0.4, seed=0)
-    made, swaps = swapped(around(keras, keras.layers.PReLU(name="slopes", alpha_initializer=slopes)))
-    assert swaps.done == {"prelu": ("slopes",)}
+    made, found = replaced(around(keras, keras.layers.PReLU(name="slopes", alpha_initializer=slopes)))
+    assert found.replaced == {"prelu": ("slopes",)}
     assert made.get_layer("slopes").get_weights()[0].shape == (1, 1, 4)
     flat = keras.initializers.Constant(0.3)
     model = around(keras, keras.layers.PReLU(alpha_initializer=flat))
-    same(swapped(model)[0], model, images())
+    same(replaced(model)[0], model, images())
     shared = around(keras, keras.layers.PReLU(shared_axes=[1, 2]))
-    assert swapped(shared)[1] == Swaps()
+    assert replaced(shared)[1] == Replacements()
     across = around(keras, keras.layers.PReLU(alpha_initializer=flat, shared_axes=[3]))  # at each position one for all
-    same(swapped(across)[0], across, images())
+    same(replaced(across)[0], across, images())
 
 
 def test_what_must_stay_is_named_with_the_reason(keras: Any) -> None:
@@ -243,51 +242,46 @@ def test_what_must_stay_is_named_with_the_reason(keras: Any) -> None:
     x = layers.Dense(4, activation="squareplus", name="rare")(x)
     end = layers.Dense(2, activation="softplus", name="end")(x)
     model = keras.Model(image, [end, x * keras.ops.sigmoid(x)])
-    made, swaps = swapped(model)
-    assert not swaps.done
-    assert "inside a recurrent layer" in swaps.left["recurrent"]
-    assert "squareplus is not among" in swaps.left["rare"]
-    assert "an output of the model" in swaps.left["end"]
-    assert len(swaps.left) == 4
+    made, found = replaced(model)
+    assert not found.replaced
+    assert "inside a recurrent layer" in found.skipped["recurrent"]
+    assert "squareplus is not an activation that" in found.skipped["rare"]
+    assert "an output of the model" in found.skipped["end"]
+    assert len(found.skipped) == 4
     given = np.random.default_rng(0).normal(size=(2, 8, 4)).astype(np.float32)
     for a, b in zip(made(given), model(given), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-6)
 
 
 def test_a_function_is_recognised_by_its_values() -> None:
-    assert recognised(np.where(POINTS > 0, POINTS, 0.25 * POINTS)) == "leaky_relu"
-    assert recognised(POINTS / (1 + np.exp(-1.5 * POINTS))) == "tailed"
+    assert recognize(np.where(POINTS > 0, POINTS, 0.25 * POINTS)) == "leaky_relu"
+    assert recognize(POINTS / (1 + np.exp(-1.5 * POINTS))) == "tailed"
     for values in (POINTS, np.maximum(POINTS, 0), np.abs(POINTS), np.full_like(POINTS, np.nan), np.tanh(POINTS)):
-        assert recognised(values) is None
+        assert recognize(values) is None
 
 
-def test_mobilenet_v3_has_nothing_left_to_swap(keras: Any) -> None:
+def test_mobilenet_v3_has_nothing_left_to_replace(keras: Any) -> None:
     model = keras.applications.MobileNetV3Small((64, 64, 3), alpha=0.35, weights=None, classes=3)
     net = keras_graph.read(model)
     given = np.random.default_rng(0).random((4, 64, 64, 3), np.float32) * 255
     gates, others = squeeze_excite.find(net)
     assert (len(gates), others) == (9, {})
-    net, without = squeeze_excite.removed(net, squeeze_excite.measure(net, gates, given))
-    names, unfit = depthwise_kernels.find(net)
-    assert (len(names), unfit) == (8, {})
-    net, _ = depthwise_kernels.narrowed(net, depthwise_kernels.measure(net, names, given))
-    net, swaps = swapping.activations(net, ALL, "relu")
-    assert {what: len(layers) for what, layers in swaps.done.items()} == {"hard_silu": 19}
+    net, without = squeeze_excite.remove_gates(net, squeeze_excite.measure(net, gates, given))
+    net, found = replace_by_relu(net, ALL, "relu")
+    assert {what: len(layers) for what, layers in found.replaced.items()} == {"hard_silu": 19}
     assert all(note.startswith("folded into") for note in without.notes.values())
     made = keras_graph.build(net)
     assert made.output_shape == (None, 3)
     assert "Multiply" not in {layer.kind for layer in net.layers.values()}
-    assert not depthwise_kernels.find(net)[0]
 
 
 def test_efficientnet_is_recognised(keras: Any) -> None:
     net = keras_graph.read(keras.applications.EfficientNetB0(weights=None, input_shape=(64, 64, 3), classes=3))
     assert len(squeeze_excite.find(net)[0]) == 16
-    assert len(depthwise_kernels.find(net)[0]) == 9
-    made, swaps = swapping.activations(net, ALL, "relu6")
-    assert {what: len(layers) for what, layers in swaps.done.items()} == {"silu": 49}
-    assert not swapping.activations(made, ALL, "relu6")[1].done
-    assert not swaps.left
+    made, found = replace_by_relu(net, ALL, "relu6")
+    assert {what: len(layers) for what, layers in found.replaced.items()} == {"silu": 49}
+    assert not replace_by_relu(made, ALL, "relu6")[1].replaced
+    assert not found.skipped
 
 
 def test_what_nothing_depends_on_is_gone(keras: Any) -> None:
@@ -298,10 +292,10 @@ def test_what_nothing_depends_on_is_gone(keras: Any) -> None:
     model = keras.Model(image, used)
     net = keras_graph.read(model)
     moved = net.edited({}, {LayerOutput("unused"): LayerOutput("shared")})
-    alive = keras_graph.living(moved)
+    alive = keras_graph.without_unused_calls(moved)
     assert set(alive.layers) == {net.inputs[0].layer if isinstance(net.inputs, list) else net.inputs.layer, "shared"}
     assert len(alive.layers["shared"].calls) == 2
-    direct = keras_graph.living(net.edited({}, {LayerOutput("shared", 1): LayerOutput("shared", 0)}))
+    direct = keras_graph.without_unused_calls(net.edited({}, {LayerOutput("shared", 1): LayerOutput("shared", 0)}))
     assert len(direct.layers["shared"].calls) == 1
     given = np.ones((1, 4), np.float32)
     np.testing.assert_allclose(np.asarray(keras_graph.build(direct)(given)), np.asarray(shared(given)), rtol=1e-6)

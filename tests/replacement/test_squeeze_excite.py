@@ -10,7 +10,7 @@ import pytest
 
 from compress.ir import keras_graph
 from compress.replacement import squeeze_excite
-from compress.replacement.squeeze_excite import Gate, Measured
+from compress.replacement.squeeze_excite import Gate, GateStatistics
 
 pytestmark = pytest.mark.tensorflow
 
@@ -95,10 +95,10 @@ def test_a_constant_gate_goes_exactly(keras: Any, place: str) -> None:
     given = keras_graph.read(model)
     gates, left = squeeze_excite.find(given)
     assert (len(gates), left) == (1, {})
-    made, swaps = squeeze_excite.removed(given, squeeze_excite.measure(given, gates, images()))
-    assert swaps.notes[gates[0].product.layer].startswith(where)
-    assert "moves 0.0%" in swaps.notes[gates[0].product.layer]
-    assert swaps.done == {"squeeze_and_excite": (gates[0].product.layer,)}
+    made, replacements = squeeze_excite.remove_gates(given, squeeze_excite.measure(given, gates, images()))
+    assert replacements.notes[gates[0].product.layer].startswith(where)
+    assert "changes 0.0%" in replacements.notes[gates[0].product.layer]
+    assert replacements.replaced == {"squeeze_and_excite": (gates[0].product.layer,)}
     assert not {"Multiply", "Sigmoid"} & {layer.kind for layer in made.layers.values()}
     assert sum(layer.kind == "GlobalAveragePooling2D" for layer in made.layers.values()) == 1  # the gate's is gone
     found, expected = (np.asarray(each(images(7))) for each in (keras_graph.build(made), model))
@@ -111,14 +111,14 @@ def test_the_mean_is_the_one_that_changes_least(keras: Any) -> None:
     (found,), _ = squeeze_excite.find(given)
     samples = images(9)
     measured = squeeze_excite.measure(given, [found], samples)[found]
-    values = keras_graph.build(keras_graph.observed(given, [found.map, found.factor]))(samples)
+    values = keras_graph.build(keras_graph.subnetwork(given, [found.map, found.factor]))(samples)
     map, factor = (np.asarray(value, np.float64) for value in values)
 
     def moved(mean: np.ndarray) -> float:
         return float(((map * factor - map * mean) ** 2).sum() / ((map * factor) ** 2).sum())
 
-    assert measured.moved == pytest.approx(moved(measured.mean), rel=1e-4)
-    assert measured.moved > 1e-4
+    assert measured.changed_energy == pytest.approx(moved(measured.mean), rel=1e-4)
+    assert measured.changed_energy > 1e-4
     for step in (-0.01, 0.01):
         assert moved(measured.mean + step) > moved(measured.mean)
     assert moved(factor.mean(axis=(0, 1, 2))) >= moved(measured.mean)
@@ -136,8 +136,8 @@ def test_gates_behind_gates_and_in_a_layer_that_is_called_twice(keras: Any) -> N
     given = keras_graph.read(model)
     gates, _ = squeeze_excite.find(given)
     assert len(gates) == 2
-    made, swaps = squeeze_excite.removed(given, squeeze_excite.measure(given, gates, images()))
-    assert len(swaps.done["squeeze_and_excite"]) == 2
+    made, replacements = squeeze_excite.remove_gates(given, squeeze_excite.measure(given, gates, images()))
+    assert len(replacements.replaced["squeeze_and_excite"]) == 2
     assert "Multiply" not in {layer.kind for layer in made.layers.values()}
     found, expected = (np.asarray(each(images(7))) for each in (keras_graph.build(made), model))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -155,8 +155,8 @@ def test_a_block_that_is_called_twice_gets_a_mean_for_each_call(keras: Any) -> N
     given = keras_graph.read(model)
     gates, _ = squeeze_excite.find(given)
     assert len(gates) == 2
-    made, swaps = squeeze_excite.removed(given, squeeze_excite.measure(given, gates, images()))
-    assert len(swaps.done["squeeze_and_excite"]) == 2
+    made, replacements = squeeze_excite.remove_gates(given, squeeze_excite.measure(given, gates, images()))
+    assert len(replacements.replaced["squeeze_and_excite"]) == 2
     found, expected = (np.asarray(each(images(7))) for each in (keras_graph.build(made), model))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -171,7 +171,7 @@ def test_what_is_no_gate_of_its_own_map_stays(keras: Any) -> None:
     merged = layers.GlobalAveragePooling2D()(layers.Add()([modulated, spatial, swish]))
     gates, left = squeeze_excite.find(keras_graph.read(keras.Model([image, other], layers.Dense(2)(merged))))
     assert gates == []
-    assert left == {"modulated": "its factors are computed from another map than the one that they are multiplied onto"}
+    assert left == {"modulated": "its factors are not computed from the map that they multiply"}
 
 
 @pytest.mark.parametrize("kind", ["vector", "dense", "single"])
@@ -190,7 +190,7 @@ def test_gates_of_other_shapes_are_recognised(keras: Any, kind: str) -> None:
     assert len(gates) == 1
     measured = squeeze_excite.measure(given, gates, images())
     assert measured[gates[0]].mean.shape == (6,)
-    made, _ = squeeze_excite.removed(given, measured)
+    made, _ = squeeze_excite.remove_gates(given, measured)
     assert keras_graph.build(made).output_shape == (None, 2)
 
 
@@ -203,8 +203,8 @@ def test_what_cannot_be_folded_is_left_with_the_reason(keras: Any) -> None:
     model = keras.Model(sequence, layers.Flatten()(y))
     given = keras_graph.read(model)
     (found,), _ = squeeze_excite.find(given)
-    made, swaps = squeeze_excite.removed(given, {found: Measured(np.full(4, 0.5), 0.0)})
-    assert swaps.done == {}
-    assert swaps.left == {"gated": "its mean cannot be folded into a layer beside it"}
+    made, replacements = squeeze_excite.remove_gates(given, {found: GateStatistics(np.full(4, 0.5), 0.0)})
+    assert replacements.replaced == {}
+    assert replacements.skipped == {"gated": "its mean cannot be folded into a layer before or after it"}
     assert isinstance(found, Gate)
     assert set(made.layers) == set(given.layers)

@@ -15,7 +15,12 @@ def record(**step: Any) -> dict[str, Any]:
         "before": {"macs": 2000, "compute_ms": 0.002, "streamed_bytes": 0},
         "after": {"macs": 500, "compute_ms": 0.001, "streamed_bytes": 0},
     }
-    plain = {"figures": figures, "layers": {"conv": {"before": 16, "after": 8}}, "held": [], "allocation": "balanced"}
+    plain = {
+        "figures": figures,
+        "layers": {"conv": {"before": 16, "after": 8}},
+        "unsupported": [],
+        "allocation": "balanced",
+    }
     facts = {"objective": {"name": "compute"}, "steps": [{**plain, **step}]}
     return {"stages": [{"stage": "prune", "id": "prune", "facts": facts}]}
 
@@ -27,7 +32,7 @@ def test_no_section_without_pruning() -> None:
 
 
 def test_what_a_step_did() -> None:
-    found = pruning.section(record(tried={"balanced": 0.9, "uniform": 0.8}, held=["norm"]))
+    found = pruning.section(record(trials={"balanced": 0.9, "uniform": 0.8}, unsupported=["norm"]))
     assert found is not None
     (step,) = found["steps"]
     assert step["title"] == "prune, step 1"
@@ -35,8 +40,8 @@ def test_what_a_step_did() -> None:
     assert step["figures"][0] == ("multiply-accumulates", "2,000", "500", "0.250")
     assert step["figures"][2][3] == ""  # a share of nothing
     assert step["layers"] == [("conv", "16", "8")]
-    assert step["held"] == ["norm"]
-    assert step["tried"] == "balanced 0.900, uniform 0.800"
+    assert step["unsupported"] == ["norm"]
+    assert step["trials"] == "balanced 0.900, uniform 0.800"
     assert found["svg"] == ""
 
 

@@ -46,7 +46,7 @@ def test_one_sentence_for_each_fact() -> None:
     assert training.lines(RECORD) == LINES
     assert training.lines({"stages": None}) == []
     # Records of earlier versions have a text here.
-    assert training.lines({"stages": [{"id": "swap", "facts": {"batch_norms": "measured anew"}}]}) == []
+    assert training.lines({"stages": [{"id": "replace", "facts": {"batch_norms": "measured anew"}}]}) == []
 
 
 def test_both_reports_have_them() -> None:

@@ -15,13 +15,15 @@ from pydantic import ValidationError
 from compress.artifact import MODEL_KERAS, Artifact, Kind
 from compress.distillation.settings import Teaching
 from compress.errors import StageError
+from compress.pruning import iterative
+from compress.pruning.checkpoint import STATE
 from compress.stage import Context
-from compress.stages import prune, working_model
+from compress.stages import working_model
 from compress.stages.prune import Prune
 from compress.stages.sensitivity import Sensitivity
 from compress.targets import load
 from compress.tflite import graph, macs
-from compress.training import loop
+from compress.training import healing, loop
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -78,8 +80,8 @@ def test_the_model_is_smaller_and_still_right(keras: Any, given: Artifact, work:
     assert facts["objective"]["name"] == "macs"
     assert step["cost"]["after"] <= 0.5 * step["cost"]["before"]
     assert set(step["layers"]) <= {"first", "second"}
-    assert set(step["tried"]) == {"balanced", "uniform"}
-    assert step["tried"][step["allocation"]] == max(step["tried"].values())
+    assert set(step["trials"]) == {"balanced", "uniform"}
+    assert step["trials"][step["allocation"]] == max(step["trials"].values())
     assert {"macs", "parameters", "size_bytes", "compute_ms", "latency_ms", "streamed_bytes"} == set(
         step["figures"]["after"]
     )
@@ -91,7 +93,7 @@ def test_the_model_is_smaller_and_still_right(keras: Any, given: Artifact, work:
 
 
 @pytest.mark.parametrize("importance", ["taylor", "batch_norm", "l2", "l1"])
-@pytest.mark.parametrize("allocation", ["balanced", "measured", "global", "uniform"])
+@pytest.mark.parametrize("allocation", ["balanced", "sensitivity", "global", "uniform"])
 def test_every_way_to_choose_reaches_the_limit(
     given: Artifact, work: Context, importance: Any, allocation: Any
 ) -> None:
@@ -102,7 +104,7 @@ def test_every_way_to_choose_reaches_the_limit(
     assert 0.3 < step["cost"]["after"] / step["cost"]["before"] <= 0.6
     assert step["allocation"] == allocation
     found = [curve["layers"] for curve in step.get("sensitivity", [])]
-    assert found == ([["first"], ["second"]] if allocation == "measured" else [])
+    assert found == ([["first"], ["second"]] if allocation == "sensitivity" else [])
 
 
 def test_steps_go_down_evenly_with_training_after_each(keras: Any, given: Artifact, work: Context) -> None:
@@ -122,22 +124,23 @@ def test_an_interrupted_run_goes_on(
     """Stopped before a training: nothing that was decided is decided again, and nothing trained twice."""
     stage = Prune(keep=0.3, steps=3, epochs=1, importance="l2")
     calls: list[str] = []
-    train, tried = Prune._trained, Prune._tried
+    heal, trial = healing.heal, iterative._Step._trial_accuracy
 
-    def counted(self: Prune, *arguments: Any, **named: Any) -> Any:
-        calls.append(f"train {arguments[3]}")
+    def counted(model: Any, loss: Any, settings: Any, own: Context) -> Any:
+        assert own.unfinished is not None
+        calls.append(f"train {own.unfinished.name}")
         if len(calls) == stop:
             raise KeyboardInterrupt
-        return train(self, *arguments, **named)
+        return heal(model, loss, settings, own)
 
-    def counted_try(self: Prune, *arguments: Any) -> Any:
+    def counted_trial(self: Any, model: Any) -> Any:
         calls.append("try")
         if len(calls) == stop:
             raise KeyboardInterrupt
-        return tried(self, *arguments)
+        return trial(self, model)
 
-    monkeypatch.setattr(Prune, "_trained", counted)
-    monkeypatch.setattr(Prune, "_tried", counted_try)
+    monkeypatch.setattr(healing, "heal", counted)
+    monkeypatch.setattr(iterative._Step, "_trial_accuracy", counted_trial)
     with pytest.raises(KeyboardInterrupt):
         stage.run(given, work)
     before = list(calls)
@@ -147,27 +150,31 @@ def test_an_interrupted_run_goes_on(
     again = calls[len(before) :]
     if before[-1].startswith("train"):  # what was tried is known
         assert again[0] == before[-1]
-    assert [call for call in (*before[:-1], *again) if call != "try"] == ["train 1", "train 2", "train 3"]
+    assert [call for call in (*before[:-1], *again) if call != "try"] == [
+        "train step-1",
+        "train step-2",
+        "train step-3",
+    ]
     assert len(facts["steps"]) == 3
     assert facts["steps"][2]["cost"]["after"] <= 0.3 * facts["steps"][0]["cost"]["before"]
     assert made(keras, work).count_params() == facts["steps"][2]["figures"]["after"]["parameters"]
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"model": "gone.keras", "steps": [], "cut": null}'])
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"model": "gone.keras", "state": {"steps": [], "untrained": null}}'])
 def test_damaged_state_is_no_state(given: Artifact, work: Context, content: bytes) -> None:
     assert work.unfinished is not None
-    (work.unfinished / prune.STATE).write_bytes(content)
+    (work.unfinished / STATE).write_bytes(content)
     facts = Prune(epochs=0).run(given, work)
     assert len(facts["steps"]) == 1
     (note,) = work.progress.notes  # type: ignore[attr-defined]
-    assert note.startswith("begins anew: what an interrupted try has left cannot be read")
+    assert note.startswith("restart: the files of the interrupted run cannot be read")
 
 
 def test_without_training_nothing_is_trained(given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "fit", lambda *arguments: pytest.fail("trained"))
     (step,) = Prune(epochs=0).run(given, work)["steps"]
     assert step["allocation"] == "balanced"
-    assert "tried" not in step
+    assert "trials" not in step
 
 
 def test_a_target_without_an_accelerator_has_no_times(given: Artifact, work: Context) -> None:
@@ -176,6 +183,15 @@ def test_a_target_without_an_accelerator_has_no_times(given: Artifact, work: Con
     assert set(step["figures"]["after"]) == {"macs", "parameters", "size_bytes"}
     with pytest.raises(StageError, match="latency is not predicted for the target cpu"):
         Prune(objective="latency", keep=0.9).run(given, cpu)
+
+
+def test_an_objective_that_the_target_does_not_predict_is_refused_before_any_work() -> None:
+    assert Prune(objective="latency").unfit_target(load("edgetpu")) is None
+    assert Prune(objective="size").unfit_target(load("cpu")) is None
+    unfit = Prune(objective="latency").unfit_target(load("cpu"))
+    assert unfit is not None
+    assert unfit.what == "objective: latency is not predicted for the target cpu"
+    assert unfit.allowed == "macs, parameters, size"
 
 
 def test_nothing_to_do_is_told(keras: Any, given: Artifact, work: Context) -> None:
@@ -207,7 +223,7 @@ def test_a_model_that_answers_the_same_for_every_sample_is_refused(
 
 def test_a_layer_of_zeros_is_named(keras: Any, given: Artifact, work: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     rewritten(keras, given, "second")
-    monkeypatch.setattr("compress.pruning.importance.refuse_constant", lambda *arguments: None)
+    monkeypatch.setattr("compress.pruning.iterative.refuse_constant", lambda *arguments: None)
     (step,) = Prune(epochs=0).run(given, work)["steps"]
     assert step["warnings"] == [
         "all weights are 0 in second: was the model trained?",
@@ -240,9 +256,9 @@ def test_out_of_reach_is_refused_before_training(given: Artifact, work: Context)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"keep": 0.5, "at_most": 3.0}, "keep and at_most say the same"),
-        ({"keep_macs": 0.5, "objective": "latency"}, "keep_macs goes with objective: macs"),
-        ({"objective": "cache", "keep": 0.5}, "keep does not go with objective: cache"),
+        ({"keep": 0.5, "at_most": 3.0}, "keep and at_most are both limits"),
+        ({"keep_macs": 0.5, "objective": "latency"}, "keep_macs is for objective: macs"),
+        ({"objective": "cache", "keep": 0.5}, "keep cannot be used with objective: cache"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -253,7 +269,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 def test_many_batches_for_one_step_are_tried_with_as_many_as_there_are(given: Artifact, work: Context) -> None:
     """Three batches in an epoch: the trial of one epoch makes one step of them."""
     facts = Prune(keep=0.5, epochs=2, batch_size=32, gradient_accumulation=6).run(given, work)
-    assert set(facts["steps"][0]["tried"]) == {"balanced", "uniform"}
+    assert set(facts["steps"][0]["trials"]) == {"balanced", "uniform"}
     assert len(facts["steps"][0]["history"]) == 2
 
 
@@ -282,4 +298,4 @@ def test_a_layer_that_cannot_be_followed_counts_or_is_named(
     else:
         (warning,) = step["warnings"]
         assert "LSTM 'held'" in warning
-        assert "MACs leave out what works in a loop" in warning
+        assert "MACs leave out operators inside a loop" in warning

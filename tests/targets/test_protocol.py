@@ -241,24 +241,27 @@ def test_settings_that_the_target_does_not_have_are_refused_before_any_work(
 @pytest.mark.tensorflow
 def test_pruning_by_the_target_s_cost(npu: targets.Target, keras: Any) -> None:
     from compress.ir import keras_graph
-    from compress.pruning import allocation
+    from compress.pruning.allocation import importance_losses
     from compress.pruning.objective import Objective
-    from compress.stages.draft import draft
+    from compress.pruning.prunable import prepare
+    from compress.stages.trial_conversion import TrialConverter
 
     layers = keras.layers
     image = keras.Input((8, 8, 1))
     x = layers.Conv2D(96, 3, activation="relu")(layers.Conv2D(80, 3, activation="relu")(image))
     model = networks.randomized(keras.Model(image, layers.Dense(3)(layers.GlobalAveragePooling2D()(x))))
-    cut = allocation.prepare(keras_graph.read(model), npu, "batch_norm", None)
+    prunable = prepare(keras_graph.read(model), npu, "batch_norm", None)
+    costs, full = prunable.costs, prunable.full_widths
     goal = Objective("latency", 0.7)
-    assert goal.cost(cut)(cut.costs.everything) == 3 + 3 + 3 + 1  # blocks of 32: 80, 96, pooled 96, and 3 channels
-    counts = goal.chosen(cut, allocation.losses(cut, "balanced"), None, 1)
-    assert goal.cost(cut)(counts) <= 7
-    assert all(count % 32 == 0 for count in counts)  # between two blocks, channels cost nothing
-    assert cut.costs.latency_ms(counts, "field") == 2 * cut.costs.latency_ms(counts)
-    assert cut.costs.to_json(counts).keys() == {"macs", "parameters", "size_bytes", "latency_ms"}
+    cost = goal.cost_of(costs, prunable.minimum_widths)
+    assert cost(full) == 3 + 3 + 3 + 1  # blocks of 32: 80, 96, pooled 96, and 3 channels
+    widths = goal.allocate(prunable, importance_losses(prunable, "balanced"), goal.limits(prunable))
+    assert cost(widths) <= 7
+    assert all(width % 32 == 0 for width in widths)  # between two blocks, channels cost nothing
+    assert costs.latency_ms(widths, "field") == 2 * costs.latency_ms(widths)
+    assert costs.figures(widths).to_json().keys() == {"macs", "parameters", "size_bytes", "latency_ms"}
     with pytest.raises(StageError, match=r"cache is not predicted for the target npu; allowed: .*size, latency"):
-        Objective("cache").cost(cut)
-    files = draft(cut.network, np.random.default_rng(0).random((4, 8, 8, 1), np.float32), npu)
+        Objective("cache").limits(prunable)
+    files = TrialConverter(np.random.default_rng(0).random((4, 8, 8, 1), np.float32), npu)(prunable.network, model)
     assert files.graph is not None
-    assert cut.costs.anchored(cut.costs.everything, files).latency_ms(cut.costs.everything) == 0  # the file's
+    assert costs.calibrated(full, files).latency_ms(full) == 0  # the file's

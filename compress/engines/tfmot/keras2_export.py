@@ -115,7 +115,7 @@ class _Building:
         return Legacy(self.tf_keras.Model(*ends, name=self.network.name), self.variables, self.frozen)
 
     def _called(self, layer: Layer, call: int) -> Any:
-        given = layer.given(call)
+        given = layer.inputs(call)
         if layer.name not in self.layers:
             counterpart = self._counterpart(layer)
             self.layers[layer.name] = self.change(layer, counterpart)
@@ -135,7 +135,7 @@ class _Building:
             return None
         kind = getattr(self.tf_keras.layers, layer.kind)
         counterpart = kind(**dict(_options(layer, kind)), name=layer.name)
-        counterpart.build((None, *self.network.shapes[layer.given()[0]]))
+        counterpart.build((None, *self.network.shapes[layer.inputs()[0]]))
         counterpart.set_weights(list(layer.weights))
         self.variables[layer.name] = list(counterpart.weights)
         return counterpart

@@ -121,7 +121,7 @@ def prepare(network: Network, plan: QuantizationPlan, seed: int) -> Prepared:
 def _behind_norms(network: Network, canonical: Network, points: Mapping[LayerOutput, str]) -> dict[LayerOutput, str]:
     """Return the points of a network whose batch norm is not folded: they are after the batch norm."""
     norms = [layer for name, layer in network.layers.items() if name not in canonical.layers]
-    behind = {norm.given()[0]: LayerOutput(norm.name) for norm in norms}
+    behind = {norm.inputs()[0]: LayerOutput(norm.name) for norm in norms}
     return {behind.get(tensor, tensor): name for tensor, name in points.items()}
 
 

@@ -19,7 +19,7 @@ from compress.importers.onnx import layout
 from compress.importers.onnx.layout import OnnxValue, Order, laid, natural
 from compress.importers.onnx.network_builder import FLOAT, OnnxCall, OnnxNetworkBuilder, Rule
 from compress.importers.onnx.onnx_graph import Node, OnnxGraph
-from compress.ir.keras_graph import Network, living
+from compress.ir.keras_graph import Network, without_unused_calls
 
 MOST_TRIED = 4
 """Inputs of which both orders are tried."""
@@ -84,7 +84,7 @@ def _cost(found: OnnxNetwork) -> tuple[int, int, int, int]:
     """Problems, layers that move numbers, layers that only change shapes, images whose last side is not the least."""
     if found.problems:
         return len(found.problems), 0, 0, 0
-    kinds = Counter(layer.kind for layer in living(found.network).layers.values())
+    kinds = Counter(layer.kind for layer in without_unused_calls(found.network).layers.values())
     odd = sum(len(value.sides) == 3 and value.sides[-1] > min(value.sides) for value in found.inputs.values())
     return 0, kinds["Permute"], kinds["Reshape"], odd
 

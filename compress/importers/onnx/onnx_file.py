@@ -104,7 +104,7 @@ def load(file: OnnxFile, samples: NDArray[np.float32] | None = None) -> tuple[ke
     if file.problems or file.imported is None:
         raise unsupported(file.problems, str(file.path))
     found = file.imported
-    needed = networks.observed(found.network, list(tensors_in(found.network.outputs)))
+    needed = networks.subnetwork(found.network, list(tensors_in(found.network.outputs)))
     network = replace(needed, name="model", outputs=found.network.outputs)
     try:
         runs = [*_random(found), *_real(found, samples)]
@@ -227,7 +227,7 @@ def _is_share(found: OnnxNetwork, value: OnnxValue) -> bool:
     """Whether it is made by a sigmoid or a softmax: runtimes compute these to so much of 1, however small they are."""
     layer = found.network.layers[value.tensor.layer]
     while layer.kind in ("Reshape", "Flatten", "Permute", "Identity"):
-        layer = found.network.layers[layer.given()[0].layer]
+        layer = found.network.layers[layer.inputs()[0].layer]
     return layer.kind == "Softmax" or layer.config.get("activation") in ("sigmoid", "softmax")
 
 
@@ -244,7 +244,7 @@ def _first_difference(found: OnnxNetwork, runs: Runs) -> str:
 def _intermediate_differences(found: OnnxNetwork, runs: Runs) -> dict[str, float]:
     """Return the largest relative difference of every intermediate tensor, by its name in the file."""
     observed = _places(found)
-    model = networks.build(networks.observed(found.network, [value.tensor for value in observed.values()]))
+    model = networks.build(networks.subnetwork(found.network, [value.tensor for value in observed.values()]))
     graph = replace(found.graph, model=_showing(found.graph, list(observed)))
     expected = _expected_outputs(graph, found, runs, list(observed))
     largest = dict.fromkeys(observed, 0.0)

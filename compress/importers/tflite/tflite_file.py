@@ -122,7 +122,7 @@ def load(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> tuple[
     if file.problems:
         raise unsupported(file.problems, str(file.path))
     found = file.imported
-    needed = networks.observed(found.network, list(tensors_in(found.network.outputs)))
+    needed = networks.subnetwork(found.network, list(tensors_in(found.network.outputs)))
     network = replace(needed, name="model", outputs=found.network.outputs)
     shapes = [found.plain.graph.tensors[index].shape for index in found.plain.graph.inputs]
     runs = [*verification.random_inputs(shapes), *_batches(shapes, samples)]
@@ -174,7 +174,7 @@ def _first_difference(found: TfliteNetwork, runs: Runs) -> str:
 def _intermediate_differences(found: TfliteNetwork, runs: Runs) -> dict[int, float]:
     """Return the largest relative difference of every intermediate tensor, by its index in the file."""
     observed = _places(found)
-    model = networks.build(networks.observed(found.network, list(observed.values())))
+    model = networks.build(networks.subnetwork(found.network, list(observed.values())))
     runner = comparison.Runner(found.plain.graph, keep=True)
     largest = dict.fromkeys(observed, 0.0)
     for inputs in runs:

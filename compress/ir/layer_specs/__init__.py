@@ -1,6 +1,6 @@
-"""One class per layer kind: everything that any part of the program needs to know of a Keras layer.
+"""The table of layer kinds: for each Keras layer all facts that any part of the program needs.
 
-`spec_of` is the lookup. A part that needs one certain kind uses a constant of this module; no other part names Keras
+`spec_of` looks up a layer. Code for one particular kind uses a constant of this module; no other module names Keras
 classes in strings (`tests/architecture/test_layer_specs.py`).
 """
 
@@ -51,11 +51,11 @@ IDENTITY = f.IdentitySpec("Identity")
 
 
 def _convolutions(rank: int) -> list[LayerSpec]:
-    both = rank == 2
+    in_keras2 = rank == 2
     return [
         f.ConvolutionSpec(f"Conv{rank}D", rank, keras2=True),
-        f.TransposedConvolutionSpec(f"Conv{rank}DTranspose", rank, keras2=both),
-        f.DepthwiseConvolutionSpec(f"DepthwiseConv{rank}D", rank, keras2=both),
+        f.TransposedConvolutionSpec(f"Conv{rank}DTranspose", rank, keras2=in_keras2),
+        f.DepthwiseConvolutionSpec(f"DepthwiseConv{rank}D", rank, keras2=in_keras2),
         f.SeparableConvolutionSpec(f"SeparableConv{rank}D", rank, keras2=True),
     ]
 
@@ -75,11 +75,11 @@ def _spatial(rank: int) -> list[LayerSpec]:
 
 def _functions(names: Iterable[str]) -> list[LayerSpec]:
     """Operations that apply an activation function, by Keras' rule for their names."""
-    found: list[LayerSpec] = []
+    specs: list[LayerSpec] = []
     for name in sorted(names):
         family = f.LeakyReluSpec if name == "leaky_relu" else f.ElementwiseFunctionSpec
-        found.append(family(operation_name(name), applies=name))
-    return found
+        specs.append(family(operation_name(name), applies=name))
+    return specs
 
 
 _AUGMENTATIONS = (
@@ -124,31 +124,31 @@ _OPERATIONS: tuple[LayerSpec, ...] = (
 LAYERS: Mapping[str, LayerSpec] = {spec.kind: spec for spec in _LAYERS}
 """Layer kinds by class name."""
 OPERATIONS: Mapping[str, LayerSpec] = {spec.kind: spec for spec in _OPERATIONS}
-"""Kinds of Keras operations (`keras.ops`) by class name; some names mean another thing than that of a layer."""
+"""Kinds of Keras operations (`keras.ops`) by class name; some have the name of a different layer."""
 
 
 def all_specs() -> tuple[LayerSpec, ...]:
-    """Return every kind of layer that is known, operations excluded."""
+    """Return all known kinds of layers, without operations."""
     return tuple(LAYERS.values())
 
 
 def spec_of(layer: Layer) -> LayerSpec:
-    """Return what is known of a layer; for a custom or unknown one a spec that assumes nothing."""
-    return _found(layer.kind, str(layer.entry.get("module", "keras.layers")))
+    """Return the spec of a layer; that of a custom or unknown layer assumes nothing."""
+    return _lookup(layer.kind, str(layer.entry.get("module", "keras.layers")))
 
 
 def spec_of_live(operation: Any) -> LayerSpec:
-    """Return what is known of a Keras layer or operation object."""
-    return _found(type(operation).__name__, type(operation).__module__)
+    """Return the spec of a Keras layer or operation object."""
+    return _lookup(type(operation).__name__, type(operation).__module__)
 
 
 def spec_named(kind: str) -> LayerSpec:
-    """Return what is known of a class of Keras, by its name alone: a layer, or else an operation."""
+    """Return the spec of a Keras class by its name: a layer, or else an operation."""
     return LAYERS.get(kind) or OPERATIONS.get(kind) or LayerSpec(kind)
 
 
-def _found(kind: str, module: str) -> LayerSpec:
-    if module.split(".")[0] != "keras":  # a custom class may have the name of one of Keras'
+def _lookup(kind: str, module: str) -> LayerSpec:
+    if module.split(".")[0] != "keras":  # a custom class may have the name of a Keras class
         return LayerSpec(kind)
     table = OPERATIONS if ".ops." in module else LAYERS
     return table.get(kind) or LayerSpec(kind)

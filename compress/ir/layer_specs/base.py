@@ -1,4 +1,4 @@
-"""The questions that any part of the program asks about a layer kind, with the answers for an unknown one."""
+"""`LayerSpec`: all facts about a layer kind that any part of the program needs, with defaults for unknown kinds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal
 from compress.ir.keras_graph import Layer
 from compress.ir.layer_specs.kernels import Kernel
 
-ChannelFlow = Literal["makes", "multiplies", "keeps", "ties", "joins", "reshapes", "unknown"]
-"""What a layer does with the channels (last axis) of its inputs.
+ChannelFlow = Literal["mixes", "depthwise", "preserves", "combines", "concatenates", "reshapes", "unknown"]
+"""The relation between the channels (last axis) of a layer's inputs and outputs.
 
-makes: each output channel is computed from all input channels. multiplies: a depthwise kernel computes one or more
-output channels from each input channel. keeps: output channel i is computed from input channel i. ties: the same, with
-several inputs. joins: the channels of all inputs, in order, where the inputs are joined along the last axis. reshapes:
-the values stay and get another shape. unknown: every channel must stay.
+mixes: each output channel is computed from all input channels. depthwise: each input channel gives one or more output
+channels. preserves: output channel i is computed from input channel i. combines: output channel i is computed from
+channel i of several inputs. concatenates: the output has the channels of all inputs, in order, if they are joined along
+the last axis. reshapes: the output has the same values in another shape. unknown: no channel can be removed.
 """
 RangeRule = Literal["own", "input", "joined"]
 """The quantization range of a layer's output: its own, that of its input, or one that all inputs share with it."""
@@ -23,7 +23,7 @@ RangeRule = Literal["own", "input", "joined"]
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A layer kind. The answers of this class are those for an unknown layer: nothing is assumed.
+    """A layer kind. The defaults of this class describe an unknown kind: nothing is assumed.
 
     Attributes:
         kind: the Keras class name.
@@ -41,19 +41,19 @@ class LayerSpec:
     width_setting: ClassVar[str] = ""
     channels: ClassVar[ChannelFlow] = "unknown"
     output_range: ClassVar[RangeRule] = "own"
-    #: TFLite computes a ReLU behind it in the same operator.
+    #: TFLite computes a ReLU after it in the same operator.
     fuses_relu: ClassVar[bool] = False
     #: Each output value depends on the input values at the same index alone.
     elementwise: ClassVar[bool] = False
     #: f(s x) = s f(x) for s > 0, for each channel by itself.
     homogeneous: ClassVar[bool] = False
-    #: Outside training, a factor on an input channel is the same factor on the output channel, of any sign.
+    #: In inference, a factor of any sign on an input channel is the same factor on the output channel.
     passes_factors: ClassVar[bool] = False
-    #: Outside training, the output has the values of the input in the same order; the shape may differ.
+    #: In inference, the output has the values of the input in the same order; the shape may differ.
     keeps_values: ClassVar[bool] = False
-    #: Changes values at random in training, and not outside of it.
+    #: Changes values at random in training only.
     random_in_training: ClassVar[bool] = False
-    #: Holds a state from step to step, and activations inside a loop.
+    #: Has a state that passes from time step to time step, and activations inside that loop.
     recurrent: ClassVar[bool] = False
     #: Needs 32 bits in mixed-precision training.
     float32_only: ClassVar[bool] = False
@@ -65,8 +65,9 @@ class LayerSpec:
     constant_by_channel: ClassVar[bool] = False
     #: Adds zeros around a map.
     pads: ClassVar[bool] = False
-    #: Reduces a window of a map; `pools_all`: the whole map.
+    #: Reduces each window of a map to one value.
     pools: ClassVar[bool] = False
+    #: The window is the whole map.
     pools_all: ClassVar[bool] = False
     #: The name of the activation function, for a kind that applies one and nothing else.
     function: ClassVar[str | None] = None
@@ -95,7 +96,7 @@ class LayerSpec:
         return Layer(name, self.kind, self.entry(name=name, **config), calls, weights)
 
     def pool_window(self, config: Mapping[str, Any], shape: tuple[int, int, int]) -> tuple[int, int]:
-        """Return height and width of the window that is reduced.
+        """Return height and width of the pooling window.
 
         Args:
             config: the settings of the layer.
@@ -104,5 +105,5 @@ class LayerSpec:
         if self.pools_all:
             return shape[:2]
         size = config["pool_size"]
-        sides = (size,) if isinstance(size, int) else tuple(size)
-        return int((1, *sides)[-2]), int(sides[-1])
+        sizes = (size,) if isinstance(size, int) else tuple(size)
+        return int((1, *sizes)[-2]), int(sizes[-1])

@@ -18,7 +18,7 @@ class ConvolutionSpec(LayerSpec):
 
     kernels = (Kernel(),)
     width_setting = "filters"
-    channels: ClassVar[ChannelFlow] = "makes"
+    channels: ClassVar[ChannelFlow] = "mixes"
     fuses_relu = True
 
 
@@ -27,7 +27,7 @@ class TransposedConvolutionSpec(LayerSpec):
 
     kernels = (Kernel(into=-1, out=-2, transposed=True),)
     width_setting = "filters"
-    channels: ClassVar[ChannelFlow] = "makes"
+    channels: ClassVar[ChannelFlow] = "mixes"
     fuses_relu = True
 
 
@@ -35,7 +35,7 @@ class DepthwiseConvolutionSpec(LayerSpec):
     """`DepthwiseConv1D`, `DepthwiseConv2D`: kernel [..., in, multiplier]."""
 
     kernels = (Kernel(depthwise=True),)
-    channels: ClassVar[ChannelFlow] = "multiplies"
+    channels: ClassVar[ChannelFlow] = "depthwise"
     fuses_relu = True
 
 
@@ -44,14 +44,13 @@ class SeparableConvolutionSpec(LayerSpec):
 
     kernels = (Kernel(depthwise=True), Kernel())
     width_setting = "filters"
-    channels: ClassVar[ChannelFlow] = "makes"
+    channels: ClassVar[ChannelFlow] = "mixes"
 
     @property
     def parts(self) -> tuple[LayerSpec, LayerSpec]:
-        """The two layers that compute the same: depthwise, then 1x1."""
-        return DepthwiseConvolutionSpec(f"DepthwiseConv{self.rank}D", self.rank), ConvolutionSpec(
-            f"Conv{self.rank}D", self.rank
-        )
+        """The two kinds of layers that compute the same: depthwise, then 1x1."""
+        depthwise = DepthwiseConvolutionSpec(f"DepthwiseConv{self.rank}D", self.rank)
+        return depthwise, ConvolutionSpec(f"Conv{self.rank}D", self.rank)
 
 
 class DenseSpec(LayerSpec):
@@ -59,7 +58,7 @@ class DenseSpec(LayerSpec):
 
     kernels = (Kernel(per_channel=False),)
     width_setting = "units"
-    channels: ClassVar[ChannelFlow] = "makes"
+    channels: ClassVar[ChannelFlow] = "mixes"
     fuses_relu = True
 
 
@@ -69,7 +68,7 @@ class DenseSpec(LayerSpec):
 class ByChannelSpec(LayerSpec):
     """Output channel i is computed from input channel i."""
 
-    channels: ClassVar[ChannelFlow] = "keeps"
+    channels: ClassVar[ChannelFlow] = "preserves"
     weights_by_channel = True
 
 
@@ -132,7 +131,7 @@ class ResizingSpec(ByChannelSpec):
 
 
 class NoiseSpec(ByChannelSpec):
-    """Changes values in training only: nothing is left of it in a file."""
+    """Changes values in training only; a .tflite file has no operator for it."""
 
     output_range: ClassVar[RangeRule] = "input"
     keeps_values = True
@@ -140,19 +139,19 @@ class NoiseSpec(ByChannelSpec):
 
 
 class DropoutSpec(NoiseSpec):
-    """Noise that is a factor, also in training."""
+    """Noise that multiplies values, also in training."""
 
     homogeneous = True
     passes_factors = True
 
 
 class AugmentationSpec(LayerSpec):
-    """Changes pictures in training only."""
+    """Changes images in training only."""
 
     random_in_training = True
 
 
-# --- functions of single values ----------------------------------------------------------
+# --- activation functions       ----------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -173,9 +172,9 @@ class FunctionSpec(LayerSpec):
 
 @dataclass(frozen=True)
 class ElementwiseFunctionSpec(FunctionSpec):
-    """A `FunctionSpec` of single values."""
+    """A `FunctionSpec` that is applied to each value separately."""
 
-    channels: ClassVar[ChannelFlow] = "keeps"
+    channels: ClassVar[ChannelFlow] = "preserves"
     elementwise = True
 
 
@@ -186,18 +185,18 @@ class LeakyReluSpec(ElementwiseFunctionSpec):
 
 
 class SoftmaxSpec(FunctionSpec):
-    """`Softmax` and its like."""
+    """`Softmax` and other functions across the channels."""
 
     float32_only = True
 
 
 class ActivationSpec(LayerSpec):
-    """`Activation`: the function is a setting; one that is not elementwise holds the channels (`channel_groups`)."""
+    """`Activation`: the function is a setting. Unless it is elementwise, no channel can be removed."""
 
-    channels: ClassVar[ChannelFlow] = "keeps"
+    channels: ClassVar[ChannelFlow] = "preserves"
 
     def activation(self, layer: Layer) -> str | None:
-        """Return the function, where it is one of Keras'."""
+        """Return the function if it is a Keras function."""
         name = layer.config.get("activation")
         return canonical_name(name) if isinstance(name, str) else None
 
@@ -205,7 +204,7 @@ class ActivationSpec(LayerSpec):
 class ReluSpec(LayerSpec):
     """`ReLU`, with a slope, an upper end and a threshold as settings."""
 
-    channels: ClassVar[ChannelFlow] = "keeps"
+    channels: ClassVar[ChannelFlow] = "preserves"
     elementwise = True
 
     def activation(self, layer: Layer) -> str | None:
@@ -227,9 +226,9 @@ class PReluSpec(ByChannelSpec):
 
 
 class ArithmeticSpec(LayerSpec):
-    """One value from the values of all inputs at the same index."""
+    """Computes each value from the values of all inputs at the same index."""
 
-    channels: ClassVar[ChannelFlow] = "ties"
+    channels: ClassVar[ChannelFlow] = "combines"
     elementwise = True
 
 
@@ -240,7 +239,7 @@ class HomogeneousArithmeticSpec(ArithmeticSpec):
 
 
 class AveragingSpec(HomogeneousArithmeticSpec):
-    """`Average`: additions, and a product at the end."""
+    """`Average`: additions, then a multiplication."""
 
     fuses_relu = True
 
@@ -260,7 +259,7 @@ class MultiplicationSpec(ArithmeticSpec):
 class ConcatenationSpec(LayerSpec):
     """`Concatenate`."""
 
-    channels: ClassVar[ChannelFlow] = "joins"
+    channels: ClassVar[ChannelFlow] = "concatenates"
     output_range: ClassVar[RangeRule] = "joined"
     homogeneous = True
 
@@ -294,7 +293,7 @@ class MovementSpec(LayerSpec):
 
 
 class ShapeOperationSpec(MovementSpec):
-    """Gives the values another shape, which the call holds: nothing edits that, so the channels stay."""
+    """Changes the shape to one in the arguments of the call. These are not edited, so no channel can be removed."""
 
     keeps_values = True
 
@@ -313,11 +312,11 @@ class InputSpec(NumericSpec):
 
 
 class DecomposedSpec(LayerSpec):
-    """Taken apart into single steps (`passes.decompose`) before anything else looks at it."""
+    """Always replaced by simpler layers (`passes.decompose`) before other parts of the program see it."""
 
 
 class ScalingSpec(ByChannelSpec):
-    """`Rescaling`: taken apart into single steps too; elementwise where its settings are single numbers."""
+    """`Rescaling`: replaced by simpler layers too; elementwise if its settings are single numbers."""
 
 
 class RecurrentSpec(LayerSpec):

@@ -1,4 +1,4 @@
-"""Activation functions by Keras' names, and what is true of each wherever it is applied."""
+"""Activation functions by Keras' names, and their properties."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Source: TensorFlow Lite 8-bit quantization specification.
 
 
 def canonical_name(name: str) -> str:
-    """Return the first of Keras' names of a function."""
+    """Return the main name of a function in Keras."""
     return ALIASES.get(name, name)
 
 

@@ -1,8 +1,8 @@
-"""Layers that work in several steps, as one layer a step: every inner tensor gets a name, and so a range.
+"""Decomposition of layers that work in several steps: every inner tensor gets a name, and so a quantization range.
 
-A layer's steps are written as a small Keras model, which takes the layer's place as a nested
-model would. A factor and an offset for each channel become a depthwise 1x1 convolution: one
-operator, whose int8 weights hold any factor exactly. The function stays the same.
+The steps of a layer are written as a small Keras model, which replaces the layer as a nested model would. A factor and
+an offset for each channel become a depthwise 1x1 convolution: one operator, whose int8 weights hold any factor exactly.
+The function stays the same.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from compress.ir.layer_specs import LayerSpec, spec_of
 from compress.ir.tensorflow import keras
 
 Steps = Callable[[Layer, list[Any]], Any]
-"""(layer, its symbolic inputs) -> its symbolic output in single steps; None where it has to stay as it is."""
-SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
-"""Klambauer et al., Self-Normalizing Neural Networks, 2017."""
+"""(layer, its symbolic inputs) -> its symbolic output in single steps; None if the layer has to stay."""
+SELU_SCALE = 1.0507009873554805
+SELU_ALPHA = 1.6732632423543772
+"""Source: Klambauer et al., Self-Normalizing Neural Networks, 2017."""
 EXACT_RELUS = (None, 6.0)
-"""Upper ends of a ReLU that TFLite has as an operator of its own."""
+"""Limits of a ReLU for which TFLite has an operator."""
 
 
 def decomposed(network: Network, name: str) -> Network:
-    """The network with one layer in single steps, where it is known how."""
+    """Return the network with one layer replaced by single steps, if the steps are known."""
     layer = network.layers[name]
     spec = spec_of(layer)
     steps = STEPS_BY_FUNCTION.get(spec.activation(layer) or "") or STEPS_BY_KIND.get(spec)
     if steps is None or not layer.calls:
         return network
     library = keras()
-    shapes = [[network.shapes[tensor] for tensor in layer.given(call)] for call in range(len(layer.calls))]
-    if any(given != shapes[0] for given in shapes) or any(None in shape for shape in shapes[0]):
+    shapes = [[network.shapes[tensor] for tensor in layer.inputs(call)] for call in range(len(layer.calls))]
+    if any(others != shapes[0] for others in shapes) or any(None in shape for shape in shapes[0]):
         return network
     inputs = [library.Input(shape) for shape in shapes[0]]
     output = steps(layer, inputs)
@@ -47,7 +48,7 @@ def decomposed(network: Network, name: str) -> Network:
 
 
 def scale_and_shift(norm: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What a batch norm does outside of training, as factor and offset of each channel."""
+    """Return the factor and offset of each channel that a batch norm applies in inference."""
     gamma, beta = gamma_and_beta(norm)
     mean, variance = (weight.astype(np.float64) for weight in norm.weights[-2:])
     factor = gamma / np.sqrt(variance + norm.config.get("epsilon", 1e-3))
@@ -55,7 +56,7 @@ def scale_and_shift(norm: Layer) -> tuple[NDArray[np.float64], NDArray[np.float6
 
 
 def gamma_and_beta(norm: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The deviation and mean that a norm gives its channels; 1 and 0 where it has none of its own."""
+    """Return the scale and offset parameters of a normalization; 1 and 0 if it has none."""
     weights = [weight.astype(np.float64) for weight in norm.weights]
     gamma = weights.pop(0) if norm.config.get("scale", True) else np.ones(1)
     beta = weights.pop(0) if norm.config.get("center", True) else np.zeros(1)
@@ -63,7 +64,7 @@ def gamma_and_beta(norm: Layer) -> tuple[NDArray[np.float64], NDArray[np.float64
 
 
 def _named(network: Network) -> Network:
-    """The network with layers named after their kinds: Keras' own names count what was made before."""
+    """Return the network with layers named after their kinds; the names that Keras gives depend on earlier models."""
     names: dict[str, str] = {}
     for layer, _ in network.in_order():
         same = sum(network.layers[name].kind == layer.kind for name in names)
@@ -84,7 +85,7 @@ def _named(network: Network) -> Network:
 
 
 def _by_channel(x: Any, factor: Any, offset: Any) -> Any:
-    """One factor and one offset, or one for every channel, as a depthwise 1x1 convolution."""
+    """Apply a factor and an offset, one for all channels or one for each, by a depthwise 1x1 convolution."""
     layers, channels, shape = keras().layers, x.shape[-1], x.shape[1:]
     try:
         factor, offset = (
@@ -119,16 +120,16 @@ def _normalization(layer: Layer, inputs: list[Any]) -> Any:
 
 
 def _batch_norm(layer: Layer, inputs: list[Any]) -> Any:
-    axis, rank = layer.config.get("axis", -1), len(inputs[0].shape)
-    last = (axis[0] if isinstance(axis, list) else axis) in (-1, rank - 1)
-    return _by_channel(inputs[0], *scale_and_shift(layer)) if last else None
+    if not layer.normalizes_last_axis(len(inputs[0].shape) - 1):
+        return None
+    return _by_channel(inputs[0], *scale_and_shift(layer))
 
 
 def _einsum_dense(layer: Layer, inputs: list[Any]) -> Any:
-    """A dense layer written as an equation ("abc,cd->abd"); other equations stay."""
+    """Replace an equation that is a dense layer ("abc,cd->abd"); other equations stay."""
     layers, config = keras().layers, layer.config
-    given, kernel, made = config["equation"].replace("...", ".").replace("->", ",").split(",")
-    if len(kernel) != 2 or made != given[:-1] + kernel[1] or given[-1] != kernel[0]:
+    source, kernel, output = config["equation"].replace("...", ".").replace("->", ",").split(",")
+    if len(kernel) != 2 or output != source[:-1] + kernel[1] or source[-1] != kernel[0]:
         return None
     if config["bias_axes"] not in (None, kernel[1]):
         return None
@@ -154,7 +155,7 @@ def _selu(layer: Layer, inputs: list[Any]) -> Any:
 
 
 def _exponential_below(x: Any, above: float, below: float) -> Any:
-    """Where x > 0 above * x, elsewhere below * (exp(x) - 1)."""
+    """Return above * x for x > 0, else below * (exp(x) - 1)."""
     ops = keras().ops
     positive = ops.relu(x) if above == 1 else ops.relu(x) * above
     curve = ops.exp(ops.minimum(x, 0.0))
@@ -162,7 +163,7 @@ def _exponential_below(x: Any, above: float, below: float) -> Any:
 
 
 def _softplus(layer: Layer, inputs: list[Any]) -> Any:
-    """log(1 + exp(x)), where no inner tensor is larger than x: relu(x) + log(1 + exp(-|x|))."""
+    """Return log(1 + exp(x)) as relu(x) + log(1 + exp(-|x|)): no inner tensor is larger than x."""
     del layer
     ops, x = keras().ops, inputs[0]
     return ops.relu(x) + ops.log(ops.exp(ops.minimum(x, x * -1.0)) + 1.0)
@@ -173,7 +174,7 @@ def _mish(layer: Layer, inputs: list[Any]) -> Any:
 
 
 def _softsign(layer: Layer, inputs: list[Any]) -> Any:
-    """That is x / (1 + |x|), without a division, which TFLite does not have in 8 bits."""
+    """Return x / (1 + |x|) without a division, which TFLite does not have in 8 bits."""
     del layer
     ops, x = keras().ops, inputs[0]
     root = ops.rsqrt(ops.maximum(x, x * -1.0) + 1.0)
@@ -181,7 +182,7 @@ def _softsign(layer: Layer, inputs: list[Any]) -> Any:
 
 
 def _relu(layer: Layer, inputs: list[Any]) -> Any:
-    """A ReLU that ends elsewhere than at 6."""
+    """Replace a ReLU with a limit other than 6."""
     ops, limit = keras().ops, layer.config.get("max_value")
     if limit in EXACT_RELUS or layer.config.get("threshold"):
         return None
@@ -191,7 +192,7 @@ def _relu(layer: Layer, inputs: list[Any]) -> Any:
 
 
 def _in_pairs(spec: LayerSpec) -> Steps:
-    """An element-wise layer of more than two tensors as one after the other: TFLite's take two."""
+    """Return the steps of an elementwise layer: one operator for each further input, as TFLite operators take two."""
 
     def steps(layer: Layer, inputs: list[Any]) -> Any:
         del layer
@@ -238,11 +239,11 @@ def _unit_norm(layer: Layer, inputs: list[Any]) -> Any:
 
 
 def _standardized(x: Any, axes: list[int], epsilon: float) -> Any:
-    """The values with mean 0 and variance 1 along some axes."""
+    """Return the values with mean 0 and variance 1 along some axes."""
     ops = keras().ops
-    apart = x - ops.mean(x, axis=axes, keepdims=True)
-    variance = ops.mean(apart * apart, axis=axes, keepdims=True)
-    return apart * ops.rsqrt(variance + epsilon)
+    centered = x - ops.mean(x, axis=axes, keepdims=True)
+    variance = ops.mean(centered * centered, axis=axes, keepdims=True)
+    return centered * ops.rsqrt(variance + epsilon)
 
 
 STEPS_BY_KIND: Mapping[LayerSpec, Steps] = {
@@ -265,4 +266,4 @@ STEPS_BY_FUNCTION: Mapping[str, Steps] = {
     "mish": _mish,
     "softsign": _softsign,
 }
-"""For layers that only apply an activation, by Keras' name of it."""
+"""For layers that apply an activation function and nothing else, by its name in Keras."""

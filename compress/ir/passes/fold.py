@@ -1,4 +1,4 @@
-"""Batch norm folded into the layer before it, and fused activations taken out: the form that is quantized."""
+"""The canonical form for quantization: batch norms folded, activations as separate layers, one step per layer."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from compress.ir.passes.decompose import decomposed, gamma_and_beta, scale_and_s
 
 
 def canonical(network: Network) -> Network:
-    """The same function in single steps: activations as layers of their own, batch norm folded where it can be."""
+    """Return the same function in canonical form: one step per layer, and batch norms folded where possible."""
     return _everywhere(decomposed, _everywhere(_fold_batch_norms, unfolded(network)))
 
 
 def unfolded(network: Network) -> Network:
-    """The same function in single steps, but for its batch norms."""
+    """Return the same function in single steps, with all batch norms still there."""
     return _everywhere(_in_steps, split_activations(_everywhere(_split_separable, network)))
 
 
 def split_activations(network: Network) -> Network:
-    """The same function with activations as layers of their own."""
+    """Return the same function with activations as separate layers."""
     return _everywhere(_split_activations, network)
 
 
 def folded_dense(network: Network) -> Network:
-    """The same function with batch norm folded into dense layers, and nowhere else."""
+    """Return the same function with batch norms folded into dense layers only."""
 
     def fold(network: Network, name: str) -> Network:
-        given = network.layers[name].given() if network.layers[name].calls else []
-        dense = bool(given) and spec_of(network.layers[given[0].layer]) == DENSE
-        return _fold_batch_norms(network, name) if dense else network
+        inputs = network.layers[name].inputs() if network.layers[name].calls else []
+        follows_dense = bool(inputs) and spec_of(network.layers[inputs[0].layer]) == DENSE
+        return _fold_batch_norms(network, name) if follows_dense else network
 
     return _everywhere(fold, network)
 
@@ -48,31 +48,32 @@ def _everywhere(step: Callable[[Network, str], Network], network: Network) -> Ne
     return network
 
 
-def norms(network: Network) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
-    """Gamma and beta of the batch norms that `canonical` folds, by the layer that each is folded into."""
-    network, found = unfolded(network), {}
+def folded_norms(network: Network) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    """Return gamma and beta of the batch norms that `canonical` folds, by the layer that each is folded into."""
+    network = unfolded(network)
+    parameters = {}
     for norm in network.layers.values():
         layer = _source(network, norm)
         if layer is not None:
             gamma, beta = gamma_and_beta(norm)
             channels = norm.weights[-1].shape
-            found[layer.name] = np.broadcast_to(gamma, channels), np.broadcast_to(beta, channels)
-    return found
+            parameters[layer.name] = np.broadcast_to(gamma, channels), np.broadcast_to(beta, channels)
+    return parameters
 
 
 def _in_steps(network: Network, name: str) -> Network:
-    """What works in several steps taken apart; batch norms wait, since most can be folded."""
+    """Decompose a layer, unless it is a batch norm: most of them can be folded later."""
     return network if spec_of(network.layers[name]).is_batch_norm else decomposed(network, name)
 
 
 def _shapes(network: Network, new: str, like: LayerOutput, calls: int) -> Network:
-    """The network with shapes for the tensors of a new layer, those of `like`."""
+    """Return the network with shapes for the outputs of a new layer: those of `like`."""
     added = {LayerOutput(new, call): network.shapes[replace(like, call=call)] for call in range(calls)}
     return replace(network, shapes={**network.shapes, **added})
 
 
 def _appended(network: Network, layer: Layer, spec: LayerSpec, config: dict[str, Any], weights: Any = ()) -> Network:
-    """`layer`, with a new layer after each of its calls that everyone else takes instead."""
+    """Replace `layer`, and append a new layer after each of its calls; all readers read the new layer instead."""
     name = config["name"]
     calls = tuple({"args": [LayerOutput(layer.name, call)], "kwargs": {}} for call in range(len(layer.calls)))
     moved = {LayerOutput(layer.name, call): LayerOutput(name, call) for call in range(len(layer.calls))}
@@ -80,25 +81,19 @@ def _appended(network: Network, layer: Layer, spec: LayerSpec, config: dict[str,
     return network.edited({name: spec.layer(calls=calls, weights=weights, **config)}, {})
 
 
-def _free(network: Network, name: str) -> str:
-    while name in network.layers:
-        name += "_"
-    return name
-
-
 def _split_activations(network: Network, name: str) -> Network:
-    """`Conv2D(activation="relu")` as a linear convolution and an activation."""
+    """Split `Conv2D(activation="relu")` into a linear convolution and an activation."""
     layer = network.layers[name]
     activation = layer.config.get("activation", "linear")
     if spec_of(layer).kernel is None or activation in ("linear", None):
         return network
-    new = _free(network, f"{name}_activation")
+    new = network.free_name(f"{name}_activation")
     config = {"name": new, "activation": activation}
     return _appended(network, layer.configured(activation="linear"), ACTIVATION, config)
 
 
 def _split_separable(network: Network, name: str) -> Network:
-    """`SeparableConv1D` and 2D as a depthwise and a pointwise convolution."""
+    """Split `SeparableConv1D` and 2D into a depthwise and a pointwise convolution."""
     layer = network.layers[name]
     spec, config = spec_of(layer), dict(layer.config)
     if not isinstance(spec, SeparableConvolutionSpec) or config["padding"] == "causal":
@@ -108,7 +103,7 @@ def _split_separable(network: Network, name: str) -> Network:
     shared = {key: config[key] for key in ("kernel_size", "strides", "padding", "dilation_rate", "data_format")}
     multiplier = config["depth_multiplier"]
     first = first_spec.layer(name, layer.calls, (depthwise,), depth_multiplier=multiplier, use_bias=False, **shared)
-    new = _free(network, f"{name}_pointwise")
+    new = network.free_name(f"{name}_pointwise")
     second = {
         "name": new,
         "filters": config["filters"],
@@ -125,33 +120,36 @@ def _split_separable(network: Network, name: str) -> Network:
 
 
 def _fold_batch_norms(network: Network, name: str) -> Network:
-    """A batch norm whose only source is a weighted linear layer that nobody else looks at."""
+    """Fold a batch norm into the layer before it, if that is possible."""
     norm = network.layers[name]
     layer = _source(network, norm)
     if layer is None:
         return network
-    moved = {LayerOutput(name, call): norm.given(call)[0] for call in range(len(norm.calls))}
+    moved = {LayerOutput(name, call): norm.inputs(call)[0] for call in range(len(norm.calls))}
     return network.edited({layer.name: _folded(layer, norm), name: None}, moved)
 
 
 def _source(network: Network, norm: Layer) -> Layer | None:
-    """The layer that a batch norm can be folded into; called as often as it, where the two are shared."""
+    """Return the layer that a batch norm can be folded into: linear, with a kernel, and no other reader."""
     if not spec_of(norm).is_batch_norm or not norm.calls:
         return None
-    sources = [norm.given(call)[0] for call in range(len(norm.calls))]
+    sources = [norm.inputs(call)[0] for call in range(len(norm.calls))]
     layer = network.layers[sources[0].layer]
-    consumers, shown = network.consumers(), set(tensors_in(network.outputs))
-    alone = all(len(consumers[source]) == 1 and source not in shown for source in sources)
-    every = {(source.layer, source.call) for source in sources} == {(layer.name, n) for n in range(len(layer.calls))}
-    rank = len(network.shapes[sources[0]])
-    axis = norm.config.get("axis", -1)
-    last = (axis[0] if isinstance(axis, list) else axis) in (-1, rank)
-    linear = layer.config.get("activation", "linear") in ("linear", None)
-    return layer if spec_of(layer).kernel is not None and alone and every and last and linear else None
+    is_linear = layer.config.get("activation", "linear") in ("linear", None)
+    if spec_of(layer).kernel is None or not is_linear:
+        return None
+    if not norm.normalizes_last_axis(len(network.shapes[sources[0]])):
+        return None
+    consumers = network.consumers()
+    outputs = set(tensors_in(network.outputs))
+    has_other_readers = any(len(consumers[source]) > 1 or source in outputs for source in sources)
+    calls = {(layer.name, call) for call in range(len(layer.calls))}  # of a shared layer all must be normalized
+    normalizes_all = {(source.layer, source.call) for source in sources} == calls
+    return layer if normalizes_all and not has_other_readers else None
 
 
 def _folded(layer: Layer, norm: Layer) -> Layer:
-    """Kernel times scale, bias moved along. Computed in double precision."""
+    """Return a layer with the scale of a batch norm in its kernel and the shift in its bias, in double precision."""
     factor, offset = scale_and_shift(norm)
     bias = layer.weights[1].astype(np.float64) if layer.config.get("use_bias", True) else np.float64(0)
     scaled = spec_of(layer).kernels[0].times_outputs(layer.weights[0], factor)

@@ -199,7 +199,7 @@ def test_weights_are_trainable_and_answers_do_not_hang_on_the_batch(saved_onnx: 
     assert len(model.trainable_weights) == 6
     samples = np.random.default_rng(0).random((5, 8, 8, 4), np.float32)
     np.testing.assert_allclose(model(samples), np.concatenate([model(each[None]) for each in samples]), rtol=1e-5)
-    assert channel_groups.follow(keras_graph.read(model)).held == ()
+    assert channel_groups.find_groups(keras_graph.read(model)).unsupported == ()
 
 
 def test_several_inputs_and_outputs_keep_their_names(saved_onnx: Saved) -> None:

@@ -136,7 +136,7 @@ def _within_relu6(call: OnnxCall, gate: LayerOutput) -> LayerOutput | None:
     clipped = call.builder.layers.get(gate.layer)
     if clipped is None or clipped.config.get("activation") != "relu6" or clipped.kind != "Activation":
         return None
-    return _plus(call, clipped.given()[0], 3.0)
+    return _plus(call, clipped.inputs()[0], 3.0)
 
 
 def _plus(call: OnnxCall, tensor: LayerOutput, number: float) -> LayerOutput | None:
@@ -145,14 +145,14 @@ def _plus(call: OnnxCall, tensor: LayerOutput, number: float) -> LayerOutput | N
     if layer is None or layer.kind != "Add" or not layer.calls:
         return None
     numbers = [each for each in layer.calls[0]["args"] if isinstance(each, float)]
-    return layer.given()[0] if numbers == [number] else None
+    return layer.inputs()[0] if numbers == [number] else None
 
 
 def _gated(call: OnnxCall, one: OnnxValue, gate: OnnxValue) -> OnnxValue | None:
     """A tensor times its own sigmoid or hard sigmoid."""
     layer = call.builder.alone(gate)
     name = layer.config.get("activation") if layer is not None and layer.kind == "Activation" else None
-    if layer is None or name not in ("sigmoid", "hard_sigmoid") or layer.given() != [one.tensor]:
+    if layer is None or name not in ("sigmoid", "hard_sigmoid") or layer.inputs() != [one.tensor]:
         return None
     if replace(gate, tensor=one.tensor) != one:
         return None
@@ -168,7 +168,7 @@ def _gelu_of(call: OnnxCall, made: OnnxValue) -> LayerOutput | None:
         inner = None if more is None else call.builder.layers.get(more.layer)
         if inner is None or inner.kind != "Erf":
             continue
-        scale, given = _factors(call, inner.given()[0])
+        scale, given = _factors(call, inner.inputs()[0])
         if given == [taken] and np.allclose((half, scale), (0.5, SQRT_HALF), rtol=1e-4):
             return taken
     return None

@@ -297,7 +297,7 @@ def _not_below_zero(call: OnnxCall, value: OnnxValue) -> bool:
         if layer.kind not in PASSING:
             return False
         seen.add(layer.name)
-        waiting += {tensor.layer for tensor in layer.given()} - seen
+        waiting += {tensor.layer for tensor in layer.inputs()} - seen
     return True
 
 

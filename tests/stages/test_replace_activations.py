@@ -1,4 +1,4 @@
-"""`swap` as a stage: what it says, what it heals, and what the Edge TPU makes of the result."""
+"""`replace_activations` as a stage: its record, its training, and the placement of the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.errors import ModelError
 from compress.report import render
 from compress.stages import working_model
-from compress.stages.swap import Swap
+from compress.stages.replace_activations import ReplaceActivations
 from compress.targets import load
 from compress.targets.edgetpu.check import check
 from compress.tflite import graph
@@ -41,7 +41,7 @@ class Digits:
 
 
 def network(keras: Any, activation: Any, classes: int = 2, shape: tuple[int, ...] = (8, 8, 1)) -> Any:
-    """Inverted residual with a gate and a 5x5 depthwise kernel."""
+    """Inverted residual with a gate."""
     keras.utils.set_random_seed(0)
     layers = keras.layers
 
@@ -50,7 +50,7 @@ def network(keras: Any, activation: Any, classes: int = 2, shape: tuple[int, ...
 
     image = keras.Input(shape)
     x = normed(layers.Conv2D(12, 3, padding="same", use_bias=False)(image))
-    x = normed(layers.DepthwiseConv2D(5, 2, padding="same", use_bias=False, name="wide")(x))
+    x = normed(layers.DepthwiseConv2D(3, 2, padding="same", use_bias=False)(x))
     gate = layers.Conv2D(4, 1, activation="relu")(layers.GlobalAveragePooling2D(keepdims=True)(x))
     gate = layers.Conv2D(12, 1, activation="sigmoid")(gate)
     x = layers.Multiply(name="gated")([x, gate])
@@ -64,7 +64,7 @@ def given(model: Any, folder: Path) -> Artifact:
     return Artifact("", Kind.KERAS, folder, {MODEL_KERAS: "", MODEL_TFLITE: ""}, {}, 0.0)
 
 
-def swapped(model: Any, folder: Path, stage: Swap, data: Any = None) -> tuple[Facts, list[str]]:
+def replaced(model: Any, folder: Path, stage: ReplaceActivations, data: Any = None) -> tuple[Facts, list[str]]:
     """What the stage says, and shows; the model is in folder/made."""
     (folder / "made").mkdir(exist_ok=True)
     notes = tiny.Notes()
@@ -81,30 +81,29 @@ def hard(keras: Any) -> Any:
     return lambda x: keras.layers.Multiply()([x, keras.layers.ReLU(6.0)(x + 3.0) * (1 / 6)])
 
 
-def test_healing_gives_back_what_the_swap_took(keras: Any, tmp_path: Path) -> None:
+def test_training_recovers_the_loss_of_accuracy(keras: Any, tmp_path: Path) -> None:
     from compress.training import loop
 
     data, model = Digits(), network(keras, hard(keras), 10)
     settings = loop.TrainingSettings(epochs=10, learning_rate=0.01)
     loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context(data, tmp_path))
-    stage = Swap(squeeze_and_excite="remove", depthwise_5x5="3x3", epochs=5)
-    facts, notes = swapped(model, tmp_path, stage, data)
+    stage = ReplaceActivations(squeeze_and_excite="remove", epochs=5)
+    facts, notes = replaced(model, tmp_path, stage, data)
     accuracy = {when: each["value"] for when, each in facts["accuracy"].items()}
     assert accuracy["before"] > 0.93
-    assert accuracy["swapped"] < accuracy["before"] - 0.02
-    assert accuracy["healed"] > accuracy["swapped"] + 0.02
+    assert accuracy["replaced"] < accuracy["before"] - 0.02
+    assert accuracy["healed"] > accuracy["replaced"] + 0.02
     assert accuracy["healed"] >= accuracy["before"] - 0.03
     validation = len(data.labels("validation"))
     assert {each["n"] for each in facts["accuracy"].values()} == {validation}
     assert all(each["how"] == "measured" and "validation split" in each["note"] for each in facts["accuracy"].values())
     assert len(facts["history"]) == 5
-    counts = {what: entry["count"] for what, entry in facts["swapped"].items()}
-    assert counts == {"hard_silu": 3, "squeeze_and_excite": 1, "depthwise_5x5": 1}
-    assert facts["swapped"]["depthwise_5x5"] == {"count": 1, "by": "3x3", "layers": ["wide"]}
-    assert facts["swapped"]["squeeze_and_excite"]["layers"] == ["gated"]
-    assert facts["details"].keys() == {"wide", "gated"}
-    assert (facts["unchanged"], facts["not_found"], facts["left"]) == (False, [], {})
-    assert "swap: 3 hard_silu -> relu" in notes
+    counts = {what: entry["count"] for what, entry in facts["replaced"].items()}
+    assert counts == {"hard_silu": 3, "squeeze_and_excite": 1}
+    assert facts["replaced"]["squeeze_and_excite"]["layers"] == ["gated"]
+    assert facts["details"].keys() == {"gated"}
+    assert (facts["unchanged"], facts["not_found"], facts["skipped"]) == (False, [], {})
+    assert "replace_activations: 3 hard_silu -> relu" in notes
     # The model on disk is the healed one.
     made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
     answers = np.asarray(working_model.read(made, context(data, tmp_path))(data.inputs("validation"))).argmax(axis=1)
@@ -122,7 +121,7 @@ def test_everything_is_mapped_that_was_not(keras: Any, tmp_path: Path, activatio
     model, samples = network(keras, act), Blobs().inputs("train")[:32]
     before = operators(export.convert_calibrated(model, samples, "int8"))
     assert "cpu" in before.values()
-    swapped(model, tmp_path, Swap(epochs=0))
+    replaced(model, tmp_path, ReplaceActivations(epochs=0))
     made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
     after = export.convert_calibrated(working_model.read(made, context(Blobs(), tmp_path)), samples, "int8")
     assert set(operators(after).values()) == {"tpu"}
@@ -130,7 +129,7 @@ def test_everything_is_mapped_that_was_not(keras: Any, tmp_path: Path, activatio
 
 def test_fewer_operators_where_all_were_mapped(keras: Any, tmp_path: Path) -> None:
     model = network(keras, keras.layers.Activation("silu"))
-    swapped(model, tmp_path, Swap(epochs=0, squeeze_and_excite="remove"))
+    replaced(model, tmp_path, ReplaceActivations(epochs=0, squeeze_and_excite="remove"))
     parsed = [graph.read(tmp_path / folder / MODEL_TFLITE) for folder in ("given", "made")]
     before, after = ([operator.name for operator in each.operators] for each in parsed)
     assert before.count("LOGISTIC") == 4
@@ -142,9 +141,9 @@ def test_batch_norms_are_recalibrated_where_validation_is_no_worse(
     keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     monkeypatch.setattr(Quality, "is_worse_than", lambda mine, other: not kept)
-    facts, _ = swapped(network(keras, keras.layers.Activation("silu")), tmp_path, Swap(epochs=0))
+    facts, _ = replaced(network(keras, keras.layers.Activation("silu")), tmp_path, ReplaceActivations(epochs=0))
     assert facts["batch_norms"]["recalibrated"] is kept
-    assert facts["accuracy"].keys() == {"before", "swapped"}
+    assert facts["accuracy"].keys() == {"before", "replaced"}
     assert "history" not in facts
     made = Artifact("", Kind.KERAS, tmp_path / "made", {MODEL_KERAS: ""}, {}, 0.0)
     layers = working_model.read(made, context(Blobs(), tmp_path)).layers
@@ -158,23 +157,25 @@ def test_healing_that_does_harm_is_not_kept(keras: Any, tmp_path: Path) -> None:
     data, model = Digits(), network(keras, hard(keras), 10)
     settings = loop.TrainingSettings(epochs=4, learning_rate=0.01)
     loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context(data, tmp_path))
-    facts, notes = swapped(model, tmp_path, Swap(epochs=1, learning_rate=10.0, schedule="constant"), data)
+    facts, notes = replaced(
+        model, tmp_path, ReplaceActivations(epochs=1, learning_rate=10.0, schedule="constant"), data
+    )
     accuracy = {when: each["value"] for when, each in facts["accuracy"].items()}
-    assert accuracy["healed"] == accuracy["swapped"] > 0.3
+    assert accuracy["healed"] == accuracy["replaced"] > 0.3
     assert facts["healing"]["kept"] is False
-    assert facts["healing"]["validation_before"] == pytest.approx(accuracy["swapped"], abs=1e-6)
+    assert facts["healing"]["validation_before"] == pytest.approx(accuracy["replaced"], abs=1e-6)
     assert facts["healing"]["validation_after"] < 0.3
     assert facts["batch_norms"]["validation_after"] == facts["healing"]["validation_before"]
     assert any("the weights from before the training are kept" in note for note in notes)
 
 
-def test_with_nothing_to_swap_the_model_is_passed_on_unchanged(keras: Any, tmp_path: Path) -> None:
+def test_with_nothing_to_replace_the_model_is_passed_on_unchanged(keras: Any, tmp_path: Path) -> None:
     model = network(keras, keras.layers.Activation("relu"))
-    facts, notes = swapped(model, tmp_path, Swap())
+    facts, notes = replaced(model, tmp_path, ReplaceActivations())
     assert facts["unchanged"] is True
-    assert facts["swapped"] == {}
+    assert facts["replaced"] == {}
     assert facts["not_found"] == []  # nothing was asked for by name
-    assert notes == ["swap: there is nothing to swap; the model is passed on unchanged"]
+    assert notes == ["replace_activations: nothing to replace; the model is passed on unchanged"]
     for name in (MODEL_KERAS, MODEL_TFLITE):
         assert (tmp_path / "made" / name).read_bytes() == (tmp_path / "given" / name).read_bytes()
 
@@ -183,26 +184,26 @@ def test_what_was_asked_for_and_is_not_there_is_named(keras: Any, tmp_path: Path
     image = keras.Input((8, 8, 1))
     x = keras.layers.Flatten()(keras.layers.Conv2D(2, 3, activation="gelu")(image))
     model = keras.Model(image, keras.layers.Dense(2, activation="softmax")(x))
-    stage = Swap(activations=["gelu", "silu"], squeeze_and_excite="remove", depthwise_5x5="3x3", epochs=0)
-    facts, notes = swapped(model, tmp_path, stage)
-    assert facts["not_found"] == ["silu", "squeeze_and_excite", "depthwise_5x5"]
+    stage = ReplaceActivations(activations=["gelu", "silu"], squeeze_and_excite="remove", epochs=0)
+    facts, notes = replaced(model, tmp_path, stage)
+    assert facts["not_found"] == ["silu", "squeeze_and_excite"]
     for name in facts["not_found"]:
-        assert any(name in note and "there is none" in note for note in notes)
-    assert [*facts["swapped"]] == ["gelu"]
+        assert any(name in note and "the model has none" in note for note in notes)
+    assert [*facts["replaced"]] == ["gelu"]
 
 
-def test_only_what_is_listed_is_swapped(keras: Any, tmp_path: Path) -> None:
+def test_only_what_is_listed_is_replaced(keras: Any, tmp_path: Path) -> None:
     model = network(keras, keras.layers.Activation("silu"))
-    facts, _ = swapped(model, tmp_path, Swap(activations=[], squeeze_and_excite="remove", epochs=0))
-    assert [*facts["swapped"]] == ["squeeze_and_excite"]
+    facts, _ = replaced(model, tmp_path, ReplaceActivations(activations=[], squeeze_and_excite="remove", epochs=0))
+    assert [*facts["replaced"]] == ["squeeze_and_excite"]
 
 
-def test_several_outputs_are_swapped_but_not_measured_and_it_says_why(keras: Any, tmp_path: Path) -> None:
+def test_several_outputs_are_replaced_but_not_measured_and_it_says_why(keras: Any, tmp_path: Path) -> None:
     image = keras.Input((8, 8, 1))
     x = keras.layers.Flatten()(keras.layers.Conv2D(2, 3, activation="gelu")(image))
     model = keras.Model(image, [keras.layers.Dense(2)(x), keras.layers.Dense(3)(x)])
-    facts, _ = swapped(model, tmp_path, Swap(epochs=0))
-    assert facts["swapped"]["gelu"]["count"] == 1
+    facts, _ = replaced(model, tmp_path, ReplaceActivations(epochs=0))
+    assert facts["replaced"]["gelu"]["count"] == 1
     assert facts["batch_norms"]["recalibrated"] is False
     assert "2 outputs" in facts["batch_norms"]["reason"]
     for each in facts["accuracy"].values():
@@ -214,32 +215,33 @@ def test_several_outputs_are_swapped_but_not_measured_and_it_says_why(keras: Any
 def test_a_model_that_does_not_take_the_data_is_refused(keras: Any, tmp_path: Path, epochs: int) -> None:
     model = network(keras, keras.layers.Activation("silu"), shape=(16, 16, 1))
     with pytest.raises(ModelError, match=r"takes \[16, 16, 1\], but data.preprocess gives \[8, 8, 1\]"):
-        swapped(model, tmp_path, Swap(epochs=epochs))
+        replaced(model, tmp_path, ReplaceActivations(epochs=epochs))
     images = [keras.Input((8, 8, 1)), keras.Input((8, 8, 1))]
     two = keras.Model(images, keras.layers.Dense(2)(keras.layers.Flatten()(keras.ops.silu(images[0] + images[1]))))
     with pytest.raises(ModelError, match="2 inputs"):
-        swapped(two, tmp_path, Swap(epochs=epochs))
+        replaced(two, tmp_path, ReplaceActivations(epochs=epochs))
 
 
 def test_healing_needs_a_classifier(keras: Any, tmp_path: Path) -> None:
     model = network(keras, keras.layers.Activation("silu"), classes=5)
     with pytest.raises(ModelError, match="the data has 2 classes"):
-        swapped(model, tmp_path, Swap())
+        replaced(model, tmp_path, ReplaceActivations())
 
 
 def test_unknown_activations_are_refused() -> None:
     with pytest.raises(ValidationError, match="swish_beta"):
-        Swap(activations=["swish_beta"])  # type: ignore[list-item]
+        ReplaceActivations(activations=["swish_beta"])  # type: ignore[list-item]
 
 
 def test_the_report_tells_it(keras: Any, tmp_path: Path) -> None:
     model = network(keras, keras.layers.Activation("silu"))
-    facts, _ = swapped(model, tmp_path, Swap(epochs=1, depthwise_5x5="3x3", activations=["silu", "gelu"]))
-    record = {"stages": [{"id": "swap", "stage": "swap", "status": "made", "facts": facts}]}
+    facts, _ = replaced(
+        model, tmp_path, ReplaceActivations(epochs=1, squeeze_and_excite="remove", activations=["silu", "gelu"])
+    )
+    record = {"stages": [{"id": "replace", "stage": "replace_activations", "status": "made", "facts": facts}]}
     files = render({**record, "name": "n", "status": "ok"})
     for page in (files["report.html"].decode(), files["report.md"].decode()):
-        assert "Replaced for the Edge TPU" in page
-        for text in ("silu", "depthwise", "after healing", "gelu", "of the variance of its outputs is lost"):
+        assert "Activation replacement" in page
+        for text in ("silu", "squeeze and excite", "after training", "gelu", "of the energy of the product"):
             assert text in page
-    page = render({"stages": [], "name": "n", "status": "ok"})["report.html"].decode()
-    assert "Replaced for the Edge TPU" not in page
+    assert "Activation replacement" not in render({"stages": [], "name": "n", "status": "ok"})["report.html"].decode()

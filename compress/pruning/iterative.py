@@ -1,0 +1,313 @@
+"""Iterative pruning: remove channels and train, in one or more steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from compress.errors import StageError
+from compress.ir import keras_graph, weight_sparsity
+from compress.ir.keras_graph import Network
+from compress.ir.tensorflow import set_weights
+from compress.pruning.allocation import AllocationMethod, ImportanceLosses, importance_losses
+from compress.pruning.checkpoint import PruningCheckpoint, PruningState
+from compress.pruning.cost import TrialConversion
+from compress.pruning.importance import ImportanceMethod, ImportanceSamples, refuse_constant
+from compress.pruning.layer_groups import Widths
+from compress.pruning.objective import Allocation, CostLimits, Objective
+from compress.pruning.prunable import PrunableNetwork, prepare, substitution
+from compress.pruning.sensitivity import SensitivityCurve, sensitivity_curves
+from compress.pruning.step import LayerWidths, PruningStep
+from compress.stage import Context
+from compress.training import healing, loop
+from compress.training.bn_recalibration import recalibrate_batch_norms
+from compress.training.loop import Loss, TrainingSettings
+from compress.training.validation import validation_quality
+
+TrialConverter = Callable[[Network, Any], TrialConversion]
+"""(network, the same as a Keras model) -> the .tflite files that it becomes; see `stages.trial_conversion`."""
+COMPARED: tuple[AllocationMethod, ...] = ("balanced", "uniform")
+"""The allocation methods that `auto` compares."""
+
+
+@dataclass(frozen=True)
+class PruningOptions:
+    """Settings of the choice of channels; see the stage `prune` for their meaning."""
+
+    importance: ImportanceMethod = "taylor"
+    allocation: Literal["auto"] | AllocationMethod = "auto"
+    samples: int = 512
+    steps: int = 1
+
+
+@dataclass(frozen=True)
+class Retraining:
+    """Training after the removal of channels.
+
+    Attributes:
+        loss: the loss.
+        settings: the settings; `settings.epochs` is the training after the last step.
+        epochs_between: the epochs after each of the other steps.
+    """
+
+    loss: Loss
+    settings: TrainingSettings
+    epochs_between: int = 1
+
+    def epochs(self, *, last: bool) -> int:
+        """Return the epochs after a step."""
+        return self.settings.epochs if last else self.epochs_between
+
+
+@dataclass(frozen=True)
+class PruningResult:
+    """A pruned model.
+
+    Attributes:
+        model: the Keras model.
+        steps: the steps that led to it.
+    """
+
+    model: Any
+    steps: tuple[PruningStep, ...]
+
+
+def prune(
+    model: Any,
+    objective: Objective,
+    options: PruningOptions,
+    retraining: Retraining | None,
+    context: Context,
+    convert: TrialConverter,
+) -> PruningResult:
+    """Remove the least important channels of a classifier until an objective is met, and train after each step.
+
+    An interrupted pruning continues where it stopped, if `context.unfinished` is the same folder.
+
+    Args:
+        model: a Keras model.
+        objective: the cost that is made smaller, and its limit.
+        options: how channels are chosen.
+        retraining: the training after each step; None: none.
+        context: data, target, seed and progress.
+        convert: makes the .tflite files whose costs are verified.
+
+    Raises:
+        StageError: the objective is out of reach, no channel can be removed, or the training fails.
+        ModelError: the model is not a classifier of the data.
+    """
+    if retraining is not None and options.steps > 1:
+        _refuse_idle_training(retraining, context)
+    checkpoint = PruningCheckpoint(context) if context.unfinished else None
+    state = PruningState()
+    if checkpoint:
+        state, model = checkpoint.load(model, options.steps)
+    while not state.finished:
+        if state.untrained is None:
+            step, model = _Step(model, objective, options, retraining, context, convert).run(state.steps)
+            state = replace(state, untrained=step)
+            if checkpoint:
+                checkpoint.save(model, state)
+        step = _retrain(model, state, retraining, context)
+        state = PruningState((*state.steps, step))
+        if checkpoint:
+            checkpoint.save(model, state)
+    return PruningResult(model, state.steps)
+
+
+def _refuse_idle_training(retraining: Retraining, context: Context) -> None:
+    """Refuse a training between steps that is too short to change any weight; `fit` refuses the last training.
+
+    Raises:
+        StageError: an accumulated gradient needs more batches than there are.
+    """
+    settings = retraining.settings
+    samples = len(context.data.labels("train"))
+    if settings.subset is not None:
+        samples = settings.subset.count(samples)
+    batches = settings.batches_per_epoch(samples) * retraining.epochs_between
+    if 0 < batches < settings.gradient_accumulation:
+        raise StageError(
+            f"epochs_between: {retraining.epochs_between} has {batches} batches, and gradient_accumulation: "
+            f"{settings.gradient_accumulation} needs more for one update of the weights: nothing would be learned "
+            "between steps",
+            todo="raise epochs_between, or lower gradient_accumulation, or set epochs_between: 0",
+        )
+
+
+def _retrain(model: Any, state: PruningState, retraining: Retraining | None, context: Context) -> PruningStep:
+    """Train a model after a step in place; return the step with the result of the training."""
+    step = state.untrained
+    assert step is not None
+    epochs = retraining.epochs(last=step.done) if retraining else 0
+    if retraining is None or not epochs or not step.layers:
+        return step
+    folder = f"step-{len(state.steps) + 1}"
+    own = replace(
+        context,
+        unfinished=context.unfinished / folder if context.unfinished else None,
+        logs=context.logs / folder if context.logs else None,
+    )
+    settings = retraining.settings.model_copy(update={"epochs": epochs})
+    return replace(step, training=healing.heal(model, retraining.loss, settings, own))
+
+
+class _Candidates:
+    """The networks of one step by their widths: each is built and converted once."""
+
+    def __init__(self, prunable: PrunableNetwork, convert: TrialConverter) -> None:
+        self._prunable = prunable
+        self._convert = convert
+        self._networks: dict[Widths, Network] = {}
+        self._models: dict[Widths, Any] = {}
+        self._conversions: dict[Widths, TrialConversion] = {}
+
+    def model(self, widths: Widths) -> Any:
+        """Return the Keras model with some widths."""
+        if widths not in self._models:
+            self._networks[widths] = self._prunable.pruned(widths)
+            self._models[widths] = keras_graph.build(self._networks[widths])
+        return self._models[widths]
+
+    def conversion(self, widths: Widths) -> TrialConversion:
+        """Return the files of the network with some widths."""
+        if widths not in self._conversions:
+            model = self.model(widths)
+            self._conversions[widths] = self._convert(self._networks[widths], model)
+        return self._conversions[widths]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step: the removal of channels, without the training after it. The attributes are the arguments of `prune`."""
+
+    model: Any
+    objective: Objective
+    options: PruningOptions
+    retraining: Retraining | None
+    context: Context
+    convert: TrialConverter
+
+    def run(self, earlier: tuple[PruningStep, ...]) -> tuple[PruningStep, Any]:
+        """Return the step and the smaller model."""
+        inputs, labels = loop.chosen_inputs(self.context.data, self.options.samples, self.context.seed)
+        if not earlier:
+            refuse_constant(self.model, inputs)
+        samples = None
+        if self.options.importance == "taylor" or self.options.allocation == "sensitivity":
+            samples = ImportanceSamples(inputs, labels, loop.head_of(self.model, self.context.data))
+        network = keras_graph.read(self.model)
+        prunable = prepare(network, self.context.target, self.options.importance, samples)
+        conversion = self.convert(network, self.model)
+        prunable = prunable.calibrated(prunable.full_widths, conversion)
+        initial = earlier[0].cost.before if earlier else None
+        steps_left = self.options.steps - len(earlier)
+        limits = self.objective.limits(prunable, initial, steps_left)
+        curves = self._curves(prunable, samples)
+        candidates = _Candidates(prunable, self.convert)
+        allocations = {
+            method: self._allocate(prunable, losses, limits, candidates)
+            for method, losses in self._losses(prunable, curves).items()
+        }
+        method, trials = self._best(allocations, candidates)
+        allocation = allocations[method]
+        layers = prunable.pruned_layers(allocation.widths)
+        model = candidates.model(allocation.widths)
+        change = self.objective.change(prunable, allocation)
+        last = steps_left == 1
+        step = PruningStep(
+            importance=prunable.importance,
+            allocation=method,
+            cost=change,
+            layers={name: LayerWidths(*widths) for name, widths in layers.items()},
+            unsupported=prunable.channels.unsupported,
+            done=last or change.after <= limits.final,
+            trials=trials,
+            sensitivity=tuple(curves),
+            warnings=tuple(self._warnings(prunable, conversion)),
+            recalibration=recalibrate_batch_norms(model, self.context) if layers else {},
+        )
+        return self._reported(step, limits, last=last), model
+
+    def _curves(self, prunable: PrunableNetwork, samples: ImportanceSamples | None) -> list[SensitivityCurve]:
+        if self.options.allocation != "sensitivity":
+            return []
+        assert samples is not None
+        return sensitivity_curves(prunable, samples, self.context.progress.update)
+
+    def _losses(
+        self, prunable: PrunableNetwork, curves: list[SensitivityCurve]
+    ) -> Mapping[AllocationMethod, ImportanceLosses | None]:
+        """Return the importance losses by allocation method; there are several methods where they are compared."""
+        if self.options.allocation == "sensitivity":
+            return {"sensitivity": [curve.losses() for curve in curves]}
+        if self.options.allocation != "auto":
+            return {self.options.allocation: importance_losses(prunable, self.options.allocation)}
+        trained = self.retraining is not None and self.retraining.settings.epochs
+        methods = COMPARED if trained else COMPARED[:1]
+        return {method: importance_losses(prunable, method) for method in methods}
+
+    def _allocate(
+        self, prunable: PrunableNetwork, losses: ImportanceLosses | None, limits: CostLimits, candidates: _Candidates
+    ) -> Allocation:
+        return self.objective.allocate_verified(prunable, losses, limits, candidates.conversion)
+
+    def _best(
+        self, allocations: Mapping[AllocationMethod, Allocation], candidates: _Candidates
+    ) -> tuple[AllocationMethod, dict[AllocationMethod, float]]:
+        """Return the best allocation method, and the validation accuracy of each if they had to be compared."""
+        if len({allocation.widths for allocation in allocations.values()}) == 1:
+            return next(iter(allocations)), {}
+        trials = {
+            method: self._trial_accuracy(candidates.model(allocation.widths))
+            for method, allocation in allocations.items()
+        }
+        return max(trials, key=lambda method: trials[method]), trials
+
+    def _trial_accuracy(self, model: Any) -> float:
+        """Return the validation accuracy after one epoch of training; the model's weights stay as they were."""
+        assert self.retraining is not None  # methods are compared only where there is training
+        settings = self.retraining.settings
+        batches = settings.batches_per_epoch(len(self.context.data.labels("train")))
+        changes = {"epochs": 1, "ema": None, "subset": None, "early_stopping": None, "warmup": 0.0}
+        changes["gradient_accumulation"] = min(settings.gradient_accumulation, batches)
+        weights = model.get_weights()
+        own = replace(self.context, unfinished=None, logs=None)
+        loop.fit(model, self.retraining.loss, settings.model_copy(update=changes), own)
+        accuracy = validation_quality(model, self.context).value
+        set_weights(model, weights)
+        return accuracy
+
+    def _warnings(self, prunable: PrunableNetwork, conversion: TrialConversion) -> list[str]:
+        warnings = []
+        empty = weight_sparsity.empty(prunable.network)
+        if empty:
+            warnings.append(f"all weights are 0 in {', '.join(empty)}: was the model trained?")
+        if prunable.importance != self.options.importance:
+            warnings.append(substitution(self.options.importance, prunable.importance))
+        if conversion.missing is not None:
+            loop_note = "; MACs leave out operators inside a loop" if conversion.has_loop else ""
+            warnings.append(
+                f"size, time and memory are those of the layers that can be followed: {conversion.missing}{loop_note}"
+            )
+        return warnings
+
+    def _reported(self, step: PruningStep, limits: CostLimits, *, last: bool) -> PruningStep:
+        """Show the warnings of a step; return it with a warning where the limit is missed in the end."""
+        describe = self.objective.describe
+        progress = self.context.progress
+        if step.cost.before <= limits.final:
+            progress.note(
+                f"{self.objective.name} is {describe(step.cost.before)} already, and may be "
+                f"{describe(limits.final)}: nothing to remove"
+            )
+        if last and step.cost.after > limits.final:
+            missed = (
+                f"{self.objective.name} is {describe(step.cost.after)}, above the limit of {describe(limits.final)}: "
+                "no choice of channels came nearer"
+            )
+            step = replace(step, warnings=(*step.warnings, missed))
+        for warning in step.warnings:
+            progress.note(f"prune: {warning}")
+        return step

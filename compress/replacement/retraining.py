@@ -1,0 +1,134 @@
+"""Replacement in a Keras model, followed by batch norm recalibration and training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from compress.artifact import Facts
+from compress.errors import ModelError
+from compress.ir import keras_graph
+from compress.ir.activations import Activation
+from compress.ir.keras_graph import Network
+from compress.measurement import missing, proportion
+from compress.replacement import squeeze_excite
+from compress.replacement.activations import Replacements, replace_by_relu
+from compress.stage import Context
+from compress.training import healing, loop
+from compress.training.bn_recalibration import recalibrate_batch_norms
+from compress.training.loop import Loss, TrainingSettings
+from compress.training.validation import validation_quality
+
+DistillationLoss = Callable[[Any, Any, Context], Loss]
+"""(changed model, unchanged model as teacher, context) -> loss."""
+
+
+@dataclass(frozen=True)
+class ReplacementOptions:
+    """What is replaced; see the stage `replace_activations`."""
+
+    activations: Collection[Activation]
+    by: Literal["relu", "relu6"] = "relu"
+    remove_gates: bool = False
+    samples: int = 256
+
+
+@dataclass(frozen=True)
+class ReplacementResult:
+    """A changed model.
+
+    Attributes:
+        model: the Keras model; None where nothing was replaced.
+        replacements: the layers that were replaced or skipped.
+        training: the facts of batch norm recalibration and training.
+        accuracy: validation accuracy `before`, with the activations `replaced`, and `healed` by training.
+    """
+
+    model: Any | None
+    replacements: Replacements
+    training: Facts = field(default_factory=dict)
+    accuracy: Mapping[str, Facts] = field(default_factory=dict)
+
+
+def replace_activations(
+    model: Any,
+    options: ReplacementOptions,
+    training: tuple[TrainingSettings, DistillationLoss] | None,
+    context: Context,
+) -> ReplacementResult:
+    """Replace activations, remove gates, and train the changed model.
+
+    Args:
+        model: a Keras model.
+        options: what is replaced.
+        training: settings and loss of the training; None: no training.
+        context: data, seed and progress.
+
+    Raises:
+        ModelError: the model does not take the data's samples, or is not a classifier and would be trained.
+    """
+    _refuse_misfit(model, context, trains=training is not None)
+    network, replacements = _replaced(keras_graph.read(model), options, context)
+    if not replacements.replaced:
+        return ReplacementResult(None, replacements)
+    changed = keras_graph.build(network)
+    facts = _recalibrated(changed, context)
+    accuracy = {"before": _accuracy(model, context), "replaced": _accuracy(changed, context)}
+    if training is not None:
+        settings, loss = training
+        facts |= healing.heal(changed, loss(changed, model, context), settings, context)
+        accuracy["healed"] = _accuracy(changed, context)
+    return ReplacementResult(changed, replacements, facts, accuracy)
+
+
+def _replaced(network: Network, options: ReplacementOptions, context: Context) -> tuple[Network, Replacements]:
+    """Remove gates first: they are measured with the activations that the model was trained with."""
+    replacements = Replacements()
+    if options.remove_gates:
+        gates, skipped = squeeze_excite.find(network)
+        replacements = Replacements(skipped=skipped)
+        if gates:
+            samples = loop.chosen_inputs(context.data, options.samples, context.seed)[0]
+            measured = squeeze_excite.measure(network, gates, samples)
+            network, removed = squeeze_excite.remove_gates(network, measured)
+            replacements |= removed
+    network, activations = replace_by_relu(network, options.activations, options.by)
+    return network, replacements | activations
+
+
+def _refuse_misfit(model: Any, context: Context, *, trains: bool) -> None:
+    """Refuse a model that cannot be trained; without training, one that does not take the data's samples."""
+    try:
+        loop.head_of(model, context.data)
+    except ModelError:
+        if trains or not _takes_samples(model, context.data.input_shape):
+            raise
+
+
+def _takes_samples(model: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a model has one input, and it takes samples of some shape."""
+    if len(model.inputs) != 1:
+        return False
+    expected = tuple(model.inputs[0].shape[1:])
+    return len(expected) == len(shape) and all(a in (None, b) for a, b in zip(expected, shape, strict=True))
+
+
+def _recalibrated(model: Any, context: Context) -> Facts:
+    """Return the facts of batch norm recalibration, or the reason why the model cannot be validated on the data."""
+    try:
+        loop.own_loss(model, context)
+    except ModelError as error:
+        return {"batch_norms": {"recalibrated": False, "reason": str(error)}}
+    return recalibrate_batch_norms(model, context)
+
+
+def _accuracy(model: Any, context: Context) -> Facts:
+    """Return the accuracy on the validation split; the test split is for the final comparison alone."""
+    try:
+        loop.head_of(model, context.data)
+    except ModelError as error:
+        return missing("fraction", f"not a classifier of this data: {error}").to_json()
+    count = len(context.data.labels("validation"))
+    right = round(validation_quality(model, context).value * count)
+    return {**proportion(right, count, "validation split").to_json(), "n": count}

@@ -1,0 +1,120 @@
+"""`replace_activations`: replace activations that the target runs badly, and remove squeeze-and-excite gates."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
+from compress.data.types import Task
+from compress.distillation.settings import Teaching
+from compress.ir.activations import Activation
+from compress.stage import Context, Need, Stage, Unfit
+from compress.training.loop import TrainingSettings
+
+if TYPE_CHECKING:  # a dry run reads settings only
+    from compress.replacement.activations import Replacements
+    from compress.training.loop import Loss
+
+GATES = "squeeze_and_excite"
+
+
+class ReplaceActivations(Stage, TrainingSettings, Teaching):
+    """Replace activations by ReLUs, remove gates if asked to, then train with the unchanged model as teacher."""
+
+    name: ClassVar[str] = "replace_activations"
+    version: ClassVar[int] = 5
+    consumes: ClassVar[frozenset[Kind]] = frozenset({Kind.KERAS})
+    produces: ClassVar[Kind] = Kind.KERAS
+    needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
+    tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
+
+    activations: Literal["all"] | list[Activation] = "all"
+    """Activations to replace, also where they are written as several operators. On the Edge TPU silu becomes two
+    operators, hard_silu three, gelu six; elu, selu, celu, mish and softplus 25; leaky_relu a PRELU, whose slopes are
+    sent at every inference. tailed: any other function that is near 0 for low x, near x for high x and negative
+    between. threshold (a ReLU that begins at another value) and prelu (with a slope for every position; it gets one for
+    each channel) run on the CPU, and so do all operators after them."""
+    by: Literal["relu", "relu6"] = "relu"
+    """Replacement; both cost nothing. relu is the nearest, allows equalization (quantize: equalize), and quantize finds
+    its output range; relu6 always ends at 6."""
+    squeeze_and_excite: Literal["keep", "remove"] = "keep"
+    """remove: each gate becomes its mean over training samples, folded into weights where possible. A gate runs on the
+    Edge TPU, but needs the whole map before the next operator can start."""
+    samples: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """Training samples that gates are measured on."""
+    epochs: Annotated[int, Field(ge=0, le=10_000)] = 6
+    """Epochs of training after the replacement, with the unchanged model as teacher; 0: no training."""
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
+    """Initial learning rate of Adam."""
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        self.goes_with(self)
+        return self
+
+    def unfit(self, task: Task) -> Unfit | None:
+        """Refuse training for detection: it is knowledge distillation, which needs one class for each sample."""
+        if task == "classification" or not self.epochs:
+            return None
+        what = "epochs: the training learns from the class scores of each sample, and these samples have objects"
+        return Unfit(what, "epochs: 0", "set epochs: 0, and add train after it")
+
+    def run(self, given: Artifact, context: Context) -> Facts:
+        """Write the changed model; return what was replaced, skipped and not found, and the accuracies."""
+        from compress.ir.tensorflow import keras
+        from compress.replacement.retraining import ReplacementOptions, replace_activations
+        from compress.stages import working_model
+
+        keras(context.seed)
+        kinds = get_args(Activation) if self.activations == "all" else self.activations
+        options = ReplacementOptions(kinds, self.by, self.squeeze_and_excite == "remove", self.samples)
+        model = working_model.read(given, context)
+        training = (self, self._loss) if self.epochs else None
+        result = replace_activations(model, options, training, context)
+        facts = self._facts(result.replacements, context)
+        if result.model is None:
+            for name in (MODEL_KERAS, MODEL_TFLITE):
+                shutil.copyfile(given.file(name), context.folder / name)
+            return facts
+        working_model.write(result.model, context.folder)
+        return {**facts, **result.training, "accuracy": result.accuracy}
+
+    def _loss(self, student: Any, teacher: Any, context: Context) -> Loss:
+        from compress.distillation import losses, teachers
+        from compress.training import loop
+
+        unchanged = teachers.of_model(teacher, context.data, "the unchanged model")
+        return losses.loss_of(loop.head_of(student, context.data), [unchanged], self, self, context)
+
+    def _facts(self, replacements: Replacements, context: Context) -> Facts:
+        """Return what was replaced, skipped and not found as plain values, and show a summary."""
+        requested: list[str] = [] if self.activations == "all" else [*self.activations]
+        if self.squeeze_and_excite == "remove":
+            requested.append(GATES)
+        not_found = [kind for kind in requested if kind not in replacements.replaced]
+        progress = context.progress
+        for kind, layers in replacements.replaced.items():
+            progress.note(f"replace_activations: {len(layers)} {kind} -> {self._replacement(kind)}")
+        for kind in not_found:
+            progress.note(f"replace_activations: {kind} is requested, but the model has none that can be replaced")
+        if not replacements.replaced:
+            progress.note("replace_activations: nothing to replace; the model is passed on unchanged")
+        replaced: Mapping[str, Any] = {
+            kind: {"count": len(layers), "by": self._replacement(kind), "layers": list(layers)}
+            for kind, layers in replacements.replaced.items()
+        }
+        return {
+            "replaced": replaced,
+            "unchanged": not replaced,
+            "not_found": not_found,
+            "skipped": dict(replacements.skipped),
+            "details": dict(replacements.notes),
+        }
+
+    def _replacement(self, kind: str) -> str:
+        others = {GATES: "its mean, in the weights", "prelu": "a slope for each channel"}
+        return others.get(kind, self.by)
