@@ -21,6 +21,9 @@ MOUNT, UMOUNT = (shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") for na
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background, and inherited by what is run here
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests start many programs: with bytecode files, only the first of them compiles the packages.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 hypothesis.settings.register_profile(
     "coralline", deadline=None, database=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
 )
