@@ -13,7 +13,7 @@ demo: $(READY)  ## train, prune, distil, quantize, check, pack and measure a rea
 	$(BIN)/python -m compress pipeline.yaml
 
 test: $(READY)  ## every test that needs no device and no compiler
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 tf25: $(READY) $(TF25)/ready  ## our models in the TFLite of the compiler's year; needs Python 3.8
 	$(BIN)/python -m pytest -m tf25

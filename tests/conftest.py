@@ -30,6 +30,13 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("coralline")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files with slow tests first, then those with TensorFlow: short files fill the workers up at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    tensorflow = {item.path for item in items if item.get_closest_marker("tensorflow")}
+    items.sort(key=lambda item: (item.path not in slow, item.path not in tensorflow))
+
+
 @pytest.fixture
 def coralline(tmp_path: Path) -> tiny.Coralline:
     """Runs the command line in tmp_path."""
