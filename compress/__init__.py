@@ -12,16 +12,37 @@ from compress.version import __version__
 
 if TYPE_CHECKING:
     from compress.api import RunResult, check, estimate, legalize, load_model, run
+    from compress.api_models import ModelResult, QuantizedModel, distill, load_data, prune, quantize, train
+    from compress.data.dataset import Dataset
 
-__all__ = ["RunResult", "__version__", "check", "estimate", "legalize", "load_model", "run"]
+__all__ = [
+    "Dataset",
+    "ModelResult",
+    "QuantizedModel",
+    "RunResult",
+    "__version__",
+    "check",
+    "distill",
+    "estimate",
+    "legalize",
+    "load_data",
+    "load_model",
+    "prune",
+    "quantize",
+    "run",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'compress' has no attribute {name!r}")
-    from compress import api
+    from compress import api, api_models
+    from compress.data.dataset import Dataset
 
-    return getattr(api, name)
+    if name == "Dataset":
+        return Dataset
+    return getattr(api if hasattr(api, name) else api_models, name)
 
 
 def __dir__() -> list[str]:

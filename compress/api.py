@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from compress import targets
 from compress.artifact import MODEL_TFLITE
 from compress.measurement import Measurement
-from compress.progress import Progress
+from compress.progress import SILENT, Progress
 from compress.tflite import graph
 
 if TYPE_CHECKING:
@@ -111,23 +111,13 @@ def _measurements(model: Mapping[str, Any] | None) -> dict[str, Measurement]:
     return {name: Measurement(**value) for name, value in model["measurements"].items()}
 
 
-class _SilentProgress:
-    """Progress that is not shown."""
-
-    def update(self, done: int, total: int, **metrics: float) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-
 class _SilentMonitor:
     """A `compress.pipeline.runner.Monitor` that shows nothing."""
 
     @contextmanager
     def working(self, title: str) -> Iterator[Progress]:
         del title
-        yield _SilentProgress()
+        yield SILENT
 
     def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
         pass

