@@ -1,4 +1,4 @@
-# `make demo` and `make test` do all the set-up; they need Python 3.11 and nothing else.
+# `make demo` and `make test` install everything into .venv; they need only Python 3.11.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,16 +9,16 @@ PYTHON38 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.8.*/bin/python) $(s
 
 .PHONY: demo test tf25 check bench wheel clean
 
-demo: $(READY)  ## train, prune, distil, quantize, check, pack and measure a real model; then open runs/digits/report.html
+demo: $(READY)  ## train, prune, distil, quantize, check, package and measure a real model; then open runs/digits/report.html
 	$(BIN)/python -m compress pipeline.yaml
 
-test: $(READY)  ## every test that needs no device and no compiler
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(READY)  ## all tests that need no device and no compiler
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-tf25: $(READY) $(TF25)/ready  ## our models in the TFLite of the compiler's year; needs Python 3.8
+tf25: $(READY) $(TF25)/ready  ## run our .tflite files in TensorFlow 2.5, as old as the compiler; needs Python 3.8
 	$(BIN)/python -m pytest -m tf25
 
-check: $(READY)  ## the static checks
+check: $(READY)  ## style, types, import rules and tests of the architecture
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -28,14 +28,14 @@ check: $(READY)  ## the static checks
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/architecture
 
-bench: $(READY)  ## the numbers in the README
+bench: $(READY)  ## measure the figures in the README
 	$(BIN)/python benchmarks/main_job.py
 
-wheel: $(READY)  ## dist/*.whl: coralline, and coralline-deploy, the device side alone
+wheel: $(READY)  ## build dist/*.whl: coralline, and coralline-deploy with the device side alone
 	$(BIN)/python -m build --wheel --no-isolation
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist packaging/deploy
 
-clean:  ## everything that was made here; runs/ stays
+clean:  ## delete environments, builds and caches; runs/ is kept
 	rm -rf $(VENV) $(TF25) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(READY): pyproject.toml constraints.txt

@@ -1,12 +1,13 @@
-"""One bundle on x86-64 and on an emulated aarch64: `python benchmarks/aarch64.py BUNDLE FOLDER`.
+"""Outputs of one bundle on x86-64 and on an emulated aarch64: `python benchmarks/aarch64.py BUNDLE FOLDER`.
 
-On Debian with qemu-user-static; nothing of this machine is changed, all goes into FOLDER: Debian's Python for arm64,
-and numpy and the TFLite runtime (`--runtime`, ai-edge-litert if not given) from the package index. Prints for each
-model and kind of kernels how many of the evaluation sample give other outputs than here, and by how much.
+Needs Debian with qemu-user-static. Debian's Python for arm64, numpy and the TFLite runtime (`--runtime`, by default
+ai-edge-litert, from the package index) are installed into FOLDER; the rest of the machine is not changed. For each
+model and kind of kernels the benchmark prints how many evaluation samples have outputs different from those on this
+machine, and the size of the differences. It writes no results file, and times under emulation mean nothing.
 
-For the runner itself, whose children are processes of the same Python, the kernel must know the emulator (binfmt_misc):
-`FOLDER/python3 runner.pyz verify BUNDLE`. The processor is a Cortex-A72: with the one that qemu 7.2 emulates if not
-told, XNNPACK's int8 outputs are wrong, as they are not with qemu 10. Nothing here asserts, and no time means anything.
+To run the runner itself under emulation, the kernel must know the emulator (binfmt_misc), because the runner starts
+processes of the same Python: `FOLDER/python3 runner.pyz verify BUNDLE`. The emulated processor is a Cortex-A72: with
+the default processor of qemu 7.2, XNNPACK's int8 outputs are wrong; with qemu 10 they are right.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def interpreter(folder: Path, packages: list[str]) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("folder", type=Path, help="does not exist yet, or is one of before")
     parser.add_argument("--runtime", nargs="+", default=["ai-edge-litert", "numpy"], help="for tflite-runtime: numpy<2")

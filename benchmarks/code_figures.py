@@ -1,8 +1,8 @@
 """Figures of the code itself: `python benchmarks/code_figures.py [FOLDER ...] [--list] [--sample N] [--seed N]`.
 
-Prints lines, complexity, how dense lines are, how many annotations are `Any`, class names that are used more than
-once, and vague names and words, for compress/ and deploy/ or the folders named. `--list` prints their places.
-`--sample N` prints N docstrings and N messages of exceptions, drawn at random, to be read. Nothing is written.
+Prints, for compress/ and deploy/ or for the folders in the arguments: lines, complexity, density of lines, share of
+annotations that are `Any`, class names that are used more than once, and vague names and words. `--list` prints where
+they are. `--sample N` prints N random docstrings and N random messages of exceptions for review. Writes no file.
 
 Complexity is McCabe's, counted strictly: each branch, loop, handler, boolean operator, conditional expression and
 comprehension clause adds one. Code lines are lines with a statement or an expression on them: no blank lines, comments
@@ -192,7 +192,7 @@ def _print_sample(title: str, texts: Sequence[str], count: int, draw: random.Ran
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="print N docstrings and N messages")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--list", action="store_true", help="list the functions, classes and words that are counted")

@@ -1,12 +1,12 @@
-"""A detector from photos to 8 bits: `python benchmarks/detection.py [--seeds N] [--epochs N] [--cache FOLDER]`.
+"""A detector from photos to int8: `python benchmarks/detection.py [--seeds N] [--epochs N] [--cache FOLDER]`.
 
-models/ssd_small.py is trained from scratch on 296 photos of playing cards and measured on 67 others, for each seed by
-the command line alone: train, quantize. Reported: COCO's average precision of the float model and of the int8 file,
-whose boxes and scores are separate tensors. For contrast the same network with both joined into one tensor, quantized
-by the same way to choose ranges: once with the scores as logits, as here, and once as probabilities, which is what
-most files have that were exported with one output.
-Trained models are kept in the folder --cache; one that is there is not trained again.
-Needs the shared files (CORALLINE_SHARED, or ../shared beside the project). Writes benchmarks/results/detection.json.
+For each seed the command line trains models/ssd_small.py from scratch on 296 photos of playing cards, quantizes it,
+and measures it on 67 other photos. The result is COCO's average precision of the float model and of the int8 file,
+which has boxes and scores in separate tensors. For comparison, the same network is quantized with boxes and scores
+joined into one tensor, with the same method for ranges: once with logits as scores, as in ssd_small, and once with
+probabilities, as in most files that were exported with one output.
+Trained models are kept in the folder --cache and reused.
+Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Writes benchmarks/results/detection.json.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def summary(seeds: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     """Runs the seeds, one after the other, and writes after each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--epochs", type=int, default=60)

@@ -1,11 +1,11 @@
 """Distillation against the same training without it: `python benchmarks/distillation.py [--seeds N] [--cache FOLDER]`.
 
-A small network is trained from the same start, for as many epochs, on the same data with the same augmentation: on
-labels alone, and on what a larger network of the same kind says. The way to distil is chosen on validation data; test
-data are for the table. Differences are paired by test sample, averaged over seeds; their intervals are over samples.
-Needs the shared files (CORALLINE_SHARED, or ../shared beside the project). Prints a Markdown table with the bound,
-and writes benchmarks/results/distillation.json. Teachers are kept in the folder --cache, and so is what each way gave
-with each seed: a run that was ended goes on where no change of the project is uncommitted.
+A small network is trained twice from the same initial weights, with the same epochs, data and augmentation: on labels
+alone, and with a larger network of the same kind as its teacher. The distillation method is chosen on validation data;
+the table shows test data. Differences are paired by test sample and averaged over seeds; intervals are over samples.
+Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Prints a Markdown table with the bound,
+and writes benchmarks/results/distillation.json. The folder --cache keeps the teachers and the result of each method
+and seed: an interrupted run continues from there, if the project has no uncommitted changes.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _means(row: Mapping[str, list[float]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default=",".join(CASES), help="some of the data sets, with commas")
     parser.add_argument("--epochs", type=int, help="other than usual, to try it out: results are only printed")
     options = subjects.asked(parser)

@@ -1,9 +1,8 @@
-"""SIGKILL at random moments, each followed by a resume: `python benchmarks/kill.py [--demo 20] [--light 180]`.
+"""SIGKILL at random moments, each followed by a resumed run: `python benchmarks/kill.py [--demo 20] [--light 180]`.
 
-`--demo` kills land in the shipped pipeline, which goes on from where it was; `--light` kills
-in a pipeline without TensorFlow (a .tflite file, compile, package), with a new store each
-time. After every kill the store is looked through, and after every resume the outputs are
-verified. Writes benchmarks/results/kill.json.
+`--demo` sets the number of kills in the shipped pipeline, which resumes each time. `--light` sets the number of kills
+in a pipeline without TensorFlow (a .tflite file, compile, package), with a new store each time. After every kill the
+benchmark checks the store, and after every resumed run it verifies the outputs. Writes benchmarks/results/kill.json.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ def light(kills: int, folder: Path, chance: random.Random) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--demo", type=int, default=20)
     parser.add_argument("--light", type=int, default=180)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,14 +1,14 @@
-"""Images larger than memory should hold: `python benchmarks/loading.py [--images 10000] [--side 96] [--epochs 2]`.
+"""Training on more images than memory holds: `python benchmarks/loading.py [--images 10000] [--side 96] [--epochs 2]`.
 
-So many JPEG and PNG files of 96 to 256 pixels a side are made in a temporary folder, and go the way of every run:
-decoded once into a file of the store, then trained from there. Told of are
+Makes JPEG and PNG files of 96 to 256 pixels a side in a temporary folder, decodes them once into a file of the store,
+as every run does, and trains from that file. The results are
 
-- decoding, the first pass alone: images per second, and the most memory that it took;
-- waiting: the share of the training's time in which no batch was ready, of a small network, on two cores;
-- the loader: the share by which steps are longer than with one batch given again and again; it reads while the model
-  learns, and takes time from it even where nobody waits. Rounds of both alternate, so that what else the machine does
-  meets both;
-- memory: the most that the training took beyond the process with everything imported and the model built.
+- decoding: images per second of the first pass, and its peak memory;
+- waiting: the share of the training time in which no batch was ready, for a small network on two cores;
+- the loader: the share by which steps take longer than with one batch that is repeated. The loader reads while the
+  model trains, so it takes processor time even when training never waits. Rounds with and without the loader
+  alternate, so that other load on the machine affects both alike;
+- memory: the peak of the training, above that of the process with all imports and the built model.
 
 Writes benchmarks/results/loading.json.
 """

@@ -1,8 +1,8 @@
-"""The numbers of the main job: `make bench`, or `python benchmarks/main_job.py [--seeds N] [--repeats N]`.
+"""The figures of the main job: `make bench`, or `python benchmarks/main_job.py [--seeds N] [--repeats N]`.
 
-Prints a Markdown table and writes benchmarks/results/main_job.json. Times are wall clock on
-this machine, each command in a process of its own, with compiled modules kept as usual; the last row is there to tell
-this machine and hour from others. Nothing here asserts them.
+Prints a Markdown table and writes benchmarks/results/main_job.json. Times are wall-clock times on this machine. Each
+command runs in its own process, with Python's bytecode files kept as usual. The last row measures the machine itself,
+so that results of different machines and times can be compared. No figure is checked against a limit.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()

@@ -1,6 +1,6 @@
-"""The folder of results, and the one place where benchmarks put the repository and tests/support on the search path.
+"""The folder of results, and the search path of all benchmarks: the repository and tests/support.
 
-Modules of tests/support are found only after this import; ruff's import order puts it before them.
+Import this module before modules of tests/support; ruff's import order keeps it first.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""Less data, chosen in several ways: `python benchmarks/subset.py [--data NAME] [--seeds N] [--cache FOLDER] [--show]`.
+"""Subsets of the data, selected in several ways: `python benchmarks/subset.py [--data NAME] [--seeds N] [--show]`.
 
-Training: a small network learns from 10, 30 and 50% of spoken and of written digits, chosen as `train: {subset: …}`
-does it with its defaults, for as many epochs as from all, and from all. (Proxies, which several ways and shares have in
-common, are trained once; each way is charged with what it needs of them.) Accuracy is on test samples, which no choice
-has seen; seconds are on whatever else the machine does. Calibration: ranges (least and greatest value) of the network
-that learned from all are taken from 16 and 64 samples, chosen as `quantize: {calibration: {select: …}}` does it;
-agreement is how often the int8 file gives the float model's class on test samples. Needs the shared files
-(CORALLINE_SHARED, or ../shared beside the project). Prints Markdown tables, and writes benchmarks/results/subset.json.
-What each seed gave is kept in the folder --cache, where the next run goes on.
+Training: a small network is trained on all samples and on 10, 30 and 50% of spoken and of written digits, selected by
+`train: {subset: …}` with its defaults, always for the same number of epochs. Proxies that several methods and shares
+have in common are trained once; each method is charged with the proxies that it needs. Accuracy is measured on test
+samples, which no method sees. Times depend on the load of the machine.
+
+Calibration: activation ranges (minimum and maximum) of the network that was trained on all samples are calibrated on
+16 and 64 samples, selected by `quantize: {calibration: {select: …}}` with its defaults. Agreement is the share of test
+samples for which the int8 file gives the float model's class.
+
+Needs the shared files (CORALLINE_SHARED, or ../shared next to the project). Prints Markdown tables, and writes
+benchmarks/results/subset.json. The folder --cache keeps the result of each seed, and the next run continues from there.
 """
 
 from __future__ import annotations
@@ -206,7 +209,7 @@ def _told(row: Mapping[str, float]) -> str:
 
 def main() -> None:
     """Measures, or shows what was measured."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=[*DATA], help="these alone; what was measured of the others stays")
     options = subjects.asked(parser)
     if options is None:

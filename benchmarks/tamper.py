@@ -1,10 +1,11 @@
 """Tampered bundles: `python benchmarks/tamper.py [--bundle FILE] [--edits 20000] [--seed 0]`.
 
-A bundle (a small one is made here, or FILE) is spoilt in every place: each bit of each byte flipped, cut at
-each length, a byte put in at each place, and random edits of the sort that attackers make. Each is read as an
-unsigned bundle, as a signed one, and as a signed one where a key is trusted. All must be refused with a
-BundleError, and no file may be opened, written or removed on the way (Python's audit events). Signatures are
-verified in plain Python (`--cryptography`: with it). Writes benchmarks/results/tamper.json.
+A bundle (FILE, or a small one that is made here) is damaged everywhere: each bit of each byte flipped, the file cut at
+each length, a byte inserted at each position, and random edits such as an attacker makes. Each damaged file is read as
+an unsigned bundle, as a signed bundle, and as a signed bundle with a trusted key. All must be refused with a
+BundleError, and no file may be opened, written or removed meanwhile (checked with Python's audit events). Signatures
+are verified in plain Python, or by the package cryptography with `--cryptography`.
+Writes benchmarks/results/tamper.json.
 """
 
 from __future__ import annotations

@@ -21,10 +21,20 @@ MOUNT, UMOUNT = (shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") for na
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background, and inherited by what is run here
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests start many programs: with bytecode files, only the first of them compiles the packages.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 hypothesis.settings.register_profile(
     "coralline", deadline=None, database=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
 )
 hypothesis.settings.load_profile("coralline")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files with slow tests first, then those with TensorFlow: short files fill the workers up at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    tensorflow = {item.path for item in items if item.get_closest_marker("tensorflow")}
+    items.sort(key=lambda item: (item.path not in slow, item.path not in tensorflow))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Model files of every supported format: detection, reading, and import as a Keras model.
 
 `read` inspects a file without TensorFlow and without running anything of it; `load` builds the Keras model.
+The importers of a format are imported when a file of that format is read: most commands need one format or none.
 """
 
 from __future__ import annotations
@@ -18,19 +19,16 @@ from numpy.typing import NDArray
 from compress.errors import ModelError
 from compress.files import file_digest
 from compress.importers import KERAS_SUFFIXES, SUFFIXES
-from compress.importers.common import verification
-from compress.importers.common.unsupported import Refused, unsupported
-from compress.importers.common.verification import TOLERANCE, Parity
-from compress.importers.keras import keras_file
-from compress.importers.onnx import onnx_file
-from compress.importers.onnx.onnx_inputs import Shapes
-from compress.importers.saved_model import conversion, saved_model_folder
-from compress.importers.saved_model import keras_model as saved_keras
-from compress.importers.tflite import tflite_file
-from compress.ir import tensorflow
 
 if TYPE_CHECKING:
     import keras
+
+    from compress.importers.common.unsupported import Refused
+    from compress.importers.common.verification import Parity
+    from compress.importers.onnx.onnx_inputs import Shapes
+    from compress.importers.saved_model.conversion import Converted
+    from compress.importers.saved_model.saved_model_folder import Content
+    from compress.importers.tflite.tflite_file import TfliteFile
 
 FORMATS = f"{', '.join(SUFFIXES)}, or a SavedModel folder"
 Kind = Literal["keras", "onnx", "tflite", "saved_model"]
@@ -148,12 +146,14 @@ def load(found: ModelFile, *, trust: bool = False, samples: Samples = None) -> I
     return LOADERS[found.kind](found, trust, samples)
 
 
-def to_float_tflite(found: ModelFile) -> conversion.Converted:
+def to_float_tflite(found: ModelFile) -> Converted:
     """Convert a SavedModel with a graph to a float .tflite file.
 
     Raises:
         ModelError: it has operators that are not run, or TensorFlow cannot convert it.
     """
+    from compress.importers.saved_model import conversion
+
     return conversion.convert(found.content, found.signature)
 
 
@@ -163,16 +163,24 @@ def check_runnable(found: ModelFile) -> None:
     Raises:
         ModelError: it has operators that are not run; all of them are listed.
     """
+    from compress.importers.saved_model import conversion
+
     if found.refused:
         raise conversion.refused_operators(found.content)
 
 
 def content_digest(path: Path) -> str:
     """Return the digest of a file, or of a SavedModel folder."""
-    return saved_model_folder.digest(path) if path.is_dir() else file_digest(path)
+    if not path.is_dir():
+        return file_digest(path)
+    from compress.importers.saved_model import saved_model_folder
+
+    return saved_model_folder.digest(path)
 
 
 def _read_keras(path: Path) -> ModelFile:
+    from compress.importers.keras import keras_file
+
     scan = keras_file.scan(path)
     description = "Keras HDF5 file" if scan.format == "h5" else "Keras archive"
     producer = f"Keras {scan.keras_version}" if scan.keras_version else ""
@@ -180,6 +188,8 @@ def _read_keras(path: Path) -> ModelFile:
 
 
 def _read_tflite(path: Path) -> ModelFile:
+    from compress.importers.tflite import tflite_file
+
     file = tflite_file.read(path)
     if file.imported is None:
         return ModelFile(path, "tflite", "TFLite file, quantized", "", "tflite", file)
@@ -197,6 +207,8 @@ def _read_tflite(path: Path) -> ModelFile:
 
 
 def _read_onnx(path: Path, shapes: Shapes) -> ModelFile:
+    from compress.importers.onnx import onnx_file
+
     file = onnx_file.read(path, shapes)
     return ModelFile(
         path,
@@ -212,6 +224,8 @@ def _read_onnx(path: Path, shapes: Shapes) -> ModelFile:
 
 
 def _read_saved_model(path: Path, signature: str | None) -> ModelFile:
+    from compress.importers.saved_model import saved_model_folder
+
     content = saved_model_folder.read(path)
     if content.config is None or signature is not None or (content.judged.unsupported and not content.refused):
         return _graph_of(content, signature)
@@ -230,8 +244,10 @@ def _read_saved_model(path: Path, signature: str | None) -> ModelFile:
     )
 
 
-def _graph_of(content: saved_model_folder.Content, signature: str | None) -> ModelFile:
+def _graph_of(content: Content, signature: str | None) -> ModelFile:
     """Return a SavedModel whose graph is taken, not its Keras model."""
+    from compress.importers.saved_model import conversion
+
     notes = [
         "only its graph is taken, as it holds no Keras model that can be rebuilt: in a pipeline it becomes a float "
         ".tflite file, which is quantized without training"
@@ -254,15 +270,23 @@ def _graph_of(content: saved_model_folder.Content, signature: str | None) -> Mod
 
 
 def _load_keras(found: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
+    from compress.importers.keras import keras_file
+
     return ImportedModel(*keras_file.load_scanned(found.path, found.content, trust=trust, samples=samples))
 
 
 def _load_onnx(found: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
+    from compress.importers.onnx import onnx_file
+
     return ImportedModel(*onnx_file.load(found.content, samples))
 
 
 def _load_tflite(found: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
-    file: tflite_file.TfliteFile = found.content
+    from compress.importers.common.unsupported import unsupported
+    from compress.importers.tflite import tflite_file
+    from compress.ir import tensorflow
+
+    file: TfliteFile = found.content
     if file.plain is None:
         todo = (
             "take a float model to train or prune; this one can be checked, legalized, compiled, packaged and measured"
@@ -275,8 +299,11 @@ def _load_tflite(found: ModelFile, trust: bool, samples: Samples) -> ImportedMod
 
 
 def _load_saved_model(found: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
+    from compress.importers.common import verification
+    from compress.importers.saved_model import keras_model
+
     if found.content.config is not None:
-        return ImportedModel(*saved_keras.load(found.content, trust=trust, samples=samples))
+        return ImportedModel(*keras_model.load(found.content, trust=trust, samples=samples))
     converted = to_float_tflite(found)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"
@@ -286,7 +313,7 @@ def _load_saved_model(found: ModelFile, trust: bool, samples: Samples) -> Import
     actual = [verification.run_model(model, inputs) for inputs in converted.inputs]
     differences = verification.compare_runs(converted.outputs, actual)
     parity = verification.summarize(differences, converted.runtime, len(converted.inputs))
-    if not parity.max_rel <= TOLERANCE:
+    if not parity.max_rel <= verification.TOLERANCE:
         raise verification.too_different(parity, str(found.path))
     return ImportedModel(model, parity)
 

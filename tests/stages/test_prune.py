@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -42,17 +43,24 @@ class Told(Silence):
         self.notes.append(text)
 
 
-@pytest.fixture
-def given(keras: Any, tmp_path: Path) -> Artifact:
+@pytest.fixture(scope="module")
+def trained(keras: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     keras.utils.set_random_seed(0)
     layers = keras.layers
     stack = [keras.Input((8, 8, 1)), layers.Conv2D(16, 3, name="first"), layers.BatchNormalization(), layers.ReLU()]
     stack += [layers.Conv2D(24, 3, name="second"), layers.ReLU(), layers.Flatten(), layers.Dense(2, name="scores")]
-    model, data, folder = keras.Sequential(stack), Blobs(), tmp_path / "given"
-    folder.mkdir()
+    model, data, folder = keras.Sequential(stack), Blobs(), tmp_path_factory.mktemp("trained")
     settings = loop.TrainingSettings(epochs=3, batch_size=16, learning_rate=0.005)  # longer, and no gradient is left
     loop.fit(model, loop.label_loss(loop.head_of(model, data)), settings, context(data, folder))
     working_model.write(model, folder)
+    return folder
+
+
+@pytest.fixture
+def given(keras: Any, trained: Path, tmp_path: Path) -> Artifact:
+    """The trained model in a folder that a test may write to."""
+    folder = shutil.copytree(trained, tmp_path / "given")
+    keras.utils.set_random_seed(0)
     return Artifact("0" * 64, Kind.KERAS, folder, dict.fromkeys((MODEL_KERAS, "model.tflite"), ""), {}, 0)
 
 

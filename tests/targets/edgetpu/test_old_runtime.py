@@ -1,7 +1,7 @@
 """What TensorFlow 2.5 makes of our models: its TFLite interpreter is as old as the Edge TPU compiler.
 
 It refuses what the compiler refuses to parse, and computes some newer forms wrongly without a word.
-Not part of the default tests: `make tf25` sets it up, in an environment of its own, and runs them.
+Not part of the default tests: `make tf25` installs it in a separate environment and runs them.
 """
 
 from __future__ import annotations
