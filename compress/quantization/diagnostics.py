@@ -9,7 +9,7 @@ from compress.ir.keras_graph import Network
 from compress.ir.weight_sparsity import empty
 from compress.quantization import activation_statistics
 from compress.quantization.activation_statistics import Statistics
-from compress.quantization.fidelity import Answers
+from compress.quantization.fidelity import FileAgreement
 from compress.quantization.plan import QuantizationPlan, weights_digest
 
 FEW = 32
@@ -74,7 +74,7 @@ def about_activations(found: Statistics, outliers: list[int]) -> list[str]:
     return texts
 
 
-def about_answers(answers: Answers, *, has_plan: bool, trained: bool) -> list[str]:
+def about_answers(answers: FileAgreement, *, has_plan: bool, trained: bool) -> list[str]:
     """Describe float outputs that are all the same, and a file that differs from the float model.
 
     Args:

@@ -99,7 +99,7 @@ def judge(specification: Mapping[str, Any] | None, *, logits: bool = False) -> J
 
 
 @dataclass(frozen=True)
-class Answers:
+class FileAgreement:
     """Outputs of a float file and of its quantized file for the same samples.
 
     Attributes:
@@ -118,11 +118,11 @@ class Answers:
         return round(float(self.same.mean()), 4)
 
 
-def compared(float_file: Path, quantized_file: Path, samples: NDArray[np.float32], judge: Judge) -> Answers:
+def compared(float_file: Path, quantized_file: Path, samples: NDArray[np.float32], judge: Judge) -> FileAgreement:
     """Run two .tflite files on the same samples."""
     expected = LoadedModel(float_file, reproducible=True).scores(samples)
     actual = LoadedModel(quantized_file, reproducible=True).scores(samples)
-    return Answers(expected, judge.same(expected, actual), judge.snr_db(expected, actual))
+    return FileAgreement(expected, judge.same(expected, actual), judge.snr_db(expected, actual))
 
 
 def flattened(outputs: Any) -> Rows:
