@@ -134,13 +134,13 @@ class _SilentMonitor:
 
 
 def check(
-    model: FilePath, *, target: str = targets.DEFAULT, compiler: str | None = None, all_subgraphs: bool = False
+    model: FilePath, *, target: str | None = None, compiler: str | None = None, all_subgraphs: bool = False
 ) -> CheckResult:
     """Predict where each operator of a model runs, without the target's compiler.
 
     Args:
         model: a full-integer .tflite file.
-        target: "edgetpu" or "cpu".
+        target: the name of a target, such as "cpu"; None for the Edge TPU.
         compiler: the version of the Edge TPU compiler, "16.0", "15.0", "2.1" or "1.0"; None for the newest.
         all_subgraphs: like the compiler's option -a.
 
@@ -158,7 +158,7 @@ def estimate(
     model: FilePath,
     host: str | None = None,
     *,
-    target: str = targets.DEFAULT,
+    target: str | None = None,
     clock: str | None = None,
     compiled: FilePath | None = None,
 ) -> EstimateResult:
@@ -167,7 +167,7 @@ def estimate(
     Args:
         model: a full-integer .tflite file, not compiled.
         host: "usb3", "usb2", "pcie" or "devboard"; None for the target's default.
-        target: "edgetpu"; for "cpu", no latency is predicted.
+        target: the name of a target; None for the Edge TPU. No latency is predicted for "cpu".
         clock: "max", or "std" for half of it; None for the maximum.
         compiled: the same model, compiled by edgetpu_compiler: its real sizes replace the predicted ones.
 
@@ -179,14 +179,14 @@ def estimate(
         PipelineError: unknown target, host or clock.
     """
     path = None if compiled is None else Path(compiled)
-    return targets.load(target).estimate(graph.read(Path(model)), host, clock, path)
+    return _target(target, None).estimate(graph.read(Path(model)), host, clock, path)
 
 
 def legalize(
     model: FilePath,
     out: FilePath,
     *,
-    target: str = targets.DEFAULT,
+    target: str | None = None,
     inputs: FilePath | None = None,
     io: str | None = None,
     compiler: str | None = None,
@@ -196,7 +196,7 @@ def legalize(
     Args:
         model: a full-integer .tflite file.
         out: the file for the result.
-        target: "edgetpu" or "cpu".
+        target: the name of a target, such as "cpu"; None for the Edge TPU.
         inputs: .npy [n, ...], or .npz by input name: samples that each rewrite is verified on; None for random ones.
         io: "int8" or "uint8", the type of inputs and outputs; None for the internal type.
         compiler: the version of the Edge TPU compiler, "16.0", "15.0", "2.1" or "1.0"; None for the newest.
@@ -221,9 +221,9 @@ def legalize(
     return result
 
 
-def _target(name: str, compiler: str | None) -> Target:
+def _target(name: str | None, compiler: str | None) -> Target:
     """Return a target with the requested version of its compiler."""
-    target = targets.load(name)
+    target = targets.load(name or targets.DEFAULT)
     return target if compiler is None else target.compiled_by(compiler)
 
 

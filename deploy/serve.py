@@ -9,9 +9,9 @@
     GET  /readyz             200 while it accepts requests; otherwise send them to another host
 
 One thread handles all sockets (`selectors`), one prepares samples and one runs the model (`worker`). One thread for
-each connection (`http.server.ThreadingHTTPServer`) took twice the CPU time and lost requests when clients were slow:
-its threads compete for Python's lock with the thread that runs the model. Here a client costs a few hundred bytes and
-its body, and `ServiceLimits.held_bytes` limits the memory of all bodies together.
+each connection would cost more CPU time, because its threads compete for Python's lock with the thread that runs the
+model, and slow clients would occupy threads. Here a client costs a few hundred bytes and its body, and
+`ServiceLimits.held_bytes` limits the memory of all bodies together.
 
 If the queue is full, a request gets 503 with Retry-After, and its connection stays open. A client that closes its
 connection, even for sending alone, is not answered.

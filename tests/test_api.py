@@ -169,7 +169,7 @@ def test_arrays_that_do_not_fit_together(train: Any, message: str) -> None:
         ({"epoch": 1}, "prune: epoch: Extra inputs are not permitted; allowed: .*epochs"),
         ({"keep": 2.0}, "prune: keep: Input should be less than 1"),
         ({"distill": object()}, "prune: a setting is not a plain value"),
-        ({"objective": "latency", "host": "mars"}, "there is no host 'mars'"),
+        ({"objective": "latency", "host": "mars"}, "unknown host 'mars'"),
     ],
 )
 def test_wrong_settings_of_a_stage(settings: dict[str, Any], message: str) -> None:

@@ -87,7 +87,7 @@ def import_model(options: argparse.Namespace) -> int:
 
 
 def _add_target(parser: Parser) -> None:
-    parser.add_argument("--target", metavar="NAME", default="edgetpu", help="edgetpu (default) or cpu")
+    parser.add_argument("--target", metavar="NAME", help="edgetpu (default) or cpu")
 
 
 def _add_compiler(parser: Parser) -> None:
@@ -203,7 +203,7 @@ def inspect(options: argparse.Namespace) -> int:
     """`python -m compress inspect`."""
     from compress import targets
 
-    result = targets.load(options.target).inspect(options.model, options.against)
+    result = targets.load(options.target or targets.DEFAULT).inspect(options.model, options.against)
     if options.json:
         write_json(result.to_json())
     else:
