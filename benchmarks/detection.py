@@ -31,7 +31,6 @@ from paths import ROOT, SHARED
 
 from compress.artifact import MODEL_KERAS
 from compress.data.types import Data
-from compress.evaluation.average_precision import by_coco
 from compress.importers import builder
 from compress.ir import keras_graph
 from compress.ir.passes import fold
@@ -39,6 +38,7 @@ from compress.ir.tensorflow import keras
 from compress.pipeline.schema import load
 from compress.quantization import export
 from compress.quantization.calibration import calibrate
+from compress.tasks.average_precision import by_coco
 from compress.tflite.interpreter import LoadedModel
 from deploy.contract.detection import Detector
 

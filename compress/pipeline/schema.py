@@ -20,7 +20,6 @@ from compress import targets
 from compress.artifact import Kind
 from compress.data.dataset import SOURCES, Dataset, Splitting
 from compress.errors import ModelError, PipelineError
-from compress.pipeline.task_settings import unfit_settings
 from compress.pipeline.yaml_file import Document, Location, read
 from compress.settings import Settings
 from compress.stage import Stage, Unfit
@@ -28,6 +27,7 @@ from compress.stages import STAGES
 from compress.stages.load import Origin
 from compress.suggestions import listing, nearest, shown
 from compress.targets.base import Target
+from compress.tasks import task_of, unfit_budget
 from deploy.contract.preprocessing import STEPS as PREPROCESSING
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError, fields
 
@@ -73,6 +73,8 @@ class Budget(Settings):
     """Largest loss of test accuracy against the original, as a fraction."""
     ap_drop: Annotated[float, Field(ge=-1, le=1)] | None = None
     """The same of a detector's mean average precision."""
+    mae_increase: Annotated[float, Field(ge=-1)] | None = None
+    """Largest increase of a regression model's mean absolute error over the original's, as a fraction of that."""
     latency_ms: Annotated[float, Field(gt=0)] | None = None
     """Longest median latency of the result on this host."""
     size_bytes: Annotated[int, Field(gt=0)] | None = None
@@ -197,19 +199,20 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
 
 
 def _refuse_unfit(pipeline: Pipeline, document: Document) -> None:
-    """Nothing, if stages and settings go with what the data is for: classification or detection.
+    """Refuse stages and settings that do not go with the task of the data.
 
     Raises:
         PipelineError: one does not.
     """
-    task, found = pipeline.data.task, list[tuple[Location, Unfit]]()
+    task, found = task_of(pipeline.data), list[tuple[Location, Unfit]]()
     for index, step in enumerate(pipeline.steps[1:]):
-        if step.skip is None and (told := step.stage.unfit(task)):
+        if step.skip is None and (told := task.why_not(step.stage.uses())):
             found.append((("stages", index), told._replace(what=f"stage {index + 1} ({step.stage.name}): {told.what}")))
         _refuse_unfit_target(step, ("stages", index, step.stage.name), pipeline.target, document)
-    found += unfit_settings(task, pipeline.settings)
+    found += unfit_budget(task, [*(pipeline.settings.get("budget") or {})])
+    found += task.unfit_settings(pipeline.settings)
     for location, unfit in found:
-        what = f"{unfit.what} (the data is for {task})"
+        what = f"{unfit.what} (the data is for {task.name})"
         raise PipelineError(what, where=document.where(location), allowed=unfit.allowed, todo=unfit.todo)
 
 

@@ -13,7 +13,7 @@ from compress.ir.channel_groups import Channels
 from compress.ir.keras_graph import LayerOutput, Network
 from compress.pruning.allocation import Cut
 from compress.pruning.importance import ImportanceSamples, gated, made_by
-from compress.training.loop import ClassificationHead
+from compress.tasks.base import Head
 
 SHARES = (0.875, 0.75, 0.5, 0.25, 0.0)
 """Shares of a set at which it is measured; the last one stands for the fewest groups that may stay."""
@@ -91,9 +91,7 @@ def curves(cut: Cut, samples: ImportanceSamples, tell: Callable[[int, int], None
     return found
 
 
-def _scores(
-    model: Any, head: ClassificationHead, part: NDArray[np.float32], row: NDArray[np.float32]
-) -> NDArray[np.float64]:
+def _scores(model: Any, head: Head, part: NDArray[np.float32], row: NDArray[np.float32]) -> NDArray[np.float64]:
     logits = np.asarray(head.logits(model([part, np.repeat(row, len(part), axis=0)], training=False)), np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     made: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

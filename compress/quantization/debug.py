@@ -14,8 +14,8 @@ from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
 from compress.quantization import bias_correction, equalization, export, fake_quantization
 from compress.quantization import quantizer_placement as rounding
-from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan
+from compress.tasks.base import snr_db
 
 WEIGHTS = " (weights)"
 """Behind a layer's name: the rounding of its weights."""

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from compress.ir.keras_graph import LayerOutput, Network, build
 from compress.quantization import activation_statistics, adaround, bias_correction, diagnostics, equalization, export
 from compress.quantization.calibration import calibrate, planned
-from compress.quantization.fidelity import ByClass, Judge, side_by_side
+from compress.quantization.fidelity import side_by_side
 from compress.quantization.plan import QuantizationPlan
 from compress.quantization.quantizer_placement import without_softmax
 from compress.quantization.ranges import WITHOUT_HISTOGRAMS
+from compress.tasks.base import Judge
+from compress.tasks.classification import ByClass
 
 LEAST_GAIN_DB = 0.1
 """An improvement that is worth a change of the plan."""

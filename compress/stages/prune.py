@@ -12,7 +12,7 @@ from compress.artifact import MODEL_KERAS, Artifact, Facts, Kind
 from compress.distillation.settings import Teaching
 from compress.errors import ModelError, PipelineError, StageError
 from compress.files import write_atomically
-from compress.stage import DETECTOR_STAGES, Context, Need, Stage, Unfit
+from compress.stage import Context, Need, Stage, Unfit, Use
 from compress.targets.base import Target
 from compress.training.loop import TrainingSettings, chosen_inputs
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from compress.pruning.allocation import Allocation, Cut, Lost, PruningPlan
     from compress.pruning.importance import ImportanceSamples
     from compress.pruning.objective import Objective
+    from compress.tasks.base import Quality
     from compress.training.loop import Loss
 
 STATE = "state.json"
@@ -48,11 +49,6 @@ class Prune(Stage, TrainingSettings):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original", "target"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
-    for_objects: ClassVar[Unfit | None] = Unfit(
-        "which channels matter is measured by the classes of samples, and here they have objects",
-        DETECTOR_STAGES,
-        "begin with a narrower model",
-    )
 
     objective: Literal["macs", "parameters", "size", "compute", "latency", "cache"] = "macs"
     """What is to be smaller: macs, parameters, size (of the 8-bit file), compute (time of the Edge TPU's array alone),
@@ -133,6 +129,16 @@ class Prune(Stage, TrainingSettings):
         host, clock = target.cost.host(self.host), target.cost.clock(self.clock)
         return Objective(self.objective, keep, self.at_most, host, clock)
 
+    def uses(self) -> tuple[Use, ...]:
+        """Return the measure of importance, and the methods of the training and of its teacher."""
+        uses: list[Use] = ["channel importance", *self.training_uses()]
+        if self.allocation == "measured":
+            uses.append("measured sensitivity")
+        if self.distill is not None:
+            uses.append("distillation")
+            uses += ["decoupled"] if self.distill.decoupled else []
+        return tuple(uses)
+
     def unfit_target(self, target: Target) -> Unfit | None:
         """Return which host or clock the target does not have."""
         try:
@@ -200,8 +206,11 @@ class Prune(Stage, TrainingSettings):
         plans = {way: pruning.plan(cut, counts) for way, (_, counts) in found.items()}
         way = next(iter(plans))
         if len({plan.counts for plan in plans.values()}) > 1:
-            facts["tried"] = {each: self._tried(_pruned(cut, plans[each]), loss, context) for each in plans}
-            way = max(facts["tried"], key=lambda each: facts["tried"][each])
+            quality = {each: self._tried(_pruned(cut, plans[each]), loss, context) for each in plans}
+            facts["tried"] = {each: quality[each].value for each in plans}
+            for each in plans:
+                if quality[way].is_worse_than(quality[each]):
+                    way = each
         pruned = _pruned(cut, plans[way])
         facts |= recalibrate_batch_norms(pruned, context) if plans[way].layers else {}
         facts |= {"importance": cut.importance, "allocation": way}
@@ -254,8 +263,8 @@ class Prune(Stage, TrainingSettings):
             return {self.allocation: pruning.losses(cut, self.allocation)}, {}
         return {way: pruning.losses(cut, way) for way in (TRIED if self.epochs else TRIED[:1])}, {}
 
-    def _tried(self, model: Any, loss: Loss | None, context: Context) -> float:
-        """Validation accuracy after one pass of training, of which nothing is kept."""
+    def _tried(self, model: Any, loss: Loss | None, context: Context) -> Quality:
+        """Validation quality after one pass of training, of which nothing is kept."""
         from compress.training import loop
         from compress.training.validation import validation_quality
 
@@ -265,7 +274,7 @@ class Prune(Stage, TrainingSettings):
         changes["gradient_accumulation"] = min(self.gradient_accumulation, batches)
         once = self.model_copy(update=changes)
         loop.fit(model, loss, once, replace(context, unfinished=None, logs=None))
-        return validation_quality(model, context).value
+        return validation_quality(model, context)
 
     def _trained(self, model: Any, loss: Loss | None, context: Context, step: int, *, last: bool) -> Facts:
         """Train what is left after a step; keep that where validation is no worse."""

@@ -14,16 +14,14 @@ from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind
 from compress.data.rows import blocks, rows
-from compress.data.types import Task
 from compress.distillation.settings import Teaching
 from compress.errors import StageError
-from compress.evaluation.average_precision import by_coco
 from compress.files import file_digest
 from compress.quantization.qat_settings import Calibration, RoundedTraining
-from compress.stage import Context, Need, Stage, Unfit
+from compress.stage import Context, Need, Stage, Use
+from compress.tasks import task_of
 from compress.training.batches import Passes
 from compress.training.loop import TrainingSettings
-from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.ir.keras_graph import Network
@@ -122,20 +120,17 @@ class Quantize(Stage, TrainingSettings):
             raise ValueError(f"{', '.join(sorted(ours))}: with `engine: coralline` only; this is `engine: tfmot`")
         return self
 
-    def unfit(self, task: Task) -> Unfit | None:
-        """Some settings are for classes alone."""
-        if task == "classification":
-            return None
+    def uses(self) -> tuple[Use, ...]:
+        """Return the methods of training, of its teacher, and of the choice of calibration samples."""
+        uses: list[Use] = [*self.training_uses()]
         if self.engine == "tfmot":
-            return Unfit("engine: tfmot trains classifiers only", "engine: coralline")
+            uses.append("tfmot qat")
         if self.qat.distill is not None:
-            return Unfit(
-                "qat.distill: what a teacher says is compared class by class, one for each sample", "no teacher"
-            )
+            uses.append("qat teacher")
+            uses += ["decoupled"] if self.qat.distill.decoupled else []
         if self.calibration.select in BY_MODEL:
-            what = f"calibration: {{select: {self.calibration.select}}}: it looks at the classes of samples"
-            return Unfit(what, "balanced, random, stratified")
-        return self.unfit_for_objects()
+            uses.append("selection by classes")
+        return tuple(uses)
 
     def takes(self) -> frozenset[Kind]:
         """Training needs layers, and so do a plan and choosing samples by what the model makes of them."""
@@ -145,7 +140,7 @@ class Quantize(Stage, TrainingSettings):
     def run(self, given: Artifact, context: Context) -> Facts:
         """The int8 model, the plan it was made by, and what was tried."""
         from compress.ir.tensorflow import keras
-        from compress.quantization import diagnostics, fidelity
+        from compress.quantization import diagnostics
         from compress.tflite.interpreter import LoadedModel
 
         keras(context.seed)
@@ -160,7 +155,7 @@ class Quantize(Stage, TrainingSettings):
         facts["rewritten"] = self._write(content, samples, given, context)
         wanted = LoadedModel(given.file(MODEL_TFLITE), reproducible=True).scores(held_back)
         found = LoadedModel(context.folder / MODEL_TFLITE, reproducible=True).scores(held_back)
-        judge = fidelity.judge(context.detector)
+        judge = task_of(context.data).fidelity(context.detector)
         same = judge.same(wanted, found)
         facts["agreement"] = round(float(same.mean()), 4)
         by_plan, trained = "layers" in facts, facts["kept"] == "qat"
@@ -179,14 +174,14 @@ class Quantize(Stage, TrainingSettings):
         """A model with layers, by the best plan."""
         from compress.ir import keras_graph as network
         from compress.ir.passes import fold
-        from compress.quantization import diagnostics, fidelity
+        from compress.quantization import diagnostics
         from compress.quantization.search import Search
         from compress.stages import working_model
 
         warn = _warner(facts, context)
         trained = network.read(working_model.read(given, context))
         warn([*diagnostics.about_samples(samples), *diagnostics.about_model(trained, samples)])
-        judge = fidelity.judge(context.detector, logits=True)
+        judge = task_of(context.data).fidelity(context.detector, logits=True)
         search = Search(fold.canonical(trained), samples, held_back, self.io, self._outputs(context), judge=judge)
         content = self._quantized(search, trained, context, facts)
         warn(search.warnings)
@@ -309,12 +304,15 @@ class Quantize(Stage, TrainingSettings):
         qat = Candidate("qat", export.convert(trained, plan, self.io), trained, plan)
         inputs = context.data.inputs("validation")
         answers = {each.method: self._answers(each.content, inputs, context) for each in (ptq, qat)}
-        scores = {method: _quality(answer, context) for method, answer in answers.items()}
+        task = task_of(context.data)
+        scores = {
+            method: task.score(answer, context.data, "validation", context.detector)
+            for method, answer in answers.items()
+        }
         model = training.simulated(trained, plan)
         computed = [fidelity.side_by_side(model.predict(part, verbose=0)) for part in blocks(inputs)]
-        same = fidelity.judge(context.detector).same(answers["qat"], np.concatenate(computed))
-        name = "validation_accuracy" if context.detector is None else "validation_ap"
-        facts.update(found, **{name: scores}, training_agrees=float(same.mean()))
+        same = task_of(context.data).fidelity(context.detector).same(answers["qat"], np.concatenate(computed))
+        facts.update(found, **{task.score_name: scores}, training_agrees=float(same.mean()))
         return qat if scores["qat"] > scores["ptq"] else ptq
 
     def _qat_loss(self, network: Network, context: Context) -> Loss | None:
@@ -352,17 +350,6 @@ class Quantize(Stage, TrainingSettings):
         # Not sorted: the search looks at the first of the held-back ones first.
         held_back = rest[: self.held_back_samples]
         return rows(inputs, chosen), rows(inputs, held_back if len(held_back) else chosen)
-
-
-def _quality(answers: NDArray[np.float32], context: Context) -> float:
-    """How good outputs for the validation split are: accuracy, or a detector's average precision."""
-    data = context.data
-    if context.detector is None:
-        return float((answers.argmax(axis=1) == data.labels("validation")).mean())
-    detector, classes = Detector(dict(context.detector)), len(data.class_names)
-    cut = 4 * len(detector.anchors)
-    found = [detector(row[:cut].reshape(-1, 4), row[cut:].reshape(-1, classes)) for row in answers]
-    return by_coco(found, data.objects("validation"), classes)["ap"] or 0.0
 
 
 def _warner(facts: Facts, context: Context) -> Callable[[list[str]], None]:

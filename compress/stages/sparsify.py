@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from compress.artifact import Artifact, Facts, Kind
-from compress.stage import UNFIT_THROUGH_TFMOT, Context, Need, Stage, Unfit
+from compress.stage import Context, Need, Stage, Use
 from compress.training.batches import Passes
 
 
@@ -21,7 +21,6 @@ class Sparsify(Stage, Passes):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "tensorflow-model-optimization")
-    for_objects: ClassVar[Unfit | None] = UNFIT_THROUGH_TFMOT
 
     method: Literal["magnitude", "2by4"] = "magnitude"
     """magnitude: a share of each kernel. 2by4: 2 of 4 neighbours along the input channels, for some other chips."""
@@ -37,6 +36,10 @@ class Sparsify(Stage, Passes):
         if self.method == "2by4" and "sparsity" in self.model_fields_set:
             raise ValueError("sparsity goes with `method: magnitude`; 2by4 always makes half of the weights 0")
         return self
+
+    def uses(self) -> tuple[Use, ...]:
+        """Return tfmot."""
+        return ("tfmot",)
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The sparse model, the zeros of every layer, the compressed size before and after, and the history."""

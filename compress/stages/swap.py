@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
-from compress.data.types import Task
 from compress.distillation.settings import Teaching
 from compress.ir.activations import Activation
-from compress.stage import Context, Need, Stage, Unfit
+from compress.stage import Context, Need, Stage, Use
 from compress.training.loop import TrainingSettings, chosen_inputs
 
 if TYPE_CHECKING:  # a dry run reads settings only
@@ -58,12 +57,12 @@ class Swap(Stage, TrainingSettings, Teaching):
         self.goes_with(self)
         return self
 
-    def unfit(self, task: Task) -> Unfit | None:
-        """Healing is distillation."""
-        if task == "classification" or not self.epochs:
-            return None
-        what = "epochs: what heals is what the model before says of one class for each sample"
-        return Unfit(what, "epochs: 0", "set epochs: 0, and put train behind it")
+    def uses(self) -> tuple[Use, ...]:
+        """Return healing, which is distillation, and the methods of its training."""
+        if not self.epochs:
+            return ()
+        decoupled: tuple[Use, ...] = ("decoupled",) if self.decoupled else ()
+        return ("healing by distillation", *decoupled, *self.training_uses())
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The swapped and healed model; what was swapped, left and not found; the accuracies on the way."""

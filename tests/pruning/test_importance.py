@@ -14,6 +14,7 @@ from compress.ir import keras_graph
 from compress.ir.keras_graph import LayerOutput
 from compress.pruning import allocation, importance, sensitivity
 from compress.pruning.importance import ImportanceSamples
+from compress.tasks.classification import ClassificationHead
 from compress.training import loop
 
 pytestmark = pytest.mark.tensorflow
@@ -25,7 +26,7 @@ def samples(model: Any, count: int = 24) -> ImportanceSamples:
     return ImportanceSamples(
         inputs,
         random.integers(0, model.output_shape[-1], count),
-        loop.ClassificationHead("softmax" if "Softmax" in str(model) else "logits"),
+        ClassificationHead("softmax" if "Softmax" in str(model) else "logits"),
     )
 
 

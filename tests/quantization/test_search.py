@@ -28,11 +28,11 @@ from compress.quantization import (
 )
 from compress.quantization import search as search_module
 from compress.quantization.activation_statistics import ActivationHistogram, Statistics
-from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan, nudged, packed, unpacked
 from compress.quantization.quantizer_placement import without_softmax
 from compress.quantization.search import Search
 from compress.stages.quantize import Quantize
+from compress.tasks.base import snr_db
 from compress.tflite import graph
 from compress.tflite.interpreter import LoadedModel
 

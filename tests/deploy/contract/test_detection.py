@@ -125,7 +125,7 @@ def scene(random: np.random.Generator, classes: int) -> tuple[Any, Detections]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_average_precision_is_that_of_pycocotools(seed: int) -> None:
-    from compress.evaluation.average_precision import by_coco
+    from compress.tasks.average_precision import by_coco
 
     random = np.random.default_rng(seed)
     wanted, found = zip(*(scene(random, 4) for _ in range(30)), strict=True)
