@@ -21,6 +21,7 @@ from compress.errors import PipelineError
 from compress.files import write_atomically
 from compress.progress import SILENT
 from compress.stage import Context, Stage
+from compress.tasks import task_of
 
 if TYPE_CHECKING:
     from compress.data.dataset import Dataset
@@ -175,7 +176,7 @@ def _stage(name: str, settings: Mapping[str, Any]) -> Stage:
 def _run(stage: Stage, model: Any, data: Dataset, seed: int, target: str, folder: Path, original: Any) -> Artifact:
     """Run a stage on a model in memory, and return what it leaves in a folder."""
     chosen = targets.load(target)
-    for problem in (stage.unfit(data.task), stage.unfit_target(chosen)):
+    for problem in (task_of(data).why_not(stage.uses()), stage.unfit_target(chosen)):
         if problem is not None:
             raise PipelineError(f"{stage.name}: {problem.what}", allowed=problem.allowed, todo=problem.todo)
     first = _written(model, folder / "model")

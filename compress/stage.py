@@ -17,12 +17,28 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field
 
 from compress.artifact import Artifact, Facts, Kind
-from compress.data.types import Data, Task
+from compress.data.types import Data
 from compress.progress import Progress
 from compress.settings import Settings
 from compress.targets.base import Target
 
 Need = Literal["data", "original", "target", "seed", "name"]
+Use = Literal[
+    "distillation",
+    "decoupled",
+    "qat teacher",
+    "healing by distillation",
+    "channel importance",
+    "measured sensitivity",
+    "class weights",
+    "subset",
+    "rotation",
+    "selection by classes",
+    "tfmot",
+    "tfmot qat",
+    "package",
+]
+"""A method that not every task has, see `Stage.uses` and `compress.tasks.base.Task.refused`."""
 
 
 class Unfit(NamedTuple):
@@ -37,11 +53,6 @@ class Unfit(NamedTuple):
     what: str
     allowed: str = ""
     todo: str = ""
-
-
-DETECTOR_STAGES = "train, replace_activations, quantize, compile, package"
-"""The stages that go with data for detection."""
-UNFIT_THROUGH_TFMOT = Unfit("it trains through tfmot, which is set up for classifiers only", DETECTOR_STAGES)
 
 
 @dataclass(frozen=True)
@@ -105,8 +116,6 @@ class Stage(Work):
 
     consumes: ClassVar[frozenset[Kind]]
     produces: ClassVar[Kind]
-    for_objects: ClassVar[Unfit | None] = None
-    """Why it does not go with data for detection, if it doesn't."""
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] | None = None
     """A unique name for this stage, needed where the same stage occurs twice."""
@@ -124,9 +133,9 @@ class Stage(Work):
         """Why what it makes is of its kind and no other, where that is not plain: for whoever is refused it."""
         return ""
 
-    def unfit(self, task: Task) -> Unfit | None:
-        """Why it does not go with data for `task`, or None."""
-        return None if task == "classification" else self.for_objects
+    def uses(self) -> tuple[Use, ...]:
+        """Return the methods that the stage uses with these settings; a task may refuse some."""
+        return ()
 
     def unfit_target(self, target: Target) -> Unfit | None:
         """Return why a setting does not go with the target, or None."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from compress.pipeline.schema import Pipeline
 
 USAGE = "[--dry-run] [--out DIR] [--force STAGE] [--json]"
-SHOWN = ("accuracy", "ap", "ap50", "macs", "parameters", "size_bytes", "compressed_bytes", "latency_ms")
+SHOWN = ("accuracy", "ap", "ap50", "r2", "mae", "macs", "parameters", "size_bytes", "compressed_bytes", "latency_ms")
 """The measurements of the table that a run prints."""
 
 

@@ -10,6 +10,7 @@ from compress.cli.console import Console
 from compress.errors import PipelineError, StageError
 from compress.pipeline import runner
 from compress.pipeline.schema import SensitivitySettings, load
+from compress.tasks import task_of
 
 SCHEMA_VERSION = 1
 SUFFIX = "-sensitivity"
@@ -33,8 +34,10 @@ def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
     if not 1 <= samples <= MOST:
         raise PipelineError(f"--samples {samples}", allowed=f"1 to {MOST:,}")
     pipeline = load(path)
-    if pipeline.data.task == "detection":
-        what = "sensitivity asks which channels the classes of samples depend on, and the data is for detection"
+    task = task_of(pipeline.data)
+    unfit = task.why_not(["measured sensitivity"])
+    if unfit is not None:
+        what = f"{unfit.what} (the data is for {task.name})"
         raise PipelineError(what, where=str(path), allowed="data with one class for each sample")
     if not pipeline.unpruned:
         raise PipelineError(

@@ -21,7 +21,7 @@ from compress.data.source import LEAVE_OUT, REPAIR, CorruptError, Samples, Sourc
 from compress.data.sources import SOURCES
 from compress.data.sources.in_memory import Arrays, InMemory
 from compress.data.splits import spread, stratified
-from compress.data.types import SPLITS, DecodedCache, Objects, Split, Task
+from compress.data.types import SPLITS, DecodedCache, Objects, Split
 from compress.errors import DataError
 from compress.files import digest_of, explain, write_atomically
 from compress.progress import Progress
@@ -186,9 +186,9 @@ class Dataset:
         return indices
 
     @property
-    def task(self) -> Task:
-        """The task of the samples. No sample is loaded."""
-        return self.source.task
+    def task(self) -> str:
+        """The name of the task of the samples. No sample is loaded."""
+        return self.source.task_name()
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -229,6 +229,11 @@ class Dataset:
     def summary(self) -> Facts:
         """Return counts, shapes, ranges and the samples left out (`compress.data.summary`)."""
         return summaries.summary(self)
+
+    def targets(self, split: Split) -> NDArray[np.float32]:
+        """Return the targets of every sample of a split, for regression: [n, targets]."""
+        assert self._samples.targets is not None  # the caller knows the task
+        return self._samples.targets[self._indices[split]]
 
     def objects(self, split: Split) -> list[Objects]:
         """Return the objects of every sample of a split, for detection. Preprocessing does not change them: boxes are
@@ -382,6 +387,8 @@ def _check(samples: Samples, name: str) -> None:
         raise DataError("there are no samples", where=where)
     if samples.objects is not None:
         _check_objects(samples, where)
+        return
+    if samples.targets is not None:
         return
     outside = (labels < 0) | (labels >= len(classes))
     if outside.any():

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from compress.data import files, manifest
 from compress.data.splits import Divide, stratified
-from compress.data.types import Objects, Split, Task
+from compress.data.types import Objects, Split
 from compress.errors import DataError
 from compress.files import digest_of
 from compress.settings import Settings
@@ -35,6 +35,7 @@ class Samples:
         corrupt: what could not be read and was left out already, each with its reason.
         notes: what else whoever looks at the data should know.
         objects: for detection, those of each sample; otherwise None.
+        targets: for regression, the numbers to predict of each sample, float32 [n, targets]; otherwise None.
         groups: what no two splits may share, of each sample, where a table says that; "" is no group.
         few: what to do where a division leaves a split empty.
     """
@@ -49,6 +50,7 @@ class Samples:
     corrupt: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     objects: tuple[Objects, ...] | None = None
+    targets: NDArray[np.float32] | None = None
     groups: NDArray[np.str_] | None = None
     few: str = "add samples, or change data.split"
 
@@ -73,6 +75,7 @@ class Samples:
             describe=lambda index: self.describe(int(indices[index])),
             divide=divide,
             objects=None if self.objects is None else tuple(self.objects[int(index)] for index in indices),
+            targets=None if self.targets is None else self.targets[indices],
             groups=None if self.groups is None else self.groups[indices],
         )
 
@@ -81,8 +84,12 @@ class Source(Settings):
     """A source of samples; its fields are its settings in pipeline.yaml."""
 
     name: ClassVar[str]
-    task: ClassVar[Task] = "classification"
+    task: ClassVar[str] = "classification"
     """What the samples are for: one class for each, or objects with boxes."""
+
+    def task_name(self) -> str:
+        """Return the task with these settings."""
+        return self.task
 
     @property
     def decoding(self) -> dict[str, Any]:

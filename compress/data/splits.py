@@ -24,6 +24,18 @@ def stratified(labels: Indices, indices: Indices, share: float, seed: int) -> tu
     return np.sort(np.concatenate(rest)), np.sort(np.concatenate(taken))
 
 
+def quantile_strata(values: NDArray[np.float32], most: int = 10) -> Indices:
+    """Number the samples by the quantile of a target, so that splits have the same range of it: [n], from 0.
+
+    Args:
+        values: the target of each sample.
+        most: strata; fewer where a stratum would have less than 10 samples.
+    """
+    strata = max(min(most, len(values) // 10), 1)
+    rank = np.argsort(np.argsort(values, kind="stable"), kind="stable")
+    return (rank * strata // max(len(values), 1)).astype(np.int64)
+
+
 def by_group(groups: Indices) -> Divide:
     """Divide whole groups (files, speakers, devices), stratified by the most frequent class of each.
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from compress.artifact import Facts
 from compress.data.splits import spread
-from compress.data.types import SPLITS, Objects, Split, Task
+from compress.data.types import SPLITS, Objects, Split
 
 LOOKED_AT = 256
 """Number of samples of each split whose shapes and ranges are summarized; other samples are only counted."""
@@ -20,8 +20,8 @@ class Described(Protocol):
     """The interface of a data set that is summarized (`compress.data.dataset.Dataset`)."""
 
     @property
-    def task(self) -> Task:
-        """The task of the samples."""
+    def task(self) -> str:
+        """The name of the task of the samples."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -38,6 +38,9 @@ class Described(Protocol):
     def labels(self, split: Split) -> NDArray[np.int64]:
         """Return the label of every sample of a split."""
 
+    def targets(self, split: Split) -> NDArray[np.float32]:
+        """Return the targets of every sample, for regression."""
+
     def objects(self, split: Split) -> list[Objects]:
         """Return the objects of every sample, for detection."""
 
@@ -52,11 +55,9 @@ def summary(data: Described) -> Facts:
         `samples` by split; `counts`: by split, of each class, for detection its objects; `imbalance`: how many the most
         frequent class of the training split has for one of the rarest, None where a class has none; `missing`: the
         classes that it has none of; `shapes`: smallest and largest sample, `range`: smallest and largest value,
-        `dtypes`, of `looked_at` samples as they came; `corrupt`: how many were left out, and the first; `notes`.
+        `dtypes`, of `looked_at` samples as they came; `targets`: for regression, the
+        range of each; `corrupt`: how many were left out, and the first; `notes`.
     """
-    names = data.class_names
-    counts = {split: np.bincount(_classes(data, split), minlength=len(names)) for split in SPLITS}
-    train = counts["train"]
     looked = [
         sample
         for split in SPLITS
@@ -65,9 +66,7 @@ def summary(data: Described) -> Facts:
     corrupt = data.corrupt
     return {
         "samples": {split: len(data.labels(split)) for split in SPLITS},
-        "counts": {split: found.tolist() for split, found in counts.items()},
-        "imbalance": round(float(train.max() / train.min()), 2) if train.min() else None,
-        "missing": [names[index] for index in np.flatnonzero(train == 0)],
+        **(_target_ranges(data) if data.task == "regression" else _class_counts(data)),
         **_seen(looked),
         "corrupt": {"count": len(corrupt), "first": corrupt[:MOST_CORRUPT]},
         "notes": data.notes + _about_objects(data),
@@ -76,13 +75,34 @@ def summary(data: Described) -> Facts:
 
 def _classes(data: Described, split: Split) -> NDArray[np.int64]:
     """Return the class of each sample, or of each object."""
-    if data.task == "classification":
+    if data.task != "detection":
         return data.labels(split)
     return np.concatenate([classes for _, classes in data.objects(split)])
 
 
+def _class_counts(data: Described) -> Facts:
+    names = data.class_names
+    counts = {split: np.bincount(_classes(data, split), minlength=len(names)) for split in SPLITS}
+    train = counts["train"]
+    return {
+        "counts": {split: found.tolist() for split, found in counts.items()},
+        "imbalance": round(float(train.max() / train.min()), 2) if train.min() else None,
+        "missing": [names[index] for index in np.flatnonzero(train == 0)],
+    }
+
+
+def _target_ranges(data: Described) -> Facts:
+    """Return the range of each target in the training split."""
+    train = data.targets("train").astype(np.float64)
+    ranges = [
+        {"name": name, "least": float(column.min()), "mean": float(column.mean()), "most": float(column.max())}
+        for name, column in zip(data.class_names, train.T, strict=True)
+    ]
+    return {"counts": {}, "imbalance": None, "missing": [], "targets": ranges}
+
+
 def _about_objects(data: Described) -> list[str]:
-    if data.task == "classification":
+    if data.task != "detection":
         return []
     objects = [sample for split in SPLITS for sample in data.objects(split)]
     empty = sum(not len(sample.classes) for sample in objects)
@@ -106,10 +126,14 @@ def describe(summary: Facts) -> str:
     """Return the summary as a table and lines of text."""
     names, counts = summary["classes"], summary["counts"]
     width = max(len("class"), *(min(len(name), 40) for name in names))
-    lines = [f"{'class':<{width}} {'train':>10} {'validation':>10} {'test':>10}"]
-    rows = [(name[:40], [counts[split][index] for split in SPLITS]) for index, name in enumerate(names)]
+    head = "class" if counts else ""
+    lines = [f"{head:<{width}} {'train':>10} {'validation':>10} {'test':>10}"]
+    rows = [(name[:40], [counts[split][index] for split in SPLITS]) for index, name in enumerate(names) if counts]
     for name, numbers in [*rows, ("all", list(summary["samples"].values()))]:
         lines.append(f"{name:<{width}} " + " ".join(f"{number:>10,}" for number in numbers))
+    for target in summary.get("targets", ()):
+        least, mean, most = target["least"], target["mean"], target["most"]
+        lines.append(f"target {target['name']}: {least:g} to {most:g}, mean {mean:g}, in the training split")
     if summary["missing"]:
         lines.append(f"no training sample: {', '.join(summary['missing'])}")
     elif summary["imbalance"] is not None:

@@ -18,9 +18,6 @@ Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
-Task = Literal["classification", "detection"]
-
-
 class Objects(NamedTuple):
     """What is to be found in one image.
 
@@ -54,12 +51,12 @@ class Data(Protocol):
     """What stages and probes see of a data set (`compress.data.Dataset`)."""
 
     @property
-    def task(self) -> Task:
-        """What the samples are for."""
+    def task(self) -> str:
+        """The name of the task that the samples are for (`compress.tasks.TASKS`)."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes; a label is an index into it."""
+        """Names of the classes, a label is an index into it; for regression the names of the targets."""
 
     @property
     def preprocessing(self) -> list[dict[str, Any]]:
@@ -80,7 +77,10 @@ class Data(Protocol):
         """Some samples of a split as they came, before preprocessing."""
 
     def labels(self, split: Split) -> NDArray[np.int64]:
-        """The label of every sample of a split: [n]. For detection, what images are divided by."""
+        """The label of every sample of a split: [n]. For other tasks, what samples are divided by."""
+
+    def targets(self, split: Split) -> NDArray[np.float32]:
+        """The numbers to predict for every sample of a split, for regression: [n, targets]."""
 
     def objects(self, split: Split) -> list[Objects]:
         """The objects of every sample of a split, for detection."""

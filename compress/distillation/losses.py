@@ -1,7 +1,7 @@
-"""Distillation: what is made small when a student learns from what its teachers say, and from the labels.
+"""Distillation: the loss of a student with the answers of its teachers and with the targets of the data.
 
-Scores are softened by a temperature. What several teachers say is averaged as probabilities, and handed around
-as the logarithm of that: float32 [n, classes], the same for one teacher and for many.
+The head of the student combines the answers of several teachers into one training target (`Head.softened`), and
+compares (`Head.taught_loss`); for classifiers these are logarithms of softened probabilities.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from compress.data.types import Split
 from compress.distillation.features import Hints
-from compress.distillation.settings import Decoupled, Teaching
-from compress.distillation.teachers import Teacher
+from compress.distillation.settings import Teaching
+from compress.distillation.teachers import Answers, Teacher
 from compress.errors import StageError
 from compress.files import write_atomically
-from compress.ir.tensorflow import keras
 from compress.stage import Context
+from compress.tasks.base import Head
 from compress.training.batches import Augment
-from compress.training.loop import Batch, ClassificationHead, Loss, TrainingSettings, label_loss
+from compress.training.loop import Batch, Loss, TrainingSettings, label_loss
 
 ONCE = "once, before the training"
 IN_EVERY_STEP = "in every step, because augment changes the samples"
@@ -37,7 +37,7 @@ def when(settings: TrainingSettings) -> str:
 
 
 def loss_of(
-    head: ClassificationHead,
+    head: Head,
     teachers: Sequence[Teacher],
     teaching: Teaching,
     settings: TrainingSettings,
@@ -67,15 +67,15 @@ def loss_of(
             todo="leave augment out, so that teachers answer once, or take a Keras or a float .tflite file",
         )
     teachers = [hints.teacher, *teachers[1:]] if hints else teachers
-    known = once(teachers, teaching.temperature, context) if when(settings) == ONCE else {}
+    known = once(head, teachers, teaching.temperature, context) if when(settings) == ONCE else {}
     asked = teachers[: 1 if hints else 0] if known else teachers
     labelled = label_loss(head)
 
     def loss(batch: Batch, outputs: Any) -> Any:
         scores, found = (outputs[0], outputs[1:]) if hints else (outputs, ())
         answers = [teacher.answers(batch.inputs) for teacher in asked]
-        taught = batch.taught if known else softened(teachers, [logits for logits, _ in answers], teaching.temperature)
-        made = teaching.weight * taught_loss(head.logits(scores), taught, batch.labels, teaching)
+        taught = batch.taught if known else _combined(head, teachers, answers, teaching.temperature)
+        made = teaching.weight * head.taught_loss(head.logits(scores), taught, batch.labels, teaching)
         if teaching.weight < 1:
             made += (1 - teaching.weight) * labelled.of(batch, scores)
         return made + hints.loss(answers[0][1], found) if hints else made
@@ -83,8 +83,10 @@ def loss_of(
     return Loss(loss, known)
 
 
-def once(teachers: Sequence[Teacher], temperature: float, context: Context) -> dict[Split, NDArray[np.float32]]:
-    """What teachers say of every sample of train and validation: logarithms of probabilities, [n, classes] each.
+def once(
+    head: Head, teachers: Sequence[Teacher], temperature: float, context: Context
+) -> dict[Split, NDArray[np.float32]]:
+    """Return the combined answers of the teachers for every sample of train and validation.
 
     It is kept for the next try, if this one is interrupted.
     """
@@ -100,7 +102,8 @@ def once(teachers: Sequence[Teacher], temperature: float, context: Context) -> d
         rows = []
         for start in range(0, len(samples), BATCH):
             part = samples[start : start + BATCH]
-            rows.append(np.asarray(softened(teachers, [each.answers(part)[0] for each in teachers], temperature)))
+            answers = [teacher.answers(part) for teacher in teachers]
+            rows.append(np.asarray(_combined(head, teachers, answers, temperature)))
             done += len(part)
             context.progress.update(done, total)
         found[split] = np.concatenate(rows)
@@ -112,47 +115,5 @@ def once(teachers: Sequence[Teacher], temperature: float, context: Context) -> d
     return found
 
 
-def softened(teachers: Sequence[Teacher], logits: Sequence[Any], temperature: float) -> Any:
-    """The logarithm of the teachers' softened probabilities, averaged by their weights; logits [n, classes] each."""
-    ops = keras().ops
-    each = [ops.log_softmax(ops.convert_to_tensor(found, "float32") / temperature) for found in logits]
-    if len(each) == 1:
-        return each[0]
-    shares = np.array([teacher.weight for teacher in teachers], np.float32)
-    return ops.logsumexp(ops.stack(each) + np.log(shares / shares.sum())[:, None, None], axis=0)
-
-
-def taught_loss(logits: Any, taught: Any, labels: Any, teaching: Teaching) -> Any:
-    """Cross entropy of the student's softened scores with what it is taught, for each sample: [n].
-
-    Source: Hinton et al., Distilling the Knowledge in a Neural Network, 2015: soft targets at `temperature`, their
-    gradient scaled by its square. With `decoupled`, the weights of what the teacher says of the right class and of
-    what it says of the wrong ones among themselves: Zhao et al., Decoupled Knowledge Distillation, 2022.
-
-    Args:
-        logits: the student's [n, classes].
-        taught: logarithms of softened probabilities [n, classes], or logits over the temperature.
-        labels: [n]; not looked at, unless `decoupled`.
-        teaching: temperature, and whether it is decoupled.
-    """
-    taught, scores = keras().ops.stop_gradient(taught), logits / teaching.temperature
-    if teaching.decoupled is None:
-        return _cross_entropy(taught, scores) * teaching.temperature**2
-    return _decoupled(taught, scores, labels, teaching.decoupled) * teaching.temperature**2
-
-
-def _cross_entropy(taught: Any, scores: Any) -> Any:
-    ops = keras().ops
-    return -ops.sum(ops.softmax(taught) * ops.log_softmax(scores), axis=-1)
-
-
-def _decoupled(taught: Any, scores: Any, labels: Any, weights: Decoupled) -> Any:
-    """Cross entropy of right against wrong, and of the wrong classes among themselves; logits [batch, classes]."""
-    ops = keras().ops
-    of_right = ops.one_hot(ops.cast(ops.reshape(labels, (-1,)), "int32"), scores.shape[-1])
-    pairs = []
-    for logits in (taught, scores):
-        others = ops.logsumexp(ops.where(of_right > 0, -1e9, logits), axis=-1)
-        pairs.append(ops.stack([ops.sum(logits * of_right, axis=-1), others], axis=-1))
-    among = [ops.where(of_right > 0, -1e9, logits) for logits in (taught, scores)]
-    return weights.right * _cross_entropy(*pairs) + weights.wrong * _cross_entropy(*among)
+def _combined(head: Head, teachers: Sequence[Teacher], answers: Sequence[Answers], temperature: float) -> Any:
+    return head.softened([each for each, _ in answers], [teacher.weight for teacher in teachers], temperature)

@@ -6,47 +6,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compress.errors import BudgetError, DegenerateError, ResultError
-from compress.evaluation import accuracy, average_precision
-from compress.evaluation.degeneracy import Judgement
 from compress.report import answers
+from compress.tasks.base import Task
+from compress.tasks.degeneracy import Judgement
 
 
-def judge_answers(
-    facts: Mapping[str, Any], names: Sequence[str], original: str = "original", result: str = "result"
-) -> dict[str, Judgement]:
-    """Judge by the function of their task whether the answers of two models depend on the input.
-
-    Args:
-        facts: the facts of the probe `accuracy` or `precision`.
-        names: the class names.
-        original: the subject compared with.
-        result: the subject compared.
-    """
-    judge = accuracy.judge_answers if "accuracy" in facts[result] else average_precision.judge_answers
-    return judge(dict(facts), names, original, result)
-
-
-def _first_degenerate(findings: Mapping[str, Any]) -> str | None:
+def _first_degenerate(task: Task, findings: Mapping[str, Any]) -> str | None:
     """Return the id of the first step whose model gives one answer to nearly every validation sample."""
     for step, facts in findings.get("validation", {}).items():
-        judgement = judge_answers(facts, findings["data"]["classes"], "model", "model")["model"]
+        judgement = task.judge_answers(facts, findings["data"]["classes"], "model", "model")["model"]
         if judgement.verdict == "degenerate":
             return str(step)
     return None
 
 
 def refusal(
-    judged: Mapping[str, Judgement], findings: Mapping[str, Any], budget: Sequence[Mapping[str, Any]]
+    task: Task, judged: Mapping[str, Judgement], findings: Mapping[str, Any], budget: Sequence[Mapping[str, Any]]
 ) -> ResultError | None:
     """Return why the result is not acceptable, if it is not.
 
     Args:
+        task: the task of the data.
         judged: the judgement of `original` and `result`.
         findings: facts of the probes: `data`, and `validation` by step.
         budget: the rows of the budget.
     """
     if judged and judged["result"].verdict == "degenerate":
-        return _degenerate(judged["original"], judged["result"], _first_degenerate(findings))
+        return _degenerate(judged["original"], judged["result"], _first_degenerate(task, findings))
     broken = [row for row in budget if row["holds"] is False]
     if not broken:
         return None

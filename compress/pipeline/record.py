@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compress.data.types import Task
 from compress.errors import EXIT_INTERRUPTED, DegenerateError, ModelError, ResultError
-from compress.evaluation import accuracy, average_precision
-from compress.evaluation.degeneracy import Judgement
 from compress.files import file_digest
 from compress.measurement import Measurement, missing
-from compress.pipeline.acceptance import judge_answers, refusal
+from compress.pipeline.acceptance import refusal
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.stage import host
+from compress.tasks import TASKS, limits, task_of
+from compress.tasks.base import Task
+from compress.tasks.degeneracy import Judgement
 from compress.tflite.interpreter import version
 from compress.version import __version__
 
@@ -44,8 +44,6 @@ def stage_row(step: StageEntry, task: Task) -> dict[str, Any]:
     }
 
 
-QUALITY: dict[Task, tuple[str, ...]] = {"classification": ("accuracy",), "detection": ("ap", "ap50")}
-"""What tells how good a model is: fractions."""
 UNITS = {
     "parameters": "parameters",
     "macs": "MACs",
@@ -55,14 +53,15 @@ UNITS = {
 
 
 def unmeasured(reason: str, task: Task) -> dict[str, Any]:
-    """The measurements of a stage that has none, and why."""
-    units = {**dict.fromkeys(QUALITY[task], "fraction"), **UNITS}
+    """Return the measurements of a stage that has none, with the reason."""
+    units = {**{metric.name: metric.unit for metric in task.metrics}, **UNITS}
     return {name: missing(unit, reason).to_json() for name, unit in units.items()}
 
 
 def quality(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """How good a model is, of what a probe found: accuracy, or average precision."""
-    return {name: facts[name] for names in QUALITY.values() for name in names if name in facts}
+    """Return the metrics of a task from the facts of a model."""
+    names = [metric.name for task in TASKS.values() for metric in task.metrics]
+    return {name: facts[name] for name in names if name in facts}
 
 
 def build(
@@ -85,10 +84,11 @@ def build(
         seconds: how long the run took.
     """
     models = _models(rows, findings)
-    comparison = _comparison(models, findings)
+    task = task_of(pipeline.data)
+    comparison = _comparison(task, models, findings)
     budget = _budget(pipeline, models, comparison)
-    answers = _answers(findings)
-    status, error = _outcome(error, None if error else refusal(answers, findings, budget))
+    answers = _answers(task, findings)
+    status, error = _outcome(error, None if error else refusal(task, answers, findings, budget))
     return {
         "schema_version": SCHEMA_VERSION,
         "name": pipeline.head.name,
@@ -116,11 +116,11 @@ def build(
     }
 
 
-def _answers(findings: Mapping[str, Any]) -> dict[str, Judgement]:
+def _answers(task: Task, findings: Mapping[str, Any]) -> dict[str, Judgement]:
     """Judge whether the answers of original and result depend on the input; empty if none was measured."""
     if "steps" not in findings:
         return {}
-    return judge_answers(findings["test"], findings["data"]["classes"])
+    return task.judge_answers(findings["test"], findings["data"]["classes"], "original", "result")
 
 
 def _outcome(error: dict[str, Any] | None, refused: ResultError | None) -> tuple[str, dict[str, Any] | None]:
@@ -154,11 +154,10 @@ def _models(rows: Mapping[str, dict[str, Any]], findings: Mapping[str, Any]) -> 
     return models
 
 
-def _comparison(models: dict[str, Any], findings: Mapping[str, Any]) -> dict[str, Any] | None:
+def _comparison(task: Task, models: dict[str, Any], findings: Mapping[str, Any]) -> dict[str, Any] | None:
     if "steps" not in findings:
         return None
-    compare = accuracy.compare if "accuracy" in findings["test"]["result"] else average_precision.compare
-    comparison = compare(findings["test"], findings["data"]["classes"], "original", "result")
+    comparison = task.compare(findings["test"], findings["data"]["classes"], "original", "result")
     for name, ratio in (("macs", "macs_ratio"), ("size_bytes", "size_ratio"), ("latency_ms", "latency_ratio")):
         comparison["measurements"][ratio] = _ratio(models, name).to_json()
     return comparison
@@ -197,13 +196,13 @@ def _placement(rows: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
 
 def _budget(pipeline: Pipeline, models: dict[str, Any], comparison: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Each limit that was set, with what was measured."""
-    limits = pipeline.head.budget.model_dump(exclude_none=True)
-    units = {"accuracy_drop": "fraction", "ap_drop": "fraction", "latency_ms": "ms", "size_bytes": "bytes"}
+    limited = limits()
+    units = {**dict.fromkeys(limited, "fraction"), "latency_ms": "ms", "size_bytes": "bytes"}
     rows = []
-    for name, limit in limits.items():
+    for name, limit in pipeline.head.budget.model_dump(exclude_none=True).items():
         if comparison is None:
             measured = missing(units[name], "the run did not get so far").to_json()
-        elif name in ("accuracy_drop", "ap_drop"):
+        elif name in limited:
             measured = comparison["measurements"][name]
         else:
             measured = models["result"]["measurements"][name]

@@ -29,17 +29,17 @@ from compress.artifact import (
     Kind,
 )
 from compress.errors import EXIT_INTERRUPTED, CorallineError, ModelError, StageError, StoreError
-from compress.evaluation import Accuracy, DataSummary, Latency, Precision, Size
+from compress.evaluation import DataSummary, Evaluation, Latency, Size
 from compress.evaluation.latency import unmeasured
 from compress.files import digest_of, explain, write_atomically
 from compress.pipeline import device_results, record
-from compress.pipeline.acceptance import judge_answers
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.store import Store
 from compress.progress import Progress
 from compress.report import render
 from compress.stage import Context, Probe, Stage, Work
 from compress.stages.sensitivity import Sensitivity
+from compress.tasks import task_of
 
 STORE = ".store"
 LOG = "run.log"
@@ -226,7 +226,7 @@ def _stages(session: PipelineRun) -> None:
     """Run every step in order, and fill rows, artifacts and the original."""
     steps = session.pipeline.steps
     for step in steps:
-        session.rows[step.id] = record.stage_row(step, session.pipeline.data.task)
+        session.rows[step.id] = record.stage_row(step, task_of(session.pipeline.data))
     current: Artifact | None = None
     for step in steps:
         row = session.rows[step.id]
@@ -256,17 +256,15 @@ def _last(session: PipelineRun) -> str:
 def _probes(session: PipelineRun, findings: dict[str, Any]) -> None:
     """Measure size and validation accuracy of every model, and test accuracy and latency of original and result."""
     findings["data"] = session.obtain("data", DataSummary(), {}, Kind.FINDINGS)[0].facts
-    judge = Precision if session.pipeline.data.task == "detection" else Accuracy
+    task = task_of(session.pipeline.data)
     models = {name: artifact for name, artifact in session.artifacts.items() if artifact.kind in MEASURED}
     for name, artifact in session.artifacts.items():
         if artifact.kind not in MEASURED:
-            session.rows[name]["measurements"] = record.unmeasured(
-                f"{artifact.kind}s are not measured", session.pipeline.data.task
-            )
+            session.rows[name]["measurements"] = record.unmeasured(f"{artifact.kind}s are not measured", task)
             continue
         subject = {"model": artifact}
         size, _ = session.obtain(f"size of {name}", Size(), subject, Kind.FINDINGS)
-        quality, _ = session.obtain(f"accuracy of {name}", judge(split="validation"), subject, Kind.FINDINGS)
+        quality, _ = session.obtain(f"accuracy of {name}", Evaluation(split="validation"), subject, Kind.FINDINGS)
         session.rows[name]["measurements"] = {**record.quality(quality.facts["model"]), **size.facts["model"]}
         findings.setdefault("validation", {})[name] = quality.facts
     _sensitivity(session, findings)
@@ -274,7 +272,7 @@ def _probes(session: PipelineRun, findings: dict[str, Any]) -> None:
         return
     result = list(models)[-1]
     pair = {"original": models[session.original], "result": models[result]}
-    test, _ = session.obtain("accuracy on test", judge(split="test"), pair, Kind.FINDINGS)
+    test, _ = session.obtain("accuracy on test", Evaluation(split="test"), pair, Kind.FINDINGS)
     steps = {"original": session.original, "result": result}
     findings.update(steps=steps, test=test.facts, latency=_latency(session, pair, findings["data"], test.facts))
 
@@ -290,7 +288,8 @@ def _latency(session: PipelineRun, pair: Mapping[str, Artifact], data: Facts, te
     try:
         return session.obtain("latency", probe, pair, Kind.FINDINGS)[0].facts
     except ModelError as error:
-        if judge_answers(test, data["classes"])["result"].verdict != "degenerate":
+        task = task_of(session.pipeline.data)
+        if task.judge_answers(test, data["classes"], "original", "result")["result"].verdict != "degenerate":
             raise
         return unmeasured(pair, str(error))
 

@@ -20,7 +20,6 @@ from compress import targets
 from compress.artifact import Kind
 from compress.data.dataset import SOURCES, Dataset, Splitting
 from compress.errors import ModelError, PipelineError
-from compress.pipeline.task_settings import unfit_settings
 from compress.pipeline.yaml_file import Document, Location, read
 from compress.settings import Settings
 from compress.stage import Stage, Unfit
@@ -28,6 +27,7 @@ from compress.stages import STAGES
 from compress.stages.load import Origin
 from compress.suggestions import listing, nearest, shown
 from compress.targets.base import Target
+from compress.tasks import task_of, unfit_budget
 from deploy.contract.preprocessing import STEPS as PREPROCESSING
 from deploy.contract.preprocessing import Preprocessing, PreprocessingError, fields
 
@@ -73,6 +73,8 @@ class Budget(Settings):
     """Largest drop of test accuracy from the original, as a fraction."""
     ap_drop: Annotated[float, Field(ge=-1, le=1)] | None = None
     """Largest drop of the mean average precision of a detector, as a fraction."""
+    mae_increase: Annotated[float, Field(ge=-1)] | None = None
+    """Largest increase of the mean absolute error of a regression model, as a fraction of the original's error."""
     latency_ms: Annotated[float, Field(gt=0)] | None = None
     """Longest median latency of the result on this host, in milliseconds."""
     size_bytes: Annotated[int, Field(gt=0)] | None = None
@@ -202,16 +204,18 @@ def _refuse_unfit(pipeline: Pipeline, document: Document) -> None:
     Raises:
         PipelineError: one does not.
     """
-    task, refusals = pipeline.data.task, list[tuple[Location, Unfit]]()
+    task = task_of(pipeline.data)
+    refusals: list[tuple[Location, Unfit]] = []
     for index, step in enumerate(pipeline.steps[1:]):
-        if step.skip is None and (reason := step.stage.unfit(task)):
-            refusals.append(
-                (("stages", index), reason._replace(what=f"stage {index + 1} ({step.stage.name}): {reason.what}"))
-            )
+        reason = task.why_not(step.stage.uses()) if step.skip is None else None
+        if reason is not None:
+            what = f"stage {index + 1} ({step.stage.name}): {reason.what}"
+            refusals.append((("stages", index), reason._replace(what=what)))
         _refuse_unfit_target(step, ("stages", index, step.stage.name), pipeline.target, document)
-    refusals += unfit_settings(task, pipeline.settings)
+    refusals += unfit_budget(task, [*(pipeline.settings.get("budget") or {})])
+    refusals += task.unfit_settings(pipeline.settings)
     for location, unfit in refusals:
-        what = f"{unfit.what} (the data is for {task})"
+        what = f"{unfit.what} (the data is for {task.name})"
         raise PipelineError(what, where=document.where(location), allowed=unfit.allowed, todo=unfit.todo)
 
 

@@ -17,7 +17,8 @@ from compress.ir.channel_groups import ChannelGroups
 from compress.ir.keras_graph import Layer, LayerOutput, Network, build, map_tensors
 from compress.ir.layer_specs import INPUT, spec_of
 from compress.ir.tensorflow import keras
-from compress.training.loop import Batch, ClassificationHead, label_loss
+from compress.tasks.base import Head
+from compress.training.loop import Batch, label_loss
 
 Scores = NDArray[np.float64]
 """Importance by channel number; channels of one group have the same score."""
@@ -34,13 +35,13 @@ class ImportanceSamples:
 
     Attributes:
         inputs: float32 [n, ...].
-        labels: [n].
+        labels: the training targets [n, ...].
         head: the meaning of the network's output.
     """
 
     inputs: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    head: ClassificationHead
+    labels: NDArray[Any]
+    head: Head
 
 
 def importance_scores(

@@ -20,6 +20,7 @@ from compress.pruning.prunable import PrunableNetwork, prepare, substitution
 from compress.pruning.sensitivity import SensitivityCurve, sensitivity_curves
 from compress.pruning.step import LayerWidths, PruningStep
 from compress.stage import Context
+from compress.tasks.base import Quality
 from compress.training import healing, loop
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.loop import Loss, TrainingSettings
@@ -256,17 +257,19 @@ class _Step:
     def _best(
         self, allocations: Mapping[AllocationMethod, Allocation], candidates: _Candidates
     ) -> tuple[AllocationMethod, dict[AllocationMethod, float]]:
-        """Return the best allocation method, and the validation accuracy of each if they had to be compared."""
+        """Return the best allocation method, and the validation quality of each if they had to be compared."""
         if len({allocation.widths for allocation in allocations.values()}) == 1:
             return next(iter(allocations)), {}
-        trials = {
-            method: self._trial_accuracy(candidates.model(allocation.widths))
-            for method, allocation in allocations.items()
-        }
-        return max(trials, key=lambda method: trials[method]), trials
+        trials: dict[AllocationMethod, Quality] = {}
+        best = next(iter(allocations))
+        for method, allocation in allocations.items():
+            trials[method] = self._trial_quality(candidates.model(allocation.widths))
+            if trials[best].is_worse_than(trials[method]):
+                best = method
+        return best, {method: quality.value for method, quality in trials.items()}
 
-    def _trial_accuracy(self, model: Any) -> float:
-        """Return the validation accuracy after one epoch of training; the model's weights stay as they were."""
+    def _trial_quality(self, model: Any) -> Quality:
+        """Return the validation quality after one epoch of training; the model's weights stay as they were."""
         assert self.retraining is not None  # methods are compared only where there is training
         settings = self.retraining.settings
         batches = settings.batches_per_epoch(len(self.context.data.labels("train")))
@@ -275,9 +278,9 @@ class _Step:
         weights = model.get_weights()
         own = replace(self.context, unfinished=None, logs=None)
         loop.fit(model, self.retraining.loss, settings.model_copy(update=changes), own)
-        accuracy = validation_quality(model, self.context).value
+        quality = validation_quality(model, self.context)
         set_weights(model, weights)
-        return accuracy
+        return quality
 
     def _warnings(self, prunable: PrunableNetwork, conversion: TrialConversion) -> list[str]:
         warnings = []

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from compress.ir.keras_graph import Layer, Network, tensors_in
 from compress.ir.layer_specs import spec_of
 from compress.quantization import bias_correction, equalization, export, quantizer_placement
-from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan
 from compress.quantization.simulation import Simulation
+from compress.tasks.base import snr_db
 
 WEIGHTS = " (weights)"
 """Suffix of a layer's name: the rounding of its weights."""

@@ -16,12 +16,13 @@ from compress.ir.passes import fold
 from compress.quantization import debug, diagnostics, export
 from compress.quantization.debug import LayerError
 from compress.quantization.export import FloatOperatorsError
-from compress.quantization.fidelity import ByClass, Judge
 from compress.quantization.plan import QuantizationPlan, weights_digest
 from compress.quantization.ranges import METHODS, MINMAX
 from compress.quantization.search import Search, Skipped, Trial, file_outputs
 from compress.quantization.settings import PostTrainingSettings
 from compress.quantization.simulation import Simulation
+from compress.tasks.base import Judge
+from compress.tasks.classification import ByClass
 from compress.tflite import graph, macs
 
 Samples = NDArray[np.float32]

@@ -21,13 +21,14 @@ from compress.ir.layer_specs import spec_of
 from compress.ir.tensorflow import keras
 from compress.quantization import export, fake_quantization, quantizer_placement, sparsity_patterns
 from compress.quantization.fake_quantized_layers import EPSILON
-from compress.quantization.fidelity import Judge, flattened
+from compress.quantization.fidelity import flattened
 from compress.quantization.plan import QuantizationPlan, nudged
 from compress.quantization.post_training import QuantizationResult
 from compress.quantization.search import file_outputs
 from compress.quantization.settings import RoundedTraining
 from compress.quantization.sparsity_patterns import Pattern
 from compress.stage import Context
+from compress.tasks.base import Judge
 from compress.training.loop import Loss, TrainingSettings, fit, own_loss
 
 Norms = Mapping[str, tuple[NDArray[Any], NDArray[Any]]]

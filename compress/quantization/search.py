@@ -22,11 +22,12 @@ from compress.ir.keras_graph import Network
 from compress.quantization import activation_statistics, adaround, bias_correction, diagnostics, equalization, export
 from compress.quantization.activation_statistics import Statistics
 from compress.quantization.calibration import calibrate, planned
-from compress.quantization.fidelity import ByClass, Judge
 from compress.quantization.plan import LEVELS, QuantizationPlan, nudged
 from compress.quantization.quantizer_placement import without_softmax
 from compress.quantization.ranges import MINMAX, WITHOUT_HISTOGRAMS, Range, select
 from compress.quantization.simulation import Simulation
+from compress.tasks.base import Judge
+from compress.tasks.classification import ByClass
 from compress.tflite.interpreter import LoadedModel
 
 Samples = NDArray[np.float32]

@@ -15,6 +15,7 @@ from compress.measurement import missing, proportion
 from compress.replacement import squeeze_excite
 from compress.replacement.activations import Replacements, replace_by_relu
 from compress.stage import Context
+from compress.tasks import task_of
 from compress.training import healing, loop
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.loop import Loss, TrainingSettings
@@ -129,6 +130,8 @@ def _accuracy(model: Any, context: Context) -> Facts:
         loop.head_of(model, context.data)
     except ModelError as error:
         return missing("fraction", f"not a classifier of this data: {error}").to_json()
+    if not task_of(context.data).counts_right:
+        return missing("fraction", "the data has no classes").to_json()
     count = len(context.data.labels("validation"))
     right = round(validation_quality(model, context).value * count)
     return {**proportion(right, count, "validation split").to_json(), "n": count}

@@ -33,6 +33,8 @@ LABELS = {
     "accuracy": "Accuracy",
     "ap": "Average precision",
     "ap50": "Average precision at IoU 0.5",
+    "r2": "R²",
+    "mae": "Mean absolute error",
     "size_bytes": "Size",
     "compressed_bytes": "Compressed size",
     "macs": "MACs",
@@ -45,7 +47,8 @@ LABELS = {
 #: Which comparison belongs to which measurement of the two models.
 CHANGES = {"accuracy": "accuracy_drop", "size_bytes": "size_ratio", "macs": "macs_ratio", "latency_ms": "latency_ratio"}
 CHANGES |= {"ap": "ap_drop", "ap50": "ap50_drop"}
-QUALITY = ("accuracy", "ap", "ap50")
+CHANGES |= {"r2": "r2_drop", "mae": "mae_increase"}
+QUALITY = ("accuracy", "ap", "ap50", "r2", "mae")
 #: Units that are part of the name of what is measured, and not said again.
 _SILENT = {"fraction", "ratio", "MACs", "parameters", "samples", ""}
 
@@ -135,7 +138,9 @@ def show(measurement: Plain | None, name: str = "", absent: str = "not recorded"
     if value is None or m.get("how") == "missing":
         reason = note if m.get("how") == "missing" and note else f"no finite value was recorded {note}".rstrip()
         return Shown("missing", "", "", "missing", reason if m else absent)
-    unit, signed = ("ratio", False) if name.endswith("_ratio") else (unit, name.endswith(("_drop", "_change")))
+    unit, signed = (
+        ("ratio", False) if name.endswith("_ratio") else (unit, name.endswith(("_drop", "_increase", "_change")))
+    )
     step, decimals, suffix = _scale(value, unit)
     ends = (m.get("low"), m.get("high"))
     low, high = ("" if end is None else _digits(end / step, decimals, signed) for end in ends)

@@ -382,6 +382,7 @@ def _data(record: Plain) -> dict[str, Any] | None:
     return {
         "source": data.get("source") or "not recorded",
         "count": len(classes),
+        "noun": "targets" if data.get("targets") else "classes",
         "classes": " · ".join(classes[:MAX_CLASSES_NAMED]) + more,
         "samples": [(str(split), words.scalar(count)) for split, count in (data.get("samples") or {}).items()],
         "shape": f" {words.TIMES} ".join(words.scalar(side) for side in data.get("input_shape") or [])

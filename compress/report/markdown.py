@@ -223,7 +223,8 @@ def _rest(record: Plain) -> list[str]:
     latency, data = record.get("latency") or {}, record.get("data") or {}
     conditions = [f"{key} {words.scalar(value)}" for key, value in (latency.get("conditions") or {}).items()]
     samples = [f"{words.scalar(count)} {split}" for split, count in (data.get("samples") or {}).items()]
-    source = f"{words.scalar(data.get('source'))}: {', '.join(samples)}; {len(data.get('classes') or [])} classes"
+    noun = "targets" if data.get("targets") else "classes"
+    source = f"{words.scalar(data.get('source'))}: {', '.join(samples)}; {len(data.get('classes') or [])} {noun}"
     if count := (data.get("corrupt") or {}).get("count"):
         source += f"; {count:,} unreadable samples were left out"
     environment = record.get("environment") or {}

@@ -18,6 +18,9 @@ def seen(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("no training sample", words.shorten(", ".join(data["missing"]), 300)))
     elif data["imbalance"]:
         rows.append(("imbalance", f"the most frequent class has {data['imbalance']:g} samples for one of the rarest"))
+    for target in data.get("targets") or ():
+        text = f"{target['least']:g} to {target['most']:g}, mean {target['mean']:g}, in the training split"
+        rows.append((f"target {words.shorten(str(target['name']), 80)}", text))
     corrupt = data["corrupt"]
     if corrupt["count"]:
         first = words.shorten("; ".join(corrupt["first"][:10]), 2000)

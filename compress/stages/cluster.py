@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from compress.artifact import Artifact, Facts, Kind
-from compress.stage import UNFIT_THROUGH_TFMOT, Context, Need, Stage, Unfit
+from compress.stage import Context, Need, Stage, Use
 from compress.training.batches import Passes
 
 
@@ -21,7 +21,6 @@ class Cluster(Stage, Passes):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "tensorflow-model-optimization")
-    for_objects: ClassVar[Unfit | None] = UNFIT_THROUGH_TFMOT
 
     clusters: Annotated[int, Field(ge=2, le=256)] = 16
     """Number of different values in one kernel. The zeros of a sparse kernel remain and count as one value."""
@@ -29,6 +28,10 @@ class Cluster(Stage, Passes):
     """Number of passes over the training split."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.0005
     """Initial learning rate of Adam; it falls to 0 along a cosine."""
+
+    def uses(self) -> tuple[Use, ...]:
+        """Return tfmot."""
+        return ("tfmot",)
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The clustered model, the values of every layer, the compressed size before and after, and the history."""

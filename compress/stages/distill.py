@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.distillation.settings import Features, Teaching
 from compress.errors import ModelError
-from compress.stage import DETECTOR_STAGES, Context, Need, Stage, Unfit
+from compress.stage import Context, Need, Stage, Use
 from compress.stages.load import Origin, stage_for
 from compress.training.loop import TrainingSettings
 
@@ -32,11 +32,6 @@ class Distill(Stage, TrainingSettings, Teaching):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "ai-edge-litert")
-    for_objects: ClassVar[Unfit | None] = Unfit(
-        "what teachers say is compared class by class, one answer for each sample, and a detector gives many",
-        DETECTOR_STAGES,
-        "leave it out, or train for longer",
-    )
 
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 6
     """Number of passes over the training split."""
@@ -59,6 +54,11 @@ class Distill(Stage, TrainingSettings, Teaching):
         if self.teacher_weights and len(self.teacher_weights) != count:
             raise ValueError(f"teacher_weights: {len(self.teacher_weights)} weights for {count} teachers")
         return self
+
+    def uses(self) -> tuple[Use, ...]:
+        """Return distillation, and the methods of the training."""
+        decoupled: tuple[Use, ...] = ("decoupled",) if self.decoupled else ()
+        return ("distillation", *decoupled, *self.training_uses())
 
     def takes(self) -> frozenset[Kind]:
         """With a student of its own it can be given files without layers too: they only teach."""

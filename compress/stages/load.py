@@ -17,6 +17,7 @@ from compress.errors import ModelError
 from compress.importers import builder as builders
 from compress.settings import Settings
 from compress.stage import Context, Need, Stage
+from compress.tasks import task_of
 from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:
@@ -58,12 +59,10 @@ class _Load(Stage):
         Raises:
             ModelError: they do not.
         """
-        from compress.training import detection, loop
+        from compress.training import loop
 
-        if context.data.task == "classification":
-            loop.head_of(model, context.data)
-            return {}
-        return {"detector": detection.head_of(model, context.data, self.detector).detector.specification}
+        specification = loop.head_of(model, context.data, self.detector).specification
+        return {} if specification is None else {"detector": specification}
 
     def told(self) -> Facts:
         """The same for a file that is taken as it is: what the user says."""
@@ -90,7 +89,7 @@ class Build(_Load):
         shape = context.data.input_shape
         model = builders.build(self.path, self.function, shape, len(context.data.class_names))
         own = self.detector
-        if own is None and context.data.task == "detection":
+        if own is None and task_of(context.data).reads_specification:
             own = builders.detector(self.path, shape)
         fitted = self.model_copy(update={"detector": own}).fitted(model, context)
         working_model.write_keras(model, context.folder)

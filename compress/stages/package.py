@@ -15,17 +15,15 @@ from pydantic import Field
 from compress.artifact import BUNDLE_FILE, MODEL_COMPILED, MODEL_TFLITE, RUNNER_FILE, SEGMENTS, Artifact, Facts, Kind
 from compress.data.dataset import spread
 from compress.data.types import Data
-from compress.errors import ModelError, StageError
-from compress.evaluation import average_precision
+from compress.errors import StageError
 from compress.export import runner_pyz
-from compress.measurement import drop, proportion
-from compress.stage import Context, Need, Stage
+from compress.stage import Context, Need, Stage, Use
 from compress.targets.base import Target
+from compress.tasks import task_of
 from compress.tflite import graph
 from compress.tflite.interpreter import LoadedModel, describe, version
 from compress.version import __version__
 from deploy.contract import bundle
-from deploy.contract.detection import Detector, agreement
 from deploy.contract.preprocessing import VERSION, Preprocessing
 
 MAX_EVALUATION_BYTES = 1 << 24
@@ -48,6 +46,10 @@ class Package(Stage):
     evaluation: Annotated[int, Field(ge=0, le=2000)] = 100
     """Number of test samples with labels in the bundle; the accuracy on the device is measured on them."""
 
+    def uses(self) -> tuple[Use, ...]:
+        """Return package: the device must be able to read the outputs of the task."""
+        return ("package",)
+
     def environment(self) -> dict[str, str]:
         """The manifest names our own version and those of the tools; the runner is packed beside."""
         return {**self._tools(), "runner": runner_pyz.digest()}
@@ -64,7 +66,7 @@ class Package(Stage):
         members = {f"{role}.tflite": path.read_bytes() for role, path in paths.items()}
         entries: dict[str, Any] = {
             role: {"file": f"{role}.tflite", "input": describe(model.input), "output": describe(model.output)}
-            | ({"boxes": describe(model.outputs[0])} if context.detector else {})
+            | ({"boxes": describe(model.outputs[0])} if len(model.outputs) > 1 else {})
             for role, model in models.items()
         }
         tools = self._tools()
@@ -89,7 +91,7 @@ class Package(Stage):
             "evaluation": evaluation,
             "tools": tools,
             **({"decoding": data.decoding} if data.decoding else {}),
-            **({"detection": context.detector} if context.detector else {}),
+            **task_of(data).manifest(context.detector),
         }
         content = bundle.pack(manifest, members | files | more)
         (context.folder / BUNDLE_FILE).write_bytes(content)
@@ -149,53 +151,10 @@ def _evaluation(
     outputs = {role: _outputs(model, data.inputs("test")[indices]) for role, model in models.items()}
     members |= {f"evaluation-output-{role}.npy": bundle.array_bytes(each) for role, each in outputs.items()}
     entry["outputs"] = {role: f"evaluation-output-{role}.npy" for role in models}
-    if context.detector:
-        members["evaluation-labels.npy"] = bundle.array_bytes(_object_rows(data, indices))
-        found = _precision(models, context, indices)
-    else:
-        labels = data.labels("test")[indices]
-        members["evaluation-labels.npy"] = bundle.array_bytes(labels.astype(np.int64))
-        found = _accuracy(outputs, labels, len(data.class_names))
-    return {**entry, "metrics": found}, members
-
-
-def _accuracy(outputs: Mapping[str, NDArray[Any]], labels: NDArray[np.int64], classes: int) -> dict[str, Any]:
-    """How right the classes are that each model gives, and how far the models agree."""
-    right, predicted = {}, []
-    for role, each in outputs.items():
-        scores = each.reshape(len(labels), -1)
-        if scores.shape[1] != classes:
-            todo = "check data.source and the model's last layer"
-            raise ModelError(f"gives {scores.shape[1]} scores, but the data has {classes} classes", todo=todo)
-        predicted.append(scores.argmax(axis=1))
-        right[role] = predicted[-1] == labels
-    found = {f"accuracy_{role}": proportion(int(row.sum()), len(row), _note()) for role, row in right.items()}
-    same = proportion(int((predicted[0] == predicted[1]).sum()), len(labels), "same predicted class")
-    found |= {"accuracy_drop": drop(right["original"], right["int8"]), "agreement": same}
-    return {name: value.to_json() for name, value in found.items()}
-
-
-def _precision(models: Mapping[str, LoadedModel], context: Context, indices: list[int]) -> dict[str, Any]:
-    """How well each model finds the objects, and how far the models agree."""
-    data, detector = context.data, Detector(dict(context.detector or {}))
-    samples, wanted = data.inputs("test")[indices], [data.objects("test")[index] for index in indices]
-    facts: Facts = {}
-    answers = {}
-    for role, model in models.items():
-        answers[role] = [detector(*model.pair(sample)) for sample in samples]
-        facts[role] = average_precision.found(answers[role], wanted, len(data.class_names), f"COCO, {_note()}")
-    facts["agreement"] = agreement(answers["original"], answers["int8"], average_precision.SURE)
-    changed: dict[str, Any] = average_precision.compare(facts, data.class_names, "original", "int8")["measurements"]
-    return {f"{name}_{role}": facts[role][name] for role in models for name in ("ap", "ap50")} | changed
-
-
-def _object_rows(data: Data, indices: list[int]) -> NDArray[np.float32]:
-    """The objects of some test samples: [objects, 6], place of the sample, class, box."""
-    rows = [
-        np.column_stack([np.full(len(classes), place), classes, boxes])
-        for place, (boxes, classes) in enumerate(data.objects("test")[index] for index in indices)
-    ]
-    return np.concatenate(rows).astype(np.float32)
+    rows = {role: model.scores(data.inputs("test")[indices]) for role, model in models.items()}
+    found = task_of(data).packaged(rows, data, indices, context.detector, _note())
+    members["evaluation-labels.npy"] = bundle.array_bytes(found.targets)
+    return {**entry, "metrics": found.metrics}, members
 
 
 def _note() -> str:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from compress.artifact import MODEL_TFLITE, Artifact, Facts, Kind
 from compress.distillation.settings import Teaching
 from compress.errors import PipelineError
-from compress.stage import DETECTOR_STAGES, Context, Need, Stage, Unfit
+from compress.stage import Context, Need, Stage, Unfit, Use
 from compress.targets.base import Target
 from compress.training.loop import TrainingSettings, chosen_inputs
 
@@ -27,11 +27,6 @@ class Prune(Stage, TrainingSettings):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed", "original", "target"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
-    for_objects: ClassVar[Unfit | None] = Unfit(
-        "the importance of channels is measured with the classes of samples, and these samples have objects",
-        DETECTOR_STAGES,
-        "begin with a narrower model",
-    )
 
     objective: Literal["macs", "parameters", "size", "compute", "latency", "cache"] = "macs"
     """The cost to reduce. macs, parameters; size: bytes of the 8-bit file; compute: time of the Edge TPU's arithmetic
@@ -105,6 +100,16 @@ class Prune(Stage, TrainingSettings):
             keep = 0.5
         host, clock = target.cost.host(self.host), target.cost.clock(self.clock)
         return Objective(self.objective, keep, self.at_most, host, clock)
+
+    def uses(self) -> tuple[Use, ...]:
+        """Return the measure of importance, and the methods of the training and of its teacher."""
+        uses: list[Use] = ["channel importance", *self.training_uses()]
+        if self.allocation == "sensitivity":
+            uses.append("measured sensitivity")
+        if self.distill is not None:
+            uses.append("distillation")
+            uses += ["decoupled"] if self.distill.decoupled else []
+        return tuple(uses)
 
     def unfit_target(self, target: Target) -> Unfit | None:
         """Return the objective, host or clock that the target does not have."""

@@ -11,16 +11,14 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind
-from compress.data.types import Task
 from compress.distillation.settings import Teaching
 from compress.errors import StageError
 from compress.files import file_digest
 from compress.quantization.settings import Calibration, PostTrainingSettings, RoundedTraining
-from compress.stage import Context, Need, Stage, Unfit
+from compress.stage import Context, Need, Stage, Use
+from compress.tasks import task_of
 from compress.training.batches import Passes
 from compress.training.loop import TrainingSettings
-from deploy.contract.average_precision import average_precision
-from deploy.contract.detection import Detector
 
 if TYPE_CHECKING:  # a dry run reads settings only
     from compress.ir.keras_graph import Network
@@ -97,18 +95,17 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             raise ValueError(f"{', '.join(sorted(ours))}: with `engine: coralline` only; this is `engine: tfmot`")
         return self
 
-    def unfit(self, task: Task) -> Unfit | None:
-        """Refuse settings that need one class for each sample."""
-        if task == "classification":
-            return None
+    def uses(self) -> tuple[Use, ...]:
+        """Return the methods of training, of its teacher, and of the choice of calibration samples."""
+        uses: list[Use] = [*self.training_uses()]
         if self.engine == "tfmot":
-            return Unfit("engine: tfmot trains classifiers only", "engine: coralline")
+            uses.append("tfmot qat")
         if self.qat.distill is not None:
-            return Unfit("qat.distill: a teacher needs one class for each sample", "no teacher")
+            uses.append("qat teacher")
+            uses += ["decoupled"] if self.qat.distill.decoupled else []
         if self.calibration.select in BY_MODEL:
-            reason = f"calibration: {{select: {self.calibration.select}}}: it needs one class for each sample"
-            return Unfit(reason, "balanced, random, stratified")
-        return self.unfit_for_objects()
+            uses.append("selection by classes")
+        return tuple(uses)
 
     def takes(self) -> frozenset[Kind]:
         """Return the kinds of models: training, plans, and samples chosen by the model need layers."""
@@ -141,7 +138,8 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         result = self._without_layers(given, samples, context) if model is None else self._run(model, samples, context)
         rewritten = self._write(result, model, samples, context)
         files = (given.file(MODEL_TFLITE), context.folder / MODEL_TFLITE)
-        answers = fidelity.compared(*files, samples.held_out, fidelity.judge(context.detector))
+        judge = task_of(context.data).fidelity(context.detector)
+        answers = fidelity.compared(*files, samples.held_out, judge)
         warnings = diagnostics.about_answers(answers, has_plan=result.plan is not None, trained=result.method == "qat")
         for text in warnings:
             context.progress.note(f"quantize: {text}")
@@ -176,7 +174,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
 
     def _run(self, model: Any, samples: CalibrationSplit, context: Context) -> QuantizationResult:
         """Quantize a Keras model; with `method: qat` train it too, and keep the better result."""
-        from compress.quantization import fidelity, plan, post_training
+        from compress.quantization import plan, post_training
 
         result = post_training.quantize(
             model,
@@ -184,7 +182,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             samples.held_out,
             self,
             plan=None if self.plan is None else plan.read(self.plan),
-            judge=fidelity.judge(context.detector, logits=True),
+            judge=task_of(context.data).fidelity(context.detector, logits=True),
             note=lambda text: context.progress.note(f"quantize: {text}"),
         )
         if self.method == "ptq":
@@ -200,14 +198,18 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     ) -> QuantizationResult:
         """Train with fake quantization; return what is better on validation, PTQ if they are equal."""
         from compress.ir import keras_graph
-        from compress.quantization import fidelity, post_training, qat
+        from compress.quantization import post_training, qat
 
         trained, plan, history = self._train(ptq, keras_graph.read(model), samples, context)
         inputs = context.data.inputs("validation")
-        judge = fidelity.judge(context.detector)
-        found = qat.compared(ptq, trained, plan, inputs, lambda rows: _quality(rows, context), judge, self.io)
-        name = "validation_accuracy" if context.detector is None else "validation_ap"
-        facts = {**history, name: dict(found.scores), "training_agrees": found.agreement}
+        task = task_of(context.data)
+        judge = task.fidelity(context.detector)
+
+        def score(rows: NDArray[np.float32]) -> float:
+            return task.score(rows, context.data, "validation", context.detector)
+
+        found = qat.compared(ptq, trained, plan, inputs, score, judge, self.io)
+        facts = {**history, task.score_name: dict(found.scores), "training_agrees": found.agreement}
         result = replace(found.result, training=facts)
         return result if result.method == "ptq" else post_training.described(result, trained, plan, samples.held_out)
 
@@ -257,15 +259,3 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             (context.folder / PLAN_FILE).write_text(result.plan.to_json())
         rewritten: list[dict[str, Any]] = legalized.to_json()["changes"]
         return rewritten
-
-
-def _quality(outputs: NDArray[np.float32], context: Context) -> float:
-    """Return the accuracy of outputs for the validation split, or a detector's average precision."""
-    data = context.data
-    if context.detector is None:
-        return float((outputs.argmax(axis=1) == data.labels("validation")).mean())
-    detector = Detector(dict(context.detector))
-    classes = len(data.class_names)
-    cut = 4 * len(detector.anchors)
-    objects = [detector(row[:cut].reshape(-1, 4), row[cut:].reshape(-1, classes)) for row in outputs]
-    return average_precision(objects, data.objects("validation"), classes)["ap"] or 0.0

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_a
 from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
-from compress.data.types import Task
 from compress.distillation.settings import Teaching
 from compress.ir.activations import Activation
-from compress.stage import Context, Need, Stage, Unfit
+from compress.stage import Context, Need, Stage, Use
 from compress.training.loop import TrainingSettings
 
 if TYPE_CHECKING:  # a dry run reads settings only
@@ -56,12 +55,12 @@ class ReplaceActivations(Stage, TrainingSettings, Teaching):
         self.goes_with(self)
         return self
 
-    def unfit(self, task: Task) -> Unfit | None:
-        """Refuse training for detection: it is knowledge distillation, which needs one class for each sample."""
-        if task == "classification" or not self.epochs:
-            return None
-        what = "epochs: the training learns from the class scores of each sample, and these samples have objects"
-        return Unfit(what, "epochs: 0", "set epochs: 0, and add train after it")
+    def uses(self) -> tuple[Use, ...]:
+        """Return the training after the replacement, which is distillation, and its methods."""
+        if not self.epochs:
+            return ()
+        decoupled: tuple[Use, ...] = ("decoupled",) if self.decoupled else ()
+        return ("healing by distillation", *decoupled, *self.training_uses())
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """Write the changed model; return what was replaced, skipped and not found, and the accuracies."""

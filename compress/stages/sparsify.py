@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from compress.artifact import Artifact, Facts, Kind
-from compress.stage import UNFIT_THROUGH_TFMOT, Context, Need, Stage, Unfit
+from compress.stage import Context, Need, Stage, Use
 from compress.training.batches import Passes
 
 
@@ -21,7 +21,6 @@ class Sparsify(Stage, Passes):
     produces: ClassVar[Kind] = Kind.KERAS
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "tf-keras", "tensorflow-model-optimization")
-    for_objects: ClassVar[Unfit | None] = UNFIT_THROUGH_TFMOT
 
     sparsity: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Fraction of zeros in each kernel at the end."""
@@ -29,6 +28,10 @@ class Sparsify(Stage, Passes):
     """Number of passes over the training split; zeros are added in the first two thirds."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
     """Initial learning rate of Adam; it falls to 0 along a cosine."""
+
+    def uses(self) -> tuple[Use, ...]:
+        """Return tfmot."""
+        return ("tfmot",)
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The sparse model, the zeros of every layer, the compressed size before and after, and the history."""

@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from compress.artifact import Artifact, Facts, Kind
-from compress.data.types import Task
-from compress.stage import Context, Need, Stage, Unfit
+from compress.stage import Context, Need, Stage, Use
 from compress.targets.base import Target
 from compress.training.loop import TrainingSettings
 
@@ -31,9 +30,9 @@ class Train(Stage, TrainingSettings):
         """A model from a file is trained already."""
         return "the model came trained, from a file" if from_file else None
 
-    def unfit(self, task: Task) -> Unfit | None:
-        """Some settings are for classes alone."""
-        return self.unfit_for_objects() if task == "detection" else None
+    def uses(self) -> tuple[Use, ...]:
+        """Return the methods of the training."""
+        return self.training_uses()
 
     def run(self, given: Artifact, context: Context) -> Facts:
         """The trained model and its history."""

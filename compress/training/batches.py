@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.data import rows
-from compress.data.types import Task
 from compress.errors import StageError
 from compress.ir.tensorflow import keras
 from compress.settings import Settings
+from compress.tasks.base import Change
 
 VALIDATION_BATCH = 32
 """What Keras takes of arrays."""
@@ -60,7 +60,7 @@ def batches(
     settings: Passes,
     seed: int,
     first: int = 0,
-    task: Task = "classification",
+    own_change: Change | None = None,
 ) -> Any:
     """All batches of a training from epoch `first` on, as a tf.data set of `batches_per_epoch` batches for each epoch.
 
@@ -70,19 +70,16 @@ def batches(
         settings: how many epochs, how large the batches, what is changed.
         seed: the run's.
         first: epochs that are over already.
-        task: what the samples are for; objects are moved along with their images.
+        own_change: the augmentation of the task, which changes targets as well; by default that of images alone.
 
     Raises:
         StageError: images are to be changed, and the samples are none.
     """
     import tensorflow as tf
 
-    from compress.training import detection
-
     drawn_of = _read(inputs, targets) if rows.mapped(inputs) else _held(inputs, targets)
     shape = inputs.shape[1:]
-    of_images, of_objects = _augmentation, detection.augmentation
-    change = of_images(settings.augment, shape) if task == "classification" else of_objects(settings.augment)
+    change = own_change or _augmentation(settings.augment, shape)
 
     def drawn(indices: Any, seeds: Any) -> Any:
         images, beside = drawn_of(indices)

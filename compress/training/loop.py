@@ -13,11 +13,12 @@ from pydantic import Field
 from compress.artifact import Facts
 from compress.data.rows import rows as rows_of
 from compress.data.types import Data, Split
-from compress.errors import ModelError, StageError
+from compress.errors import StageError
 from compress.ir import mixed_precision as precision
-from compress.ir.layer_specs import ACTIVATION, spec_of_live
 from compress.ir.tensorflow import keras
-from compress.stage import Context, Unfit
+from compress.stage import Context, Use
+from compress.tasks import task_of
+from compress.tasks.base import Head, Specification
 from compress.training import callbacks as monitoring
 from compress.training import schedules, subset_selection
 from compress.training.batches import Passes, batches, held_out
@@ -28,11 +29,11 @@ from compress.training.subset import Part, Subset
 
 @dataclass(frozen=True)
 class Batch:
-    """What a loss sees beside the model's outputs: tensors with a batch axis.
+    """The input of a loss in addition to the model's outputs: tensors with a batch axis.
 
     Attributes:
         inputs: the samples as the model was given them, augmented.
-        labels: int64 [n]; for detection, objects as `detecting.padded` makes them.
+        labels: the training targets of the task (`Task.targets`): for classification int64 [n].
         taught: what the loss brought along for each of these samples; None where it brought nothing.
     """
 
@@ -80,142 +81,51 @@ class TrainingSettings(Passes):
     tensorboard: bool = False
     """Write losses and accuracies for TensorBoard to runs/NAME/tensorboard."""
 
-    def unfit_for_objects(self) -> Unfit | None:
-        """The setting that does not go with data for detection, or None."""
+    def training_uses(self) -> tuple[Use, ...]:
+        """Return the methods that these settings use and that not every task has."""
+        uses: list[Use] = []
         if self.class_weights != "none":
-            what = "class_weights: a detector's loss counts each object alone, whatever its class"
-            return Unfit(what, "class_weights: none")
+            uses.append("class weights")
         if self.subset is not None:
-            return Unfit("subset: samples are chosen by their classes, and here they have objects", "all samples")
+            uses.append("subset")
         if self.augment.rotate:
-            what = "augment.rotate: a box around a turned object is not the turned box"
-            return Unfit(what, "augment.shift, zoom and flip, which move boxes along")
-        return None
+            uses.append("rotation")
+        return tuple(uses)
 
 
-Output = Literal["logits", "softmax", "sigmoid"]
-LOOKED_AT = 16
-"""Samples that outputs are looked at on, where what makes them does not say what they are."""
+def head_of(model: Any, data: Data, specification: Specification = None) -> Head:
+    """Find out what a model's outputs mean, and that model and data fit together.
 
-
-@dataclass(frozen=True)
-class ClassificationHead:
-    """What a classifier's output means.
-
-    Attributes:
-        scores: logits (of a softmax), or probabilities: together (softmax), or of each class by itself (sigmoid).
-    """
-
-    scores: Output
-
-    def logits(self, outputs: Any) -> Any:
-        """Outputs as logits (up to a constant, where they are probabilities that sum to 1)."""
-        ops = keras().ops
-        if self.scores == "softmax":
-            return ops.log(ops.clip(outputs, 1e-7, 1.0))
-        if self.scores == "sigmoid":
-            likely = ops.clip(outputs, 1e-7, 1 - 1e-7)
-            return ops.log(likely) - ops.log(1 - likely)
-        return outputs
-
-
-def head_of(model: Any, data: Data) -> ClassificationHead:
-    """Finds out what a classifier's output is, and that model and data fit together.
+    Args:
+        model: a Keras model.
+        data: the data; it says the task.
+        specification: how outputs are read, where the layers do not say it (`Context.detector`).
 
     Raises:
-        ModelError: several inputs or outputs, or shapes that differ from the data's.
+        ModelError: they do not.
     """
-    refuse_misfit(model, data, 1)
-    shape = tuple(model.outputs[0].shape[1:])
-    if shape != (len(data.class_names),):
-        raise ModelError(
-            f"the model's output has the shape {list(shape)}, but the data has {len(data.class_names)} classes",
-            todo="check data.source and the model's last layer",
-        )
-    return ClassificationHead(_made_as(model.outputs[0]) or _seen_as(model, data))
+    return task_of(data).head(model, data, specification)
 
 
-def _made_as(tensor: Any) -> Output | None:
-    """What the numbers of a Keras tensor are, by what made them: a layer, its activation, or a model's own output.
-
-    None where that is an operation that does not say.
-    """
-    operation, call, place = tensor._keras_history
-    if isinstance(operation, keras().Model):
-        return _made_as(operation.outputs[place])
-    activation = getattr(operation, "activation", None)
-    activation = getattr(activation, "activation", activation)  # a layer may be another one's activation
-    kind = type(operation).__name__
-    name = kind if activation is None else getattr(activation, "__name__", type(activation).__name__)
-    if name.lower() == "softmax":
-        return "softmax"
-    if name.lower() == "sigmoid":
-        return "sigmoid"
-    spec = spec_of_live(operation)
-    if spec.keeps_values or (spec == ACTIVATION and name == "linear"):
-        return _made_as(operation._inbound_nodes[call].input_tensors[0])
-    return "logits" if getattr(operation, "weights", None) else None
-
-
-def _seen_as(model: Any, data: Data) -> Output:
-    """What a model's outputs are, by their values: probabilities sum to 1, whatever mixed them."""
-    found = np.asarray(model(data.inputs("train")[:LOOKED_AT], training=False), np.float64)
-    sums = (found > -1e-6).all() and (abs(found.sum(axis=1) - 1) < 1e-3).all()
-    return "softmax" if sums else "logits"
-
-
-def refuse_misfit(model: Any, data: Data, outputs: int) -> None:
-    """Nothing, if a model has one input, of the data's shape, and so many outputs.
-
-    Raises:
-        ModelError: it has not.
-    """
-    if len(model.inputs) != 1 or len(model.outputs) != outputs:
-        raise ModelError(
-            f"the model has {len(model.inputs)} inputs and {len(model.outputs)} outputs",
-            allowed="one of each, so far" if outputs == 1 else "one input, and the outputs boxes and scores",
-        )
-    wanted, given = tuple(model.inputs[0].shape[1:]), data.input_shape
-    if len(wanted) != len(given) or any(w not in (None, g) for w, g in zip(wanted, given, strict=True)):
-        raise ModelError(
-            f"the model takes {list(wanted)}, but data.preprocess gives {list(given)}",
-            todo="add or change a resize step in data.preprocess, or choose another model",
-        )
-
-
-def chosen_inputs(data: Data, count: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """So many samples of the training split, chosen at random, with their labels; in the order that they have there."""
-    inputs, labels = data.inputs("train"), data.labels("train")
+def chosen_inputs(data: Data, count: int, seed: int) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Return random samples of the training split with their training targets, in the order of the split."""
+    inputs, targets = data.inputs("train"), task_of(data).targets(data, "train")
     order = np.sort(np.random.default_rng(seed).permutation(len(inputs))[:count])
-    return rows_of(inputs, order), labels[order]
+    return rows_of(inputs, order), targets[order]
 
 
 def own_loss(model: Any, context: Context) -> Loss:
-    """What the data alone makes of a model: cross entropy with the labels, or a detector's loss of boxes and scores.
+    """Return the loss from the targets of the data alone, without a teacher.
 
     Raises:
         ModelError: the model does not fit the data.
     """
-    if context.data.task == "classification":
-        return label_loss(head_of(model, context.data))
-    from compress.training import detection
-
-    return detection.loss(detection.head_of(model, context.data, context.detector))
+    return label_loss(head_of(model, context.data, context.detector))
 
 
-def label_loss(head: ClassificationHead) -> Loss:
-    """Cross entropy with the labels; of probabilities of each class by itself the sum over the classes."""
-    library = keras()
-
-    def loss(batch: Batch, outputs: Any) -> Any:
-        if head.scores == "sigmoid":
-            wanted = library.ops.one_hot(library.ops.cast(batch.labels, "int32"), outputs.shape[-1], dtype="float32")
-            logits = head.logits(outputs)
-            return library.ops.sum(library.ops.softplus(logits) - wanted * logits, axis=-1)
-        logits = head.scores == "logits"
-        return library.losses.sparse_categorical_crossentropy(batch.labels, outputs, from_logits=logits)
-
-    return Loss(loss)
+def label_loss(head: Head) -> Loss:
+    """Return the loss of a head as training uses it."""
+    return Loss(lambda batch, outputs: head.loss(batch.labels, outputs))
 
 
 def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, callbacks: Sequence[Any] = ()) -> Facts:
@@ -244,9 +154,9 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
     targets = {split: _targets(context.data, loss, split) for split in ("train", "validation")}
     steps = settings.batches_per_epoch(len(targets["train"]["labels"]))
     optimizer = _optimizer(library, settings, steps)
-    classifies = context.data.task == "classification"
-    trainer.compile(optimizer, metrics=["accuracy"] if classifies else None, jit_compile=False)
-    stopping = _stopping(library, settings, "val_accuracy" if classifies else "val_loss")
+    task = task_of(context.data)
+    trainer.compile(optimizer, metrics=["accuracy"] if task.counts_right else None, jit_compile=False)
+    stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")
     kept = _kept(trainer, optimizer, stopping, context)
     first = kept.read() if kept else 0
     if first:
@@ -260,7 +170,14 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
         kept.callback() if kept else None,
     ]
     history = trainer.fit(
-        batches(context.data.inputs("train"), targets["train"], settings, context.seed, first, context.data.task),
+        batches(
+            context.data.inputs("train"),
+            targets["train"],
+            settings,
+            context.seed,
+            first,
+            task.augmentation(settings.augment),
+        ),
         epochs=settings.epochs,
         initial_epoch=first,
         steps_per_epoch=steps,
@@ -353,11 +270,7 @@ def _weighted(loss: Loss, settings: TrainingSettings, data: Data) -> Loss:
 
 def _targets(data: Data, loss: Loss, split: Split) -> dict[str, NDArray[Any]]:
     """What Keras carries beside the inputs: fields of `Batch`, by name."""
-    if data.task == "detection":
-        from compress.training import detection
-
-        return {"labels": detection.padded(data.objects(split))}
-    return {"labels": data.labels(split)} | ({"taught": loss.taught[split]} if loss.taught else {})
+    return {"labels": task_of(data).targets(data, split)} | ({"taught": loss.taught[split]} if loss.taught else {})
 
 
 def rows(history: dict[str, list[Any]]) -> list[dict[str, float | None]]:

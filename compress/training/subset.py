@@ -16,7 +16,7 @@ from pydantic import Field
 from compress.artifact import Facts
 from compress.data.dataset import spread
 from compress.data.rows import rows
-from compress.data.types import Data, Objects, Split, Task
+from compress.data.types import Data, Objects, Split
 from compress.settings import Settings
 
 Way = Literal["random", "stratified", "hardness", "coverage"]
@@ -60,7 +60,7 @@ class Part:
     indices: Indices
 
     @property
-    def task(self) -> Task:
+    def task(self) -> str:
         """What the samples are for."""
         return self.whole.task
 
@@ -100,6 +100,11 @@ class Part:
     def labels(self, split: Split) -> Indices:
         """The label of every sample of a split."""
         found = self.whole.labels(split)
+        return found[self.indices] if split == "train" else found
+
+    def targets(self, split: Split) -> NDArray[np.float32]:
+        """The targets of every sample of a split."""
+        found = self.whole.targets(split)
         return found[self.indices] if split == "train" else found
 
     def objects(self, split: Split) -> list[Objects]:

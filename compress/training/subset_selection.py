@@ -21,7 +21,7 @@ from compress.training import subset
 from compress.training.subset import Indices, Subset
 
 if TYPE_CHECKING:
-    from compress.training.loop import ClassificationHead
+    from compress.tasks.base import Head
 
 FILE = "subset.npz"
 BATCH = 64
@@ -31,7 +31,7 @@ Trained = Callable[[int], Any]
 """A copy of the model that was trained for a while, by number."""
 
 
-def errors(model: Any, head: ClassificationHead, inputs: NDArray[np.float32], labels: Indices) -> NDArray[np.float64]:
+def errors(model: Any, head: Head, inputs: NDArray[np.float32], labels: Indices) -> NDArray[np.float64]:
     """How far a classifier is from the labels: the length of (probabilities - one-hot label), from 0 to the root of 2.
 
     Early in a training and averaged over some, this is EL2N. Source: Paul, Ganguli and Dziugaite, Deep Learning on a
@@ -74,9 +74,7 @@ def _projected(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return values @ random / np.float32(np.sqrt(FEATURES))
 
 
-def chosen(
-    settings: Subset, head: ClassificationHead, model: Any, trained: Trained, context: Context
-) -> tuple[Indices, Facts]:
+def chosen(settings: Subset, head: Head, model: Any, trained: Trained, context: Context) -> tuple[Indices, Facts]:
     """The part of the training split that is trained on, and what choosing it cost.
 
     An interrupted stage finds its choice again in `context.unfinished`.
@@ -134,9 +132,7 @@ def told(facts: Facts, what: str = "training") -> str:
     )
 
 
-def _choose(
-    settings: Subset, count: int, head: ClassificationHead, models: tuple[Any, Trained], context: Context
-) -> Indices:
+def _choose(settings: Subset, count: int, head: Head, models: tuple[Any, Trained], context: Context) -> Indices:
     labels = context.data.labels("train")
     if settings.by == "random":
         return subset.at_random(count, labels, context.seed)
@@ -164,7 +160,7 @@ def fresh(model: Any, seed: int) -> Any:
     return made
 
 
-def _probabilities(head: ClassificationHead, outputs: Any) -> NDArray[Any]:
+def _probabilities(head: Head, outputs: Any) -> NDArray[Any]:
     scores = outputs[0] if isinstance(outputs, list | tuple) else outputs
     return np.asarray(keras().ops.softmax(head.logits(scores), axis=-1))
 

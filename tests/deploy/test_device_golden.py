@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tiny
 
-import compress.evaluation.accuracy as host
+import compress.measurement as host
 from compress.tflite import graph
 from deploy import accuracy, golden, measurement, runtime
 from deploy.contract import bundle

@@ -16,9 +16,10 @@ from compress.distillation import features, losses, teachers
 from compress.distillation.settings import Decoupled, Features, Pair, Teaching
 from compress.distillation.teachers import Teacher
 from compress.errors import ModelError, StageError, UntrustedError
+from compress.tasks.classification import ClassificationHead
 from compress.training import loop
 from compress.training.batches import Augment
-from compress.training.loop import Batch, ClassificationHead, TrainingSettings
+from compress.training.loop import Batch, TrainingSettings
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -100,8 +101,7 @@ def test_softened_scores_and_labels_are_weighed_as_hinton_has_it(keras: Any, tmp
 
 def test_several_teachers_are_the_average_of_their_probabilities(keras: Any) -> None:
     logits = np.random.default_rng(1).normal(size=(3, 5, 4)).astype(np.float32) * 4
-    weighted = [replace(each, weight=weight) for each, weight in zip(answering(*logits), (1.0, 2.0, 5.0), strict=True)]
-    found = np.exp(np.asarray(losses.softened(weighted, list(logits), 2.5)))
+    found = np.exp(np.asarray(ClassificationHead("logits").softened(list(logits), [1.0, 2.0, 5.0], 2.5)))
     each = [softmax(said / 2.5) for said in logits]
     np.testing.assert_allclose(found, (each[0] + 2 * each[1] + 5 * each[2]) / 8, rtol=1e-5)
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
@@ -124,7 +124,9 @@ def test_decoupled_distillation_is_the_papers(keras: Any) -> None:
 
     def loss(values: np.ndarray) -> np.ndarray:
         said = keras.ops.array(np.log(softmax(taught / temperature)), "float32")
-        return np.asarray(losses.taught_loss(keras.ops.array(values, "float32"), said, labels, teaching))
+        return np.asarray(
+            ClassificationHead("logits").taught_loss(keras.ops.array(values, "float32"), said, labels, teaching)
+        )
 
     np.testing.assert_allclose(loss(scores) - loss(taught), wanted, rtol=1e-3, atol=1e-4)
 

@@ -40,6 +40,7 @@ def context(tmp_path: Path, artifact: Callable[..., Artifact]) -> Callable[..., 
         samples = np.random.default_rng(0).random((12, 4, 4, 1), np.float32) if samples is None else samples
         labels = np.arange(len(samples)) % len(classes) if labels is None else labels
         data = SimpleNamespace(
+            task="classification",
             class_names=classes,
             inputs=lambda split: samples,
             labels=lambda split: labels,

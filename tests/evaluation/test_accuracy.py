@@ -10,9 +10,9 @@ import pytest
 
 from compress.artifact import MODEL_TFLITE, Artifact
 from compress.errors import ModelError
-from compress.evaluation import Accuracy
-from compress.evaluation.accuracy import compare, confusion
+from compress.evaluation import Evaluation
 from compress.stage import Context
+from compress.tasks.classification import Classification, confusion
 from compress.tflite.interpreter import LoadedModel
 
 Make = Callable[..., Any]
@@ -29,7 +29,7 @@ def test_accuracy_of_two_models(artifact: Make, context: Make) -> None:
     given = predictions(first, plain)
     labels = np.where(np.arange(12) < 9, given, (given + 1) % 3)  # the first is right on 9 of 12
     around = context(labels=labels)
-    facts = Accuracy(split="test").run({"first": first, "second": second}, around)
+    facts = Evaluation(split="test").run({"first": first, "second": second}, around)
     assert facts["labels"] == labels.tolist()
     assert facts["first"]["predictions"] == given.tolist()
     assert facts["second"]["predictions"] == predictions(second, plain).tolist() != given.tolist()
@@ -45,12 +45,12 @@ def test_accuracy_of_two_models(artifact: Make, context: Make) -> None:
 def test_a_model_with_another_number_of_classes(artifact: Make, context: Make, classes: tuple[str, ...]) -> None:
     message = rf"gives 3 scores, but the data has {len(classes)} classes; check data\.source and the model's last layer"
     with pytest.raises(ModelError, match=message):
-        Accuracy(split="test").run({"model": artifact()}, context(classes=classes))
+        Evaluation(split="test").run({"model": artifact()}, context(classes=classes))
 
 
 def test_a_model_for_other_samples(artifact: Make, context: Make) -> None:
     with pytest.raises(ModelError, match=r"takes \[1, 5, 4, 1\], but the data gives \[1, 4, 4, 1\]"):
-        Accuracy(split="test").run({"model": artifact(inputs=(5, 4, 1))}, context())
+        Evaluation(split="test").run({"model": artifact(inputs=(5, 4, 1))}, context())
 
 
 FACTS: dict[str, Any] = {
@@ -62,20 +62,20 @@ NAMES = ("apple", "bread", "cheese", "dates")
 
 
 def test_compare() -> None:
-    found = compare(FACTS, NAMES, "before", "after")
+    found = Classification().compare(FACTS, NAMES, "before", "after")
     drop, agreement = found["measurements"]["accuracy_drop"], found["measurements"]["agreement"]
     assert drop["value"] == pytest.approx(0.1)
     assert drop["note"] == "paired on 10 samples: 2 lost, 1 gained"
     assert drop["low"] < 0.1 < drop["high"]
     assert agreement["value"] == 0.7
     assert agreement["note"] == "same predicted class, 10 samples"
-    back = compare(FACTS, NAMES, "after", "before")["measurements"]
+    back = Classification().compare(FACTS, NAMES, "after", "before")["measurements"]
     assert back["accuracy_drop"]["value"] == pytest.approx(-0.1)
     assert back["agreement"] == agreement
 
 
 def test_per_class() -> None:
-    rows = compare(FACTS, NAMES, "before", "after")["per_class"]
+    rows = Classification().compare(FACTS, NAMES, "before", "after")["per_class"]
     found = [(row["name"], row["samples"], row["original"]["value"], row["result"]["value"]) for row in rows]
     assert found == [
         ("apple", 4, 0.75, 0.5),
@@ -85,7 +85,7 @@ def test_per_class() -> None:
 
 
 def test_confusion() -> None:
-    tables = compare(FACTS, NAMES, "before", "after")["confusion"]
+    tables = Classification().compare(FACTS, NAMES, "before", "after")["confusion"]
     assert tables["original"] == [[3, 1, 0, 0], [0, 3, 0, 0], [0, 0, 0, 0], [1, 0, 0, 2]]
     assert tables["result"] == [[2, 2, 0, 0], [1, 2, 0, 0], [0, 0, 0, 0], [0, 0, 0, 3]]
     assert confusion(np.array([2]), np.array([0]), 3) == [[0, 0, 0], [0, 0, 0], [1, 0, 0]]

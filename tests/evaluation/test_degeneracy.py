@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import tiny
 
-from compress.evaluation import Accuracy, accuracy, average_precision
-from compress.evaluation.degeneracy import Judgement, Spread, above_chance, judge
+from compress.evaluation import Evaluation
+from compress.tasks import average_precision
+from compress.tasks.classification import Classification
+from compress.tasks.degeneracy import Judgement, Spread, above_chance, judge
 from deploy.contract.detection import Detections
 
 NAMES = ("apple", "bread", "cheese")
@@ -64,7 +66,7 @@ def test_balanced_accuracy_above_chance() -> None:
 def classes(labels: list[int], before: list[int], after: list[int]) -> dict[str, Judgement]:
     facts: dict[str, Any] = {"labels": labels, "split": "test"}
     facts |= {name: {"predictions": each, "constant": False} for name, each in (("a", before), ("b", after))}
-    return accuracy.judge_answers(facts, NAMES, "a", "b")
+    return Classification().judge_answers(facts, NAMES, "a", "b")
 
 
 def test_classifiers() -> None:
@@ -82,13 +84,13 @@ def test_classifiers() -> None:
 def test_constant_outputs_of_float_models(artifact: Callable[..., Any], context: Callable[..., Any]) -> None:
     flat = artifact(tiny.classifier(int8=False, gain=0.0))
     one_class = context(labels=np.zeros(12, np.int64))
-    facts = Accuracy(split="test").run({"model": flat, "other": artifact(int8=False)}, one_class)
+    facts = Evaluation(split="test").run({"model": flat, "other": artifact(int8=False)}, one_class)
     assert (facts["model"]["constant"], facts["other"]["constant"]) == (True, False)
-    found = accuracy.judge_answers(facts, NAMES, "other", "model")
+    found = Classification().judge_answers(facts, NAMES, "other", "model")
     assert found["model"].verdict == "degenerate"
     assert found["model"].text == "gives the same output for all 12 test samples"
     alike = context(samples=np.ones((12, 4, 4, 1), np.float32))
-    assert not Accuracy(split="test").run({"model": flat}, alike)["model"]["constant"]  # nothing to tell apart
+    assert not Evaluation(split="test").run({"model": flat}, alike)["model"]["constant"]  # nothing to tell apart
 
 
 BOX, FAR = [0.1, 0.1, 0.4, 0.4], [0.6, 0.6, 0.9, 0.9]

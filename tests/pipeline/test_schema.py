@@ -181,7 +181,7 @@ def test_a_source_without_its_file(refused: Callable[..., str]) -> None:
 def test_an_unknown_key_is_told_before_the_one_it_should_have_been(refused: Callable[..., str]) -> None:
     message = refused(COMPLETE.replace("digits: {}", "npz: {fil: x.npz}"), line_of("digits: {}"))
     assert message.startswith(
-        "data.source.npz.fil: unknown key 'fil'; allowed: manifest, file, x, y, split, classes; did you"
+        "data.source.npz.fil: unknown key 'fil'; allowed: manifest, file, x, y, split, classes, targets; did you"
     )
 
 

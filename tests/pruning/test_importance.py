@@ -15,6 +15,7 @@ from compress.ir.keras_graph import LayerOutput
 from compress.pruning.importance import ImportanceSamples, gated_model, importance_scores, taylor_scores, weight_scores
 from compress.pruning.prunable import prepare
 from compress.pruning.sensitivity import sensitivity_curves
+from compress.tasks.classification import ClassificationHead
 from compress.training import loop
 
 pytestmark = pytest.mark.tensorflow
@@ -26,7 +27,7 @@ def samples(model: Any, count: int = 24) -> ImportanceSamples:
     return ImportanceSamples(
         inputs,
         random.integers(0, model.output_shape[-1], count),
-        loop.ClassificationHead("softmax" if "Softmax" in str(model) else "logits"),
+        ClassificationHead("softmax" if "Softmax" in str(model) else "logits"),
     )
 
 

@@ -10,7 +10,7 @@ import tiny
 
 from compress.errors import StageError
 from compress.quantization import export, float_tflite
-from compress.quantization.fidelity import snr_db
+from compress.tasks.base import snr_db
 from compress.tflite import graph
 from compress.tflite.interpreter import LoadedModel
 

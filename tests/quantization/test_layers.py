@@ -15,11 +15,11 @@ from blobs import Blobs, context
 from compress.ir import keras_graph
 from compress.ir.passes.fold import canonical
 from compress.quantization import calibration, export, qat, quantizer_placement
-from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan, nudged
 from compress.targets import load
 from compress.targets.edgetpu.legalize import legalize
 from compress.targets.edgetpu.placement import place
+from compress.tasks.base import snr_db
 from compress.tflite import graph
 from compress.tflite.interpreter import LoadedModel
 from compress.training.loop import TrainingSettings

@@ -19,8 +19,9 @@ from compress.quantization import calibration, export, fake_quantization, qat, q
 from compress.quantization.plan import QuantizationPlan, on_grid
 from compress.quantization.settings import RoundedTraining
 from compress.stage import Context
+from compress.tasks.classification import ClassificationHead
 from compress.tflite.interpreter import LoadedModel
-from compress.training.loop import ClassificationHead, Loss, TrainingSettings, fit, head_of, label_loss
+from compress.training.loop import Loss, TrainingSettings, fit, head_of, label_loss
 
 pytestmark = pytest.mark.tensorflow
 

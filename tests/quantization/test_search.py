@@ -28,12 +28,12 @@ from compress.quantization import (
 )
 from compress.quantization import search as search_module
 from compress.quantization.activation_statistics import ActivationHistogram, Statistics
-from compress.quantization.fidelity import snr_db
 from compress.quantization.plan import QuantizationPlan, nudged, packed, unpacked
 from compress.quantization.quantizer_placement import without_softmax
 from compress.quantization.search import Search, file_outputs
 from compress.quantization.simulation import Simulation
 from compress.stages.quantize import Quantize
+from compress.tasks.base import snr_db
 from compress.tflite import graph
 
 pytestmark = pytest.mark.tensorflow

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from compress.artifact import Artifact, Kind
-from compress.data.types import Objects, Split, Task
+from compress.data.types import Objects, Split
 from compress.stage import Context
 from compress.targets import load
 
@@ -23,7 +23,7 @@ class Blobs:
     decoding: dict[str, Any] = field(default_factory=dict)
     input_shape: tuple[int, ...] = (8, 8, 1)
     scale: float = 1.0
-    task: Task = "classification"
+    task: str = "classification"
 
     def labels(self, split: Split) -> np.ndarray:
         return np.arange(96 if split == "train" else 32, dtype=np.int64) % 2
@@ -34,6 +34,9 @@ class Blobs:
         x[labels == 0, :4] += 0.5
         x[labels == 1, 4:] += 0.5
         return x * np.float32(self.scale)
+
+    def targets(self, split: Split) -> np.ndarray:
+        raise AssertionError(split)
 
     def objects(self, split: Split) -> list[Objects]:
         raise AssertionError(split)

@@ -12,9 +12,10 @@ from blobs import Blobs, context
 
 from compress.data import rows
 from compress.data.types import Split
+from compress.tasks.classification import ClassificationHead
 from compress.training import batches, loop
 from compress.training.batches import Augment, Passes
-from compress.training.loop import ClassificationHead, TrainingSettings
+from compress.training.loop import TrainingSettings
 
 X = np.random.default_rng(0).random((50, 3, 2)).astype(np.float32)
 

@@ -13,6 +13,7 @@ from blobs import Blobs, Bright, context
 from networks import with_batch_norms as network
 
 from compress.data.types import Objects, Split
+from compress.tasks.classification import ClassificationHead
 from compress.training import bn_recalibration, loop, validation
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.loop import TrainingSettings
@@ -249,7 +250,7 @@ def test_an_interruption_in_it_changes_nothing(keras: Any, tmp_path: Path, monke
     def result(folder: Path | None) -> tuple[Any, Any]:
         seeded(0)
         model = network(keras, dropout=0.2)
-        loss, settings = loop.label_loss(loop.ClassificationHead("softmax")), TrainingSettings(epochs=4, batch_size=16)
+        loss, settings = loop.label_loss(ClassificationHead("softmax")), TrainingSettings(epochs=4, batch_size=16)
         return loop.fit(model, loss, settings, replace(given, unfinished=folder)), model.get_weights()
 
     facts, weights = result(None)

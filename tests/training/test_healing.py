@@ -18,9 +18,10 @@ from compress.stages import working_model
 from compress.stages.prune import Prune
 from compress.stages.train import Train
 from compress.targets import load
+from compress.tasks.classification import ClassificationHead
 from compress.training import checkpoint, loop
 from compress.training.healing import heal
-from compress.training.loop import ClassificationHead, TrainingSettings
+from compress.training.loop import TrainingSettings
 
 pytestmark = [
     pytest.mark.tensorflow,

@@ -12,9 +12,10 @@ from blobs import Blobs, context
 from compress.data.types import Split
 from compress.errors import ModelError, StageError
 from compress.ir import mixed_precision
+from compress.tasks.classification import ClassificationHead
 from compress.training import checkpoint, loop, schedules
 from compress.training.batches import Augment
-from compress.training.loop import Batch, ClassificationHead, Loss, TrainingSettings
+from compress.training.loop import Batch, Loss, TrainingSettings
 
 pytestmark = pytest.mark.tensorflow
 

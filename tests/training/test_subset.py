@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from compress.data.types import Split
 from compress.errors import StageError
+from compress.tasks.classification import ClassificationHead
 from compress.training import loop, subset, subset_selection
-from compress.training.loop import ClassificationHead, TrainingSettings
+from compress.training.loop import TrainingSettings
 from compress.training.subset import Part, Subset
 
 LABELS = np.array([0] * 60 + [1] * 30 + [2] * 10)

@@ -7,13 +7,15 @@ import tokenize
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
 from compress.data import files, labels
 from compress.data.source import Samples, Stored
+from compress.data.splits import quantile_strata
 from compress.errors import DataError
 
 _ERRORS = (
@@ -53,6 +55,18 @@ class Npz(Stored):
     """Name of the array with the split of each sample."""
     classes: tuple[str, ...] | None = None
     """Class names; by default the labels are the names."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """For regression: the names of the targets, one for each column of y, which is then [n] or [n, targets]."""
+
+    def task_name(self) -> str:
+        """Return "regression" if y holds targets."""
+        return "regression" if self.targets else "classification"
+
+    @model_validator(mode="after")
+    def _either(self) -> Self:
+        if self.targets is not None and self.classes is not None:
+            raise ValueError("'classes' and 'targets' exclude each other: y holds labels or targets")
+        return self
 
     def files(self) -> dict[str, Path]:
         """Return the file."""
@@ -62,7 +76,9 @@ class Npz(Stored):
         """Read the arrays and check them against each other."""
         arrays = self._arrays()
         split = (self.split, arrays[self.split]) if self.split else None
-        return _samples(self.file, (self.x, arrays[self.x]), (self.y, arrays[self.y]), split, self.classes)
+        return _samples(
+            self.file, (self.x, arrays[self.x]), (self.y, arrays[self.y]), split, self.classes, self.targets
+        )
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         names = [name for name in (self.x, self.y, self.split) if name]
@@ -108,6 +124,18 @@ class Npy(Stored):
     """Path of an array with the split of each sample: [n] of "train", "validation", "test"."""
     classes: tuple[str, ...] | None = None
     """Class names; by default the labels are the names."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """For regression: the names of the targets, one for each column of y, which is then [n] or [n, targets]."""
+
+    def task_name(self) -> str:
+        """Return "regression" if y holds targets."""
+        return "regression" if self.targets else "classification"
+
+    @model_validator(mode="after")
+    def _either(self) -> Self:
+        if self.targets is not None and self.classes is not None:
+            raise ValueError("'classes' and 'targets' exclude each other: y holds labels or targets")
+        return self
 
     def files(self) -> dict[str, Path]:
         """Return the two or three files."""
@@ -116,7 +144,7 @@ class Npy(Stored):
     def load(self) -> Samples:
         """Open the arrays and check them against each other; the samples are memory-mapped."""
         split = ("split", _whole(self.split)) if self.split else None
-        return _samples(self.x, ("x", _mapped(Path(self.x))), ("y", _whole(self.y)), split, self.classes)
+        return _samples(self.x, ("x", _mapped(Path(self.x))), ("y", _whole(self.y)), split, self.classes, self.targets)
 
 
 def _mapped(path: Path) -> NDArray[Any]:
@@ -156,18 +184,47 @@ def _samples(
     targets: tuple[str, NDArray[Any]],
     split: tuple[str, NDArray[Any]] | None,
     classes: tuple[str, ...] | None,
+    target_names: tuple[str, ...] | None,
 ) -> Samples:
     """Return samples from arrays with labels, checked against each other."""
     (x_name, x), (y_name, y) = samples, targets
     if x.ndim not in (2, 3, 4) or x.dtype.kind not in "uifb":
         raise DataError(f"array {x_name!r} is {x.dtype} {list(x.shape)}", where=where, allowed=SHAPES)
+    splits = _splits(where, *split, len(x)) if split else {}
+    if target_names is not None:
+        numbers = _targets(where, y_name, y, len(x), target_names)
+        strata = quantile_strata(numbers[:, 0])
+        return Samples(strata, target_names, lambda index: np.asarray(x[index]), splits, targets=numbers)
     if y.shape != (len(x),) or y.dtype.kind not in "uiU":
         allowed = f"one integer or name for each of the {len(x)} samples"
+        if y.dtype.kind == "f":
+            allowed += "; for regression, name the targets with `targets`"
         raise DataError(f"array {y_name!r} is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
     names = y.dtype.kind == "U"
     indexed = labels.named(y.tolist(), classes, where) if names else labels.numbered(y, classes, where)
-    splits = _splits(where, *split, len(x)) if split else {}
     return Samples(*indexed, lambda index: np.asarray(x[index]), splits)
+
+
+def _targets(where: str, name: str, y: NDArray[Any], count: int, names: tuple[str, ...]) -> NDArray[np.float32]:
+    """Return the targets of all samples: float32 [n, targets].
+
+    Raises:
+        DataError: a wrong shape, a type that is not numbers, or a value that is not finite.
+    """
+    columns = y[:, np.newaxis] if y.ndim == 1 else y
+    if columns.shape != (count, len(names)) or y.dtype.kind not in "uif":
+        allowed = f"numbers [{count}, {len(names)}]: {', '.join(names)}"
+        raise DataError(f"array {name!r} is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
+    if len(set(names)) < len(names):
+        raise DataError("two targets have the same name", where=where, allowed=", ".join(sorted(set(names))))
+    with np.errstate(over="ignore"):
+        numbers = columns.astype(np.float32)
+    bad = np.argwhere(~np.isfinite(numbers))
+    if len(bad):
+        row, column = bad[0]
+        what = f"target {names[column]!r} of sample {row} is {columns[row, column]}"
+        raise DataError(what, where=where, allowed="finite numbers", todo="remove or repair the sample")
+    return numbers
 
 
 def _splits(where: str, name: str, words: NDArray[Any], count: int) -> Any:

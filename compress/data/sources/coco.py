@@ -17,7 +17,7 @@ from compress.data.labels import MOST_CLASSES
 from compress.data.source import Samples, Stored
 from compress.data.sources import bounding_boxes
 from compress.data.sources.bounding_boxes import AnnotatedImage, number
-from compress.data.types import SPLITS, Split, Task
+from compress.data.types import SPLITS, Split
 from compress.errors import DataError
 
 MAX_JSON_BYTES = 1 << 29
@@ -32,7 +32,7 @@ class Coco(Stored):
     """
 
     name: ClassVar[str] = "coco"
-    task: ClassVar[Task] = "detection"
+    task: ClassVar[str] = "detection"
     paths: ClassVar[tuple[str, ...]] = ("file", "train", "validation", "test", "images", "manifest")
 
     file: str | None = None

@@ -18,7 +18,7 @@ from compress.data.source import Samples, Stored
 from compress.data.sources import bounding_boxes
 from compress.data.sources.bounding_boxes import AnnotatedImage, number
 from compress.data.sources.images import FORMATS
-from compress.data.types import Split, Task
+from compress.data.types import Split
 from compress.errors import DataError
 
 MAX_XML_BYTES = 4 << 20
@@ -106,7 +106,7 @@ class Voc(Stored):
     """
 
     name: ClassVar[str] = "voc"
-    task: ClassVar[Task] = "detection"
+    task: ClassVar[str] = "detection"
     paths: ClassVar[tuple[str, ...]] = ("path", "manifest")
 
     path: str

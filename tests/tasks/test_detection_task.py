@@ -35,7 +35,7 @@ class Found(Blobs):
 
 
 def test_objects_are_filled_up_to_one_array(keras: Any) -> None:
-    from compress.training.detection import padded
+    from compress.tasks.detection import padded
 
     rows = padded([objects((1, QUARTER), (0, WHOLE)), objects()])
     assert rows.shape == (2, 2, 5)
@@ -45,7 +45,7 @@ def test_objects_are_filled_up_to_one_array(keras: Any) -> None:
 
 
 def test_anchors_answer_for_what_they_share_most_with_and_each_object_has_one(keras: Any) -> None:
-    from compress.training.detection import match, padded
+    from compress.tasks.detection import match, padded
 
     detector = Detector(TWO)
     thin = (0.02, 0.02, 0.06, 0.06)  # shares little with any anchor: its best one is forced
@@ -57,7 +57,7 @@ def test_anchors_answer_for_what_they_share_most_with_and_each_object_has_one(ke
 
 
 def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
-    from compress.training.detection import match, padded
+    from compress.tasks.detection import match, padded
 
     detector = Detector({"maps": [{"cells": [1, 1], "boxes": [[1.0, 1.0], [0.9, 0.5], [0.3, 1.0]]}]})
     found = match(detector, padded([objects((0, (0.0, 0.0, 1.0, 1.0)))]))
@@ -66,7 +66,7 @@ def test_anchors_that_share_some_are_asked_nothing(keras: Any) -> None:
 
 
 def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
-    from compress.training.detection import match, padded
+    from compress.tasks.detection import match, padded
 
     detector = Detector(TWO)
     box = (0.55, 0.4, 0.95, 0.9)
@@ -78,8 +78,7 @@ def test_the_raw_boxes_asked_for_are_what_gives_the_objects(keras: Any) -> None:
 
 @pytest.mark.parametrize("scores", ["logits", "probabilities"])
 def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, scores: str) -> None:
-    from compress.training.detection import DetectionHead, loss, match, padded
-    from compress.training.loop import Batch
+    from compress.tasks.detection import DetectionHead, match, padded
 
     detector = Detector({**TWO, "scores": scores})
     labels = padded([objects((1, QUARTER))])
@@ -89,10 +88,8 @@ def test_the_loss_is_small_for_right_answers_and_each_mistake_costs(keras: Any, 
     logits[0, 3, 1] = sure
 
     def cost(boxes: Any, logits: Any) -> float:
-        batch = Batch(None, keras.ops.convert_to_tensor(labels))
-        return float(
-            loss(DetectionHead(detector)).of(batch, [keras.ops.convert_to_tensor(each) for each in (boxes, logits)])[0]
-        )
+        outputs = [keras.ops.convert_to_tensor(each) for each in (boxes, logits)]
+        return float(DetectionHead(detector).loss(keras.ops.convert_to_tensor(labels), outputs)[0])
 
     assert cost(boxes, logits) < 1e-3
     moved = boxes.copy()
@@ -140,7 +137,9 @@ def outputs(keras: Any, anchors: int, *sizes: int, sigmoid: bool = False) -> Any
 
 
 def test_a_model_that_is_no_detector_with_these_anchors_is_refused(keras: Any) -> None:
-    from compress.training.detection import head_of
+    from compress.tasks.detection import Detection
+
+    head_of = Detection().head
 
     data = Found(task="detection")
     assert head_of(outputs(keras, 5, 4, 2), data, TWO).detector.specification["most"] == 100
@@ -163,7 +162,7 @@ def test_a_model_that_is_no_detector_with_these_anchors_is_refused(keras: Any) -
 def test_augmentation_moves_boxes_with_what_is_in_them(keras: Any, augment: dict[str, Any]) -> None:
     import tensorflow
 
-    from compress.training.detection import augmentation
+    from compress.tasks.detection import augmentation
 
     random = np.random.default_rng(0)
     count, side = 32, 40
@@ -191,7 +190,7 @@ def test_augmentation_moves_boxes_with_what_is_in_them(keras: Any, augment: dict
 def test_what_is_moved_out_of_the_image_is_gone(keras: Any) -> None:
     import tensorflow
 
-    from compress.training.detection import _moved_objects
+    from compress.tasks.detection import _moved_objects
 
     rows = tensorflow.constant([[[1, 0.0, 0.0, 0.2, 0.2], [0, 0.4, 0.4, 0.6, 0.6], [-1, -1, -1, -1, -1]]])
     shift, scale = tensorflow.constant([[0.15, 0.0]]), tensorflow.constant([[1.0, 1.0]])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compress.quantization.fidelity import ByClass, ByObjects, flattened, judge
+from compress.quantization.fidelity import flattened
+from compress.tasks import TASKS, detection
+from compress.tasks.classification import ByClass
+from compress.tasks.detection import ByObjects
 from deploy.contract.detection import Detector
 
 ANCHORS = {"maps": [{"cells": [1, 2], "boxes": [[0.6, 0.4]]}]}
@@ -21,7 +24,7 @@ def test_classifiers_are_compared_by_their_largest_output() -> None:
     wanted = np.array([[1.0, 2, 0], [3, 1, 0]])
     assert ByClass().same(wanted, wanted[::-1]).tolist() == [0, 0]
     assert ByClass().same(wanted, wanted * 2).tolist() == [1, 1]
-    assert isinstance(judge(None), ByClass)
+    assert isinstance(TASKS["classification"].fidelity(None), ByClass)
 
 
 @pytest.mark.parametrize(
@@ -46,9 +49,7 @@ def test_two_that_find_nothing_agree() -> None:
 
 
 def test_boxes_of_unlikely_anchors_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    from compress.quantization import fidelity
-
-    monkeypatch.setattr(fidelity, "COMPARED_ANCHORS", 1)
+    monkeypatch.setattr(detection, "LIKELY", 1)
     wanted = row(4, NOTHING, NOTHING, NOTHING, boxes=1.0)
     near, far = wanted.copy(), wanted.copy()
     near[0, 0] += 0.5  # of the likely anchor
@@ -63,12 +64,12 @@ def test_boxes_of_unlikely_anchors_do_not_count(monkeypatch: pytest.MonkeyPatch)
 def test_scores_before_a_sigmoid_are_read_as_logits() -> None:
     specification = {**ANCHORS, "scores": "probabilities"}
     for logits, wanted in ((True, "logits"), (False, "probabilities")):
-        found = judge(specification, logits=logits)
+        found = TASKS["detection"].fidelity(specification, logits=logits)
         assert isinstance(found, ByObjects)
         assert found.detector.specification["scores"] == wanted
 
 
-def test_several_outputs_stand_side_by_side() -> None:
+def test_several_outputs_stand_flattened() -> None:
     parts = [np.arange(8.0).reshape(2, 2, 2), np.arange(2.0).reshape(2, 1)]
     assert flattened(parts).tolist() == [[0, 1, 2, 3, 0], [4, 5, 6, 7, 1]]
     assert flattened(parts[1]).tolist() == [[0], [1]]

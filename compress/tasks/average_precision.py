@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.artifact import MODEL_TFLITE, Artifact, Facts
-from compress.evaluation import degeneracy
 from compress.measurement import Measurement, missing
-from compress.stage import Context, Need, Probe
-from compress.tflite.interpreter import LoadedModel, version
+from compress.tasks import degeneracy
 from deploy.contract.average_precision import Truth, average_precision
-from deploy.contract.detection import Detections, Detector, agreement, overlaps
+from deploy.contract.detection import Detections, overlaps
 
 SURE = 0.5
 """Detections with at least this score are what two models are compared by."""
@@ -27,41 +23,13 @@ NO_AP50 = 1e-3
 """Average precision at half overlap below which a detector finds no object except by chance."""
 
 
-class Precision(Probe):
-    """Mean average precision on a split, by COCO's rules, of models that find objects."""
-
-    name: ClassVar[str] = "precision"
-    version: ClassVar[int] = 2
-    needs: ClassVar[frozenset[Need]] = frozenset({"data"})
-    tools: ClassVar[tuple[str, ...]] = ("ai-edge-litert",)
-
-    split: Literal["validation", "test"]
-    """The split that is measured on; `test` only for the final comparison."""
-
-    def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
-        """Return `ap`, `ap50`, `per_class` and `spread` of each subject, and the agreement of first and last."""
-        samples, wanted = context.data.inputs(self.split), context.data.objects(self.split)
-        facts: Facts = {}
-        answers: list[list[Detections]] = []
-        for done, (name, artifact) in enumerate(subjects.items()):
-            context.progress.update(done, len(subjects))
-            detector, model = (
-                Detector(artifact.facts["detector"]),
-                LoadedModel(artifact.file(MODEL_TFLITE), reproducible=True),
-            )
-            answers.append([detector(*model.pair(sample)) for sample in samples])
-            note = f"COCO, {self.split} split, {len(samples)} images, {version()}, reference kernels"
-            facts[name] = found(answers[-1], wanted, len(context.data.class_names), note)
-            facts[name]["spread"] = asdict(spread(answers[-1], wanted, context.data.class_names, self.split))
-        facts["agreement"] = agreement(answers[0], answers[-1], SURE)
-        return facts
-
-
-def judge_answers(facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, degeneracy.Judgement]:
+def judge_answers(
+    facts: Mapping[str, Any], names: Sequence[str], original: str, result: str
+) -> dict[str, degeneracy.Judgement]:
     """Decide of two detectors whether they find the same, or nothing, in nearly every image, or no object at all.
 
     Args:
-        facts: the facts of `Precision.run`.
+        facts: the facts of `Detection.evaluate`.
         names: the class names.
         original: the subject compared with.
         result: the subject compared; it may be the same one.
@@ -137,11 +105,11 @@ def _measurement(value: float | None, note: str) -> Measurement:
     return Measurement(value, "fraction", "measured", note=note)
 
 
-def compare(facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
+def compare(facts: Mapping[str, Any], names: Sequence[str], original: str, result: str) -> dict[str, Any]:
     """What changed from one subject to another: loss of average precision, agreement, per class.
 
     Args:
-        facts: what `Precision.run` found.
+        facts: the facts of `Detection.evaluate`.
         names: the class names.
         original: the subject compared with.
         result: the subject compared.

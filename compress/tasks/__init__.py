@@ -1,0 +1,34 @@
+"""Tasks: what the samples are for. One file for each, and the table of them."""
+
+from __future__ import annotations
+
+from compress.data.types import Data
+from compress.stage import Unfit
+from compress.tasks.base import Location, Metric, Task
+from compress.tasks.classification import Classification
+from compress.tasks.detection import Detection
+from compress.tasks.regression import Regression
+
+TASKS: dict[str, Task] = {task.name: task for task in (Classification(), Detection(), Regression())}
+
+
+def task_of(data: Data) -> Task:
+    """Return the task that a data set is for."""
+    return TASKS[data.task]
+
+
+def limits() -> dict[str, Metric]:
+    """Return the metrics that a budget can limit, by the key of `budget`."""
+    return {metric.change: metric for task in TASKS.values() for metric in task.metrics if metric.limited}
+
+
+def unfit_budget(task: Task, keys: list[str]) -> list[tuple[Location, Unfit]]:
+    """Return the keys of a budget that limit the models of other tasks."""
+    allowed = ", ".join(metric.change for metric in task.metrics if metric.limited)
+    found: list[tuple[Location, Unfit]] = []
+    for other in TASKS.values():
+        foreign = [metric.change for metric in other.metrics if metric.limited and metric.change in keys]
+        if other is not task:
+            judged = f"{task.models} are judged by {task.metrics[0].label.lower()}"
+            found += [(("budget", key), Unfit(f"{key} is of {other.models}: {judged}", allowed)) for key in foreign]
+    return found

@@ -1,0 +1,316 @@
+"""The protocol of a task: all that the other parts ask about what the samples are for.
+
+A task is one subclass of `Task` in one file, and a row of `compress.tasks.TASKS`. A model's `Head` says what its
+outputs mean. Nothing outside this package compares the name of a task.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.artifact import Facts
+from compress.data.types import Data, Split
+from compress.errors import ModelError
+from compress.stage import Unfit, Use
+from compress.tasks.degeneracy import Judgement
+
+Location = tuple[str | int, ...]
+"""Keys and indices in the pipeline file."""
+Rows = NDArray[Any]
+"""Outputs of samples, dequantized and flattened, several outputs side by side: [n, outputs]."""
+Specification = Mapping[str, Any] | None
+"""How a model's outputs are read, where its layers do not say it: the anchors of a detector."""
+BEST_DB = 60.0
+"""Signal-to-noise ratios above this count as equal."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measure of a model's quality.
+
+    Attributes:
+        name: its key in measurements.
+        label: its name in the report.
+        unit: "fraction", or "" for the unit of the targets.
+        change: the key of the comparison of result and original.
+        limited: whether `change` is a key of `budget`.
+    """
+
+    name: str
+    label: str
+    unit: str
+    change: str
+    limited: bool = False
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A result on the validation split.
+
+    Attributes:
+        metric: accuracy (a fraction, higher is better), or loss (lower is better).
+        value: NaN where the model's outputs are not finite.
+    """
+
+    metric: Literal["accuracy", "loss"]
+    value: float
+
+    def is_worse_than(self, other: Quality) -> bool:
+        """Whether to prefer the other; NaN is worse than everything."""
+        if math.isnan(self.value) or math.isnan(other.value):
+            return math.isnan(self.value)
+        return self.value < other.value if self.metric == "accuracy" else self.value > other.value
+
+    def to_json(self) -> float | None:
+        """The value, or None where it is not finite."""
+        return round(self.value, 6) if math.isfinite(self.value) else None
+
+
+class SoftTargets(Protocol):
+    """Settings of distillation that a head reads (`compress.distillation.settings.Teaching`)."""
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of softened probabilities."""
+
+    @property
+    def decoupled(self) -> Any:
+        """Weights of the right class and of the wrong ones; None where they are not separated."""
+
+
+class RandomChanges(Protocol):
+    """Settings of augmentation (`compress.training.batches.Augment`)."""
+
+    @property
+    def shift(self) -> float:
+        """Largest shift, a fraction of the image's dimension."""
+
+    @property
+    def zoom(self) -> float:
+        """Largest change of size, a fraction."""
+
+    @property
+    def flip(self) -> bool:
+        """Whether images may be mirrored."""
+
+
+Change = Callable[[Any, Any, Any], tuple[Any, Any]]
+"""(images, their training targets, two seeds) -> both, changed at random."""
+
+
+class Head(ABC):
+    """The meaning of a model's outputs."""
+
+    @property
+    def specification(self) -> Specification:
+        """How the outputs are read, where that belongs to the model and not to the data."""
+        return None
+
+    @abstractmethod
+    def loss(self, targets: Any, outputs: Any) -> Any:
+        """Return the loss of each sample [n] from training targets and a Keras model's outputs."""
+
+    @abstractmethod
+    def logits(self, outputs: Any) -> Any:
+        """Return outputs in the form in which a student and its teachers are compared."""
+
+    def softened(self, answers: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
+        """Combine the answers of teachers, as `logits` gives them, into one training target."""
+        raise NotImplementedError
+
+    def taught_loss(self, answers: Any, taught: Any, targets: Any, teaching: SoftTargets) -> Any:
+        """Return the loss of a student's answers (`logits`) with what `softened` gives, for each sample [n]."""
+        raise NotImplementedError
+
+
+class Judge(Protocol):
+    """A comparison of the outputs of two models, sample by sample: what the search of quantization goes by."""
+
+    def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
+        """Return the signal-to-noise ratio of each sample in dB."""
+
+    def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
+        """Return from 0 to 1 how far both models answer each sample the same."""
+
+
+@dataclass(frozen=True)
+class ModelOutputs:
+    """Outputs of a .tflite model for a split.
+
+    Attributes:
+        blocks: outputs [n, outputs] of consecutive samples; read once.
+        floating: whether the file gives floating-point numbers.
+        specification: how the outputs are read.
+    """
+
+    blocks: Iterable[Rows]
+    floating: bool
+    specification: Specification = None
+
+
+@dataclass(frozen=True)
+class EvaluationMembers:
+    """The part of a bundle's evaluation sample that depends on the task.
+
+    Attributes:
+        targets: the correct answers, as an array that the device reads.
+        metrics: measurements of the models by name, as plain values.
+    """
+
+    targets: NDArray[Any]
+    metrics: dict[str, Any]
+
+
+class Task(ABC):
+    """All that other parts ask about a task. Methods with a body are right for most tasks."""
+
+    name: ClassVar[str]
+    models: ClassVar[str]
+    """The word for its models, in the plural."""
+    metrics: ClassVar[tuple[Metric, ...]]
+    """The first one is shown where there is room for one."""
+    score_name: ClassVar[str]
+    """The key of `score` on the validation split in the facts of `quantize`."""
+    refused: ClassVar[Mapping[Use, Unfit]] = {}
+    """What cannot be used with this task, with the reason."""
+    reads_specification: ClassVar[bool] = False
+    """Whether its models need a specification of their outputs, which a builder may have."""
+    counts_right: ClassVar[bool] = False
+    """Whether training shows an accuracy and early stopping goes by it; by the loss otherwise."""
+
+    @abstractmethod
+    def head(self, model: Any, data: Data, specification: Specification = None) -> Head:
+        """Find out what a Keras model's outputs mean.
+
+        Raises:
+            ModelError: the model does not fit the data.
+        """
+
+    @abstractmethod
+    def targets(self, data: Data, split: Split) -> NDArray[Any]:
+        """Return the training targets of every sample, as `Head.loss` takes them: [n, ...]."""
+
+    def validation(
+        self, model: Any, data: Data, specification: Specification, batches: Iterator[tuple[slice, Any]]
+    ) -> Quality:
+        """Return the quality of a Keras model on the validation split: by default its mean loss.
+
+        Args:
+            model: the model; of several outputs the first may be the task's, the others for distillation alone.
+            data: the data.
+            specification: how outputs are read.
+            batches: samples and the model's outputs for them.
+
+        Raises:
+            ModelError: the model does not fit the data.
+        """
+        head = self.head(model, data, specification)
+        targets, total = self.targets(data, "validation"), 0.0
+        for samples, outputs in batches:
+            total += float(np.sum(np.asarray(head.loss(targets[samples], outputs), np.float64)))
+        return Quality("loss", total / len(targets))
+
+    def augmentation(self, augment: RandomChanges) -> Change | None:
+        """Return the change of images that moves their targets as well; None where targets do not move."""
+        del augment
+        return None
+
+    def unfit_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Unfit]]:
+        """Return the settings of `model`, `data` and `measure` that do not go with the task.
+
+        Args:
+            settings: the pipeline file's content, checked.
+        """
+        detector = settings["model"].get("detector")
+        what = f"model.detector says where boxes are, and the data is for {self.models}"
+        return [(("model", "detector"), Unfit(what, "data with boxes: voc, coco"))] if detector else []
+
+    @abstractmethod
+    def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
+        """Return the facts of models on a split: each metric, and what `compare` and `judge` need.
+
+        Args:
+            models: one or two models by name; the first is the original.
+            data: the data.
+            split: the split.
+            note: the conditions.
+        """
+
+    @abstractmethod
+    def compare(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
+        """Return the comparison of two models for the report: `measurements`, and `per_class` where there are classes.
+
+        Args:
+            facts: the facts of `evaluate`.
+            names: the class names.
+            original: the model compared with.
+            result: the model compared.
+        """
+
+    @abstractmethod
+    def judge_answers(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
+        """Judge whether the answers of two models depend on the input; arguments as in `compare`."""
+
+    @abstractmethod
+    def fidelity(self, specification: Specification, *, logits: bool = False) -> Judge:
+        """Return the comparison of a quantized model's outputs with the float model's.
+
+        Args:
+            specification: how the outputs are read.
+            logits: whether a sigmoid at the end was removed from both.
+        """
+
+    @abstractmethod
+    def score(self, rows: Rows, data: Data, split: Split, specification: Specification) -> float:
+        """Return the quality of outputs for a split; higher is better."""
+
+    @abstractmethod
+    def packaged(
+        self, rows: Mapping[str, Rows], data: Data, indices: Sequence[int], specification: Specification, note: str
+    ) -> EvaluationMembers:
+        """Return the correct answers of test samples, and the quality of the models `original` and `int8` on them."""
+
+    def manifest(self, specification: Specification) -> dict[str, Any]:
+        """Return the manifest entries with which the device reads the outputs."""
+        del specification
+        return {}
+
+    def why_not(self, uses: Iterable[Use]) -> Unfit | None:
+        """Return why a stage cannot be used, or None."""
+        return next((self.refused[use] for use in uses if use in self.refused), None)
+
+
+def snr_db(expected: Rows, actual: Rows) -> NDArray[np.float64]:
+    """Return the signal-to-noise ratio of each row in dB; a constant signal counts as one of its own size."""
+    expected, actual = expected.astype(np.float64), actual.astype(np.float64)
+    signal = np.maximum((expected**2).sum(axis=1), 1e-200)  # a row of zeros
+    noise = ((expected - actual) ** 2).sum(axis=1)
+    ratio = signal / np.maximum(noise, 1e-12 * signal)
+    return np.asarray(np.clip(10 * np.log10(ratio), -BEST_DB, BEST_DB))
+
+
+def refuse_misfit(model: Any, data: Data, outputs: int) -> None:
+    """Refuse a model that does not have one input of the data's shape and the expected number of outputs.
+
+    Raises:
+        ModelError: the model does not fit.
+    """
+    if len(model.inputs) != 1 or len(model.outputs) != outputs:
+        raise ModelError(
+            f"the model has {len(model.inputs)} inputs and {len(model.outputs)} outputs",
+            allowed="one of each, so far" if outputs == 1 else "one input, and the outputs boxes and scores",
+        )
+    expected, actual = tuple(model.inputs[0].shape[1:]), data.input_shape
+    fits = len(expected) == len(actual) and all(a in (None, b) for a, b in zip(expected, actual, strict=True))
+    if not fits:
+        raise ModelError(
+            f"the model takes {list(expected)}, but data.preprocess gives {list(actual)}",
+            todo="add or change a resize step in data.preprocess, or choose another model",
+        )

@@ -1,0 +1,315 @@
+"""Classification: one class for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.artifact import Facts
+from compress.data.types import Data, Split
+from compress.errors import ModelError
+from compress.ir.layer_specs import ACTIVATION, spec_of_live
+from compress.ir.tensorflow import keras
+from compress.measurement import drop, proportion
+from compress.tasks import degeneracy
+from compress.tasks.base import (
+    EvaluationMembers,
+    Head,
+    Metric,
+    ModelOutputs,
+    Quality,
+    Rows,
+    SoftTargets,
+    Specification,
+    Task,
+    refuse_misfit,
+    snr_db,
+)
+
+Output = Literal["logits", "softmax", "sigmoid"]
+LOOKED_AT = 16
+"""Samples on which outputs are inspected where the last layer does not say what they are."""
+
+
+@dataclass(frozen=True)
+class ClassificationHead(Head):
+    """The meaning of a classifier's output.
+
+    Attributes:
+        scores: logits (of a softmax), or probabilities: together (softmax), or of each class by itself (sigmoid).
+    """
+
+    scores: Output
+
+    def logits(self, outputs: Any) -> Any:
+        """Return outputs as logits (up to a constant, where they are probabilities that sum to 1)."""
+        ops = keras().ops
+        if self.scores == "softmax":
+            return ops.log(ops.clip(outputs, 1e-7, 1.0))
+        if self.scores == "sigmoid":
+            likely = ops.clip(outputs, 1e-7, 1 - 1e-7)
+            return ops.log(likely) - ops.log(1 - likely)
+        return outputs
+
+    def loss(self, targets: Any, outputs: Any) -> Any:
+        """Return the cross entropy with labels [n]; of independent probabilities the sum over the classes."""
+        library = keras()
+        if self.scores == "sigmoid":
+            expected = library.ops.one_hot(library.ops.cast(targets, "int32"), outputs.shape[-1], dtype="float32")
+            logits = self.logits(outputs)
+            return library.ops.sum(library.ops.softplus(logits) - expected * logits, axis=-1)
+        from_logits = self.scores == "logits"
+        return library.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=from_logits)
+
+    def softened(self, answers: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
+        """Return the logarithm of the teachers' softened probabilities, averaged by weight; logits [n, classes] each.
+
+        Source: Hinton et al., Distilling the Knowledge in a Neural Network, 2015.
+        """
+        ops = keras().ops
+        each = [ops.log_softmax(ops.convert_to_tensor(logits, "float32") / temperature) for logits in answers]
+        if len(each) == 1:
+            return each[0]
+        shares = np.array(weights, np.float32)
+        return ops.logsumexp(ops.stack(each) + np.log(shares / shares.sum())[:, None, None], axis=0)
+
+    def taught_loss(self, answers: Any, taught: Any, targets: Any, teaching: SoftTargets) -> Any:
+        """Return the cross entropy of a student's softened scores with what it is taught, for each sample [n].
+
+        Source: Hinton et al., 2015: soft targets at `temperature`, their gradient scaled by its square. With
+        `decoupled`, the weights of the teacher's probability of the right class and of its probabilities of the wrong
+        ones among themselves: Zhao et al., Decoupled Knowledge Distillation, 2022.
+
+        Args:
+            answers: the student's logits [n, classes].
+            taught: logarithms of softened probabilities [n, classes], or logits over the temperature.
+            targets: labels [n]; not read, unless `decoupled`.
+            teaching: temperature, and weights if it is decoupled.
+        """
+        taught, scores = keras().ops.stop_gradient(taught), answers / teaching.temperature
+        if teaching.decoupled is None:
+            return _cross_entropy(taught, scores) * teaching.temperature**2
+        return _decoupled(taught, scores, targets, teaching.decoupled) * teaching.temperature**2
+
+
+def _cross_entropy(taught: Any, scores: Any) -> Any:
+    ops = keras().ops
+    return -ops.sum(ops.softmax(taught) * ops.log_softmax(scores), axis=-1)
+
+
+def _decoupled(taught: Any, scores: Any, labels: Any, weights: Any) -> Any:
+    """Cross entropy of right against wrong, and of the wrong classes among themselves; logits [batch, classes]."""
+    ops = keras().ops
+    of_right = ops.one_hot(ops.cast(ops.reshape(labels, (-1,)), "int32"), scores.shape[-1])
+    pairs = []
+    for logits in (taught, scores):
+        others = ops.logsumexp(ops.where(of_right > 0, -1e9, logits), axis=-1)
+        pairs.append(ops.stack([ops.sum(logits * of_right, axis=-1), others], axis=-1))
+    among = [ops.where(of_right > 0, -1e9, logits) for logits in (taught, scores)]
+    return weights.right * _cross_entropy(*pairs) + weights.wrong * _cross_entropy(*among)
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """The comparison of two classifiers: all scores, and the largest one."""
+
+    def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
+        """Return the ratio of all scores."""
+        return snr_db(expected, actual)
+
+    def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
+        """Return 1 where the largest output is the same, otherwise 0."""
+        return np.asarray(expected.argmax(axis=1) == actual.argmax(axis=1), np.float64)
+
+
+class Classification(Task):
+    """One class for each sample, by the highest score; the metric is the share of right answers."""
+
+    name: ClassVar[str] = "classification"
+    models: ClassVar[str] = "classifiers"
+    score_name: ClassVar[str] = "validation_accuracy"
+    metrics: ClassVar[tuple[Metric, ...]] = (Metric("accuracy", "Accuracy", "fraction", "accuracy_drop", limited=True),)
+    counts_right: ClassVar[bool] = True
+
+    def head(self, model: Any, data: Data, specification: Specification = None) -> ClassificationHead:
+        """Find out what a classifier's output is.
+
+        Raises:
+            ModelError: several inputs or outputs, or shapes that differ from the data's.
+        """
+        del specification
+        refuse_misfit(model, data, 1)
+        shape = tuple(model.outputs[0].shape[1:])
+        if shape != (len(data.class_names),):
+            raise ModelError(
+                f"the model's output has the shape {list(shape)}, but the data has {len(data.class_names)} classes",
+                todo="check data.source and the model's last layer",
+            )
+        return ClassificationHead(_by_last_layer(model.outputs[0]) or _by_values(model, data))
+
+    def targets(self, data: Data, split: Split) -> NDArray[Any]:
+        """Return the labels: int64 [n]."""
+        return data.labels(split)
+
+    def validation(
+        self, model: Any, data: Data, specification: Specification, batches: Iterator[tuple[slice, Any]]
+    ) -> Quality:
+        """Return the accuracy of the first output; an answer that is not finite is wrong."""
+        del model, specification
+        labels, right = data.labels("validation"), 0
+        for samples, outputs in batches:
+            scores = np.asarray(keras().tree.flatten(outputs)[0])
+            finite = np.isfinite(scores).all(axis=-1)
+            right += int((finite & (scores.argmax(axis=-1) == labels[samples])).sum())
+        return Quality("accuracy", right / len(labels))
+
+    def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
+        """Return `accuracy`, `predictions` and `constant` of each model; and `labels` and `split`."""
+        labels = data.labels(split)
+        facts: Facts = {"labels": labels.tolist(), "split": split}
+        for name, model in models.items():
+            scores = np.concatenate(list(model.blocks))
+            _refuse_other_width(scores, data)
+            predictions = scores.argmax(axis=1)
+            constant = model.floating and _is_constant(scores) and not _is_constant(data.inputs(split))
+            facts[name] = {
+                "accuracy": proportion(int((predictions == labels).sum()), len(labels), note).to_json(),
+                "predictions": predictions.tolist(),
+                "constant": constant,
+            }
+        return facts
+
+    def compare(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
+        """Return drop, agreement, accuracy per class and confusion."""
+        labels = np.array(facts["labels"])
+        before, after = (np.array(facts[model]["predictions"]) for model in (original, result))
+        per_class = []
+        for index, name in enumerate(names):
+            members = labels == index
+            count = int(members.sum())
+            if count:
+                shares = [proportion(int((p[members] == index).sum()), count).to_json() for p in (before, after)]
+                per_class.append({"name": name, "samples": count, "original": shares[0], "result": shares[1]})
+        agreement = proportion(int((before == after).sum()), len(labels), "same predicted class")
+        return {
+            "measurements": {
+                "accuracy_drop": drop(before == labels, after == labels).to_json(),
+                "agreement": agreement.to_json(),
+            },
+            "per_class": per_class,
+            "confusion": {
+                name: confusion(labels, predicted, len(names))
+                for name, predicted in (("original", before), ("result", after))
+            },
+        }
+
+    def judge_answers(
+        self, facts: Facts, names: Sequence[str], original: str, result: str
+    ) -> dict[str, degeneracy.Judgement]:
+        """Judge whether two classifiers give one class to nearly everything; `result` may be the original."""
+        spreads = {name: _spread(facts, names, name) for name in (original, result)}
+        return {
+            original: degeneracy.judge(spreads[original]),
+            result: degeneracy.judge(spreads[result], spreads[original]),
+        }
+
+    def fidelity(self, specification: Specification, *, logits: bool = False) -> ByClass:
+        """Return the comparison by scores and classes."""
+        del specification, logits
+        return ByClass()
+
+    def score(self, rows: Rows, data: Data, split: Split, specification: Specification) -> float:
+        """Return the accuracy."""
+        del specification
+        return float((rows.argmax(axis=1) == data.labels(split)).mean())
+
+    def packaged(
+        self, rows: Mapping[str, Rows], data: Data, indices: Sequence[int], specification: Specification, note: str
+    ) -> EvaluationMembers:
+        """Return the labels, the accuracy of each model, the drop and the agreement."""
+        del specification
+        labels = data.labels("test")[list(indices)]
+        right, predicted = {}, []
+        for role, scores in rows.items():
+            _refuse_other_width(scores, data)
+            predicted.append(scores.argmax(axis=1))
+            right[role] = predicted[-1] == labels
+        metrics = {f"accuracy_{role}": proportion(int(row.sum()), len(row), note) for role, row in right.items()}
+        same = proportion(int((predicted[0] == predicted[1]).sum()), len(labels), "same predicted class")
+        metrics |= {"accuracy_drop": drop(right["original"], right["int8"]), "agreement": same}
+        plain = {name: metric.to_json() for name, metric in metrics.items()}
+        return EvaluationMembers(labels.astype(np.int64), plain)
+
+
+def _by_last_layer(tensor: Any) -> Output | None:
+    """The meaning of a Keras tensor by the operation that computes it: a layer, its activation, or an inner model.
+
+    None where that operation does not say.
+    """
+    operation, call, place = tensor._keras_history
+    if isinstance(operation, keras().Model):
+        return _by_last_layer(operation.outputs[place])
+    activation = getattr(operation, "activation", None)
+    activation = getattr(activation, "activation", activation)  # a layer may be another one's activation
+    kind = type(operation).__name__
+    name = kind if activation is None else getattr(activation, "__name__", type(activation).__name__)
+    if name.lower() == "softmax":
+        return "softmax"
+    if name.lower() == "sigmoid":
+        return "sigmoid"
+    spec = spec_of_live(operation)
+    if spec.keeps_values or (spec == ACTIVATION and name == "linear"):
+        return _by_last_layer(operation._inbound_nodes[call].input_tensors[0])
+    return "logits" if getattr(operation, "weights", None) else None
+
+
+def _by_values(model: Any, data: Data) -> Output:
+    """The meaning of a model's outputs by their values: probabilities sum to 1."""
+    outputs = np.asarray(model(data.inputs("train")[:LOOKED_AT], training=False), np.float64)
+    sums = (outputs > -1e-6).all() and (abs(outputs.sum(axis=1) - 1) < 1e-3).all()
+    return "softmax" if sums else "logits"
+
+
+def _refuse_other_width(scores: Rows, data: Data) -> None:
+    if scores.shape[1] != len(data.class_names):
+        raise ModelError(
+            f"gives {scores.shape[1]} scores, but the data has {len(data.class_names)} classes",
+            todo="check data.source and the model's last layer",
+        )
+
+
+def _is_constant(rows: NDArray[Any]) -> bool:
+    """Whether all rows equal the first one; NaN equals NaN."""
+    return all(np.array_equal(row, rows[0], equal_nan=True) for row in rows)
+
+
+def _spread(facts: Facts, names: Sequence[str], model: str) -> degeneracy.Spread:
+    """The counts of the most frequent class that a classifier gives."""
+    labels, predictions = np.array(facts["labels"]), np.array(facts[model]["predictions"])
+    counts = np.bincount(predictions, minlength=len(names))
+    answer = int(counts.argmax())
+    constant = bool(facts[model]["constant"])
+    text = f"answers {names[answer]!r} to {counts[answer]:,} of {len(labels):,} {facts['split']} samples"
+    if constant:
+        text = f"gives the same output for all {len(labels):,} {facts['split']} samples"
+    others = labels != answer
+    return degeneracy.Spread(
+        text=text,
+        samples=len(labels),
+        same=int(counts[answer]),
+        others=int(others.sum()),
+        told_apart=int((others & (predictions != answer)).sum()),
+        constant=constant,
+    )
+
+
+def confusion(labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> list[list[int]]:
+    """Return counts by true class (row) and predicted class (column)."""
+    table = np.zeros((classes, classes), np.int64)
+    np.add.at(table, (labels, predicted), 1)
+    rows: list[list[int]] = table.tolist()
+    return rows

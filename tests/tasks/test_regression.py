@@ -1,0 +1,212 @@
+"""Regression: targets of a data set, head, metrics, degenerate answers, and a pipeline from training to int8."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from blobs import Blobs
+from tiny import Coralline
+
+from compress.data.sources import Npz
+from compress.data.types import Split
+from compress.errors import DataError, ModelError
+from compress.pipeline.runner import run
+from compress.pipeline.schema import load
+from compress.tasks.base import ModelOutputs
+from compress.tasks.regression import Regression, RegressionHead
+
+NAMES = ("height", "width")
+
+
+def bars(samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images with a bright rectangle in a corner, and its height and width in pixels."""
+    random = np.random.default_rng(0)
+    sizes = random.integers(1, 9, (samples, 2))
+    images = random.random((samples, 8, 8, 1), np.float32) * 0.1
+    for image, (height, width) in zip(images, sizes, strict=True):
+        image[:height, :width] += 0.9
+    return images, sizes.astype(np.float32)
+
+
+@dataclass
+class Sizes(Blobs):
+    """Data with two targets of very different scale."""
+
+    class_names: tuple[str, ...] = NAMES
+    task: str = "regression"
+
+    def targets(self, split: Split) -> np.ndarray:
+        count = len(self.labels(split))
+        return np.stack([np.arange(count), 1000 * np.arange(count)], axis=1).astype(np.float32)
+
+
+def facts(*predictions: np.ndarray) -> dict[str, Any]:
+    models = {name: ModelOutputs([rows], True) for name, rows in zip(("a", "b"), predictions, strict=False)}
+    return dict(Regression().evaluate(models, Sizes(), "test", "made up"))
+
+
+def saved(folder: Path, y: np.ndarray, count: int = 40) -> Npz:
+    np.savez(folder / "data.npz", x=np.zeros((count, 4, 4), np.float32), y=y)
+    return Npz(file=str(folder / "data.npz"), targets=NAMES)
+
+
+def test_targets_of_an_npz_file_are_divided_by_quantiles(tmp_path: Path) -> None:
+    y = np.stack([np.arange(40.0)[::-1], np.ones(40)], axis=1)
+    samples = saved(tmp_path, y).load()
+    assert samples.targets is not None
+    np.testing.assert_array_equal(samples.targets, y.astype(np.float32))
+    assert samples.class_names == NAMES
+    assert np.bincount(samples.labels).tolist() == [10, 10, 10, 10]
+    assert samples.labels[0] == 3  # the largest
+    kept = samples.part(np.array([0, 39]))
+    assert kept.targets is not None
+    assert kept.targets[:, 0].tolist() == [39, 0]
+
+
+@pytest.mark.parametrize(
+    ("y", "told"),
+    [
+        (np.zeros(40), r"array 'y' is float64 \[40\]; allowed: numbers \[40, 2\]: height, width"),
+        (np.zeros((39, 2)), r"allowed: numbers \[40, 2\]"),
+        (np.full((40, 2), "x"), "is <U1"),
+        (np.where(np.arange(80) == 7, np.nan, 0.0).reshape(40, 2), "target 'width' of sample 3 is nan"),
+        (np.full((40, 2), 1e300), "target 'height' of sample 0 is 1e"),
+    ],
+)
+def test_targets_that_cannot_be_used_are_refused(tmp_path: Path, y: np.ndarray, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        saved(tmp_path, y).load()
+
+
+def test_numbers_without_names_of_targets_say_what_to_do(tmp_path: Path) -> None:
+    source = saved(tmp_path, np.zeros(40)).model_copy(update={"targets": None})
+    with pytest.raises(DataError, match="for regression, name the numbers with `targets`"):
+        source.load()
+    with pytest.raises(ValueError, match="exclude each other"):
+        Npz(file="x.npz", targets=("a",), classes=("b", "c"))
+
+
+def test_targets_of_different_scale_have_the_same_weight_in_the_loss(keras: Any) -> None:
+    head = RegressionHead((2.0, 2000.0))
+    losses = np.asarray(head.loss(np.array([[0, 0], [0, 0]]), np.array([[2.0, 0], [0, 2000.0]])))
+    np.testing.assert_allclose(losses, [0.5, 0.5])
+    taught = head.softened([np.array([[1.0, 3.0]]), np.array([[4.0, 0.0]])], [2.0, 1.0], 4.0)
+    np.testing.assert_allclose(np.asarray(taught), [[2.0, 2.0]])
+
+
+def test_a_head_has_one_number_for_each_target(keras: Any) -> None:
+    image = keras.Input((8, 8, 1))
+    flat = keras.layers.Flatten()(image)
+    head = Regression().head(keras.Model(image, keras.layers.Dense(2)(flat)), Sizes())
+    spread = np.arange(96).std()
+    np.testing.assert_allclose(head.scale, (spread, 1000 * spread))
+    with pytest.raises(ModelError, match=r"shape \[3\], but the data has 2 targets"):
+        Regression().head(keras.Model(image, keras.layers.Dense(3)(flat)), Sizes())
+
+
+def test_metrics_and_their_changes() -> None:
+    targets = Sizes().targets("test").astype(np.float64)
+    error = np.where(np.arange(32) % 2, 2.0, -2.0)[:, np.newaxis] * [1, 1000]
+    found = facts(targets + error / 2, targets + error)
+    assert found["a"]["mae"]["value"] == pytest.approx(500.5)
+    assert found["b"]["mae"]["value"] == pytest.approx(1001)
+    variance = targets[:, 0].var()
+    assert found["b"]["r2"]["value"] == pytest.approx(1 - 4 / variance)
+    changes = Regression().compare(found, NAMES, "a", "b")["measurements"]
+    assert changes["mae_increase"]["value"] == pytest.approx(1.0)
+    assert changes["r2_drop"]["value"] == pytest.approx(3 / variance)
+    assert changes["agreement"]["value"] == 0  # 1 is more than a tenth of 9.2
+    assert Regression().score(targets + error, Sizes(), "test", None) < Regression().score(
+        targets + error / 2, Sizes(), "test", None
+    )
+
+
+def test_one_number_for_everything_is_degenerate() -> None:
+    targets = Sizes().targets("test").astype(np.float64)
+    found = facts(targets, np.broadcast_to(targets.mean(axis=0), targets.shape))
+    judged = Regression().judge_answers(found, NAMES, "a", "b")
+    assert (judged["a"].verdict, judged["b"].verdict) == ("varied", "degenerate")
+    assert judged["b"].text == "gives about 15.5, 1.55e+04 to 32 of 32 test samples"
+
+
+def test_outputs_that_are_not_finite_have_no_metrics() -> None:
+    found = facts(np.full((32, 2), np.nan))
+    assert found["a"]["mae"]["how"] == found["a"]["r2"]["how"] == "missing"
+
+
+BUILDER = """
+import keras
+
+def net(input_shape, classes):
+    layers = keras.layers
+    image = keras.Input(input_shape)
+    x = layers.Conv2D(16, 3, padding="same", activation="relu")(image)
+    x = layers.Conv2D(16, 3, 2, padding="same", activation="relu")(x)
+    return keras.Model(image, layers.Dense(classes)(layers.Flatten()(x)))
+"""
+PIPELINE = """
+schema_version: 1
+name: sizes
+target: cpu
+model: {builder: "net.py:net", trust: true}
+data: {source: {npz: {file: data.npz, targets: [height, width]}}}
+stages:
+  - train: {epochs: 12, learning_rate: 0.01, early_stopping: 8}
+  - prune: {keep_macs: 0.6, epochs: 3, samples: 64}
+  - distill: {epochs: 3, temperature: 3}
+  - quantize: {method: qat, epochs: 2, calibration_samples: 32}
+measure: {latency: {runs: 3}}
+budget: {mae_increase: 3}
+"""
+
+
+def test_a_pipeline_from_training_to_int8(tmp_path: Path) -> None:
+    images, sizes = bars(400)
+    np.savez(tmp_path / "data.npz", x=images, y=sizes)
+    (tmp_path / "net.py").write_text(BUILDER)
+    (tmp_path / "p.yaml").write_text(PIPELINE)
+    record = run(load(tmp_path / "p.yaml"), tmp_path / "runs", tiny.Notes())
+    assert record["status"] == "ok"
+    for model in ("original", "result"):
+        assert record["models"][model]["measurements"]["r2"]["value"] > 0.6
+        assert record["models"][model]["measurements"]["mae"]["value"] < 1.0
+    assert (
+        record["models"]["result"]["measurements"]["macs"]["value"]
+        < 0.7 * (record["models"]["original"]["measurements"]["macs"]["value"])
+    )
+    (row,) = record["budget"]
+    assert (row["name"], row["holds"], row["measured"]["how"]) == ("mae_increase", True, "measured")
+    assert set(record["stages"][-1]["facts"]["validation_score"]) == {"ptq", "qat"}
+    page = (tmp_path / "runs" / "sizes" / "report.html").read_text()
+    assert "Mean absolute error" in page
+    assert "<dt>2 targets</dt><dd>height · width</dd>" in page
+    assert "2 targets" in (tmp_path / "runs" / "sizes" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("mae_increase: 3", "accuracy_drop: 0.1", "accuracy_drop is of classifiers: regression models are judged by"),
+        ("latency: {runs: 3}", "sensitivity: {}", "sensitivity compares probabilities of classes"),
+        ("distill: {epochs: 3", "package: {}\n  - distill: {epochs: 3", "would be given"),
+        ("calibration_samples: 32}", "calibration_samples: 32}\n  - package", "reads classes or boxes from outputs"),
+        ("early_stopping: 8", "class_weights: balanced", "class_weights: the data has numbers as targets"),
+        ("distill: {epochs: 3", "sparsify: {epochs: 3", "through tfmot"),
+        ("temperature: 3", "decoupled: {}", "decoupled: the data has numbers"),
+    ],
+)
+def test_what_regression_cannot_use_is_refused_before_any_work(
+    tmp_path: Path, coralline: Coralline, old: str, new: str, told: str
+) -> None:
+    text = PIPELINE.replace(old, new).replace(", temperature: 3}", "}") if "sparsify" in new else PIPELINE
+    np.savez(tmp_path / "data.npz", x=np.zeros((40, 8, 8, 1), np.float32), y=np.zeros((40, 2)))
+    (tmp_path / "net.py").write_text(BUILDER)
+    (tmp_path / "p.yaml").write_text(text.replace(old, new))
+    done = coralline("p.yaml", "--dry-run")
+    assert done.returncode == 2
+    assert told in done.stderr
