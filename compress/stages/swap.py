@@ -13,6 +13,7 @@ from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.distillation.settings import Teaching
 from compress.ir.activations import Activation
 from compress.stage import Context, Need, Stage, Use
+from compress.tasks import task_of
 from compress.training.loop import TrainingSettings, chosen_inputs
 
 if TYPE_CHECKING:  # a dry run reads settings only
@@ -191,6 +192,8 @@ def _accuracy(model: Any, context: Context) -> dict[str, Any]:
         loop.head_of(model, context.data)
     except ModelError as error:
         return missing("fraction", f"not a classifier of this data: {error}").to_json()
+    if not task_of(context.data).counts_right:
+        return missing("fraction", "the data has no classes").to_json()
     inputs, labels = context.data.inputs("validation"), context.data.labels("validation")
     ops = keras().ops
     parts = [np.asarray(ops.argmax(model(inputs[i : i + 64], training=False), -1)) for i in range(0, len(inputs), 64)]
