@@ -31,7 +31,7 @@ from paths import SHARED
 from PIL import Image
 
 from compress.artifact import Artifact, Kind
-from compress.data.types import Objects, Split, Task
+from compress.data.types import Objects, Split
 from compress.importers.keras import keras_file
 from compress.ir.tensorflow import keras
 from compress.stage import Context
@@ -51,7 +51,7 @@ class Arrays:
     splits: dict[str, tuple[Floats, Labels]]
     classes: int
     preprocessing: list[dict[str, Any]] = field(default_factory=list)
-    task: Task = "classification"
+    task: str = "classification"
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -70,6 +70,10 @@ class Arrays:
     def labels(self, split: Split) -> Labels:
         """The labels of a split."""
         return self.splits[split][1]
+
+    def targets(self, split: Split) -> NDArray[np.float32]:
+        """Not available: these data have classes."""
+        raise AssertionError(split)
 
     def objects(self, split: Split) -> list[Objects]:
         """None: these data have classes."""

@@ -458,9 +458,9 @@ def test_answers_are_kept_for_the_next_try(keras: Any, tmp_path: Path) -> None:
 
     given = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
     teacher = Teacher("t", answers)
-    first = losses.once([teacher], 2.0, given)
+    first = losses.once(ClassificationHead("logits"), [teacher], 2.0, given)
     assert sum(asked) == 96 + 32
-    again = losses.once([teacher], 2.0, given)
+    again = losses.once(ClassificationHead("logits"), [teacher], 2.0, given)
     assert sum(asked) == 96 + 32
     for split, values in first.items():
         np.testing.assert_array_equal(values, again[split])
