@@ -170,7 +170,10 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         from compress.quantization import float_tflite
 
         context.progress.note("quantize: the converter chooses the ranges, since the file has no Keras layers")
-        return float_tflite.quantize(given.file(MODEL_TFLITE).read_bytes(), samples.calibration, self.io)
+        result = float_tflite.quantize(given.file(MODEL_TFLITE).read_bytes(), samples.calibration, self.io)
+        for warning in result.warnings:
+            context.progress.note(f"quantize: {warning}")
+        return result
 
     def _run(self, model: Any, samples: CalibrationSplit, context: Context) -> QuantizationResult:
         """Quantize a Keras model; with `method: qat` train it too, and keep the better result."""
