@@ -14,12 +14,12 @@ from compress.ir import keras_graph
 from compress.ir.keras_graph import LayerOutput, Network
 from compress.ir.passes.fold import canonical
 from compress.quantization import activation_statistics, calibration, equalization, export, post_training, search
-from compress.quantization.fidelity import snr_db
 from compress.quantization.post_training import quantize
 from compress.quantization.quantizer_placement import without_softmax
 from compress.quantization.search import Search, file_outputs
 from compress.quantization.settings import PostTrainingSettings
 from compress.quantization.simulation import Simulation
+from compress.tasks.base import snr_db
 
 pytestmark = pytest.mark.tensorflow
 

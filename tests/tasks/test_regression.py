@@ -85,7 +85,7 @@ def test_targets_that_cannot_be_used_are_refused(tmp_path: Path, y: np.ndarray, 
 
 def test_numbers_without_names_of_targets_say_what_to_do(tmp_path: Path) -> None:
     source = saved(tmp_path, np.zeros(40)).model_copy(update={"targets": None})
-    with pytest.raises(DataError, match="for regression, name the numbers with `targets`"):
+    with pytest.raises(DataError, match="for regression, name the targets with `targets`"):
         source.load()
     with pytest.raises(ValueError, match="exclude each other"):
         Npz(file="x.npz", targets=("a",), classes=("b", "c"))
