@@ -11,9 +11,22 @@ from typing import TYPE_CHECKING, Any
 from compress.version import __version__
 
 if TYPE_CHECKING:
-    from compress.api import RunResult, check, estimate, legalize, load_model, run
-    from compress.api_models import ModelResult, QuantizedModel, distill, load_data, prune, quantize, train
-    from compress.data.dataset import Dataset
+    from compress.api import (
+        Dataset,
+        ModelResult,
+        QuantizedModel,
+        RunResult,
+        check,
+        distill,
+        estimate,
+        legalize,
+        load_data,
+        load_model,
+        prune,
+        quantize,
+        run,
+        train,
+    )
 
 __all__ = [
     "Dataset",
@@ -37,12 +50,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'compress' has no attribute {name!r}")
-    from compress import api, api_models
-    from compress.data.dataset import Dataset
+    from compress import api
 
-    if name == "Dataset":
-        return Dataset
-    return getattr(api if hasattr(api, name) else api_models, name)
+    return getattr(api, name)
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,122 @@
+"""`run`: a pipeline file as a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from compress.artifact import MODEL_TFLITE
+from compress.measurement import Measurement
+from compress.progress import SILENT, Progress
+
+FilePath = str | PathLike[str]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a run.
+
+    Attributes:
+        status: "ok", "over budget" or "degenerate" (one answer to nearly everything).
+        folder: the folder with the report and the models.
+        original: measurements of the original model by name, such as "accuracy", "size_bytes", "latency_ms".
+        result: the same of the last model.
+        record: the content of report.json: plain JSON values.
+    """
+
+    status: str
+    folder: Path
+    original: Mapping[str, Measurement]
+    result: Mapping[str, Measurement]
+    record: Mapping[str, Any]
+
+    @property
+    def report(self) -> Path:
+        """The path of report.html."""
+        return self.folder / "report.html"
+
+    @property
+    def model(self) -> Path | None:
+        """The path of the .tflite file; None if no stage wrote one."""
+        return self._output(MODEL_TFLITE)
+
+    @property
+    def bundle(self) -> Path | None:
+        """The path of the bundle; None without the stage `package`."""
+        return self._output(f"{self.record['name']}.coralline")
+
+    def _output(self, name: str) -> Path | None:
+        return self.folder / name if name in self.record["outputs"] else None
+
+
+def run(pipeline: FilePath, *, out: FilePath = "runs", force: Sequence[str] = ()) -> RunResult:
+    """Run a pipeline file, and write the report and the models to `out/<name of the pipeline>`.
+
+    Stages whose settings, data and tools have not changed are taken from `out/.store`.
+
+    Args:
+        pipeline: the YAML file.
+        out: the folder for the results.
+        force: ids of stages to re-run.
+
+    Returns:
+        The measurements and the paths. A result that is over the budget or degenerate is not an error: see `status`.
+
+    Raises:
+        PipelineError: the file is wrong, or `force` names a stage that it does not have.
+        CorallineError: a stage failed; the report says where.
+    """
+    from compress.errors import PipelineError
+    from compress.pipeline import runner, schema
+
+    checked = schema.load(Path(pipeline))
+    known = [step.id for step in checked.steps]
+    for name in force:
+        if name not in known:
+            raise PipelineError(f"there is no stage {name!r} to force", where=str(pipeline), allowed=", ".join(known))
+    folder = Path(out) / checked.head.name
+    record = runner.run(checked, Path(out), _SilentMonitor(folder / runner.LOG), frozenset(force))
+    models = record["models"]
+    return RunResult(
+        record["status"],
+        folder,
+        _measurements(models["original"]),
+        _measurements(models["result"]),
+        record,
+    )
+
+
+def _measurements(model: Mapping[str, Any] | None) -> dict[str, Measurement]:
+    """Return the measurements of a model in a run record; none if no model was measured."""
+    if model is None:
+        return {}
+    return {name: Measurement(**value) for name, value in model["measurements"].items()}
+
+
+class _SilentMonitor:
+    """A `compress.pipeline.runner.Monitor` that shows nothing, and writes tracebacks to a log file.
+
+    Attributes:
+        path: the log file; text is appended.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def working(self, title: str) -> Iterator[Progress]:
+        del title
+        yield SILENT
+
+    def done(self, title: str, status: str, seconds: float | None, remark: str = "") -> None:
+        pass
+
+    def log(self, text: str) -> None:
+        with suppress(OSError):  # a full disk must not hide the error that is logged
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8", errors="backslashreplace") as stream:
+                stream.write(text.rstrip() + "\n")
