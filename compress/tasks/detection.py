@@ -45,7 +45,7 @@ VISIBLE = 0.4
 """Share of an object that must still be in an augmented image."""
 STAYING = ("resize", "colour", "scale", "normalize", "clip")
 """Preprocessing steps after which a box is in the same place, as fractions of the image's dimensions."""
-STAGES = "train, swap, quantize, compile, package"
+STAGES = "train, replace_activations, quantize, compile, package"
 """The stages that go with data for detection."""
 LIKELY = 100
 """Anchors of a sample, those with the highest scores, whose boxes are compared: applications read no others."""
@@ -131,41 +131,39 @@ class Detection(Task):
     reads_specification: ClassVar[bool] = True
     refused: ClassVar[Mapping[Use, Unfit]] = {
         "class weights": Unfit(
-            "class_weights: a detector's loss counts each object alone, whatever its class", "class_weights: none"
+            "class_weights: the loss of a detector has no weights for classes", "class_weights: none"
         ),
-        "subset": Unfit("subset: samples are chosen by their classes, and here they have objects", "all samples"),
+        "subset": Unfit("subset: samples are selected by their classes, and these samples have objects", "all samples"),
         "rotation": Unfit(
-            "augment.rotate: a box around a turned object is not the turned box",
-            "augment.shift, zoom and flip, which move boxes along",
+            "augment.rotate: the box around a rotated object is not the rotated box",
+            "augment.shift, zoom and flip, which change boxes too",
         ),
         "distillation": Unfit(
-            "what teachers say is compared class by class, one answer for each sample, and a detector gives many",
+            "teachers are compared by one class for each sample, and a detector finds several objects",
             STAGES,
             "leave it out, or train for longer",
         ),
-        "qat teacher": Unfit(
-            "qat.distill: what a teacher says is compared class by class, one for each sample", "no teacher"
-        ),
+        "qat teacher": Unfit("qat.distill: a teacher needs one class for each sample", "no teacher"),
         "healing by distillation": Unfit(
-            "epochs: what heals is what the model before says of one class for each sample",
+            "epochs: the training learns from the class scores of each sample, and these samples have objects",
             "epochs: 0",
-            "set epochs: 0, and put train behind it",
+            "set epochs: 0, and add train after it",
         ),
         "channel importance": Unfit(
-            "which channels matter is measured by the classes of samples, and here they have objects",
+            "the importance of channels is measured with the classes of samples, and these samples have objects",
             STAGES,
             "begin with a narrower model",
         ),
         "selection by classes": Unfit(
-            "calibration: {select: coverage} or {select: hardness}: it looks at the classes of samples",
+            "calibration: {select: coverage} and {select: hardness} need one class for each sample",
             "balanced, random, stratified",
         ),
         "measured sensitivity": Unfit(
-            "sensitivity asks which channels the classes of samples depend on, and here they have objects",
+            "sensitivity is measured with the classes of samples, and these samples have objects",
             "latency",
             "leave it out",
         ),
-        "tfmot": Unfit("it trains through tfmot, which is set up for classifiers only", STAGES),
+        "tfmot": Unfit("it trains with tfmot, which is set up for classifiers only", STAGES),
         "tfmot qat": Unfit("engine: tfmot trains classifiers only", "engine: coralline"),
     }
 
@@ -211,8 +209,8 @@ class Detection(Task):
         if (settings.get("measure") or {}).get("sensitivity") is not None:
             found.append((("measure", "sensitivity"), self.refused["measured sensitivity"]))
         if "file" in model and not model.get("detector"):
-            todo = "say it under model.detector: see docs/detection.md"
-            found.append((("model",), Unfit("where the anchors of the model stand is not known", todo=todo)))
+            todo = "describe them under model.detector: see docs/detection.md"
+            found.append((("model",), Unfit("the anchors of the model are not known", todo=todo)))
         for index, entry in enumerate(settings["data"].get("preprocess") or ()):
             unfit = _moving(entry)
             if unfit is not None:
@@ -281,7 +279,7 @@ def _moving(step: Any) -> Unfit | None:
     if name in STAYING and fit == "stretch":
         return None
     shown = name if fit == "stretch" else f"{name} with fit: {fit}"
-    what = f"{shown} moves what is in the image, and would not move the boxes"
+    what = f"{shown} changes positions in the image, but not in the boxes"
     return Unfit(what, ", ".join(STAYING), "resize stretches the whole image, and its boxes with it")
 
 
@@ -325,8 +323,8 @@ def detector_of(specification: Any) -> Detector:
     """
     if specification is None:
         raise ModelError(
-            "where the model's anchors stand is not known",
-            todo="say it under model.detector, or with a function `detector` in the builder: see docs/detection.md",
+            "the anchors of the model are not known",
+            todo="describe them under model.detector, or with a function `detector` in the builder: see docs/detection.md",
         )
     try:
         return Detector(specification)

@@ -97,16 +97,16 @@ class Regression(Task):
     )
     refused: ClassVar[Mapping[Use, Unfit]] = {
         "class weights": Unfit(f"class_weights: {NO_CLASSES}", "class_weights: none"),
-        "subset": Unfit("subset: samples are chosen by their classes, and the data has numbers", "all samples"),
+        "subset": Unfit("subset: samples are selected by their classes, and the data has targets", "all samples"),
         "selection by classes": Unfit(f"calibration: {NO_CLASSES}", "select: balanced, random, stratified"),
         "measured sensitivity": Unfit(
-            "sensitivity compares probabilities of classes, and the data has numbers", "allocation: balanced"
+            "sensitivity compares class probabilities, and the data has targets", "allocation: balanced"
         ),
         "decoupled": Unfit(f"decoupled: {NO_CLASSES}", "distillation without `decoupled`"),
-        "tfmot": Unfit("it trains through tfmot, which is set up for classifiers only", todo="leave it out"),
+        "tfmot": Unfit("it trains with tfmot, which is set up for classifiers only", todo="leave it out"),
         "tfmot qat": Unfit("engine: tfmot trains classifiers only", "engine: coralline"),
         "package": Unfit(
-            "the device runner reads classes or boxes from outputs, not numbers",
+            "the device runner reads classes or boxes from outputs, not targets of regression",
             todo="leave package out, and run model.tflite with your own program",
         ),
     }

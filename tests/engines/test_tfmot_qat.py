@@ -111,7 +111,7 @@ def test_layers_that_tfmot_rejects_are_named_together(keras: Any, tmp_path: Path
     x = layers.PReLU(shared_axes=[1], name="slope")(layers.Conv1D(4, 3, name="line")(image))
     line = keras_graph.read(keras.Model(image, layers.Dense(2)(layers.Flatten()(x))))
     samples = np.random.default_rng(0).random((8, 8, 4), np.float32)
-    with pytest.raises(StageError, match="tfmot quantizes no Conv1D 'line', PReLU 'slope'") as caught:
+    with pytest.raises(StageError, match="tfmot cannot quantize Conv1D 'line', PReLU 'slope'") as caught:
         prepared(line, samples)
     assert "engine: coralline" in caught.value.todo
     with pytest.raises(StageError, match="no PReLU"):

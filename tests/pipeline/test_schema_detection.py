@@ -51,18 +51,21 @@ def test_what_goes_with_boxes_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "told"),
     [
-        ("distill", "stages[1]: stage 2 (distill): what teachers say is compared class by class"),
-        ("cluster", "stages[1]: stage 2 (cluster): it trains through tfmot"),
-        ("sparsify", "stages[1]: stage 2 (sparsify): it trains through tfmot"),
+        ("distill", "stages[1]: stage 2 (distill): teachers are compared by one class for each sample"),
+        ("cluster", "stages[1]: stage 2 (cluster): it trains with tfmot"),
+        ("sparsify", "stages[1]: stage 2 (sparsify): it trains with tfmot"),
         ("prune", "stages[1]: stage 2 (prune): the importance of channels is measured"),
         ("replace_activations", "stages[1]: stage 2 (replace_activations): epochs: the training learns"),
-        ({"train": {"class_weights": "balanced"}}, "class_weights: a detector's loss"),
-        ({"train": {"augment": {"rotate": 10}}}, "augment.rotate: a box around a turned object is not the turned box"),
+        ({"train": {"class_weights": "balanced"}}, "class_weights: the loss of a detector"),
+        (
+            {"train": {"augment": {"rotate": 10}}},
+            "augment.rotate: the box around a rotated object is not the rotated box",
+        ),
         ({"quantize": {"method": "qat", "class_weights": "balanced"}}, "stage 2 (quantize): class_weights"),
-        ({"train": {"subset": {"by": "random", "share": 0.5}}}, "subset: samples are chosen by their classes"),
-        ({"quantize": {"calibration": {"select": "hardness"}}}, "select: hardness}: it looks at the classes"),
+        ({"train": {"subset": {"by": "random", "share": 0.5}}}, "subset: samples are selected by their classes"),
+        ({"quantize": {"calibration": {"select": "hardness"}}}, "select: hardness} need one class"),
         ({"quantize": {"method": "qat", "engine": "tfmot"}}, "engine: tfmot trains classifiers only"),
-        ({"quantize": {"method": "qat", "qat": {"distill": {}}}}, "qat.distill: what a teacher says"),
+        ({"quantize": {"method": "qat", "qat": {"distill": {}}}}, "qat.distill: a teacher needs one class"),
     ],
 )
 def test_stages_and_settings_for_classes_are_refused(tmp_path: Path, stage: Any, told: str) -> None:
@@ -83,7 +86,7 @@ def test_nothing_is_asked_of_a_stage_that_is_skipped(tmp_path: Path) -> None:
     ("keys", "told"),
     [
         ({"budget": {"accuracy_drop": 0.1}}, "budget.accuracy_drop: accuracy_drop is of classifiers"),
-        ({"measure": {"sensitivity": {}}}, "measure.sensitivity: sensitivity asks which channels"),
+        ({"measure": {"sensitivity": {}}}, "measure.sensitivity: sensitivity is measured with the classes"),
         ({"model": {"builder": "ssd_small", "detector": {"maps": []}}}, "maps must be a list of maps"),
         ({"model": {"builder": "ssd_small", "detector": {**ANCHORS, "most": 0}}}, "most must be a whole number"),
     ],
@@ -92,20 +95,20 @@ def test_settings_that_do_not_go_with_boxes_are_refused(tmp_path: Path, keys: di
     assert told in refused(pipeline(tmp_path, **keys))
 
 
-def test_a_file_needs_to_be_told_where_its_anchors_stand(tmp_path: Path) -> None:
+def test_a_model_file_needs_a_description_of_its_anchors(tmp_path: Path) -> None:
     (tmp_path / "model.tflite").write_bytes(tiny.classifier())
     told = refused(pipeline(tmp_path, model={"file": "model.tflite"}, stages=["package"]))
-    assert "model: where the anchors of the model stand is not known" in told
-    assert "say it under model.detector: see docs/detection.md" in told
+    assert "model: the anchors of the model are not known" in told
+    assert "describe them under model.detector: see docs/detection.md" in told
 
 
 @pytest.mark.parametrize(
     ("step", "told"),
     [
-        ({"crop": {"size": [8, 8]}}, "crop moves what is in the image"),
-        ({"pad": {"size": [80, 80]}}, "pad moves what is in the image"),
-        ({"resize": {"size": [8, 8], "fit": "crop"}}, "resize with fit: crop moves what is in the image"),
-        ({"resize": {"size": [8, 8], "fit": "pad"}}, "resize with fit: pad moves what is in the image"),
+        ({"crop": {"size": [8, 8]}}, "crop changes positions in the image"),
+        ({"pad": {"size": [80, 80]}}, "pad changes positions in the image"),
+        ({"resize": {"size": [8, 8], "fit": "crop"}}, "resize with fit: crop changes positions in the image"),
+        ({"resize": {"size": [8, 8], "fit": "pad"}}, "resize with fit: pad changes positions in the image"),
     ],
 )
 def test_steps_that_move_what_is_in_the_image_are_refused(tmp_path: Path, step: dict[str, Any], told: str) -> None:

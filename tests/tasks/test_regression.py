@@ -193,11 +193,11 @@ def test_a_pipeline_from_training_to_int8(tmp_path: Path) -> None:
     ("old", "new", "told"),
     [
         ("mae_increase: 3", "accuracy_drop: 0.1", "accuracy_drop is of classifiers: regression models are judged by"),
-        ("latency: {runs: 3}", "sensitivity: {}", "sensitivity compares probabilities of classes"),
+        ("latency: {runs: 3}", "sensitivity: {}", "sensitivity compares class probabilities"),
         ("distill: {epochs: 3", "package: {}\n  - distill: {epochs: 3", "would be given"),
         ("calibration_samples: 32}", "calibration_samples: 32}\n  - package", "reads classes or boxes from outputs"),
         ("early_stopping: 8", "class_weights: balanced", "class_weights: the data has numbers as targets"),
-        ("distill: {epochs: 3", "sparsify: {epochs: 3", "through tfmot"),
+        ("distill: {epochs: 3", "sparsify: {epochs: 3", "trains with tfmot"),
         ("temperature: 3", "decoupled: {}", "decoupled: the data has numbers"),
     ],
 )
