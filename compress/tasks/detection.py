@@ -324,7 +324,7 @@ def detector_of(specification: Any) -> Detector:
     if specification is None:
         raise ModelError(
             "the anchors of the model are not known",
-            todo="describe them under model.detector, or with a function `detector` in the builder: see docs/detection.md",
+            todo="describe them under model.detector, or in a function `detector` of the builder: docs/detection.md",
         )
     try:
         return Detector(specification)
