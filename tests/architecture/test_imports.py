@@ -21,7 +21,9 @@ from compress.pipeline.schema import load
 
 CODE = [path for package in ("compress", "deploy") for path in sorted((ROOT / package).rglob("*.py"))]
 LATE = ("tensorflow", "keras", "tf_keras", "tensorflow_model_optimization")
-TENSORFLOW_ROOMS = ("ir", "importers", "training", "pruning", "quantization", "distillation", "replacement", "engines")
+TENSORFLOW_ROOMS = (
+    *("ir", "tasks", "importers", "training", "pruning", "quantization", "distillation", "replacement", "engines"),
+)
 SLOW = {*LATE, "sklearn", "scipy", "h5py", "onnx"}
 
 WRAPPER = """

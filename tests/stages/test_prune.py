@@ -132,7 +132,7 @@ def test_an_interrupted_run_goes_on(
     """Stopped before a training: nothing that was decided is decided again, and nothing trained twice."""
     stage = Prune(keep=0.3, steps=3, epochs=1, importance="l2")
     calls: list[str] = []
-    heal, trial = healing.heal, iterative._Step._trial_accuracy
+    heal, trial = healing.heal, iterative._Step._trial_quality
 
     def counted(model: Any, loss: Any, settings: Any, own: Context) -> Any:
         assert own.unfinished is not None
@@ -148,7 +148,7 @@ def test_an_interrupted_run_goes_on(
         return trial(self, model)
 
     monkeypatch.setattr(healing, "heal", counted)
-    monkeypatch.setattr(iterative._Step, "_trial_accuracy", counted_trial)
+    monkeypatch.setattr(iterative._Step, "_trial_quality", counted_trial)
     with pytest.raises(KeyboardInterrupt):
         stage.run(given, work)
     before = list(calls)

@@ -227,7 +227,7 @@ def test_a_plan_of_training_with_rounding_says_whose_it_is(
     keras: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = iter([0.0, 1.0])
-    monkeypatch.setattr("compress.stages.quantize._quality", lambda *_: next(scores))
+    monkeypatch.setattr("compress.tasks.classification.Classification.score", lambda *_: next(scores))
     model, stage = network(keras), PLAIN.model_copy(update={"method": "qat", "epochs": 1, "batch_size": 16})
     assert quantized(model, Blobs(), tmp_path, stage)["kept"] == "qat"
     plan = json.loads((tmp_path / "made" / PLAN_FILE).read_text())
