@@ -107,9 +107,13 @@ def _drafted(graph: OnnxGraph, rules: Mapping[str, Rule], orders: Mapping[str, O
     places = {node.name: node.number for node in graph.nodes}
     problems.sort(key=lambda problem: places.get(problem.node, 0))
     outputs, notes = _outputs(builder) if not problems else ([], [])
-    notes += [f"its input {name!r} is not used, and is gone" for name in graph.inputs if name not in used]
+    notes += [f"its input {name!r} is not used: it is removed" for name in graph.inputs if name not in used]
     notes += [_turned("input", name, value) for name, value in used.items() if value.sides != value.shape[1:]]
-    notes += [f"its input {n!r} is {graph.types[n]}; it takes floats now" for n in used if graph.types[n] != FLOAT]
+    notes += [
+        f"its input {n!r} is {graph.types[n]}; the Keras model takes it as floats"
+        for n in used
+        if graph.types[n] != FLOAT
+    ]
     network = builder.network(list(used.values()), outputs)
     values = {name: value for name, value in builder.values.items() if name not in builder.changed}
     return OnnxNetwork(graph, network, used, outputs, values, tuple(problems), (*graph.notes, *notes))
@@ -130,10 +134,10 @@ def _made(call: OnnxCall, rules: Mapping[str, Rule]) -> list[OnnxValue]:
     values = apply_rule(rules[node.operator], call)
     asked = [name for name in node.outputs[len(values) :] if call.builder.takers[name]]
     if asked:
-        raise NotImportedError(f"its further output {asked[0][:80]!r} is used")
+        raise NotImportedError(f"its additional output {asked[0][:80]!r} is used")
     for value, name in zip(values, node.outputs, strict=False):
         if name and graph.shapes.get(name, value.shape) != value.shape:
-            raise NotImportedError(f"it makes {list(value.shape)}, but should make {list(graph.shapes[name])}")
+            raise NotImportedError(f"it computes {list(value.shape)}, but the file has {list(graph.shapes[name])}")
     return values
 
 
@@ -156,5 +160,5 @@ def _outputs(builder: OnnxNetworkBuilder) -> tuple[list[OnnxValue], list[str]]:
 
 
 def _turned(what: str, name: str, value: OnnxValue) -> str:
-    how = "has a batch of its own before it" if value.sides == value.shape else "is channel-last"
-    return f"its {what} {name!r}, {list(value.shape)}, {how} now: {[1, *value.sides]}"
+    how = "now has a batch dimension in front" if value.sides == value.shape else "is now channel-last"
+    return f"its {what} {name!r}, {list(value.shape)}, {how}: {[1, *value.sides]}"

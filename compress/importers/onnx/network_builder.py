@@ -150,14 +150,14 @@ class OnnxCall(LayerFactory[OnnxValue]):
         if kind not in (types or (FLOAT,)):
             raise NotImportedError(f"its input {place}, {name[:80]!r}, is {kind}")
         if name not in self.builder.values or shape is None or 0 in shape:
-            raise NotImportedError(f"its input {place}, {name[:80]!r}, has no shape, or none that could be told")
+            raise NotImportedError(f"its input {place}, {name[:80]!r}, has no known shape")
         return self.builder.values[name]
 
     def made(self, place: int = 0) -> tuple[int, ...]:
         """The shape of what it makes."""
         shape = self.builder.graph.shapes.get(self.node.outputs[place])
         if shape is None or 0 in shape:
-            raise NotImportedError("the shape of what it makes could not be told" if shape is None else "it is empty")
+            raise NotImportedError("the shape of its output is unknown" if shape is None else "it is empty")
         return shape
 
     # --- layers --------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class TfliteValue:
         """An axis of the graph's tensor as the network counts it, its batch included."""
         rank = len(self.shape)
         if not -rank <= axis < rank:
-            raise NotImportedError(f"there is no axis {axis} in {list(self.shape)}")
+            raise NotImportedError(f"axis {axis} is invalid for {list(self.shape)}")
         return axis % rank + self.whole
 
 
@@ -128,7 +128,7 @@ class TfliteCall(LayerFactory[TfliteValue]):
     def values(self) -> list[TfliteValue]:
         """All of its inputs, of which none may be a constant."""
         if not self.count:
-            raise NotImportedError("it is given nothing")
+            raise NotImportedError("it has no inputs")
         return [self.value(place) for place in range(self.count)]
 
     def stored(self, place: int) -> Stored:
@@ -142,7 +142,7 @@ class TfliteCall(LayerFactory[TfliteValue]):
     def made(self) -> Stored:
         """Its first output, as the file has it."""
         if not self.operator.outputs:
-            raise NotImportedError("it makes nothing")
+            raise NotImportedError("it has no output")
         return self.builder.plain.graph.tensors[self.operator.outputs[0]]
 
     def is_constant(self, place: int) -> bool:
@@ -178,7 +178,7 @@ class TfliteCall(LayerFactory[TfliteValue]):
         if 0 in stored.shape:
             raise NotImportedError(f"its input {place}, {stored.name[:80]!r}, is empty")
         if stored.index not in self.builder.values:
-            raise NotImportedError(f"nothing before it makes its input {place}, {stored.name[:80]!r}")
+            raise NotImportedError(f"no operator before it computes its input {place}, {stored.name[:80]!r}")
         return self.builder.values[stored.index]
 
     def batched(self, place: int, *ranks: int) -> TfliteValue:
@@ -217,13 +217,13 @@ def reshaped(call: TfliteCall, value: TfliteValue, shape: Sequence[int], *, whol
     """The same numbers in another shape; whole only where the first side is not the batch, unless it is asked for."""
     shape, batch = tuple(int(side) for side in shape), call.builder.batch
     if prod(shape) != prod(value.shape):
-        raise NotImportedError(f"{list(value.shape)} does not fill {list(shape)}")
+        raise NotImportedError(f"{list(value.shape)} does not have as many values as {list(shape)}")
     fits = shape[:1] == (batch,)
     whole = not fits if whole is None else whole
     if (shape, whole) == (value.shape, value.whole):
         return value
     if ((whole or value.whole) and batch != 1) or (not whole and not fits):
-        raise NotImportedError(f"it mixes the samples of a batch: {list(value.shape)} becomes {list(shape)}")
+        raise NotImportedError(f"it mixes the samples of a batch: it reshapes {list(value.shape)} to {list(shape)}")
     like = TfliteValue(value.tensor, shape, whole)
     if len(like.sides) == 1 and not value.whole and len(value.sides) > 1:
         return call.layer("Flatten", {}, [value], like)
@@ -291,11 +291,11 @@ def _made(
     stored = call.builder.plain.graph.output_tensors(operator)
     odd = next((tensor for tensor in stored if tensor.dtype != "FLOAT32" or tensor.is_variable), None)
     if odd is not None or not stored:
-        raise NotImportedError(f"it makes {odd.dtype}" if odd is not None else "it makes nothing")
+        raise NotImportedError(f"its output is {odd.dtype}" if odd is not None else "it has no output")
     values = apply_rule(rules[operator.name], call)
     if [value.shape for value in values] != [tensor.shape for tensor in stored]:
         found = ", ".join(str(list(value.shape)) for value in values)
-        raise NotImportedError(f"it makes {found}, but the file says {[list(tensor.shape) for tensor in stored]}")
+        raise NotImportedError(f"it computes {found}, but the file has {[list(tensor.shape) for tensor in stored]}")
     return values
 
 

@@ -65,10 +65,10 @@ def image(call: OnnxCall) -> OnnxValue:
     given = call.value(0)
     rank = len(given.shape)
     if rank not in (3, 4):
-        raise NotImportedError(f"its input has {rank} sides, not 3 or 4")
+        raise NotImportedError(f"its input has {rank} dimensions; 3 or 4 are supported")
     made = call.arranged(given, channel_last(rank))
     if len(made.sides) == rank:
-        raise NotImportedError(f"it takes {list(given.shape)} for a batch of {given.shape[0]}")
+        raise NotImportedError(f"its first dimension is {given.shape[0]}: it is used as a batch")
     return made
 
 
@@ -193,7 +193,7 @@ def conv_transpose(call: OnnxCall) -> OnnxValue:
     usual = [n * t + max(s - t, 0) for n, t, s in zip(given.shape[2:], found.strides, found.size, strict=True)]
     sides = [side + extra for side, extra in zip(least, more, strict=True)]
     if any(extra >= stride for extra, stride in zip(more, found.strides, strict=True)) or min(c for c, _ in cuts) < 0:
-        raise NotImportedError(f"its output of {list(made)} is none that Keras makes of {list(given.shape)}")
+        raise NotImportedError(f"Keras cannot compute its output {list(made)} from {list(given.shape)}")
     config |= {"padding": "valid", "output_padding": None if sides == usual else more}
     like = laid(UNKNOWN, (1, kernel.shape[1], *sides), order)
     full = call.layer(f"Conv{rank}DTranspose", config, [given], like, weights)
@@ -218,7 +218,7 @@ def _cuts(call: OnnxCall, given: OnnxValue, found: SlidingWindow, made: tuple[in
             before, after = (less, total - less) if auto == "SAME_UPPER" else (total - less, less)
         cuts.append((before, after - more))
         if full - before - after + more != out:
-            raise NotImportedError(f"its pads do not make {list(made)} of {list(given.shape)}")
+            raise NotImportedError(f"its pads do not give {list(made)} from {list(given.shape)}")
     return cuts
 
 
@@ -266,7 +266,7 @@ def _pooled(call: OnnxCall, kind: str, given: OnnxValue, found: SlidingWindow, p
 
 
 def _max_pool(call: OnnxCall, given: OnnxValue, found: SlidingWindow, pads: Pads) -> OnnxValue:
-    """The maximum of what lies in the image; TensorFlow's own padding, or zeros where nothing is below them."""
+    """The maximum of what is stored in the image; TensorFlow's own padding, or zeros where nothing is below them."""
     if not any(map(any, pads)):
         return _pooled(call, "Max", given, found, "valid")
     if pads == found.same(given.shape[2:]):
@@ -302,7 +302,7 @@ def _not_below_zero(call: OnnxCall, value: OnnxValue) -> bool:
 
 
 def _average_pool(call: OnnxCall, given: OnnxValue, found: SlidingWindow, pads: Pads) -> OnnxValue:
-    """The average of what lies in the image, or of all of the window."""
+    """The average of what is stored in the image, or of all of the window."""
     if not any(map(any, pads)):
         return _pooled(call, "Average", given, found, "valid")
     told = [(before, min(after, needed)) for (before, after), (_, needed) in zip(found.pads, pads, strict=True)]

@@ -52,7 +52,7 @@ def together(call: OnnxCall, operands: Sequence[Any], shape: tuple[int, ...]) ->
     """Operands (values, and arrays for constants) that fit each other in the network, and a template of the result."""
     values = [each for each in operands if isinstance(each, OnnxValue)]
     if not values:
-        raise NotImportedError("it is given constants only")
+        raise NotImportedError("all of its inputs are constants")
     leader = max(values, key=lambda value: (value.shape == shape, prod(value.shape)))
     alike = all(replace(each, tensor=leader.tensor) == leader for each in values)
     if alike and leader.shape == shape:
@@ -210,7 +210,7 @@ def cast(call: OnnxCall) -> OnnxValue:
     if to == BOOL:
         return call.operation(NUMPY, "NotEqual", {}, [given, 0.0], given)
     if to != FLOAT and not (to in NUMBERS and np.can_cast(kind.lower(), to.lower())):
-        raise NotImportedError("it makes whole numbers")
+        raise NotImportedError("a cast to integers is not supported")
     return call.operation(CORE, "Cast", {"dtype": "float32"}, [given], given) if kind == BOOL else given
 
 

@@ -91,7 +91,7 @@ def _matrix(call: OnnxCall, side: int, out: int, scale: float) -> Matrix:
 
 
 def _place(call: OnnxCall, at: int, side: int, out: int, scale: float) -> float:
-    """Where a place of the result lies in the input."""
+    """Where a place of the result is stored in the input."""
     way = call.setting("coordinate_transformation_mode", "half_pixel")
     if call.node.operator == "Upsample" or call.builder.graph.opset < 11:
         way = "asymmetric"

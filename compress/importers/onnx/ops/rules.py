@@ -71,7 +71,7 @@ def matmul(call: OnnxCall) -> OnnxValue:
     values = [call.weights(place) if call.is_constant(place) else call.value(place) for place in (0, 1)]
     rank = len(call.made())
     if any(len(each.shape) > rank or len(each.shape) < 2 for each in values):
-        raise NotImportedError(f"{[list(each.shape) for each in values]} are no matrices")
+        raise NotImportedError(f"{[list(each.shape) for each in values]} are not matrices")
     grown = [(*(1,) * (rank - len(each.shape)), *each.shape) for each in values]
     whole = rank < 3 or any(shape[0] != 1 for shape in grown)
     given = [

@@ -29,7 +29,7 @@ def reshape(call: OnnxCall) -> OnnxValue:
     """Reshape, Flatten, Squeeze, Unsqueeze: the shape that was inferred."""
     given, shape = call.value(0, *NUMBERS), call.made()
     if prod(given.shape) != prod(shape):
-        raise NotImportedError(f"{list(given.shape)} does not fill {list(shape)}")
+        raise NotImportedError(f"{list(given.shape)} does not have as many values as {list(shape)}")
     return in_shape(given, shape)
 
 
@@ -38,7 +38,7 @@ def transpose(call: OnnxCall) -> OnnxValue:
     given = call.value(0, *NUMBERS)
     order = tuple(call.integers("perm") or range(len(given.shape))[::-1])
     if sorted(order) != list(range(len(given.shape))):
-        raise NotImportedError(f"{list(order)} is no order of {list(given.shape)}")
+        raise NotImportedError(f"{list(order)} is not a permutation of the axes of {list(given.shape)}")
     made = transposed(given, order)
     if made is None:
         made = transposed(call.straightened(given), order)
@@ -48,7 +48,7 @@ def transpose(call: OnnxCall) -> OnnxValue:
 
 def _axis(call: OnnxCall, axis: int, shape: Sequence[int]) -> int:
     if not -len(shape) <= axis < len(shape):
-        raise NotImportedError(f"there is no axis {axis} in {list(shape)}")
+        raise NotImportedError(f"axis {axis} is invalid for {list(shape)}")
     return axis % len(shape)
 
 
@@ -95,7 +95,7 @@ def cut(call: OnnxCall, given: OnnxValue, cuts: Mapping[int, slice]) -> OnnxValu
         return given
     shape = [len(range(side)[cuts[axis]]) if axis in cuts else side for axis, side in enumerate(given.shape)]
     if 0 in shape:
-        raise NotImportedError(f"nothing is left of {list(given.shape)}")
+        raise NotImportedError(f"the slice is empty: {list(given.shape)}")
     placed = call.plain(given, *cuts)
     everything = slice(None, None, None)
     keys = [cuts.get(axis, everything) for axis in (placed.order if placed.whole else placed.order[1:])]
@@ -143,7 +143,7 @@ def gather(call: OnnxCall) -> OnnxValue:
     axis = _axis(call, int(call.setting("axis", 0)), given.shape)
     side = given.shape[axis]
     if not where.size or where.min() < -side or where.max() >= side:
-        raise NotImportedError(f"it takes places that are not in {list(given.shape)}")
+        raise NotImportedError(f"an index is outside of {list(given.shape)}")
     places = np.asarray(where.reshape(-1), np.int64) % side
     steps = {*np.diff(places).tolist()} or {1}
     if len(steps) == 1 and (step := steps.pop()) > 0:
@@ -164,7 +164,7 @@ def _embedding(call: OnnxCall) -> OnnxValue:
     """The rows of a table that numbers from 0 on say."""
     table, where = call.weights(0), call.value(1, "INT32", "INT64")
     if call.setting("axis", 0) not in (0, -table.ndim) or not table.size:
-        raise NotImportedError(f"it takes computed places of a constant {list(table.shape)}, but not its rows")
+        raise NotImportedError(f"it indexes a constant {list(table.shape)} along an axis that is not 0")
     rows = table.reshape(len(table), -1)
     rank = len(where.shape)
     where = call.arranged(where, tuple(range(rank)))
@@ -178,10 +178,10 @@ def largest(call: OnnxCall) -> OnnxValue:
     """ArgMax; whole numbers, which only an output of the model may be."""
     given, name = call.value(0), call.node.outputs[0]
     if name not in call.builder.graph.outputs or call.builder.takers[name] > 1:
-        raise NotImportedError("other operators use its result; only the last one may make whole numbers")
+        raise NotImportedError("other operators use its result; only a model output may be integers")
     axis = _axis(call, int(call.setting("axis", 0)), given.shape)
     if call.setting("select_last_index", 0):
-        raise NotImportedError("it takes the last of equal ones")
+        raise NotImportedError("select_last_index is not supported")
     placed = call.plain(given, axis)
     like = placed.like([1 if each == axis else side for each, side in enumerate(given.shape)])
     config = {"axis": placed.axis(axis), "keepdims": True}

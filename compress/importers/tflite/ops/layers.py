@@ -154,7 +154,7 @@ def fully_connected(call: TfliteCall) -> TfliteValue:
 
 
 def pool(kind: str) -> Callable[[TfliteCall], TfliteValue]:
-    """AVERAGE_POOL_2D and MAX_POOL_2D; the average is over what lies in the image."""
+    """AVERAGE_POOL_2D and MAX_POOL_2D; the average is over what is stored in the image."""
 
     def rule(call: TfliteCall) -> TfliteValue:
         given = call.batched(0, 4)

@@ -23,7 +23,7 @@ def reshape(call: TfliteCall) -> TfliteValue:
 def _permuted(call: TfliteCall, given: TfliteValue, order: list[int]) -> TfliteValue:
     """The sides in another order; as a whole tensor where the first one moves."""
     if sorted(order) != list(range(len(given.shape))):
-        raise NotImportedError(f"{order} is no order of {list(given.shape)}")
+        raise NotImportedError(f"{order} is not a permutation of the axes of {list(given.shape)}")
     if order[:1] != [0]:
         given = reshaped(call, given, given.shape, whole=True)
     like = TfliteValue(given.tensor, tuple(given.shape[side] for side in order), given.whole)
@@ -79,7 +79,7 @@ def pack(call: TfliteCall) -> TfliteValue:
     shape, made = values[0].shape, call.made.shape
     axis = int(call.option("axis")) % max(len(made), 1)
     if any(value.shape != shape for value in values) or len(made) != len(shape) + 1:
-        raise NotImportedError(f"{[list(value.shape) for value in values]} do not make {list(made)}")
+        raise NotImportedError(f"{[list(value.shape) for value in values]} do not give {list(made)}")
     sides = (*shape[:axis], 1, *shape[axis:])
     values = _together(call, [reshaped(call, value, sides) for value in values], axis)
     like = TfliteValue(values[0].tensor, (*shape[:axis], len(values), *shape[axis:]), values[0].whole)
@@ -92,7 +92,7 @@ def _cut(call: TfliteCall, given: TfliteValue, cuts: list[slice]) -> TfliteValue
     """Part of each side; whole sides are left alone."""
     shape = tuple(len(range(*cut.indices(side))) for cut, side in zip(cuts, given.shape, strict=True))
     if 0 in shape:
-        raise NotImportedError(f"nothing is left of {list(given.shape)}")
+        raise NotImportedError(f"the slice is empty: {list(given.shape)}")
     if shape[0] != given.shape[0] or (cuts[0].step or 1) < 0:
         given = reshaped(call, given, given.shape, whole=True)
     like = TfliteValue(given.tensor, shape, given.whole)
@@ -109,9 +109,9 @@ def strided_slice(call: TfliteCall) -> TfliteValue:
     given = call.value(0)
     begin, end, strides = (call.integers(place) for place in (1, 2, 3))
     if call.option("ellipsisMask") or call.option("newAxisMask") or not len(begin) == len(end) == len(strides):
-        raise NotImportedError("it has an ellipsis or new axes")
+        raise NotImportedError("ellipsis_mask and new_axis_mask are not supported")
     if len(begin) > len(given.shape) or 0 in strides:
-        raise NotImportedError(f"it cuts {len(begin)} sides of {list(given.shape)}")
+        raise NotImportedError(f"it slices {len(begin)} dimensions of {list(given.shape)}")
     cuts, kept = [], []
     for axis, side in enumerate(given.shape):
         if axis >= len(begin):
@@ -140,7 +140,7 @@ def cut_out(call: TfliteCall) -> TfliteValue:
     """SLICE: begin and size, -1 for all that is left."""
     given, begin, size = call.value(0), call.integers(1), call.integers(2)
     if not len(begin) == len(size) == len(given.shape) or min(begin, default=0) < 0:
-        raise NotImportedError(f"it cuts {len(begin)} sides of {list(given.shape)}")
+        raise NotImportedError(f"it slices {len(begin)} dimensions of {list(given.shape)}")
     ends = [side if count == -1 else first + count for first, count, side in zip(begin, size, given.shape, strict=True)]
     return _cut(call, given, [slice(first, last, 1) for first, last in zip(begin, ends, strict=True)])
 
@@ -149,7 +149,7 @@ def _parts(call: TfliteCall, given: TfliteValue, axis: int, sizes: list[int]) ->
     """The parts of one side, one after another."""
     rank = len(given.shape)
     if not -rank <= axis < rank or sum(sizes) != given.shape[axis] or min(sizes, default=0) < 1:
-        raise NotImportedError(f"{sizes} along axis {axis} are no parts of {list(given.shape)}")
+        raise NotImportedError(f"{sizes} along axis {axis} are invalid parts of {list(given.shape)}")
     made, start, axis = [], 0, axis % rank
     for size in sizes:
         cuts = [slice(start, start + size, 1) if at == axis else slice(0, s, 1) for at, s in enumerate(given.shape)]
@@ -191,7 +191,7 @@ def gather(call: TfliteCall) -> TfliteValue:
         raise NotImportedError(f"it takes {list(where.shape)} along axis {axis} of {list(given.shape)}")
     axis %= len(given.shape)
     if not where.size or where.min() < 0 or where.max() >= given.shape[axis]:
-        raise NotImportedError(f"it takes places that are not in {list(given.shape)}")
+        raise NotImportedError(f"an index is outside of {list(given.shape)}")
     given = reshaped(call, given, given.shape, whole=given.whole or axis == 0)
     like = TfliteValue(given.tensor, (*given.shape[:axis], where.size, *given.shape[axis + 1 :]), given.whole)
     indices = np.asarray(where.reshape(-1), np.int64)
@@ -211,7 +211,7 @@ def pad(call: TfliteCall) -> TfliteValue:
     given, filler = call.value(0), call.weights(2) if call.count > 2 else np.zeros(1, np.float32)
     pads = _pads(call, given)
     if filler.size != 1 or not np.isfinite(filler).all():
-        raise NotImportedError("it fills with no number, or with several")
+        raise NotImportedError("its fill value is not one finite number")
     if pads[0] != [0, 0]:
         given = reshaped(call, given, given.shape, whole=True)
     shape = tuple(side + low + high for side, (low, high) in zip(given.shape, pads, strict=True))
@@ -253,7 +253,7 @@ def resize(interpolation: str) -> Callable[[TfliteCall], TfliteValue]:
                 "UpSampling2D", {"size": [int(t) for t in times], "interpolation": "nearest"}, [given], like
             )
         if aligned or not centres:
-            raise NotImportedError("Keras samples at the centres of pixels, and this one at their corners")
+            raise NotImportedError("Keras samples at pixel centres, and this operator at pixel corners")
         config = {"size": size, "interpolation": interpolation, "antialias": False}
         return call.operation(IMAGE, "Resize", config, [given], like)
 
@@ -290,7 +290,7 @@ def reduced(kind: str) -> Callable[[TfliteCall], TfliteValue]:
         given, keep = call.value(0), bool(call.option("keepDims", False))
         rank = len(given.shape)
         if any(not -rank <= axis < rank for axis in call.integers(1)):
-            raise NotImportedError(f"{call.integers(1)} are no axes of {list(given.shape)}")
+            raise NotImportedError(f"{call.integers(1)} are invalid axes of {list(given.shape)}")
         axes = sorted({axis % rank for axis in call.integers(1)})
         if not axes:
             return given
@@ -314,7 +314,7 @@ def tile(call: TfliteCall) -> TfliteValue:
     if call.operator.name == "BROADCAST_TO":
         sides = (*(1,) * (len(times) - len(given.shape)), *given.shape)
         if len(sides) != len(times) or any(b not in (1, a) for a, b in zip(times, sides, strict=True)):
-            raise NotImportedError(f"{list(given.shape)} does not grow to {times}")
+            raise NotImportedError(f"{list(given.shape)} cannot be broadcast to {times}")
         given = reshaped(call, given, sides)
         times = [a // b for a, b in zip(times, sides, strict=True)]
     if len(times) != len(given.shape) or min(times, default=0) < 1 or prod(times) > 2**20:
