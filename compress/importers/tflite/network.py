@@ -138,7 +138,7 @@ class TfliteCall(LayerFactory[TfliteValue]):
         return self.builder.plain.graph.tensors[inputs[place]]
 
     @property
-    def made(self) -> Stored:
+    def output(self) -> Stored:
         """The first output as stored in the file."""
         if not self.operator.outputs:
             raise NotImportedError("it has no output")
@@ -196,7 +196,7 @@ class TfliteCall(LayerFactory[TfliteValue]):
 
     def layer_name(self) -> str:
         """Return a free name, after the operator's first output."""
-        return self.builder.name(self.made.name or self.operator.name.lower())
+        return self.builder.name(self.output.name or self.operator.name.lower())
 
     def activated(self, value: TfliteValue) -> TfliteValue:
         """Apply the operator's fused activation, if it has one."""
