@@ -57,8 +57,8 @@ def test_a_file_is_imported_quantized_and_measured(
     facts = record["stages"][0]["facts"]
     assert (facts["operators"], facts["parameters"]) == (6, 107)
     assert facts["parity"]["max_rel"] < 1e-5
-    assert any("its input 'x', [1, 1, 4, 4], is channel-last now: [1, 4, 4, 1]" in note for note in notes.noted)
-    assert "model.onnx: its input 'x' is taken as [1, 1, 4, 4], as it was asked for" in notes.noted
+    assert any("its input 'x', [1, 1, 4, 4], is now channel-last: [1, 4, 4, 1]" in note for note in notes.noted)
+    assert "model.onnx: its input 'x' has the requested shape [1, 1, 4, 4]" in notes.noted
     made = (tmp_path / "out" / "tiny" / "model.tflite").read_bytes()
     assert not export.float_operators(made)
     assert {"TRANSPOSE", "RESHAPE"}.isdisjoint(operator.name for operator in graph.parse(made).operators)
@@ -95,7 +95,7 @@ def test_what_cannot_be_imported_ends_the_run_with_all_reasons(keras: object, tm
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ({"file": "model.onnx"}, "its input 'x' has sides that are not fixed: .*`shape` under `model` in a pipeline"),
+        ({"file": "model.onnx"}, "its input 'x' has open dimensions: .*`shape` under `model` in a pipeline"),
         ({"file": "model.keras", "shape": {"x": [1, 4, 4, 1]}}, "its inputs are given no shapes; allowed: those of an"),
         ({"builder": "digits_cnn", "shape": {"x": [1, 4, 4, 1]}}, "'shape' belongs to 'file'"),
         ({"file": "model.onnx", "shape": {"x": [1, 1, 0, 4]}}, "greater than 0"),

@@ -1,12 +1,11 @@
-"""How the network has a tensor of an ONNX graph: the same numbers, in another order and in other sides.
+"""Layout of an ONNX tensor in the network: the same values in another order and another shape.
 
-ONNX computes channel-first, Keras channel-last. So no shape of the graph is taken over as it is: a
-`Value` says for each number of the network's tensor which of the graph's it is. A reshape, a
-transpose, a squeeze or a flatten of the graph then only changes what is said, and no layer comes
-of it; one comes when an operator needs the numbers in an order that they are not in.
+ONNX computes channel-first, Keras channel-last. An `OnnxValue` maps each value of the network's tensor to a value of
+the graph's tensor. A reshape, transpose, squeeze or flatten in the graph only changes this mapping and adds no layer.
+A layer is added when an operator needs the values in another order.
 
-The graph is one of a batch of 1, and the network does for each sample what the graph does for
-its only one. Which of the graph's sides is that of the batch is therefore of no importance.
+The graph has a batch of 1, and the network computes for each sample what the graph computes for its single sample. The
+position of the batch among the graph's dimensions is therefore not important.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from numpy.typing import NDArray
 from compress.ir.keras_graph import LayerOutput
 
 Order = tuple[int, ...]
-"""Axes of a tensor of the graph, as they follow each other in the network."""
+"""Axes of a tensor of the graph, in the order of the network."""
 
 
 @dataclass(frozen=True)
 class OnnxValue:
-    """A tensor of the graph as the network has it.
+    """A tensor of the graph, and its layout in the network.
 
     Attributes:
-        tensor: which of the network's.
-        shape: in the graph.
-        sides: in the network, without the batch.
-        parts: the graph's numbers, counted row by row, seen as an array of these sides, each above 1.
-        order: the network's numbers, counted likewise, are that array with its sides in this order.
+        tensor: the tensor of the network.
+        shape: the shape in the graph.
+        sides: the shape in the network, without the batch.
+        parts: dimensions, each above 1, of the graph's values as a row-major array.
+        order: transposition of that array that gives the network's values in row-major order.
     """
 
     tensor: LayerOutput
@@ -46,23 +45,23 @@ class OnnxValue:
 
     @property
     def straight(self) -> bool:
-        """Whether the numbers are in the graph's order."""
+        """Whether the values are in the graph's order."""
         return len(self.parts) <= 1
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """For each number of the network's tensor, the place that it has in the graph's."""
+        """The index in the graph's tensor of each value of the network's tensor."""
         places = np.arange(prod(self.shape), dtype=np.int64).reshape(self.parts)
         return places.transpose(self.order).reshape(-1)
 
     def placed(self, numbers: NDArray[Any]) -> NDArray[Any]:
-        """Numbers of the graph's tensor as the network has them: [...] as `shape` becomes [...] as `sides`."""
+        """Rearrange an array from the graph's `shape` to the network's `sides`."""
         placed: NDArray[Any] = np.broadcast_to(numbers, self.shape).reshape(self.parts).transpose(self.order)
         return placed.reshape(self.sides)
 
 
 def simplest(parts: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The same with as few parts as possible: neighbours that stay neighbours become one."""
+    """Merge adjacent parts that stay adjacent, so that the number of parts is minimal."""
     order = [part for part in order if parts[part] > 1]
     starts = [part for at, part in enumerate(order) if at == 0 or not _follows(parts, order[at - 1], part)]
     sizes = {}
@@ -73,31 +72,31 @@ def simplest(parts: Sequence[int], order: Sequence[int]) -> tuple[tuple[int, ...
 
 
 def _follows(parts: Sequence[int], before: int, part: int) -> bool:
-    """Whether one part comes right behind another, but for those of 1."""
+    """Whether one part directly follows another, without regard to parts of 1."""
     return part > before and all(parts[between] == 1 for between in range(before + 1, part))
 
 
 def laid(tensor: LayerOutput, shape: Sequence[int], order: Order, sides: Sequence[int] | None = None) -> OnnxValue:
-    """A value whose axes follow each other in the network in this order."""
+    """Return a value whose axes have this order in the network."""
     shape = tuple(int(side) for side in shape)
     sides = sides_of(shape, order) if sides is None else tuple(int(side) for side in sides)
     return OnnxValue(tensor, shape, sides, *simplest(shape, order))
 
 
 def sides_of(shape: Sequence[int], order: Order, *, whole: bool = False) -> tuple[int, ...]:
-    """The network's sides for an order: without the first, which is the batch, unless it is more than 1 or `whole`."""
+    """Return the network's dimensions for an order, without the first (the batch) unless it is above 1 or `whole`."""
     sides = tuple(shape[axis] for axis in order)
     return sides if whole or len(sides) < 2 or sides[0] != 1 else sides[1:]
 
 
 def in_shape(value: OnnxValue, shape: Sequence[int]) -> OnnxValue:
-    """The same numbers in another shape of the graph."""
+    """Return the value with another shape in the graph."""
     assert prod(shape) == prod(value.shape)
     return replace(value, shape=tuple(int(side) for side in shape))
 
 
 def _cut(value: OnnxValue) -> tuple[list[int], list[int], list[int]] | None:
-    """Parts that lie within one axis each, their order, and the axis of each; None where there are none such."""
+    """Split the parts at axis boundaries; return parts, order and the axis of each part. None if not possible."""
     axes = [(axis, side) for axis, side in enumerate(value.shape) if side > 1]
     parts: list[int] = []
     owners: list[int] = []
@@ -119,7 +118,7 @@ def _cut(value: OnnxValue) -> tuple[list[int], list[int], list[int]] | None:
 
 
 def transposed(value: OnnxValue, order: Order) -> OnnxValue | None:
-    """The graph's axes in another order; None where the numbers have to be moved first."""
+    """Transpose the graph's axes; None if the values have to be moved first."""
     found = _cut(value)
     if found is None:
         return None
@@ -131,7 +130,7 @@ def transposed(value: OnnxValue, order: Order) -> OnnxValue | None:
 
 
 def axes_in_network(value: OnnxValue) -> Order | None:
-    """The axes above 1 as they follow each other in the network; None where one is spread or mixed."""
+    """Return the axes above 1 in the network's order; None if one is split or mixed with another."""
     found = _cut(value)
     if found is None:
         return None
@@ -150,16 +149,15 @@ def axes_in_network(value: OnnxValue) -> Order | None:
 
 
 def channel_last(rank: int) -> Order:
-    """The order that Keras has images and sequences in: batch, places, channels."""
+    """Return the Keras order of images and sequences: batch, spatial dimensions, channels."""
     return (0, *range(2, rank), 1) if rank > 2 else tuple(range(rank))
 
 
 def natural(value: OnnxValue) -> Order | None:
-    """The order of all axes that the network has them in, or could have without moving a number.
+    """Return the order of all axes in the network that needs no transpose.
 
-    Axes of 1 may be anywhere: the order is the one that needs no other sides, or else channel-last
-    for images and as in the graph for everything else, where these are possible. None as in
-    `axes_in_network`.
+    Axes of 1 can have any position. The preferred order needs no reshape; then channel-last for images, and the graph's
+    order for other tensors. None as in `axes_in_network`.
     """
     met = axes_in_network(value)
     if met is None:
@@ -175,12 +173,12 @@ def natural(value: OnnxValue) -> Order | None:
 
 
 def directly(before: Sequence[int], after: Sequence[int], moved: OnnxValue) -> list[int] | None:
-    """How sides are exchanged so that `before` becomes `after`, counted from 1; None where it takes more than that.
+    """Return the `dims` of a Permute layer from `before` to `after`; None if one Permute is not sufficient.
 
     Args:
-        before: sides of the network's tensor.
-        after: those that it is to have.
-        moved: the numbers as they are to be, and in `order` as they are.
+        before: dimensions of the network's tensor.
+        after: its target dimensions.
+        moved: the target layout; its `order` is the current one.
     """
     met = [place for place, side in enumerate(before) if side > 1]
     ones = [place for place, side in enumerate(before) if side == 1]

@@ -1,7 +1,6 @@
 """An ONNX graph as a network of Keras layers, operator by operator, without TensorFlow.
 
-`onnx_rules` has a rule for each operator; whether what it makes computes the same is found out
-when it is loaded (`onnx_file`).
+`ops.rules` has an import rule for each operator. `onnx_file` builds the Keras model and compares it with the file.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from compress.importers.onnx.network_builder import FLOAT, OnnxCall, OnnxNetwork
 from compress.importers.onnx.onnx_graph import Node, OnnxGraph
 from compress.ir.keras_graph import Network, without_unused_calls
 
-MOST_TRIED = 4
-"""Inputs of which both orders are tried."""
+MOST_COMBINED_INPUTS = 4
+"""Maximum number of image inputs for which all combinations of axis orders are tried."""
 
 
 @dataclass(frozen=True)
 class OnnxNetwork:
-    """What a graph became.
+    """The network made from an ONNX graph.
 
     Attributes:
         graph: the graph.
-        network: its layers; nothing to be used where there are `problems`.
-        inputs: by name how the network has them; those that nothing depends on are not there.
-        outputs: likewise, in the graph's order.
-        values: by tensor of the graph where the network has it, and how.
-        problems: every operator that has no counterpart, and why.
-        notes: what is not as it was, in words.
+        network: its layers; invalid if there are `problems`.
+        inputs: values of the used inputs in the network, by name.
+        outputs: values of the outputs in the network, in the graph's order.
+        values: values in the network of the graph's tensors, by name.
+        problems: every unsupported operator, with the reason.
+        notes: changes to the model, as text.
     """
 
     graph: OnnxGraph
@@ -49,96 +48,103 @@ class OnnxNetwork:
 
 
 def build_network(graph: OnnxGraph, rules: Mapping[str, Rule]) -> OnnxNetwork:
-    """Makes a network of a graph, as far as there are rules for it; inputs in the order that moves fewest numbers.
+    """Convert a graph to a network, with the axis order of inputs that needs the fewest transposes.
+
+    Operators without a rule become `problems`.
 
     Raises:
-        ModelError: its inputs or outputs make no sense.
+        ModelError: its inputs or outputs are invalid.
     """
     missing = [name for name in graph.outputs if name in graph.constants]
     if missing or not graph.outputs:
         raise ModelError(f"its output {''.join(missing[:1])[:80]!r} does not depend on its inputs")
     best: OnnxNetwork | None = None
     for orders in _orders(graph):
-        found = _drafted(graph, rules, orders)
-        if best is None or _cost(found) < _cost(best):
-            best = found
-    assert best is not None  # there is one order at least
+        candidate = _build_candidate(graph, rules, orders)
+        if best is None or _cost(candidate) < _cost(best):
+            best = candidate
+    assert best is not None  # `_orders` yields at least one order
     return best
 
 
 def _orders(graph: OnnxGraph) -> Iterator[Mapping[str, Order]]:
-    """Orders to try: each image and sequence as it is, and channel-last; all of them alike where there are many."""
+    """Yield axis orders to try: each image and sequence unchanged or channel-last; all the same if there are many."""
     usual = {name: tuple(range(len(graph.shapes[name]))) for name in graph.inputs}
     images = [name for name in graph.inputs if 3 <= len(graph.shapes[name]) <= 5]
-    choices = product((False, True), repeat=len(images))
-    for turned in choices if len(images) <= MOST_TRIED else ([each] * len(images) for each in (False, True)):
-        last = {
-            name: layout.channel_last(len(graph.shapes[name]))
-            for name, turn in zip(images, turned, strict=True)
-            if turn
-        }
-        yield usual | last
+    choices: Iterator[tuple[bool, ...]] = product((False, True), repeat=len(images))
+    if len(images) > MOST_COMBINED_INPUTS:
+        choices = iter([(False,) * len(images), (True,) * len(images)])
+    for transposed in choices:
+        names = [name for name, is_transposed in zip(images, transposed, strict=True) if is_transposed]
+        yield usual | {name: layout.channel_last(len(graph.shapes[name])) for name in names}
 
 
-def _cost(found: OnnxNetwork) -> tuple[int, int, int, int]:
-    """Problems, layers that move numbers, layers that only change shapes, images whose last side is not the least."""
-    if found.problems:
-        return len(found.problems), 0, 0, 0
-    kinds = Counter(layer.kind for layer in without_unused_calls(found.network).layers.values())
-    odd = sum(len(value.sides) == 3 and value.sides[-1] > min(value.sides) for value in found.inputs.values())
+def _cost(candidate: OnnxNetwork) -> tuple[int, int, int, int]:
+    """Return the counts of problems, Permute and Reshape layers, and images whose last dimension is not the least."""
+    if candidate.problems:
+        return len(candidate.problems), 0, 0, 0
+    kinds = Counter(layer.kind for layer in without_unused_calls(candidate.network).layers.values())
+    odd = sum(len(value.sides) == 3 and value.sides[-1] > min(value.sides) for value in candidate.inputs.values())
     return 0, kinds["Permute"], kinds["Reshape"], odd
 
 
-def _drafted(graph: OnnxGraph, rules: Mapping[str, Rule], orders: Mapping[str, Order]) -> OnnxNetwork:
-    builder, problems = OnnxNetworkBuilder(graph), list(graph.refused)
+def _build_candidate(graph: OnnxGraph, rules: Mapping[str, Rule], orders: Mapping[str, Order]) -> OnnxNetwork:
+    builder = OnnxNetworkBuilder(graph)
+    problems = list(graph.refused)
     used = {name: builder.input(name, orders[name]) for name in graph.inputs if builder.takers[name]}
     for name, value in used.items():
         builder.keep(name, value)
     for node in graph.nodes:
         if any(name and name not in builder.values and name not in graph.constants for name in node.inputs):
-            continue  # what stands before it is refused, and its result is not known
+            continue  # an operator before it is refused, so its inputs are unknown
         try:
-            made = _made(OnnxCall(builder, node), rules)
+            values = _import_operator(OnnxCall(builder, node), rules)
         except NOT_MADE as error:
             problems.append(Refused(node.name, node.operator, str(error) or type(error).__name__))
-            made = _unknown(graph, node)
-        for name, value in zip(node.outputs, made, strict=False):
+            values = _unknown(graph, node)
+        for name, value in zip(node.outputs, values, strict=False):
             builder.keep(name, value)
-    places = {node.name: node.number for node in graph.nodes}
-    problems.sort(key=lambda problem: places.get(problem.node, 0))
+    numbers = {node.name: node.number for node in graph.nodes}
+    problems.sort(key=lambda problem: numbers.get(problem.node, 0))
     outputs, notes = _outputs(builder) if not problems else ([], [])
-    notes += [f"its input {name!r} is not used, and is gone" for name in graph.inputs if name not in used]
-    notes += [_turned("input", name, value) for name, value in used.items() if value.sides != value.shape[1:]]
-    notes += [f"its input {n!r} is {graph.types[n]}; it takes floats now" for n in used if graph.types[n] != FLOAT]
+    notes += [f"its input {name!r} is not used: it is removed" for name in graph.inputs if name not in used]
+    notes += [_layout_note("input", name, value) for name, value in used.items() if value.sides != value.shape[1:]]
+    notes += [
+        f"its input {n!r} is {graph.types[n]}; the Keras model takes it as floats"
+        for n in used
+        if graph.types[n] != FLOAT
+    ]
     network = builder.network(list(used.values()), outputs)
-    values = {name: value for name, value in builder.values.items() if name not in builder.changed}
-    return OnnxNetwork(graph, network, used, outputs, values, tuple(problems), (*graph.notes, *notes))
+    unchanged = {name: value for name, value in builder.values.items() if name not in builder.changed}
+    return OnnxNetwork(graph, network, used, outputs, unchanged, tuple(problems), (*graph.notes, *notes))
 
 
 def _unknown(graph: OnnxGraph, node: Node) -> list[OnnxValue]:
-    """What stands for the results of an operator without a counterpart, so that those behind it are looked at too."""
+    """Return placeholders for the outputs of an unsupported operator, so that later operators are checked too."""
     shapes = [graph.shapes[name] for name in node.outputs if name in graph.shapes]
-    made = [laid(UNKNOWN, shape, tuple(range(len(shape)))) for shape in shapes]
-    return made if len(made) == len(node.outputs) else []
+    if len(shapes) != len(node.outputs):
+        return []
+    return [laid(UNKNOWN, shape, tuple(range(len(shape)))) for shape in shapes]
 
 
-def _made(call: OnnxCall, rules: Mapping[str, Rule]) -> list[OnnxValue]:
-    """What the rule for an operator makes of it, in the order of its outputs."""
-    node, graph = call.node, call.builder.graph
+def _import_operator(call: OnnxCall, rules: Mapping[str, Rule]) -> list[OnnxValue]:
+    """Apply the rule for an operator; return a value for each of its outputs."""
+    node = call.node
+    graph = call.builder.graph
     if node.operator not in rules:
         raise NotImportedError(NO_LAYER)
     values = apply_rule(rules[node.operator], call)
-    asked = [name for name in node.outputs[len(values) :] if call.builder.takers[name]]
-    if asked:
-        raise NotImportedError(f"its further output {asked[0][:80]!r} is used")
+    used_outputs = [name for name in node.outputs[len(values) :] if call.builder.takers[name]]
+    if used_outputs:
+        raise NotImportedError(f"its additional output {used_outputs[0][:80]!r} is used")
     for value, name in zip(values, node.outputs, strict=False):
         if name and graph.shapes.get(name, value.shape) != value.shape:
-            raise NotImportedError(f"it makes {list(value.shape)}, but should make {list(graph.shapes[name])}")
+            raise NotImportedError(f"it computes {list(value.shape)}, but the file has {list(graph.shapes[name])}")
     return values
 
 
 def _outputs(builder: OnnxNetworkBuilder) -> tuple[list[OnnxValue], list[str]]:
-    """The outputs as the network shows them: channel-last where that moves no numbers, else as in the graph."""
+    """Return the outputs, and notes: channel-last if that needs no transpose, otherwise in the graph's order."""
     outputs: list[OnnxValue] = []
     notes: list[str] = []
     for name in builder.graph.outputs:
@@ -148,13 +154,13 @@ def _outputs(builder: OnnxNetworkBuilder) -> tuple[list[OnnxValue], list[str]]:
         order = natural(value)
         usual = (tuple(range(rank)), layout.channel_last(rank))
         value = call.arranged(value, order if order in usual else usual[0])
-        if value.tensor in [each.tensor for each in outputs]:
+        if value.tensor in [output.tensor for output in outputs]:
             value = call.layer("Identity", {}, [value], value)
         outputs.append(value)
-        notes += [_turned("output", name, value)] if value.sides != value.shape[1:] else []
+        notes += [_layout_note("output", name, value)] if value.sides != value.shape[1:] else []
     return outputs, notes
 
 
-def _turned(what: str, name: str, value: OnnxValue) -> str:
-    how = "has a batch of its own before it" if value.sides == value.shape else "is channel-last"
-    return f"its {what} {name!r}, {list(value.shape)}, {how} now: {[1, *value.sides]}"
+def _layout_note(what: str, name: str, value: OnnxValue) -> str:
+    how = "now has a batch dimension in front" if value.sides == value.shape else "is now channel-last"
+    return f"its {what} {name!r}, {list(value.shape)}, {how}: {[1, *value.sides]}"

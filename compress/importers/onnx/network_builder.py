@@ -47,33 +47,33 @@ class OnnxNetworkBuilder(NetworkBuilder[OnnxValue]):
         self.takers.update(self.graph.outputs)
 
     def keep(self, name: str, value: OnnxValue) -> None:
-        """Notes how the network has a tensor of the graph."""
+        """Store the value in the network of a tensor of the graph."""
         self.values[name] = value
         self.holders.setdefault(value.tensor, []).append(name)
 
     def input(self, name: str, order: Order) -> OnnxValue:
-        """An input of the graph as an input of the network."""
+        """Add an input of the graph as an input of the network."""
         shape = self.graph.shapes[name]
         made = laid(UNKNOWN, shape, order, sides_of(shape, order) or (1,))
         return self.add_input(free_name(title(name), self.layers), made)
 
     def alone(self, value: OnnxValue) -> Layer | None:
-        """The layer that makes a value, if nothing else takes what it makes: it may be changed."""
+        """Return the layer that computes a value if only the value uses it: then a rule may change the layer."""
         names = self.holders.get(value.tensor, ())
         if self.used.get(value.tensor) or any(self.takers[name] != 1 or name in self.graph.outputs for name in names):
             return None
         return self.layers.get(value.tensor.layer)
 
     def rewrite(self, value: OnnxValue, layer: Layer) -> None:
-        """Puts a layer in the place of the one that makes a value; it makes something else."""
+        """Replace the layer that computes a value by one with a different result."""
         self.layers[layer.name] = layer
         self.changed.update(self.holders.get(value.tensor, ()))
 
 
 def title(name: str) -> str:
-    """What a layer may be called: "model/stem/conv/Relu:0" gives stem_conv, "/features/features.0/Conv" features_0."""
+    """Return a layer name: "model/stem/conv/Relu:0" gives stem_conv, "/features/features.0/Conv" features_0."""
     parts = [part for part in name.split(";", 1)[0].split(":", 1)[0].replace("//", "/").split("/") if part]
-    while len(parts) > 1 and parts[-1][0].isupper():  # what TensorFlow and PyTorch call their operations
+    while len(parts) > 1 and parts[-1][0].isupper():  # names that TensorFlow and PyTorch give to operations
         parts.pop()
     parts = [part for at, part in enumerate(parts) if at == 0 or part != parts[at - 1]]
     if len(parts) > 1 and parts[-1].startswith(f"{parts[-2]}."):
@@ -83,32 +83,32 @@ def title(name: str) -> str:
 
 @dataclass(frozen=True)
 class OnnxCall(LayerFactory[OnnxValue]):
-    """One operator, and all that a rule needs to make layers of it.
+    """One operator, with the inputs and outputs of its import rule.
 
     Attributes:
-        draft: where the layers go.
+        builder: the network under construction.
         node: the operator.
     """
 
     builder: OnnxNetworkBuilder
     node: Node
 
-    # --- what the operator is given ------------------------------------------------------
+    # --- inputs and attributes -----------------------------------------------------------
 
     def setting(self, name: str, default: Any = None) -> Any:
-        """One of its attributes."""
+        """Return one of its attributes."""
         return self.node.settings.get(name, default)
 
     def has(self, place: int) -> bool:
-        """Whether it has such an input."""
+        """Whether an input is present."""
         return place < len(self.node.inputs) and bool(self.node.inputs[place])
 
     def is_constant(self, place: int) -> bool:
-        """Whether an input is there, and a constant."""
+        """Whether an input is present and constant."""
         return self.has(place) and self.node.inputs[place] in self.builder.graph.constants
 
     def constant(self, place: int) -> NDArray[Any]:
-        """An input that must be a constant."""
+        """Return an input that must be a constant."""
         if not self.has(place):
             raise NotImportedError(f"its input {place} is missing")
         if not self.is_constant(place):
@@ -116,14 +116,14 @@ class OnnxCall(LayerFactory[OnnxValue]):
         return self.builder.graph.constants[self.node.inputs[place]]
 
     def weights(self, place: int) -> NDArray[np.float32]:
-        """A constant input of floats."""
+        """Return a constant float input."""
         numbers = self.constant(place)
         if numbers.dtype.kind != "f":
             raise NotImportedError(f"its input {place}, {self.node.inputs[place][:80]!r}, is {numbers.dtype}")
         return np.asarray(numbers, np.float32)
 
     def integers(self, name: str, place: int | None = None) -> list[int] | None:
-        """Axes, sizes and the like: an attribute, or in later opsets a constant input; None if neither is there."""
+        """Return axes or sizes: an attribute, or in later opsets a constant input; None if neither is present."""
         if self.setting(name) is not None:
             return [int(number) for number in np.asarray(self.setting(name)).reshape(-1)]
         if place is None or not self.has(place):
@@ -131,7 +131,7 @@ class OnnxCall(LayerFactory[OnnxValue]):
         return [int(number) for number in self.constant(place).reshape(-1)]
 
     def number(self, name: str, place: int | None, default: float) -> float:
-        """A number, likewise."""
+        """Return a scalar: an attribute, or in later opsets a constant input."""
         if self.setting(name) is not None:
             return float(self.setting(name))
         if place is None or not self.has(place):
@@ -140,7 +140,7 @@ class OnnxCall(LayerFactory[OnnxValue]):
         return float(numbers[0]) if numbers.size else default
 
     def value(self, place: int, *types: str) -> OnnxValue:
-        """An input that must be computed, and of floats unless other types are named."""
+        """Return an input that must be computed; its type must be float or one of `types`."""
         if not self.has(place):
             raise NotImportedError(f"its input {place} is missing")
         name = self.node.inputs[place]
@@ -150,14 +150,14 @@ class OnnxCall(LayerFactory[OnnxValue]):
         if kind not in (types or (FLOAT,)):
             raise NotImportedError(f"its input {place}, {name[:80]!r}, is {kind}")
         if name not in self.builder.values or shape is None or 0 in shape:
-            raise NotImportedError(f"its input {place}, {name[:80]!r}, has no shape, or none that could be told")
+            raise NotImportedError(f"its input {place}, {name[:80]!r}, has no known shape")
         return self.builder.values[name]
 
-    def made(self, place: int = 0) -> tuple[int, ...]:
-        """The shape of what it makes."""
+    def output_shape(self, place: int = 0) -> tuple[int, ...]:
+        """Return the shape of an output."""
         shape = self.builder.graph.shapes.get(self.node.outputs[place])
         if shape is None or 0 in shape:
-            raise NotImportedError("the shape of what it makes could not be told" if shape is None else "it is empty")
+            raise NotImportedError("the shape of its output is unknown" if shape is None else "it is empty")
         return shape
 
     # --- layers --------------------------------------------------------------------------
@@ -168,15 +168,19 @@ class OnnxCall(LayerFactory[OnnxValue]):
         return self.builder
 
     def layer_name(self) -> str:
-        """A free name: that of the module for weights of PyTorch, that of the operator, or that of what it makes."""
+        """Return a free name: from the PyTorch module of the weights, from the operator, or from its output."""
         weights = [name for name in self.node.inputs[1:2] if name.endswith(".weight")]
-        own = self.node.name if "/" in self.node.name else weights[0][: -len(".weight")] if weights else self.node.name
-        return free_name(title(own if not own.isdigit() else f"{self.node.operator}_{own}"), self.builder.layers)
+        name = self.node.name
+        if weights and "/" not in name:
+            name = weights[0].removesuffix(".weight")
+        if name.isdigit():
+            name = f"{self.node.operator}_{name}"
+        return free_name(title(name), self.builder.layers)
 
-    # --- how numbers are laid out --------------------------------------------------------
+    # --- layout --------------------------------------------------------------------------
 
     def arranged(self, value: OnnxValue, order: Order, *, whole: bool = False) -> OnnxValue:
-        """The value with its axes in this order, and each one a side of the network; layers only where need be."""
+        """Return the value with its axes in this order, each a dimension of the network; add layers if necessary."""
         sides = sides_of(value.shape, order, whole=whole) or (1,)
         target = laid(value.tensor, value.shape, order, sides)
         moved = layout.transposed(value, order)
@@ -189,14 +193,14 @@ class OnnxCall(LayerFactory[OnnxValue]):
         return self._in_sides(self._permuted(value, moved.parts, moved.order), target)
 
     def straightened(self, value: OnnxValue) -> OnnxValue:
-        """The value with its numbers in the graph's order."""
+        """Return the value in the graph's memory order."""
         if value.straight:
             return value
         moved = self._permuted(value, value.parts, value.order)
         return replace(moved, parts=(prod(value.shape),), order=(0,))
 
     def in_line(self, value: OnnxValue) -> OnnxValue:
-        """The value with a single side in the network, its numbers in the order that they have there."""
+        """Return the value flattened in the network's memory order."""
         return self._in_sides(value, replace(value, sides=(prod(value.shape),)))
 
     def _in_sides(self, value: OnnxValue, target: OnnxValue) -> OnnxValue:
@@ -207,14 +211,14 @@ class OnnxCall(LayerFactory[OnnxValue]):
         return self.layer("Reshape", {"target_shape": list(target.sides)}, [value], target)
 
     def _permuted(self, value: OnnxValue, parts: Sequence[int], order: Sequence[int]) -> OnnxValue:
-        """The numbers moved: seen as `parts` in this order they become `parts` in their own."""
+        """Transpose a value from `parts` in this order to `parts` in ascending order."""
         sides = tuple(parts[part] for part in order)
         seen = self._in_sides(value, replace(value, sides=sides))
         dims = [order.index(part) + 1 for part in range(len(parts))]
         return self.layer("Permute", {"dims": dims}, [seen], replace(value, sides=tuple(parts)))
 
     def plain(self, value: OnnxValue, *axes: int) -> Placed:
-        """The value with each axis a side of the network, these ones certainly."""
+        """Return the value with each axis as a dimension of the network, including these axes."""
         rank = len(value.shape)
         order = natural(value)
         if order is None:
@@ -226,12 +230,12 @@ class OnnxCall(LayerFactory[OnnxValue]):
 
 @dataclass(frozen=True)
 class Placed:
-    """A value of which each axis is a side of the network.
+    """A value of which each axis is a dimension of the network.
 
     Attributes:
         value: the value.
-        order: its axes as they follow each other in the network.
-        whole: whether the network has all of them, and its own batch before them.
+        order: its axes in the network's order.
+        whole: whether the network has all of them after its batch dimension.
     """
 
     value: OnnxValue
@@ -239,12 +243,12 @@ class Placed:
     whole: bool
 
     def axis(self, axis: int) -> int:
-        """An axis of the graph's tensor as Keras counts it; the last one is -1."""
+        """Return the Keras axis for an axis of the graph's tensor; -1 for the last one."""
         place = self.order.index(axis) + self.whole
         return -1 if place == len(self.order) + self.whole - 1 else place
 
     def like(self, shape: Sequence[int]) -> OnnxValue:
-        """A template: another shape, laid out likewise."""
+        """Return a template with another shape in the same layout."""
         shape = tuple(int(side) for side in shape)
         sides = tuple(shape[axis] for axis in self.order)
         return laid(UNKNOWN, shape, self.order, sides if self.whole else sides[1:])

@@ -1,12 +1,13 @@
-""".onnx files as models to work on: rebuilt with Keras layers, and compared with onnxruntime.
+"""Import of .onnx files: rebuild the model with Keras layers, and compare it with onnxruntime.
 
-What a file is, and what is in the way of rebuilding it, can be told without TensorFlow.
+`read` finds the unsupported operators without TensorFlow. `load` builds and compares the Keras model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from compress.ir.keras_graph import tensors_in
 if TYPE_CHECKING:
     import keras
 
-WHOLE_TYPES = {
+INTEGER_DTYPES = {
     "UINT8": np.uint8,
     "INT8": np.int8,
     "UINT16": np.uint16,
@@ -40,19 +41,20 @@ WHOLE_TYPES = {
     "INT64": np.int64,
     "BOOL": np.bool_,
 }
-DRAWN = {"UINT8": 256, "BOOL": 2}
-"""How many whole numbers, from 0 on, are drawn for an input of such."""
-DRAWN_ELSE = 8
+RANDOM_VALUE_COUNTS = {"UINT8": 256, "BOOL": 2}
+"""Number of different random values, from 0 up, for an input of this type."""
+OTHER_RANDOM_VALUE_COUNT = 8
+"""The same for the other integer types, whose values are often indices."""
 
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """What an .onnx file is to a pipeline.
+    """A parsed .onnx file.
 
     Attributes:
         path: the file.
-        graph: as it was read.
-        imported: the network it became; None where operators are refused for what they are.
+        graph: the parsed graph.
+        imported: the network made from the graph; None if the graph has operators of an unsupported kind.
     """
 
     path: Path
@@ -61,24 +63,24 @@ class OnnxFile:
 
     @property
     def problems(self) -> tuple[Refused, ...]:
-        """The operators that cannot become layers of Keras, all of them."""
+        """All unsupported operators."""
         return self.imported.problems if self.imported else self.graph.refused
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is not as it was in the file, in words."""
+        """Differences between the file and the network, as text."""
         return self.imported.notes if self.imported else self.graph.notes
 
 
 def read(path: Path, shapes: Shapes = MappingProxyType({})) -> OnnxFile:
-    """Reads a file, and finds out what can be done with it; without TensorFlow.
+    """Read a file and convert its graph to layers, without TensorFlow.
 
     Args:
         path: the file.
-        shapes: by input its sides, where the file leaves some open.
+        shapes: shapes of inputs with open dimensions, by name.
 
     Raises:
-        ModelError: it is no ONNX model, is damaged, or makes no sense.
+        ModelError: the file is not an ONNX model, is damaged, or is invalid.
     """
     child_processes.check_readable(path, shapes)
     graph = onnx_graph.read(path, RULES, shapes)
@@ -99,104 +101,126 @@ def load(file: OnnxFile, samples: NDArray[np.float32] | None = None) -> tuple[ke
         samples: real samples [n, ...] as the Keras model takes them, in addition to random ones.
 
     Raises:
-        ModelError: an operator has no counterpart, or the outputs differ.
+        ModelError: an operator is unsupported, or the outputs differ.
     """
     if file.problems or file.imported is None:
         raise unsupported(file.problems, str(file.path))
-    found = file.imported
-    needed = networks.subnetwork(found.network, list(tensors_in(found.network.outputs)))
-    network = replace(needed, name="model", outputs=found.network.outputs)
+    imported = file.imported
+    used_layers = networks.subnetwork(imported.network, list(tensors_in(imported.network.outputs)))
+    network = replace(used_layers, name="model", outputs=imported.network.outputs)
     try:
-        runs = [*_random(found), *_real(found, samples)]
-        expected = _expected_outputs(found.graph, found, runs, found.graph.outputs)
+        runs = [*_random_runs(imported), *_sample_runs(imported, samples)]
+        expected = _expected_outputs(imported.graph, imported, runs, imported.graph.outputs)
         model = verification.build_model(network)
-        return model, _verify(model, found, runs, expected)
+        return model, _verify(model, imported, runs, expected)
     except ModelError as error:
         error.where = str(file.path)
         raise
 
 
-def _verify(model: keras.Model, found: OnnxNetwork, runs: Runs, expected: Runs) -> Parity:
+def _verify(model: keras.Model, imported: OnnxNetwork, runs: Runs, expected: Runs) -> Parity:
     """Compare the outputs of the model with those of onnxruntime.
 
     Raises:
-        ModelError: they differ by more than is allowed.
+        ModelError: the difference is larger than allowed.
     """
-    by_run = []
-    for inputs, outputs in zip(runs, expected, strict=True):
-        actual = verification.run_model(model, [array[None] for array in inputs])
-        triples = zip(found.outputs, outputs, actual, strict=True)
-        by_run.append([_difference(found, *each) for each in triples])
-    differences = [each for run in by_run for each in run]
+    by_run = [
+        _run_differences(model, imported, inputs, outputs) for inputs, outputs in zip(runs, expected, strict=True)
+    ]
+    differences = [*chain.from_iterable(by_run)]
     allowed = [TOLERANCE] * len(runs)
     sensitivity = None
     if verification.largest_relative(differences) > TOLERANCE:
-        allowed, sensitivity = verification.allowed_differences(expected, _outputs_with_last_bits_changed(found, runs))
+        disturbed = _outputs_with_last_bits_changed(imported, runs)
+        allowed, sensitivity = verification.allowed_differences(expected, disturbed)
     runtime = verification.runtime_version("onnxruntime")
     parity = verification.summarize(differences, runtime, len(runs), sensitivity)
-    relative = [verification.largest_relative(run) for run in by_run]
-    exceeding = [inputs for inputs, one, limit in zip(runs, relative, allowed, strict=True) if one > limit]
+    exceeding = [
+        inputs
+        for inputs, run, limit in zip(runs, by_run, allowed, strict=True)
+        if verification.largest_relative(run) > limit
+    ]
     if exceeding:
-        raise verification.too_different(parity, "", _first_difference(found, exceeding))
+        raise verification.too_different(parity, "", _first_difference(imported, exceeding))
     return parity
 
 
-def _outputs_with_last_bits_changed(found: OnnxNetwork, runs: Runs) -> Runs:
+def _run_differences(
+    model: keras.Model, imported: OnnxNetwork, inputs: Arrays, expected: Arrays
+) -> list[OutputDifference]:
+    """Run the model on one sample, and compare each of its outputs."""
+    actual = verification.run_model(model, [array[None] for array in inputs])
+    outputs = zip(imported.outputs, expected, actual, strict=True)
+    return [_difference(imported, value, reference, array) for value, reference, array in outputs]
+
+
+def _outputs_with_last_bits_changed(imported: OnnxNetwork, runs: Runs) -> Runs:
     """Return the outputs of the file for nearly the same inputs; integer inputs stay as they are."""
     changed = []
     for before, after in zip(runs, verification.change_last_bits(runs), strict=True):
-        arrays = zip(_kinds(found), before, after, strict=True)
-        changed.append([original if kind in WHOLE_TYPES else other for kind, original, other in arrays])
-    return _expected_outputs(found.graph, found, changed, found.graph.outputs)
+        arrays = zip(_input_types(imported), before, after, strict=True)
+        changed.append([original if dtype in INTEGER_DTYPES else other for dtype, original, other in arrays])
+    return _expected_outputs(imported.graph, imported, changed, imported.graph.outputs)
 
 
-def _kinds(found: OnnxNetwork) -> list[str]:
-    """The type that the file takes each input in."""
-    return [found.graph.types[name] for name in found.inputs]
+def _input_types(imported: OnnxNetwork) -> list[str]:
+    """Return the data type of each input in the file."""
+    return [imported.graph.types[name] for name in imported.inputs]
 
 
-def _random(found: OnnxNetwork) -> list[Arrays]:
-    """Random samples; whole numbers where the file takes such, which are the same to the network."""
-    counts = [_count(found.graph, name) if found.graph.types[name] in WHOLE_TYPES else 0 for name in found.inputs]
-    return [
-        [np.floor(np.abs(array) * count) % count if count else array for array, count in zip(feed, counts, strict=True)]
-        for feed in verification.random_inputs([value.sides for value in found.inputs.values()])
-    ]
+def _random_runs(imported: OnnxNetwork) -> list[Arrays]:
+    """Return random inputs; integral values for inputs that are integers in the file."""
+    runs: list[Arrays] = []
+    for arrays in verification.random_inputs([value.sides for value in imported.inputs.values()]):
+        inputs = zip(imported.inputs, arrays, strict=True)
+        runs.append([_to_random_integers(imported.graph, name, array) for name, array in inputs])
+    return runs
 
 
-def _count(graph: OnnxGraph, name: str) -> int:
-    """How many whole numbers are drawn for an input: no more than there are rows in tables that it may pick from."""
-    seen, counts = {name}, [DRAWN.get(graph.types[name], DRAWN_ELSE)]
+def _to_random_integers(graph: OnnxGraph, name: str, array: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Convert random floats to integral values if the file has the input as integers."""
+    if graph.types[name] not in INTEGER_DTYPES:
+        return array
+    count = _random_value_count(graph, name)
+    return np.asarray(np.floor(np.abs(array) * count) % count, np.float32)
+
+
+def _random_value_count(graph: OnnxGraph, name: str) -> int:
+    """Return the number of different random values for an input: at most the rows of any table that it may index."""
+    reached = {name}
+    counts = [RANDOM_VALUE_COUNTS.get(graph.types[name], OTHER_RANDOM_VALUE_COUNT)]
     for node in graph.nodes:
         if node.operator == "Gather" and node.inputs[0] in graph.constants:
-            counts += [len(graph.constants[node.inputs[0]])] if node.inputs[1] in seen else []
-        elif seen.intersection(node.inputs):
-            seen.update(node.outputs)
+            if node.inputs[1] in reached:
+                counts.append(len(graph.constants[node.inputs[0]]))
+        elif reached.intersection(node.inputs):
+            reached.update(node.outputs)
     return min(counts)
 
 
-def _real(found: OnnxNetwork, samples: NDArray[np.float32] | None) -> list[Arrays]:
-    """Samples one by one, if the model takes such; rounded where the file takes whole numbers."""
-    sides = [value.sides for value in found.inputs.values()]
-    if samples is None or len(sides) != 1 or samples.shape[1:] != sides[0]:
+def _sample_runs(imported: OnnxNetwork, samples: NDArray[np.float32] | None) -> list[Arrays]:
+    """Return the samples one by one if the input has their shape; rounded if the file has integers."""
+    shapes = [value.sides for value in imported.inputs.values()]
+    if samples is None or len(shapes) != 1 or samples.shape[1:] != shapes[0]:
         return []
-    (kind,) = _kinds(found)
-    if kind in WHOLE_TYPES:
-        low, high = (0, 1) if kind == "BOOL" else (np.iinfo(WHOLE_TYPES[kind]).min, np.iinfo(WHOLE_TYPES[kind]).max)
-        samples = np.rint(samples).clip(low, high)
+    (dtype,) = _input_types(imported)
+    if dtype == "BOOL":
+        samples = np.rint(samples).clip(0, 1)
+    elif dtype in INTEGER_DTYPES:
+        limits = np.iinfo(INTEGER_DTYPES[dtype])
+        samples = np.rint(samples).clip(limits.min, limits.max)
     return [[np.asarray(sample, np.float32)] for sample in samples]
 
 
 def _expected_outputs(
-    graph: OnnxGraph, found: OnnxNetwork, runs: Runs, outputs: Sequence[str]
+    graph: OnnxGraph, imported: OnnxNetwork, runs: Runs, outputs: Sequence[str]
 ) -> list[list[NDArray[Any]]]:
     """Return the outputs of onnxruntime for the inputs of the network."""
-    unused = {
-        name: np.zeros(graph.shapes[name], _dtype(graph, name)) for name in graph.inputs if name not in found.inputs
-    }
+    unused_names = [name for name in graph.inputs if name not in imported.inputs]
+    unused = {name: np.zeros(graph.shapes[name], _dtype(graph, name)) for name in unused_names}
     feeds = []
     for arrays in runs:
-        inputs = zip(found.inputs.items(), arrays, strict=True)
+        inputs = zip(imported.inputs.items(), arrays, strict=True)
         feeds.append({name: _graph_input(graph, name, value, array) for (name, value), array in inputs} | unused)
     try:
         return child_processes.run_model(graph.model, feeds, outputs)
@@ -205,7 +229,7 @@ def _expected_outputs(
 
 
 def _dtype(graph: OnnxGraph, name: str) -> Any:
-    return WHOLE_TYPES.get(graph.types[name], np.float32)
+    return INTEGER_DTYPES.get(graph.types[name], np.float32)
 
 
 def _graph_input(graph: OnnxGraph, name: str, value: OnnxValue, array: NDArray[Any]) -> NDArray[Any]:
@@ -215,61 +239,64 @@ def _graph_input(graph: OnnxGraph, name: str, value: OnnxValue, array: NDArray[A
     return ordered.reshape(value.shape).astype(_dtype(graph, name))
 
 
-def _difference(found: OnnxNetwork, value: OnnxValue, expected: NDArray[Any], actual: NDArray[Any]) -> OutputDifference:
+def _difference(
+    imported: OnnxNetwork, value: OnnxValue, expected: NDArray[Any], actual: NDArray[Any]
+) -> OutputDifference:
     """Compare a tensor of the graph with the same tensor of the network, in the network's layout."""
     if expected.size != actual.size:
         return OutputDifference(float("inf"), float("inf"))
-    minimum_scale = 1.0 if _is_share(found, value) else MINIMUM_SCALE
+    minimum_scale = 1.0 if _is_probability(imported, value) else MINIMUM_SCALE
     return verification.compare_output(expected.reshape(-1)[value.positions], actual.reshape(-1), minimum_scale)
 
 
-def _is_share(found: OnnxNetwork, value: OnnxValue) -> bool:
-    """Whether it is made by a sigmoid or a softmax: runtimes compute these to so much of 1, however small they are."""
-    layer = found.network.layers[value.tensor.layer]
+def _is_probability(imported: OnnxNetwork, value: OnnxValue) -> bool:
+    """Whether a sigmoid or a softmax computes the value: runtimes compute these to a fixed precision relative to 1."""
+    layer = imported.network.layers[value.tensor.layer]
     while layer.kind in ("Reshape", "Flatten", "Permute", "Identity"):
-        layer = found.network.layers[layer.inputs()[0].layer]
+        layer = imported.network.layers[layer.inputs()[0].layer]
     return layer.kind == "Softmax" or layer.config.get("activation") in ("sigmoid", "softmax")
 
 
-def _first_difference(found: OnnxNetwork, runs: Runs) -> str:
+def _first_difference(imported: OnnxNetwork, runs: Runs) -> str:
     """Return the first operator whose result differs, with its name in the file."""
-    largest = _intermediate_differences(found, runs)
-    for node in found.graph.nodes:
+    largest = _intermediate_differences(imported, runs)
+    for node in imported.graph.nodes:
         relative = max((largest.get(name, 0.0) for name in node.outputs), default=0.0)
         if relative > TOLERANCE:
             return f"{node.operator} {node.name!r}, by {relative:.2g}"
     return "no operator alone"
 
 
-def _intermediate_differences(found: OnnxNetwork, runs: Runs) -> dict[str, float]:
+def _intermediate_differences(imported: OnnxNetwork, runs: Runs) -> dict[str, float]:
     """Return the largest relative difference of every intermediate tensor, by its name in the file."""
-    observed = _places(found)
-    model = networks.build(networks.subnetwork(found.network, [value.tensor for value in observed.values()]))
-    graph = replace(found.graph, model=_showing(found.graph, list(observed)))
-    expected = _expected_outputs(graph, found, runs, list(observed))
+    observed = _observed_tensors(imported)
+    model = networks.build(networks.subnetwork(imported.network, [value.tensor for value in observed.values()]))
+    graph = replace(imported.graph, model=_with_outputs(imported.graph, list(observed)))
+    expected = _expected_outputs(graph, imported, runs, list(observed))
     largest = dict.fromkeys(observed, 0.0)
     for inputs, outputs in zip(runs, expected, strict=True):
         actual = verification.run_model(model, [array[None] for array in inputs])
-        for name, one, other in zip(observed, outputs, actual, strict=True):
-            largest[name] = max(largest[name], _difference(found, observed[name], one, other).relative)
+        for name, reference, array in zip(observed, outputs, actual, strict=True):
+            relative = _difference(imported, observed[name], reference, array).relative
+            largest[name] = max(largest[name], relative)
     return largest
 
 
-def _places(found: OnnxNetwork) -> Mapping[str, OnnxValue]:
-    """How the network has what each operator makes, where it still has that; each of its tensors once."""
-    places: dict[str, OnnxValue] = {}
+def _observed_tensors(imported: OnnxNetwork) -> Mapping[str, OnnxValue]:
+    """Return the operator outputs that the network still computes, by name; each tensor of the network once."""
+    observed: dict[str, OnnxValue] = {}
     seen = set()
-    for node in found.graph.nodes:
+    for node in imported.graph.nodes:
         for name in node.outputs:
-            value = found.values.get(name)
-            if value is not None and value.tensor not in seen and found.graph.types.get(name) == FLOAT:
+            value = imported.values.get(name)
+            if value is not None and value.tensor not in seen and imported.graph.types.get(name) == FLOAT:
                 seen.add(value.tensor)
-                places[name] = value
-    return places
+                observed[name] = value
+    return observed
 
 
-def _showing(graph: OnnxGraph, names: Sequence[str]) -> bytes:
-    """The model with these tensors as its outputs."""
+def _with_outputs(graph: OnnxGraph, names: Sequence[str]) -> bytes:
+    """Return the model with these tensors as its outputs."""
     import onnx
 
     model = onnx.ModelProto()

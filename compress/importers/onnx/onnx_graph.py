@@ -1,8 +1,8 @@
-"""An ONNX model as plain values: its operators with settings, the shape of every tensor, what is constant.
+"""ONNX graph as plain values: operators with attributes, the shape of every tensor, and the constants.
 
-The batch is 1. What can be computed without an input is: shapes, sizes, indices that exporters
-compute step by step (Shape, Gather, Concat, Reshape) are constants here. Shapes are those that
-onnx infers, operator by operator, so that what was computed before counts.
+The batch is 1. All results that depend on no input are computed here: the shapes, sizes and indices that exporters
+compute step by step (Shape, Gather, Concat, Reshape) become constants. onnx infers the shapes operator by operator, so
+that each inference uses the constants computed before.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from compress.importers.onnx.onnx_inputs import Shapes
 from compress.importers.onnx.onnx_model import MOST_NUMBERS, TYPE_NAMES
 
 MOST_TOGETHER = 2**29
-"""Numbers of all computed tensors."""
+"""Maximum number of values in all computed tensors together."""
 MOST_SHAPING = 4096
-"""Numbers of a constant that a shape is inferred from."""
-OWN_DOMAINS = ("", "ai.onnx")
-CHANGING = {
+"""Maximum number of values in a constant that shape inference reads."""
+STANDARD_DOMAINS = ("", "ai.onnx")
+RANDOM_OPERATORS = {
     "Dropout",
     "RandomNormal",
     "RandomUniform",
@@ -37,7 +37,7 @@ CHANGING = {
     "Multinomial",
     "Bernoulli",
 }
-"""Operators that give something else at each run, or may."""
+"""Operators whose outputs can differ from run to run."""
 CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
 QUANTIZED = ("QLinear", "QuantizeLinear", "DequantizeLinear", "DynamicQuantize", "ConvInteger", "MatMulInteger")
 FAILURES = (
@@ -56,11 +56,11 @@ class Node:
     """An operator.
 
     Attributes:
-        operator: its kind: Conv, Relu.
-        name: its own, or that of what it makes.
-        number: its place in the file, as it can be computed.
-        inputs: tensors; "" for one that is left out.
-        outputs: likewise.
+        operator: its type: Conv, Relu.
+        name: its name, or that of its first output.
+        number: its index in topological order.
+        inputs: names of its input tensors; "" for an omitted one.
+        outputs: names of its output tensors; "" for an omitted one.
         settings: its attributes.
     """
 
@@ -74,20 +74,20 @@ class Node:
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """A model as it is worked on.
+    """A parsed ONNX graph.
 
     Attributes:
-        nodes: the operators that depend on an input, in order.
-        constants: by name the tensors that do not.
-        shapes: of every tensor, where it could be told.
-        types: likewise.
-        inputs: the tensors that are given.
-        outputs: those that are asked for.
-        refused: operators that are refused for what they are, or that make no sense.
-        model: the whole model, as onnxruntime is given it.
-        notes: what is not as it was, in words.
-        opset: the version of ONNX' own operators.
-        producer: the program that wrote the file and its version, where it says so.
+        nodes: the operators that depend on an input, in topological order.
+        constants: values of the tensors that depend on no input, by name.
+        shapes: known shapes of tensors, by name.
+        types: known data types of tensors, by name.
+        inputs: names of the inputs.
+        outputs: names of the outputs.
+        refused: operators that are invalid or of an unsupported kind.
+        model: the complete model as bytes, for onnxruntime.
+        notes: changes to the model, as text.
+        opset: the version of the standard operator set.
+        producer: the program that wrote the file and its version, if the file has them.
     """
 
     nodes: tuple[Node, ...]
@@ -105,47 +105,51 @@ class OnnxGraph:
 
 @dataclass
 class _GraphWalk:
-    """What is known while the operators are gone through."""
+    """State of the pass over the operators."""
 
     model: Any
     constants: dict[str, NDArray[Any]]
     types: dict[str, Any]
     nodes: list[Node] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
-    numbers: int = 0
+    total_size: int = 0
 
 
 def read(path: Path, known: Collection[str] | None = None, shapes: Shapes = MappingProxyType({})) -> OnnxGraph:
-    """Reads a file.
+    """Read a file.
 
     Args:
         path: the file.
-        known: operators that there are rules for: where some of a file's are refused before it is gone through, or its
-            sides are not fixed, those that are not among them are listed too.
-        shapes: by input its sides, where the file leaves some open.
+        known: operators that have an import rule. If shape inference is not possible (operators of an unsupported kind,
+            or open dimensions), operators without a rule are listed as well.
+        shapes: shapes of inputs with open dimensions, by name.
 
     Raises:
-        ModelError: it is no ONNX model, or it is damaged, absurd, or reaches out of its folder.
+        ModelError: the file is not an ONNX model, is damaged or too large, or refers to a file outside its folder.
     """
     model, notes = onnx_model.read(path)
     try:
-        given = onnx_inputs.given_to(model)
-        notes = (*notes, *onnx_inputs.fix(given, shapes), *onnx_inputs.fix_batch(given))
-        unfixed = onnx_inputs.unfixed(given)
-        if (unfixed or any(_refused(model))) and (refused := tuple(_refused(model, known))):
+        inputs = onnx_inputs.model_inputs(model)
+        notes = (*notes, *onnx_inputs.fix(inputs, shapes), *onnx_inputs.fix_batch(inputs))
+        open_inputs = onnx_inputs.with_open_dimensions(inputs)
+        if (open_inputs or any(_refused(model))) and (refused := tuple(_refused(model, known))):
             return OnnxGraph((), {}, {}, {}, (), (), refused, b"", notes, _opset(model), _producer(model))
-        if unfixed:
-            raise onnx_inputs.not_fixed(unfixed, path)
-        fixed = onnx_inputs.batch(given)
-        graph = _walked(onnx_inputs.of_one(model, given)) if fixed else _walked(model)
-        if fixed and _scales(graph, fixed, model):
-            graph = _with_notes(graph, (f"its batch of {fixed} is taken as 1",))
-        elif fixed:
-            graph = _walked(model)
-        return _with_notes(graph, notes)
+        if open_inputs:
+            raise onnx_inputs.open_dimensions_error(open_inputs, path)
+        return _with_notes(_parse_with_batch_of_one(model, inputs), notes)
     except ModelError as error:
         error.where = error.where or str(path)
         raise
+
+
+def _parse_with_batch_of_one(model: Any, inputs: list[Any]) -> OnnxGraph:
+    """Parse the model with its batch set to 1; with its own batch if 1 does not work."""
+    batch = onnx_inputs.batch(inputs)
+    if batch:
+        graph = _parse(onnx_inputs.with_batch_of_one(model, inputs))
+        if _has_batch_of_one(graph, batch, model):
+            return _with_notes(graph, (f"its batch of {batch} is set to 1",))
+    return _parse(model)
 
 
 def _with_notes(graph: OnnxGraph, notes: tuple[str, ...]) -> OnnxGraph:
@@ -153,58 +157,51 @@ def _with_notes(graph: OnnxGraph, notes: tuple[str, ...]) -> OnnxGraph:
 
 
 def _refused(model: Any, known: Collection[str] | None = None) -> Iterator[Refused]:
-    """The operators that are refused for what they are, and those that are not known, but for what is computed."""
+    """Yield the operators of an unsupported kind, and with `known` also those without a rule that are not constant."""
     constants = {tensor.name for tensor in model.graph.initializer}
     for number, proto in enumerate(model.graph.node):
-        node, why = _node(proto, number), _why_not(proto)
-        fixed = node.operator in ("Constant", "Shape") or constants.issuperset(filter(None, node.inputs))
-        if fixed and node.operator not in CHANGING:
+        node = _node(proto, number)
+        reason = _unsupported_kind(proto)
+        is_constant = node.operator in ("Constant", "Shape") or constants.issuperset(filter(None, node.inputs))
+        if is_constant and node.operator not in RANDOM_OPERATORS:
             constants.update(node.outputs)
         elif known is not None and node.operator not in known:
-            why = why or NO_LAYER
-        if why:
-            yield Refused(node.name, node.operator, why)
+            reason = reason or NO_LAYER
+        if reason:
+            yield Refused(node.name, node.operator, reason)
 
 
-def _why_not(node: Any) -> str:
-    """Why an operator is refused for what it is; empty if it is not."""
-    if node.domain not in OWN_DOMAINS:
+def _unsupported_kind(node: Any) -> str:
+    """Return the reason if an operator is of an unsupported kind; otherwise an empty string."""
+    if node.domain not in STANDARD_DOMAINS:
         return f"it is a custom operator, of {node.domain[:60]!r}; export the model without it"
     if node.op_type in CONTROL:
-        return "it is control flow, whose course depends on the data; export the model without it"
+        return "it is control flow that depends on the data; export the model without it"
     if node.op_type.startswith("Sequence") or node.op_type in ("SplitToSequence", "ConcatFromSequence"):
         return "it works on sequences of tensors; export the model without it"
     if node.op_type.startswith(QUANTIZED):
-        return "the model is quantized already; bring the float model that it was made of"
+        return "the model is quantized already; use the original float model"
     return ""
 
 
-def _scales(graph: OnnxGraph, batch: int, model: Any) -> bool:
-    """Whether with a batch of 1 every output has a first side of 1, where it was that of the batch."""
-    said = [value.type.tensor_type for value in model.graph.output if value.type.tensor_type.HasField("shape")]
-    before = [kind.shape.dim[0].dim_value in (batch, 0) if kind.shape.dim else False for kind in said]
-    return not graph.refused and all(before) and all(graph.shapes.get(name, ())[:1] == (1,) for name in graph.outputs)
+def _has_batch_of_one(graph: OnnxGraph, batch: int, model: Any) -> bool:
+    """Whether the first dimension of every output was the batch, and is now 1."""
+    declared = [value.type.tensor_type for value in model.graph.output if value.type.tensor_type.HasField("shape")]
+    had_batch = all(kind.shape.dim and kind.shape.dim[0].dim_value in (batch, 0) for kind in declared)
+    has_one = all(graph.shapes.get(name, ())[:1] == (1,) for name in graph.outputs)
+    return not graph.refused and had_batch and has_one
 
 
-def _walked(model: Any) -> OnnxGraph:
-    """Goes through the operators: infers shapes, computes what is constant."""
-    from onnx import checker
-
-    for value in model.graph.output:  # the checker wants types and shapes, which what is inferred will replace
-        if value.type.WhichOneof("value") in (None, "tensor_type"):
-            value.type.tensor_type.shape.SetInParent()
-            value.type.tensor_type.elem_type = value.type.tensor_type.elem_type or onnx_model.FLOAT
-    try:
-        checker.check_model(model)
-    except (checker.ValidationError, ValueError, RuntimeError) as error:
-        raise ModelError(f"onnx finds fault with it: {_first_line(error)}", todo="export it again") from error
+def _parse(model: Any) -> OnnxGraph:
+    """Infer the shapes of all operators, and compute the constant ones."""
+    _check(model)
     constants = {tensor.name: onnx_model.array(tensor) for tensor in model.graph.initializer}
-    given = onnx_inputs.given_to(model)
-    walk = _GraphWalk(model, constants, {value.name: value.type for value in given})
-    for value in given:
-        _count_in(walk, value.name, [dim.dim_value for dim in value.type.tensor_type.shape.dim])
-    for name, numbers in constants.items():
-        walk.types[name] = _type_of(numbers, name)
+    inputs = onnx_inputs.model_inputs(model)
+    walk = _GraphWalk(model, constants, {value.name: value.type for value in inputs})
+    for value in inputs:
+        _add_size(walk, value.name, [dim.dim_value for dim in value.type.tensor_type.shape.dim])
+    for name, values in constants.items():
+        walk.types[name] = _type_of(values, name)
     for number, proto in enumerate(model.graph.node):
         _visit(walk, proto, _node(proto, number))
     outputs = tuple(value.name for value in model.graph.output)
@@ -213,19 +210,44 @@ def _walked(model: Any) -> OnnxGraph:
             value.type.CopyFrom(walk.types[value.name])
     shapes = {name: shape for name, kind in walk.types.items() if (shape := _shape(kind)) is not None}
     types = {name: TYPE_NAMES.get(kind.tensor_type.elem_type, "?") for name, kind in walk.types.items()}
-    names = tuple(value.name for value in given)
-    refused = tuple(walk.refused)
-    model_bytes = b"" if refused else _serialized(model)
-    told = (_opset(model), _producer(model))
-    nodes = tuple(walk.nodes)
-    return OnnxGraph(nodes, walk.constants, shapes, types, names, outputs, refused, model_bytes, (), *told)
+    return OnnxGraph(
+        nodes=tuple(walk.nodes),
+        constants=walk.constants,
+        shapes=shapes,
+        types=types,
+        inputs=tuple(value.name for value in inputs),
+        outputs=outputs,
+        refused=tuple(walk.refused),
+        model=b"" if walk.refused else _serialized(model),
+        notes=(),
+        opset=_opset(model),
+        producer=_producer(model),
+    )
+
+
+def _check(model: Any) -> None:
+    """Check the model with onnx.
+
+    Raises:
+        ModelError: onnx reports an error.
+    """
+    from onnx import checker
+
+    for value in model.graph.output:  # the checker requires types and shapes; inference replaces these later
+        if value.type.WhichOneof("value") in (None, "tensor_type"):
+            value.type.tensor_type.shape.SetInParent()
+            value.type.tensor_type.elem_type = value.type.tensor_type.elem_type or onnx_model.FLOAT
+    try:
+        checker.check_model(model)
+    except (checker.ValidationError, ValueError, RuntimeError) as error:
+        raise ModelError(f"onnx reports an error in it: {_first_line(error)}", todo="export it again") from error
 
 
 def _serialized(model: Any) -> bytes:
     try:
         return bytes(model.SerializeToString())
     except ValueError as error:
-        raise ModelError(f"with all of its tensors it has more than {onnx_model.MOST_BYTES:,} bytes") from error
+        raise ModelError(f"with its tensors it is larger than {onnx_model.MOST_BYTES:,} bytes") from error
 
 
 def _first_line(error: BaseException) -> str:
@@ -247,122 +269,143 @@ def _node(proto: Any, number: int) -> Node:
 
 
 def _visit(walk: _GraphWalk, proto: Any, node: Node) -> None:
-    """One operator: it is refused, computed, or kept with the shapes of what it makes."""
-    why = _infer(walk, proto)
-    if why:
-        walk.refused.append(Refused(node.name, node.operator, why))
+    """Refuse an operator, compute its constant outputs, or add it with the shapes of its outputs."""
+    reason = _infer(walk, proto)
+    if reason:
+        walk.refused.append(Refused(node.name, node.operator, reason))
         return
-    if (
-        node.operator == "Constant"
-        or node.operator == "Shape"
-        or all(name in walk.constants for name in node.inputs if name)
-    ):
-        computed = _computed(walk, proto, node)
+    has_constant_inputs = all(name in walk.constants for name in node.inputs if name)
+    if node.operator in ("Constant", "Shape") or has_constant_inputs:
+        computed = _constant_outputs(walk, proto, node)
         if computed is not None:
-            for name, numbers in zip(filter(None, node.outputs), computed, strict=True):
-                walk.constants[name] = numbers
-                walk.types[name] = _type_of(numbers, name)
+            for name, values in zip(filter(None, node.outputs), computed, strict=True):
+                walk.constants[name] = values
+                walk.types[name] = _type_of(values, name)
             return
     for name in filter(None, node.outputs):
-        _count_in(walk, name, _shape(walk.types[name]) if name in walk.types else None)
+        _add_size(walk, name, _known_shape(walk, name))
     walk.nodes.append(node)
 
 
-def _count_in(walk: _GraphWalk, name: str, shape: Sequence[int] | None) -> None:
-    """Looks at the size of a computed tensor.
+def _known_shape(walk: _GraphWalk, name: str) -> tuple[int, ...] | None:
+    """Return the shape of a tensor, if it was inferred."""
+    return _shape(walk.types[name]) if name in walk.types else None
+
+
+def _add_size(walk: _GraphWalk, name: str, shape: Sequence[int] | None) -> None:
+    """Add the size of a computed tensor to the total.
 
     Raises:
-        ModelError: it, or all together, are too large.
+        ModelError: the tensor or the total is too large.
     """
     size = prod(shape or ())
-    walk.numbers += size
+    walk.total_size += size
     if size > MOST_NUMBERS:
-        raise ModelError(f"its tensor {name[:80]!r} has the sides {list(shape or ())[:8]}", allowed=f"{MOST_NUMBERS:,}")
-    if walk.numbers > MOST_TOGETHER:
-        raise ModelError(f"its tensors up to {name[:80]!r} have {walk.numbers:,} numbers", allowed=f"{MOST_TOGETHER:,}")
+        raise ModelError(f"its tensor {name[:80]!r} has the shape {list(shape or ())[:8]}", allowed=f"{MOST_NUMBERS:,}")
+    if walk.total_size > MOST_TOGETHER:
+        raise ModelError(
+            f"its tensors up to {name[:80]!r} have {walk.total_size:,} values", allowed=f"{MOST_TOGETHER:,}"
+        )
 
 
 def _infer(walk: _GraphWalk, proto: Any) -> str:
-    """Finds the types of what an operator makes; why it makes no sense, or empty."""
-    from onnx import checker, defs, numpy_helper, shape_inference
+    """Infer the types of an operator's outputs; return the reason if the operator is invalid."""
+    from onnx import checker, defs, shape_inference
 
-    taken = [name for name in proto.input if name]
-    if any(name not in walk.types for name in taken):
-        return "" if walk.refused else f"nothing makes its input {next(n for n in taken if n not in walk.types)[:80]!r}"
+    inputs = [name for name in proto.input if name]
+    missing = [name for name in inputs if name not in walk.types]
+    if missing:
+        return "" if walk.refused else f"no operator computes its input {missing[0][:80]!r}"
     version = _opset(walk.model)
-    small = {n: walk.constants[n] for n in taken if n in walk.constants and walk.constants[n].size <= MOST_SHAPING}
-    data = {name: numpy_helper.from_array(numbers, name) for name, numbers in small.items() if numbers.dtype != object}
+    types = {name: walk.types[name] for name in inputs}
+    data = _shaping_constants(walk, inputs)
+    opsets = list(walk.model.opset_import)
     try:
         schema = defs.get_schema(proto.op_type, version, "")
     except defs.SchemaError:
         return f"opset {version} of ONNX has no such operator"
     try:
-        types = shape_inference.infer_node_outputs(
-            schema, proto, {name: walk.types[name] for name in taken}, data, opset_imports=list(walk.model.opset_import)
-        )
+        inferred = shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=opsets)
     except (shape_inference.InferenceError, checker.ValidationError, *FAILURES, ValueError, TypeError) as error:
-        return f"it makes no sense: {_first_line(error)}"
-    if proto.op_type == "GroupNormalization":  # onnx infers nothing for it
-        types = {proto.output[0]: walk.types[proto.input[0]]}
-    walk.types.update(types)
+        return f"it is invalid: {_first_line(error)}"
+    if proto.op_type == "GroupNormalization":  # onnx has no shape inference for it
+        inferred = {proto.output[0]: walk.types[proto.input[0]]}
+    walk.types.update(inferred)
     return ""
 
 
+def _shaping_constants(walk: _GraphWalk, names: Sequence[str]) -> dict[str, Any]:
+    """Return the small constants among these tensors, which shape inference can read."""
+    from onnx import numpy_helper
+
+    constants = {name: walk.constants[name] for name in names if name in walk.constants}
+    return {
+        name: numpy_helper.from_array(values, name)
+        for name, values in constants.items()
+        if values.size <= MOST_SHAPING and values.dtype != object
+    }
+
+
 def _opset(model: Any) -> int:
-    return int(max(each.version for each in model.opset_import if each.domain in OWN_DOMAINS))
+    return int(max(opset.version for opset in model.opset_import if opset.domain in STANDARD_DOMAINS))
 
 
 def _producer(model: Any) -> str:
     return f"{model.producer_name} {model.producer_version}".strip()[:80]
 
 
-def _computed(walk: _GraphWalk, proto: Any, node: Node) -> list[NDArray[Any]] | None:
-    """What an operator makes of constants; None where that is not to be computed."""
-    if node.operator in CHANGING:
+def _constant_outputs(walk: _GraphWalk, proto: Any, node: Node) -> list[NDArray[Any]] | None:
+    """Compute the outputs of an operator with constant inputs; None if that is not possible or not allowed."""
+    if node.operator in RANDOM_OPERATORS:
         return None
     if node.operator == "Shape":
-        kind = walk.types.get(node.inputs[0])
-        shape = _shape(kind) if kind is not None else None
-        if shape is None:
-            return None
-        return [np.asarray(shape[slice(node.settings.get("start", 0), node.settings.get("end"))], np.int64)]
+        return _shape_output(walk, node)
     if node.operator == "Constant" and "value" in node.settings:
         return [onnx_model.array(node.settings["value"])]
     for name in node.outputs:
-        shape = _shape(walk.types[name]) if name in walk.types else None
+        shape = _known_shape(walk, name)
         if (shape is None or prod(shape) > MOST_NUMBERS) and node.operator not in ("NonZero", "Compress", "Unique"):
             return None
     try:
-        return _evaluated(walk, proto, {name: walk.constants[name] for name in node.inputs if name})
+        return _evaluate(walk, proto, {name: walk.constants[name] for name in node.inputs if name})
     except (*FAILURES, ValueError, TypeError):
         return None
 
 
-def _evaluated(walk: _GraphWalk, proto: Any, given: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-    """What onnx computes for one operator, as a model of its own: for an operator alone onnx forgets the opset."""
+def _shape_output(walk: _GraphWalk, node: Node) -> list[NDArray[Any]] | None:
+    """Return the output of a Shape operator, if the shape of its input is known."""
+    shape = _known_shape(walk, node.inputs[0])
+    if shape is None:
+        return None
+    dimensions = slice(node.settings.get("start", 0), node.settings.get("end"))
+    return [np.asarray(shape[dimensions], np.int64)]
+
+
+def _evaluate(walk: _GraphWalk, proto: Any, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    """Run one operator in onnx' reference evaluator, in a model: for an operator alone onnx ignores the opset."""
     from onnx import helper
     from onnx.reference import ReferenceEvaluator
 
-    takes = [helper.make_value_info(name, walk.types[name]) for name in given]
-    makes = [helper.make_empty_tensor_value_info(name) for name in proto.output if name]
-    graph = helper.make_graph([proto], "one", takes, makes)
+    input_infos = [helper.make_value_info(name, walk.types[name]) for name in inputs]
+    output_infos = [helper.make_empty_tensor_value_info(name) for name in proto.output if name]
+    graph = helper.make_graph([proto], "one", input_infos, output_infos)
     model = helper.make_model(graph, opset_imports=list(walk.model.opset_import))
-    return [np.asarray(made) for made in ReferenceEvaluator(model).run(None, dict(given))]
+    return [np.asarray(output) for output in ReferenceEvaluator(model).run(None, dict(inputs))]
 
 
 def _shape(kind: Any) -> tuple[int, ...] | None:
-    """The shape of a type, if all of its sides are told."""
+    """Return the shape in a type, if all dimensions are known."""
     if not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
     dims = kind.tensor_type.shape.dim
     return tuple(dim.dim_value for dim in dims) if all(dim.HasField("dim_value") for dim in dims) else None
 
 
-def _type_of(numbers: NDArray[Any], name: str) -> Any:
-    """The type of an array."""
+def _type_of(values: NDArray[Any], name: str) -> Any:
+    """Return the ONNX type of an array."""
     from onnx import helper
 
     try:
-        return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(numbers.dtype), numbers.shape)
+        return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(values.dtype), values.shape)
     except (KeyError, ValueError, TypeError) as error:
-        raise ModelError(f"its tensor {name[:80]!r} is of the type {numbers.dtype}") from error
+        raise ModelError(f"its tensor {name[:80]!r} has the unsupported type {values.dtype}") from error

@@ -1,13 +1,13 @@
-"""An .onnx file as a sound model in memory: its tensors inside, in float32, its nodes in order.
+"""Reader of .onnx files: a checked model in memory, with all tensors, in float32, with its nodes in order.
 
-Files come from anywhere. Nothing here follows a path out of the model's folder, and what is
-handed to onnx and onnxruntime later has sizes and settings that neither of them stumbles over.
+A file may be hostile. No path outside the model's folder is read, and sizes and attributes that make onnx or
+onnxruntime crash are refused.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,21 @@ from numpy.typing import NDArray
 from compress.errors import ModelError
 
 OPSETS = (7, 23)
-KNOWN_IR = 4
-"""Versions of the file format before this want stored tensors among the inputs, which many files do not heed."""
+MINIMUM_IR_VERSION = 4
+"""Older versions of the file format require each initializer to be an input as well. Many files ignore this."""
 MOST_BYTES = 2**31 - 1
-"""Of a file and what lies beside it: protobuf holds no more."""
+"""Maximum size of a file with its external tensors: the limit of protobuf."""
 MOST_NODES = 20_000
 MOST_NUMBERS = 2**27
-"""Of one tensor."""
+"""Maximum number of values in one tensor."""
 LARGEST_STEP = 2**20
-"""Of a stride, a dilation, a side of a kernel, a pad."""
-FLOAT, FLOAT16, DOUBLE, BFLOAT16 = 1, 10, 11, 16
-"""Source: onnx.proto, TensorProto.DataType."""
+"""Maximum stride, dilation, kernel size and padding."""
+FLOAT = 1
+"""Source of this and the next three: onnx.proto, TensorProto.DataType."""
+FLOAT16 = 10
+DOUBLE = 11
+BFLOAT16 = 16
+OTHER_FLOATS = (FLOAT16, DOUBLE, BFLOAT16)
 TYPE_NAMES = {
     1: "FLOAT",
     2: "UINT8",
@@ -43,14 +47,14 @@ TYPE_NAMES = {
     DOUBLE: "DOUBLE",
     BFLOAT16: "BFLOAT16",
 }
-AGAIN = "if it is missing, export the model again with all of its files beside it"
+EXPORT_AGAIN = "if the file is missing, export the model again and keep its files in one folder"
 
 
 def read(path: Path) -> tuple[Any, tuple[str, ...]]:
-    """The model (an onnx.ModelProto), and what of it is not as it was, in words.
+    """Read a file; return the model (an onnx.ModelProto) and notes on its changes.
 
     Raises:
-        ModelError: the file cannot be read, is no ONNX model, is damaged, or reaches out of its folder.
+        ModelError: the file cannot be read, is not an ONNX model, is damaged, or refers to a file outside its folder.
     """
     try:
         return _read(path)
@@ -62,17 +66,17 @@ def read(path: Path) -> tuple[Any, tuple[str, ...]]:
 def _read(path: Path) -> tuple[Any, tuple[str, ...]]:
     model = _parsed(path)
     _check_opset(model)
-    model.ir_version = max(model.ir_version, KNOWN_IR)
+    model.ir_version = max(model.ir_version, MINIMUM_IR_VERSION)
     if not model.graph.node:
-        raise ModelError("it is no ONNX model: it has no operators", todo="check the file")
+        raise ModelError("it is not an ONNX model: it has no operators", todo="check the file")
     _check_names(model)
-    count = _count(model)
+    count = _count_operators(model)
     if count > MOST_NODES:
         raise ModelError(f"it has {count:,} operators", allowed=f"{MOST_NODES:,}")
-    _bring_inside(model, path.parent)
+    _load_external_tensors(model, path.parent)
     notes = _as_float32(model)
     _check_settings(model)
-    _in_order(model)
+    _sort_nodes(model)
     del model.graph.value_info[:]
     if model.functions:
         import onnx.inliner
@@ -97,152 +101,166 @@ def _parsed(path: Path) -> Any:
     try:
         model.ParseFromString(data)
     except (DecodeError, RuntimeError, ValueError) as error:
-        raise ModelError("it is no ONNX model, or it was cut off", todo="check the file") from error
+        raise ModelError("it is not an ONNX model, or it is truncated", todo="check the file") from error
     return model
 
 
 def _check_opset(model: Any) -> None:
-    """Looks at the version of ONNX' own operators.
+    """Check the version of the standard operator set.
 
     Raises:
-        ModelError: there is none, or it is too old or too new.
+        ModelError: the version is missing, too old or too new.
     """
-    versions = [each.version for each in model.opset_import if each.domain in ("", "ai.onnx")]
+    versions = [opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
     if not versions:
-        raise ModelError("it is no ONNX model: it does not say which version of the operators it uses")
+        raise ModelError("it is not an ONNX model: it has no operator set version (opset)")
     if not OPSETS[0] <= min(versions) <= max(versions) <= OPSETS[1]:
         raise ModelError(
-            f"its operators are those of opset {max(versions)}",
+            f"it uses opset {max(versions)}",
             allowed=f"{OPSETS[0]} to {OPSETS[1]}",
             todo="convert it with onnx.version_converter, or export it again",
         )
 
 
 def graphs_in(model: Any) -> Iterator[Any]:
-    """The graph, those inside of its operators, and the bodies of its functions (which have nodes only)."""
+    """Yield the graph, the subgraphs of its operators, and the bodies of its functions (which have nodes only)."""
     waiting = [model.graph, *model.functions]
     while waiting:
         graph = waiting.pop()
         yield graph
         for node in graph.node:
             for attribute in node.attribute:
-                waiting += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+                waiting += _subgraphs(attribute)
+
+
+def _subgraphs(attribute: Any) -> list[Any]:
+    """Return the graphs in an attribute."""
+    return [attribute.g, *attribute.graphs] if attribute.HasField("g") else [*attribute.graphs]
 
 
 def _tensors(model: Any) -> Iterator[Any]:
-    """Every stored tensor, wherever it is."""
+    """Yield every stored tensor of the model and its subgraphs."""
     for graph in graphs_in(model):
         yield from getattr(graph, "initializer", ())
         for stored in getattr(graph, "sparse_initializer", ()):
-            raise ModelError(
-                f"its tensor {stored.values.name[:80]!r} is stored as a sparse one", todo="export it dense"
-            )
+            raise ModelError(f"its tensor {stored.values.name[:80]!r} is sparse", todo="export it as a dense tensor")
         for node in graph.node:
             for attribute in node.attribute:
                 if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
-                    raise ModelError(f"operator {node.name[:80]!r} holds a sparse tensor", todo="export it dense")
-                yield from [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
+                    raise ModelError(
+                        f"operator {node.name[:80]!r} has a sparse tensor", todo="export it as a dense tensor"
+                    )
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
 
 
 def _check_names(model: Any) -> None:
-    """Looks for names that are no text, which protobuf gives as bytes.
+    """Check that all names are text: protobuf returns invalid text as bytes.
 
     Raises:
-        ModelError: there is such a name.
+        ModelError: a name is not text.
     """
     for graph in graphs_in(model):
-        names = [
-            name for node in graph.node for name in (node.op_type, node.domain, node.name, *node.input, *node.output)
-        ]
-        names += [attribute.name for node in graph.node for attribute in node.attribute]
-        for value in [*getattr(graph, "initializer", ()), *graph.input, *graph.output]:
-            names.append(getattr(value, "name", value))
-            names += [dim.dim_param for dim in value.type.tensor_type.shape.dim] if hasattr(value, "type") else []
-        if any(not isinstance(name, str) for name in names):
-            raise ModelError("it is damaged: one of its names is no text", todo="check the file")
+        if any(not isinstance(name, str) for name in _names(graph)):
+            raise ModelError("it is damaged: one of its names is not text", todo="check the file")
 
 
-def _count(model: Any) -> int:
-    """How many operators there are when every function is written out where it is used.
+def _names(graph: Any) -> Iterator[Any]:
+    """Yield all names in a graph."""
+    for node in graph.node:
+        yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
+    for value in [*getattr(graph, "initializer", ()), *graph.input, *graph.output]:
+        yield getattr(value, "name", value)
+        if hasattr(value, "type"):
+            yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+
+
+def _count_operators(model: Any) -> int:
+    """Return the number of operators after all functions are inlined.
 
     Raises:
-        ModelError: a function uses itself.
+        ModelError: a function calls itself.
     """
     bodies = {(function.domain, function.name): function for function in model.functions}
     sizes: dict[tuple[str, str], int] = {}
     waiting = [(key, False) for key in bodies]
-    open_: set[tuple[str, str]] = set()
+    open_functions: set[tuple[str, str]] = set()
     while waiting:
         key, done = waiting.pop()
-        inner = [(node.domain, node.op_type) for node in bodies[key].node]
+        callees = [(node.domain, node.op_type) for node in bodies[key].node]
         if done:
-            sizes[key] = min(sum(sizes.get(each, 1) for each in inner), MOST_NODES + 1)
-            open_.discard(key)
+            sizes[key] = min(sum(sizes.get(callee, 1) for callee in callees), MOST_NODES + 1)
+            open_functions.discard(key)
         elif key not in sizes:
-            open_.add(key)
+            open_functions.add(key)
             waiting.append((key, True))
-            for each in {each for each in inner if each in bodies and each not in sizes}:
-                if each in open_:
-                    raise ModelError(f"its function {each[1][:80]!r} uses itself")
-                waiting.append((each, False))
+            for callee in {callee for callee in callees if callee in bodies and callee not in sizes}:
+                if callee in open_functions:
+                    raise ModelError(f"its function {callee[1][:80]!r} calls itself")
+                waiting.append((callee, False))
     nodes = [node for graph in graphs_in(model) for node in graph.node if hasattr(graph, "initializer")]
     return sum(sizes.get((node.domain, node.op_type), 1) for node in nodes)
 
 
-def _bring_inside(model: Any, folder: Path) -> None:
-    """Reads tensors that lie in files beside the model, and looks at the sizes of all.
+def _load_external_tensors(model: Any, folder: Path) -> None:
+    """Read the external tensors into the model, and check the sizes of all tensors.
 
     Raises:
-        ModelError: a tensor lies elsewhere, or has not as many numbers as its sides say.
+        ModelError: a tensor is outside the model's folder, is too large, or its data do not fit its shape.
     """
-    left = MOST_BYTES
+    remaining_bytes = MOST_BYTES
     for tensor in _tensors(model):
         count = prod(tensor.dims)
         if min(tensor.dims, default=0) < 0 or count > MOST_NUMBERS:
             raise ModelError(
-                f"its tensor {tensor.name[:80]!r} has the sides {list(tensor.dims)[:8]}", allowed=f"{MOST_NUMBERS:,}"
+                f"its tensor {tensor.name[:80]!r} has the shape {list(tensor.dims)[:8]}", allowed=f"{MOST_NUMBERS:,}"
             )
         if tensor.data_location == tensor.EXTERNAL:
-            data = _beside(tensor, folder, left)
-            left -= len(data)
+            data = _external_data(tensor, folder, remaining_bytes)
+            remaining_bytes -= len(data)
             del tensor.external_data[:]
             tensor.ClearField("data_location")
             tensor.raw_data = data
         array(tensor)
 
 
-def _beside(tensor: Any, folder: Path, left: int) -> bytes:
-    """The bytes of a tensor in a file beside the model."""
-    where = {entry.key: entry.value for entry in tensor.external_data}
-    said, name = where.get("location", ""), f"its tensor {tensor.name[:80]!r}"
+def _external_data(tensor: Any, folder: Path, remaining_bytes: int) -> bytes:
+    """Read the bytes of an external tensor."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    name = f"its tensor {tensor.name[:80]!r}"
     inside = os.path.realpath(folder)
-    path = os.path.realpath(os.path.join(inside, said))
-    if not said or os.path.isabs(said) or os.path.commonpath([inside, path]) != inside or not os.path.isfile(path):
+    path = os.path.realpath(os.path.join(inside, location))
+    is_inside = location and not os.path.isabs(location) and os.path.commonpath([inside, path]) == inside
+    if not is_inside or not os.path.isfile(path):
         raise ModelError(
-            f"{name} lies in {said[:200]!r}",
+            f"{name} is stored in {location[:200]!r}",
             allowed="a file in the model's folder",
-            todo=AGAIN,
+            todo=EXPORT_AGAIN,
         )
     try:
-        offset, size = int(where.get("offset", 0)), os.path.getsize(path)
-        length = int(where.get("length", size - offset))
-        if not 0 <= offset <= offset + length <= size or length > left:
+        offset = int(entries.get("offset", 0))
+        size = os.path.getsize(path)
+        length = int(entries.get("length", size - offset))
+        if not 0 <= offset <= offset + length <= size or length > remaining_bytes:
             raise ModelError(
-                f"{name} lies at {offset:,} to {offset + length:,} of {said[:200]!r}",
+                f"{name} is stored at bytes {offset:,} to {offset + length:,} of {location[:200]!r}",
                 allowed=f"within its {size:,} bytes, and {MOST_BYTES:,} bytes for all",
             )
         with open(path, "rb") as stream:
             stream.seek(offset)
             return stream.read(length)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{name} cannot be read from {said[:200]!r}: {error}") from error
+        raise ModelError(f"{name} cannot be read from {location[:200]!r}: {error}") from error
 
 
 def array(tensor: Any) -> NDArray[Any]:
-    """The numbers of a stored tensor.
+    """Return the values of a stored tensor.
 
     Raises:
-        ModelError: there are not as many as its sides say, or of no type that is known.
+        ModelError: the data do not fit the shape, or the data type is unsupported.
     """
     from onnx import numpy_helper
 
@@ -254,28 +272,36 @@ def array(tensor: Any) -> NDArray[Any]:
 
 
 def _as_float32(model: Any) -> list[str]:
-    """Turns float16, bfloat16 and float64 into float32, everywhere; says so."""
+    """Convert float16, bfloat16 and float64 to float32; return notes on this."""
     from onnx import numpy_helper
 
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for tensor in _tensors(model):
-        if tensor.data_type in (FLOAT16, DOUBLE, BFLOAT16):
-            found[tensor.data_type] = found.get(tensor.data_type, 0) + 1
-            numbers = np.asarray(array(tensor).astype(np.float64), np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(numbers, tensor.name))
+        if tensor.data_type in OTHER_FLOATS:
+            counts[tensor.data_type] = counts.get(tensor.data_type, 0) + 1
+            values = np.asarray(array(tensor).astype(np.float64), np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
     for graph in graphs_in(model):
-        for value in [*getattr(graph, "input", ()), *getattr(graph, "output", ())]:
-            if not isinstance(value, str) and value.type.tensor_type.elem_type in (FLOAT16, DOUBLE, BFLOAT16):
-                found.setdefault(value.type.tensor_type.elem_type, 0)
-                value.type.tensor_type.elem_type = FLOAT
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.name in ("to", "dtype") and attribute.i in (FLOAT16, DOUBLE, BFLOAT16):
-                    attribute.i = FLOAT
+        for dtype in _declare_float32(graph):
+            counts.setdefault(dtype, 0)
     return [
-        f"its numbers of {TYPE_NAMES[kind]} are taken as float32 ({count} stored tensors)"
-        for kind, count in sorted(found.items())
+        f"its {TYPE_NAMES[kind]} values are converted to float32 ({count} stored tensors)"
+        for kind, count in sorted(counts.items())
     ]
+
+
+def _declare_float32(graph: Any) -> list[int]:
+    """Change the declared types of inputs, outputs and casts to float32; return the types of inputs and outputs."""
+    changed = []
+    for value in [*graph.input, *graph.output]:
+        if not isinstance(value, str) and value.type.tensor_type.elem_type in OTHER_FLOATS:
+            changed.append(value.type.tensor_type.elem_type)
+            value.type.tensor_type.elem_type = FLOAT
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.name in ("to", "dtype") and attribute.i in OTHER_FLOATS:
+                attribute.i = FLOAT
+    return changed
 
 
 SETTINGS: Mapping[str, tuple[int, int]] = {
@@ -284,7 +310,7 @@ SETTINGS: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("pads", "output_padding", "output_shape"), (-LARGEST_STEP, LARGEST_STEP)),
     **dict.fromkeys(("axis", "batch_dims", "size", "keepdims"), (-LARGEST_STEP, LARGEST_STEP)),
 }
-"""What settings by these names may be; onnx and onnxruntime divide by some of them without looking."""
+"""Allowed range of attributes by name. Reason: onnx and onnxruntime divide by some of them without a check."""
 
 
 def _check_settings(model: Any) -> None:
@@ -292,7 +318,9 @@ def _check_settings(model: Any) -> None:
         for node in graph.node:
             for attribute in node.attribute:
                 low, high = SETTINGS.get(attribute.name, (None, None))
-                numbers = [*attribute.ints, *([attribute.i] if attribute.type == attribute.INT else [])]
+                numbers = [*attribute.ints]
+                if attribute.type == attribute.INT:
+                    numbers.append(attribute.i)
                 if low is not None and high is not None and not all(low <= number <= high for number in numbers):
                     raise ModelError(
                         f"{node.op_type[:40]} {node.name[:80]!r} has {attribute.name} {numbers[:8]}",
@@ -300,64 +328,77 @@ def _check_settings(model: Any) -> None:
                     )
 
 
-def _in_order(model: Any) -> None:
-    """Puts the operators in an order in which they can be computed.
+def _sort_nodes(model: Any) -> None:
+    """Sort the operators topologically.
 
     Raises:
-        ModelError: they go in circles, or two make the same tensor.
+        ModelError: the graph has a cycle, or two operators compute the same tensor.
     """
     nodes = list(model.graph.node)
-    made: dict[str, int] = {}
-    for number, node in enumerate(nodes):
-        for name in filter(None, node.output):
-            if name in made:
-                raise ModelError(f"two operators make {name[:80]!r}")
-            made[name] = number
-    waits = [{made[name] for name in _taken(node) if name in made} for node in nodes]
-    if all(max(needed, default=-1) < number for number, needed in enumerate(waits)):
+    producers = _producers(nodes)
+    needed = [{producers[name] for name in _used_names(node) if name in producers} for node in nodes]
+    if all(max(indices, default=-1) < index for index, indices in enumerate(needed)):
         return
-    users: dict[int, list[int]] = {}
-    for number, needed in enumerate(waits):
-        for each in needed:
-            users.setdefault(each, []).append(number)
-    ready = [number for number, needed in enumerate(waits) if not needed]
-    for number in ready:  # grows while it is walked
-        for user in users.get(number, ()):
-            waits[user].discard(number)
-            if not waits[user]:
-                ready.append(user)
-    if len(ready) < len(nodes):
-        stuck = nodes[min(set(range(len(nodes))) - set(ready))]
-        raise ModelError(f"{stuck.op_type[:40]} {stuck.name[:80]!r} waits for its own result")
+    order = _topological_order(needed)
+    if len(order) < len(nodes):
+        node = nodes[min(set(range(len(nodes))) - set(order))]
+        raise ModelError(f"{node.op_type[:40]} {node.name[:80]!r} depends on its own result")
     del model.graph.node[:]
-    model.graph.node.extend([nodes[number] for number in ready])
+    model.graph.node.extend([nodes[index] for index in order])
+
+
+def _producers(nodes: Sequence[Any]) -> dict[str, int]:
+    """Return the index of the operator that computes each tensor, by tensor name."""
+    producers: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        for name in filter(None, node.output):
+            if name in producers:
+                raise ModelError(f"two operators compute {name[:80]!r}")
+            producers[name] = index
+    return producers
+
+
+def _topological_order(needed: Sequence[set[int]]) -> list[int]:
+    """Return the indices of operators in topological order, without those in or after a cycle."""
+    pending = [set(indices) for indices in needed]
+    users: dict[int, list[int]] = {}
+    for index, indices in enumerate(pending):
+        for producer in indices:
+            users.setdefault(producer, []).append(index)
+    order = [index for index, indices in enumerate(pending) if not indices]
+    for index in order:  # the list grows during the iteration
+        for user in users.get(index, ()):
+            pending[user].discard(index)
+            if not pending[user]:
+                order.append(user)
+    return order
 
 
 def _drop_unused(model: Any) -> None:
-    """Takes out the operators that no output depends on.
+    """Remove the operators that no output depends on.
 
     Raises:
-        ModelError: no operator is left.
+        ModelError: no operator remains.
     """
     needed = {value.name for value in model.graph.output}
     kept = []
     for node in reversed(model.graph.node):
         if needed.intersection(filter(None, node.output)):
             kept.append(node)
-            needed.update(_taken(node))
+            needed.update(_used_names(node))
     if not kept:
-        raise ModelError("none of its operators makes one of its outputs", todo="check the file")
+        raise ModelError("no operator computes any of its outputs", todo="check the file")
     if len(kept) < len(model.graph.node):
         del model.graph.node[:]
         model.graph.node.extend(reversed(kept))
 
 
-def _taken(node: Any) -> Iterator[str]:
-    """What an operator takes, and the graphs inside of it."""
+def _used_names(node: Any) -> Iterator[str]:
+    """Yield the names of the tensors that an operator and its subgraphs use."""
     waiting = [node]
     while waiting:
-        each = waiting.pop()
-        yield from filter(None, each.input)
-        for attribute in each.attribute:
-            for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+        current = waiting.pop()
+        yield from filter(None, current.input)
+        for attribute in current.attribute:
+            for graph in _subgraphs(attribute):
                 waiting += graph.node

@@ -1,12 +1,11 @@
 """A float TFLite graph as a network of Keras layers, operator by operator, without TensorFlow.
 
-What a rule of `tflite_rules` or `tflite_shapes` makes of an operator is plain values
-(`training.network`); whether it computes the same is found out when it is loaded
-(`tflite_file`). Weights become weights of Keras layers wherever there is a layer for them.
+The import rules in `ops` return plain descriptions of layers (`compress.ir.keras_graph`). `tflite_file` builds the
+Keras model and compares it with the file. Weights become weights of Keras layers if there is a layer for them.
 
-The first side of a tensor is the batch, and the network's too. Where a graph uses that side
-otherwise (a reshape of [1, 7, 7, 8] to [49, 8]) the tensor is *whole*: the network has its
-own batch before all of its sides.
+The first dimension of a tensor is the batch, in the graph and in the network. If a graph uses that dimension in another
+way (a reshape of [1, 7, 7, 8] to [49, 8]), the tensor is *whole*: the network has a batch dimension before all of its
+dimensions.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from compress.tflite.graph import NONE, Operator
 from compress.tflite.graph import Tensor as Stored
 
 ACTIVATIONS = {1: "relu", 2: "relu_n1_to_1", 3: "relu6", 4: "tanh"}
-"""Those that an operator may apply to what it makes. Source: schema.fbs, ActivationFunctionType."""
+"""Fused activations by number. Source: schema.fbs, ActivationFunctionType."""
 
 
 @dataclass(frozen=True)
 class TfliteValue:
-    """A computed tensor of the graph as the network has it.
+    """A computed tensor of the graph, and the tensor of the network that holds it.
 
     Attributes:
-        tensor: which of the network's.
-        shape: as in the graph, with the side that is the batch.
-        whole: whether the network has its batch before all of these sides.
+        tensor: the tensor of the network.
+        shape: the shape in the graph, with the batch.
+        whole: whether the network has its batch dimension before all of these dimensions.
     """
 
     tensor: LayerOutput
@@ -48,26 +47,26 @@ class TfliteValue:
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """Its shape in the network, without the network's batch."""
+        """The shape in the network, without the network's batch."""
         return self.shape if self.whole else self.shape[1:]
 
     def axis(self, axis: int) -> int:
-        """An axis of the graph's tensor as the network counts it, its batch included."""
+        """Return the axis in the network, with its batch, for an axis of the graph's tensor."""
         rank = len(self.shape)
         if not -rank <= axis < rank:
-            raise NotImportedError(f"there is no axis {axis} in {list(self.shape)}")
+            raise NotImportedError(f"axis {axis} is invalid for {list(self.shape)}")
         return axis % rank + self.whole
 
 
 @dataclass(frozen=True)
 class TfliteNetwork:
-    """What a float graph became.
+    """The network made from a float graph.
 
     Attributes:
         plain: the graph, in its plain form.
-        network: its layers; nothing to be used where there are `problems`.
-        values: by tensor of the graph where the network has it.
-        problems: every operator that has no counterpart, and why.
+        network: its layers; invalid if there are `problems`.
+        values: the value in the network of each tensor of the graph, by index.
+        problems: every unsupported operator, with the reason.
     """
 
     plain: Plain
@@ -90,10 +89,10 @@ class TfliteNetworkBuilder(NetworkBuilder[TfliteValue]):
     batch: int
     values: dict[int, TfliteValue] = field(default_factory=dict)
 
-    def name(self, wanted: str) -> str:
-        """A free name that Keras and TensorFlow take, of a tensor's: "model/stem/conv/Relu" gives stem_conv."""
-        parts = [part for part in wanted.split(";", 1)[0].split("/") if part]
-        while len(parts) > 1 and parts[-1][0].isupper():  # what TensorFlow calls its operations
+    def name(self, tensor_name: str) -> str:
+        """Return a free valid layer name for a tensor name: "model/stem/conv/Relu" gives stem_conv."""
+        parts = [part for part in tensor_name.split(";", 1)[0].split("/") if part]
+        while len(parts) > 1 and parts[-1][0].isupper():  # names that TensorFlow gives to operations
             parts.pop()
         return free_name("_".join(parts[1:][-2:] or parts), self.layers)
 
@@ -105,10 +104,10 @@ class TfliteNetworkBuilder(NetworkBuilder[TfliteValue]):
 
 @dataclass(frozen=True)
 class TfliteCall(LayerFactory[TfliteValue]):
-    """One operator, and all that a rule needs to make layers of it.
+    """One operator, with the inputs and outputs of its import rule.
 
     Attributes:
-        draft: where the layers go.
+        builder: the network under construction.
         operator: the operator.
     """
 
@@ -116,42 +115,42 @@ class TfliteCall(LayerFactory[TfliteValue]):
     operator: Operator
 
     def option(self, name: str, default: Any = 0) -> Any:
-        """One of the operator's options."""
+        """Return one of the operator's options."""
         return self.operator.option(name, default)
 
     @property
     def count(self) -> int:
-        """How many inputs it has, absent ones at the end not counted."""
-        given = self.operator.inputs
-        return max((place + 1 for place, index in enumerate(given) if index != NONE), default=0)
+        """The number of inputs, without absent ones at the end."""
+        inputs = self.operator.inputs
+        return max((place + 1 for place, index in enumerate(inputs) if index != NONE), default=0)
 
     def values(self) -> list[TfliteValue]:
-        """All of its inputs, of which none may be a constant."""
+        """Return all inputs, which must be computed."""
         if not self.count:
-            raise NotImportedError("it is given nothing")
+            raise NotImportedError("it has no inputs")
         return [self.value(place) for place in range(self.count)]
 
     def stored(self, place: int) -> Stored:
-        """One of its inputs, as the file has it."""
-        given = self.operator.inputs
-        if place >= len(given) or given[place] == NONE:
+        """Return an input as stored in the file."""
+        inputs = self.operator.inputs
+        if place >= len(inputs) or inputs[place] == NONE:
             raise NotImportedError(f"its input {place} is missing")
-        return self.builder.plain.graph.tensors[given[place]]
+        return self.builder.plain.graph.tensors[inputs[place]]
 
     @property
-    def made(self) -> Stored:
-        """Its first output, as the file has it."""
+    def output(self) -> Stored:
+        """The first output as stored in the file."""
         if not self.operator.outputs:
-            raise NotImportedError("it makes nothing")
+            raise NotImportedError("it has no output")
         return self.builder.plain.graph.tensors[self.operator.outputs[0]]
 
     def is_constant(self, place: int) -> bool:
-        """Whether an input is there, and a constant."""
-        given = self.operator.inputs
-        return place < len(given) and given[place] != NONE and self.stored(place).is_constant
+        """Whether an input is present and constant."""
+        inputs = self.operator.inputs
+        return place < len(inputs) and inputs[place] != NONE and self.stored(place).is_constant
 
     def constant(self, place: int, *dtypes: str) -> NDArray[Any]:
-        """The value of an input that must be a constant of one of these types."""
+        """Return the values of an input that must be a constant of one of these types."""
         stored = self.stored(place)
         if not stored.is_constant:
             raise NotImportedError(f"its input {place}, {stored.name[:80]!r}, is computed")
@@ -163,29 +162,31 @@ class TfliteCall(LayerFactory[TfliteValue]):
             raise NotImportedError(error.what) from error
 
     def weights(self, place: int) -> NDArray[np.float32]:
-        """The value of an input that must be a float constant."""
+        """Return the values of an input that must be a float constant."""
         return np.asarray(self.constant(place, "FLOAT32"), np.float32)
 
     def integers(self, place: int) -> list[int]:
-        """The value of an input that must be a constant of structure: axes, a shape."""
+        """Return the values of a constant integer input: axes, a shape."""
         return [int(number) for number in self.constant(place, "INT32", "INT64").reshape(-1)]
 
     def value(self, place: int) -> TfliteValue:
-        """An input that must be computed from the graph's inputs."""
+        """Return an input that must be computed from the graph's inputs."""
         stored = self.stored(place)
         if stored.is_constant:
             raise NotImportedError(f"its input {place}, {stored.name[:80]!r}, is a constant")
         if 0 in stored.shape:
             raise NotImportedError(f"its input {place}, {stored.name[:80]!r}, is empty")
         if stored.index not in self.builder.values:
-            raise NotImportedError(f"nothing before it makes its input {place}, {stored.name[:80]!r}")
+            raise NotImportedError(f"no operator before it computes its input {place}, {stored.name[:80]!r}")
         return self.builder.values[stored.index]
 
     def batched(self, place: int, *ranks: int) -> TfliteValue:
-        """An input whose first side is the network's batch, of one of these ranks."""
+        """Return an input of one of these ranks, whose first dimension is the network's batch."""
         value = reshaped(self, self.value(place), self.value(place).shape, whole=False)
         if len(value.shape) not in ranks:
-            raise NotImportedError(f"its input has {len(value.shape)} sides, not {' or '.join(map(str, ranks))}")
+            raise NotImportedError(
+                f"its input has {len(value.shape)} dimensions; {' or '.join(map(str, ranks))} are supported"
+            )
         return value
 
     @property
@@ -195,10 +196,10 @@ class TfliteCall(LayerFactory[TfliteValue]):
 
     def layer_name(self) -> str:
         """Return a free name, after the operator's first output."""
-        return self.builder.name(self.made.name or self.operator.name.lower())
+        return self.builder.name(self.output.name or self.operator.name.lower())
 
     def activated(self, value: TfliteValue) -> TfliteValue:
-        """What the operator makes of its result at the end, if anything."""
+        """Apply the operator's fused activation, if it has one."""
         number = self.option("fusedActivationFunction")
         if not number:
             return value
@@ -207,23 +208,24 @@ class TfliteCall(LayerFactory[TfliteValue]):
         return self.activation(ACTIVATIONS[number], value)
 
     def activation(self, name: str, value: TfliteValue) -> TfliteValue:
-        """An activation by Keras' name."""
+        """Apply an activation by its Keras name."""
         if name == "relu_n1_to_1":
             return self.operation(NUMPY, "Clip", {"x_min": -1.0, "x_max": 1.0}, [value], value)
         return self.layer("Activation", {"activation": name}, [value], value)
 
 
 def reshaped(call: TfliteCall, value: TfliteValue, shape: Sequence[int], *, whole: bool | None = None) -> TfliteValue:
-    """The same numbers in another shape; whole only where the first side is not the batch, unless it is asked for."""
-    shape, batch = tuple(int(side) for side in shape), call.builder.batch
+    """Reshape a value; by default it becomes whole only if its first dimension is not the batch."""
+    shape = tuple(int(size) for size in shape)
+    batch = call.builder.batch
     if prod(shape) != prod(value.shape):
-        raise NotImportedError(f"{list(value.shape)} does not fill {list(shape)}")
+        raise NotImportedError(f"{list(value.shape)} does not have as many values as {list(shape)}")
     fits = shape[:1] == (batch,)
     whole = not fits if whole is None else whole
     if (shape, whole) == (value.shape, value.whole):
         return value
     if ((whole or value.whole) and batch != 1) or (not whole and not fits):
-        raise NotImportedError(f"it mixes the samples of a batch: {list(value.shape)} becomes {list(shape)}")
+        raise NotImportedError(f"it mixes the samples of a batch: it reshapes {list(value.shape)} to {list(shape)}")
     like = TfliteValue(value.tensor, shape, whole)
     if len(like.sides) == 1 and not value.whole and len(value.sides) > 1:
         return call.layer("Flatten", {}, [value], like)
@@ -236,10 +238,10 @@ Rule = Callable[[TfliteCall], TfliteValue]
 def build_network(
     plain: Plain, rules: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]]
 ) -> TfliteNetwork:
-    """Makes a network of a graph, as far as there are rules for it.
+    """Convert a graph to a network; operators without a rule become `problems`.
 
     Raises:
-        ModelError: its inputs or outputs make no sense.
+        ModelError: its inputs or outputs are invalid.
     """
     graph = plain.graph
     builder = TfliteNetworkBuilder(plain, _batch(plain))
@@ -248,12 +250,12 @@ def build_network(
     builder.values = dict(zip(graph.inputs, inputs, strict=True))
     for operator, number in zip(graph.operators, plain.numbers, strict=True):
         try:
-            made = _made(TfliteCall(builder, operator), rules)
+            outputs = _import_operator(TfliteCall(builder, operator), rules)
         except NOT_MADE as error:
-            made_name = graph.output_tensors(operator)[0].name[:80] if operator.outputs else ""
-            problems.append(Refused(f"operator {number}, {made_name}", operator.name, str(error)))
-            made = _unknown(builder, operator)
-        builder.values.update(zip(operator.outputs, made, strict=False))
+            output_name = graph.output_tensors(operator)[0].name[:80] if operator.outputs else ""
+            problems.append(Refused(f"operator {number}, {output_name}", operator.name, str(error)))
+            outputs = _unknown(builder, operator)
+        builder.values.update(zip(operator.outputs, outputs, strict=False))
     if not graph.outputs:
         raise ModelError("it has no outputs")
     missing = [graph.tensors[index].name for index in graph.outputs if index not in builder.values]
@@ -264,10 +266,10 @@ def build_network(
 
 
 def _batch(plain: Plain) -> int:
-    """The first side of all inputs.
+    """Return the first dimension of all inputs.
 
     Raises:
-        ModelError: they have no such side, or are no floats.
+        ModelError: an input is not float, has no batch, or has a different one.
     """
     stored = [plain.graph.tensors[index] for index in plain.graph.inputs]
     for tensor in stored:
@@ -281,26 +283,27 @@ def _batch(plain: Plain) -> int:
     return batches.pop()
 
 
-def _made(
+def _import_operator(
     call: TfliteCall, rules: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]]
 ) -> list[TfliteValue]:
-    """What the rule for an operator makes of it, in the order of its outputs."""
+    """Apply the rule for an operator; return a value for each of its outputs."""
     operator = call.operator
     if operator.custom or operator.name not in rules:
-        raise NotImportedError("Keras has no layer for it" if not operator.custom else "it is a custom operator")
+        raise NotImportedError("it is a custom operator" if operator.custom else "Keras has no layer for it")
     stored = call.builder.plain.graph.output_tensors(operator)
-    odd = next((tensor for tensor in stored if tensor.dtype != "FLOAT32" or tensor.is_variable), None)
-    if odd is not None or not stored:
-        raise NotImportedError(f"it makes {odd.dtype}" if odd is not None else "it makes nothing")
+    if not stored:
+        raise NotImportedError("it has no output")
+    for tensor in stored:
+        if tensor.dtype != "FLOAT32" or tensor.is_variable:
+            raise NotImportedError(f"its output is {tensor.dtype}")
     values = apply_rule(rules[operator.name], call)
     if [value.shape for value in values] != [tensor.shape for tensor in stored]:
-        found = ", ".join(str(list(value.shape)) for value in values)
-        raise NotImportedError(f"it makes {found}, but the file says {[list(tensor.shape) for tensor in stored]}")
+        computed = ", ".join(str(list(value.shape)) for value in values)
+        raise NotImportedError(f"it computes {computed}, but the file has {[list(tensor.shape) for tensor in stored]}")
     return values
 
 
 def _unknown(builder: TfliteNetworkBuilder, operator: Operator) -> list[TfliteValue]:
-    """What stands for the results of an operator without a counterpart, so that those behind it are looked at too."""
+    """Return placeholders for the outputs of an unsupported operator, so that later operators are checked too."""
     stored = builder.plain.graph.output_tensors(operator)
-    whole = [tensor.shape[:1] != (builder.batch,) for tensor in stored]
-    return [TfliteValue(UNKNOWN, tensor.shape, each) for tensor, each in zip(stored, whole, strict=True)]
+    return [TfliteValue(UNKNOWN, tensor.shape, tensor.shape[:1] != (builder.batch,)) for tensor in stored]

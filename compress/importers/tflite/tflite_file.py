@@ -1,7 +1,7 @@
-""".tflite files as models to work on: what a file is, and a float one as a Keras model.
+"""Import of .tflite files: read any file, and rebuild a float model with Keras layers.
 
-A float file is rebuilt with Keras layers (`tflite_rules`), and the rebuilt model must then
-answer as the file does in the TFLite runtime. What a file is can be told without TensorFlow.
+`read` finds the unsupported operators without TensorFlow. `load` builds the Keras model and compares its outputs with
+those of the file in the TFLite runtime.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TfliteFile:
-    """What a .tflite file is to a pipeline.
+    """A parsed .tflite file.
 
     Attributes:
         path: the file.
-        graph: as it was read.
-        plain: a float one in its plain form, which the rebuilt model must answer as; None for a file that is quantized,
-            or holds no floats.
-        imported: the network it became, likewise.
+        graph: the parsed graph.
+        plain: the float graph in its plain form, the reference for the rebuilt model; None if the file is not float.
+        imported: the network made from `plain`; None if the file is not float.
     """
 
     path: Path
@@ -50,60 +49,61 @@ class TfliteFile:
 
     @property
     def problems(self) -> tuple[Refused, ...]:
-        """The operators of a float file that have no counterpart in Keras."""
+        """The unsupported operators of a float file."""
         return self.imported.problems if self.imported else ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of a float file is not as it was, in words."""
+        """Differences between a float file and the network, as text."""
         return self.imported.plain.notes if self.imported else ()
 
     @property
     def batch(self) -> int:
-        """How many samples it takes at once."""
+        """The batch size of the first input."""
         return self.graph.tensors[self.graph.inputs[0]].shape[0]
 
 
 def read(path: Path) -> TfliteFile:
-    """Reads a file, and finds out what can be done with it; without TensorFlow.
+    """Read a file, and convert a float graph to layers, without TensorFlow.
 
     Raises:
-        ModelError: it is no .tflite file, is damaged, or makes no sense.
+        ModelError: the file is not a .tflite file, is damaged, or is invalid.
     """
     parsed = graph.read(path)
     if not float_graph.is_float(parsed):
         return TfliteFile(path, parsed)
     try:
         plain = float_graph.plain(parsed)
-        return TfliteFile(path, parsed, plain, build_network(_joined(plain), RULES))
+        return TfliteFile(path, parsed, plain, build_network(_with_dilated_convolutions(plain), RULES))
     except ModelError as error:
         error.where = str(path)
         raise
 
 
-def _joined(plain: Plain) -> Plain:
-    """The same with dilated convolutions as one operator: of batches of any size the converter makes three or five."""
+def _with_dilated_convolutions(plain: Plain) -> Plain:
+    """Merge the operators of each dilated convolution: for an open batch the converter writes three or five."""
     numbers = {op.outputs[:1]: number for op, number in zip(plain.graph.operators, plain.numbers, strict=True)}
     edited = plain.graph
-    while (changed := _with_a_dilation(edited)) is not None:
-        edited = changed
-    following, found = 0, list[int]()
-    for operator in reversed(edited.operators):  # what was put in has the number of what it was put in for
-        following = numbers.get(operator.outputs[:1], following)
-        found.append(following)
-    return Plain(edited, tuple(reversed(found)), plain.notes)
+    while (merged := _merge_one_dilation(edited)) is not None:
+        edited = merged
+    edited_numbers: list[int] = []
+    number = 0
+    for operator in reversed(edited.operators):  # an inserted operator has the number of the operator after it
+        number = numbers.get(operator.outputs[:1], number)
+        edited_numbers.append(number)
+    return Plain(edited, tuple(reversed(edited_numbers)), plain.notes)
 
 
-def _with_a_dilation(found: Graph) -> Graph | None:
-    """One more of them joined, if there is one."""
-    for operator in found.operators:
+def _merge_one_dilation(edited: Graph) -> Graph | None:
+    """Return the graph with its first dilated convolution merged; None if it has no such convolution."""
+    for operator in edited.operators:
         if operator.name == "SPACE_TO_BATCH_ND":
             for rewrite in (dilation.dilated_convolution, dilation.dilated_row):
                 try:
-                    for edit in rewrite(operator, found):
+                    for edit in rewrite(operator, edited):
                         return edit.graph()
                 except (ModelError, *NOT_MADE):
-                    continue  # it makes no sense, and is refused as an operator
+                    continue  # the operator is invalid: its import rule refuses it
     return None
 
 
@@ -115,16 +115,16 @@ def load(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> tuple[
         samples: real samples [n, ...] for the comparison, in addition to random ones.
 
     Raises:
-        ModelError: an operator has no counterpart, or the outputs differ.
+        ModelError: an operator is unsupported, or the outputs differ.
     """
     assert file.plain is not None  # the caller has checked that the file is float
     assert file.imported is not None
     if file.problems:
         raise unsupported(file.problems, str(file.path))
-    found = file.imported
-    needed = networks.subnetwork(found.network, list(tensors_in(found.network.outputs)))
-    network = replace(needed, name="model", outputs=found.network.outputs)
-    shapes = [found.plain.graph.tensors[index].shape for index in found.plain.graph.inputs]
+    imported = file.imported
+    used_layers = networks.subnetwork(imported.network, list(tensors_in(imported.network.outputs)))
+    network = replace(used_layers, name="model", outputs=imported.network.outputs)
+    shapes = [imported.plain.graph.tensors[index].shape for index in imported.plain.graph.inputs]
     runs = [*verification.random_inputs(shapes), *_batches(shapes, samples)]
     try:
         model = verification.build_model(network)
@@ -133,7 +133,7 @@ def load(file: TfliteFile, samples: NDArray[np.float32] | None = None) -> tuple[
         error.where = str(file.path)
         raise
     if not parity.max_rel <= TOLERANCE:
-        raise verification.too_different(parity, str(file.path), _first_difference(found, runs))
+        raise verification.too_different(parity, str(file.path), _first_difference(imported, runs))
     return model, parity
 
 
@@ -160,33 +160,33 @@ def _flat(outputs: Sequence[Any]) -> list[NDArray[Any]]:
     return [np.asarray(output).reshape(-1) for output in outputs]
 
 
-def _first_difference(found: TfliteNetwork, runs: Runs) -> str:
+def _first_difference(imported: TfliteNetwork, runs: Runs) -> str:
     """Return the first operator whose result differs, with its number in the file."""
-    graph = found.plain.graph
-    largest = _intermediate_differences(found, runs)
-    for operator, number in zip(graph.operators, found.plain.numbers, strict=True):
+    graph = imported.plain.graph
+    largest = _intermediate_differences(imported, runs)
+    for operator, number in zip(graph.operators, imported.plain.numbers, strict=True):
         relative = max((largest.get(index, 0.0) for index in operator.outputs), default=0.0)
         if relative > TOLERANCE:
             return f"{float_graph.operator_title(operator, number, graph)}, by {relative:.2g}"
     return "no operator alone"
 
 
-def _intermediate_differences(found: TfliteNetwork, runs: Runs) -> dict[int, float]:
+def _intermediate_differences(imported: TfliteNetwork, runs: Runs) -> dict[int, float]:
     """Return the largest relative difference of every intermediate tensor, by its index in the file."""
-    observed = _places(found)
-    model = networks.build(networks.subnetwork(found.network, list(observed.values())))
-    runner = comparison.Runner(found.plain.graph, keep=True)
+    observed = _observed_tensors(imported)
+    model = networks.build(networks.subnetwork(imported.network, list(observed.values())))
+    runner = comparison.Runner(imported.plain.graph, keep=True)
     largest = dict.fromkeys(observed, 0.0)
     for inputs in runs:
         expected = runner.run(inputs, list(observed))
         actual = verification.run_model(model, inputs)
-        for index, one, other in zip(observed, expected, actual, strict=True):
-            relative = verification.compare_output(one.reshape(-1), other.reshape(-1)).relative
+        for index, reference, array in zip(observed, expected, actual, strict=True):
+            relative = verification.compare_output(reference.reshape(-1), array.reshape(-1)).relative
             largest[index] = max(largest[index], relative)
     return largest
 
 
-def _places(found: TfliteNetwork) -> Mapping[int, LayerOutput]:
-    """Return the tensor of the network for each output of an operator that the network has."""
-    outputs = [index for operator in found.plain.graph.operators for index in operator.outputs]
-    return {index: found.values[index].tensor for index in outputs if index in found.values}
+def _observed_tensors(imported: TfliteNetwork) -> Mapping[int, LayerOutput]:
+    """Return the network's tensor for each operator output that the network computes."""
+    outputs = [index for operator in imported.plain.graph.operators for index in operator.outputs]
+    return {index: imported.values[index].tensor for index in outputs if index in imported.values}

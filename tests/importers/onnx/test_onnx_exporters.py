@@ -102,7 +102,7 @@ def test_an_input_of_whole_numbers_is_compared_on_such(kind: str, saved_onnx: Sa
     path = saved_onnx(Model(TURNED, {"x": ("b", 8, 8, 4)}, ["y"], 10, {"x": WHOLE[kind]}))
     assert kinds(path) in (["Conv2D"], ["Cast", "Conv2D"])
     file = onnx_file.read(path)
-    assert f"its input 'x' is {kind}; it takes floats now" in file.notes
+    assert f"its input 'x' is {kind}; the Keras model takes it as floats" in file.notes
     samples = np.random.default_rng(0).uniform(-3, 300, (2, 8, 8, 4)).astype(np.float32)
     assert onnx_file.load(file, samples)[1].max_rel < EXACT  # rounded, and brought between what the type can be
 
@@ -111,7 +111,7 @@ def test_an_input_of_whole_numbers_is_compared_on_such(kind: str, saved_onnx: Sa
 def test_a_batch_may_be_stored_as_a_number_that_is_none(side: int, saved_onnx: Saved) -> None:
     path = saved_onnx(Model([CONV], {"x": (side, 4, 8, 8)}, ["c"], 11))
     assert kinds(path) == ["Conv2D"]
-    assert onnx_file.read(path).notes[0] == "its batch of any size is taken as 1"
+    assert onnx_file.read(path).notes[0] == "its open batch dimension is set to 1"
 
 
 def test_what_no_output_hangs_on_is_left_out(saved_onnx: Saved) -> None:
@@ -140,11 +140,11 @@ def test_what_an_inner_graph_takes_is_kept(saved_onnx: Saved) -> None:
 
 
 def test_a_file_whose_operators_make_none_of_its_outputs(saved_onnx: Saved) -> None:
-    with pytest.raises(ModelError, match="none of its operators makes one of its outputs"):
+    with pytest.raises(ModelError, match="no operator computes any of its outputs"):
         onnx_file.read(saved_onnx(Model([CONV], {"x": (1, 4, 8, 8)}, ["x"])))
 
 
-# --- sides that are not fixed -----------------------------------------------------------------
+# --- open dimensions --------------------------------------------------------------------------
 
 
 OPEN = {"a b": ("N", 4, "height", "width"), "x": ("N", 4, "h", 8)}
@@ -155,8 +155,8 @@ def test_open_sides_are_refused_with_the_command_that_fixes_them(saved_onnx: Sav
     path = saved_onnx(BOTH)
     with pytest.raises(ModelError) as caught:
         onnx_file.read(path)
-    assert "its input 'a b' has sides that are not fixed: [1, 4, 'height', 'width']" in caught.value.what
-    assert "its input 'x' has sides that are not fixed: [1, 4, 'h', 8]" in caught.value.what
+    assert "its input 'a b' has open dimensions: [1, 4, 'height', 'width']" in caught.value.what
+    assert "its input 'x' has open dimensions: [1, 4, 'h', 8]" in caught.value.what
     command = f"python -m compress import {path} --shape 'a b=1,4,320,320' --shape x=1,4,320,8"
     assert caught.value.todo.endswith(command)
 
@@ -166,16 +166,16 @@ def test_open_sides_can_be_given(saved_onnx: Saved) -> None:
     model, parity = onnx_file.load(file)
     assert parity.max_rel < EXACT
     assert [each.shape for each in model.inputs] == [(None, 6, 8, 4)] * 2
-    assert "its input 'x' is taken as [1, 4, 6, 8], as it was asked for" in file.notes
+    assert "its input 'x' has the requested shape [1, 4, 6, 8]" in file.notes
 
 
 @pytest.mark.parametrize(
     ("name", "sides", "says"),
     [
-        ("y", [1], "it has no input 'y' to give a shape; allowed: a b, x"),
+        ("y", [1], "it has no input 'y'; allowed: a b, x"),
         ("x", [1, 3, 6, 8], r"its input 'x' cannot have the shape \[1, 3, 6, 8\]; allowed: \['N', 4, 'h', 8\]"),
         ("x", [1, 4, 6], "its input 'x' cannot have the shape"),
-        ("x", [2**30, 4, 2**30, 8], "has the sides"),
+        ("x", [2**30, 4, 2**30, 8], "has the shape"),
     ],
 )
 def test_a_shape_that_is_not_that_of_the_file(name: str, sides: list[int], says: str, saved_onnx: Saved) -> None:
@@ -230,7 +230,7 @@ def test_what_only_the_checker_minds(change: Callable[[Any], None], batch: int, 
     (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
     assert kinds(tmp_path / "model.onnx") == ["Conv2D"]
     notes = onnx_file.read(tmp_path / "model.onnx").notes
-    assert ("its batch of 4 is taken as 1" in notes) == (batch == 4)
+    assert ("its batch of 4 is set to 1" in notes) == (batch == 4)
 
 
 # --- other ways to say the same ---------------------------------------------------------------
@@ -394,7 +394,7 @@ def test_what_comes_behind_something_refused_is_not_blamed(saved_onnx: Saved) ->
         node("MaxPool", ["d"], ["y"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 0, 0]),
     ]
     file = onnx_file.read(saved_onnx(Model(nodes, {"x": IMAGE}, ["y"], 18)))
-    assert (file.problems[0].node, file.problems[0].reason) == ("a", "its input has 5 sides, not 3 or 4")
+    assert (file.problems[0].node, file.problems[0].reason) == ("a", "its input has 5 dimensions; 3 or 4 are supported")
     assert not [each for each in file.problems if "?" in each.reason]
 
 
@@ -423,8 +423,8 @@ def test_rows_of_a_table_are_an_embedding(kind: str, saved_onnx: Saved) -> None:
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (node("Gather", [floats(5, 3), "x"], ["y"], axis=1), "takes computed places of a constant"),
-        (node("ArgMax", ["f"], ["y"], select_last_index=1), "it takes the last of equal ones"),
+        (node("Gather", [floats(5, 3), "x"], ["y"], axis=1), "it indexes a constant"),
+        (node("ArgMax", ["f"], ["y"], select_last_index=1), "select_last_index is not supported"),
     ],
 )
 def test_what_is_neither_an_embedding_nor_the_largest(made: Any, reason: str, saved_onnx: Saved) -> None:
@@ -437,4 +437,4 @@ def test_what_is_neither_an_embedding_nor_the_largest(made: Any, reason: str, sa
 def test_places_of_the_largest_are_for_the_end(saved_onnx: Saved) -> None:
     nodes = [CONV, node("ArgMax", ["c"], ["a"], axis=1), node("Cast", ["a"], ["y"], to=1)]
     (problem,) = onnx_file.read(saved_onnx(Model(nodes, {"x": IMAGE}, ["y"]))).problems
-    assert "only the last one may make whole numbers" in problem.reason
+    assert "only a model output may be integers" in problem.reason

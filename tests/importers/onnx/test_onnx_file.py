@@ -186,7 +186,7 @@ def test_a_model_that_was_channel_last_before_stays_so(saved_onnx: Saved) -> Non
     file, model, kinds = imported(saved_onnx(Model(TURNED, {"x": ("N", 8, 7, 4)}, ["y"], 13)))
     assert kinds == ["Conv2D", "Activation"]
     assert (model.inputs[0].shape, model.outputs[0].shape) == ((None, 8, 7, 4), (None, 6, 5, 6))
-    assert file.notes == ("its batch of any size is taken as 1",)
+    assert file.notes == ("its open batch dimension is set to 1",)
 
 
 def test_weights_are_trainable_and_answers_do_not_hang_on_the_batch(saved_onnx: Saved) -> None:
@@ -213,8 +213,8 @@ def test_several_inputs_and_outputs_keep_their_names(saved_onnx: Saved) -> None:
     assert [tensor.name for tensor in model.inputs] == ["image", "right_image"]
     assert [tuple(tensor.shape[1:]) for tensor in model.outputs] == [(3,), (8, 8, 3)]
     assert "body_add" in [layer.name for layer in model.layers] or "add" in [layer.name for layer in model.layers]
-    assert "its input 'unused' is not used, and is gone" in file.notes
-    assert "its output 'sum', [1, 3, 8, 8], is channel-last now: [1, 8, 8, 3]" in file.notes
+    assert "its input 'unused' is not used: it is removed" in file.notes
+    assert "its output 'sum', [1, 3, 8, 8], is now channel-last: [1, 8, 8, 3]" in file.notes
 
 
 @pytest.mark.parametrize(
@@ -242,16 +242,16 @@ def test_other_floats_are_taken_as_float32(tmp_path: Path, kind: int, name: str)
     )
     path = tmp_path / "model.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
-    assert imported(path)[0].notes == (f"its numbers of {name} are taken as float32 (1 stored tensors)",)
+    assert imported(path)[0].notes == (f"its {name} values are converted to float32 (1 stored tensors)",)
 
 
 def test_a_fixed_batch_is_taken_as_one_where_the_output_has_it_too(saved_onnx: Saved) -> None:
     file, model, _ = imported(saved_onnx(Model([CONV], {"x": (4, 4, 8, 8)}, ["c"])))
     assert model.inputs[0].shape == (None, 8, 8, 4)
-    assert "its batch of 4 is taken as 1" in file.notes
+    assert "its batch of 4 is set to 1" in file.notes
     nodes = [node("Unsqueeze", ["x", whole(0)], ["u"]), node("Conv", ["u", floats(6, 4, 3, 3)], ["y"])]
     file, model, _ = imported(saved_onnx(Model(nodes, {"x": (4, 8, 8)}, ["y"])))
-    assert "its input 'x', [4, 8, 8], has a batch of its own before it now: [1, 4, 8, 8]" in file.notes or model.inputs[
+    assert "its input 'x', [4, 8, 8], now has a batch dimension in front: [1, 4, 8, 8]" in file.notes or model.inputs[
         0
     ].shape == (None, 8, 8, 4)
 
@@ -290,7 +290,10 @@ def test_everything_without_a_counterpart_is_listed_at_once(saved_onnx: Saved) -
     ("made", "reason"),
     [
         (node("FusedConv", ["x"], ["y"], domain="com.microsoft"), "it is a custom operator, of 'com.microsoft'"),
-        (node("QuantizeLinear", ["x", number(0.1)], ["y"]), "the model is quantized already; bring the float model"),
+        (
+            node("QuantizeLinear", ["x", number(0.1)], ["y"]),
+            "the model is quantized already; use the original float model",
+        ),
         (node("SequenceConstruct", ["x"], ["y"]), "it works on sequences of tensors"),
         (
             node(
@@ -300,7 +303,7 @@ def test_everything_without_a_counterpart_is_listed_at_once(saved_onnx: Saved) -
                 then_branch=helper.make_graph([], "t", [], []),
                 else_branch=helper.make_graph([], "e", [], []),
             ),
-            "it is control flow, whose course depends on the data",
+            "it is control flow that depends on the data",
         ),
     ],
 )
@@ -421,27 +424,33 @@ def recursive(proto: Any) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "cut off": (lambda proto: proto.SerializeToString()[:300], "no ONNX model, or it was cut off|it has no operators"),
-    "text": (lambda proto: b"this is no model" * 9, "it is no ONNX model"),
-    "empty": (lambda proto: b"", "it is no ONNX model"),
-    "zip": (lambda proto: b"PK\x03\x04" + bytes(100), "it is no ONNX model"),
-    "opset 6": (opset(6), "of opset 6; allowed: 7 to 23"),
-    "opset 99": (opset(99), "of opset 99; allowed: 7 to 23"),
-    "twice": (doubled, "two operators make 'r'"),
-    "circle": (circle, "Conv 'c' waits for its own result"),
-    "absurd": (absurd, "'c_1' has the sides .*1099511627776"),
-    "wide": (wide, "has the sides .*1073741824"),
+    "cut off": (
+        lambda proto: proto.SerializeToString()[:300],
+        "it is truncated|it has no operators",
+    ),
+    "text": (lambda proto: b"this is no model" * 9, "it is not an ONNX model"),
+    "empty": (lambda proto: b"", "it is not an ONNX model"),
+    "zip": (lambda proto: b"PK\x03\x04" + bytes(100), "it is not an ONNX model"),
+    "opset 6": (opset(6), "uses opset 6; allowed: 7 to 23"),
+    "opset 99": (opset(99), "uses opset 99; allowed: 7 to 23"),
+    "twice": (doubled, "two operators compute 'r'"),
+    "circle": (circle, "Conv 'c' depends on its own result"),
+    "absurd": (absurd, "'c_1' has the shape .*1099511627776"),
+    "wide": (wide, "has the shape .*1073741824"),
     "stride 0": (attribute(0, "strides", [0, 0]), r"Conv 'c' has strides \[0, 0\]; allowed: 1 to"),
     "group 0": (attribute(0, "group", 0), r"Conv 'c' has group \[0\]"),
     "no window": (attribute(2, "kernel_shape", [2**40, 1]), "MaxPool 'y' has kernel_shape"),
-    "not fixed": (unknown, "its input 'x' has sides that are not fixed: .*'height'.*--shape x=1,4,320,8$"),
-    "recursion": (recursive, "its function 'F' uses itself"),
-    "elsewhere": (external("../secret.bin"), "'c_1' lies in '../secret.bin'; allowed: a file in the model's folder"),
-    "absolute": (external("/etc/passwd"), "'c_1' lies in '/etc/passwd'; allowed"),
-    "by a link": (external("link.bin"), "'c_1' lies in 'link.bin'; allowed"),
-    "missing": (external("weights.bin"), "'c_1' lies in 'weights.bin'; allowed"),
-    "beyond": (external("here.bin", offset="8", length="1000000"), "lies at 8 to 1,000,008 of 'here.bin'"),
-    "before": (external("here.bin", offset="-8"), "lies at -8 to"),
+    "not fixed": (unknown, "its input 'x' has open dimensions: .*'height'.*--shape x=1,4,320,8$"),
+    "recursion": (recursive, "its function 'F' calls itself"),
+    "elsewhere": (
+        external("../secret.bin"),
+        "is stored in '../secret.bin'; allowed: a file in the model's folder",
+    ),
+    "absolute": (external("/etc/passwd"), "'c_1' is stored in '/etc/passwd'; allowed"),
+    "by a link": (external("link.bin"), "'c_1' is stored in 'link.bin'; allowed"),
+    "missing": (external("weights.bin"), "'c_1' is stored in 'weights.bin'; allowed"),
+    "beyond": (external("here.bin", offset="8", length="1000000"), "is stored at bytes 8 to 1,000,008 of 'here.bin'"),
+    "before": (external("here.bin", offset="-8"), "is stored at bytes -8 to"),
     "short": (external("here.bin"), "'c_1' is damaged"),
     "no number": (external("here.bin", offset="x"), "cannot be read from 'here.bin'"),
 }

@@ -204,9 +204,9 @@ def test_nonsense_is_refused_in_words(
     path = written(content(made, [Op(*op) for op in ops], ends, ["out"]))
     if message is None:
         (problem,) = tflite_file.read(path).problems
-        assert problem == Refused("operator 0, out", "RELU", "nothing before it makes its input 0, 'a'")
+        assert problem == Refused("operator 0, out", "RELU", "no operator before it computes its input 0, 'a'")
     elif "makes what" in message:
-        assert "nothing before it makes its input" in str(tflite_file.read(path).problems[0])
+        assert "no operator before it computes its input" in str(tflite_file.read(path).problems[0])
     else:
         with pytest.raises(ModelError, match=message):
             tflite_file.read(path)

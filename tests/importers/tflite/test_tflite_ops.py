@@ -277,7 +277,13 @@ def test_every_rule_has_a_case() -> None:
     [
         ("CONV_2D", (IMAGE, computed(1, 3, 3, 4)), computed(1, 8, 6, 1), CONV, "its input 1, 'in1', is computed"),
         ("CONV_2D", (IMAGE, constant(5, 3, 3, 3)), computed(1, 8, 6, 5), CONV, "weights [5, 3, 3, 3] do not fit 4 ch"),
-        ("CONV_2D", (IMAGE, constant(5, 3, 3, 4)), computed(1, 7, 6, 5), CONV, "it makes [1, 8, 6, 5], but the file"),
+        (
+            "CONV_2D",
+            (IMAGE, constant(5, 3, 3, 4)),
+            computed(1, 7, 6, 5),
+            CONV,
+            "it computes [1, 8, 6, 5], but the file",
+        ),
         (
             "CONV_2D",
             (IMAGE, constant(5, 3, 3, 4)),
@@ -288,9 +294,15 @@ def test_every_rule_has_a_case() -> None:
         ("CONV_2D", (IMAGE, constant(5, 3, 3, 4)), IMAGE, {"strideH": -1}, "its strideH and strideW are [-1, 0]"),
         ("FULLY_CONNECTED", (ROWS, constant(3, 7)), computed(1, 3), {}, "weights [3, 7] do not fit [1, 5, 6]"),
         ("ADD", (IMAGE, computed(1, 5)), IMAGE, {}, "[1, 8, 6, 4] and [1, 5] do not fit each other"),
-        ("TRANSPOSE", (ROWS, integers(0, 1, 1)), ROWS, {}, "[0, 1, 1] is no order of [1, 5, 6]"),
+        ("TRANSPOSE", (ROWS, integers(0, 1, 1)), ROWS, {}, "[0, 1, 1] is not a permutation of the axes of [1, 5, 6]"),
         ("RESIZE_BILINEAR", (IMAGE, integers(9, 9)), computed(1, 9, 9, 4), {"alignCorners": True}, "Keras samples at"),
-        ("STRIDED_SLICE", (ROWS, integers(0), integers(1), integers(0)), ROWS, {}, "it cuts 1 sides of [1, 5, 6]"),
+        (
+            "STRIDED_SLICE",
+            (ROWS, integers(0), integers(1), integers(0)),
+            ROWS,
+            {},
+            "it slices 1 dimensions of",
+        ),
         ("ATAN2", (ROWS, ROWS), ROWS, {}, "Keras has no layer for it"),
         ("ARG_MAX", (ROWS, integers(2)), Tensor((1, 5), "INT32", None, ()), {}, "Keras has no layer for it"),
     ],

@@ -1,7 +1,7 @@
-"""What ONNX operators that work number by number become in Keras.
+"""Import rules for element-wise ONNX operators.
 
-A constant that is added to what a convolution or a dense layer makes, or multiplied with it,
-channel by channel, becomes part of that layer's weights.
+A constant that is added to the output of a convolution or a dense layer, or multiplied with it, channel by channel, is
+folded into the weights of that layer.
 
 Source: ONNX' operator specification, opsets 7 to 23.
 """
@@ -33,12 +33,12 @@ OUT_AXIS = {
     "Dense": -1,
     "GroupNormalization": -1,
 }
-"""Layers with weights, and the axis of the kernel, or scale, that goes over the channels that they make."""
+"""Output channel axis of the kernel or scale, by kind of layer."""
 BY_CHANNEL = {**OUT_AXIS, "DepthwiseConv1D": None, "DepthwiseConv2D": None}
 
 
 def small(numbers: NDArray[Any], like: OnnxValue) -> Any:
-    """A constant as an argument: broadcast as in the graph, laid out as in the network, short where it repeats."""
+    """Return a constant in the network's layout, with size 1 along axes where its values repeat."""
     if numbers.size == 1:
         return np.asarray(numbers, np.float32).item()
     placed = np.asarray(like.placed(numbers), np.float32)[None]
@@ -49,10 +49,10 @@ def small(numbers: NDArray[Any], like: OnnxValue) -> Any:
 
 
 def together(call: OnnxCall, operands: Sequence[Any], shape: tuple[int, ...]) -> tuple[list[Any], OnnxValue]:
-    """Operands (values, and arrays for constants) that fit each other in the network, and a template of the result."""
+    """Return operands that can be broadcast in the network (values, or arrays for constants), and a template."""
     values = [each for each in operands if isinstance(each, OnnxValue)]
     if not values:
-        raise NotImportedError("it is given constants only")
+        raise NotImportedError("all of its inputs are constants")
     leader = max(values, key=lambda value: (value.shape == shape, prod(value.shape)))
     alike = all(replace(each, tensor=leader.tensor) == leader for each in values)
     if alike and leader.shape == shape:
@@ -67,36 +67,36 @@ def together(call: OnnxCall, operands: Sequence[Any], shape: tuple[int, ...]) ->
 
 
 def operands(call: OnnxCall, *types: str) -> list[Any]:
-    """All inputs: arrays for constants, values for what is computed."""
+    """Return all inputs: arrays for constants, values for computed tensors."""
     places = [place for place in range(len(call.node.inputs)) if call.has(place)]
     return [call.constant(place) if call.is_constant(place) else call.value(place, *types) for place in places]
 
 
 def arithmetic(kind: str, layer: bool = True) -> Rule:
-    """Two or more operands: a layer for computed tensors, otherwise operations, two by two."""
+    """Return a rule for two or more operands: a layer for computed tensors, otherwise an operation for each pair."""
 
     def rule(call: OnnxCall) -> OnnxValue:
-        given = operands(call)
-        if len(given) == 2 and (merged := _merged(call, kind, given)) is not None:
+        source = operands(call)
+        if len(source) == 2 and (merged := _merged(call, kind, source)) is not None:
             return merged
-        if len(given) == 1 and isinstance(given[0], OnnxValue):
-            return given[0]
-        made, like = together(call, given, call.made())
-        if layer and all(isinstance(each, OnnxValue) for each in made):
-            return call.layer(kind, {}, [made], like)
-        result = made[0]
-        for each in made[1:]:
-            result = call.operation(NUMPY, kind, {}, [result, each], like)
+        if len(source) == 1 and isinstance(source[0], OnnxValue):
+            return source[0]
+        arguments, like = together(call, source, call.output_shape())
+        if layer and all(isinstance(argument, OnnxValue) for argument in arguments):
+            return call.layer(kind, {}, [arguments], like)
+        result = arguments[0]
+        for argument in arguments[1:]:
+            result = call.operation(NUMPY, kind, {}, [result, argument], like)
         return result if isinstance(result, OnnxValue) else call.operation(NUMPY, kind, {}, [result], like)
 
     return rule
 
 
-def _merged(call: OnnxCall, kind: str, given: Sequence[Any]) -> OnnxValue | None:
-    """The layer before with other weights, where the constant is one number for each of its channels."""
-    value, constant = given if isinstance(given[0], OnnxValue) else given[::-1]
-    swapped = not isinstance(given[0], OnnxValue)
-    if not isinstance(value, OnnxValue) or isinstance(constant, OnnxValue) or value.shape != call.made():
+def _merged(call: OnnxCall, kind: str, source: Sequence[Any]) -> OnnxValue | None:
+    """Fold a scalar or per-channel constant into the weights of the previous layer, if possible."""
+    value, constant = source if isinstance(source[0], OnnxValue) else source[::-1]
+    swapped = not isinstance(source[0], OnnxValue)
+    if not isinstance(value, OnnxValue) or isinstance(constant, OnnxValue) or value.shape != call.output_shape():
         return None
     if constant.dtype.kind != "f" or kind not in ("Add", "Subtract", "Multiply", "Divide"):
         return None
@@ -123,7 +123,7 @@ def _merged(call: OnnxCall, kind: str, given: Sequence[Any]) -> OnnxValue | None
 
 
 def _begins_hard_sigmoid(call: OnnxCall, constant: NDArray[Any]) -> bool:
-    """Whether a sum with 3 is only clipped: then it is better part of an activation than of the weights before."""
+    """Whether x + 3 is only clipped: then it is part of an activation, and is not folded into weights."""
     name = call.node.outputs[0]
     alone = constant.size == 1 and constant.item() == 3 and call.builder.takers[name] == 1
     return alone and any(node.operator == "Clip" and name in node.inputs for node in call.builder.graph.nodes)
@@ -142,7 +142,7 @@ def _scaled(layer: Layer, numbers: NDArray[np.float32], kind: str) -> Layer:
 
 
 def _shifted(layer: Layer, numbers: NDArray[np.float32], kind: str) -> Layer:
-    """With another bias; one that has none yet gets one."""
+    """Return the layer with the constant added to its bias."""
     kernel, *bias = layer.weights
     added = numbers if kind == "Add" else -numbers
     weights = (kernel, bias[0] + added if bias else np.array(added))
@@ -150,97 +150,97 @@ def _shifted(layer: Layer, numbers: NDArray[np.float32], kind: str) -> Layer:
 
 
 def mean(call: OnnxCall) -> OnnxValue:
-    """Mean of several."""
-    made, like = together(call, operands(call), call.made())
-    if all(isinstance(each, OnnxValue) for each in made):
-        return call.layer("Average", {}, [made], like) if len(made) > 1 else made[0]
+    """Mean of several tensors."""
+    arguments, like = together(call, operands(call), call.output_shape())
+    if all(isinstance(argument, OnnxValue) for argument in arguments):
+        return call.layer("Average", {}, [arguments], like) if len(arguments) > 1 else arguments[0]
     raise NotImportedError("one of its inputs is a constant")
 
 
 def power(call: OnnxCall) -> OnnxValue:
-    """Pow; squares, which have an 8-bit form only as products, as such."""
+    """Pow; a square becomes a product, because only a product has an 8-bit kernel."""
     if call.is_constant(1) and call.constant(1).size == 1:
-        exponent, given = float(call.constant(1).reshape(-1)[0]), call.value(0)
+        exponent, source = float(call.constant(1).reshape(-1)[0]), call.value(0)
         if exponent == 2:
-            return call.layer("Multiply", {}, [[given, given]], given)
+            return call.layer("Multiply", {}, [[source, source]], source)
         if exponent in (0.5, 1.0):
-            return given if exponent == 1 else call.operation(NUMPY, "Sqrt", {}, [given], given)
-    made, like = together(call, operands(call), call.made())
-    return call.operation(NUMPY, "Power", {}, made, like)
+            return source if exponent == 1 else call.operation(NUMPY, "Sqrt", {}, [source], source)
+    arguments, like = together(call, operands(call), call.output_shape())
+    return call.operation(NUMPY, "Power", {}, arguments, like)
 
 
 def unary(module: str, kind: str, **config: Any) -> Rule:
-    """One of Keras' operations."""
+    """Return a rule for a Keras operation with one input."""
 
     def rule(call: OnnxCall) -> OnnxValue:
-        given = call.value(0)
-        return call.operation(module, kind, config, [given], given)
+        source = call.value(0)
+        return call.operation(module, kind, config, [source], source)
 
     return rule
 
 
 def times(factor: float) -> Rule:
-    """A product with a number."""
+    """Return a rule for a product with a constant factor."""
 
     def rule(call: OnnxCall) -> OnnxValue:
-        given = call.value(0)
-        merged = _merged(call, "Multiply", [given, np.array([factor], np.float32)])
-        return merged or call.operation(NUMPY, "Multiply", {}, [given, factor], given)
+        source = call.value(0)
+        merged = _merged(call, "Multiply", [source, np.array([factor], np.float32)])
+        return merged or call.operation(NUMPY, "Multiply", {}, [source, factor], source)
 
     return rule
 
 
 def reciprocal(call: OnnxCall) -> OnnxValue:
     """Reciprocal."""
-    given = call.value(0)
-    return call.operation(NUMPY, "Divide", {}, [1.0, given], given)
+    source = call.value(0)
+    return call.operation(NUMPY, "Divide", {}, [1.0, source], source)
 
 
 def same(call: OnnxCall) -> OnnxValue:
-    """Operators that change nothing when a model is used."""
+    """Operators without effect in inference mode."""
     return call.value(0, *NUMBERS)
 
 
 def cast(call: OnnxCall) -> OnnxValue:
-    """Cast: the network's numbers are floats, whole ones too; what is true becomes 1, what is not 0 true."""
-    given, to = call.value(0, *NUMBERS), TYPE_NAMES.get(call.setting("to"), "?")
+    """Cast: the network has integers as floats; true becomes 1, and a nonzero value becomes true."""
+    source, to = call.value(0, *NUMBERS), TYPE_NAMES.get(call.setting("to"), "?")
     kind = call.builder.graph.types[call.node.inputs[0]]
     if kind == to:
-        return given
+        return source
     if to == BOOL:
-        return call.operation(NUMPY, "NotEqual", {}, [given, 0.0], given)
+        return call.operation(NUMPY, "NotEqual", {}, [source, 0.0], source)
     if to != FLOAT and not (to in NUMBERS and np.can_cast(kind.lower(), to.lower())):
-        raise NotImportedError("it makes whole numbers")
-    return call.operation(CORE, "Cast", {"dtype": "float32"}, [given], given) if kind == BOOL else given
+        raise NotImportedError("a cast to integers is not supported")
+    return call.operation(CORE, "Cast", {"dtype": "float32"}, [source], source) if kind == BOOL else source
 
 
 def comparison(kind: str) -> Rule:
-    """Equal, Less and their like; of what they make only Where, Cast and each other take something."""
+    """Return a rule for Equal, Less and similar; only Where, Cast and logical operators can use the result."""
 
     def rule(call: OnnxCall) -> OnnxValue:
-        made, like = together(call, operands(call, FLOAT, BOOL), call.made())
-        return call.operation(NUMPY, kind, {}, made, like)
+        arguments, like = together(call, operands(call, FLOAT, BOOL), call.output_shape())
+        return call.operation(NUMPY, kind, {}, arguments, like)
 
     return rule
 
 
 def negation(call: OnnxCall) -> OnnxValue:
     """Not."""
-    given = call.value(0, BOOL)
-    return call.operation(NUMPY, "LogicalNot", {}, [given], given)
+    source = call.value(0, BOOL)
+    return call.operation(NUMPY, "LogicalNot", {}, [source], source)
 
 
 def where(call: OnnxCall) -> OnnxValue:
-    """Where: a condition, and what to take."""
+    """Where."""
     if call.is_constant(0):
         raise NotImportedError("its condition is a constant")
-    given = [call.value(0, BOOL), *operands(call, BOOL, FLOAT)[1:]]
-    made, like = together(call, given, call.made())
-    return call.operation(NUMPY, "Where", {}, made, like)
+    source = [call.value(0, BOOL), *operands(call, BOOL, FLOAT)[1:]]
+    arguments, like = together(call, source, call.output_shape())
+    return call.operation(NUMPY, "Where", {}, arguments, like)
 
 
 def order_of(value: OnnxValue) -> Order:
-    """The order that a value's axes can have without moving a number, or that of the graph."""
+    """Return an axis order that needs no transpose, or that of the graph."""
     return natural(value) or tuple(range(len(value.shape)))
 
 

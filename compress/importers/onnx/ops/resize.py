@@ -1,8 +1,8 @@
-"""What Resize and Upsample of ONNX become in Keras.
+"""Import rules for ONNX Resize and Upsample.
 
-Along each side the result is a matrix times the numbers, as ONNX' specification of Resize defines
-it. Where Keras has a layer or an operation with the same matrix it is taken; otherwise places are
-picked (nearest) or the matrix itself is multiplied (linear, cubic).
+Along each dimension the result is a matrix product, as the ONNX specification of Resize defines it. If Keras has a
+layer or an operation with the same matrix, the rule uses it. Otherwise it uses Take (nearest)
+or Matmul (linear, cubic).
 """
 
 from __future__ import annotations
@@ -32,49 +32,52 @@ NEAREST: Mapping[str, Callable[[float], int]] = {
 
 def resize(call: OnnxCall) -> OnnxValue:
     """Resize, and Upsample of opsets 7 to 9."""
-    given, made = image(call), call.made()
-    rank = len(given.shape) - 2
-    if made[:2] != given.shape[:2]:
-        raise NotImportedError(f"it makes {list(made)} of {list(given.shape)}: more channels")
-    scales = _scales(call, given.shape, made)
+    source, result = image(call), call.output_shape()
+    rank = len(source.shape) - 2
+    if result[:2] != source.shape[:2]:
+        raise NotImportedError(
+            f"it resizes {list(source.shape)} to {list(result)}: resizing of channels is not supported"
+        )
+    scales = _scales(call, source.shape, result)
     matrices = [
-        _matrix(call, side, out, scale) for side, out, scale in zip(given.shape[2:], made[2:], scales[2:], strict=True)
+        _matrix(call, side, out, scale)
+        for side, out, scale in zip(source.shape[2:], result[2:], scales[2:], strict=True)
     ]
     if all(matrix.shape[0] == matrix.shape[1] and np.allclose(matrix, np.eye(len(matrix))) for matrix in matrices):
-        return given
-    like = laid(UNKNOWN, made, channel_last(rank + 2))
-    if (found := _by_layer(call, given, like, matrices)) is not None:
+        return source
+    like = laid(UNKNOWN, result, channel_last(rank + 2))
+    if (found := _by_layer(call, source, like, matrices)) is not None:
         return found
     for side, matrix in enumerate(matrices):
-        given = _along(call, given, side + 2, matrix)
-    return given
+        source = _along(call, source, side + 2, matrix)
+    return source
 
 
-def _scales(call: OnnxCall, shape: Sequence[int], made: Sequence[int]) -> list[float]:
-    """Of each side; those that follow from the sizes where only these are told."""
+def _scales(call: OnnxCall, shape: Sequence[int], result: Sequence[int]) -> list[float]:
+    """Return the scale of each dimension; if the node has only sizes, the ratio of the sizes."""
     if call.setting("antialias", 0) or call.setting("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise NotImportedError("it smooths, or keeps the ratio of the sides")
-    exact = [after / before for before, after in zip(shape, made, strict=True)]
+        raise NotImportedError("antialias and keep_aspect_ratio_policy are not supported")
+    exact = [after / before for before, after in zip(shape, result, strict=True)]
     place = 1 if call.node.operator == "Upsample" or call.builder.graph.opset < 11 else 2
-    told = call.setting("scales")
-    if told is None and call.has(place):
-        told = call.constant(place).reshape(-1)
+    scales = call.setting("scales")
+    if scales is None and call.has(place):
+        scales = call.constant(place).reshape(-1)
     axes = call.integers("axes") or list(range(len(shape)))
-    if told is None or len(told) != len(axes):
+    if scales is None or len(scales) != len(axes):
         return exact
-    for axis, scale in zip(axes, told, strict=True):
+    for axis, scale in zip(axes, scales, strict=True):
         exact[axis] = float(scale)
     return exact
 
 
 def _matrix(call: OnnxCall, side: int, out: int, scale: float) -> Matrix:
-    """What each place of the result takes of each place of the input, along one side.
+    """Return the weights [output position, input position] along one dimension.
 
     Raises:
-        NotImportedError: it is too large, or samples in a way that is not known.
+        NotImportedError: the matrix is too large, or the sampling mode is unsupported.
     """
     if side * out > MOST_IN_MATRIX * 8:
-        raise NotImportedError(f"it makes {out} places of {side}")
+        raise NotImportedError(f"it resizes a dimension of {side} to {out}: the matrix is too large")
     matrix = np.zeros((out, side))
     mode = call.setting("mode", "nearest")
     for at in range(out):
@@ -91,7 +94,7 @@ def _matrix(call: OnnxCall, side: int, out: int, scale: float) -> Matrix:
 
 
 def _place(call: OnnxCall, at: int, side: int, out: int, scale: float) -> float:
-    """Where a place of the result lies in the input."""
+    """Return the input coordinate of an output position."""
     way = call.setting("coordinate_transformation_mode", "half_pixel")
     if call.node.operator == "Upsample" or call.builder.graph.opset < 11:
         way = "asymmetric"
@@ -110,25 +113,25 @@ def _place(call: OnnxCall, at: int, side: int, out: int, scale: float) -> float:
 
 
 def _shares(call: OnnxCall, place: float, *, cubic: bool) -> list[tuple[int, float]]:
-    """The places that a number is made of, and how much of each."""
+    """Return the input positions and weights of one output value."""
     first = floor(place)
     past = place - first
     if not cubic:
         return [(first, 1 - past), (first + 1, past)]
     if call.setting("exclude_outside", 0):
-        raise NotImportedError("it leaves out what lies outside")
-    bend = float(call.setting("cubic_coeff_a", -0.75))
+        raise NotImportedError("exclude_outside is not supported")
+    coefficient = float(call.setting("cubic_coeff_a", -0.75))
 
     def share(far: float) -> float:
         if far <= 1:
-            return (bend + 2) * far**3 - (bend + 3) * far**2 + 1
-        return bend * far**3 - 5 * bend * far**2 + 8 * bend * far - 4 * bend
+            return (coefficient + 2) * far**3 - (coefficient + 3) * far**2 + 1
+        return coefficient * far**3 - 5 * coefficient * far**2 + 8 * coefficient * far - 4 * coefficient
 
     return [(first + near, share(abs(past - near))) for near in (-1, 0, 1, 2)]
 
 
-def _by_layer(call: OnnxCall, given: OnnxValue, like: OnnxValue, matrices: Sequence[Matrix]) -> OnnxValue | None:
-    """What Keras has a layer or an operation for."""
+def _by_layer(call: OnnxCall, source: OnnxValue, like: OnnxValue, matrices: Sequence[Matrix]) -> OnnxValue | None:
+    """Use a Keras layer or operation with the same matrices, if there is one."""
     pairs = [(matrix.shape[1], matrix.shape[0]) for matrix in matrices]
     times = [out // side for side, out in pairs]
     whole = all(side * time == out for (side, out), time in zip(pairs, times, strict=True))
@@ -137,20 +140,20 @@ def _by_layer(call: OnnxCall, given: OnnxValue, like: OnnxValue, matrices: Seque
         for matrix, (side, _), time in zip(matrices, pairs, times, strict=True)
     )
     if len(matrices) == 1:
-        return call.layer("UpSampling1D", {"size": times[0]}, [given], like) if repeated else None
+        return call.layer("UpSampling1D", {"size": times[0]}, [source], like) if repeated else None
     if repeated:
-        return call.layer("UpSampling2D", {"size": times, "interpolation": "nearest"}, [given], like)
+        return call.layer("UpSampling2D", {"size": times, "interpolation": "nearest"}, [source], like)
     for interpolation, usual in (("bilinear", _bilinear), ("nearest", _nearest)):
         if all(np.allclose(matrix, usual(*pair), atol=1e-6) for matrix, pair in zip(matrices, pairs, strict=True)):
             if whole and interpolation == "bilinear":
-                return call.layer("UpSampling2D", {"size": times, "interpolation": "bilinear"}, [given], like)
+                return call.layer("UpSampling2D", {"size": times, "interpolation": "bilinear"}, [source], like)
             config: dict[str, Any] = {"size": [out for _, out in pairs], "interpolation": interpolation}
-            return call.operation(IMAGE, "Resize", {**config, "antialias": False}, [given], like)
+            return call.operation(IMAGE, "Resize", {**config, "antialias": False}, [source], like)
     return None
 
 
 def _bilinear(side: int, out: int) -> Matrix:
-    """TensorFlow's, at the centres of pixels."""
+    """Return TensorFlow's bilinear matrix, sampled at pixel centres."""
     matrix = np.zeros((out, side))
     for at in range(out):
         place = (at + 0.5) * side / out - 0.5
@@ -161,33 +164,33 @@ def _bilinear(side: int, out: int) -> Matrix:
 
 
 def _nearest(side: int, out: int) -> Matrix:
-    """TensorFlow's, likewise."""
+    """Return TensorFlow's nearest-neighbour matrix, sampled at pixel centres."""
     return np.eye(side)[[min(floor((at + 0.5) * side / out), side - 1) for at in range(out)]]
 
 
-def _along(call: OnnxCall, given: OnnxValue, axis: int, matrix: Matrix) -> OnnxValue:
-    """One side resized: by picking places, or by a product with the matrix."""
+def _along(call: OnnxCall, source: OnnxValue, axis: int, matrix: Matrix) -> OnnxValue:
+    """Resize one dimension with Take or with a matrix product."""
     out, side = matrix.shape
     if out == side and np.allclose(matrix, np.eye(side)):
-        return given
-    shape = (*given.shape[:axis], out, *given.shape[axis + 1 :])
+        return source
+    shape = (*source.shape[:axis], out, *source.shape[axis + 1 :])
     if set(np.unique(matrix)) <= {0.0, 1.0}:
         like = laid(UNKNOWN, shape, channel_last(len(shape)))
-        return call.operation(NUMPY, "Take", {"axis": axis - 1}, [given, matrix.argmax(1)], like)
+        return call.operation(NUMPY, "Take", {"axis": axis - 1}, [source, matrix.argmax(1)], like)
     if matrix.size > MOST_IN_MATRIX:
-        raise NotImportedError(f"it makes {out} places of {side}")
+        raise NotImportedError(f"it resizes a dimension of {side} to {out}: the matrix is too large")
     # To the left of a matrix product: [out, side] x [..., side, what follows].
-    before = [given.shape[each] for each in range(2, axis)]
-    rest = [given.shape[each] for each in range(axis + 1, len(shape))]
-    after = int(np.prod([*rest, given.shape[1]]))
+    before = [source.shape[each] for each in range(2, axis)]
+    rest = [source.shape[each] for each in range(axis + 1, len(shape))]
+    after = int(np.prod([*rest, source.shape[1]]))
     flat = laid(UNKNOWN, (1, *before, side, after), tuple(range(len(before) + 3)))
     seen = (
-        given
-        if tuple(flat.sides) == given.sides
-        else call.layer("Reshape", {"target_shape": list(flat.sides)}, [given], flat)
+        source
+        if tuple(flat.sides) == source.sides
+        else call.layer("Reshape", {"target_shape": list(flat.sides)}, [source], flat)
     )
-    made = laid(UNKNOWN, (1, *before, out, after), tuple(range(len(before) + 3)))
-    product = call.operation(NUMPY, "Matmul", {}, [np.asarray(matrix, np.float32), seen], made)
+    result = laid(UNKNOWN, (1, *before, out, after), tuple(range(len(before) + 3)))
+    product = call.operation(NUMPY, "Matmul", {}, [np.asarray(matrix, np.float32), seen], result)
     like = laid(UNKNOWN, shape, channel_last(len(shape)))
     if product.sides == like.sides:
         return laid(product.tensor, shape, channel_last(len(shape)))

@@ -1,4 +1,4 @@
-"""What ONNX operators with matrices or norms become in Keras, and the rules for all operators.
+"""Import rules for ONNX matrix products and normalizations, and the table of all rules.
 
 Source: ONNX' operator specification, opsets 7 to 23.
 """
@@ -22,39 +22,41 @@ from compress.importers.onnx.ops.elementwise import order_of
 Floats = NDArray[np.float32]
 
 
-def dense(call: OnnxCall, given: OnnxValue, kernel: Floats, bias: list[Floats], axis: int = -1) -> OnnxValue:
-    """A dense layer over one axis: kernel [in, out]. The order that numbers come in is that of its rows."""
-    axis %= len(given.shape)
+def dense(call: OnnxCall, source: OnnxValue, kernel: Floats, bias: list[Floats], axis: int = -1) -> OnnxValue:
+    """Add a dense layer over one axis, with a kernel [in, out] whose rows are in the order of the input."""
+    axis %= len(source.shape)
     taken, out = kernel.shape
-    if given.shape[axis] != taken or kernel.size == 0:
-        raise NotImportedError(f"weights {list(kernel.shape)} do not fit {list(given.shape)}")
-    shape = (*given.shape[:axis], out, *given.shape[axis + 1 :])
+    if source.shape[axis] != taken or kernel.size == 0:
+        raise NotImportedError(f"weights {list(kernel.shape)} do not fit {list(source.shape)}")
+    shape = (*source.shape[:axis], out, *source.shape[axis + 1 :])
     config = {"units": out, "use_bias": bool(bias)}
-    if prod(given.shape) == taken:
-        line = given if given.sides[-1] == taken else call.in_line(given)
+    if prod(source.shape) == taken:
+        line = source if source.sides[-1] == taken else call.in_line(source)
         like = OnnxValue(UNKNOWN, shape, (*line.sides[:-1], out), *((out,), (0,)) if out > 1 else ((), ()))
         return call.layer("Dense", config, [line], like, [kernel[line.positions], *bias])
-    order = (*(each for each in order_of(given) if each != axis), axis)
-    return call.layer("Dense", config, [call.arranged(given, order)], laid(UNKNOWN, shape, order), [kernel, *bias])
+    order = (*(each for each in order_of(source) if each != axis), axis)
+    return call.layer("Dense", config, [call.arranged(source, order)], laid(UNKNOWN, shape, order), [kernel, *bias])
 
 
 def gemm(call: OnnxCall) -> OnnxValue:
-    """Gemm: a dense layer; what is added and is no bias is added behind it."""
-    given, kernel = call.value(0), call.weights(1)
-    if kernel.ndim != 2 or len(given.shape) != 2:
+    """Gemm: a dense layer; a summand that is not a bias is added after it."""
+    source, kernel = call.value(0), call.weights(1)
+    if kernel.ndim != 2 or len(source.shape) != 2:
         raise NotImportedError(f"its weights have the shape {list(kernel.shape)}")
     if call.setting("transA", 0):
-        given = transposed(given, (1, 0)) or transposed(call.straightened(given), (1, 0)) or given
+        source = transposed(source, (1, 0)) or transposed(call.straightened(source), (1, 0)) or source
     kernel = (kernel.T if call.setting("transB", 0) else kernel) * np.float32(call.number("alpha", None, 1.0))
     beta = np.float32(call.number("beta", None, 1.0))
     added = call.weights(2) * beta if call.is_constant(2) else None
     if not call.has(2) or (added is not None and added.size in (1, kernel.shape[1]) and added.shape[:-1] in ((), (1,))):
         bias = [] if added is None else [np.array(np.broadcast_to(added.reshape(-1), (kernel.shape[1],)))]
-        return dense(call, given, kernel, bias)
-    made = dense(call, given, kernel, [])
+        return dense(call, source, kernel, bias)
+    result = dense(call, source, kernel, [])
     if added is None and beta != 1:
         raise NotImportedError(f"its beta is {beta}")
-    operands, like = elementwise.together(call, [made, call.value(2) if added is None else added], call.made())
+    operands, like = elementwise.together(
+        call, [result, call.value(2) if added is None else added], call.output_shape()
+    )
     if added is None:
         return call.layer("Add", {}, [operands], like)
     return call.operation(NUMPY, "Add", {}, operands, like)
@@ -63,44 +65,44 @@ def gemm(call: OnnxCall) -> OnnxValue:
 def matmul(call: OnnxCall) -> OnnxValue:
     """MatMul: with a constant matrix on either side a dense layer."""
     if call.is_constant(1) and (right := _matrix(call.weights(1))) is not None:
-        made = dense(call, call.value(0), right, [])
-        return in_shape(made, call.made())
+        result = dense(call, call.value(0), right, [])
+        return in_shape(result, call.output_shape())
     if call.is_constant(0) and (left := _matrix(call.weights(0))) is not None and len(call.value(1).shape) > 1:
-        made = dense(call, call.value(1), left.T, [], -2)
-        return in_shape(made, call.made())
+        result = dense(call, call.value(1), left.T, [], -2)
+        return in_shape(result, call.output_shape())
     values = [call.weights(place) if call.is_constant(place) else call.value(place) for place in (0, 1)]
-    rank = len(call.made())
+    rank = len(call.output_shape())
     if any(len(each.shape) > rank or len(each.shape) < 2 for each in values):
-        raise NotImportedError(f"{[list(each.shape) for each in values]} are no matrices")
+        raise NotImportedError(f"{[list(each.shape) for each in values]} are not matrices")
     grown = [(*(1,) * (rank - len(each.shape)), *each.shape) for each in values]
     whole = rank < 3 or any(shape[0] != 1 for shape in grown)
-    given = [
+    source = [
         call.arranged(in_shape(each, shape), tuple(range(rank)), whole=whole)
         if isinstance(each, OnnxValue)
         else each.reshape((1, *shape) if whole else shape)
         for each, shape in zip(values, grown, strict=True)
     ]
-    made_shape = call.made()
+    made_shape = call.output_shape()
     like = laid(UNKNOWN, made_shape, tuple(range(rank)), made_shape if whole else made_shape[1:])
-    return call.operation(NUMPY, "Matmul", {}, given, like)
+    return call.operation(NUMPY, "Matmul", {}, source, like)
 
 
 def _matrix(numbers: Floats) -> Floats | None:
-    """A constant as one matrix, if it is one."""
+    """Return a constant as one matrix, if possible."""
     if numbers.ndim == 1:
         return numbers[:, None]
     return numbers.reshape(numbers.shape[-2:]) if prod(numbers.shape[:-2]) == 1 else None
 
 
 def batch_normalization(call: OnnxCall) -> OnnxValue:
-    """BatchNormalization, as it is when a model is used."""
-    given = call.value(0)
+    """BatchNormalization in inference mode."""
+    source = call.value(0)
     if call.setting("training_mode", 0) or len([name for name in call.node.outputs if name]) > 1:
         raise NotImportedError("it is in training mode; export the model for use (eval)")
     weights = [call.weights(place) for place in (1, 2, 3, 4)]
-    if len(given.shape) < 2 or {weight.shape for weight in weights} != {given.shape[1:2]}:
-        raise NotImportedError(f"its weights do not fit {list(given.shape)}")
-    placed = call.plain(given, 1)
+    if len(source.shape) < 2 or {weight.shape for weight in weights} != {source.shape[1:2]}:
+        raise NotImportedError(f"its weights do not fit {list(source.shape)}")
+    placed = call.plain(source, 1)
     config = {"axis": placed.axis(1), "epsilon": call.number("epsilon", None, 1e-5)}
     config["momentum"] = call.number("momentum", None, 0.9)
     return call.layer("BatchNormalization", config, [placed.value], placed.value, weights)
@@ -108,17 +110,17 @@ def batch_normalization(call: OnnxCall) -> OnnxValue:
 
 def group_normalization(call: OnnxCall) -> OnnxValue:
     """InstanceNormalization, and GroupNormalization; groups that PyTorch sees as channels are groups of channels."""
-    given = call.value(0)
-    grouped = _grouped(given)
-    given = given if grouped else image(call)
-    channels, seen = given.sides[-1], given.shape[1]
+    source = call.value(0)
+    grouped = _grouped(source)
+    source = source if grouped else image(call)
+    channels, seen = source.sides[-1], source.shape[1]
     groups = int(call.setting("num_groups", seen))
     gamma, beta = (call.weights(place).reshape(-1) for place in (1, 2))
     if seen % groups or not gamma.size == beta.size == seen:
-        raise NotImportedError(f"its weights in {groups} groups do not fit {list(given.shape)}")
+        raise NotImportedError(f"its weights in {groups} groups do not fit {list(source.shape)}")
     gamma, beta = (np.repeat(each, channels // seen) for each in (gamma, beta))
     config = {"groups": groups, "axis": -1, "epsilon": call.number("epsilon", None, 1e-5)}
-    return call.layer("GroupNormalization", config, [given], given, [gamma, beta])
+    return call.layer("GroupNormalization", config, [source], source, [gamma, beta])
 
 
 def _grouped(value: OnnxValue) -> bool:
@@ -130,17 +132,17 @@ def _grouped(value: OnnxValue) -> bool:
 
 def layer_normalization(call: OnnxCall) -> OnnxValue:
     """LayerNormalization over the last axes."""
-    given = call.value(0)
-    rank = len(given.shape)
+    source = call.value(0)
+    rank = len(source.shape)
     first = int(call.setting("axis", -1)) % rank
-    placed = call.plain(given, *range(first, rank))
+    placed = call.plain(source, *range(first, rank))
     axes = [axis for axis in placed.order if axis >= first]
-    shape = given.shape[first:]
+    shape = source.shape[first:]
     gamma = call.weights(1)
     beta = call.weights(2) if call.has(2) else np.zeros((), np.float32)
     weights = [np.broadcast_to(each, shape).transpose([axis - first for axis in axes]) for each in (gamma, beta)]
     places = [placed.axis(axis) for axis in axes]
-    if len(places) > 1:  # of several Keras takes the weights in the order of these numbers
+    if len(places) > 1:  # for several axes, Keras expects the weights in the order of these axes
         places = [place % (len(placed.value.sides) + 1) for place in places]
     config = {"axis": places, "epsilon": call.number("epsilon", None, 1e-5), "center": call.has(2)}
     return call.layer(
@@ -149,9 +151,9 @@ def layer_normalization(call: OnnxCall) -> OnnxValue:
 
 
 def local_response(call: OnnxCall) -> OnnxValue:
-    """LRN: divided by a power of the squares of the neighbouring channels, which a matrix sums up."""
-    given, size = image(call), int(call.setting("size", 1))
-    channels = given.shape[1]
+    """LRN: division by a power of the sum of squares of neighbouring channels; the sum is a matrix product."""
+    source, size = image(call), int(call.setting("size", 1))
+    channels = source.shape[1]
     if channels**2 > MOST_IN_CONFIG:
         raise NotImportedError(f"it has {channels} channels")
     far = np.arange(channels)[:, None] - np.arange(channels)
@@ -161,36 +163,38 @@ def local_response(call: OnnxCall) -> OnnxValue:
         call.number("beta", None, 0.75),
         call.number("bias", None, 1.0),
     )
-    square = call.layer("Multiply", {}, [[given, given]], given)
-    total = call.operation(NUMPY, "Matmul", {}, [square, np.asarray(band.T * (alpha / size), np.float32)], given)
-    total = call.operation(NUMPY, "Add", {}, [total, bias], given)
-    return call.operation(NUMPY, "Divide", {}, [given, call.operation(NUMPY, "Power", {}, [total, beta], given)], given)
+    square = call.layer("Multiply", {}, [[source, source]], source)
+    total = call.operation(NUMPY, "Matmul", {}, [square, np.asarray(band.T * (alpha / size), np.float32)], source)
+    total = call.operation(NUMPY, "Add", {}, [total, bias], source)
+    return call.operation(
+        NUMPY, "Divide", {}, [source, call.operation(NUMPY, "Power", {}, [total, beta], source)], source
+    )
 
 
 def softmax(kind: str) -> Rule:
     """Softmax and LogSoftmax; before opset 13 over all axes from one on, then over one.
 
-    That of a dense layer becomes a setting of the layer, as models written in Keras have it.
+    The softmax of a dense layer becomes its `activation`, as in Keras models.
     """
 
     def rule(call: OnnxCall) -> OnnxValue:
-        given = call.value(0)
+        source = call.value(0)
         early = call.builder.graph.opset < 13
-        axis = int(call.setting("axis", 1 if early else -1)) % len(given.shape)
-        seen = given
-        if early and prod(given.shape[axis + 1 :]) > 1:
-            seen, axis = in_shape(given, (prod(given.shape[:axis]), prod(given.shape[axis:]))), 1
+        axis = int(call.setting("axis", 1 if early else -1)) % len(source.shape)
+        seen = source
+        if early and prod(source.shape[axis + 1 :]) > 1:
+            seen, axis = in_shape(source, (prod(source.shape[:axis]), prod(source.shape[axis:]))), 1
         placed: Placed = call.plain(seen, axis)
         config = {"axis": placed.axis(axis)}
         maker = call.builder.alone(placed.value)
         if kind == "Softmax" and maker is not None and maker.kind == "Dense" and config == {"axis": -1}:
             call.builder.rewrite(placed.value, maker.configured(activation="softmax"))
-            made = placed.value
+            result = placed.value
         elif kind == "Softmax":
-            made = call.layer("Softmax", config, [placed.value], placed.value)
+            result = call.layer("Softmax", config, [placed.value], placed.value)
         else:
-            made = call.operation(NN, "LogSoftmax", config, [placed.value], placed.value)
-        return in_shape(made, given.shape)
+            result = call.operation(NN, "LogSoftmax", config, [placed.value], placed.value)
+        return in_shape(result, source.shape)
 
     return rule
 
@@ -211,4 +215,4 @@ RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {
     **shapes.RULES,
     **convolution.RULES,
 }
-"""By operator what becomes of it; one that is not here has no counterpart."""
+"""Import rules by operator; all other operators are unsupported."""

@@ -1,4 +1,4 @@
-"""What each TFLite operator with weights, or element by element, becomes in Keras (`tflite_network` calls these).
+"""Import rules for TFLite operators with weights and for element-wise operators.
 
 The arithmetic of every operator is that of TFLite's reference kernels
 (tensorflow/lite/kernels/internal/reference) and of its schema.fbs, version 3.
@@ -33,7 +33,7 @@ def _strides(call: TfliteCall) -> list[int]:
 
 
 def _window(call: TfliteCall) -> dict[str, Any]:
-    """Strides, dilation and padding of a convolution, as Keras has them."""
+    """Return strides, dilation and padding of a convolution as Keras settings."""
     strides, dilation = _strides(call), _pair(call, "dilationHFactor", "dilationWFactor")
     if max(strides) > 1 and max(dilation) > 1:
         raise NotImportedError(f"it has both strides {strides} and dilation {dilation}")
@@ -52,22 +52,22 @@ def _spatial(size: int, kernel: int, stride: int, dilation: int, padding: str) -
     return -(-size // stride) if padding == "same" else (size - reach) // stride + 1
 
 
-def _like(given: TfliteValue, window: Mapping[str, Any], kernel: tuple[int, ...], channels: int) -> TfliteValue:
-    """The shape that a window of a kernel's size makes of an image."""
-    batch, *sides, _ = given.shape
-    made = [
+def _like(source: TfliteValue, window: Mapping[str, Any], kernel: tuple[int, ...], channels: int) -> TfliteValue:
+    """Return a template with the output shape of a window over an image."""
+    batch, *sides, _ = source.shape
+    result = [
         _spatial(size, reach, stride, dilation, window["padding"])
         for size, reach, stride, dilation in zip(
             sides, kernel, window["strides"], window.get("dilation_rate", (1, 1)), strict=True
         )
     ]
-    if min(made) < 1:
-        raise NotImportedError(f"a window of {list(kernel)} does not fit {list(given.shape)}")
-    return TfliteValue(given.tensor, (batch, *made, channels))
+    if min(result) < 1:
+        raise NotImportedError(f"a window of {list(kernel)} does not fit {list(source.shape)}")
+    return TfliteValue(source.tensor, (batch, *result, channels))
 
 
 def _bias(call: TfliteCall, place: int, count: int) -> list[Any]:
-    """The bias, if there is one, as weights."""
+    """Return the bias as a list of weights; empty if there is none."""
     if call.count <= place:
         return []
     bias = call.weights(place)
@@ -85,91 +85,96 @@ def _kernel(call: TfliteCall, place: int) -> Any:
 
 def conv_2d(call: TfliteCall) -> TfliteValue:
     """CONV_2D: weights [out, height, width, in / groups]."""
-    given, kernel, window = call.batched(0, 4), _kernel(call, 1), _window(call)
-    groups, left = divmod(given.shape[3], kernel.shape[3])
+    source, kernel, window = call.batched(0, 4), _kernel(call, 1), _window(call)
+    groups, left = divmod(source.shape[3], kernel.shape[3])
     if left or not groups or kernel.shape[0] % groups:
-        raise NotImportedError(f"weights {list(kernel.shape)} do not fit {given.shape[3]} channels")
+        raise NotImportedError(f"weights {list(kernel.shape)} do not fit {source.shape[3]} channels")
     size = kernel.shape[1:3]
     weights = [kernel.transpose(1, 2, 3, 0), *_bias(call, 2, kernel.shape[0])]
     config = {**window, "filters": kernel.shape[0], "kernel_size": list(size), "groups": groups}
     config["use_bias"] = len(weights) > 1
-    like = _like(given, window, size, kernel.shape[0])
-    return call.activated(call.layer("Conv2D", config, [given], like, weights))
+    like = _like(source, window, size, kernel.shape[0])
+    return call.activated(call.layer("Conv2D", config, [source], like, weights))
 
 
 def depthwise_conv_2d(call: TfliteCall) -> TfliteValue:
-    """DEPTHWISE_CONV_2D: weights [1, height, width, in * multiplier]; uneven strides as a grouped convolution."""
-    given, kernel, window = call.batched(0, 4), _kernel(call, 1), _window(call)
-    channels, out, size = given.shape[3], kernel.shape[3], kernel.shape[1:3]
+    """DEPTHWISE_CONV_2D: weights [1, height, width, in * multiplier]; a grouped convolution if the strides differ."""
+    source, kernel, window = call.batched(0, 4), _kernel(call, 1), _window(call)
+    channels, out, size = source.shape[3], kernel.shape[3], kernel.shape[1:3]
     if kernel.shape[0] != 1 or out % channels:
         raise NotImportedError(f"weights {list(kernel.shape)} do not fit {channels} channels")
     bias = _bias(call, 2, out)
     config = {**window, "kernel_size": list(size), "use_bias": bool(bias)}
-    like = _like(given, window, size, out)
+    like = _like(source, window, size, out)
     if window["strides"][0] == window["strides"][1]:
         weights = [kernel.reshape(*size, channels, out // channels), *bias]
-        made = call.layer("DepthwiseConv2D", {**config, "depth_multiplier": out // channels}, [given], like, weights)
+        result = call.layer("DepthwiseConv2D", {**config, "depth_multiplier": out // channels}, [source], like, weights)
     else:
         weights = [kernel.reshape(*size, 1, out), *bias]
-        made = call.layer("Conv2D", {**config, "filters": out, "groups": channels}, [given], like, weights)
-    return call.activated(made)
+        result = call.layer("Conv2D", {**config, "filters": out, "groups": channels}, [source], like, weights)
+    return call.activated(result)
 
 
 def transpose_conv(call: TfliteCall) -> TfliteValue:
     """TRANSPOSE_CONV: output shape, weights [out, height, width, in], input, bias."""
-    wanted, kernel, given = call.integers(0), _kernel(call, 1), call.batched(2, 4)
-    strides, padding = _strides(call), _padding(call)
-    if len(wanted) != 4 or kernel.shape[3] != given.shape[3]:
-        raise NotImportedError(f"weights {list(kernel.shape)} do not fit {list(given.shape)}")
+    output_shape = call.integers(0)
+    kernel = _kernel(call, 1)
+    source = call.batched(2, 4)
+    strides = _strides(call)
+    padding = _padding(call)
+    if len(output_shape) != 4 or kernel.shape[3] != source.shape[3]:
+        raise NotImportedError(f"weights {list(kernel.shape)} do not fit {list(source.shape)}")
     usual, extra = True, []
-    for size, reach, stride, out in zip(given.shape[1:3], kernel.shape[1:3], strides, wanted[1:3], strict=True):
+    for size, reach, stride, out in zip(source.shape[1:3], kernel.shape[1:3], strides, output_shape[1:3], strict=True):
         least = (size - 1) * stride + (reach % 2 if padding == "same" else reach)
         usual = usual and out == (size * stride if padding == "same" else least + max(stride - reach, 0))
         extra.append(out - least)
     if not usual and not all(0 <= each < stride for each, stride in zip(extra, strides, strict=True)):
-        raise NotImportedError(f"its output of {wanted} is none that Keras makes of {list(given.shape)}")
+        raise NotImportedError(f"Keras cannot compute its output {output_shape} from {list(source.shape)}")
     weights = [kernel.transpose(1, 2, 0, 3), *_bias(call, 3, kernel.shape[0])]
     config = {"filters": kernel.shape[0], "kernel_size": list(kernel.shape[1:3]), "strides": strides}
     config |= {"padding": padding, "use_bias": len(weights) > 1, "output_padding": None if usual else extra}
-    like = TfliteValue(given.tensor, (given.shape[0], *wanted[1:3], kernel.shape[0]))
-    return call.activated(call.layer("Conv2DTranspose", config, [given], like, weights))
+    like = TfliteValue(source.tensor, (source.shape[0], *output_shape[1:3], kernel.shape[0]))
+    return call.activated(call.layer("Conv2DTranspose", config, [source], like, weights))
 
 
 def fully_connected(call: TfliteCall) -> TfliteValue:
-    """FULLY_CONNECTED: weights [out, in]; what comes before the last side is kept, or becomes one."""
-    given, weights = call.value(0), call.weights(1)
+    """FULLY_CONNECTED: weights [out, in]; the dimensions before the last one are kept or merged."""
+    source, weights = call.value(0), call.weights(1)
     if weights.ndim != 2 or weights.size == 0 or call.option("weightsFormat"):
-        raise NotImportedError(f"its weights have the shape {list(weights.shape)}, or an order of their own")
+        raise NotImportedError(
+            f"its weights have the shape {list(weights.shape)}; the default format with two dimensions is supported"
+        )
     out, taken = weights.shape
-    if not given.shape or given.shape[-1] != taken:
-        if prod(given.shape) % taken:
-            raise NotImportedError(f"weights {list(weights.shape)} do not fit {list(given.shape)}")
-        given = reshaped(call, given, (prod(given.shape) // taken, taken))
+    if not source.shape or source.shape[-1] != taken:
+        if prod(source.shape) % taken:
+            raise NotImportedError(f"weights {list(weights.shape)} do not fit {list(source.shape)}")
+        source = reshaped(call, source, (prod(source.shape) // taken, taken))
     bias = _bias(call, 2, out)
-    like = TfliteValue(given.tensor, (*given.shape[:-1], out), given.whole)
+    like = TfliteValue(source.tensor, (*source.shape[:-1], out), source.whole)
     if len(like.sides) < 1:
-        raise NotImportedError(f"its input has the shape {list(given.shape)}")
-    made = call.layer("Dense", {"units": out, "use_bias": bool(bias)}, [given], like, [weights.T, *bias])
-    return reshaped(call, call.activated(made), call.made.shape)
+        raise NotImportedError(f"its input has the shape {list(source.shape)}")
+    result = call.layer("Dense", {"units": out, "use_bias": bool(bias)}, [source], like, [weights.T, *bias])
+    return reshaped(call, call.activated(result), call.output.shape)
 
 
 def pool(kind: str) -> Callable[[TfliteCall], TfliteValue]:
-    """AVERAGE_POOL_2D and MAX_POOL_2D; the average is over what lies in the image."""
+    """AVERAGE_POOL_2D and MAX_POOL_2D; the average is over the values inside the image."""
 
     def rule(call: TfliteCall) -> TfliteValue:
-        given = call.batched(0, 4)
+        source = call.batched(0, 4)
         size = [int(call.option("filterHeight", 1)), int(call.option("filterWidth", 1))]
         if not all(0 < side <= 2**20 for side in size):
             raise NotImportedError(f"its window is {size}")
         window = {"strides": _strides(call), "padding": _padding(call)}
-        like = _like(given, window, (size[0], size[1]), given.shape[3])
-        return call.activated(call.layer(kind, {**window, "pool_size": size}, [given], like))
+        like = _like(source, window, (size[0], size[1]), source.shape[3])
+        return call.activated(call.layer(kind, {**window, "pool_size": size}, [source], like))
 
     return rule
 
 
 def _broadcast(call: TfliteCall, places: tuple[int, int]) -> tuple[list[Any], TfliteValue]:
-    """Both operands with as many sides, and the shape of what they make together."""
+    """Return both operands with the same rank, and a template with the broadcast shape."""
     operands: list[Any] = [call.weights(place) if call.is_constant(place) else call.value(place) for place in places]
     computed = [each for each in operands if isinstance(each, TfliteValue)]
     if not computed:
@@ -190,15 +195,15 @@ def _broadcast(call: TfliteCall, places: tuple[int, int]) -> tuple[list[Any], Tf
 
 
 def arithmetic(kind: str, layer: bool) -> Callable[[TfliteCall], TfliteValue]:
-    """Two operands, element by element: a layer for two computed tensors, otherwise an operation."""
+    """Return a rule for two operands: a layer for two computed tensors, otherwise an operation."""
 
     def rule(call: TfliteCall) -> TfliteValue:
         operands, like = _broadcast(call, (0, 1))
         if layer and all(isinstance(each, TfliteValue) for each in operands):
-            made = call.layer(kind, {}, [operands], like)
+            result = call.layer(kind, {}, [operands], like)
         else:
-            made = call.operation(NUMPY, kind, {}, operands, like)
-        return call.activated(made)
+            result = call.operation(NUMPY, kind, {}, operands, like)
+        return call.activated(result)
 
     return rule
 
@@ -211,29 +216,29 @@ def squared_difference(call: TfliteCall) -> TfliteValue:
 
 
 def square(call: TfliteCall) -> TfliteValue:
-    """SQUARE, which has no 8-bit form, as a product."""
-    given = call.value(0)
-    return call.layer("Multiply", {}, [[given, given]], given)
+    """SQUARE as a product, because SQUARE has no 8-bit kernel."""
+    source = call.value(0)
+    return call.layer("Multiply", {}, [[source, source]], source)
 
 
 def negative(call: TfliteCall) -> TfliteValue:
-    """NEG, likewise."""
-    given = call.value(0)
-    return call.operation(NUMPY, "Multiply", {}, [given, -1.0], given)
+    """NEG as a product, because NEG has no 8-bit kernel."""
+    source = call.value(0)
+    return call.operation(NUMPY, "Multiply", {}, [source, -1.0], source)
 
 
 def unary(module: str, kind: str, **config: Any) -> Callable[[TfliteCall], TfliteValue]:
-    """One of Keras' operations, element by element."""
+    """Return a rule for an element-wise Keras operation."""
 
     def rule(call: TfliteCall) -> TfliteValue:
-        given = call.value(0)
-        return call.operation(module, kind, config, [given], given)
+        source = call.value(0)
+        return call.operation(module, kind, config, [source], source)
 
     return rule
 
 
 def activation(name: str) -> Callable[[TfliteCall], TfliteValue]:
-    """An activation by Keras' name."""
+    """Return a rule for an activation by its Keras name."""
 
     def rule(call: TfliteCall) -> TfliteValue:
         return call.activation(name, call.value(0))
@@ -243,54 +248,54 @@ def activation(name: str) -> Callable[[TfliteCall], TfliteValue]:
 
 def gelu(call: TfliteCall) -> TfliteValue:
     """GELU."""
-    given = call.value(0)
-    return call.operation(NN, "Gelu", {"approximate": bool(call.option("approximate", False))}, [given], given)
+    source = call.value(0)
+    return call.operation(NN, "Gelu", {"approximate": bool(call.option("approximate", False))}, [source], source)
 
 
 def leaky_relu(call: TfliteCall) -> TfliteValue:
     """LEAKY_RELU."""
-    given, slope = call.value(0), float(call.option("alpha", 0.0))
+    source, slope = call.value(0), float(call.option("alpha", 0.0))
     if not np.isfinite(slope) or slope < 0:
         raise NotImportedError(f"its slope is {slope}")
-    return call.layer("LeakyReLU", {"negative_slope": slope}, [given], given)
+    return call.layer("LeakyReLU", {"negative_slope": slope}, [source], source)
 
 
 def prelu(call: TfliteCall) -> TfliteValue:
-    """PRELU: a slope for each channel, or for each number of a sample."""
-    given, alpha = call.value(0), call.weights(1)
-    sides = (*(1,) * (len(given.sides) - alpha.ndim), *alpha.shape)[-len(given.sides) :]
-    fits = len(sides) == len(given.sides) and prod(sides) == alpha.size
-    if not fits or any(a not in (1, b) for a, b in zip(sides, given.sides, strict=True)):
-        raise NotImportedError(f"slopes {list(alpha.shape)} do not fit {list(given.shape)}")
-    shared = [axis + 1 for axis, side in enumerate(sides) if side == 1 and given.sides[axis] != 1]
-    return call.layer("PReLU", {"shared_axes": shared or None}, [given], given, [alpha.reshape(sides)])
+    """PRELU: a slope for each channel, or for each value of a sample."""
+    source, alpha = call.value(0), call.weights(1)
+    sides = (*(1,) * (len(source.sides) - alpha.ndim), *alpha.shape)[-len(source.sides) :]
+    fits = len(sides) == len(source.sides) and prod(sides) == alpha.size
+    if not fits or any(a not in (1, b) for a, b in zip(sides, source.sides, strict=True)):
+        raise NotImportedError(f"slopes {list(alpha.shape)} do not fit {list(source.shape)}")
+    shared = [axis + 1 for axis, side in enumerate(sides) if side == 1 and source.sides[axis] != 1]
+    return call.layer("PReLU", {"shared_axes": shared or None}, [source], source, [alpha.reshape(sides)])
 
 
 def softmax(call: TfliteCall) -> TfliteValue:
-    """SOFTMAX over the last side."""
-    given, beta = call.value(0), float(call.option("beta", 1.0))
+    """SOFTMAX over the last dimension."""
+    source, beta = call.value(0), float(call.option("beta", 1.0))
     if beta != 1.0:
-        given = call.operation(NUMPY, "Multiply", {}, [given, beta], given)
-    return call.layer("Softmax", {"axis": -1}, [given], given)
+        source = call.operation(NUMPY, "Multiply", {}, [source, beta], source)
+    return call.layer("Softmax", {"axis": -1}, [source], source)
 
 
 def normalization(call: TfliteCall) -> TfliteValue:
-    """L2_NORMALIZATION over the last side."""
-    given = call.value(0)
-    return call.activated(call.layer("UnitNormalization", {"axis": -1}, [given], given))
+    """L2_NORMALIZATION over the last dimension."""
+    source = call.value(0)
+    return call.activated(call.layer("UnitNormalization", {"axis": -1}, [source], source))
 
 
 def batch_matmul(call: TfliteCall) -> TfliteValue:
-    """BATCH_MATMUL; one constant matrix on the right is a dense layer's."""
+    """BATCH_MATMUL; with one constant matrix on the right, a dense layer."""
     flips = [bool(call.option(name, False)) for name in ("adjX", "adjY")]
     if call.is_constant(1) and call.stored(1).elements == prod(call.stored(1).shape[-2:]):
-        given, right = call.value(0), call.weights(1).reshape(call.stored(1).shape[-2:])
-        right, given = right.T if flips[1] else right, tflite_shapes.flipped(call, given) if flips[0] else given
-        if len(given.sides) < 2 or right.ndim != 2 or given.shape[-1] != right.shape[0]:
-            raise NotImportedError(f"{list(given.shape)} and {list(right.shape)} do not fit each other")
-        like = TfliteValue(given.tensor, (*given.shape[:-1], right.shape[1]), given.whole)
-        made = call.layer("Dense", {"units": right.shape[1], "use_bias": False}, [given], like, [right])
-        return reshaped(call, made, call.made.shape)
+        source, right = call.value(0), call.weights(1).reshape(call.stored(1).shape[-2:])
+        right, source = right.T if flips[1] else right, tflite_shapes.flipped(call, source) if flips[0] else source
+        if len(source.sides) < 2 or right.ndim != 2 or source.shape[-1] != right.shape[0]:
+            raise NotImportedError(f"{list(source.shape)} and {list(right.shape)} do not fit each other")
+        like = TfliteValue(source.tensor, (*source.shape[:-1], right.shape[1]), source.whole)
+        result = call.layer("Dense", {"units": right.shape[1], "use_bias": False}, [source], like, [right])
+        return reshaped(call, result, call.output.shape)
     operands = [call.value(place) for place in (0, 1)]
     operands = [tflite_shapes.flipped(call, each) if flip else each for each, flip in zip(operands, flips, strict=True)]
     first, second = operands
