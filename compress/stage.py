@@ -42,7 +42,7 @@ Use = Literal[
 
 
 class Unfit(NamedTuple):
-    """Why a stage, or one of its settings, does not go with the data.
+    """The reason why a stage, or one of its settings, cannot be used with the data.
 
     Attributes:
         what: the reason.
@@ -57,7 +57,7 @@ class Unfit(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """What a stage or probe is given beside its artifact.
+    """The input of a stage or probe in addition to its artifact.
 
     Attributes:
         name: the pipeline's name.
@@ -87,7 +87,7 @@ class Context:
 
 
 class Work(Settings):
-    """What stages and probes have in common: a name, a version, and what the result depends on."""
+    """The common base of stages and probes: a name, a version, and what the result depends on."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
@@ -98,7 +98,7 @@ class Work(Settings):
     """The distributions whose versions matter to the result."""
 
     def environment(self) -> dict[str, str]:
-        """What else the result depends on: by default the versions of `tools`."""
+        """Return what else the result depends on: by default the versions of `tools`."""
         return {tool: importlib.metadata.version(tool) for tool in self.tools}
 
     def target_environment(self, target: Target) -> dict[str, str]:
@@ -148,7 +148,7 @@ class Stage(Work):
         return None
 
     def run(self, given: Artifact, context: Context) -> Facts:
-        """Writes files into `context.folder` and returns what is to be said of them.
+        """Write files into `context.folder`, and return facts about them.
 
         Raises:
             CorallineError: with what is wrong, where, and what to do.

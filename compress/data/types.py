@@ -19,7 +19,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 class Objects(NamedTuple):
-    """What is to be found in one image.
+    """The objects in one image.
 
     Attributes:
         boxes: float32 [k, 4]: ymin, xmin, ymax, xmax, fractions of the image's height and width.
@@ -48,7 +48,7 @@ class DecodedCache(Protocol):
 
 
 class Data(Protocol):
-    """What stages and probes see of a data set (`compress.data.Dataset`)."""
+    """The interface of a data set for stages and probes (`compress.data.dataset.Dataset`)."""
 
     @property
     def task(self) -> str:
@@ -64,7 +64,7 @@ class Data(Protocol):
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """How files become such samples on the device (`deploy.contract.decoding`)."""
+        """The decoding of files on the device (`deploy.contract.decoding`)."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -120,7 +120,7 @@ def _named(own: Network, other: Network, pairs: Sequence[Pair]) -> list[tuple[La
 
 
 def _output(network: Network, name: str, whose: str) -> LayerOutput:
-    """What the last call of a layer makes."""
+    """Return the output of the last call of a layer."""
     if name not in network.layers:
         known = [tensor.layer for tensor in _maps(network)] or [*network.layers]
         raise ModelError(

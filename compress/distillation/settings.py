@@ -1,4 +1,4 @@
-"""What learning from teachers can be told; without TensorFlow, for the stages that have these settings."""
+"""Settings of knowledge distillation, without TensorFlow, for the stages that have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the data set is: counts, classes, shape. Kept, so that a run with nothing to do need not load it."""
+"""The summary of a data set: counts, classes, shape. It is stored, so that an unchanged run does not load the data."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from compress.tflite import graph, macs
 
 
 class Size(Probe):
-    """What a model weighs."""
+    """The size of a model."""
 
     name: ClassVar[str] = "size"
     version: ClassVar[int] = 2

@@ -50,10 +50,10 @@ class DeviceAddress:
 
 
 def parse(text: str) -> DeviceAddress:
-    """An address as it is written.
+    """Parse an address.
 
     Raises:
-        PipelineError: it is none.
+        PipelineError: it is not an address.
     """
     if "://" not in text:
         if ":" in text.partition("/")[0]:  # a host, for scp and rsync

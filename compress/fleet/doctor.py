@@ -48,7 +48,7 @@ class HostAddress(NamedTuple):
 
 
 def address(text: str) -> HostAddress:
-    """Reads `ssh://[user@]host[:port][/folder]`.
+    """Parse `ssh://[user@]host[:port][/folder]`.
 
     Raises:
         PipelineError: it is something else.
@@ -63,7 +63,7 @@ def address(text: str) -> HostAddress:
 
 
 def over_ssh(to: HostAddress, script: str, arguments: list[str], content: bytes) -> subprocess.CompletedProcess[bytes]:
-    """Runs a shell script on another host, which is known already and reached without a password.
+    """Run a shell script on another host, which must be known and accept a key.
 
     Args:
         to: where.
@@ -91,7 +91,7 @@ def over_ssh(to: HostAddress, script: str, arguments: list[str], content: bytes)
 
 
 def examine(to: str | None, python: str, *, as_json: bool) -> tuple[str, int]:
-    """What `runner.pyz doctor` prints, and its exit code.
+    """Return the output of `runner.pyz doctor`, and its exit code.
 
     Args:
         to: another host; None: this one, with this interpreter.

@@ -77,7 +77,7 @@ _THERE = {
 
 @dataclass(frozen=True)
 class Access:
-    """How devices are reached.
+    """The way to reach devices.
 
     Attributes:
         python: the Python there, by name or path; `~/…` is below the home folder there.
@@ -94,7 +94,7 @@ class Access:
             raise PipelineError(f"--python {self.python!r} is no program", allowed="a name or a path")
 
     def command(self, address: DeviceAddress) -> list[str]:
-        """What starts the agent in a process of its own; for a folder of this machine, with this Python."""
+        """Return the command that starts the agent; for a folder on this machine, with this Python."""
         if address.host is None:
             return [sys.executable, "-IS", "-c", _BOOT]
         options = ["-o", "StrictHostKeyChecking=yes", "-o", "ServerAliveCountMax=4", "-o", "ClearAllForwardings=yes"]

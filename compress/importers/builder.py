@@ -51,7 +51,7 @@ def find(builder: str, folder: Path, *, trust: bool) -> tuple[Path, str]:
 
 
 def build(path: Path, function: str, input_shape: tuple[int, ...], classes: int) -> Any:
-    """Runs a builder.
+    """Run a builder.
 
     Raises:
         ModelError: the file has no such function, fails, or gives no Keras model.

@@ -72,7 +72,7 @@ def build(
     error: dict[str, Any] | None,
     seconds: float,
 ) -> dict[str, Any]:
-    """Puts together what was found.
+    """Build the run record.
 
     Args:
         pipeline: what was run.
@@ -180,7 +180,7 @@ def _latency(findings: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _placement(rows: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """What the last compile stage found."""
+    """Return the placement that the last compile stage reported."""
     found = [row["facts"] for row in rows.values() if "placement" in row["facts"]]
     if not found:
         return None
@@ -220,7 +220,7 @@ def _data(pipeline: Pipeline, findings: Mapping[str, Any]) -> dict[str, Any] | N
 
 
 def quantized_layers(folder: Path) -> list[dict[str, Any]]:
-    """What the last `quantize` of a run found out about each rounded tensor.
+    """Return the quantization error of each tensor, from the last `quantize` of a run.
 
     Raises:
         ModelError: the folder holds no report of a run that quantized.

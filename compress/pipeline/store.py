@@ -165,7 +165,7 @@ class Store:
             mark.touch()
 
     def publish(self, key: str, kind: Kind, folder: Path, facts: Facts, seconds: float) -> Artifact:
-        """Makes a scratch folder an artifact, and the answer to a key.
+        """Publish a scratch folder as the artifact of a key.
 
         Raises:
             StoreError: the disk is full, or the folder cannot be written.

@@ -27,7 +27,7 @@ DistillationLoss = Callable[[Any, Any, Context], Loss]
 
 @dataclass(frozen=True)
 class ReplacementOptions:
-    """What is replaced; see the stage `replace_activations`."""
+    """The parts to replace; see the stage `replace_activations`."""
 
     activations: Collection[Activation]
     by: Literal["relu", "relu6"] = "relu"

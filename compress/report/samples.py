@@ -1,4 +1,4 @@
-"""What the samples of a data set are like, in the report."""
+"""The samples of a data set, in the report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compress import report as words
 
 
 def seen(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What the samples are like; nothing where an older run did not record it."""
+    """Return rows about the samples; none if an older run did not record them."""
     if "looked_at" not in data:
         return []
     low, high = data["range"]

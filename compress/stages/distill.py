@@ -150,7 +150,7 @@ class Distill(Stage, TrainingSettings, Teaching):
 
 
 def _refuse_other(path: Path) -> None:
-    """Nothing, if a path is that of a model file or folder.
+    """Refuse a path that is not a model file or folder.
 
     Raises:
         ModelError: it is not.

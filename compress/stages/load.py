@@ -28,7 +28,7 @@ SAMPLES = 8
 
 
 class _Load(Stage):
-    """What the ways to a model have in common: a file whose content is part of the key."""
+    """The common base of the ways to load a model: a file whose content is part of the key."""
 
     consumes: ClassVar[frozenset[Kind]] = frozenset()
     name: ClassVar[str] = "load"
@@ -54,7 +54,7 @@ class _Load(Stage):
         }
 
     def fitted(self, model: Any, context: Context) -> Facts:
-        """What is to be said of how model and data fit together: of a detector, how its outputs are read.
+        """Return facts about how model and data fit together: of a detector, how its outputs are read.
 
         Raises:
             ModelError: they do not.
@@ -80,7 +80,7 @@ class Build(_Load):
     """The function in the file."""
 
     def run(self, given: Artifact, context: Context) -> Facts:
-        """Runs the builder for the data's shape and classes."""
+        """Run the builder for the data's shape and classes."""
         from compress.importers.keras import keras_file
         from compress.ir.tensorflow import keras
         from compress.stages import working_model
@@ -181,7 +181,7 @@ class ConvertSavedModel(LoadFloatTflite):
     """The one of its signatures that is taken."""
 
     def because(self) -> str:
-        """Why there is nothing to train."""
+        """Return why there is nothing to train."""
         return (
             f"{self.path.name} holds no Keras model, only a graph, so it can only be quantized as it is; "
             f"`python -m compress import {self.path.name} -o model.keras` tells whether layers can be made of it"
@@ -203,7 +203,7 @@ class LoadTflite(_Load):
     produces: ClassVar[Kind] = Kind.TFLITE
 
     def because(self) -> str:
-        """What such a file is."""
+        """Return a description of such a file."""
         return f"{self.path.name} is quantized already"
 
     def run(self, given: Artifact, context: Context) -> Facts:

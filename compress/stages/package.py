@@ -100,7 +100,7 @@ class Package(Stage):
 
 
 def _facts(content: bytes, original: Path, target: Target) -> Facts:
-    """What is to be said of a bundle."""
+    """Return the facts about a bundle."""
     manifest = bundle.Bundle(content).manifest
     return {
         "members": [row["name"] for row in manifest["members"]],
@@ -131,7 +131,7 @@ def _golden(models: Mapping[str, LoadedModel], data: Data, count: int) -> tuple[
 
 
 def _outputs(model: LoadedModel, inputs: NDArray[np.float32]) -> NDArray[Any]:
-    """What a model gives for preprocessed samples, in its own type: [n, ...]."""
+    """Return the outputs of a model for preprocessed samples, in the model's type: [n, ...]."""
     return np.concatenate([model.raw(model.feed(sample)) for sample in inputs])
 
 

@@ -27,13 +27,13 @@ def read(artifact: Artifact, context: Context) -> Any:
 
 
 def write(model: Any, folder: Path) -> None:
-    """Writes a trained model both ways; the same model gives the same bytes."""
+    """Write a trained model as model.keras and model.tflite; the same model gives the same bytes."""
     write_keras(model, folder)
     (folder / MODEL_TFLITE).write_bytes(export.convert_float(model))
 
 
 def write_redundant(made: keras_graph.Network, given: Artifact, context: Context) -> Facts:
-    """Writes a model with zeros or shared weights, and says what that saves: bytes of a download, and nothing else."""
+    """Write a model with zeros or shared weights, and report what that saves: only bytes of a download."""
     write(keras_graph.build(made), context.folder)
     found = weight_sparsity.by_layer(made)
     before, after = (
@@ -52,7 +52,7 @@ def write_redundant(made: keras_graph.Network, given: Artifact, context: Context
 
 
 def write_keras(model: Any, folder: Path) -> None:
-    """Writes model.keras without the date that Keras puts into it."""
+    """Write model.keras without the date that Keras stores in it."""
     path = folder / MODEL_KERAS
     model.save(path)
     with zipfile.ZipFile(path) as archive:

@@ -1,4 +1,4 @@
-"""How well objects are found: COCO's mean average precision of detectors, and what differs between two of them."""
+"""COCO's mean average precision of detectors, and the comparison of two detectors."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _measurement(value: float | None, note: str) -> Measurement:
 
 
 def compare(facts: Mapping[str, Any], names: Sequence[str], original: str, result: str) -> dict[str, Any]:
-    """What changed from one subject to another: loss of average precision, agreement, per class.
+    """Return the difference of two models: drop of average precision, agreement, figures per class.
 
     Args:
         facts: the facts of `Detection.evaluate`.

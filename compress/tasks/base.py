@@ -110,7 +110,7 @@ class Head(ABC):
 
     @property
     def specification(self) -> Specification:
-        """How the outputs are read, where that belongs to the model and not to the data."""
+        """The way to read the outputs, if it belongs to the model and not to the data."""
         return None
 
     @abstractmethod

@@ -343,7 +343,7 @@ def padded(objects: Sequence[Objects]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class AnchorTargets:
-    """What the anchors of a batch of images should say: tensors [n, anchors].
+    """The training targets of the anchors for a batch of images: tensors [n, anchors].
 
     Attributes:
         positive: 1 where an anchor answers for an object, otherwise 0.
@@ -359,7 +359,7 @@ class AnchorTargets:
 
 
 def match(detector: Detector, objects: Any) -> AnchorTargets:
-    """Gives each anchor the object that it shares most with, if that is enough; and each object its best anchor.
+    """Match each anchor with the object of largest overlap, if that is enough, and each object with its best anchor.
 
     Args:
         detector: with the anchors.

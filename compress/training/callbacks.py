@@ -1,4 +1,4 @@
-"""What a training tells while it runs: progress, and curves for TensorBoard."""
+"""Callbacks of a training: progress, and curves for TensorBoard."""
 
 from __future__ import annotations
 

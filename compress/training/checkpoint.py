@@ -41,7 +41,7 @@ class Checkpoint:
     told: dict[str, Any] = field(default_factory=dict)
 
     def read(self) -> int:
-        """Puts everything back that was written, and says how many epochs are over; 0 if nothing fits."""
+        """Restore a checkpoint, and return the number of completed epochs; 0 if none fits."""
         try:
             with np.load(io.BytesIO((self.folder / FILE).read_bytes()), allow_pickle=False) as found:
                 arrays = [found[f"v{index}"] for index in range(len(self.variables))]
@@ -59,7 +59,7 @@ class Checkpoint:
         return len(self.rows)
 
     def write(self) -> None:
-        """Writes everything, complete or not at all."""
+        """Write a checkpoint: complete, or not at all."""
         arrays: dict[str, Any] = {f"v{index}": np.asarray(each) for index, each in enumerate(self.variables)}
         told: dict[str, Any] = {"rows": self.rows, "stopping": {}}
         if self.stopping is not None:

@@ -44,7 +44,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Loss:
-    """What training makes small.
+    """The value that training minimizes.
 
     Attributes:
         of: (batch, the model's outputs) -> loss of each sample [n].
@@ -269,7 +269,7 @@ def _weighted(loss: Loss, settings: TrainingSettings, data: Data) -> Loss:
 
 
 def _targets(data: Data, loss: Loss, split: Split) -> dict[str, NDArray[Any]]:
-    """What Keras carries beside the inputs: fields of `Batch`, by name."""
+    """Return the arrays that Keras passes with the inputs: fields of `Batch`, by name."""
     return {"labels": task_of(data).targets(data, split)} | ({"taught": loss.taught[split]} if loss.taught else {})
 
 

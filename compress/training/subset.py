@@ -1,4 +1,4 @@
-"""Which samples to train on, or to calibrate with, when not all are taken: decided from labels, scores and features.
+"""Selection of samples for training or calibration, from labels, scores and features.
 
 All choices keep the classes in their proportions, but for `at_random`: what is hard or far away is compared within
 its class, so that no class is lost with a small share.
@@ -61,7 +61,7 @@ class Part:
 
     @property
     def task(self) -> str:
-        """What the samples are for."""
+        """The name of the task."""
         return self.whole.task
 
     @property
@@ -76,7 +76,7 @@ class Part:
 
     @property
     def decoding(self) -> dict[str, Any]:
-        """How files become such samples on the device (`deploy.contract.decoding`)."""
+        """The decoding of files on the device (`deploy.contract.decoding`)."""
         return self.whole.decoding
 
     @property
@@ -85,7 +85,7 @@ class Part:
         return self.whole.input_shape
 
     def summary(self) -> Facts:
-        """What all of it is."""
+        """Return the summary of the whole data set."""
         return self.whole.summary()
 
     def inputs(self, split: Split) -> NDArray[np.float32]:

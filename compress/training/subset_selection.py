@@ -1,4 +1,4 @@
-"""What a model says of samples, to choose some by: errors and features; and the choice of a subset with its cost."""
+"""Errors and features of samples by a model, and the selection of a subset with its cost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Trained = Callable[[int], Any]
 
 
 def errors(model: Any, head: Head, inputs: NDArray[np.float32], labels: Indices) -> NDArray[np.float64]:
-    """How far a classifier is from the labels: the length of (probabilities - one-hot label), from 0 to the root of 2.
+    """Return the distance of a classifier from the labels: the norm of (probabilities - one-hot label), 0 to sqrt(2).
 
     Early in a training and averaged over some, this is EL2N. Source: Paul, Ganguli and Dziugaite, Deep Learning on a
     Data Diet, NeurIPS 2021.
@@ -50,7 +50,7 @@ def error_of(probabilities: NDArray[Any], labels: Indices) -> NDArray[np.float64
 
 
 def features(model: Any, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What the last layer with weights is given: float32 [n, features], of images their mean over the image."""
+    """Return the inputs of the last layer with weights: float32 [n, features]; feature maps are averaged."""
     library = keras()
     operation = model.outputs[0]._keras_history.operation
     while not getattr(operation, "weights", None):

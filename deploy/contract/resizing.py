@@ -109,7 +109,7 @@ _KERNELS: Dict[str, Tuple[Callable[[Array], Array], int]] = {"bilinear": (_trian
 
 @functools.lru_cache(maxsize=64)
 def _weights(method: str, antialias: bool, length: int, side: int) -> Tuple[Array, Array]:
-    """Which pixels each new pixel is the sum of: indices and weights, [taps, side]; weights sum to 1."""
+    """Return the pixels that each new pixel is the sum of: indices and weights, [taps, size]; weights sum to 1."""
     ratio = length / side
     centres = (np.arange(side) + 0.5) * ratio
     stretch = max(ratio, 1.0) if antialias else 1.0

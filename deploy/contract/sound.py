@@ -184,7 +184,7 @@ class LogMel(Spectrogram):
         return np.log10(strength) * ({1: 20, 2: 10}[self.power] if self.log == "db" else 1)
 
     def _settled(self, found: Array) -> Array:
-        """What depends on the largest value."""
+        """Return the output of the steps that depend on the largest value."""
         if self.depth is not None:
             found = np.maximum(found, found.max() - np.float32(self.depth))
         return found - found.max() if self.relative else found

@@ -1,4 +1,4 @@
-"""What every preprocessing step is made of: keys that know what they may hold, and the error that names what is wrong.
+"""The base of preprocessing steps: keys with their allowed values, and the error that names a wrong one.
 
 A step is a frozen dataclass with the keys of its specification as fields, made by `key`, and a `__call__` from
 float32 to float32.
@@ -186,7 +186,7 @@ def needed(step: Any) -> List[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What all steps are: their values are checked as soon as they are made."""
+    """The base class of all steps: values are checked when a step is created."""
 
     def __post_init__(self) -> None:
         for name, field in fields(self).items():

@@ -56,7 +56,7 @@ def library(seed: int | None = None) -> Any:
 
 
 def unchanged(layer: Layer, counterpart: Any) -> Any:
-    """Leaves every layer as it is."""
+    """Return a layer unchanged."""
     del layer
     return counterpart
 

@@ -57,7 +57,7 @@ def rounding_layer(name: str) -> Any:
 
 
 def sparsify(network: Network, sparsity: float, settings: Passes, context: Context) -> tuple[Network, Facts]:
-    """Trains while weights become zero, the smallest ones first.
+    """Train while weights become zero, the smallest ones first.
 
     Args:
         network: the trained network.
@@ -87,7 +87,7 @@ def sparsify(network: Network, sparsity: float, settings: Passes, context: Conte
 
 
 def cluster(network: Network, clusters: int, settings: Passes, context: Context) -> tuple[Network, Facts]:
-    """Trains while the weights of each kernel share a few values; zeros of sparse kernels stay.
+    """Train while the weights of each kernel share a few values; zeros of sparse kernels stay.
 
     Args:
         network: the trained network, sparse or not.
@@ -123,7 +123,7 @@ def cluster(network: Network, clusters: int, settings: Passes, context: Context)
 
 
 def train(model: Any, network: Network, settings: Passes, context: Context, callbacks: Sequence[Any] = ()) -> Facts:
-    """Trains a tf-keras model in place, on the labels: the same data, loss and schedule as in `fit.fit`.
+    """Train a tf-keras model in place, on the labels: the same data, loss and schedule as in `fit.fit`.
 
     Args:
         model: the tf-keras model.
@@ -188,7 +188,7 @@ def _schedule(tool: Any, sparsity: float, settings: Passes, context: Context) ->
 
 
 def _reasons(network: Network, *, clusters: int = 0) -> dict[str, str]:
-    """Why tfmot leaves a layer as it is, by layer with a matrix of weights; an empty text where it takes it."""
+    """Return why tfmot cannot change a layer, for each layer with a kernel; an empty text where it can."""
     found = {}
     for layer in network.layers.values():
         kernel = weight_sparsity.kernel(layer) if _is_known(layer) else None

@@ -27,7 +27,7 @@ READ_ERRORS = (
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says: its first line, or the first that has a cause in it."""
+    """Return the first line of an exception's message that names a cause."""
     if isinstance(error, SystemError):
         return "its structure is damaged"
     text = re.sub(r"\x1b\[\d+m", "", str(error)).rsplit("Exception encountered: ", 1)[-1]
@@ -38,7 +38,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps what the libraries log and warn to themselves, and nothing of it afterwards."""
+    """Suppress the logs and warnings of the libraries."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tensorflow.keras()  # first: absl must make its own logger
@@ -113,7 +113,7 @@ def elements(tensor: Any) -> int:
 
 
 def check_tensors(model: Any) -> None:
-    """Nothing, if no tensor in a model of Keras 3 is larger than any model would have.
+    """Refuse a Keras 3 model with a tensor that is larger than in any real model.
 
     Raises:
         ValueError: one is; the layer is named.

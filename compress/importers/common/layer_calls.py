@@ -31,7 +31,7 @@ NOT_MADE = (NotImportedError, ArithmeticError, LookupError, TypeError, ValueErro
 
 @runtime_checkable
 class Computed(Protocol):
-    """What stands for a tensor of the network among the arguments of a call."""
+    """A placeholder for a tensor of the network among the arguments of a call."""
 
     @property
     def tensor(self) -> LayerOutput:

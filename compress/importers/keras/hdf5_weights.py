@@ -16,7 +16,7 @@ LISTS = ("layer_names", "weight_names")
 
 
 def problem(file: Any) -> str | None:
-    """What is wrong with an open HDF5 file: links and data that lead out of it, data that would fill the memory."""
+    """Return what is wrong with an open HDF5 file: links and data outside of it, data that would fill the memory."""
     import h5py
 
     seen = 0
@@ -54,7 +54,7 @@ def _sizes(file: Any) -> str | None:
 
 
 def _listed(name: str, group: Any, limit: int) -> str | None:
-    """What is wrong with the weights that a group lists: the same ones again and again would fill the memory too."""
+    """Return what is wrong with the weights that a group lists: repeated ones could fill the memory."""
     import h5py
 
     size = 0

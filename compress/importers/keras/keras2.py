@@ -301,7 +301,7 @@ class _Rebuilding:
             tensors[id(old)] = new
 
     def _repeated(self, old: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the counterpart of a layer makes of the arguments of one call."""
+        """Return the output of a layer's counterpart for the arguments of one call."""
         import tensorflow as tf
         import tf_keras
 
@@ -319,7 +319,7 @@ class _Rebuilding:
         return made
 
     def _function(self, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a function of TensorFlow makes of its arguments; something of the same shape if it cannot be said."""
+        """Return the output of a TensorFlow function; a tensor of the same shape if it is not known."""
         try:
             step = FunctionCall(self.keras, lambda: self._fresh(node.layer.name))
             return keras2_functions.call(node.layer, step, args, kwargs)

@@ -1,4 +1,4 @@
-"""Which TensorFlow functions and graph nodes of a Keras 2 model have a counterpart, and how they are called."""
+"""TensorFlow functions and graph nodes of Keras 2 models: their counterparts and how to call them."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def node(operator: object) -> TfFunction | None:
 
 
 def call(layer: Any, step: FunctionCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What one call of an op layer of tf_keras makes in Keras 3.
+    """Return the Keras 3 output of one call of an op layer of tf_keras.
 
     Raises:
         NotRebuiltError: it is called in a way that has no counterpart.

@@ -43,11 +43,11 @@ class FunctionCall:
     fresh: Callable[[], str]
 
     def layer(self, kind: str, given: Any, **config: Any) -> Any:
-        """What a layer of Keras makes of a tensor, or of a list of them."""
+        """Return the output of a Keras layer for a tensor or a list of tensors."""
         return getattr(self.library.layers, kind)(name=self.fresh(), **config)(given)
 
     def operation(self, module: str, kind: str, *given: Any, **config: Any) -> Any:
-        """The same by an operation, for what no layer does."""
+        """Return the output of a Keras operation, for functions that no layer computes."""
         config["name"] = self.fresh()
         entry = {"module": module, "class_name": kind, "config": config, "registered_name": kind}
         return self.library.saving.deserialize_keras_object(entry)(*given)
@@ -86,7 +86,7 @@ def integers(value: Any) -> list[int]:
     except (TypeError, ValueError) as error:
         raise NotRebuiltError("its sizes or axes are computed") from error
     if array.dtype.kind not in "iu" and array.size:
-        raise NotRebuiltError("its sizes or axes are no whole numbers")
+        raise NotRebuiltError("its sizes or axes are not integers")
     return [int(each) for each in array.reshape(-1)]
 
 
@@ -199,7 +199,7 @@ def add_n(step: FunctionCall, values: Any) -> Any:
 
 
 def same(step: FunctionCall, x: Any) -> Any:
-    """Nothing at all: identity, or a gradient that is stopped."""
+    """Return the argument: for identity and stopped gradients."""
     del step
     return x
 
@@ -253,7 +253,7 @@ class TfFunction:
     parameters: str
 
     def call(self, step: FunctionCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What it makes of the arguments of one call.
+        """Return the output for the arguments of one call.
 
         Raises:
             NotRebuiltError: the rule has no counterpart for these.

@@ -156,7 +156,7 @@ def _one(key: Any) -> slice:
 
 
 def _left(cut: slice, side: int | None) -> int | None:
-    """How much of a side is left."""
+    """Return the remaining size of a dimension."""
     if side is None:
         return None
     return len(range(*cut.indices(side)))

@@ -83,7 +83,7 @@ _REPEATED = {"size", "n", "padding", "cropping", "output_padding"}
 
 @dataclass(frozen=True)
 class Judged:
-    """What a configuration would do.
+    """The effects of loading a configuration.
 
     Attributes:
         untrusted: what building it would execute, import or read from elsewhere.
@@ -190,7 +190,7 @@ def _entered(value: dict[str, Any], place: _Place) -> _Place:
 
 
 def _absurd(key: str, value: float) -> str:
-    """What is wrong with a number, if it is a size."""
+    """Return what is wrong with a number that is a size."""
     limit = MOST_REPEATED if key in _REPEATED else MOST_PER_SIDE if key in _SIZES else math.inf
     if isinstance(value, int) and abs(value) >= 2**63 and key != "seed":
         return f"it has a number of {value.bit_length()} bits"
@@ -200,7 +200,7 @@ def _absurd(key: str, value: float) -> str:
 
 
 def _judge(entry: dict[str, Any], owner: str) -> list[Refused]:
-    """What one serialized object would run: nothing if it is a known one of Keras."""
+    """Return the code that one serialized object would run: none if it is a known class of Keras."""
     name, module, registered = entry["class_name"], entry.get("module"), entry.get("registered_name")
     ours = module is None or (isinstance(module, str) and _OURS.match(module) is not None)
     if not isinstance(name, str):
@@ -223,7 +223,7 @@ def _judge(entry: dict[str, Any], owner: str) -> list[Refused]:
 
 
 def _code(entry: dict[str, Any]) -> str:
-    """Which code a Lambda layer has: bytecode, or the name of a function."""
+    """Return a description of a Lambda layer's code: bytecode, or the name of a function."""
     config = entry.get("config")
     config = config if isinstance(config, dict) else {}
     function, module = config.get("function", config), config.get("module", entry.get("module"))
@@ -243,7 +243,7 @@ def _code(entry: dict[str, Any]) -> str:
 
 
 def _judge_support(entry: dict[str, Any], owner: str) -> list[Refused]:
-    """Why a layer of Keras 2 has no counterpart, if it has none."""
+    """Return why a layer of Keras 2 has no counterpart; "" if it has one."""
     name, config = str(entry["class_name"]), entry.get("config")
     if name in REFUSED:
         return [Refused(owner, name, "Keras 3 has no such layer")]
@@ -269,7 +269,7 @@ def _operator(stored: object) -> object:
 
 
 def _judge_text(key: str, value: str, owner: str) -> list[Refused]:
-    """What a plain string would run or read, where Keras takes it for a name."""
+    """Return what a plain string would run or read where Keras interprets it as a name."""
     if key == "activation" or key.endswith("_activation"):
         known = value in ACTIVATIONS | KNOWN
         return [] if known else [Refused(owner, "function", f"calls the function {shown(value)}")]

@@ -42,7 +42,7 @@ CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 
 @dataclass(frozen=True)
 class Scan:
-    """What a Keras file says of itself.
+    """The content of a Keras file that can be read without running code.
 
     Attributes:
         format: the container, whatever the file is called.
@@ -67,7 +67,7 @@ class Scan:
 
 
 def scan(path: Path) -> Scan:
-    """Reads the stored configuration, without Keras and without running anything.
+    """Read the stored configuration, without Keras and without running any code.
 
     Raises:
         ModelError: it is not a Keras file, is damaged, or is made to do harm.
@@ -166,7 +166,7 @@ def _from_keras2(place: str, found: Scan, trust: bool) -> Any:
 
 
 def _explained(path: Path, found: Scan) -> AbstractContextManager[None]:
-    """What the libraries raise, with the version that wrote the file."""
+    """Turn exceptions of the libraries into a `ModelError` that names the version that wrote the file."""
     version = f"Keras {found.keras_version}" if found.keras_version else "an unknown version of Keras"
     custom = "custom classes are not in the file: register them first, or " if found.untrusted else ""
     return guarded_calls.explained(path, f"cannot be loaded (written by {version})", custom + RESAVE)
@@ -177,7 +177,7 @@ def _refusal(path: Path, what: str, todo: str = RESAVE) -> ModelError:
 
 
 def _strange(path: Path) -> str:
-    """What a file is that is neither zip nor HDF5."""
+    """Return a description of a file that is neither zip nor HDF5."""
     if path.is_dir():
         return "is a folder (a SavedModel?)"
     if not path.exists():
@@ -288,7 +288,7 @@ def _scanned(path: Path, container: Literal["keras", "h5"], version: str, config
 
 
 def _prepared(path: Path, found: Scan, folder: Path) -> str:
-    """The file as the libraries want it: a suffix that fits, and the configuration that was scanned."""
+    """Yield the file in the form that the libraries need: a fitting suffix, and the configuration that was scanned."""
     if found.format == "h5":
         if path.suffix in (".h5", ".hdf5"):
             return str(path.absolute())

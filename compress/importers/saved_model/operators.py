@@ -57,7 +57,7 @@ _REASONS = {
 
 
 def reason(operator: str, functions: Container[str]) -> str | None:
-    """Why a graph with an operator is not run, or None: it only computes, or is a function of the graph."""
+    """Return why a graph with an operator is not run; None if it only computes, or is a function of the graph."""
     if operator in COMPUTE or operator in functions:
         return None
     return _REASONS.get(operator, "is not known to only compute")

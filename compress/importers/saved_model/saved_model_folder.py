@@ -50,7 +50,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Content:
-    """What a SavedModel folder holds.
+    """The content of a SavedModel folder.
 
     Attributes:
         path: the folder.
@@ -102,7 +102,7 @@ def digest(path: Path) -> str:
 
 
 def read(path: Path) -> Content:
-    """Reads what a folder says of itself.
+    """Read the content of a folder, without TensorFlow and without running any code.
 
     Raises:
         ModelError: it is no SavedModel, is damaged, or is made to do harm.
@@ -138,7 +138,7 @@ def _bytes(path: Path, file: Path) -> bytes:
 
 
 def _described(path: Path, known: dict[str, Path], graph: memoryview) -> dict[str, Any] | None:
-    """What Keras 2 stored of the model: in a file of its own since 2.5, in the object graph before."""
+    """Return what Keras 2 stored of the model: in a separate file since 2.5, in the object graph before."""
     if METADATA in known:
         for node in protobuf_wire.messages(_bytes(path, known[METADATA]), 1):
             if protobuf_wire.whole(node, 2) == 0 and protobuf_wire.text(node, 4) in _NETWORKS:
