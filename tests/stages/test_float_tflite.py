@@ -67,7 +67,7 @@ def test_a_file_without_layers_is_quantized_as_it_is_and_measured(
     assert facts["ranges"] == "chosen by the converter, for a file without layers"
     assert facts["agreement"] > 0.9
     assert any("the converter chooses the ranges" in note for note in notes.noted)
-    assert any("RESIZE_BILINEAR 'operator 1, large': Keras samples at the centres" in note for note in notes.noted)
+    assert any("RESIZE_BILINEAR 'operator 1, large': Keras samples at pixel centres" in note for note in notes.noted)
     assert not export.float_operators((tmp_path / "out" / "tiny" / "model.tflite").read_bytes())
     assert rows["model"]["measurements"]["accuracy"]["value"] is not None
     assert "chosen by the converter" in (tmp_path / "out" / "tiny" / "report.html").read_text()
