@@ -19,10 +19,11 @@ import numpy as np
 from compress.errors import ModelError
 from compress.importers.common import verification
 from compress.importers.common.guarded_calls import MOST_ELEMENTS, elements
+from compress.importers.common.layer_calls import NotImportedError
 from compress.importers.common.unsupported import Refused, carrying
 from compress.importers.common.verification import Parity
 from compress.importers.keras import keras2_functions, keras2_weights
-from compress.importers.keras.keras2_operations import FunctionCall, NotRebuiltError
+from compress.importers.keras.keras2_operations import FunctionCall
 from compress.importers.keras.keras2_outputs import output_pairs
 from compress.importers.keras.keras_config import OPERATIONS
 from compress.ir import tensorflow
@@ -323,7 +324,7 @@ class _Rebuilding:
         try:
             step = FunctionCall(self.keras, lambda: self._fresh(node.layer.name))
             return keras2_functions.call(node.layer, step, args, kwargs)
-        except NotRebuiltError as error:
+        except NotImportedError as error:
             if not any(id(leaf) in self._unknown for leaf in self.keras.tree.flatten([args, kwargs])):
                 self._problem(node.layer, str(error))
         import tensorflow as tf

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from compress.importers.common.layer_calls import MATH, NUMPY, NotImportedError
 from compress.importers.keras import keras2_operations as operations
 from compress.importers.keras import keras2_shapes as shapes
-from compress.importers.keras.keras2_operations import NUMPY, FunctionCall, NotRebuiltError, Rule, TfFunction
+from compress.importers.keras.keras2_operations import FunctionCall, Rule, TfFunction
 
 _TWO: Mapping[str, Rule] = {
     "add": operations.arithmetic("Add", layer=True),
@@ -32,8 +33,8 @@ _ONE: Mapping[str, Rule] = {
     **{f"math.{name}": operations.unary(NUMPY, name.title()) for name in ("floor", "ceil", "sign", "round", "log1p")},
     "math.abs": operations.unary(NUMPY, "Absolute"),
     "math.reciprocal": operations.unary(NUMPY, "Reciprocal"),
-    "math.rsqrt": operations.unary("keras.src.ops.math", "Rsqrt"),
-    "math.erf": operations.unary("keras.src.ops.math", "Erf"),
+    "math.rsqrt": operations.unary(MATH, "Rsqrt"),
+    "math.erf": operations.unary(MATH, "Erf"),
     "math.square": operations.square,
     "math.negative": operations.negative,
     "nn.log_softmax": operations.activation("log_softmax"),
@@ -129,7 +130,7 @@ def call(layer: Any, step: FunctionCall, args: tuple[Any, ...], kwargs: Mapping[
     """What one call of an op layer of tf_keras makes in Keras 3.
 
     Raises:
-        NotRebuiltError: it is called in a way that has no counterpart.
+        NotImportedError: it is called in a way that has no counterpart.
     """
     kind = type(layer).__name__
     try:
@@ -137,12 +138,12 @@ def call(layer: Any, step: FunctionCall, args: tuple[Any, ...], kwargs: Mapping[
             name = layer.get_config()["function"]
             found = function(name)
             if found is None:
-                raise NotRebuiltError(f"tf.{name} has no counterpart")
+                raise NotImportedError(f"tf.{name} has no counterpart")
             return found.call(step, args, kwargs)
         return _node_call(layer, step, args[0])
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise NotRebuiltError(lines[0][:200]) from error
+        raise NotImportedError(lines[0][:200]) from error
 
 
 def _node_call(layer: Any, step: FunctionCall, given: Any) -> Any:
@@ -151,7 +152,7 @@ def _node_call(layer: Any, step: FunctionCall, given: Any) -> Any:
     data_format = attributes["data_format"].s if "data_format" in attributes else b""
     found = node(operator)
     if found is None or data_format not in (b"", b"NHWC", b"N"):
-        raise NotRebuiltError(f"the node {operator} {data_format.decode(errors='replace')} has no counterpart")
+        raise NotImportedError(f"the node {operator} {data_format.decode(errors='replace')} has no counterpart")
     inputs = list(given) if isinstance(given, list | tuple) else [given]
     for index, constant in sorted(layer.constants.items()):
         inputs.insert(index, constant)

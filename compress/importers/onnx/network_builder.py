@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.importers.common.graph_builder import UNKNOWN, LayerFactory, NetworkBuilder
+from compress.importers.common.graph_builder import UNKNOWN, NetworkBuilder, NetworkCall, PlacedValue
 from compress.importers.common.layer_calls import NotImportedError, free_name
 from compress.importers.onnx import layout
 from compress.importers.onnx.layout import OnnxValue, Order, laid, natural, sides_of
@@ -82,7 +82,7 @@ def title(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class OnnxCall(LayerFactory[OnnxValue]):
+class OnnxCall(NetworkCall[OnnxValue]):
     """One operator, and all that a rule needs to make layers of it.
 
     Attributes:
@@ -213,41 +213,43 @@ class OnnxCall(LayerFactory[OnnxValue]):
         dims = [order.index(part) + 1 for part in range(len(parts))]
         return self.layer("Permute", {"dims": dims}, [seen], replace(value, sides=tuple(parts)))
 
-    def plain(self, value: OnnxValue, *axes: int) -> Placed:
-        """The value with each axis a side of the network, these ones certainly."""
+    def placed(self, value: OnnxValue, *axes: int) -> PlacedOnnxValue:
+        """Return the value with a dimension for each axis; none of `axes` is the batch of the network."""
         rank = len(value.shape)
         order = natural(value)
         if order is None:
             value, order = self.straightened(value), tuple(range(rank))
         whole = bool(order) and order[0] in axes
         value = self.arranged(value, order, whole=whole)
-        return Placed(value, order, len(value.sides) == rank)
+        return PlacedOnnxValue(value, order, len(value.sides) == rank)
+
+    def aligned(self, values: Sequence[OnnxValue], axis: int) -> list[PlacedValue[OnnxValue]]:
+        """Return values with the same order of dimensions, that of the largest one."""
+        order = order_of(max(values, key=lambda value: prod(value.shape)))
+        whole = order[0] == axis or any(value.shape[order[0]] != 1 for value in values)
+        return [PlacedOnnxValue(self.arranged(value, order, whole=whole), order, whole) for value in values]
+
+    def in_shape(self, value: OnnxValue, shape: Sequence[int]) -> OnnxValue:
+        """Return the same elements in another shape of the graph; the network does not change."""
+        return layout.in_shape(value, shape)
+
+    def template(self, shape: Sequence[int]) -> OnnxValue:
+        """Return a template of a result with its axes in the order of the graph."""
+        return laid(UNKNOWN, shape, tuple(range(len(shape))))
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A value of which each axis is a side of the network.
-
-    Attributes:
-        value: the value.
-        order: its axes as they follow each other in the network.
-        whole: whether the network has all of them, and its own batch before them.
-    """
-
-    value: OnnxValue
-    order: Order
-    whole: bool
-
-    def axis(self, axis: int) -> int:
-        """An axis of the graph's tensor as Keras counts it; the last one is -1."""
-        place = self.order.index(axis) + self.whole
-        return -1 if place == len(self.order) + self.whole - 1 else place
+class PlacedOnnxValue(PlacedValue[OnnxValue]):
+    """A value of which each axis is a dimension of the network."""
 
     def like(self, shape: Sequence[int]) -> OnnxValue:
-        """A template: another shape, laid out likewise."""
-        shape = tuple(int(side) for side in shape)
+        """Return a template of a result: another shape in the graph, with the same order of its axes."""
         sides = tuple(shape[axis] for axis in self.order)
         return laid(UNKNOWN, shape, self.order, sides if self.whole else sides[1:])
+
+
+def order_of(value: OnnxValue) -> Order:
+    """Return the order that the axes of a value can have without a permutation, or that of the graph."""
+    return natural(value) or tuple(range(len(value.shape)))
 
 
 Rule = Callable[[OnnxCall], OnnxValue | list[OnnxValue]]

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.importers.common.graph_builder import UNKNOWN, LayerFactory, NetworkBuilder, apply_rule
+from compress.importers.common.graph_builder import UNKNOWN, NetworkBuilder, NetworkCall, PlacedValue, apply_rule
 from compress.importers.common.layer_calls import NOT_MADE, NUMPY, NotImportedError, free_name
+from compress.importers.common.shape_rules import replaced
 from compress.importers.common.unsupported import Refused
 from compress.ir.keras_graph import LayerOutput, Network
 from compress.tflite.float_graph import Plain
@@ -50,13 +51,6 @@ class TfliteValue:
     def sides(self) -> tuple[int, ...]:
         """Its shape in the network, without the network's batch."""
         return self.shape if self.whole else self.shape[1:]
-
-    def axis(self, axis: int) -> int:
-        """An axis of the graph's tensor as the network counts it, its batch included."""
-        rank = len(self.shape)
-        if not -rank <= axis < rank:
-            raise NotImportedError(f"there is no axis {axis} in {list(self.shape)}")
-        return axis % rank + self.whole
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,7 @@ class TfliteNetworkBuilder(NetworkBuilder[TfliteValue]):
 
 
 @dataclass(frozen=True)
-class TfliteCall(LayerFactory[TfliteValue]):
+class TfliteCall(NetworkCall[TfliteValue]):
     """One operator, and all that a rule needs to make layers of it.
 
     Attributes:
@@ -197,6 +191,26 @@ class TfliteCall(LayerFactory[TfliteValue]):
         """Return a free name, after the operator's first output."""
         return self.builder.name(self.made.name or self.operator.name.lower())
 
+    def placed(self, value: TfliteValue, *axes: int) -> PlacedTfliteValue:
+        """Return the value with a dimension for each axis; none of `axes` is the batch of the network."""
+        value = reshaped(self, value, value.shape, whole=value.whole or 0 in axes)
+        return PlacedTfliteValue(value, tuple(range(len(value.shape))), value.whole)
+
+    def aligned(self, values: Sequence[TfliteValue], axis: int) -> list[PlacedValue[TfliteValue]]:
+        """Return values that are equal but for one axis, which is not the batch of the network."""
+        if len({replaced(value.shape, axis) for value in values}) != 1:
+            raise NotImportedError(f"{[list(value.shape) for value in values]} do not fit each other")
+        whole_axes = [0] if axis == 0 or any(value.whole for value in values) else []
+        return [self.placed(value, *whole_axes) for value in values]
+
+    def in_shape(self, value: TfliteValue, shape: Sequence[int]) -> TfliteValue:
+        """Return the same elements in another shape of the graph."""
+        return reshaped(self, value, shape)
+
+    def template(self, shape: Sequence[int]) -> TfliteValue:
+        """Return a template of a result whose first axis is the batch."""
+        return TfliteValue(UNKNOWN, tuple(shape))
+
     def activated(self, value: TfliteValue) -> TfliteValue:
         """What the operator makes of its result at the end, if anything."""
         number = self.option("fusedActivationFunction")
@@ -211,6 +225,14 @@ class TfliteCall(LayerFactory[TfliteValue]):
         if name == "relu_n1_to_1":
             return self.operation(NUMPY, "Clip", {"x_min": -1.0, "x_max": 1.0}, [value], value)
         return self.layer("Activation", {"activation": name}, [value], value)
+
+
+class PlacedTfliteValue(PlacedValue[TfliteValue]):
+    """A value whose dimensions are in the order of the graph."""
+
+    def like(self, shape: Sequence[int]) -> TfliteValue:
+        """Return a template of a result with another shape."""
+        return TfliteValue(UNKNOWN, tuple(shape), self.whole)
 
 
 def reshaped(call: TfliteCall, value: TfliteValue, shape: Sequence[int], *, whole: bool | None = None) -> TfliteValue:

@@ -187,6 +187,13 @@ CASES: list[Case] = [
         {"shrinkAxisMask": 4, "beginMask": 8, "endMask": 8},
         ["GetItem", "Reshape"],
     ),
+    (
+        "STRIDED_SLICE",
+        (IMAGE, integers(0, 0, 1), integers(0, 0, 3), integers(1, 1, 1)),
+        computed(1, 8, 6, 1, 2),
+        {"ellipsisMask": 1, "newAxisMask": 2},
+        ["GetItem", "Reshape"],
+    ),
     ("SLICE", (IMAGE, integers(0, 2, 0, 1), integers(1, 3, -1, 2)), computed(1, 3, 6, 2), {}, ["GetItem"]),
     (
         "GATHER",

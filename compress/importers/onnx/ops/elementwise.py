@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import CORE, NUMPY, NotImportedError
-from compress.importers.onnx.layout import OnnxValue, Order, in_shape, laid, natural, sides_of
+from compress.importers.onnx.layout import OnnxValue, in_shape, laid, natural, sides_of
 from compress.importers.onnx.network_builder import FLOAT, OnnxCall, Rule
 from compress.importers.onnx.onnx_model import TYPE_NAMES
 from compress.ir.keras_graph import Layer
@@ -237,11 +237,6 @@ def where(call: OnnxCall) -> OnnxValue:
     given = [call.value(0, BOOL), *operands(call, BOOL, FLOAT)[1:]]
     made, like = together(call, given, call.made())
     return call.operation(NUMPY, "Where", {}, made, like)
-
-
-def order_of(value: OnnxValue) -> Order:
-    """The order that a value's axes can have without moving a number, or that of the graph."""
-    return natural(value) or tuple(range(len(value.shape)))
 
 
 RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import MOST_IN_CONFIG, NN, NUMPY, NotImportedError
 from compress.importers.onnx.layout import OnnxValue, in_shape, laid, transposed
-from compress.importers.onnx.network_builder import OnnxCall, Placed, Rule
+from compress.importers.onnx.network_builder import OnnxCall, Rule, order_of
 from compress.importers.onnx.ops import activations, convolution, elementwise, resize, shapes
 from compress.importers.onnx.ops.convolution import image
-from compress.importers.onnx.ops.elementwise import order_of
 
 Floats = NDArray[np.float32]
 
@@ -100,7 +99,7 @@ def batch_normalization(call: OnnxCall) -> OnnxValue:
     weights = [call.weights(place) for place in (1, 2, 3, 4)]
     if len(given.shape) < 2 or {weight.shape for weight in weights} != {given.shape[1:2]}:
         raise NotImportedError(f"its weights do not fit {list(given.shape)}")
-    placed = call.plain(given, 1)
+    placed = call.placed(given, 1)
     config = {"axis": placed.axis(1), "epsilon": call.number("epsilon", None, 1e-5)}
     config["momentum"] = call.number("momentum", None, 0.9)
     return call.layer("BatchNormalization", config, [placed.value], placed.value, weights)
@@ -133,7 +132,7 @@ def layer_normalization(call: OnnxCall) -> OnnxValue:
     given = call.value(0)
     rank = len(given.shape)
     first = int(call.setting("axis", -1)) % rank
-    placed = call.plain(given, *range(first, rank))
+    placed = call.placed(given, *range(first, rank))
     axes = [axis for axis in placed.order if axis >= first]
     shape = given.shape[first:]
     gamma = call.weights(1)
@@ -180,7 +179,7 @@ def softmax(kind: str) -> Rule:
         seen = given
         if early and prod(given.shape[axis + 1 :]) > 1:
             seen, axis = in_shape(given, (prod(given.shape[:axis]), prod(given.shape[axis:]))), 1
-        placed: Placed = call.plain(seen, axis)
+        placed = call.placed(seen, axis)
         config = {"axis": placed.axis(axis)}
         maker = call.builder.alone(placed.value)
         if kind == "Softmax" and maker is not None and maker.kind == "Dense" and config == {"axis": -1}:

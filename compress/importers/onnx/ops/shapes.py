@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from compress.importers.common import shape_rules
 from compress.importers.common.graph_builder import UNKNOWN
-from compress.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedError
+from compress.importers.common.layer_calls import NN, NUMPY, NotImportedError
+from compress.importers.common.shape_rules import GLOBAL_POOLING, axis_of
 from compress.importers.onnx.layout import OnnxValue, channel_last, in_shape, laid, transposed
-from compress.importers.onnx.network_builder import OnnxCall, Placed, Rule
+from compress.importers.onnx.network_builder import OnnxCall, Rule, order_of
 from compress.importers.onnx.ops.convolution import globally, image, zero_padded
-from compress.importers.onnx.ops.elementwise import NUMBERS, order_of, small
-
-GLOBAL = {"Mean": "Average", "Max": "Max"}
-"""What of an image's places a layer of Keras sums up."""
+from compress.importers.onnx.ops.elementwise import NUMBERS, small
 
 
 def reshape(call: OnnxCall) -> OnnxValue:
@@ -46,24 +43,10 @@ def transpose(call: OnnxCall) -> OnnxValue:
     return made
 
 
-def _axis(call: OnnxCall, axis: int, shape: Sequence[int]) -> int:
-    if not -len(shape) <= axis < len(shape):
-        raise NotImportedError(f"there is no axis {axis} in {list(shape)}")
-    return axis % len(shape)
-
-
 def concat(call: OnnxCall) -> OnnxValue:
     """Concat."""
-    axis = _axis(call, int(call.setting("axis", 1)), call.made())
-    values = _with_constants(call, axis)
-    if len(values) == 1:
-        return values[0]
-    leader = max(values, key=lambda value: prod(value.shape))
-    order = order_of(leader)
-    whole = order[0] == axis or any(value.shape[order[0]] != 1 for value in values)
-    values = [call.arranged(value, order, whole=whole) for value in values]
-    placed = Placed(values[0], order, whole)
-    return call.layer("Concatenate", {"axis": placed.axis(axis)}, [values], placed.like(call.made()))
+    axis = axis_of(int(call.setting("axis", 1)), call.made())
+    return shape_rules.concat(call, _with_constants(call, axis), axis)
 
 
 def _with_constants(call: OnnxCall, axis: int) -> list[OnnxValue]:
@@ -78,7 +61,9 @@ def _with_constants(call: OnnxCall, axis: int) -> list[OnnxValue]:
         if before or after:
             around = [*before, np.zeros(given.shape, np.float32), *after]
             sizes = [sum(each.shape[axis] for each in side) for side in (before, after)]
-            padded = _padded(call, given, {axis: (sizes[0], sizes[1])}, "constant", 0.0)
+            pads = [(0, 0)] * len(given.shape)
+            pads[axis] = (sizes[0], sizes[1])
+            padded = shape_rules.pad(call, given, pads)
             given = call.operation(NUMPY, "Add", {}, [padded, small(np.concatenate(around, axis), padded)], padded)
         values.append(given)
     return values
@@ -86,26 +71,6 @@ def _with_constants(call: OnnxCall, axis: int) -> list[OnnxValue]:
 
 def _shape(call: OnnxCall, place: int) -> tuple[int, ...]:
     return call.builder.graph.shapes.get(call.node.inputs[place], ())
-
-
-def cut(call: OnnxCall, given: OnnxValue, cuts: Mapping[int, slice]) -> OnnxValue:
-    """Part of some sides; whole sides are left alone."""
-    cuts = {axis: each for axis, each in cuts.items() if range(given.shape[axis])[each] != range(given.shape[axis])}
-    if not cuts:
-        return given
-    shape = [len(range(side)[cuts[axis]]) if axis in cuts else side for axis, side in enumerate(given.shape)]
-    if 0 in shape:
-        raise NotImportedError(f"nothing is left of {list(given.shape)}")
-    placed = call.plain(given, *cuts)
-    everything = slice(None, None, None)
-    keys = [cuts.get(axis, everything) for axis in (placed.order if placed.whole else placed.order[1:])]
-    return call.operation(NUMPY, "GetItem", {}, [placed.value, [everything, *keys]], placed.like(shape))
-
-
-def _within(start: int, stop: int, step: int, side: int) -> slice:
-    """A cut within a side, written so that Python and TensorFlow read it alike."""
-    first, last, step = slice(start, stop, step).indices(side)
-    return slice(first, None if last < 0 else last, step)
 
 
 def slice_out(call: OnnxCall) -> OnnxValue:
@@ -118,46 +83,33 @@ def slice_out(call: OnnxCall) -> OnnxValue:
         raise NotImportedError(f"it cuts from {starts} to {ends} along {axes}, in steps of {steps}")
     cuts = {}
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        axis = _axis(call, axis, given.shape)
-        end = None if step < 0 and end < -given.shape[axis] else end  # type: ignore[assignment]
-        cuts[axis] = _within(start, end, step, given.shape[axis])
-    return cut(call, given, cuts)
+        axis = axis_of(axis, given.shape)
+        before_first = step < 0 and end < -given.shape[axis]
+        cuts[axis] = slice(start, None if before_first else end, step)
+    return shape_rules.cut(call, given, cuts)
 
 
 def split(call: OnnxCall) -> list[OnnxValue]:
-    """Split: parts of one side, one after another."""
-    given, axis = call.value(0), int(call.setting("axis", 0))
-    axis, start, made = _axis(call, axis, given.shape), 0, []
-    for place in range(len(call.node.outputs)):
-        size = call.made(place)[axis]
-        made.append(cut(call, given, {axis: slice(start, start + size, 1)}))
-        start += size
-    return made
+    """Split: parts of one axis, one after another."""
+    given = call.value(0)
+    axis = axis_of(int(call.setting("axis", 0)), given.shape)
+    sizes = [call.made(place)[axis] for place in range(len(call.node.outputs))]
+    return shape_rules.split(call, given, axis, sizes)
 
 
 def gather(call: OnnxCall) -> OnnxValue:
     """Gather of places along a side, by constant indices; rows of a constant, by computed ones, are an embedding."""
     if call.is_constant(0):
         return _embedding(call)
-    given, where = call.value(0), call.constant(1)
-    axis = _axis(call, int(call.setting("axis", 0)), given.shape)
-    side = given.shape[axis]
-    if not where.size or where.min() < -side or where.max() >= side:
-        raise NotImportedError(f"it takes places that are not in {list(given.shape)}")
-    places = np.asarray(where.reshape(-1), np.int64) % side
-    steps = {*np.diff(places).tolist()} or {1}
-    if len(steps) == 1 and (step := steps.pop()) > 0:
-        made = cut(call, given, {axis: slice(int(places[0]), int(places[-1]) + 1, step)})
-    else:
-        made = _taken(call, given, axis, places)
-    return in_shape(made, call.made())
-
-
-def _taken(call: OnnxCall, given: OnnxValue, axis: int, places: NDArray[np.int64]) -> OnnxValue:
-    """These places along a side."""
-    placed = call.plain(given, axis)
-    like = placed.like((*given.shape[:axis], places.size, *given.shape[axis + 1 :]))
-    return call.operation(NUMPY, "Take", {"axis": placed.axis(axis)}, [placed.value, places], like)
+    given, indices = call.value(0), call.constant(1)
+    axis = axis_of(int(call.setting("axis", 0)), given.shape)
+    size = given.shape[axis]
+    steps = set(np.diff(indices.reshape(-1) % size).tolist()) or {1}
+    step = int(min(steps))
+    if len(steps) > 1 or step <= 0 or not indices.size or indices.min() < -size or indices.max() >= size:
+        return in_shape(shape_rules.gather(call, given, axis, indices), call.made())
+    first, last = int(indices.flat[0]) % size, int(indices.flat[-1]) % size
+    return in_shape(shape_rules.cut(call, given, {axis: slice(first, last + 1, step)}), call.made())
 
 
 def _embedding(call: OnnxCall) -> OnnxValue:
@@ -179,10 +131,10 @@ def largest(call: OnnxCall) -> OnnxValue:
     given, name = call.value(0), call.node.outputs[0]
     if name not in call.builder.graph.outputs or call.builder.takers[name] > 1:
         raise NotImportedError("other operators use its result; only the last one may make whole numbers")
-    axis = _axis(call, int(call.setting("axis", 0)), given.shape)
+    axis = axis_of(int(call.setting("axis", 0)), given.shape)
     if call.setting("select_last_index", 0):
         raise NotImportedError("it takes the last of equal ones")
-    placed = call.plain(given, axis)
+    placed = call.placed(given, axis)
     like = placed.like([1 if each == axis else side for each, side in enumerate(given.shape)])
     config = {"axis": placed.axis(axis), "keepdims": True}
     return in_shape(call.operation(NUMPY, "Argmax", config, [placed.value], like), call.made())
@@ -193,46 +145,38 @@ def pad(call: OnnxCall) -> OnnxValue:
     given, mode = call.value(0), call.setting("mode", "constant")
     rank = len(given.shape)
     numbers = call.integers("pads", 1) or []
-    axes = [_axis(call, axis, given.shape) for axis in (call.integers("axes", 3) or range(rank))]
+    axes = [axis_of(axis, given.shape) for axis in (call.integers("axes", 3) or range(rank))]
     if len(numbers) != 2 * len(axes):
         raise NotImportedError(f"pads {numbers[:16]} do not fit {list(given.shape)}")
-    pads = {a: (b, c) for a, b, c in zip(axes, numbers[: len(axes)], numbers[len(axes) :], strict=True)}
-    less = {axis: slice(max(-b, 0), given.shape[axis] - max(-a, 0), 1) for axis, (b, a) in pads.items()}
-    given = cut(call, given, less)
-    pads = {axis: (max(b, 0), max(a, 0)) for axis, (b, a) in pads.items() if b > 0 or a > 0}
+    pads = dict(zip(axes, zip(numbers[: len(axes)], numbers[len(axes) :], strict=True), strict=True))
+    cuts = {axis: slice(max(-b, 0), given.shape[axis] - max(-a, 0), 1) for axis, (b, a) in pads.items()}
+    given = shape_rules.cut(call, given, cuts)
+    widths = [(max(before, 0), max(after, 0)) for before, after in (pads.get(axis, (0, 0)) for axis in range(rank))]
     filler = call.number("value", 2, 0.0)
-    if not pads:
+    if not any(map(any, widths)):
         return given
     order = order_of(given)
-    if mode == "constant" and filler == 0 and rank in (3, 4) and min(pads) >= 2 and order == channel_last(rank):
+    zeros = mode == "constant" and filler == 0 and not any(widths[0])
+    if zeros and rank in (3, 4) and not any(widths[1]) and order == channel_last(rank):
         arranged = call.arranged(given, order)
         if len(arranged.sides) == rank - 1:
-            return zero_padded(call, arranged, [pads.get(axis, (0, 0)) for axis in range(2, rank)])
-    return _padded(call, given, pads, mode, filler)
-
-
-def _padded(
-    call: OnnxCall, given: OnnxValue, pads: Mapping[int, tuple[int, int]], mode: str, filler: float
-) -> OnnxValue:
-    most = {axis: max(each) for axis, each in pads.items()}
-    if mode == "edge" and max(most.values()) <= 1:
+            return zero_padded(call, arranged, widths[2:])
+    if mode == "edge" and max(map(max, widths)) <= 1:
         mode = "symmetric"
     if mode in ("edge", "wrap"):
-        for axis, (before, after) in pads.items():
-            side = given.shape[axis]
-            places = np.arange(-before, side + after)
-            given = _taken(call, given, axis, places.clip(0, side - 1) if mode == "edge" else places % side)
-        return given
-    if mode not in ("constant", "reflect", "symmetric") or not np.isfinite(filler):
-        raise NotImportedError(f"it pads with {mode if mode != 'constant' else filler}")
-    if mode != "constant" and any(more >= given.shape[axis] + (mode == "symmetric") for axis, more in most.items()):
-        raise NotImportedError(f"its pads are larger than {list(given.shape)}")
-    placed = call.plain(given, *pads)
-    shape = [side + sum(pads.get(axis, (0, 0))) for axis, side in enumerate(given.shape)]
-    kept = placed.order if placed.whole else placed.order[1:]
-    widths = [[0, 0], *(list(pads.get(axis, (0, 0))) for axis in kept)]
-    arguments = [placed.value, filler] if mode == "constant" else [placed.value]
-    return call.operation(NUMPY, "Pad", {"pad_width": widths, "mode": mode}, arguments, placed.like(shape))
+        return _padded_by_indices(call, given, widths, mode)
+    return shape_rules.pad(call, given, widths, mode, filler)
+
+
+def _padded_by_indices(call: OnnxCall, given: OnnxValue, pads: Sequence[tuple[int, int]], mode: str) -> OnnxValue:
+    """Repeat the outermost elements of each axis ("edge"), or continue at its other end ("wrap")."""
+    for axis, (before, after) in enumerate(pads):
+        if before or after:
+            size = given.shape[axis]
+            indices = np.arange(-before, size + after)
+            indices = indices.clip(0, size - 1) if mode == "edge" else indices % size
+            given = shape_rules.gather(call, given, axis, indices)
+    return given
 
 
 def reduced(kind: str, before: str = "", after: str = "") -> Rule:
@@ -244,7 +188,7 @@ def reduced(kind: str, before: str = "", after: str = "") -> Rule:
         if not told and call.setting("noop_with_empty_axes", 0):
             axes = []
         else:
-            axes = sorted({_axis(call, axis, given.shape) for axis in (told or range(len(given.shape)))})
+            axes = sorted({axis_of(axis, given.shape) for axis in (told or range(len(given.shape)))})
         if before == "square":
             given = call.layer("Multiply", {}, [[given, given]], given)
         elif before:
@@ -259,26 +203,17 @@ def _reduced(call: OnnxCall, kind: str, given: OnnxValue, axes: list[int]) -> On
     """Over all places of an image a layer, otherwise an operation."""
     rank = len(given.shape)
     image_like = rank in (3, 4) and given.shape[0] == 1 and order_of(given) == channel_last(rank)
-    if kind in GLOBAL and image_like and axes == list(range(2, rank)):
-        return globally(call, GLOBAL[kind], call.arranged(given, channel_last(rank)), call.made())
-    placed = call.plain(given, *axes)
-    shape = [1 if axis in axes else side for axis, side in enumerate(given.shape)]
-    config: dict[str, Any] = {"axis": [placed.axis(axis) for axis in axes], "keepdims": True}
-    made = call.operation(MATH if kind == "Logsumexp" else NUMPY, kind, config, [placed.value], placed.like(shape))
-    return in_shape(made, call.made())
+    if kind in GLOBAL_POOLING and image_like and axes == list(range(2, rank)):
+        return globally(call, GLOBAL_POOLING[kind], call.arranged(given, channel_last(rank)), call.made())
+    return in_shape(shape_rules.reduce_by_operation(call, given, kind, axes, keep=True), call.made())
 
 
 def expand(call: OnnxCall) -> OnnxValue:
     """Expand and Tile: sides of 1 that grow, and sides that are repeated."""
     given, shape = call.value(0), call.made()
     given = in_shape(given, (*(1,) * (len(shape) - len(given.shape)), *given.shape))
-    times = {axis: side // given.shape[axis] for axis, side in enumerate(shape) if side != given.shape[axis]}
-    if not times:
-        return given
-    placed = call.plain(given, *times)
-    kept = placed.order if placed.whole else placed.order[1:]
-    repeats = [1, *(times.get(axis, 1) for axis in kept)]
-    return call.operation(NUMPY, "Tile", {"repeats": repeats}, [placed.value], placed.like(shape))
+    repeats = [size // before for size, before in zip(shape, given.shape, strict=True)]
+    return shape_rules.tile(call, given, repeats)
 
 
 def depth_to_space(call: OnnxCall) -> OnnxValue:

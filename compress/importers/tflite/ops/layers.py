@@ -14,7 +14,8 @@ import numpy as np
 
 from compress.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedError
 from compress.importers.tflite.network import TfliteCall, TfliteValue, reshaped
-from compress.importers.tflite.ops import shapes as tflite_shapes
+from compress.importers.tflite.ops import shapes
+from compress.importers.tflite.ops.shapes import last_two_swapped
 
 PADDINGS = ("same", "valid")
 LARGEST_STRIDE = 1024
@@ -285,14 +286,14 @@ def batch_matmul(call: TfliteCall) -> TfliteValue:
     flips = [bool(call.option(name, False)) for name in ("adjX", "adjY")]
     if call.is_constant(1) and call.stored(1).elements == prod(call.stored(1).shape[-2:]):
         given, right = call.value(0), call.weights(1).reshape(call.stored(1).shape[-2:])
-        right, given = right.T if flips[1] else right, tflite_shapes.flipped(call, given) if flips[0] else given
+        right, given = right.T if flips[1] else right, last_two_swapped(call, given) if flips[0] else given
         if len(given.sides) < 2 or right.ndim != 2 or given.shape[-1] != right.shape[0]:
             raise NotImportedError(f"{list(given.shape)} and {list(right.shape)} do not fit each other")
         like = TfliteValue(given.tensor, (*given.shape[:-1], right.shape[1]), given.whole)
         made = call.layer("Dense", {"units": right.shape[1], "use_bias": False}, [given], like, [right])
         return reshaped(call, made, call.made.shape)
     operands = [call.value(place) for place in (0, 1)]
-    operands = [tflite_shapes.flipped(call, each) if flip else each for each, flip in zip(operands, flips, strict=True)]
+    operands = [last_two_swapped(call, each) if flip else each for each, flip in zip(operands, flips, strict=True)]
     first, second = operands
     fits = len(first.shape) == len(second.shape) > 1 and first.whole == second.whole
     if not fits or first.shape[-1] != second.shape[-2] or first.shape[:-2] != second.shape[:-2]:
@@ -345,6 +346,6 @@ RULES: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]] = {
     "FLOOR": unary(NUMPY, "Floor"),
     "CEIL": unary(NUMPY, "Ceil"),
     "SIGN": unary(NUMPY, "Sign"),
-    **tflite_shapes.RULES,
+    **shapes.RULES,
 }
 """By operator what becomes of it; one that is not here has no counterpart."""
