@@ -202,7 +202,7 @@ def gather(call: LayerFactory[ValueT], value: ValueT, axis: int, indices: NDArra
 def pad(
     call: LayerFactory[ValueT], value: ValueT, pads: Sequence[Widths], mode: str = "constant", filler: float = 0.0
 ) -> ValueT:
-    """Pad each axis: zeros around an image with a layer, anything else with an operation.
+    """Pad each axis: zeros around a channel-last image with a layer, anything else with an operation.
 
     Args:
         call: the operator.
@@ -211,6 +211,17 @@ def pad(
         mode: numpy's name of the mode: constant, reflect or symmetric.
         filler: value of the padding in the constant mode.
     """
+    is_image = len(pads) == 4 and not any(pads[0]) and not any(pads[3]) and not call.placed(value).whole
+    if not is_image or mode != "constant" or filler != 0:
+        return pad_by_operation(call, value, pads, mode, filler)
+    padding = [list(widths) for widths in pads[1:3]]
+    return call.layer("ZeroPadding2D", {"padding": padding}, [value], call.placed(value).like(_padded(value, pads)))
+
+
+def pad_by_operation(
+    call: LayerFactory[ValueT], value: ValueT, pads: Sequence[Widths], mode: str = "constant", filler: float = 0.0
+) -> ValueT:
+    """Pad each axis with an operation; arguments as in `pad`."""
     if mode not in ("constant", "reflect", "symmetric") or not np.isfinite(filler):
         raise NotImportedError(f"it pads with {mode if mode != 'constant' else filler}")
     limits = [None if size is None else size - (mode == "reflect") for size in value.shape]
@@ -218,14 +229,14 @@ def pad(
     if mode != "constant" and any(too_large):
         raise NotImportedError(f"its pads are larger than {list(value.shape)}")
     placed = call.placed(value, *(axis for axis, widths in enumerate(pads) if any(widths)))
-    padded = zip(value.shape, pads, strict=True)
-    like = placed.like([None if size is None else size + sum(widths) for size, widths in padded])  # type: ignore[misc]
-    dimensions = [list(widths) for widths in placed.per_dimension(pads, (0, 0))]
-    is_image = placed.order == (0, 1, 2, 3) and not placed.whole and not any(dimensions[3])
-    if is_image and mode == "constant" and filler == 0:
-        return call.layer("ZeroPadding2D", {"padding": dimensions[1:3]}, [placed.value], like)
+    config = {"pad_width": [list(widths) for widths in placed.per_dimension(pads, (0, 0))], "mode": mode}
     arguments = [placed.value, filler] if mode == "constant" else [placed.value]
-    return call.operation(NUMPY, "Pad", {"pad_width": dimensions, "mode": mode}, arguments, like)
+    return call.operation(NUMPY, "Pad", config, arguments, placed.like(_padded(value, pads)))
+
+
+def _padded(value: Any, pads: Sequence[Widths]) -> list[Any]:
+    """Return the shape of a value with padding."""
+    return [None if size is None else size + sum(widths) for size, widths in zip(value.shape, pads, strict=True)]
 
 
 def tile(call: LayerFactory[ValueT], value: ValueT, repeats: Sequence[int]) -> ValueT:

@@ -63,7 +63,7 @@ def _with_constants(call: OnnxCall, axis: int) -> list[OnnxValue]:
             sizes = [sum(each.shape[axis] for each in side) for side in (before, after)]
             pads = [(0, 0)] * len(given.shape)
             pads[axis] = (sizes[0], sizes[1])
-            padded = shape_rules.pad(call, given, pads)
+            padded = shape_rules.pad_by_operation(call, given, pads)
             given = call.operation(NUMPY, "Add", {}, [padded, small(np.concatenate(around, axis), padded)], padded)
         values.append(given)
     return values
@@ -165,7 +165,7 @@ def pad(call: OnnxCall) -> OnnxValue:
         mode = "symmetric"
     if mode in ("edge", "wrap"):
         return _padded_by_indices(call, given, widths, mode)
-    return shape_rules.pad(call, given, widths, mode, filler)
+    return shape_rules.pad_by_operation(call, given, widths, mode, filler)
 
 
 def _padded_by_indices(call: OnnxCall, given: OnnxValue, pads: Sequence[tuple[int, int]], mode: str) -> OnnxValue:
