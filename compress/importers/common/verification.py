@@ -154,11 +154,19 @@ def build_model(network: Network) -> keras.Model:
     """
     import tensorflow as tf
 
-    own = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NotImplementedError, RuntimeError)
+    library_errors = (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        NotImplementedError,
+        RuntimeError,
+    )
     try:
         model = keras_graph.build(network)
         shapes = keras_graph.read(model).shapes
-    except (*own, ValueError, TypeError, tf.errors.OpError) as error:
+    except (*library_errors, ValueError, TypeError, tf.errors.OpError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"Keras does not take it: {first[:300]}") from error
     for tensor, shape in network.shapes.items():

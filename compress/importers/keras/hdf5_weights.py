@@ -21,12 +21,12 @@ def problem(file: Any) -> str | None:
 
     seen = 0
 
-    def link(name: str, found: object) -> str | None:
+    def link(name: str, item: object) -> str | None:
         nonlocal seen
         seen += 1
         if seen > MOST_OBJECTS:
             return f"has more than {MOST_OBJECTS:,} objects"
-        return None if isinstance(found, h5py.HardLink) else f"has a link in place of weights: {shown(name)}"
+        return None if isinstance(item, h5py.HardLink) else f"has a link in place of weights: {shown(name)}"
 
     return file.visititems_links(link) or _sizes(file)
 
@@ -62,8 +62,8 @@ def _listed(name: str, group: Any, limit: int) -> str | None:
         if not key.startswith(LISTS):
             continue
         for entry in group.attrs[key]:
-            found = group.get(entry)
-            size += (found.nbytes or 0) if isinstance(found, h5py.Dataset) else 0
+            values = group.get(entry)
+            size += (values.nbytes or 0) if isinstance(values, h5py.Dataset) else 0
             if size > limit:
                 return f"lists weights of more than {limit:,} bytes in {shown(name)}"
     return None

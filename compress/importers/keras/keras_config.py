@@ -217,9 +217,9 @@ def _judge(entry: dict[str, Any], owner: str) -> list[Refused]:
     operation = isinstance(module, str) and _OPERATIONS.match(module)
     if ours and registered in (None, name) and (name in KNOWN or operation):
         return []
-    wanted = registered if isinstance(registered, str) else name
-    reason = f"is of the custom class {shown(wanted)}"
-    return [Refused(owner, _bare(wanted), f"{reason} from module {shown(module)}" if module else reason)]
+    registered_name = registered if isinstance(registered, str) else name
+    reason = f"is of the custom class {shown(registered_name)}"
+    return [Refused(owner, _bare(registered_name), f"{reason} from module {shown(module)}" if module else reason)]
 
 
 def _code(entry: dict[str, Any]) -> str:

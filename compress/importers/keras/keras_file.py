@@ -110,12 +110,12 @@ def load(path: Path, *, trust: bool = False) -> keras.Model:
     return load_scanned(path, scan(path), trust=trust)[0]
 
 
-def load_scanned(path: Path, found: Scan, *, trust: bool, samples: Any = None) -> tuple[keras.Model, Parity | None]:
+def load_scanned(path: Path, scan: Scan, *, trust: bool, samples: Any = None) -> tuple[keras.Model, Parity | None]:
     """Load a scanned file as in `load`, with the parity of a model that was rebuilt.
 
     Args:
         path: the file.
-        found: its scan.
+        scan: its scan.
         trust: whether code that came with it may run.
         samples: real samples [n, ...] that a rebuilt model is compared on, beside random ones.
 
@@ -123,16 +123,16 @@ def load_scanned(path: Path, found: Scan, *, trust: bool, samples: Any = None) -
         UntrustedError: it would run code, and `trust` is not given.
         ModelError: it is damaged, or Keras 3 cannot express it.
     """
-    if found.untrusted and not trust:
-        raise untrusted(path, found.untrusted)
-    if found.unsupported:
-        raise keras2.missing(found.unsupported, str(path))
-    with guarded_calls.quiet(), _explained(path, found), tempfile.TemporaryDirectory() as folder:
+    if scan.untrusted and not trust:
+        raise untrusted(path, scan.untrusted)
+    if scan.unsupported:
+        raise keras2.missing(scan.unsupported, str(path))
+    with guarded_calls.quiet(), _explained(path, scan), tempfile.TemporaryDirectory() as folder:
         if (backend := tensorflow.keras().config.backend()) != "tensorflow":
             raise ModelError(f"Keras runs on {backend}", where="KERAS_BACKEND", allowed="tensorflow", todo="unset it")
-        place = _prepared(path, found, Path(folder))
-        if found.from_keras2:
-            return keras2.rebuild(_from_keras2(place, found, trust), str(path), samples)
+        place = _prepared(path, scan, Path(folder))
+        if scan.from_keras2:
+            return keras2.rebuild(_from_keras2(place, scan, trust), str(path), samples)
         with guarded_calls.bounded():
             model = tensorflow.keras().saving.load_model(place, compile=False, safe_mode=not trust)
             model = mixed_precision.single(model)
@@ -142,33 +142,33 @@ def load_scanned(path: Path, found: Scan, *, trust: bool, samples: Any = None) -
     return model, None
 
 
-def untrusted(path: Path, found: Sequence[Refused]) -> UntrustedError:
+def untrusted(path: Path, refused: Sequence[Refused]) -> UntrustedError:
     """The error that says what loading would run."""
-    what = f"loading would run or import what the file says: {'; '.join(map(str, found))}"
+    what = f"loading would run or import what the file says: {'; '.join(map(str, refused))}"
     todo = "if you know where the file comes from, set `trust: true` under `model:`, or give --trust to `import`"
-    return carrying(UntrustedError(what, where=str(path), todo=todo), found)
+    return carrying(UntrustedError(what, where=str(path), todo=todo), refused)
 
 
-def _from_keras2(place: str, found: Scan, trust: bool) -> Any:
+def _from_keras2(place: str, scan: Scan, trust: bool) -> Any:
     """The model as tf-keras loads it; from the configuration where that has forms which tf-keras knows no more."""
     import tf_keras
 
-    config = keras_config.settled(found.config)
+    config = keras_config.settled(scan.config)
     with guarded_calls.bounded():
-        if found.format == "keras" or config == found.config:
+        if scan.format == "keras" or config == scan.config:
             model = tf_keras.saving.load_model(place, compile=False, safe_mode=not trust)
         else:
             model = tf_keras.models.model_from_json(json.dumps(config))
             model.load_weights(place)
-    if found.backend == "theano":
+    if scan.backend == "theano":
         keras2_weights.turn_kernels(model)
     return model
 
 
-def _explained(path: Path, found: Scan) -> AbstractContextManager[None]:
+def _explained(path: Path, scan: Scan) -> AbstractContextManager[None]:
     """Turn exceptions of the libraries into a `ModelError` that names the version that wrote the file."""
-    version = f"Keras {found.keras_version}" if found.keras_version else "an unknown version of Keras"
-    custom = "custom classes are not in the file: register them first, or " if found.untrusted else ""
+    version = f"Keras {scan.keras_version}" if scan.keras_version else "an unknown version of Keras"
+    custom = "custom classes are not in the file: register them first, or " if scan.untrusted else ""
     return guarded_calls.explained(path, f"cannot be loaded (written by {version})", custom + RESAVE)
 
 
@@ -281,22 +281,22 @@ def _parsed(path: Path, name: str, text: str | bytes) -> dict[str, Any]:
 
 
 def _scanned(path: Path, container: Literal["keras", "h5"], version: str, config: dict[str, Any]) -> Scan:
-    found = keras_config.judged(config)
-    if found.problem:
-        raise _refusal(path, found.problem)
-    return Scan(container, version, config, found.untrusted, found.unsupported)
+    judgement = keras_config.judged(config)
+    if judgement.problem:
+        raise _refusal(path, judgement.problem)
+    return Scan(container, version, config, judgement.untrusted, judgement.unsupported)
 
 
-def _prepared(path: Path, found: Scan, folder: Path) -> str:
+def _prepared(path: Path, scan: Scan, folder: Path) -> str:
     """Yield the file in the form that the libraries need: a fitting suffix, and the configuration that was scanned."""
-    if found.format == "h5":
+    if scan.format == "h5":
         if path.suffix in (".h5", ".hdf5"):
             return str(path.absolute())
         os.symlink(path.absolute(), folder / "model.h5")
         return str(folder / "model.h5")
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(folder / "model.keras", "w") as target:
-        target.writestr(CONFIG, json.dumps(found.config))
-        target.writestr(METADATA, json.dumps({"keras_version": found.keras_version}))
+        target.writestr(CONFIG, json.dumps(scan.config))
+        target.writestr(METADATA, json.dumps({"keras_version": scan.keras_version}))
         for name in source.namelist():
             if name == WEIGHTS or (name.startswith("assets/") and not name.endswith("/")):
                 with source.open(name) as given, target.open(name, "w", force_zip64=True) as copy:

@@ -77,15 +77,15 @@ def files(path: Path) -> dict[str, Path]:
     Raises:
         ModelError: there are links or far too many files in it.
     """
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for each in sorted(path.rglob("*")):
         if each.is_symlink() or not (each.is_file() or each.is_dir()):
             raise refusal(path, f"has a link or a device in it: {shown(each.name)}")
         if each.is_file():
-            found[str(each.relative_to(path))] = each
-        if len(found) > MOST_FILES:
+            paths[str(each.relative_to(path))] = each
+        if len(paths) > MOST_FILES:
             raise refusal(path, f"has more than {MOST_FILES:,} files")
-    return found
+    return paths
 
 
 def digest(path: Path) -> str:
@@ -161,10 +161,10 @@ def _configuration(path: Path, root: dict[str, Any] | None) -> tuple[str, dict[s
     if root is None or not isinstance(root.get("config"), dict) or "layers" not in root["config"]:
         return "", None, Judged()
     config = {"class_name": root.get("class_name"), "config": loadable(root["config"])}
-    found = judged(config)
-    if found.problem:
-        raise refusal(path, found.problem)
-    return str(root.get("keras_version") or "2")[:20], config, found
+    judgement = judged(config)
+    if judgement.problem:
+        raise refusal(path, judgement.problem)
+    return str(root.get("keras_version") or "2")[:20], config, judgement
 
 
 def _signatures(graph: memoryview) -> Iterator[Signature]:
