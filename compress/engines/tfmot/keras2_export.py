@@ -65,13 +65,13 @@ def plain(network: Network) -> Legacy:
     """The network in tf-keras, checked to compute the same.
 
     Raises:
-        ModelError: it answers differently.
+        ModelError: its outputs differ.
     """
     made = legacy(network)
     found = difference(made.model, build(network))
     if not found <= TOLERANCE:
         raise ModelError(
-            f"rebuilt in tf-keras the model answers differently, by {found:.2g} of the largest output",
+            f"the outputs of the model rebuilt in tf-keras differ by {found:.2g} of the largest output",
             allowed=f"{TOLERANCE:g}",
             todo="use the stages that work in Keras 3, and report which layers the model has",
         )

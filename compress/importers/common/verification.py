@@ -139,7 +139,7 @@ def too_different(parity: Parity, where: str, first: str = "") -> ModelError:
     """
     located = f"; first at {first}" if first else ""
     return ModelError(
-        f"rebuilt in Keras it answers differently, by {parity.max_rel:.2g} of the largest output{located}",
+        f"the outputs of the rebuilt Keras model differ by {parity.max_rel:.2g} of the largest output{located}",
         where=where,
         allowed=f"{TOLERANCE:g}",
         todo="please report it, with the file",

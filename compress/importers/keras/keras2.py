@@ -1,10 +1,9 @@
 """Rebuild of Keras 2 models (`tf_keras`) in Keras 3, layer by layer.
 
-Keras 3 reads many old configurations wrongly or not at all. tf_keras knows them all, so it
-loads the file; here every call in its graph is repeated with the Keras 3 layer of the same
-name, the weights are copied, and both models must then have the same outputs.
-What changes: `/` in layer names becomes `_` (Keras 3 forbids it), a Sequential becomes a
-Functional, and mixed precision becomes float32.
+Keras 3 reads many old configurations incorrectly or not at all. Therefore tf_keras loads the file. Every call in its
+graph is repeated with the Keras 3 layer of the same name, the weights are copied, and the outputs of both models are
+compared. Changes: `/` in layer names becomes `_` (Keras 3 forbids it), a Sequential model becomes a Functional one, and
+mixed precision becomes float32.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ TOLERANCE = 1e-5
 INPUT = "give it an Input layer with a shape before saving it"
 REPLACE = "replace them in the original code and save the model again"
 
-#: What Keras 3 has under another name.
+#: Layers with another name in Keras 3.
 _RENAMED = {"SyncBatchNormalization": "BatchNormalization", "ThresholdedReLU": "ReLU"}
 _OPTIONS = {
     "LeakyReLU": {"alpha": "negative_slope"},
     "ThresholdedReLU": {"theta": "threshold"},
 }
-#: Options of Keras 2 that do not change what a layer computes, or that the graph repeats.
+#: Options of Keras 2 that do not change the output of a layer, or that the graph contains too.
 _WITHOUT_EFFECT = {
     "batch_input_shape", "fused", "implementation", "input_length", "key_shape", "query_shape", "ragged", "rng_type",
     "softmax_robust_masking", "trainable", "value_shape", "vocabulary_size",
 }  # fmt: skip
-#: Options that a layer of Keras 2 inherits and does not use.
+#: Options that layers of Keras 2 inherit but do not use.
 _INHERITED = {"kernel_constraint", "kernel_initializer", "kernel_regularizer"}
 
 
@@ -91,7 +90,7 @@ def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras
         if np.isfinite(relative):
             how = f"by {relative:.2g} of the largest output"
         raise ModelError(
-            f"the Keras 3 rebuild answers differently, {how}",
+            f"the outputs of the Keras 3 rebuild differ {how}",
             where=where,
             allowed=f"{TOLERANCE:g}",
             todo="find the layer that changed between Keras 2 and 3, and replace it in the original code",

@@ -161,7 +161,7 @@ def _with_batch_1(spec: Any) -> Any:
 
 
 def _run_samples(function: Any, specs: list[Any]) -> dict[str, Any]:
-    """Random inputs and their outputs, as named arrays."""
+    """Return random inputs and their outputs, as named arrays."""
     import tensorflow as tf
 
     random = np.random.default_rng(0)
@@ -175,7 +175,7 @@ def _run_samples(function: Any, specs: list[Any]) -> dict[str, Any]:
 
 
 def _random(random: np.random.Generator, spec: Any) -> NDArray[Any]:
-    """Standard normal values, or 0 and 1 for an integer input."""
+    """Return standard normal values, or 0 and 1 for an integer input."""
     shape = tuple(spec.shape)
     values = random.standard_normal(shape) if spec.dtype.is_floating else random.integers(0, 2, shape)
     return values.astype(spec.dtype.as_numpy_dtype)
