@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts, Kind
-from compress.distillation.settings import Teaching
+from compress.distillation.settings import DistillationSettings
 from compress.errors import PipelineError
 from compress.stage import Context, Need, Stage, Unfit, Use
 from compress.targets.base import Target
@@ -59,13 +59,13 @@ class Prune(Stage, TrainingSettings):
     """Epochs of training after each of the other steps."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
     """Initial learning rate of Adam; low, since most weights are trained already."""
-    distill: Teaching | None = None
+    distill: DistillationSettings | None = None
     """Also train on the outputs of the original model (knowledge distillation). Default: labels only."""
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
         if self.distill is not None:
-            self.distill.goes_with(self)
+            self.distill.check_training(self)
         limits = [name for name in ("keep", "at_most", "keep_macs") if getattr(self, name) is not None]
         if len(limits) > 1:
             raise ValueError(f"{limits[0]} and {limits[1]} are both limits: remove one")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind
-from compress.distillation.settings import Teaching
+from compress.distillation.settings import DistillationSettings
 from compress.errors import StageError
 from compress.files import file_digest
 from compress.quantization.settings import Calibration, PostTrainingSettings, RoundedTraining
@@ -36,7 +36,7 @@ BY_MODEL = ("hardness", "coverage")
 class QatSettings(RoundedTraining):
     """The settings of quantization-aware training (QAT)."""
 
-    distill: Teaching | None = None
+    distill: DistillationSettings | None = None
     """Use the float model as a teacher: {weight: 0.9, temperature: 4}, or {} for these values; `decoupled` is possible
     too."""
 
@@ -85,7 +85,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             names = ", ".join(searched)
             raise ValueError(f"{names}: a `plan` replaces the search; leave out one or the other")
         if self.qat.distill is not None:
-            self.qat.distill.goes_with(self)
+            self.qat.distill.check_training(self)
         if self.precision != "float32":
             raise ValueError(f"precision: {self.precision} rounds differently from the 8-bit file; leave it out")
         if self.subset is not None and self.subset.by in BY_MODEL and self.subset.of == "proxy":

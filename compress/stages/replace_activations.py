@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_a
 from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
-from compress.distillation.settings import Teaching
+from compress.distillation.settings import DistillationSettings
 from compress.ir.activations import Activation
 from compress.stage import Context, Need, Stage, Use
 from compress.training.loop import TrainingSettings
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # a dry run reads settings only
 GATES = "squeeze_and_excite"
 
 
-class ReplaceActivations(Stage, TrainingSettings, Teaching):
+class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
     """Replace activations by ReLUs, remove gates if asked to, then train with the unchanged model as teacher."""
 
     name: ClassVar[str] = "replace_activations"
@@ -52,7 +52,7 @@ class ReplaceActivations(Stage, TrainingSettings, Teaching):
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
-        self.goes_with(self)
+        self.check_training(self)
         return self
 
     def uses(self) -> tuple[Use, ...]:

@@ -69,12 +69,12 @@ class Quality:
         return self.value < other.value if self.metric == "accuracy" else self.value > other.value
 
     def to_json(self) -> float | None:
-        """The value, or None where it is not finite."""
+        """Return the value; None if it is not finite."""
         return round(self.value, 6) if math.isfinite(self.value) else None
 
 
-class SoftTargets(Protocol):
-    """Settings of distillation that a head reads (`compress.distillation.settings.Teaching`)."""
+class DistillationTerms(Protocol):
+    """Settings of distillation that a head reads (`compress.distillation.settings.DistillationSettings`)."""
 
     @property
     def temperature(self) -> float:
@@ -82,7 +82,7 @@ class SoftTargets(Protocol):
 
     @property
     def decoupled(self) -> Any:
-        """Weights of the right class and of the wrong ones; None where they are not separated."""
+        """Weights of the target class and of the other classes; None if they are one loss."""
 
 
 class RandomChanges(Protocol):
@@ -121,23 +121,23 @@ class Head(ABC):
     def logits(self, outputs: Any) -> Any:
         """Return outputs in the form in which a student and its teachers are compared."""
 
-    def softened(self, answers: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
-        """Combine the answers of teachers, as `logits` gives them, into one training target."""
+    def soft_targets(self, logits: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
+        """Combine the outputs of several teachers, in the form of `logits`, into one training target."""
         raise NotImplementedError
 
-    def taught_loss(self, answers: Any, taught: Any, targets: Any, teaching: SoftTargets) -> Any:
-        """Return the loss of a student's answers (`logits`) with what `softened` gives, for each sample [n]."""
+    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+        """Return the loss of each sample [n] of a student's `logits` with the `soft_targets` of its teachers."""
         raise NotImplementedError
 
 
 class Judge(Protocol):
-    """A comparison of the outputs of two models, sample by sample: what the search of quantization goes by."""
+    """A comparison of the outputs of two models, sample by sample, for the search of quantization."""
 
     def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the signal-to-noise ratio of each sample in dB."""
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
-        """Return from 0 to 1 how far both models answer each sample the same."""
+        """Return the agreement of both models on each sample, from 0 to 1."""
 
 
 @dataclass(frozen=True)

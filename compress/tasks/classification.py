@@ -17,13 +17,13 @@ from compress.ir.tensorflow import keras
 from compress.measurement import drop, proportion
 from compress.tasks import degeneracy
 from compress.tasks.base import (
+    DistillationTerms,
     EvaluationMembers,
     Head,
     Metric,
     ModelOutputs,
     Quality,
     Rows,
-    SoftTargets,
     Specification,
     Task,
     refuse_misfit,
@@ -65,52 +65,58 @@ class ClassificationHead(Head):
         from_logits = self.scores == "logits"
         return library.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=from_logits)
 
-    def softened(self, answers: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
+    def soft_targets(self, logits: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
         """Return the logarithm of the teachers' softened probabilities, averaged by weight; logits [n, classes] each.
 
         Source: Hinton et al., Distilling the Knowledge in a Neural Network, 2015.
         """
         ops = keras().ops
-        each = [ops.log_softmax(ops.convert_to_tensor(logits, "float32") / temperature) for logits in answers]
-        if len(each) == 1:
-            return each[0]
+        log_probabilities = [
+            ops.log_softmax(ops.convert_to_tensor(values, "float32") / temperature) for values in logits
+        ]
+        if len(log_probabilities) == 1:
+            return log_probabilities[0]
         shares = np.array(weights, np.float32)
-        return ops.logsumexp(ops.stack(each) + np.log(shares / shares.sum())[:, None, None], axis=0)
+        return ops.logsumexp(ops.stack(log_probabilities) + np.log(shares / shares.sum())[:, None, None], axis=0)
 
-    def taught_loss(self, answers: Any, taught: Any, targets: Any, teaching: SoftTargets) -> Any:
-        """Return the cross entropy of a student's softened scores with what it is taught, for each sample [n].
+    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+        """Return the cross entropy of a student's softened scores with the soft targets, for each sample [n].
 
         Source: Hinton et al., 2015: soft targets at `temperature`, their gradient scaled by its square. With
-        `decoupled`, the weights of the teacher's probability of the right class and of its probabilities of the wrong
-        ones among themselves: Zhao et al., Decoupled Knowledge Distillation, 2022.
+        `decoupled`, the target class and the other classes have separate weights: Zhao et al., Decoupled Knowledge
+        Distillation, 2022.
 
         Args:
-            answers: the student's logits [n, classes].
-            taught: logarithms of softened probabilities [n, classes], or logits over the temperature.
-            targets: labels [n]; not read, unless `decoupled`.
-            teaching: temperature, and weights if it is decoupled.
+            logits: the student's logits [n, classes].
+            soft_targets: logarithms of softened probabilities [n, classes], or logits divided by the temperature.
+            labels: labels [n]; used only with `decoupled`.
+            terms: the temperature, and the weights of `decoupled`.
         """
-        taught, scores = keras().ops.stop_gradient(taught), answers / teaching.temperature
-        if teaching.decoupled is None:
-            return _cross_entropy(taught, scores) * teaching.temperature**2
-        return _decoupled(taught, scores, targets, teaching.decoupled) * teaching.temperature**2
+        expected = keras().ops.stop_gradient(soft_targets)
+        scores = logits / terms.temperature
+        if terms.decoupled is None:
+            return _cross_entropy(expected, scores) * terms.temperature**2
+        return _decoupled(expected, scores, labels, terms.decoupled) * terms.temperature**2
 
 
-def _cross_entropy(taught: Any, scores: Any) -> Any:
+def _cross_entropy(expected: Any, scores: Any) -> Any:
     ops = keras().ops
-    return -ops.sum(ops.softmax(taught) * ops.log_softmax(scores), axis=-1)
+    return -ops.sum(ops.softmax(expected) * ops.log_softmax(scores), axis=-1)
 
 
-def _decoupled(taught: Any, scores: Any, labels: Any, weights: Any) -> Any:
-    """Cross entropy of right against wrong, and of the wrong classes among themselves; logits [batch, classes]."""
+def _decoupled(expected: Any, scores: Any, labels: Any, weights: Any) -> Any:
+    """Return the cross entropy of the target class against the others, plus the one among the others.
+
+    Both arguments are logits [n, classes].
+    """
     ops = keras().ops
-    of_right = ops.one_hot(ops.cast(ops.reshape(labels, (-1,)), "int32"), scores.shape[-1])
+    of_target = ops.one_hot(ops.cast(ops.reshape(labels, (-1,)), "int32"), scores.shape[-1])
     pairs = []
-    for logits in (taught, scores):
-        others = ops.logsumexp(ops.where(of_right > 0, -1e9, logits), axis=-1)
-        pairs.append(ops.stack([ops.sum(logits * of_right, axis=-1), others], axis=-1))
-    among = [ops.where(of_right > 0, -1e9, logits) for logits in (taught, scores)]
-    return weights.right * _cross_entropy(*pairs) + weights.wrong * _cross_entropy(*among)
+    for logits in (expected, scores):
+        others = ops.logsumexp(ops.where(of_target > 0, -1e9, logits), axis=-1)
+        pairs.append(ops.stack([ops.sum(logits * of_target, axis=-1), others], axis=-1))
+    among_others = [ops.where(of_target > 0, -1e9, logits) for logits in (expected, scores)]
+    return weights.right * _cross_entropy(*pairs) + weights.wrong * _cross_entropy(*among_others)
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from compress.measurement import Z95, Measurement, missing
 from compress.stage import Unfit, Use
 from compress.tasks import degeneracy
 from compress.tasks.base import (
+    DistillationTerms,
     EvaluationMembers,
     Head,
     Metric,
     ModelOutputs,
     Quality,
     Rows,
-    SoftTargets,
     Specification,
     Task,
     refuse_misfit,
@@ -58,18 +58,18 @@ class RegressionHead(Head):
         """Return the predictions themselves."""
         return outputs
 
-    def softened(self, answers: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
-        """Return the weighted mean of the teachers' predictions; numbers have no temperature."""
+    def soft_targets(self, logits: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
+        """Return the weighted mean of the teachers' predictions; the temperature does not apply."""
         del temperature
         ops = keras().ops
         shares = np.array(weights, np.float32) / np.float32(sum(weights))
-        parts = [ops.convert_to_tensor(each, "float32") * share for each, share in zip(answers, shares, strict=True)]
+        parts = [ops.convert_to_tensor(each, "float32") * share for each, share in zip(logits, shares, strict=True)]
         return sum(parts[1:], parts[0])
 
-    def taught_loss(self, answers: Any, taught: Any, targets: Any, teaching: SoftTargets) -> Any:
+    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
         """Return the mean squared error with the teachers' predictions: [n]."""
-        del targets, teaching
-        return self.loss(keras().ops.stop_gradient(taught), answers)
+        del labels, terms
+        return self.loss(keras().ops.stop_gradient(soft_targets), logits)
 
 
 @dataclass(frozen=True)
