@@ -94,7 +94,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
         student = None if self.student is None else self.student.maker(Path(), trust=True).identity()
         return {**super().identity(), "teachers": digests, "student": student}
 
-    def run(self, given: Artifact, context: Context) -> Facts:
+    def run(self, artifact: Artifact, context: Context) -> Facts:
         """Train the student; return the history, the names of the teachers, and when they ran."""
         from compress.distillation import features, losses
         from compress.ir.tensorflow import keras
@@ -102,7 +102,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
         from compress.training import healing, loop
 
         keras(context.seed)
-        model = self._student(given, context)
+        model = self._student(artifact, context)
         teachers = self._teachers(context)
         head = loop.head_of(model, context.data)
         hints = features.set_up(model, teachers[0], self.features, context.data) if self.features else None
@@ -121,15 +121,15 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
         """Whether the student is built for this training, with random weights."""
         return self.student is not None and self.student.maker(Path(), trust=True).produces is Kind.UNTRAINED
 
-    def _student(self, given: Artifact, context: Context) -> Any:
+    def _student(self, artifact: Artifact, context: Context) -> Any:
         """Return the model to train; a separate student is built as under `model:`, in a temporary folder."""
         from compress.importers.keras import keras_file
         from compress.stages import working_model
 
         if self.student is None:
-            return working_model.read(given, context)
+            return working_model.read(artifact, context)
         with tempfile.TemporaryDirectory() as folder:
-            self.student.maker(Path(), trust=context.trust).run(given, replace(context, folder=Path(folder)))
+            self.student.maker(Path(), trust=context.trust).run(artifact, replace(context, folder=Path(folder)))
             return keras_file.load(Path(folder) / MODEL_KERAS, trust=context.trust)
 
     def _teachers(self, context: Context) -> list[Teacher]:

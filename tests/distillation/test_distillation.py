@@ -421,7 +421,10 @@ def test_the_last_maps_of_one_size_are_found_and_others_by_name(keras: Any, trai
             r"student 'deep' has no layer 'fore'; allowed: .*four",
         ),
         (Features(pairs=(Pair(student="four", teacher="mop"),)), "teacher 'net6' has no layer 'mop'.*did you mean"),
-        (Features(pairs=(Pair(student="vector", teacher="map"),)), r"'vector' makes \[5\], 'map' makes \[8, 8, 6\]"),
+        (
+            Features(pairs=(Pair(student="vector", teacher="map"),)),
+            r"'vector' has the shape \[5\], 'map' has \[8, 8, 6\]",
+        ),
         (
             Features(pairs=(Pair(student="vector", teacher="dense"),), match="attention"),
             "same number of dimensions, 2 to 3",
@@ -450,7 +453,7 @@ def test_features_that_say_nothing_are_refused(keras: Any) -> None:
     flat = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(2)], name="flat")
     with pytest.raises(ModelError, match=r"the student has no feature maps \[height, width, channels\]"):
         watched(keras, flat, network(keras), Features())
-    with pytest.raises(ModelError, match="teacher x: is run as it is, without layers of Keras"):
+    with pytest.raises(ModelError, match="teacher x: runs in the TFLite runtime, and has no Keras layers"):
         features.set_up(flat, Teacher("x", lambda inputs: (inputs, ())), Features(), Blobs())
 
 

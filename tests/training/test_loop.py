@@ -108,7 +108,7 @@ def test_divergence_is_an_error_that_says_so(keras: Any, tmp_path: Path) -> None
     data = Blobs(scale=1e30)
     model = network(keras, softmax=False)
     settings = TrainingSettings(epochs=2, batch_size=16, learning_rate=10.0)
-    with pytest.raises(StageError, match=r"training diverged.*smaller learning_rate"):
+    with pytest.raises(StageError, match=r"training diverged.*lower learning_rate"):
         loop.fit(model, loop.label_loss(ClassificationHead("logits")), settings, context(data, tmp_path))
 
 

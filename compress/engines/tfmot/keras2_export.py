@@ -67,15 +67,15 @@ def plain(network: Network) -> Legacy:
     Raises:
         ModelError: its outputs differ.
     """
-    made = legacy(network)
-    found = difference(made.model, build(network))
-    if not found <= TOLERANCE:
+    legacy_model = legacy(network)
+    largest = difference(legacy_model.model, build(network))
+    if not largest <= TOLERANCE:
         raise ModelError(
-            f"the outputs of the model rebuilt in tf-keras differ by {found:.2g} of the largest output",
+            f"the outputs of the model rebuilt in tf-keras differ by {largest:.2g} of the largest output",
             allowed=f"{TOLERANCE:g}",
             todo="use the stages that work in Keras 3, and report which layers the model has",
         )
-    return made
+    return legacy_model
 
 
 def legacy(network: Network, change: Change = unchanged) -> Legacy:

@@ -125,9 +125,9 @@ def _behind_norms(network: Network, canonical: Network, points: Mapping[LayerOut
     return {behind.get(tensor, tensor): name for tensor, name in points.items()}
 
 
-def _preserved(layer: Layer, found: weight_sparsity.Redundancy) -> str:
+def _preserved(layer: Layer, redundancy: weight_sparsity.Redundancy) -> str:
     """Return what the training must keep of a kernel and can keep; tfmot clusters no CHANNELWISE kernel."""
-    parts = {"zeros": found.sparse, "clusters": found.clustered and layer.kind not in CHANNELWISE}
+    parts = {"zeros": redundancy.sparse, "clusters": redundancy.clustered and layer.kind not in CHANNELWISE}
     return " and ".join(name for name, there in parts.items() if there)
 
 

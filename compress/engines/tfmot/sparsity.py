@@ -189,23 +189,23 @@ def _schedule(tool: Any, sparsity: float, settings: Passes, context: Context) ->
 
 def _reasons(network: Network, *, clusters: int = 0) -> dict[str, str]:
     """Return why tfmot cannot change a layer, for each layer with a kernel; an empty text where it can."""
-    found = {}
+    reasons = {}
     for layer in network.layers.values():
         kernel = weight_sparsity.kernel(layer) if _is_known(layer) else None
         if kernel is None:
             if any(each.ndim > 1 for each in layer.weights):
-                found[layer.name] = f"tfmot knows no kernel in a {layer.kind}"
+                reasons[layer.name] = f"tfmot knows no kernel in a {layer.kind}"
         elif layer.kind == "DepthwiseConv2D":
-            found[layer.name] = DEPTHWISE
+            reasons[layer.name] = DEPTHWISE
         elif kernel.size <= clusters:
-            found[layer.name] = f"it has {kernel.size} weights, no more than clusters"
+            reasons[layer.name] = f"it has {kernel.size} weights, no more than clusters"
         elif clusters == 2 and weight_sparsity.by_layer(network)[layer.name].sparse:
-            found[layer.name] = "it is sparse, and zeros need a cluster of their own beside two others"
+            reasons[layer.name] = "it is sparse, and zeros need a cluster of their own beside two others"
         elif not isinstance(layer.config.get("activation", "linear"), str):
-            found[layer.name] = "its activation is a function of your own"
+            reasons[layer.name] = "its activation is a function of your own"
         else:
-            found[layer.name] = ""
-    return found
+            reasons[layer.name] = ""
+    return reasons
 
 
 def _is_known(layer: Layer) -> bool:
