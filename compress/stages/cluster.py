@@ -8,10 +8,10 @@ from pydantic import Field
 
 from compress.artifact import Artifact, Facts, Kind
 from compress.stage import Context, Need, Stage, Use
-from compress.training.batches import Passes
+from compress.training.batches import EpochSettings
 
 
-class Cluster(Stage, Passes):
+class Cluster(Stage, EpochSettings):
     """Train with clustered weights (tfmot): each kernel has only a few different values. The download is smaller; the
     Edge TPU is not faster. Later stages that train, except quantize, undo it."""
 

@@ -45,8 +45,8 @@ class Prune(Stage, TrainingSettings):
     """Measure of a channel's importance. taylor: estimated change of the loss without the channel, on training samples.
     l1, l2: norm of its weights. batch_norm: L2 norm times the scale of the batch norm that follows."""
     allocation: Literal["auto", "balanced", "sensitivity", "global", "uniform"] = "auto"
-    """Distribution of the removals over layers. balanced: keeps as much of every layer's importance as possible, so that
-    no layer gets too narrow. sensitivity: removes channels of one layer at a time, and measures the change of the
+    """Distribution of the removals over layers. balanced: keeps as much of every layer's importance as possible, so
+    that no layer gets too narrow. sensitivity: removes channels of one layer at a time, and measures the change of the
     outputs. global: removes the least importance in total. uniform: about the same share of every layer. auto: trains
     the results of balanced and uniform for one epoch each, and keeps the better one on validation; without training:
     balanced."""

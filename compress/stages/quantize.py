@@ -17,7 +17,7 @@ from compress.files import file_digest
 from compress.quantization.settings import Calibration, PostTrainingSettings, RoundedTraining
 from compress.stage import Context, Need, Stage, Use
 from compress.tasks import task_of
-from compress.training.batches import Passes
+from compress.training.batches import EpochSettings
 from compress.training.loop import TrainingSettings
 
 if TYPE_CHECKING:  # a dry run reads settings only
@@ -90,7 +90,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             raise ValueError(f"precision: {self.precision} rounds differently from the 8-bit file; leave it out")
         if self.subset is not None and self.subset.by in BY_MODEL and self.subset.of == "proxy":
             raise ValueError(f"subset: {{by: {self.subset.by}}}: the model is trained already; say `of: model`")
-        ours = (TrainingSettings.model_fields.keys() - Passes.model_fields.keys()) & self.model_fields_set
+        ours = (TrainingSettings.model_fields.keys() - EpochSettings.model_fields.keys()) & self.model_fields_set
         if self.engine == "tfmot" and ours:
             raise ValueError(f"{', '.join(sorted(ours))}: with `engine: coralline` only; this is `engine: tfmot`")
         return self

@@ -8,10 +8,10 @@ from pydantic import Field
 
 from compress.artifact import Artifact, Facts, Kind
 from compress.stage import Context, Need, Stage, Use
-from compress.training.batches import Passes
+from compress.training.batches import EpochSettings
 
 
-class Sparsify(Stage, Passes):
+class Sparsify(Stage, EpochSettings):
     """Train with unstructured sparsity (tfmot): set the smallest weights to zero. The download is smaller; the Edge TPU
     is not faster. Later stages that train, except cluster and quantize, undo it."""
 

@@ -1,4 +1,4 @@
-"""The protocol of a task: all that the other parts ask about what the samples are for.
+"""The protocol of a task: everything that other packages need to know about it.
 
 A task is one subclass of `Task` in one file, and a row of `compress.tasks.TASKS`. A model's `Head` says what its
 outputs mean. Nothing outside this package compares the name of a task.
@@ -24,16 +24,16 @@ from compress.tasks.degeneracy import Judgement
 Location = tuple[str | int, ...]
 """Keys and indices in the pipeline file."""
 Rows = NDArray[Any]
-"""Outputs of samples, dequantized and flattened, several outputs side by side: [n, outputs]."""
+"""Outputs of samples, dequantized and flattened; several outputs are concatenated: [n, outputs]."""
 Specification = Mapping[str, Any] | None
-"""How a model's outputs are read, where its layers do not say it: the anchors of a detector."""
+"""The way to read a model's outputs, if its layers do not define it: the anchors of a detector."""
 BEST_DB = 60.0
 """Signal-to-noise ratios above this count as equal."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A measure of a model's quality.
+    """A metric of a model's quality.
 
     Attributes:
         name: its key in measurements.
@@ -119,7 +119,7 @@ class Head(ABC):
 
     @abstractmethod
     def logits(self, outputs: Any) -> Any:
-        """Return outputs in the form in which a student and its teachers are compared."""
+        """Return outputs in the form that distillation compares."""
 
     def soft_targets(self, logits: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
         """Combine the outputs of several teachers, in the form of `logits`, into one training target."""
@@ -169,25 +169,25 @@ class EvaluationMembers:
 
 
 class Task(ABC):
-    """All that other parts ask about a task. Methods with a body are right for most tasks."""
+    """A task. Methods with a body are correct for most tasks."""
 
     name: ClassVar[str]
     models: ClassVar[str]
-    """The word for its models, in the plural."""
+    """Name of its models in messages, in the plural."""
     metrics: ClassVar[tuple[Metric, ...]]
-    """The first one is shown where there is room for one."""
+    """Metrics; the first one is shown if there is space for only one."""
     score_name: ClassVar[str]
     """The key of `score` on the validation split in the facts of `quantize`."""
     refused: ClassVar[Mapping[Use, Unfit]] = {}
-    """What cannot be used with this task, with the reason."""
+    """Unsupported methods and stages, with the reason."""
     reads_specification: ClassVar[bool] = False
-    """Whether its models need a specification of their outputs, which a builder may have."""
+    """Whether its models need a specification of their outputs, which a builder may contain."""
     counts_right: ClassVar[bool] = False
-    """Whether training shows an accuracy and early stopping goes by it; by the loss otherwise."""
+    """Whether training shows an accuracy, and early stopping uses it; otherwise the loss."""
 
     @abstractmethod
     def head(self, model: Any, data: Data, specification: Specification = None) -> Head:
-        """Find out what a Keras model's outputs mean.
+        """Return the meaning of a Keras model's outputs.
 
         Raises:
             ModelError: the model does not fit the data.
@@ -195,7 +195,7 @@ class Task(ABC):
 
     @abstractmethod
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
-        """Return the training targets of every sample, as `Head.loss` takes them: [n, ...]."""
+        """Return the training targets of every sample for `Head.loss`: [n, ...]."""
 
     def validation(
         self, model: Any, data: Data, specification: Specification, batches: Iterator[tuple[slice, Any]]
@@ -218,12 +218,12 @@ class Task(ABC):
         return Quality("loss", total / len(targets))
 
     def augmentation(self, augment: RandomChanges) -> Change | None:
-        """Return the change of images that moves their targets as well; None where targets do not move."""
+        """Return the augmentation that also moves the targets; None if targets do not move."""
         del augment
         return None
 
     def unfit_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Unfit]]:
-        """Return the settings of `model`, `data` and `measure` that do not go with the task.
+        """Return the settings of `model`, `data` and `measure` that the task does not support.
 
         Args:
             settings: the pipeline file's content, checked.
@@ -234,7 +234,7 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
-        """Return the facts of models on a split: each metric, and what `compare` and `judge` need.
+        """Return the facts of models on a split: each metric, and the input of `compare` and `judge_answers`.
 
         Args:
             models: one or two models by name; the first is the original.
@@ -245,7 +245,7 @@ class Task(ABC):
 
     @abstractmethod
     def compare(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
-        """Return the comparison of two models for the report: `measurements`, and `per_class` where there are classes.
+        """Return the comparison of two models for the report: `measurements`, and `per_class` if the task has classes.
 
         Args:
             facts: the facts of `evaluate`.
@@ -256,7 +256,7 @@ class Task(ABC):
 
     @abstractmethod
     def judge_answers(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
-        """Judge whether the answers of two models depend on the input; arguments as in `compare`."""
+        """Judge whether the outputs of two models depend on the input; arguments as in `compare`."""
 
     @abstractmethod
     def fidelity(self, specification: Specification, *, logits: bool = False) -> Judge:
@@ -288,7 +288,7 @@ class Task(ABC):
 
 
 def snr_db(expected: Rows, actual: Rows) -> NDArray[np.float64]:
-    """Return the signal-to-noise ratio of each row in dB; a constant signal counts as one of its own size."""
+    """Return the signal-to-noise ratio of each row in dB; for a constant signal, relative to its own power."""
     expected, actual = expected.astype(np.float64), actual.astype(np.float64)
     signal = np.maximum((expected**2).sum(axis=1), 1e-200)  # a row of zeros
     noise = ((expected - actual) ** 2).sum(axis=1)

@@ -32,7 +32,7 @@ from compress.tasks.base import (
 
 Output = Literal["logits", "softmax", "sigmoid"]
 LOOKED_AT = 16
-"""Samples on which outputs are inspected where the last layer does not say what they are."""
+"""Number of samples for the inspection of outputs whose last layer does not define their meaning."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ClassificationHead(Head):
     """The meaning of a classifier's output.
 
     Attributes:
-        scores: logits (of a softmax), or probabilities: together (softmax), or of each class by itself (sigmoid).
+        scores: logits (of a softmax), or probabilities: of a softmax, or of one sigmoid for each class.
     """
 
     scores: Output
@@ -133,7 +133,7 @@ class ByClass:
 
 
 class Classification(Task):
-    """One class for each sample, by the highest score; the metric is the share of right answers."""
+    """One class for each sample, by the highest score; the metric is the accuracy."""
 
     name: ClassVar[str] = "classification"
     models: ClassVar[str] = "classifiers"
@@ -142,7 +142,7 @@ class Classification(Task):
     counts_right: ClassVar[bool] = True
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> ClassificationHead:
-        """Find out what a classifier's output is.
+        """Return the meaning of a classifier's output.
 
         Raises:
             ModelError: several inputs or outputs, or shapes that differ from the data's.
@@ -164,7 +164,7 @@ class Classification(Task):
     def validation(
         self, model: Any, data: Data, specification: Specification, batches: Iterator[tuple[slice, Any]]
     ) -> Quality:
-        """Return the accuracy of the first output; an answer that is not finite is wrong."""
+        """Return the accuracy of the first output; outputs that are not finite count as wrong."""
         del model, specification
         labels, right = data.labels("validation"), 0
         for samples, outputs in batches:
@@ -216,7 +216,7 @@ class Classification(Task):
     def judge_answers(
         self, facts: Facts, names: Sequence[str], original: str, result: str
     ) -> dict[str, degeneracy.Judgement]:
-        """Judge whether two classifiers give one class to nearly everything; `result` may be the original."""
+        """Judge whether two classifiers predict one class for nearly everything; `result` may be the original."""
         spreads = {name: _spread(facts, names, name) for name in (original, result)}
         return {
             original: degeneracy.judge(spreads[original]),
@@ -252,7 +252,7 @@ class Classification(Task):
 
 
 def _by_last_layer(tensor: Any) -> Output | None:
-    """The meaning of a Keras tensor by the operation that computes it: a layer, its activation, or an inner model.
+    """Return the meaning of a Keras tensor from its operation: a layer, its activation, or a nested model.
 
     None where that operation does not say.
     """
@@ -274,7 +274,7 @@ def _by_last_layer(tensor: Any) -> Output | None:
 
 
 def _by_values(model: Any, data: Data) -> Output:
-    """The meaning of a model's outputs by their values: probabilities sum to 1."""
+    """Return the meaning of a model's outputs from their values: probabilities sum to 1."""
     outputs = np.asarray(model(data.inputs("train")[:LOOKED_AT], training=False), np.float64)
     sums = (outputs > -1e-6).all() and (abs(outputs.sum(axis=1) - 1) < 1e-3).all()
     return "softmax" if sums else "logits"
@@ -289,12 +289,12 @@ def _refuse_other_width(scores: Rows, data: Data) -> None:
 
 
 def _is_constant(rows: NDArray[Any]) -> bool:
-    """Whether all rows equal the first one; NaN equals NaN."""
+    """Return True if all rows equal the first one; NaN equals NaN."""
     return all(np.array_equal(row, rows[0], equal_nan=True) for row in rows)
 
 
 def _spread(facts: Facts, names: Sequence[str], model: str) -> degeneracy.Spread:
-    """The counts of the most frequent class that a classifier gives."""
+    """Return the counts of the most frequent predicted class."""
     labels, predictions = np.array(facts["labels"]), np.array(facts[model]["predictions"])
     counts = np.bincount(predictions, minlength=len(names))
     answer = int(counts.argmax())

@@ -39,7 +39,7 @@ class Augment(Settings):
     """Flip images horizontally at random."""
 
 
-class Passes(Settings):
+class EpochSettings(Settings):
     """Settings of every training."""
 
     epochs: Annotated[int, Field(ge=1, le=10_000)]
@@ -59,7 +59,7 @@ class Passes(Settings):
 def batches(
     inputs: NDArray[np.float32],
     targets: Any,
-    settings: Passes,
+    settings: EpochSettings,
     seed: int,
     first: int = 0,
     task_change: Change | None = None,
@@ -143,7 +143,7 @@ def _from_file(inputs: NDArray[np.float32], targets: Any) -> Callable[[Any], Any
 
 
 def _order(
-    samples: int, settings: Passes, seed: int, epoch: int
+    samples: int, settings: EpochSettings, seed: int, epoch: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32]]]:
     """Yield the indices of the samples and the seeds of the augmentation, for each batch of an epoch."""
     random = np.random.default_rng([seed, epoch])

@@ -21,7 +21,7 @@ from compress.tasks import task_of
 from compress.tasks.base import Head, Specification
 from compress.training import callbacks as monitoring
 from compress.training import schedules, subset_selection
-from compress.training.batches import Passes, batches, held_out
+from compress.training.batches import EpochSettings, batches, held_out
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.checkpoint import Checkpoint
 from compress.training.subset import Part, Subset
@@ -56,7 +56,7 @@ class Loss:
     soft_targets: Mapping[Split, NDArray[np.float32]] = field(default_factory=dict)
 
 
-class TrainingSettings(Passes):
+class TrainingSettings(EpochSettings):
     """The settings of stages that train with Keras 3."""
 
     schedule: schedules.Name = "cosine"
