@@ -27,7 +27,7 @@ READ_AHEAD = 8
 
 
 class Augment(Settings):
-    """Random changes of the training images."""
+    """Settings of the augmentation of training images."""
 
     shift: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Largest shift in each direction, as a fraction of the image's size."""
