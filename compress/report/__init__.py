@@ -15,6 +15,8 @@ from itertools import islice
 from typing import Any
 
 from compress.report import answers
+from compress.report.json_values import decode
+from compress.report.record import AnswersOfModels, RunRecord
 
 Plain = Mapping[str, Any]
 
@@ -53,19 +55,20 @@ QUALITY = ("accuracy", "ap", "ap50", "r2", "mae")
 _SILENT = {"fraction", "ratio", "MACs", "parameters", "samples", ""}
 
 
-def render(record: dict[str, Any]) -> dict[str, bytes]:
+def render(record: RunRecord) -> dict[str, bytes]:
     """The report's files, by name; the same record gives the same bytes.
 
     Args:
-        record: the run record, schema_version 1: plain JSON values. Strings in it are not trusted.
+        record: the run record. Strings in it are not trusted.
 
     Returns:
         report.html (one file that needs nothing else), report.json (the record) and report.md.
     """
     from compress.report import html, markdown
 
-    shown = tidy(record)
-    exact = json.dumps(tidy(record, text=str), indent=2, allow_nan=False) + "\n"
+    plain = record.to_json()
+    shown = tidy(plain)
+    exact = json.dumps(tidy(plain, text=str), indent=2, allow_nan=False) + "\n"
     return {
         "report.html": html.page(shown).encode(),
         "report.json": exact.encode(),
@@ -291,9 +294,11 @@ def verdict(record: Plain, quote: Callable[[str], str] = "“{}”".format, pros
         head += "" if record.get("seconds") is None else f" after {seconds(record['seconds'])}"
         return f"{head}; results before that: {findings}." if findings else f"{head}; there is no result."
     outcome = f"{findings or 'No result was measured'}; {_budget_kept(record, quote)}."
-    answer_verdict = answers.in_words(record, prose)
+    verdicts = decode(AnswersOfModels, record["answers"]) if record.get("answers") else None
+    answer_verdict = answers.in_words(verdicts)
     if not answer_verdict:
         return outcome
+    answer_verdict = prose(answer_verdict)
     head = "Not usable" if record.get("status") == "degenerate" else "Note"
     return f"{head}: {answer_verdict}. {outcome[0].upper()}{outcome[1:]}"
 

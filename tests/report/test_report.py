@@ -8,7 +8,19 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
-from run_records import HOSTILE, RECORDS, Record, every_measurement, failed, full, hostile, html_of, markdown_of
+from run_records import (
+    HOSTILE,
+    RECORDS,
+    Record,
+    every_measurement,
+    failed,
+    full,
+    hostile,
+    html_of,
+    markdown_of,
+    rendered,
+    with_stages,
+)
 
 from compress import report
 
@@ -61,18 +73,18 @@ def record(request: pytest.FixtureRequest) -> Record:
 
 def test_the_same_record_gives_the_same_bytes(record: Record) -> None:
     untouched = copy.deepcopy(record)
-    first = report.render(record)
+    first = rendered(record)
     assert list(first) == ["report.html", "report.json", "report.md"]
     assert repr(record) == repr(untouched)
-    assert report.render(untouched) == first
+    assert rendered(untouched) == first
 
 
 def test_json_is_the_record_and_strict() -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    assert json.loads(report.render(full())["report.json"]) == full()
-    loaded = json.loads(report.render(hostile())["report.json"], parse_constant=refuse)
+    assert json.loads(rendered(full())["report.json"]) == full()
+    loaded = json.loads(rendered(hostile())["report.json"], parse_constant=refuse)
     assert loaded["name"] == f"{HOSTILE}digits"
     assert loaded["models"]["result"]["measurements"]["macs"]["value"] is None
 
@@ -218,9 +230,8 @@ def test_what_quantization_tried_and_where_it_lost() -> None:
         "rewritten": [change],
         "warnings": ["few"],
     }
-    plain = {**full(), "stages": [{"id": "q", "stage": "quantize", "status": "made", "facts": facts}]}
-    shown = html_of(plain)
+    shown = html_of(with_stages({"id": "q", "stage": "quantize", "facts": facts}))
     advice = "wide. Setting to change: mse"
     for text in ("35.2 dB", "&lt;b&gt;", "✓ kept", "conv0 (weights)", advice, "not done: far", "✕ few"):
         assert text in shown
-    assert "Quantization error" not in html_of({**full(), "stages": []})
+    assert "Quantization error" not in html_of(with_stages())

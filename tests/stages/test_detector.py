@@ -69,7 +69,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[
     ]
     more = {"measure": {"latency": {"runs": 3}}, "budget": {"ap_drop": 0.1}}
     path = scenes.pipeline(folder, (160, 24), {"builder": "finder.py", "trust": True}, stages, **more)
-    record = run(load(path), folder / "runs", tiny.Notes())
+    record = run(load(path), folder / "runs", tiny.Notes()).to_json()
     yield folder / "runs" / "found", record
     shutil.rmtree(folder)
 

@@ -1,0 +1,62 @@
+"""Conversion between dataclasses and JSON values.
+
+Not by pydantic: names of files and classes may contain unpaired surrogates, which it refuses, and importing the report
+must stay fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def decode(kind: type[T], value: object) -> T:
+    """Return JSON values as a dataclass. Keys that it has no field for are ignored.
+
+    Raises:
+        TypeError: a key without a default is missing, or a value has the wrong type.
+        ValueError: the dataclass refuses the values.
+    """
+    return cast(T, _decode(kind, value))
+
+
+def _decode(kind: Any, value: Any) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any or origin is Literal:
+        return value
+    if origin is UnionType:
+        return None if value is None else _decode(arguments[0], value)
+    if origin is tuple:
+        return tuple(_decode(arguments[0], item) for item in _checked(list, value))
+    if origin is Mapping:
+        return {key: _decode(arguments[1], item) for key, item in _checked(dict, value).items()}
+    if is_dataclass(kind):
+        types = get_type_hints(kind)
+        known = [field.name for field in fields(kind) if field.name in _checked(dict, value)]
+        return cast(Any, kind)(**{name: _decode(types[name], value[name]) for name in known})
+    return _checked(kind, value)
+
+
+def _checked(kind: type[T], value: object) -> T:
+    expected = (int, float) if kind is float else kind
+    if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{value!r:.80} is not a value of type {kind.__name__}")
+    return cast(T, value)
+
+
+def encode(value: Any) -> Any:
+    """Return dataclasses, maps and sequences as JSON values, with None for infinity and NaN."""
+    if is_dataclass(value):
+        return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
