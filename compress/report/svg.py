@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from compress.report import clean, shorten
+from compress.report.wording import clean, shorten
 
 WIDTH = 480
 

@@ -22,7 +22,8 @@ from run_records import (
     with_stages,
 )
 
-from compress import report
+from compress.measurement import Measurement
+from compress.report.wording import show
 
 # fmt: on
 
@@ -148,8 +149,8 @@ def test_every_measurement_is_shown_with_its_origin(name: str) -> None:
         assert kind == "missing" or small.split(" · ")[-1] == kind
     shown = {(number.removeprefix("drop "), small.replace("\xa0", " ")) for _, number, small in page.cells}
     for what, measurement in every_measurement(record):
-        words = report.show(measurement, what)
-        assert (words.text, words.fine) in shown, what
+        cell = show(Measurement(**measurement), what)
+        assert (cell.text, cell.remark) in shown, what
 
 
 def test_hostile_strings_stay_text() -> None:
