@@ -85,6 +85,21 @@ def missing(unit: str, reason: str) -> Measurement:
     return Measurement(None, unit, "missing", note=reason)
 
 
+def origin(*measurements: Measurement) -> How:
+    """Return the origin of a value that is calculated from others: measured if all of them are."""
+    return "measured" if all(measurement.how == "measured" for measurement in measurements) else "predicted"
+
+
+def ratio(before: Measurement | None, after: Measurement | None) -> Measurement:
+    """Return `after` divided by `before`."""
+    if before is None or after is None or before.value is None or after.value is None:
+        return missing("fraction", "a value is missing")
+    if before.value == 0:
+        return missing("fraction", "the original is 0")
+    note = "result divided by original"
+    return Measurement(after.value / before.value, "fraction", origin(before, after), note=note)
+
+
 def proportion(successes: int, trials: int, note: str = "") -> Measurement:
     """Return a fraction with its Wilson 95% score interval.
 

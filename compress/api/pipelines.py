@@ -11,7 +11,7 @@ from pathlib import Path
 from compress.artifact import MODEL_TFLITE
 from compress.measurement import Measurement
 from compress.progress import SILENT, Progress
-from compress.report.record import ModelRecord, RunRecord
+from compress.report.record import RunRecord
 
 FilePath = str | PathLike[str]
 
@@ -80,13 +80,10 @@ def run(pipeline: FilePath, *, out: FilePath = "runs", force: Sequence[str] = ()
             raise PipelineError(f"there is no stage {name!r} to force", where=str(pipeline), allowed=", ".join(known))
     folder = Path(out) / checked.head.name
     record = runner.run(checked, Path(out), _SilentMonitor(folder / runner.LOG), frozenset(force))
+    if record.models is None:
+        return RunResult(record.status, folder, {}, {}, record)
     original, result = record.models.original, record.models.result
-    return RunResult(record.status, folder, _measurements(original), _measurements(result), record)
-
-
-def _measurements(model: ModelRecord | None) -> Mapping[str, Measurement]:
-    """Return the measurements of a model; none if no model was measured."""
-    return {} if model is None else model.measurements
+    return RunResult(record.status, folder, original.measurements, result.measurements, record)
 
 
 class _SilentMonitor:

@@ -99,12 +99,12 @@ def _print_results(record: RunRecord, folder: Path) -> None:
 
 def _print_comparison(record: RunRecord) -> None:
     """Print the measurements of both models as a table, if there are two."""
-    original, result = record.models.original, record.models.result
-    if original is None or result is None:
+    if record.models is None:
         return
     write(f"{'':<16} {'original':>12} {'result':>12}")
+    models = (record.models.original, record.models.result)
     for metric in (*record.metrics, *SIZES, LATENCIES[0]):
-        before, after = (_formatted(model.measurements[metric.name]) for model in (original, result))
+        before, after = (_formatted(model.measurements[metric.name]) for model in models)
         write(f"{metric.name:<16} {before:>12} {after:>12}")
 
 

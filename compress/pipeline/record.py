@@ -14,7 +14,7 @@ from typing import Any
 from compress.artifact import Facts
 from compress.errors import EXIT_INTERRUPTED, DegenerateError, ModelError
 from compress.files import file_digest
-from compress.measurement import COSTS, SIZES, Measurement, missing
+from compress.measurement import COSTS, SIZES, Measurement, missing, ratio
 from compress.pipeline.acceptance import refusal
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.report.json_values import decode
@@ -195,10 +195,10 @@ def _environment() -> EnvironmentRecord:
     return EnvironmentRecord(**host(), python=platform.python_version(), runtime=version(), tools=tools)
 
 
-def _models(stages: Mapping[str, StageRecord], findings: Findings) -> ModelsRecord:
-    """Return the test accuracy, size and latency of original and result."""
+def _models(stages: Mapping[str, StageRecord], findings: Findings) -> ModelsRecord | None:
+    """Return the test accuracy, size and latency of original and result; None if they were not compared."""
     if not findings.stages:
-        return ModelsRecord()
+        return None
     models = []
     for name in ("original", "result"):
         stage = findings.stages[name]
@@ -207,27 +207,14 @@ def _models(stages: Mapping[str, StageRecord], findings: Findings) -> ModelsReco
     return ModelsRecord(*models)
 
 
-def _comparison(task: Task, models: ModelsRecord, findings: Findings) -> ComparisonRecord | None:
-    if models.original is None or models.result is None:
+def _comparison(task: Task, models: ModelsRecord | None, findings: Findings) -> ComparisonRecord | None:
+    if models is None:
         return None
     facts = task.compare(findings.test, findings.data["classes"], "original", "result")
     comparison = decode(ComparisonRecord, facts)
-    ratios = {
-        metric.change: _ratio(
-            metric.name, models.original.measurements[metric.name], models.result.measurements[metric.name]
-        )
-        for metric in RATIOS
-    }
+    before, after = (model.measurements for model in (models.original, models.result))
+    ratios = {metric.change: ratio(before[metric.name], after[metric.name]) for metric in RATIOS}
     return replace(comparison, measurements={**comparison.measurements, **ratios})
-
-
-def _ratio(name: str, original: Measurement, result: Measurement) -> Measurement:
-    if original.value is None or result.value is None:
-        return missing("fraction", f"{name} of both models was not measured")
-    if not original.value:
-        return missing("fraction", f"the original's {name} is {original.value}")
-    note = "result / original, both measured in this run"
-    return Measurement(result.value / original.value, "fraction", "measured", note=note)
 
 
 def _latency(findings: Findings) -> LatencyRecord | None:
@@ -243,11 +230,13 @@ def placement(stages: Mapping[str, StageRecord]) -> PlacementRecord | None:
     return decode(PlacementRecord, {**reports[-1], **reports[-1]["placement"]}) if reports else None
 
 
-def _budget(pipeline: Pipeline, models: ModelsRecord, comparison: ComparisonRecord | None) -> tuple[BudgetRecord, ...]:
+def _budget(
+    pipeline: Pipeline, models: ModelsRecord | None, comparison: ComparisonRecord | None
+) -> tuple[BudgetRecord, ...]:
     """Return each limit that was set, with its measurement."""
     units = {**dict.fromkeys(limits(), "fraction"), **{metric.name: metric.unit for metric in COSTS}}
     measured: Measurements = {}
-    if models.result is not None and comparison is not None:
+    if models is not None and comparison is not None:
         measured = {**models.result.measurements, **comparison.measurements}
     rows = []
     for name, limit in pipeline.head.budget.model_dump(exclude_none=True).items():

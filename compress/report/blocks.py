@@ -37,7 +37,9 @@ class Cell:
     @property
     def footnote(self) -> str:
         """The note, if it does not fit into the cell."""
-        return "" if self.style == "missing" and len(self.note) <= MAX_REASON else self.note
+        if self.style == "missing" and len(self.note) <= MAX_REASON:
+            return ""
+        return self.note
 
     @property
     def remark(self) -> str:
@@ -60,13 +62,17 @@ class Table:
     @property
     def cells(self) -> list[list[Cell]]:
         """The rows, with every text as a cell."""
-        return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
+        return [list(map(_as_cell, row)) for row in self.rows]
 
     @property
     def footnotes(self) -> list[str]:
         """The notes below the table, each once."""
         notes = [cell.footnote for row in self.cells for cell in row]
         return list(dict.fromkeys(note for note in notes if note))
+
+
+def _as_cell(content: Cell | str) -> Cell:
+    return content if isinstance(content, Cell) else Cell(content)
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,16 @@ class Section:
 def missing(reason: str) -> Text:
     """Return the paragraph in place of a missing part: the reason as a sentence."""
     return Text(f"{reason[:1].upper()}{reason[1:]}.", "none")
+
+
+def table(header: tuple[str, ...], rows: Sequence[tuple[Cell | str, ...]], caption: str = "") -> list[Block]:
+    """Return a table; nothing if it has no rows."""
+    return [Table(header, rows, caption)] if rows else []
+
+
+def joined(separator: str, *parts: str) -> str:
+    """Return the parts that are not empty, with a separator between them."""
+    return separator.join(part for part in parts if part)
 
 
 def or_missing(blocks: Sequence[Block], reason: str) -> Sequence[Block]:

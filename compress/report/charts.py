@@ -19,8 +19,18 @@ from compress.report.record import OperatorRecord
 from compress.report.svg import WIDTH
 from compress.report.wording import MINUS, noun, number
 
-LEFT, RIGHT, BOTTOM = 58, 468, 290
-"""The frame of the plot of quality against cost."""
+LEFT = 58
+RIGHT = 468
+BOTTOM = 290
+"""The frame of the plot of quality against cost, and of latencies."""
+SAME = 5e-4
+"""Changes below this are shown as 0."""
+_FILLS = {True: 'class="tpu"', False: 'fill="url(#hatch)"'}
+"""Attributes of the operators on the Edge TPU, and of those on the CPU."""
+_SHADES = {True: ("hit", 1.0), False: ("miss", 0.5)}
+"""CSS class of right and wrong answers, and the exponent of their share: few wrong answers must be visible."""
+_LABEL_AT = {"original": 0.65, "result": 0.35}
+"""The fraction of runs next to which the name of a curve is."""
 MAX_STEPS = 400
 """Of more latencies every n-th is drawn."""
 MAX_SEGMENTS = 120
@@ -37,6 +47,11 @@ class Point(NamedTuple):
     high: float | None = None
     measured: bool = True
 
+    @property
+    def style(self) -> str:
+        """The CSS class of a point that is not measured."""
+        return "" if self.measured else " unsure"
+
 
 class ClassChange(NamedTuple):
     """The accuracy of a class before and after; the interval is that of `after`."""
@@ -50,10 +65,10 @@ class ClassChange(NamedTuple):
 
 
 class LatencyCurve(NamedTuple):
-    """The latencies of a model, and the percentiles to mark: (name, fraction of runs, ms)."""
+    """The latencies of a model, and the percentiles to mark: (name, fraction of runs, ms); kind: its CSS class."""
 
     name: str
-    is_original: bool
+    kind: str
     values: Sequence[float]
     marks: Sequence[tuple[str, float, float]]
 
@@ -76,7 +91,8 @@ def trade_off(points: Sequence[Point], *, quality: str, cost: str, unit: str) ->
         unit: its unit, "bytes" or "MACs".
     """
     points = list(_merged(points))
-    x, y = _cost_axis([point.cost for point in points]), _quality_axis(points)
+    x = _cost_axis([point.cost for point in points])
+    y = _quality_axis(points)
     positions = _moved_apart([(x.at(point.cost), y.at(point.quality)) for point in points])
     line = " ".join(f"{svg.n(a)},{svg.n(b)}" for a, b in positions)
     parts = [
@@ -89,10 +105,9 @@ def trade_off(points: Sequence[Point], *, quality: str, cost: str, unit: str) ->
     for point, (a, b) in zip(points, positions, strict=True):
         if point.low is not None and point.high is not None:
             bars.append(Box(a - 4, y.at(point.high), a + 4, y.at(point.low)))
-            parts.append(_whisker(bars[-1], point.measured))
-        name = "dot" if point.measured else "dot unsure"
+            parts.append(_whisker(bars[-1], point.style))
         tip = svg.tip(f"{point.label}: {noun(quality)} {number(point.quality, 'fraction')}, {number(point.cost, unit)}")
-        parts.append(f'<circle cx="{svg.n(a)}" cy="{svg.n(b)}" r="5" class="{name}">{tip}</circle>')
+        parts.append(f'<circle cx="{svg.n(a)}" cy="{svg.n(b)}" r="5" class="dot{point.style}">{tip}</circle>')
     parts += placed_labels([point.label for point in points], positions, bars)
     description = "; ".join(f"{p.label}: {number(p.quality, 'fraction')} at {number(p.cost, unit)}" for p in points)
     return svg.svg(f"trade-off-{unit}", (WIDTH, 332), f"{quality} against {cost} after each stage", description, parts)
@@ -105,7 +120,8 @@ def _merged(points: Sequence[Point]) -> Iterator[Point]:
 
 
 def _cost_axis(costs: Sequence[float]) -> svg.Axis:
-    low, high = min(costs), max(costs)
+    low = min(costs)
+    high = max(costs)
     if 0 < low * 12 < high:
         return svg.Axis(low / 1.6, high * 1.3, LEFT, RIGHT, log=True)
     return svg.Axis(0, high * 1.12 or 1, LEFT, RIGHT)
@@ -127,7 +143,8 @@ def _quality_axis(points: Sequence[Point]) -> svg.Axis:
     """Return the vertical axis. It ends at 0 and 1 unless a value is outside, as a negative R² is."""
     values = [value for p in points for value in (p.quality, p.low, p.high) if value is not None]
     room = max(0.12 * (max(values) - min(values)), 0.004)
-    low, high = min(values) - room, max(values) + room
+    low = min(values) - room
+    high = max(values) + room
     if min(values) >= 0:
         low = max(0.0, low)
     if max(values) <= 1:
@@ -135,11 +152,12 @@ def _quality_axis(points: Sequence[Point]) -> svg.Axis:
     return svg.Axis(low, high, BOTTOM - 6, 30)
 
 
-def _whisker(box: Box, measured: bool) -> str:
-    left, right = svg.n(box.left), svg.n(box.right)
+def _whisker(box: Box, style: str) -> str:
+    left = svg.n(box.left)
+    right = svg.n(box.right)
     ends = f"M{left} {svg.n(box.top)}H{right}M{left} {svg.n(box.bottom)}H{right}"
     middle = f"M{svg.n((box.left + box.right) / 2)} {svg.n(box.top)}V{svg.n(box.bottom)}"
-    return f'<path d="{ends}{middle}" class="{"whisker" if measured else "whisker unsure"}"/>'
+    return f'<path d="{ends}{middle}" class="whisker{style}"/>'
 
 
 def _moved_apart(positions: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -170,12 +188,14 @@ def class_changes(rows: Sequence[ClassChange]) -> str:
 
 def _class_row(row: ClassChange, x: svg.Axis, y: float) -> list[str]:
     change = row.after - row.before
-    kind, text = "same", "= 0"
-    if change < -5e-4:
+    if change < -SAME:
         kind, text = "loss", f"▼ {MINUS}{-change:.3f}"
-    elif change > 5e-4:
+    elif change > SAME:
         kind, text = "gain", f"▲ +{change:.3f}"
-    before, after = x.at(row.before), x.at(row.after)
+    else:
+        kind, text = "same", "= 0"
+    before = x.at(row.before)
+    after = x.at(row.after)
     tip = svg.tip(f"{row.name}: {row.before:.3f} before, {row.after:.3f} after, {row.samples} samples")
     interval = []
     if row.low is not None and row.high is not None:
@@ -203,7 +223,8 @@ def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
     cell = 32 if len(counts) <= 12 else 23
     longest = min(110, max(svg.wide(name[:20]) for name in classes) + 4)
     is_upright = longest <= cell
-    left, top = 26 + longest, 26 + (12 if is_upright else longest)
+    left = 26 + longest
+    top = 38 if is_upright else 26 + longest
     title = "predicted class →"
     size = (left + max(cell * len(counts), svg.wide(title)) + 4, top + cell * len(counts) + 4)
     parts = [
@@ -233,15 +254,15 @@ def _turned(x: float, y: float, text: str) -> str:
 
 def _matrix_cell(square: tuple[float, float, float], count: int, total: int, is_right: bool, tip: str) -> str:
     x, y, size = square
-    share = count / max(total, 1)
-    opacity = 0.12 + 0.88 * (share if is_right else math.sqrt(share)) if count else 0.0
-    box = f'x="{svg.n(x + 0.5)}" y="{svg.n(y + 0.5)}" width="{svg.n(size - 1)}" height="{svg.n(size - 1)}"'
-    text, style = "·", "empty"
+    kind, exponent = _SHADES[is_right]
+    text, style, opacity = "·", "empty", 0.0
     if count:
+        opacity = 0.12 + 0.88 * (count / total) ** exponent
         text = str(count) if count < 10_000 else f"{count / 1000:.0f}k"
         style = "inverse" if opacity > 0.72 else "label"
+    box = f'x="{svg.n(x + 0.5)}" y="{svg.n(y + 0.5)}" width="{svg.n(size - 1)}" height="{svg.n(size - 1)}"'
     return (
-        f'<g>{svg.tip(tip)}<rect {box} class="{"hit" if is_right else "miss"}" fill-opacity="{opacity:.2f}"/>'
+        f'<g>{svg.tip(tip)}<rect {box} class="{kind}" fill-opacity="{opacity:.2f}"/>'
         + svg.text(x + size / 2, y + size / 2 + 4, text, style, "middle")
         + "</g>"
     )
@@ -252,7 +273,7 @@ def latency_curves(curves: Sequence[LatencyCurve]) -> str:
     x = svg.Axis(0, max(map(_slowest, curves)) * 1.1 or 1, 44, 468)
     y = svg.Axis(0, 1, 250, 34)
     parts = [svg.text(10, 14, "Fraction of runs", "name")]
-    parts += [svg.level(y.at(share), 44, 468, f"{share}" if share < 1 else "") for share in (0, 0.5, 0.9, 0.99, 1)]
+    parts += [svg.level(y.at(float(share or 1)), 44, RIGHT, share) for share in ("0", "0.5", "0.9", "0.99", "")]
     parts += [svg.tick(x.at(tick), 250, f"{tick:.3g}") for tick in x.ticks(6)]
     parts += [svg.line(44, 250, 468, 250, "axis"), svg.text(468, 286, "Latency of one inference, ms", "name", "end")]
     descriptions = []
@@ -270,17 +291,17 @@ def _slowest(curve: LatencyCurve) -> float:
 
 def _latency_curve(curve: LatencyCurve, x: svg.Axis, y: svg.Axis) -> list[str]:
     """Return the line of a model, its name next to it, and its percentiles."""
-    kind, share = ("original", 0.65) if curve.is_original else ("result", 0.35)
+    share = _LABEL_AT[curve.kind]
     values = sorted(curve.values)
     near = min(x.at(values[_rank(values, share)]), x.end)
     if near + 8 + svg.wide(curve.name) < x.end:
         name = svg.text(near + 8, y.at(share), curve.name, "label", "start")
     else:
         name = svg.text(near - 8, y.at(share), curve.name, "label", "end")
-    parts = [f'<path d="{_steps(values, x, y)}" class="curve {kind}"/>', name]
+    parts = [f'<path d="{_steps(values, x, y)}" class="curve {curve.kind}"/>', name]
     for percentile, fraction, ms in curve.marks:
         tip = svg.tip(f"{curve.name}, {percentile}: {number(ms, 'ms')}")
-        parts.append(_mark(min(x.at(ms), x.end), y.at(fraction), kind, tip))
+        parts.append(_mark(min(x.at(ms), x.end), y.at(fraction), curve.kind, tip))
     return parts
 
 
@@ -296,7 +317,9 @@ def _steps(values: Sequence[float], x: svg.Axis, y: svg.Axis) -> str:
     for value in itertools.takewhile(lambda value: value <= x.high, drawn):
         end = x.at(value)
         path.append(f"H{svg.n(end)}V{svg.n(y.at(bisect.bisect_right(values, value) / len(values)))}")
-    return " ".join(path) + (f" H{svg.n(x.end)}" if end < x.end else "")
+    if end < x.end:
+        path.append(f"H{svg.n(x.end)}")
+    return " ".join(path)
 
 
 def _mark(x: float, y: float, kind: str, tip: str) -> str:
@@ -310,23 +333,19 @@ def operator_strip(operators: Sequence[OperatorRecord]) -> str:
     parts = [
         '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect width="6" height="6" class="cpu"/><rect width="2" height="6" class="stripe"/></pattern></defs>',
-        f'<rect x="340" y="3" width="11" height="11" {_fill(on_tpu=True)}/>' + svg.text(356, 13, "Edge TPU", "tick"),
-        f'<rect x="424" y="3" width="11" height="11" {_fill(on_tpu=False)}/>' + svg.text(440, 13, "CPU", "tick"),
+        f'<rect x="340" y="3" width="11" height="11" {_FILLS[True]}/>' + svg.text(356, 13, "Edge TPU", "tick"),
+        f'<rect x="424" y="3" width="11" height="11" {_FILLS[False]}/>' + svg.text(440, 13, "CPU", "tick"),
     ]
-    total = sum(op.macs for op in operators)
-    rows = [("Operators in order of execution", [1.0] * len(operators), 20.0)]
-    if total:
-        rows.append(("Operators by MACs", [op.macs / total for op in operators], 84.0))
-    for name, weights, y in rows:
-        parts.append(svg.text(0, y - 6, name, "tick"))
-        parts += _segments(operators, weights, y)
+    rows = [("Operators in order of execution", [1.0] * len(operators))]
+    if any(op.macs for op in operators):
+        rows.append(("Operators by MACs", [float(op.macs) for op in operators]))
+    for index, (name, weights) in enumerate(rows):
+        top = 20.0 + 64.0 * index
+        parts.append(svg.text(0, top - 6, name, "tick"))
+        parts += _segments(operators, weights, top)
     on_tpu = sum(op.on_tpu for op in operators)
     description = f"{on_tpu} operators on the Edge TPU, {len(operators) - on_tpu} on the CPU"
-    return svg.svg("strip", (WIDTH, 124 if total else 60), "Where operators run", description, parts)
-
-
-def _fill(*, on_tpu: bool) -> str:
-    return 'class="tpu"' if on_tpu else 'fill="url(#hatch)"'
+    return svg.svg("strip", (WIDTH, 64 * len(rows) - 4), "Where operators run", description, parts)
 
 
 def _segments(operators: Sequence[OperatorRecord], weights: Sequence[float], y: float) -> list[str]:
@@ -336,7 +355,8 @@ def _segments(operators: Sequence[OperatorRecord], weights: Sequence[float], y: 
     if len(operators) > MAX_SEGMENTS:
         groups = [list(group) for _, group in itertools.groupby(indices, key=lambda index: operators[index].on_tpu)]
     parts = []
-    left, total = 0.0, sum(weights)
+    left = 0.0
+    total = sum(weights)
     for group in groups:
         width = sum(weights[index] for index in group) / total * WIDTH
         if width > 0:
@@ -347,8 +367,10 @@ def _segments(operators: Sequence[OperatorRecord], weights: Sequence[float], y: 
 
 def _segment(operator: OperatorRecord, group: Sequence[int], place: tuple[float, float, float]) -> str:
     left, y, width = place
-    name = operator.op if len(group) == 1 else f"operators {group[0]} to {group[-1]}"
-    tip = svg.tip(f"{group[0]}: {name}, {'Edge TPU' if operator.on_tpu else 'CPU'}")
+    name = operator.op
+    if len(group) > 1:
+        name = f"operators {group[0]} to {group[-1]}"
+    tip = svg.tip(f"{group[0]}: {name}, {operator.processor}")
     gap = 0.5 if width > 2 else 0
     box = f'x="{left:.2f}" y="{svg.n(y)}" width="{max(width - gap, 0):.2f}" height="36"'
-    return f"<rect {box} {_fill(on_tpu=operator.on_tpu)}>{tip}</rect>"
+    return f"<rect {box} {_FILLS[operator.on_tpu]}>{tip}</rect>"

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
+from dataclasses import replace
 
-from compress.measurement import How, Measurement, Metric
-from compress.measurement import missing as missing_measurement
+from compress.measurement import Measurement, Metric, origin, ratio
 from compress.report import charts, training
-from compress.report.blocks import Block, Cell, Columns, Figure, Section, Table, Text, missing, or_missing
+from compress.report.blocks import (
+    Block,
+    Cell,
+    Columns,
+    Figure,
+    Section,
+    Style,
+    Table,
+    Text,
+    joined,
+    missing,
+    or_missing,
+    table,
+)
 from compress.report.record import RunRecord, StageRecord
 from compress.report.verdict import absence
 from compress.report.wording import MAX_PROSE, metric, names, noun, number, seconds, shorten, show
@@ -17,39 +30,47 @@ OUTCOMES = {
     False: Cell("✕ over the limit", style="bad"),
     None: Cell("? unknown", style="unsure"),
 }
-STAGE_MARKS = {"made": "✓", "kept": "✓", "skipped": "»", "failed": "✕", "not run": "○"}
-ABSENCE = {"failed": "the stage failed", "not run": "did not run", "skipped": "skipped"}
-"""The reason for missing measurements of a stage, by its status."""
+STATUSES: dict[str, tuple[str, Style, str]] = {
+    "made": ("✓", "", "not measured"),
+    "kept": ("✓", "", "not measured"),
+    "skipped": ("»", "", "skipped"),
+    "failed": ("✕", "bad", "the stage failed"),
+    "not run": ("○", "", "did not run"),
+}
+"""Mark and style of each status of a stage, and the reason for a missing measurement."""
 
 
 def budget(record: RunRecord) -> Section:
     """Return each limit with its measurement."""
     rows = []
     for row in record.budget:
-        unit = "ratio" if row.name.endswith("_ratio") else row.unit
         actual = show(row.measured, row.name, absence(record))
-        rows.append((metric(record, row.name).label, number(row.limit, unit), actual, OUTCOMES[row.holds]))
-    table = Table(("Quantity", "Limit", "Actual", "Outcome"), rows)
-    return Section("Budget", [table] if rows else [missing("no budget was set")])
+        rows.append((metric(record, row.name).label, number(row.limit, row.unit), actual, OUTCOMES[row.holds]))
+    return Section("Budget", or_missing(table(("Quantity", "Limit", "Actual", "Outcome"), rows), "no budget was set"))
 
 
 def before_and_after(record: RunRecord) -> Section:
     """Return every measurement of both models with its change."""
-    original, result = record.models.original, record.models.result
-    if original is None or result is None:
-        return Section("Before and after", [missing(absence(record))])
-    compared = record.comparison.measurements if record.comparison is not None else {}
-    metrics = [metric(record, name) for name in names(record, (original.measurements, result.measurements))]
+    title = "Before and after"
+    if record.models is None:
+        return Section(title, [missing(absence(record))])
+    original, result = (model.measurements for model in (record.models.original, record.models.result))
+    metrics = [metric(record, name) for name in names(record, (original, result))]
     rows: list[tuple[str | Cell, ...]] = []
     for known in metrics:
-        before, after = (model.measurements.get(known.name) for model in (original, result))
-        change = compared.get(known.change) or ratio(before, after)
+        before, after = (measurements.get(known.name) for measurements in (original, result))
+        change = record.changes.get(known.change) or ratio(before, after)
         rows.append((known.label, show(before), show(after), _change(change, known)))
-    others = [name for name in compared if name not in {known.change for known in metrics}]
-    rows += [(metric(record, name).label, "compared", "compared", show(compared[name], name)) for name in others]
-    stages = f"Original: stage “{shorten(original.stage, 40)}”; result: stage “{shorten(result.stage, 40)}”"
-    caption = f"{stages}. {record.quality.label} is measured on the test split."
-    return Section("Before and after", [Table(("Quantity", "Original", "Result", "Change"), rows, caption)])
+    others = record.changes.keys() - {known.change for known in metrics}
+    rows += [
+        (metric(record, name).label, "compared", "compared", show(change, name))
+        for name, change in record.changes.items()
+        if name in others
+    ]
+    stages = [shorten(model.stage, 40) for model in (record.models.original, record.models.result)]
+    caption = f"Original: stage “{stages[0]}”; result: stage “{stages[1]}”. "
+    caption += f"{record.quality.label} is measured on the test split."
+    return Section(title, [Table(("Quantity", "Original", "Result", "Change"), rows, caption)])
 
 
 def _change(change: Measurement, known: Metric) -> Cell:
@@ -58,17 +79,7 @@ def _change(change: Measurement, known: Metric) -> Cell:
     word = known.change.rpartition("_")[2]
     if cell.style == "missing" or word == "ratio":
         return cell
-    return Cell(f"{word} {cell.text}", cell.small, cell.style, cell.note)
-
-
-def ratio(before: Measurement | None, after: Measurement | None) -> Measurement:
-    """Return result divided by original, measured if both are."""
-    if before is None or after is None or before.value is None or after.value is None:
-        return missing_measurement("fraction", "a value is missing")
-    if before.value == 0:
-        return missing_measurement("fraction", "the original is 0")
-    how: How = "measured" if before.how == after.how == "measured" else "predicted"
-    return Measurement(after.value / before.value, "fraction", how, note="result divided by original")
+    return replace(cell, text=f"{word} {cell.text}")
 
 
 def costs(record: RunRecord) -> Section:
@@ -79,7 +90,7 @@ def costs(record: RunRecord) -> Section:
 
 def _plot(record: RunRecord, cost: Metric) -> Block:
     """Return the plot of quality against a cost; a text if no stage has both."""
-    points = [point for stage in record.stages if (point := _point(stage, record.quality, cost)) is not None]
+    points = [point for stage in record.stages for point in _points(stage, record.quality, cost)]
     name = noun(cost.label)
     if not points:
         return missing(f"no plot against {name}: no stage has both values")
@@ -90,11 +101,11 @@ def _plot(record: RunRecord, cost: Metric) -> Block:
     return Figure(svg, f"{record.quality.label} on validation against {name}.", caption)
 
 
-def _point(stage: StageRecord, quality: Metric, cost: Metric) -> charts.Point | None:
-    y, x = (stage.measurements.get(known.name) for known in (quality, cost))
-    if y is None or x is None or y.value is None or x.value is None or not math.isfinite(x.value + y.value):
-        return None
-    return charts.Point(shorten(stage.id, 40), x.value, y.value, y.low, y.high, y.how == x.how == "measured")
+def _points(stage: StageRecord, quality: Metric, cost: Metric) -> Iterator[charts.Point]:
+    """Yield the point of a stage, if its model has both values."""
+    x, y = stage.measurements.get(cost.name), stage.measurements.get(quality.name)
+    if x is not None and y is not None and x.value is not None and y.value is not None:
+        yield charts.Point(shorten(stage.id, 40), x.value, y.value, y.low, y.high, origin(x, y) == "measured")
 
 
 def stages(record: RunRecord) -> Section:
@@ -104,18 +115,14 @@ def stages(record: RunRecord) -> Section:
     quality = {known.name for known in record.metrics}
     header = [metric(record, name).label + ", validation" * (name in quality) for name in columns]
     caption = f"Total time {seconds(record.seconds)}. Times are measured."
-    blocks: list[Block] = [Table(("Stage", "Outcome", *header), rows, caption)] if rows else []
+    blocks = table(("Stage", "Outcome", *header), rows, caption)
     blocks += [Text(f"{line} (measured).") for line in training.lines(record)]
     return Section("Stages", or_missing(blocks, absence(record)))
 
 
 def _stage_row(index: int, stage: StageRecord, columns: list[str]) -> tuple[Cell, ...]:
-    made = [part for part in (stage.stage if stage.stage != stage.id else "", stage.kind or "no artifact") if part]
-    head = Cell(f"{index} {shorten(stage.id)}", shorten(" · ".join(made)))
-    outcome = Cell(
-        f"{STAGE_MARKS.get(stage.status, '?')} {stage.status}",
-        "; ".join(part for part in (seconds(stage.seconds), shorten(stage.reason or "", MAX_PROSE)) if part),
-        "bad" if stage.status == "failed" else "",
-    )
-    absent = ABSENCE.get(stage.status, "not measured")
+    mark, style, absent = STATUSES[stage.status]
+    head = Cell(f"{index} {shorten(stage.id)}", shorten(f"{stage.stage} · {stage.kind or 'no artifact'}"))
+    remark = joined("; ", seconds(stage.seconds), shorten(stage.reason or "", MAX_PROSE))
+    outcome = Cell(f"{mark} {stage.status}", remark, style)
     return (head, outcome, *(show(stage.measurements.get(name), name, absent) for name in columns))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from types import UnionType
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -26,20 +26,31 @@ def decode(kind: type[T], value: object) -> T:
 
 
 def _decode(kind: Any, value: Any) -> Any:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if kind is Any or origin is Literal:
+    if get_origin(kind) is not None:
+        return _decode_generic(get_origin(kind), get_args(kind), value)
+    if kind is Any:
         return value
+    if not is_dataclass(kind):
+        return _checked(kind, value)
+    content = _checked(dict, value)
+    types = get_type_hints(kind)
+    known = [field.name for field in fields(kind) if field.name in content]
+    return cast(Any, kind)(**{name: _decode(types[name], content[name]) for name in known})
+
+
+def _decode_generic(origin: Any, arguments: Any, value: Any) -> Any:
+    """Return a value of a type with arguments: `X | None`, `tuple[X, ...]`, `Mapping[str, X]` or a literal."""
+    if origin is UnionType and value is None:
+        return None
     if origin is UnionType:
-        return None if value is None else _decode(arguments[0], value)
+        return _decode(arguments[0], value)
     if origin is tuple:
         return tuple(_decode(arguments[0], item) for item in _checked(list, value))
     if origin is Mapping:
         return {key: _decode(arguments[1], item) for key, item in _checked(dict, value).items()}
-    if is_dataclass(kind):
-        types = get_type_hints(kind)
-        known = [field.name for field in fields(kind) if field.name in _checked(dict, value)]
-        return cast(Any, kind)(**{name: _decode(types[name], value[name]) for name in known})
-    return _checked(kind, value)
+    if value not in arguments:
+        raise TypeError(f"{value!r:.80} is not one of {arguments}")
+    return value
 
 
 def _checked(kind: type[T], value: object) -> T:

@@ -65,7 +65,8 @@ def _along_lines(positions: Sequence[tuple[float, float]]) -> Iterator[Box]:
     """Yield small boxes along the lines between the points."""
     for (x1, y1), (x2, y2) in itertools.pairwise(positions):
         for i in range(1, 20):
-            x, y = x1 + (x2 - x1) * i / 20, y1 + (y2 - y1) * i / 20
+            x = x1 + (x2 - x1) * i / 20
+            y = y1 + (y2 - y1) * i / 20
             yield Box(x - 2, y - 2, x + 2, y + 2)
 
 

@@ -16,12 +16,12 @@ MARKS = tuple(zip(LATENCIES, ("median", "p90", "p99"), (0.5, 0.9, 0.99), strict=
 
 def section(record: RunRecord) -> Section:
     """Return the distribution and the percentiles of both models, and the conditions."""
-    latency, original, result = record.latency, record.models.original, record.models.result
-    if latency is None or original is None or result is None:
+    latency, models = record.latency, record.models
+    if latency is None or models is None:
         return Section("Latency", [missing(absence(record))])
-    models = (("Original", original, latency.original), ("Result", result, latency.result))
-    curves = [_curve(name, model, values) for name, model, values in models if values]
-    rows = [_row(name, model, len(values)) for name, model, values in models]
+    runs = (("Original", models.original, latency.original), ("Result", models.result, latency.result))
+    curves = [_curve(name, model, values) for name, model, values in runs if values]
+    rows = [_row(name, model, len(values)) for name, model, values in runs]
     table = Table(("Model", "Median", "p90", "p99"), rows)
     return Section("Latency", [Columns([[_figure(curves)], [table, *_conditions(latency)]])])
 
@@ -32,7 +32,7 @@ def _curve(name: str, model: ModelRecord, values: tuple[float, ...]) -> charts.L
         measurement = model.measurements.get(metric.name)
         if measurement is not None and measurement.value is not None and measurement.how == "measured":
             marks.append((percentile, fraction, measurement.value))
-    return charts.LatencyCurve(name, name == "Original", values, marks)
+    return charts.LatencyCurve(name, name.lower(), values, marks)
 
 
 def _row(name: str, model: ModelRecord, runs: int) -> tuple[Cell, ...]:
@@ -54,4 +54,4 @@ def _figure(curves: list[charts.LatencyCurve]) -> Block:
 
 def _conditions(latency: LatencyRecord) -> list[Block]:
     rows = [(shorten(key), scalar(value)) for key, value in latency.conditions.items()]
-    return [Heading("Conditions"), Pairs(rows)] if rows else []
+    return [Heading("Conditions"), Pairs(rows or [("conditions", "not recorded")])]

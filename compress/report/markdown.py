@@ -45,8 +45,9 @@ def quote(text: str, limit: int = MAX_PROSE) -> str:
     if _HARMLESS.fullmatch(_INTERVAL.sub("", text)):
         return text
     fence = _fence(text)
-    pad = " " if text[:1] in "`" or text[-1:] == "`" else ""
-    return f"{fence}{pad}{text}{pad}{fence}".replace("|", "\\|")
+    if "`" in (text[0], text[-1]):
+        text = f" {text} "
+    return f"{fence}{text}{fence}".replace("|", "\\|")
 
 
 def _fence(text: str) -> str:
@@ -76,8 +77,9 @@ def _rendered(block: Block) -> list[str]:
 def _table(table: Table) -> str:
     lines = [_row([quote(name) for name in table.header]), _row(["---"] * len(table.header))]
     lines += [_row([_cell(cell) for cell in row]) for row in table.cells]
-    caption = [quote(table.caption, MAX_PARAGRAPH) + "\n"] if table.caption else []
-    return "\n".join(caption + lines)
+    if table.caption:
+        lines[:0] = [quote(table.caption, MAX_PARAGRAPH), ""]
+    return "\n".join(lines)
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -90,4 +92,6 @@ def _cell(cell: Cell) -> str:
         return f"missing: {quote(cell.note)}"
     if cell.is_measurement:
         return f"**{quote(cell.text)}** {quote(cell.small)}"
-    return f"{quote(cell.text)} ({quote(cell.small)})" if cell.small else quote(cell.text)
+    if cell.small:
+        return f"{quote(cell.text)} ({quote(cell.small)})"
+    return quote(cell.text)

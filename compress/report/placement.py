@@ -17,6 +17,7 @@ from compress.report.blocks import (
     Table,
     Text,
     missing,
+    table,
 )
 from compress.report.record import ExpectedLatency, OperatorRecord, PlacementRecord, RunRecord
 from compress.report.verdict import absence
@@ -35,15 +36,10 @@ def section(record: RunRecord) -> Section:
     placement = record.placement
     if placement is None:
         return Section("Where operators run", [missing(absence(record))])
-    blocks: list[Block] = [Columns([[_figure(placement)], [*_compilation(placement)]])]
-    if placement.expected_latency:
-        rows = [_expected(prediction) for prediction in placement.expected_latency.values()]
-        blocks.append(Table(("Host", "Median", "Interval", "CPU alone"), rows, EXPECTED_CAPTION))
-    return Section("Where operators run", [*blocks, *_operators(placement)])
-
-
-def _origin(placement: PlacementRecord) -> str:
-    return "measured" if placement.is_measured else "predicted"
+    side_by_side = Columns([[_figure(placement)], [*_compilation(placement)]])
+    rows = [_expected(prediction) for prediction in placement.expected_latency.values()]
+    expected = table(("Host", "Median", "Interval", "CPU alone"), rows, EXPECTED_CAPTION)
+    return Section("Where operators run", [side_by_side, *expected, *_operators(placement)])
 
 
 def _figure(placement: PlacementRecord) -> Block:
@@ -51,20 +47,22 @@ def _figure(placement: PlacementRecord) -> Block:
     if not ops:
         return missing("no operators were recorded")
     on_tpu = sum(op.on_tpu for op in ops)
-    tpu, cpu = placement.macs.get("tpu", 0), placement.macs.get("cpu", 0)
-    share = f" ({number(tpu / (tpu + cpu), 'fraction')} of all)" if tpu + cpu else ""
+    macs = {processor: placement.macs.get(processor, 0) for processor in ("tpu", "cpu")}
     caption = (
-        f"Edge TPU: {count(on_tpu, 'operator')}, {number(tpu, 'MACs')} MACs{share}. "
-        f"CPU: {count(len(ops) - on_tpu, 'operator')}, {number(cpu, 'MACs')} MACs. MACs are counted in the file."
+        f"Edge TPU: {count(on_tpu, 'operator')}, {number(macs['tpu'], 'MACs')} MACs. "
+        f"CPU: {count(len(ops) - on_tpu, 'operator')}, {number(macs['cpu'], 'MACs')} MACs. "
+        "MACs are counted in the file."
     )
-    return Figure(charts.operator_strip(ops), f"Placement of the operators, {_origin(placement)}.", caption)
+    if total := sum(macs.values()):
+        caption += f" The Edge TPU runs {number(macs['tpu'] / total, 'fraction')} of all MACs."
+    return Figure(charts.operator_strip(ops), f"Placement of the operators, {placement.origin}.", caption)
 
 
 def _compilation(placement: PlacementRecord) -> Iterator[Block]:
     """Yield the summary, and whether the model was compiled or is expected to compile."""
-    yield Text(f"{shorten(placement.summary, MAX_PROSE)} ({_origin(placement)}).")
+    yield Text(f"{shorten(placement.summary, MAX_PROSE)} ({placement.origin}).")
     failure = shorten(placement.failure or "reason not recorded", MAX_PROSE)
-    if placement.is_measured:
+    if placement.origin == "measured":
         yield Text(
             "✓ Compiled with the vendor's compiler. The placement is read from the compiled file (measured).", "good"
         )
@@ -90,8 +88,8 @@ def _compilation(placement: PlacementRecord) -> Iterator[Block]:
 
 def _expected(prediction: ExpectedLatency) -> tuple[str, ...]:
     interval = f"{number(prediction.low_ms, 'ms')} to {number(prediction.high_ms, 'ms')}"
-    latency, cpu_alone = number(prediction.latency_ms, "ms"), number(prediction.cpu_alone_ms, "ms")
-    return (shorten(prediction.summary, 100), latency, interval, cpu_alone)
+    latency = number(prediction.latency_ms, "ms")
+    return (shorten(prediction.summary, 100), latency, interval, number(prediction.cpu_alone_ms, "ms"))
 
 
 def _operators(placement: PlacementRecord) -> Iterator[Block]:
@@ -100,16 +98,19 @@ def _operators(placement: PlacementRecord) -> Iterator[Block]:
         return
     on_cpu = [op for op in placement.ops if not op.on_tpu]
     if on_cpu:
-        yield Heading("Operators on the CPU" if len(on_cpu) <= MAX_ON_CPU else "First operators on the CPU")
-        yield _table(on_cpu[:MAX_ON_CPU], placement)
+        yield Heading("Operators on the CPU")
+        yield _operator_table(on_cpu[:MAX_ON_CPU], placement)
     if len(on_cpu) > MAX_ON_CPU:
         yield Text(f"… and {len(on_cpu) - MAX_ON_CPU} more operators on the CPU.")
-    table = _table(placement.ops, placement)
-    yield Details(f"All {len(placement.ops)} operators", [table], is_open=len(placement.ops) <= MAX_OPEN)
+    yield Details(
+        f"All {len(placement.ops)} operators",
+        [_operator_table(placement.ops, placement)],
+        is_open=len(placement.ops) <= MAX_OPEN,
+    )
 
 
-def _table(ops: Sequence[OperatorRecord], placement: PlacementRecord) -> Table:
-    header = ("Operator", f"Runs on ({_origin(placement)})", "MACs (counted)", "Reason")
+def _operator_table(ops: Sequence[OperatorRecord], placement: PlacementRecord) -> Table:
+    header = ("Operator", f"Runs on ({placement.origin})", "MACs (counted)", "Reason")
     return Table(header, [_operator(op) for op in ops])
 
 
@@ -119,4 +120,4 @@ def _operator(op: OperatorRecord) -> tuple[Cell | str, ...]:
     reason = Cell(
         shorten(op.status, MAX_PROSE) or "status not recorded", shorten(f"{op.reason} {op.advice}", 2 * MAX_PROSE)
     )
-    return (head, "Edge TPU" if op.on_tpu else "CPU", f"{op.macs:,}", reason)
+    return (head, op.processor, f"{op.macs:,}", reason)

@@ -6,16 +6,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compress.report import svg
-from compress.report.blocks import Block, Columns, Details, Figure, Heading, Section, Table, Text, missing
+from compress.report.blocks import (
+    Block,
+    Columns,
+    Details,
+    Figure,
+    Heading,
+    Section,
+    Table,
+    Text,
+    missing,
+    or_missing,
+    table,
+)
 from compress.report.json_values import decode
-from compress.report.record import CurveRecord, RunRecord
+from compress.report.record import CurveRecord, RunRecord, SensitivityRecord
 from compress.report.wording import MAX_PROSE, first, number, sentence, shorten
 
 MAX_LAYERS = 40
 MAX_OPEN = 12
 COLUMNS = 4
-CELL_WIDTH, CELL_HEIGHT = 108.0, 60.0
-GAP_X, GAP_Y = 12.0, 34.0
+CELL_WIDTH = 108.0
+CELL_HEIGHT = 60.0
+GAP_X = 12.0
+GAP_Y = 34.0
 COSTS = {
     "macs": ("multiply-accumulates", "MACs"),
     "parameters": ("parameters", "parameters"),
@@ -90,30 +104,32 @@ def sections(record: RunRecord) -> Iterator[Section]:
 
 def _step(step: PruningStepFacts, objective: ObjectiveFacts) -> Iterator[Block]:
     yield Text(" ".join(_sentences(step, objective)))
-    yield Columns([[_costs(step.figures)], [_widths(step.layers)]])
+    yield Columns([_costs(step.figures), [_widths(step.layers)]])
 
 
 def _sentences(step: PruningStepFacts, objective: ObjectiveFacts) -> Iterator[str]:
     yield f"Objective: {shorten(objective.name)}."
-    trials = ", ".join(f"{method} {number(value, 'fraction')}" for method, value in step.trials.items())
-    compared = f" (validation accuracy after one epoch: {trials})" if trials else ""
-    yield f"Allocation: {shorten(step.allocation)}{compared}."
+    yield f"Allocation: {shorten(step.allocation)}."
+    if step.trials:
+        trials = ", ".join(f"{method} {number(value, 'fraction')}" for method, value in step.trials.items())
+        yield f"Validation accuracy after one epoch: {trials}."
     if step.unsupported:
         yield f"Unchanged, because their channels cannot be followed: {first(step.unsupported, MAX_LAYERS)}."
     for warning in step.warnings[:MAX_LAYERS]:
         yield sentence(f"Note: {shorten(warning, MAX_PROSE)}")
 
 
-def _costs(figures: CostFacts) -> Block:
+def _costs(figures: CostFacts) -> Sequence[Block]:
     """Return the table of each cost that is known before and after the step."""
     rows = []
     for name, (text, unit) in COSTS.items():
         if name in figures.before and name in figures.after:
-            before, after = figures.before[name], figures.after[name]
+            before = figures.before[name]
+            after = figures.after[name]
             fraction = f"{after / before:.3f}" if before else "none"
             rows.append((text, number(before, unit), number(after, unit), fraction))
     caption = "Before and after; time, memory and file size are predicted."
-    return Table(("Cost", "Before", "After", "Fraction"), rows, caption) if rows else missing("costs were not recorded")
+    return or_missing(table(("Cost", "Before", "After", "Fraction"), rows, caption), "costs were not recorded")
 
 
 def _widths(layers: Mapping[str, WidthFacts]) -> Block:
@@ -128,21 +144,21 @@ def _widths(layers: Mapping[str, WidthFacts]) -> Block:
 
 def _sensitivity(record: RunRecord, steps: Sequence[PruningStepFacts]) -> list[Block]:
     """Return the curves of the model before pruning; else those of the first step that measured some."""
-    measured = [record.sensitivity.curves] if record.sensitivity is not None else []
-    curves = next((curves for curves in [*measured, *(step.sensitivity for step in steps)] if curves), ())
-    blocks: list[Block] = []
-    if record.sensitivity is not None and record.sensitivity.missing:
-        blocks.append(missing(f"not measured: {shorten(record.sensitivity.missing, MAX_PROSE)}"))
+    sensitivity = record.sensitivity or SensitivityRecord()
+    measured = [sensitivity.curves, *(step.sensitivity for step in steps)]
+    curves = next(filter(None, measured), ())
     if curves:
         caption = "Layers that share channels are one group. The most sensitive group is first."
-        blocks.append(Figure(sensitivity_chart(curves), SENSITIVITY_TITLE, caption))
-    return [Heading("Sensitivity"), *blocks] if blocks else []
+        return [Heading("Sensitivity"), Figure(sensitivity_chart(curves), SENSITIVITY_TITLE, caption)]
+    if sensitivity.missing:
+        return [Heading("Sensitivity"), missing(f"not measured: {shorten(sensitivity.missing, MAX_PROSE)}")]
+    return []
 
 
 def _name(curve: CurveRecord) -> str:
     """Return the first layer of a group, and the number of the others."""
-    more = f" and {len(curve.layers) - 1} more" if len(curve.layers) > 1 else ""
-    return curve.layers[0] + more
+    others = len(curve.layers) - 1
+    return f"{curve.layers[0]} and {others} more" if others else curve.layers[0]
 
 
 def sensitivity_chart(curves: Sequence[CurveRecord]) -> str:
@@ -168,13 +184,15 @@ def _small_chart(curve: CurveRecord, left: float, top: float) -> list[str]:
     """Return the chart of one layer group: all channels on the left, accuracy from 0 to 1."""
     x = svg.Axis(0, 1, left, left + CELL_WIDTH)
     y = svg.Axis(0, 1, top + CELL_HEIGHT, top)
-    name, full = _name(curve), max(curve.kept[0], 1)
+    name = _name(curve)
+    full = max(curve.kept[0], 1)
     parts = [svg.text(left, top - 6, name, "tick", room=CELL_WIDTH)]
     parts += [svg.line(left, y.at(level), left + CELL_WIDTH, y.at(level), "grid") for level in (0, 0.5, 1)]
     line = []
     circles = []
     for kept, accuracy in zip(curve.kept, curve.accuracy, strict=True):
-        at_x, at_y = svg.n(x.at(1 - kept / full)), svg.n(y.at(accuracy))
+        at_x = svg.n(x.at(1 - kept / full))
+        at_y = svg.n(y.at(accuracy))
         line.append(f"{at_x},{at_y}")
         tip = svg.tip(f"{name}: {kept} of {full} kept, accuracy {accuracy:.3f}")
         circles.append(f'<circle cx="{at_x}" cy="{at_y}" r="3" class="result">{tip}</circle>')

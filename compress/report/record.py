@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from compress.measurement import COSTS, Measurement, Metric
+from compress.measurement import COSTS, How, Measurement, Metric
 from compress.report.json_values import decode, encode
 
 SCHEMA_VERSION = 1
+_NO_MODELS = {"original": None, "result": None}
+"""The models in report.json if the run did not get so far."""
 RunStatus = Literal["ok", "over budget", "degenerate", "failed", "interrupted"]
 StageStatus = Literal["made", "kept", "skipped", "failed", "not run"]
 Measurements = Mapping[str, Measurement]
@@ -133,10 +135,10 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class ModelsRecord:
-    """The two models that are compared; None if the run did not produce them."""
+    """The two models that are compared."""
 
-    original: ModelRecord | None = None
-    result: ModelRecord | None = None
+    original: ModelRecord
+    result: ModelRecord
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,11 @@ class OperatorRecord:
         """Whether the Edge TPU runs it."""
         return self.placement == "tpu"
 
+    @property
+    def processor(self) -> str:
+        """The processor that runs it."""
+        return "Edge TPU" if self.on_tpu else "CPU"
+
 
 @dataclass(frozen=True)
 class ExpectedLatency:
@@ -273,9 +280,9 @@ class PlacementRecord:
     blockers: tuple[Any, ...] = ()
 
     @property
-    def is_measured(self) -> bool:
-        """Whether the placement was read from a compiled file."""
-        return self.compiled and self.compiles is not False
+    def origin(self) -> How:
+        """Whether the placement was read from a compiled file, or is predicted."""
+        return "measured" if self.compiled and self.compiles is not False else "predicted"
 
 
 @dataclass(frozen=True)
@@ -395,7 +402,7 @@ class RunRecord:
     pipeline: Mapping[str, Any]
     data: DataRecord | None
     stages: tuple[StageRecord, ...]
-    models: ModelsRecord
+    models: ModelsRecord | None
     answers: AnswersOfModels | None
     comparison: ComparisonRecord | None
     latency: LatencyRecord | None
@@ -412,6 +419,16 @@ class RunRecord:
         return self.metrics[0]
 
     @property
+    def changes(self) -> Measurements:
+        """The measurements of the comparison; empty if there is none."""
+        return {} if self.comparison is None else self.comparison.measurements
+
+    @property
+    def failed_stage(self) -> str:
+        """The id of the stage that failed; empty if none did."""
+        return "" if self.error is None else self.error.stage or ""
+
+    @property
     def known_metrics(self) -> tuple[Metric, ...]:
         """The metrics of the task, then size, MACs and latency."""
         return (*self.metrics, *COSTS)
@@ -426,8 +443,10 @@ class RunRecord:
         """
         if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
             raise TypeError(f"schema_version is not {SCHEMA_VERSION}")
-        return decode(cls, content)
+        models = None if content.get("models") == _NO_MODELS else content.get("models")
+        return decode(cls, {**content, "models": models})
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of report.json."""
-        return {"schema_version": SCHEMA_VERSION, **encode(self)}
+        content = encode(self)
+        return {"schema_version": SCHEMA_VERSION, **content, "models": content["models"] or _NO_MODELS}

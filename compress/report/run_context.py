@@ -13,10 +13,10 @@ from compress.report.blocks import (
     Pairs,
     Preformatted,
     Section,
-    Table,
     Text,
     missing,
     or_missing,
+    table,
 )
 from compress.report.json_values import decode
 from compress.report.record import DataRecord, RunRecord, StageRecord
@@ -49,8 +49,8 @@ def _data(data: DataRecord) -> Iterator[tuple[str, str]]:
     yield "input shape", f" {TIMES} ".join(map(str, data.input_shape)) or "a single number"
     kind = "targets" if data.targets else "classes"
     yield f"{len(data.classes)} {kind}", first(data.classes, MAX_CLASSES, " · ") or "no names recorded"
-    low, high = data.range
-    yield "values", f"{low:g} to {high:g}, {', '.join(data.dtypes)}, in {data.looked_at:,} samples looked at"
+    values = " to ".join(f"{value:g}" for value in data.range)
+    yield "values", f"{values}, {', '.join(data.dtypes)}, in {data.looked_at:,} samples looked at"
     if data.missing:
         yield "no training sample", shorten(", ".join(data.missing), MAX_PROSE)
     elif data.imbalance:
@@ -68,7 +68,7 @@ def _data(data: DataRecord) -> Iterator[tuple[str, str]]:
 def outputs(record: RunRecord) -> Section:
     """Return the files that the run wrote."""
     rows = [(shorten(name), f"{file.size_bytes:,} bytes", file.sha256) for name, file in record.outputs.items()]
-    blocks: list[Block] = [Table(("File", "Size (measured)", "SHA-256"), rows)] if rows else []
+    blocks = table(("File", "Size (measured)", "SHA-256"), rows)
     hosts = [decode(BundleFacts, stage.facts).original_opens for stage in record.stages]
     blocks += [Text(f"The float original in the bundle opens {shorten(text, MAX_PROSE)}.") for text in hosts if text]
     return Section("Outputs", or_missing(blocks, f"no file was written: {absence(record)}"))
@@ -100,7 +100,6 @@ def stage_facts(record: RunRecord) -> Section:
 
 
 def _facts(index: int, stage: StageRecord) -> Details:
-    settings = outline({"settings": stage.settings}) if stage.settings else "settings: all defaults"
-    facts = outline({"facts": stage.facts}) if stage.facts else "facts: none recorded"
+    content = {"settings": stage.settings or "all defaults", "facts": stage.facts or "none recorded"}
     summary = f"{index} {shorten(stage.id)}: {stage.status}, {seconds(stage.seconds)}"
-    return Details(summary, [Preformatted(f"{settings}\n{facts}")])
+    return Details(summary, [Preformatted(outline(content))])

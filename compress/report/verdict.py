@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 
 from compress.report.answers import in_words
-from compress.report.record import ErrorRecord, ModelRecord, RunRecord
-from compress.report.wording import MAX_PROSE, cut, first, metric, noun, seconds, shorten, show
+from compress.report.blocks import Cell, joined
+from compress.report.record import ModelsRecord, RunRecord
+from compress.report.wording import MAX_PROSE, cut, first, interval, metric, noun, seconds, sentence, shorten, show
 
 MARKS = {"ok": "✓", "over budget": "▲", "degenerate": "✕", "failed": "✕", "interrupted": "■"}
 COMPLETE = {
@@ -44,16 +45,15 @@ class Overview:
 
 def overview(record: RunRecord) -> Overview:
     """Return the head of the report."""
-    summary = f": {record.target.summary}" if record.target.summary else ""
     return Overview(
         name=shorten(record.name, 100),
         status=record.status,
         mark=MARKS.get(record.status, "?"),
         finished=re.sub(r"^([\d-]+)T(\d\d:\d\d)[\d:.]*(Z|\+00:00)$", r"\1 \2 UTC", shorten(record.finished, 40)),
-        target=shorten(record.target.name + summary, MAX_PROSE),
+        target=shorten(joined(": ", record.target.name, record.target.summary), MAX_PROSE),
         coralline=shorten(record.coralline),
         verdict=verdict(record),
-        error=None if record.error is None else _error(record, record.error),
+        error=_error(record),
     )
 
 
@@ -67,8 +67,7 @@ def absence(record: RunRecord) -> str:
 
 
 def _in_stage(record: RunRecord) -> str:
-    stage = record.error.stage if record.error is not None else None
-    return f" in stage “{shorten(stage)}”" if stage else ""
+    return f" in stage “{shorten(record.failed_stage)}”" if record.failed_stage else ""
 
 
 def verdict(record: RunRecord) -> str:
@@ -81,41 +80,41 @@ def verdict(record: RunRecord) -> str:
     answers = in_words(record.answers)
     if not answers:
         return outcome
-    head = "Not usable" if record.status == "degenerate" else "Note"
-    return f"{head}: {answers}. {outcome[0].upper()}{outcome[1:]}"
+    head = {"degenerate": "Not usable"}.get(record.status, "Note")
+    return f"{head}: {answers}. {sentence(outcome)}"
 
 
 def _results(record: RunRecord) -> str:
     """Return ratios and quality of the result; empty if the models were not compared."""
-    original, result = record.models.original, record.models.result
-    if record.comparison is None or original is None or result is None:
+    if record.models is None:
         return ""
     parts = []
     for name, cost in _RATIOS:
-        ratio = show(record.comparison.measurements.get(name), name)
-        is_known = ratio.style != "missing"
-        parts.append(f"{ratio.text} the {cost}{_origin(ratio.style)}" if is_known else f"{cost} not compared")
-    return ", ".join([*parts, _quality(record, original, result)])
+        ratio = show(record.changes.get(name), name)
+        if ratio.style == "missing":
+            parts.append(f"{cost} not compared")
+        else:
+            parts.append(f"{ratio.text} the {cost}{_origin(ratio)}")
+    return ", ".join([*parts, _quality(record, record.models)])
 
 
-def _quality(record: RunRecord, original: ModelRecord, result: ModelRecord) -> str:
+def _quality(record: RunRecord, models: ModelsRecord) -> str:
     """Return the change of the most important metric: "accuracy 0.992 → 0.990 (drop +0.002)"."""
     quality = record.quality
     label = noun(quality.label)
-    before, after = (show(model.measurements.get(quality.name)) for model in (original, result))
+    before, after = (show(model.measurements.get(quality.name)) for model in (models.original, models.result))
     if "missing" in (before.style, after.style):
         return f"{label} not compared"
-    text = f"{label} {before.text}{_origin(before.style)} → {after.text}{_origin(after.style)}"
-    change = record.comparison.measurements.get(quality.change) if record.comparison is not None else None
+    text = f"{label} {before.text}{_origin(before)} → {after.text}{_origin(after)}"
+    change = record.changes.get(quality.change)
     drop = show(change, quality.change)
     if change is None or drop.style == "missing":
         return text
-    interval = f" {drop.small.split(' · ')[0]}" if change.low is not None else ""
-    return f"{text} (drop {drop.text}{interval}{_origin(drop.style)})"
+    return f"{text} (drop {joined(' ', drop.text, interval(change, quality.change))}{_origin(drop)})"
 
 
-def _origin(style: str) -> str:
-    return "" if style == "measured" else f" ({style})"
+def _origin(cell: Cell) -> str:
+    return "" if cell.style == "measured" else f" ({cell.style})"
 
 
 def _budget_kept(record: RunRecord) -> str:
@@ -128,9 +127,12 @@ def _budget_kept(record: RunRecord) -> str:
     return "fits the budget"
 
 
-def _error(record: RunRecord, error: ErrorRecord) -> ErrorSummary:
-    outside = "" if error.stage else ", outside of any stage"
-    heading = COMPLETE.get(record.status) or f"{record.status.capitalize()}{_in_stage(record)}{outside}"
+def _error(record: RunRecord) -> ErrorSummary | None:
+    error = record.error
+    if error is None:
+        return None
+    where = _in_stage(record) or ", outside of any stage"
+    heading = COMPLETE.get(record.status, f"{record.status.capitalize()}{where}")
     return ErrorSummary(heading, cut(error.message) or "(no message)", error.exit_code, valid_parts(record))
 
 

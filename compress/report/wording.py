@@ -9,16 +9,19 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from compress.measurement import Measurement, Metric
-from compress.report.blocks import Cell
+from compress.report.blocks import Cell, joined
 from compress.report.record import Measurements, RunRecord
 
-MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
+MINUS = "\N{MINUS SIGN}"
+TIMES = "\N{MULTIPLICATION SIGN}"
 MAX_TEXT = 4000
 """Longer strings are cut in the pages; report.json has all of every string."""
-MAX_OUTLINE_LINES, MAX_INLINE_ITEMS = 400, 24
+MAX_OUTLINE_LINES = 400
+MAX_INLINE_ITEMS = 24
 MAX_DEPTH = 12
-MAX_NAME, MAX_PROSE = 60, 300
-"""Longest names and sentences in the pages."""
+MAX_NAME = 60
+MAX_PROSE = 300
+"""Longest sentence in the pages."""
 
 #: What has no place in a page: control characters, characters that turn the direction of the
 #: text around (https://trojansource.codes), halves of surrogate pairs, and noncharacters.
@@ -26,6 +29,7 @@ _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 _BYTE_UNITS = ((2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"))
+_PREFIXES = ((1e9, " G"), (1e6, " M"))
 #: Units that are part of the name of what is measured, and not said again.
 _SILENT = {"fraction", "ratio", "MACs", "parameters", "samples", ""}
 
@@ -48,7 +52,8 @@ def shorten(text: str, limit: int = MAX_NAME) -> str:
 
 def sentence(text: str) -> str:
     """Return a text with a capital at the beginning and a full stop at the end."""
-    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(("?", ".")) else ".")
+    stop = "" if text.endswith(("?", ".")) else "."
+    return text[:1].upper() + text[1:] + stop
 
 
 def noun(label: str) -> str:
@@ -63,9 +68,10 @@ def count(number: int, thing: str) -> str:
 
 def first(names: Iterable[str], limit: int, separator: str = ", ") -> str:
     """Return the first `limit` names in one line, and the number of the others."""
-    known = [shorten(name) for name in names]
-    more = f"{separator}… {len(known) - limit} more" if len(known) > limit else ""
-    return separator.join(known[:limit]) + more
+    listed = [shorten(name) for name in names]
+    if len(listed) > limit:
+        listed[limit:] = [f"… {len(listed) - limit} more"]
+    return separator.join(listed)
 
 
 def metric(record: RunRecord, name: str) -> Metric:
@@ -98,21 +104,35 @@ def show(measurement: Measurement | None, name: str = "", absent: str = "not rec
     value = measurement.value
     if value is None or not math.isfinite(value):
         return Cell("missing", style="missing", note=f"no finite value was recorded {note}".rstrip())
-    unit = "ratio" if name.endswith("_ratio") else measurement.unit
+    unit = _unit(measurement, name)
     scale = _scale(value, unit)
-    signed = name.endswith(("_drop", "_increase", "_change"))
-    ends = [scale.digits(end, signed) for end in (measurement.low, measurement.high) if end is not None]
-    exact = f"{value:,.0f} {'' if unit in _SILENT else unit}".rstrip() if scale.divisor != 1 else ""
-    small = " · ".join(part for part in (_interval(measurement, ends), exact, measurement.how) if part)
-    return Cell(scale.digits(value, signed) + scale.suffix, small, measurement.how, note)
+    exact = f"{value:,.0f}{_suffix(unit)}" if scale.divisor != 1 else ""
+    small = joined(" · ", interval(measurement, name), exact, measurement.how)
+    return Cell(scale.digits(value, signed=_is_signed(name)) + scale.suffix, small, measurement.how, note)
 
 
-def _interval(measurement: Measurement, ends: list[str]) -> str:
-    """Return the 95% interval; `ends` are the known ends as text."""
-    if len(ends) == 2:
-        return f"[{ends[0]}, {ends[1]}]"
-    sign = "≤" if measurement.low is None else "≥"
-    return f"{sign} {ends[0]}" if ends else ""
+def interval(measurement: Measurement, name: str = "") -> str:
+    """Return the 95% interval of a measurement in its unit; empty if it has none."""
+    scale = _scale(measurement.value or 0.0, _unit(measurement, name))
+    ends = (measurement.low, measurement.high)
+    low, high = ("" if end is None else scale.digits(end, signed=_is_signed(name)) for end in ends)
+    if low and high:
+        return f"[{low}, {high}]"
+    if low:
+        return f"≥ {low}"
+    return f"≤ {high}" if high else ""
+
+
+def _unit(measurement: Measurement, name: str) -> str:
+    return "ratio" if name.endswith("_ratio") else measurement.unit
+
+
+def _is_signed(name: str) -> bool:
+    return name.endswith(("_drop", "_increase", "_change"))
+
+
+def _suffix(unit: str) -> str:
+    return "" if unit in _SILENT else f" {unit}"
 
 
 def number(value: float, unit: str) -> str:
@@ -128,7 +148,9 @@ def seconds(value: float | None) -> str:
     if value < 99.95:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 class _Scale(NamedTuple):
@@ -148,20 +170,19 @@ class _Scale(NamedTuple):
 
 def _scale(value: float, unit: str) -> _Scale:
     size = abs(value)
-    if unit == "bytes":
-        larger = [_Scale(divisor, 1, suffix) for divisor, suffix in _BYTE_UNITS if size >= divisor]
-        return larger[0] if larger else _Scale(1, 0, " bytes")
     if unit == "fraction":
         return _Scale(1, _decimals_of_fraction(size), "")
-    suffix = "" if unit in _SILENT else f" {unit}"
     if unit == "ratio":
         return _Scale(1, _decimals(size, 2 if size < 10 else 3), TIMES)
-    if size >= 1e9:
-        return _Scale(1e9, 2, f" G{suffix}")
-    if size >= 1e6:
-        return _Scale(1e6, 2, f" M{suffix}")
-    is_count = float(value).is_integer() and unit != "ms"
-    return _Scale(1, 0 if is_count else _decimals(size, 3), suffix)
+    if unit == "bytes":
+        larger = [_Scale(divisor, 1, suffix) for divisor, suffix in _BYTE_UNITS if size >= divisor]
+        return next(iter(larger), _Scale(1, 0, " bytes"))
+    for divisor, prefix in _PREFIXES:
+        if size >= divisor:
+            return _Scale(divisor, 2, prefix + _suffix(unit))
+    if float(value).is_integer() and unit != "ms":
+        return _Scale(1, 0, _suffix(unit))
+    return _Scale(1, _decimals(size, 3), _suffix(unit))
 
 
 def _decimals_of_fraction(size: float) -> int:
@@ -235,9 +256,7 @@ def _inline(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{}"
     if isinstance(value, list | tuple):
-        items = [_inline(item) for item in value[:MAX_INLINE_ITEMS]]
-        more = [f"… {len(value) - MAX_INLINE_ITEMS} more"] if len(value) > MAX_INLINE_ITEMS else []
-        return f"[{', '.join(items + more)}]"
+        return f"[{first(map(_inline, value), MAX_INLINE_ITEMS)}]"
     if value is None:
         return "not set"
     if isinstance(value, bool):

@@ -118,7 +118,7 @@ def test_any_name_fits(name: str) -> None:
         charts.trade_off([Point(name, 1, 0.5), Point(name, 2, 0.6)], quality="Accuracy", cost="size", unit="bytes"),
         charts.class_changes([ClassChange(name, 3, 0.5, 0.6)]),
         charts.confusion_matrix([name, name], [[1, 2], [3, 4]]),
-        charts.latency_curves([LatencyCurve(name, True, [1.0, 2.0], [("median", 0.5, 1.5)])]),
+        charts.latency_curves([LatencyCurve(name, "original", [1.0, 2.0], [("median", 0.5, 1.5)])]),
         charts.operator_strip([operator(name, True, 3), operator(name, False, 0)]),
     ]
     for drawing in drawings:
@@ -160,8 +160,8 @@ def test_confusion_matrix_of_nothing_and_of_very_many() -> None:
 @pytest.mark.parametrize("both", [True, False])
 def test_latency_curves_take_any_number_of_runs(values: list[float], both: bool) -> None:
     curves = [
-        LatencyCurve("Original", True, values, [("median", 0.5, values[0])]),
-        LatencyCurve("Result", False, [0.5], []),
+        LatencyCurve("Original", "original", values, [("median", 0.5, values[0])]),
+        LatencyCurve("Result", "result", [0.5], []),
     ]
     svg = charts.latency_curves(curves if both else curves[:1])
     parsed(svg)
@@ -171,7 +171,7 @@ def test_latency_curves_take_any_number_of_runs(values: list[float], both: bool)
 def test_latency_curves_are_told_apart_without_colour() -> None:
     marks = [("median", 0.5, 1.5), ("p99", 0.99, 2.0)]
     svg = charts.latency_curves(
-        [LatencyCurve("Original", True, [1.0, 2.0], marks), LatencyCurve("Result", False, [0.5, 0.7], marks)]
+        [LatencyCurve("Original", "original", [1.0, 2.0], marks), LatencyCurve("Result", "result", [0.5, 0.7], marks)]
     )
     root = parsed(svg)
     assert {"Original", "Result"} <= set(texts(root))
@@ -180,7 +180,7 @@ def test_latency_curves_are_told_apart_without_colour() -> None:
 
 
 def test_a_far_outlier_does_not_flatten_the_curves() -> None:
-    svg = charts.latency_curves([LatencyCurve("Result", False, [1.0] * 199 + [500.0], [])])
+    svg = charts.latency_curves([LatencyCurve("Result", "result", [1.0] * 199 + [500.0], [])])
     assert "1" in texts(parsed(svg))
 
 

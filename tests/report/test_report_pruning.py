@@ -46,8 +46,8 @@ def test_what_a_step_did() -> None:
     text, page = markdown_of(content), html_of(content)
     assert "### prune, step 1" in text
     assert (
-        "Objective: compute. "
-        "Allocation: balanced (validation accuracy after one epoch: balanced 0.900, uniform 0.800). "
+        "Objective: compute. Allocation: balanced. "
+        "Validation accuracy after one epoch: balanced 0.900, uniform 0.800. "
         "Unchanged, because their channels cannot be followed: norm."
     ) in text
     assert "| multiply-accumulates | 2,000 | 500 | 0.250 |" in text
