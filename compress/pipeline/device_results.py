@@ -15,7 +15,7 @@ from compress.errors import DataError, StoreError
 from compress.files import explain
 from compress.measurement import Measurement, Metric
 from compress.report.json_values import decode
-from compress.report.record import DeviceRecord
+from compress.report.record import DeviceRecord, Measurements
 from deploy.contract import bundle
 
 FOLDER = "devices"
@@ -124,23 +124,31 @@ def measured(run: Path, bundle_content: bytes, metrics: Sequence[Metric]) -> tup
 
 def _record(name: str, result: Mapping[str, Any], metrics: Sequence[Metric]) -> DeviceRecord:
     """Return the result of one device: its properties, its measurements, and the reasons for doubt."""
-    benchmark = result["benchmark"]
-    model, host = benchmark["model"], benchmark["host"]
-    values = {metric: benchmark["steady"].get(key) for key, metric in _STEADY.items()}
-    values |= {metric: benchmark.get(key) for key, metric in _SINGLE.items()}
-    values |= {metric.name: _inner(result, "accuracy", "models", model.get("role"), metric.name) for metric in metrics}
-    measurements = {metric: _measurement(value) for metric, value in values.items()}
+    model = result["benchmark"]["model"]
+    host = result["benchmark"]["host"]
     golden = {role: _inner(result, "golden", role, "verdict") for role in result["bundle"]["models"]}
+    doubts = [_inner(doubt, "what") for doubt in result["benchmark"]["doubts"]]
     return DeviceRecord(
         device=name,
         board=_text(host.get("board") or host.get("processor") or host.get("architecture")),
         python=_text(host.get("python")),
         runtime=_text(f"{_inner(model, 'runtime', 'name')} {_inner(model, 'runtime', 'version')}"),
         model=_text(f"{model.get('role')} on {model.get('device')}"),
-        measurements={metric: value for metric, value in measurements.items() if value is not None},
+        measurements=_measurements(result, metrics),
         golden={role: _text(verdict)[:MAX_WORD] for role, verdict in golden.items() if verdict is not None},
-        doubts=tuple(_text(doubt["what"]) for doubt in benchmark["doubts"] if _inner(doubt, "what") is not None),
+        doubts=tuple(_text(doubt) for doubt in doubts if doubt is not None),
     )
+
+
+def _measurements(result: Mapping[str, Any], metrics: Sequence[Metric]) -> Measurements:
+    """Return the valid measurements of a result by the name of their metric."""
+    benchmark = result["benchmark"]
+    values = {metric: benchmark["steady"].get(key) for key, metric in _STEADY.items()}
+    values |= {metric: benchmark.get(key) for key, metric in _SINGLE.items()}
+    qualities = _inner(result, "accuracy", "models", benchmark["model"].get("role"))
+    values |= {metric.name: _inner(qualities, metric.name) for metric in metrics}
+    measurements = {metric: _measurement(value) for metric, value in values.items()}
+    return {metric: measurement for metric, measurement in measurements.items() if measurement is not None}
 
 
 def _inner(value: object, *keys: object) -> Any:

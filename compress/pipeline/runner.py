@@ -93,7 +93,22 @@ class PipelineRun:
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     original: str | None = None
 
-    def key(self, work: Work, given: Mapping[str, Artifact]) -> str:
+    def find_original(self, entry: StageEntry | None = None) -> None:
+        """Set the original before the first stage that changes the model: the last model that can be measured."""
+        if self.original is None and (entry is None or entry.stage.name not in ("load", "train")):
+            models = [name for name, artifact in self.artifacts.items() if artifact.kind in MEASURED]
+            self.original = models[-1] if models else next(iter(self.artifacts))
+
+    def stored(self, entry: StageEntry, current: Artifact | None) -> Artifact | None:
+        """Return the artifact of a stage if it is in the store and not forced."""
+        if entry.id in self.forced:
+            return None
+        artifact = self.store.find(self.key(entry.stage, _inputs(current)))
+        if artifact is not None:
+            self.artifacts[entry.id] = artifact
+        return artifact
+
+    def key(self, work: Work, inputs: Mapping[str, Artifact]) -> str:
         """Return the digest of everything that a result depends on."""
         pipeline = self.pipeline
         needs: dict[str, Any] = {
@@ -108,17 +123,17 @@ class PipelineRun:
                 "work": ["stage" if isinstance(work, Stage) else "probe", work.name, work.version],
                 "settings": work.identity(),
                 "environment": {**work.environment(), **work.target_environment(pipeline.target)},
-                "given": {name: artifact.digest for name, artifact in given.items()},
+                "given": {name: artifact.digest for name, artifact in inputs.items()},
                 "needs": {need: needs[need]() for need in sorted(work.needs)},
             }
         )
 
     def obtain(
-        self, title: str, work: Stage | Probe, given: Mapping[str, Artifact], kind: Kind
+        self, title: str, work: Stage | Probe, inputs: Mapping[str, Artifact], kind: Kind
     ) -> tuple[Artifact, bool]:
         """Return the artifact of a stage or probe, and if it was in the store."""
         with self._explained(""):  # what is wrong with files and tools names its own place
-            key = self.key(work, given)
+            key = self.key(work, inputs)
         with self._explained(title):
             stored = None if title in self.forced else self.store.find(key)
             if stored:
@@ -131,7 +146,7 @@ class PipelineRun:
                     stored = None if title in self.forced else self.store.find(key)
                     if title in self.forced:
                         self.store.renew(key)
-                    artifact = stored or self._make(work, given, kind, key, self._context(title, key, progress))
+                    artifact = stored or self._make(work, inputs, kind, key, self._context(title, key, progress))
         self._tell(title, work, "kept" if stored else "made", time.monotonic() - started)
         return artifact, bool(stored)
 
@@ -147,11 +162,8 @@ class PipelineRun:
         except OSError as error:
             raise explain(error, title or "preparing the run", self.store.folder) from error
         except Exception as error:
-            cause: BaseException | None = error
-            while cause is not None:  # imports of C extensions turn Ctrl-C into an error of their own
-                if isinstance(cause, KeyboardInterrupt):
-                    raise KeyboardInterrupt from error
-                cause = cause.__cause__ or cause.__context__
+            if _is_interrupt(error):
+                raise KeyboardInterrupt from error
             self.monitor.log(traceback.format_exc())
             first = (str(error).strip() or "no message").splitlines()[0]
             todo = f"the traceback is in {self.folder / LOG}"
@@ -163,18 +175,18 @@ class PipelineRun:
             self.monitor.done(title, status, seconds)
 
     def _make(
-        self, work: Stage | Probe, given: Mapping[str, Artifact], kind: Kind, key: str, context: Context
+        self, work: Stage | Probe, inputs: Mapping[str, Artifact], kind: Kind, key: str, context: Context
     ) -> Artifact:
         """Run the stage or probe in a scratch folder, and publish the files."""
         started = time.monotonic()
         with self.store.scratch() as folder:
-            subject = given.get("given", NOTHING)
+            subject = inputs.get("given", NOTHING)
             detector = subject.facts.get("detector")
             context = replace(context, folder=folder, detector=detector)
             if isinstance(work, Stage):  # how a detector is read belongs to the model, and goes on with it
                 facts = ({"detector": detector} if detector else {}) | work.run(subject, context)
             else:
-                facts = work.run(given, context)
+                facts = work.run(inputs, context)
             return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
 
     def _context(self, title: str, key: str, progress: Progress) -> Context:
@@ -193,6 +205,14 @@ class PipelineRun:
             self.store.unfinished(key),
             self.folder / "tensorboard" / title,
         )
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether Ctrl-C is the cause: imports of C extensions raise another error then."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
 
 
 def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] = frozenset()) -> RunRecord:
@@ -239,11 +259,9 @@ def _stages(session: PipelineRun) -> None:
             session.stages[entry.id] = replace(stage, status="skipped", reason=entry.skip)
             session.monitor.done(entry.id, "skipped", None, entry.skip)
             continue
-        if session.original is None and entry.stage.name not in ("load", "train"):
-            session.original = _last(session)
+        session.find_original(entry)
         session.stages[entry.id] = replace(stage, status="failed")
-        inputs = {"given": current} if current else {}
-        current, kept = session.obtain(entry.id, entry.stage, inputs, entry.stage.produces)
+        current, kept = session.obtain(entry.id, entry.stage, _inputs(current), entry.stage.produces)
         session.artifacts[entry.id] = current
         session.stages[entry.id] = replace(
             stage,
@@ -252,14 +270,12 @@ def _stages(session: PipelineRun) -> None:
             kind=current.kind,
             facts=current.facts,
         )
-    if session.original is None:
-        session.original = _last(session)
+    session.find_original()
 
 
-def _last(session: PipelineRun) -> str:
-    """Return the id of the last step with a model that can be measured."""
-    trained = [name for name, artifact in session.artifacts.items() if artifact.kind in MEASURED]
-    return trained[-1] if trained else next(iter(session.artifacts))
+def _inputs(artifact: Artifact | None) -> dict[str, Artifact]:
+    """Return the input of a stage, by its name in the key."""
+    return {} if artifact is None else {"given": artifact}
 
 
 def _probes(session: PipelineRun) -> None:
@@ -372,18 +388,16 @@ def _outputs(session: PipelineRun) -> dict[str, Path]:
 def preview(pipeline: Pipeline, out: Path, forced: frozenset[str] = frozenset()) -> list[tuple[StageEntry, str]]:
     """Return what a run would do with each step: "kept", "skipped" or "to do"."""
     session = PipelineRun(pipeline, Store(out / STORE), out / pipeline.head.name, cast(Monitor, None), forced)
-    known, current, result = True, None, []
-    for step in pipeline.steps:
-        if step.skip:
-            result.append((step, "skipped"))
+    current: Artifact | None = None
+    is_known = True
+    result = []
+    for entry in pipeline.steps:
+        if entry.skip:
+            result.append((entry, "skipped"))
             continue
-        if session.original is None and step.stage.name not in ("load", "train") and known:
-            session.original = _last(session)
-        stored = None
-        if known and step.id not in forced:
-            stored = session.store.find(session.key(step.stage, {"given": current} if current else {}))
-        known = stored is not None
-        if stored:
-            current = session.artifacts[step.id] = stored
-        result.append((step, "kept" if stored else "to do"))
+        if is_known:
+            session.find_original(entry)
+            current = session.stored(entry, current)
+            is_known = current is not None
+        result.append((entry, "kept" if is_known else "to do"))
     return result

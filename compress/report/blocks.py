@@ -176,5 +176,5 @@ def joined(separator: str, *parts: str) -> str:
 
 
 def or_missing(blocks: Sequence[Block], reason: str) -> Sequence[Block]:
-    """Return the blocks, or the reason why there are none."""
+    """Return the blocks, or the reason for their absence."""
     return blocks or [missing(reason)]

@@ -98,7 +98,7 @@ def _changes(ranked: Sequence[tuple[str, ClassRecord]], quality: str) -> Block:
 
 
 def _losses(ranked: Sequence[ClassRecord], rows: Sequence[tuple[Cell, ...]], quality: str) -> list[Block]:
-    """Return the classes with the largest loss; a sentence if there is none."""
+    """Return the classes with the largest loss; a sentence if no class lost anything."""
     losses = sum((_change(row).value or 0) < 0 for row in ranked)
     caption = "Classes with the largest loss."
     no_loss = Text(f"None of {len(rows)} classes lost {noun(quality)}.")

@@ -54,8 +54,8 @@ def _decode_generic(origin: Any, arguments: Any, value: Any) -> Any:
 
 
 def _checked(kind: type[T], value: object) -> T:
-    expected = (int, float) if kind is float else kind
-    if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
+    is_float = kind is float and type(value) is int
+    if not is_float and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
         raise TypeError(f"{value!r:.80} is not a value of type {kind.__name__}")
     return cast(T, value)
 

@@ -71,7 +71,7 @@ def _along_lines(positions: Sequence[tuple[float, float]]) -> Iterator[Box]:
 
 
 def _candidates(lines: Sequence[str], x: float, y: float) -> Iterator[_Placement]:
-    """Yield the positions around a point: beside it, above and below, and at its corners."""
+    """Yield the positions around a point: right, left, above and below, and at its corners."""
     width = max(svg.wide(line) for line in lines)
     rise = LINE_HEIGHT * (len(lines) - 1)
     offsets = [(10.0, 4 - rise / 2, "start"), (-10.0, 4 - rise / 2, "end")]

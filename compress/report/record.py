@@ -420,7 +420,7 @@ class RunRecord:
 
     @property
     def changes(self) -> Measurements:
-        """The measurements of the comparison; empty if there is none."""
+        """The measurements of the comparison; empty without a comparison."""
         return {} if self.comparison is None else self.comparison.measurements
 
     @property
@@ -443,8 +443,9 @@ class RunRecord:
         """
         if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
             raise TypeError(f"schema_version is not {SCHEMA_VERSION}")
-        models = None if content.get("models") == _NO_MODELS else content.get("models")
-        return decode(cls, {**content, "models": models})
+        if content.get("models") == _NO_MODELS:
+            content = {**content, "models": None}
+        return decode(cls, content)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of report.json."""

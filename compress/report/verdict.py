@@ -75,7 +75,7 @@ def verdict(record: RunRecord) -> str:
     results = _results(record)
     if record.status in ("failed", "interrupted"):
         head = f"{record.status.capitalize()}{_in_stage(record)} after {seconds(record.seconds)}"
-        return f"{head}; results before that: {results}." if results else f"{head}; there is no result."
+        return f"{head}; results before that: {results}." if results else f"{head}; no result was measured."
     outcome = f"{results or 'No result was measured'}; {_budget_kept(record)}."
     answers = in_words(record.answers)
     if not answers:
@@ -145,7 +145,7 @@ def valid_parts(record: RunRecord) -> str:
     compared = " The comparison of the two models below is complete and valid." if record.comparison else ""
     done = [f"“{shorten(stage.id, 40)}”" for stage in record.stages if stage.status in ("made", "kept", "skipped")]
     if not done:
-        return f"No stage was completed, so there are no numbers below.{compared}"
+        return f"No stage was completed, so the report has no measurements.{compared}"
     stages = "stage that was" if len(done) == 1 else "stages that were"
     return (
         f"Still valid: the {len(done)} {stages} completed ({first(done, 12)}), with the numbers given for them below. "

@@ -282,10 +282,10 @@ RUN = {"comparison": None, "models": {"original": None, "result": None}}
             "(drop +0.002 [−0.006, +0.006]); fits the budget.",  # noqa: RUF001
         ),
         (RUN | {"budget": []}, "No result was measured; no budget was set."),
-        (RUN | {"status": "failed"}, "Failed after 43.1 s; there is no result."),
+        (RUN | {"status": "failed"}, "Failed after 43.1 s; no result was measured."),
         (
             RUN | {"status": "interrupted", "error": {"stage": "prune", "message": "", "exit_code": 130}},
-            "Interrupted in stage “prune” after 43.1 s; there is no result.",
+            "Interrupted in stage “prune” after 43.1 s; no result was measured.",
         ),
     ],
 )
