@@ -109,7 +109,7 @@ def network(keras: Any, shape: tuple[int, ...]) -> Any:
 def training(data: Any, epochs: int, batch: int) -> dict[str, Any]:
     """Steps with batches of the loader, and with one batch given again and again, by turns."""
     from compress.ir.tensorflow import keras
-    from compress.training.batches import Passes, batches
+    from compress.training.batches import EpochSettings, batches
 
     library = keras(0)
     import tensorflow as tf
@@ -127,7 +127,7 @@ def training(data: Any, epochs: int, batch: int) -> dict[str, Any]:
         return loss
 
     inputs, labels = data.inputs("train"), data.labels("train")
-    settings = Passes(epochs=epochs, batch_size=batch)
+    settings = EpochSettings(epochs=epochs, batch_size=batch)
     same = tf.constant(rows.rows(inputs, np.arange(batch))), tf.constant(labels[:batch])
     for _ in range(5):
         step(*same).numpy()

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from quantization import commit, kept, quiet
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Kind
-from compress.distillation.settings import Teaching
+from compress.distillation.settings import DistillationSettings
 from compress.importers.keras import keras_file
 from compress.ir import keras_graph
 from compress.ir.tensorflow import keras
@@ -107,7 +107,7 @@ def settings(name: str) -> Prune:
         **limit,
         epochs=retraining_epochs(name),
         augment=SUBJECTS[name].settings.augment,
-        distill=Teaching(),
+        distill=DistillationSettings(),
     )
 
 

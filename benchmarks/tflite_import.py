@@ -1,17 +1,20 @@
-"""Float .tflite files rebuilt with Keras layers: `python benchmarks/tflite_import.py [NAME ...]`.
+"""Import of float .tflite files: `python benchmarks/tflite_import.py [NAME ...] [--list] [--no-files]`.
 
-Networks of keras.applications and some with what these lack, random weights and batch norm statistics, are
-converted to float .tflite files. Each file is rebuilt (`compress.importers.tflite.tflite_file`), and both are run on
-the same random samples. Real float files of CORALLINE_SHARED come last. Prints a table: operators of the file,
-layers, and the largest difference relative to the largest output; or the operators that Keras has no layers for.
+Networks of keras.applications, and others with further layers, get random weights and batch norm statistics and are
+converted to float .tflite files. Each file is imported (`compress.importers.tflite.tflite_file`) and compared with the
+TFLite runtime on random samples. Without names, all networks run, then the float files of CORALLINE_SHARED. Prints a
+table: operators of the file, layers, and the largest difference relative to the largest output, or the operators
+without a Keras layer. The exit code is 1 if a file is refused because its outputs differ.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -91,37 +94,57 @@ CASES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def files(names: list[str], folder: Path) -> Iterator[tuple[str, Path]]:
-    """The files by name."""
+def converted(names: Sequence[str], folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield name and .tflite file of each network; every file replaces the one before."""
     keras = door(0)
-    for name in names or CASES:
-        path = folder / "model.tflite"
+    path = folder / "model.tflite"
+    for name in names:
         path.write_bytes(export.convert_float(networks.randomized(CASES[name](keras))))
         yield name, path
-    if not names:
-        yield from ((path.name, path) for path in sorted(SHARED.glob("models/**/*.tflite")))
 
 
-def main() -> None:
+def row(name: str, path: Path) -> tuple[str, bool] | None:
+    """Import a file, and return its row of the table and True if it is exact; None for a quantized file."""
+    file = tflite_file.read(path)
+    if file.imported is None:
+        return None
+    operators = len(file.graph.operators)
+    if file.problems:
+        listed = "; ".join(map(str, file.problems[:3]))
+        return f"| {name} | {operators} | none | {len(file.problems)} without layers: {listed} |", True
+    try:
+        model, parity = tflite_file.load(file)
+    except ModelError as error:
+        return f"| {name} | {operators} | none | {error} |", False
+    return f"| {name} | {operators} | {len(model.layers)} | {parity.max_rel:.1e} |", True
+
+
+def main() -> int:
+    """Import the networks and files that the arguments name."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="networks (default: all, and the shared files)")
+    parser.add_argument("--list", action="store_true", help="print the names of the networks, and end")
+    parser.add_argument("--no-files", action="store_true", help="leave out the files of CORALLINE_SHARED")
+    options = parser.parse_args()
+    unknown = sorted({*options.names} - {*CASES})
+    if unknown:
+        parser.error(f"unknown networks {unknown}; allowed: {', '.join(CASES)}")
+    if options.list:
+        print("\n".join(CASES))
+        return 0
     warnings.simplefilter("ignore")
+    shared = [] if options.names or options.no_files else sorted(SHARED.glob("models/**/*.tflite"))
     print("| model | operators | layers | difference |\n|---|---|---|---|")
+    different = 0
     with tempfile.TemporaryDirectory() as folder:
-        for name, path in files(sys.argv[1:], Path(folder)):
-            try:
-                file = tflite_file.read(path)
-                if file.imported is None:
-                    continue
-                if file.problems:
-                    row = f"{len(file.problems)} without layers: {'; '.join(map(str, file.problems[:3]))}"
-                    print(f"| {name} | {len(file.graph.operators)} | none | {row} |", flush=True)
-                    continue
-                model, parity = tflite_file.load(file)
-                print(
-                    f"| {name} | {len(file.graph.operators)} | {len(model.layers)} | {parity.max_rel:.1e} |", flush=True
-                )
-            except ModelError as error:
-                print(f"| {name} | {error} |", flush=True)
+        files = chain(converted(options.names or [*CASES], Path(folder)), ((path.name, path) for path in shared))
+        for name, path in files:
+            result = row(name, path)
+            if result is not None:
+                print(result[0], flush=True)
+                different += not result[1]
+    return 1 if different else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -154,7 +154,7 @@ def _written(path: Path, imported: ImportedModel, out: Path | None, *, trust: bo
             reread = verification.compare_keras_models(imported.model, again)
     parity = imported.parity or reread
     if not reread.max_rel <= TOLERANCE:
-        raise ModelError(f"as it is written it answers differently, by {reread.max_rel:.2g} of the largest output")
+        raise ModelError(f"the outputs of the written file differ by {reread.max_rel:.2g} of the largest output")
     there = out is not None and out.exists()
     if out is not None:
         try:

@@ -1,1 +1,1 @@
-"""Knowledge distillation: teachers, and the losses that a student learns from."""
+"""Knowledge distillation: teachers, and the losses of a student."""

@@ -1,7 +1,8 @@
-"""Distillation: the loss of a student with the answers of its teachers and with the targets of the data.
+"""Knowledge distillation: the loss of a student on the outputs of its teachers and on the labels.
 
-The head of the student combines the answers of several teachers into one training target (`Head.softened`), and
-compares (`Head.taught_loss`); for classifiers these are logarithms of softened probabilities.
+The head of the student combines the outputs of several teachers into soft targets (`Head.soft_targets`), and compares
+them with the outputs of the student (`Head.distillation_loss`). For classifiers, soft targets are logarithms of
+softened probabilities.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.data.types import Split
-from compress.distillation.features import Hints
-from compress.distillation.settings import Teaching
-from compress.distillation.teachers import Answers, Teacher
+from compress.distillation.features import FeatureDistillation
+from compress.distillation.settings import DistillationSettings
+from compress.distillation.teachers import Teacher, TeacherOutput
 from compress.errors import StageError
 from compress.files import write_atomically
 from compress.stage import Context
@@ -26,94 +27,107 @@ from compress.training.loop import Batch, Loss, TrainingSettings, label_loss
 
 ONCE = "once, before the training"
 IN_EVERY_STEP = "in every step, because augment changes the samples"
-TAUGHT = "taught.npz"
+SOFT_TARGETS = "soft_targets.npz"
 BATCH = 256
-"""Samples that teachers are asked about at once, before the training."""
+"""Number of samples that teachers process at once before the training."""
 
 
-def when(settings: TrainingSettings) -> str:
-    """When the teachers answer: samples that change in every epoch have no answers that could be kept."""
+def schedule(settings: TrainingSettings) -> str:
+    """Return when the teachers run: once, unless augmentation changes the samples in every epoch."""
     return ONCE if settings.augment == Augment() else IN_EVERY_STEP
 
 
 def loss_of(
     head: Head,
     teachers: Sequence[Teacher],
-    teaching: Teaching,
+    distillation: DistillationSettings,
     settings: TrainingSettings,
     context: Context,
-    hints: Hints | None = None,
+    hints: FeatureDistillation | None = None,
 ) -> Loss:
-    """`weight` parts of what the teachers say, the rest cross entropy with the labels, and hints on top.
+    """Return the weighted sum of the distillation loss and the loss on the labels, plus the loss on features.
 
-    Without augmentation the teachers are asked here, once; batches carry what they said. Features are too large
+    Without augmentation the teachers run here, once, and the batches contain their soft targets. Features are too large
     for that, and are computed in every step.
 
     Args:
-        head: of the student.
-        teachers: one or more; hints come from the first.
-        teaching: how much is learnt from them.
-        settings: how the student is trained.
-        context: data, and progress while the teachers answer.
-        hints: the features that are compared; the model that is trained is then `hints.model`.
+        head: the head of the student.
+        teachers: one or more teachers; features are those of the first.
+        distillation: temperature and weights.
+        settings: settings of the student's training.
+        context: the data, and the progress of the teachers.
+        hints: the features to compare; the model to train is then `hints.model`.
 
     Raises:
-        StageError: a teacher that is a file for the TFLite runtime cannot answer in training steps.
+        StageError: a teacher runs in the TFLite runtime, and cannot run in training steps.
     """
-    unable = [teacher.name for teacher in teachers if teacher.model is None]
-    if when(settings) != ONCE and unable:
+    without_layers = [teacher.name for teacher in teachers if teacher.model is None]
+    if schedule(settings) != ONCE and without_layers:
         raise StageError(
-            f"the teacher {unable[0]} is run as it is, without layers of Keras, and cannot answer in training steps",
-            todo="leave augment out, so that teachers answer once, or take a Keras or a float .tflite file",
+            f"the teacher {without_layers[0]} runs in the TFLite runtime, and cannot run in training steps",
+            todo="remove augment, so that teachers run once, or use a Keras or a float .tflite file",
         )
-    teachers = [hints.teacher, *teachers[1:]] if hints else teachers
-    known = once(head, teachers, teaching.temperature, context) if when(settings) == ONCE else {}
-    asked = teachers[: 1 if hints else 0] if known else teachers
-    labelled = label_loss(head)
+    if hints:
+        teachers = [hints.teacher, *teachers[1:]]
+    precomputed: dict[Split, NDArray[np.float32]] = {}
+    teachers_in_steps = teachers
+    if schedule(settings) == ONCE:
+        precomputed = precompute(head, teachers, distillation.temperature, context)
+        teachers_in_steps = teachers[:1] if hints else []
+    labels_loss = label_loss(head)
 
     def loss(batch: Batch, outputs: Any) -> Any:
-        scores, found = (outputs[0], outputs[1:]) if hints else (outputs, ())
-        answers = [teacher.answers(batch.inputs) for teacher in asked]
-        taught = batch.taught if known else _combined(head, teachers, answers, teaching.temperature)
-        made = teaching.weight * head.taught_loss(head.logits(scores), taught, batch.labels, teaching)
-        if teaching.weight < 1:
-            made += (1 - teaching.weight) * labelled.of(batch, scores)
-        return made + hints.loss(answers[0][1], found) if hints else made
+        student_output, *student_features = outputs if hints else [outputs]
+        teacher_outputs = [teacher.predict(batch.inputs) for teacher in teachers_in_steps]
+        targets = batch.soft_targets
+        if not precomputed:
+            targets = _combined(head, teachers, teacher_outputs, distillation.temperature)
+        total = distillation.weight * head.distillation_loss(
+            head.logits(student_output), targets, batch.labels, distillation
+        )
+        if distillation.weight < 1:
+            total += (1 - distillation.weight) * labels_loss.of(batch, student_output)
+        if hints:
+            _, teacher_features = teacher_outputs[0]
+            total += hints.loss(teacher_features, student_features)
+        return total
 
-    return Loss(loss, known)
+    return Loss(loss, precomputed)
 
 
-def once(
+def precompute(
     head: Head, teachers: Sequence[Teacher], temperature: float, context: Context
 ) -> dict[Split, NDArray[np.float32]]:
-    """Return the combined answers of the teachers for every sample of train and validation.
+    """Return the soft targets of every sample of train and validation.
 
-    It is kept for the next try, if this one is interrupted.
+    They are saved, so that an interrupted stage does not compute them again.
     """
     splits: tuple[Split, ...] = ("train", "validation")
-    path = context.unfinished / TAUGHT if context.unfinished else None
+    path = context.unfinished / SOFT_TARGETS if context.unfinished else None
     if path is not None and path.exists():
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as kept:
-            return {split: kept[split] for split in splits}
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as saved:
+            return {split: saved[split] for split in splits}
     inputs = {split: context.data.inputs(split) for split in splits}
-    done, total = 0, sum(len(each) for each in inputs.values())
-    found: dict[Split, NDArray[np.float32]] = {}
+    done = 0
+    total = sum(len(samples) for samples in inputs.values())
+    targets: dict[Split, NDArray[np.float32]] = {}
     for split, samples in inputs.items():
         rows = []
         for start in range(0, len(samples), BATCH):
             part = samples[start : start + BATCH]
-            answers = [teacher.answers(part) for teacher in teachers]
-            rows.append(np.asarray(_combined(head, teachers, answers, temperature)))
+            outputs = [teacher.predict(part) for teacher in teachers]
+            rows.append(np.asarray(_combined(head, teachers, outputs, temperature)))
             done += len(part)
             context.progress.update(done, total)
-        found[split] = np.concatenate(rows)
+        targets[split] = np.concatenate(rows)
     if path is not None:
         content = io.BytesIO()
-        np.savez(content, **{str(split): rows for split, rows in found.items()})  # type: ignore[arg-type]
+        np.savez(content, **{str(split): rows for split, rows in targets.items()})  # type: ignore[arg-type]
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content.getvalue())
-    return found
+    return targets
 
 
-def _combined(head: Head, teachers: Sequence[Teacher], answers: Sequence[Answers], temperature: float) -> Any:
-    return head.softened([each for each, _ in answers], [teacher.weight for teacher in teachers], temperature)
+def _combined(head: Head, teachers: Sequence[Teacher], outputs: Sequence[TeacherOutput], temperature: float) -> Any:
+    weights = [teacher.weight for teacher in teachers]
+    return head.soft_targets([logits for logits, _ in outputs], weights, temperature)

@@ -1,4 +1,4 @@
-"""Settings of knowledge distillation, without TensorFlow, for the stages that have them."""
+"""Settings of knowledge distillation, for all stages that use it; without TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Decoupled(Settings):
     """Weight of the part for the other classes; the paper uses 8 for small images."""
 
 
-class Teaching(Settings):
-    """How knowledge distillation is combined with the labels."""
+class DistillationSettings(Settings):
+    """The distillation loss, and its weight relative to the loss on the labels."""
 
     temperature: Annotated[float, Field(ge=1, le=100)] = 4.0
     """Temperature of the softmax. 1 leaves the scores unchanged; a higher value makes them softer."""
@@ -30,16 +30,16 @@ class Teaching(Settings):
     """Weight the target class and the other classes separately; by default they are one loss."""
 
     @model_validator(mode="after")
-    def _labels_are_there(self) -> Self:
+    def _decoupled_uses_labels(self) -> Self:
         if self.weight == 1 and self.decoupled:
             raise ValueError("decoupled needs the labels, to know the right class, but `weight: 1` uses none")
         return self
 
-    def goes_with(self, settings: TrainingSettings) -> None:
-        """Refuses settings of the training that need labels where none are used.
+    def check_training(self, settings: TrainingSettings) -> None:
+        """Check that the training does not need labels if the distillation does not use them.
 
         Raises:
-            ValueError: for pydantic, which adds where it stands.
+            ValueError: it does; pydantic adds the location of the setting.
         """
         if self.weight == 1 and settings.class_weights != "none":
             raise ValueError("class_weights: balanced needs the labels, but `weight: 1` uses none")

@@ -1,4 +1,4 @@
-"""Teachers: classifiers that a student learns from, whatever file they come from."""
+"""Teachers of knowledge distillation, from a model in memory or a file of any supported format."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from compress.tflite.interpreter import LoadedModel
 from compress.training.loop import head_of
 
 SAMPLES = 8
-"""Real ones that a rebuilt file is compared on."""
-LEAST = 1e-7
-"""Probability that stands for none."""
+"""Number of real samples on which an imported file is compared with its original."""
+SMALLEST_PROBABILITY = 1e-7
+"""Lower limit of probabilities before the logarithm."""
 PASSED_THROUGH = ("DEQUANTIZE", "QUANTIZE", "RESHAPE")
-Answers = tuple[Any, Sequence[Any]]
+TeacherOutput = tuple[Any, Sequence[Any]]
+"""Logits [n, classes], up to a constant; and features, for feature distillation."""
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """A classifier of the same classes that a student learns from.
+    """A model with the same output as the student, from which the student learns.
 
     Attributes:
-        name: what it is called in messages and facts.
-        answers: float32 samples [n, ...] -> logits [n, classes] (up to a constant), and the features that are
-            watched, if any are (`compress.distillation.features`).
-        model: as a Keras model; None for a file that only the TFLite runtime runs, and so outside of training steps.
-        weight: its share beside other teachers.
+        name: its name in messages and facts.
+        predict: float32 samples [n, ...] -> logits and features.
+        model: the Keras model; None for a file that runs in the TFLite runtime, and only outside of training steps.
+        weight: its weight relative to other teachers.
     """
 
     name: str
-    answers: Callable[[Any], Answers]
+    predict: Callable[[Any], TeacherOutput]
     model: Any = None
     weight: float = 1.0
 
 
 def of_model(model: Any, data: Data, name: str) -> Teacher:
-    """A Keras model as a teacher; its weights are not trained any more.
+    """Return a Keras model as a teacher; its weights are frozen.
 
     Raises:
-        ModelError: its input or its classes are not those of the data.
+        ModelError: its input or its classes do not fit the data.
     """
     try:
         head = head_of(model, data)
@@ -57,60 +57,61 @@ def of_model(model: Any, data: Data, name: str) -> Teacher:
         raise
     model.trainable = False
 
-    def answers(inputs: Any) -> Answers:
+    def predict(inputs: Any) -> TeacherOutput:
         return head.logits(model(inputs, training=False)), ()
 
-    return Teacher(name, answers, model)
+    return Teacher(name, predict, model)
 
 
 def read(path: Path, context: Context) -> Teacher:
-    """A teacher from a file, or the folder of a SavedModel.
+    """Read a teacher from a file or a SavedModel folder.
 
-    What can be rebuilt becomes a Keras model. A .tflite file that is quantized, or that Keras has no layers for, is
-    run as it is by the TFLite runtime: it can answer before the training alone.
+    A file that can be imported becomes a Keras model. A .tflite file that is quantized, or has operators without Keras
+    layers, runs in the TFLite runtime, and only before the training.
 
     Raises:
-        UntrustedError: loading would run code that came with the file.
-        ModelError: it cannot be read, or its input or its classes are not those of the data.
+        UntrustedError: loading would run code from the file.
+        ModelError: it cannot be read, or its input or its classes do not fit the data.
     """
-    found = model_file.read(path)
-    if found.kind == "tflite" and found.becomes != "keras":
-        return _run_as_it_is(path, found.content.graph, context.data)
-    imported = model_file.load(found, trust=context.trust, samples=context.data.inputs("train")[:SAMPLES])
+    file = model_file.read(path)
+    if file.kind == "tflite" and file.becomes != "keras":
+        return _in_runtime(path, file.content.graph, context.data)
+    imported = model_file.load(file, trust=context.trust, samples=context.data.inputs("train")[:SAMPLES])
     return of_model(imported.model, context.data, path.name)
 
 
-def _run_as_it_is(path: Path, graph: Graph, data: Data) -> Teacher:
-    """A .tflite file in the runtime. An 8-bit probability of 0 is taken for half a step, one of 1 likewise."""
-    model, where = LoadedModel(path, reproducible=True), f"teacher {path.name}"
+def _in_runtime(path: Path, graph: Graph, data: Data) -> Teacher:
+    """Return a .tflite file as a teacher. 8-bit probabilities of 0 and 1 are off by half a quantization step."""
+    where = f"teacher {path.name}"
+    model = LoadedModel(path, reproducible=True)
     try:
         model.feed(np.zeros(data.input_shape, np.float32))
     except ModelError as error:
         error.where = where
         raise
-    shape = [int(side) for side in model.output["shape"]]
+    shape = [int(size) for size in model.output["shape"]]
     if math.prod(shape) != len(data.class_names):
         raise ModelError(
             f"the model's output has the shape {shape[1:]}, but the data has {len(data.class_names)} classes",
             where=where,
             todo="check data.source and the model's last layer",
         )
-    least = float(model.output["quantization"][0]) / 2 or LEAST
-    last = _last(graph)
+    smallest = float(model.output["quantization"][0]) / 2 or SMALLEST_PROBABILITY
+    activation = _last_operator(graph)
 
-    def answers(inputs: Any) -> Answers:
+    def predict(inputs: Any) -> TeacherOutput:
         scores = model.scores(np.asarray(inputs, np.float32))
-        if last == "SOFTMAX":
-            scores = np.log(np.maximum(scores, least))
-        elif last == "LOGISTIC":
-            scores = np.log(np.maximum(scores, least)) - np.log(np.maximum(1 - scores, least))
+        if activation == "SOFTMAX":
+            scores = np.log(np.maximum(scores, smallest))
+        elif activation == "LOGISTIC":
+            scores = np.log(np.maximum(scores, smallest)) - np.log(np.maximum(1 - scores, smallest))
         return scores, ()
 
-    return Teacher(path.name, answers)
+    return Teacher(path.name, predict)
 
 
-def _last(graph: Graph) -> str:
-    """The operator that the output comes from, those that only pass it on apart; empty if there is none."""
+def _last_operator(graph: Graph) -> str:
+    """Return the operator that computes the output, before operators that only pass it on; "" if there is none."""
     producer, index = graph.producer, graph.outputs[0]
     while index in producer and producer[index].name in PASSED_THROUGH:
         index = producer[index].inputs[0]

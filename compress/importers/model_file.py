@@ -131,11 +131,11 @@ def read(path: Path, signature: str | None = None, shapes: Shapes | None = None)
     return _read_keras(path) if kind == "keras" else _read_tflite(path)
 
 
-def load(found: ModelFile, *, trust: bool = False, samples: Samples = None) -> ImportedModel:
+def load(file: ModelFile, *, trust: bool = False, samples: Samples = None) -> ImportedModel:
     """Import a file as a Keras model, and compare it with the runtime of the file's format.
 
     Args:
-        found: result of `read`.
+        file: result of `read`.
         trust: whether code in the file may run.
         samples: real samples [n, ...] for the comparison, in addition to random ones.
 
@@ -143,10 +143,10 @@ def load(found: ModelFile, *, trust: bool = False, samples: Samples = None) -> I
         UntrustedError: it would run code, and `trust` is not set.
         ModelError: it is quantized, has an unsupported operator, or the outputs differ.
     """
-    return LOADERS[found.kind](found, trust, samples)
+    return LOADERS[file.kind](file, trust, samples)
 
 
-def to_float_tflite(found: ModelFile) -> Converted:
+def to_float_tflite(file: ModelFile) -> Converted:
     """Convert a SavedModel with a graph to a float .tflite file.
 
     Raises:
@@ -154,10 +154,10 @@ def to_float_tflite(found: ModelFile) -> Converted:
     """
     from compress.importers.saved_model import conversion
 
-    return conversion.convert(found.content, found.signature)
+    return conversion.convert(file.content, file.signature)
 
 
-def check_runnable(found: ModelFile) -> None:
+def check_runnable(file: ModelFile) -> None:
     """Check that the graph of a SavedModel may run.
 
     Raises:
@@ -165,8 +165,8 @@ def check_runnable(found: ModelFile) -> None:
     """
     from compress.importers.saved_model import conversion
 
-    if found.refused:
-        raise conversion.refused_operators(found.content)
+    if file.refused:
+        raise conversion.refused_operators(file.content)
 
 
 def content_digest(path: Path) -> str:
@@ -269,52 +269,52 @@ def _graph_of(content: Content, signature: str | None) -> ModelFile:
     )
 
 
-def _load_keras(found: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
+def _load_keras(file: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
     from compress.importers.keras import keras_file
 
-    return ImportedModel(*keras_file.load_scanned(found.path, found.content, trust=trust, samples=samples))
+    return ImportedModel(*keras_file.load_scanned(file.path, file.content, trust=trust, samples=samples))
 
 
-def _load_onnx(found: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
+def _load_onnx(file: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
     from compress.importers.onnx import onnx_file
 
-    return ImportedModel(*onnx_file.load(found.content, samples))
+    return ImportedModel(*onnx_file.load(file.content, samples))
 
 
-def _load_tflite(found: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
+def _load_tflite(model_file: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
     from compress.importers.common.unsupported import unsupported
     from compress.importers.tflite import tflite_file
     from compress.ir import tensorflow
 
-    file: TfliteFile = found.content
+    file: TfliteFile = model_file.content
     if file.plain is None:
         todo = (
             "take a float model to train or prune; this one can be checked, legalized, compiled, packaged and measured"
         )
-        raise ModelError("is quantized already: it becomes no Keras model", where=str(found.path), todo=todo)
+        raise ModelError("is quantized already: it becomes no Keras model", where=str(model_file.path), todo=todo)
     if file.problems:
-        raise unsupported(file.problems, str(found.path))
+        raise unsupported(file.problems, str(model_file.path))
     tensorflow.keras()  # before TensorFlow itself is imported: it reads environment variables then
     return ImportedModel(*tflite_file.load(file, samples), file_is_float_tflite=file.batch == 1)
 
 
-def _load_saved_model(found: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
+def _load_saved_model(model_file: ModelFile, trust: bool, samples: Samples) -> ImportedModel:
     from compress.importers.common import verification
     from compress.importers.saved_model import keras_model
 
-    if found.content.config is not None:
-        return ImportedModel(*keras_model.load(found.content, trust=trust, samples=samples))
-    converted = to_float_tflite(found)
+    if model_file.content.config is not None:
+        return ImportedModel(*keras_model.load(model_file.content, trust=trust, samples=samples))
+    converted = to_float_tflite(model_file)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"
         path.write_bytes(converted.tflite)
-        file = replace(_read_tflite(path), path=found.path)
+        file = replace(_read_tflite(path), path=model_file.path)
         model = _load_tflite(file, trust, None).model
     actual = [verification.run_model(model, inputs) for inputs in converted.inputs]
     differences = verification.compare_runs(converted.outputs, actual)
     parity = verification.summarize(differences, converted.runtime, len(converted.inputs))
     if not parity.max_rel <= verification.TOLERANCE:
-        raise verification.too_different(parity, str(found.path))
+        raise verification.too_different(parity, str(model_file.path))
     return ImportedModel(model, parity)
 
 

@@ -141,16 +141,16 @@ def summarized(
     return Statistics(low, high, histograms, prescribed, points, extremes)
 
 
-def outliers(found: Statistics) -> list[int]:
+def outliers(statistics: Statistics) -> list[int]:
     """Return the samples with much larger activations than the others, at a tenth of the points or more.
 
     They are more than OUTLYING times those of 98% of the samples. If more than 2% are corrupt, they are more than
     OUTLYING_OF_MOST times those of three quarters of the samples.
     """
-    far = np.zeros(found.samples)
-    free = [point for point in found.low if point not in found.prescribed]
+    far = np.zeros(statistics.samples)
+    free = [point for point in statistics.low if point not in statistics.prescribed]
     for point in free:
-        reach = np.maximum(np.abs(found.low[point]), np.abs(found.high[point]))
+        reach = np.maximum(np.abs(statistics.low[point]), np.abs(statistics.high[point]))
         most, nearly_all = np.percentile(reach, (75, 98))
         far += (reach > OUTLYING * nearly_all) | ((most > 0) & (reach > OUTLYING_OF_MOST * most))
     return [int(index) for index in np.flatnonzero(far >= max(len(free) / 10, 1))]
@@ -169,10 +169,10 @@ def misfit(network: Network, samples: NDArray[np.float32]) -> float | None:
     norms = [layer for layer, _ in network.in_order() if spec_of(layer).is_batch_norm and layer.weights]
     if not norms:
         return None
-    given = norms[0].inputs()[0]
+    tensor = norms[0].inputs()[0]
     mean, variance = norms[0].weights[-2:]
-    seen = means_by_channel(network, [given], samples, norms[0].config.get("axis", -1))[given]
-    return float(np.median(np.abs(seen - mean) / np.sqrt(variance + norms[0].config.get("epsilon", 1e-3))))
+    means = means_by_channel(network, [tensor], samples, norms[0].config.get("axis", -1))[tensor]
+    return float(np.median(np.abs(means - mean) / np.sqrt(variance + norms[0].config.get("epsilon", 1e-3))))
 
 
 def collect(
@@ -202,8 +202,8 @@ def collect(
     batches: list[list[NDArray[np.float32]]] = []
 
     def observe(values: list[Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {"extremes": [_extremes(*each) for each in zip(values, kept_apart, strict=True)]}
-        return found | (_counts(values[: len(rounded)], found["extremes"]) if histograms else {})
+        results: dict[str, Any] = {"extremes": [_extremes(*each) for each in zip(values, kept_apart, strict=True)]}
+        return results | (_counts(values[: len(rounded)], results["extremes"]) if histograms else {})
 
     for batch in _runs(network, tensors, samples, observe):
         _refuse_infinite(network, tensors, batch["extremes"], sum(done[0].shape[1] for done in batches))
@@ -275,8 +275,7 @@ def _runs(
         return observe(library.tree.flatten(model(batch, training=False)))
 
     for batch in batches(network, samples):
-        found = run(tensorflow.constant(batch))
-        yield library.tree.map_structure(lambda value: value.numpy(), found)
+        yield library.tree.map_structure(lambda value: value.numpy(), run(tensorflow.constant(batch)))
 
 
 def batches(network: Network, samples: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
@@ -307,8 +306,8 @@ def _counts(values: list[Any], extremes: list[Any]) -> dict[str, Any]:
     import tensorflow
 
     pairs = zip(values, extremes, strict=False)  # further extremes are of tensors without histograms
-    found = [_histogram(value, tensorflow.reduce_max(tensorflow.abs(limits))) for value, limits in pairs]
-    reach, counts = zip(*found, strict=True)
+    histograms = [_histogram(value, tensorflow.reduce_max(tensorflow.abs(limits))) for value, limits in pairs]
+    reach, counts = zip(*histograms, strict=True)
     return {"reach": tensorflow.stack(reach), "counts": tensorflow.stack(counts)}
 
 

@@ -119,6 +119,6 @@ def calibrate(network: Network, samples: NDArray[np.float32], method: str = "min
     return planned(collect(network, samples, histograms=method not in WITHOUT_HISTOGRAMS), method)
 
 
-def planned(found: Statistics, method: str) -> QuantizationPlan:
+def planned(statistics: Statistics, method: str) -> QuantizationPlan:
     """Choose a range for every point from statistics."""
-    return QuantizationPlan(select(found, method), f"{method} of {found.samples} samples")
+    return QuantizationPlan(select(statistics, method), f"{method} of {statistics.samples} samples")

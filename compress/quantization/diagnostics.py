@@ -24,12 +24,12 @@ EXPLODING = 1e6
 
 def about_samples(samples: NDArray[np.float32]) -> list[str]:
     """Describe calibration samples [n, ...] that are few or all the same."""
-    found = []
+    warnings = []
     if len(samples) < FEW:
-        found.append(f"{len(samples)} calibration samples are few: ranges may miss what comes later")
+        warnings.append(f"{len(samples)} calibration samples are few: ranges may miss what comes later")
     if not np.ptp(samples, axis=0).any():
-        found.append("all calibration samples are the same")
-    return found
+        warnings.append("all calibration samples are the same")
+    return warnings
 
 
 def about_model(trained: Network, samples: NDArray[np.float32]) -> list[str]:
@@ -39,15 +39,15 @@ def about_model(trained: Network, samples: NDArray[np.float32]) -> list[str]:
         trained: the network as it was trained, batch norm not folded.
         samples: preprocessed samples [n, ...].
     """
-    found = []
+    warnings = []
     far = activation_statistics.misfit(trained, samples)
     if far is not None and far > activation_statistics.FAR:
-        found.append(
+        warnings.append(
             f"the calibration samples are {far:.3g} standard deviations away from the training data, by the "
             "statistics of the model's first batch norm: is data.preprocess the preprocessing of its training?"
         )
     zeros = empty(trained)
-    return [*found, f"all weights are 0 in {', '.join(zeros)}: was the model trained?"] if zeros else found
+    return [*warnings, f"all weights are 0 in {', '.join(zeros)}: was the model trained?"] if zeros else warnings
 
 
 def about_plan(plan: QuantizationPlan, network: Network) -> list[str]:
@@ -61,13 +61,13 @@ def about_plan(plan: QuantizationPlan, network: Network) -> list[str]:
     return [f"the plan {origin}: ranges and edits may not fit; leave out quantize.plan for a new one"]
 
 
-def about_activations(found: Statistics, outliers: list[int]) -> list[str]:
+def about_activations(statistics: Statistics, outliers: list[int]) -> list[str]:
     """Describe samples with much larger activations than others, and activations that explode."""
     texts = []
     if outliers:
-        few = f"{len(outliers)} of {found.samples} calibration samples"
+        few = f"{len(outliers)} of {statistics.samples} calibration samples"
         texts.append(f"{few} have activations more than three times as large as the others: are they corrupt?")
-    reach = {point: float(max(-found.low[point].min(), found.high[point].max())) for point in found.low}
+    reach = {point: float(max(-statistics.low[point].min(), statistics.high[point].max())) for point in statistics.low}
     far = [point for point, value in reach.items() if value > EXPLODING]
     if far:
         texts.append(f"the activations of {far[0]} reach {reach[far[0]]:.2g}: check the data and the training")

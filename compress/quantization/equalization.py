@@ -137,11 +137,11 @@ def careful(
 def from_weights(network: Network, channels: ChannelGroups, least: Factors | float = 0.0) -> Factors:
     """Return factors that make the largest weights equal that compute a channel and that use it."""
 
-    def made(current: Network, total: Factors) -> NDArray[np.float64]:
+    def largest_outputs(current: Network, total: Factors) -> NDArray[np.float64]:
         del total
         return extents(current, channels)[0]
 
-    return _settled(network, channels, made, 0.5, least)
+    return _balanced(network, channels, largest_outputs, 0.5, least)
 
 
 def from_activations(
@@ -164,17 +164,17 @@ def from_activations(
     for tensor, magnitudes in largest.items():
         np.maximum.at(reached, channels.group[channels.layouts[tensor]], magnitudes)
 
-    def made(current: Network, total: Factors) -> NDArray[np.float64]:
+    def largest_outputs(current: Network, total: Factors) -> NDArray[np.float64]:
         del current
         return reached[channels.group] / total
 
-    return _settled(network, channels, made, share, least)
+    return _balanced(network, channels, largest_outputs, share, least)
 
 
-def _settled(
+def _balanced(
     network: Network,
     channels: ChannelGroups,
-    made: Callable[[Network, Factors], NDArray[np.float64]],
+    largest_outputs: Callable[[Network, Factors], NDArray[np.float64]],
     share: float,
     least: Factors | float,
 ) -> Factors:
@@ -182,23 +182,27 @@ def _settled(
     total = np.ones(len(channels.group))
     for _ in range(MAX_ROUNDS):
         current = scaled(network, channels, total)
-        step = _step(made(current, total), extents(current, channels)[1], channels, share)
+        step = _step(largest_outputs(current, total), extents(current, channels)[1], channels, share)
         total = np.clip(total * step, np.maximum(least, 1 / LIMIT), LIMIT)
         if np.abs(np.log(step)).max(initial=0.0) < 0.01:
             break
     return total
 
 
-def _step(made: NDArray[np.float64], taken: NDArray[np.float64], channels: ChannelGroups, share: float) -> Factors:
+def _step(
+    output_extents: NDArray[np.float64], input_extents: NDArray[np.float64], channels: ChannelGroups, share: float
+) -> Factors:
     """Return the factors that balance made ** share and taken ** (1 - share); 1 for pinned or dead channels."""
-    alive = (made > 1e-9) & (taken > 1e-9) & ~channels.pinned
-    return np.asarray(np.where(alive, made, 1.0) ** share / np.where(alive, taken, 1.0) ** (1 - share))
+    alive = (output_extents > 1e-9) & (input_extents > 1e-9) & ~channels.pinned
+    return np.asarray(
+        np.where(alive, output_extents, 1.0) ** share / np.where(alive, input_extents, 1.0) ** (1 - share)
+    )
 
 
 def extents(network: Network, channels: ChannelGroups) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return by channel number the largest weight that computes it, and the largest that uses it; equal in a group."""
-    made = np.zeros(len(channels.group))
-    taken = np.zeros(len(channels.group))
+    output_extents = np.zeros(len(channels.group))
+    input_extents = np.zeros(len(channels.group))
     for layer in network.layers.values():
         if not weighted(layer):
             continue
@@ -207,10 +211,10 @@ def extents(network: Network, channels: ChannelGroups) -> tuple[NDArray[np.float
         )
         axes = spec_of(layer).kernels[0]
         kernel = np.abs(layer.weights[0].astype(np.float64))
-        np.maximum.at(made, out, _largest(kernel, axes.output_axes))
+        np.maximum.at(output_extents, out, _largest(kernel, axes.output_axes))
         if kernel.shape[axes.into] == len(into):  # otherwise it is grouped, and its input pinned
-            np.maximum.at(taken, into, _largest(kernel, (axes.into,)))
-    return made[channels.group], taken[channels.group]
+            np.maximum.at(input_extents, into, _largest(kernel, (axes.into,)))
+    return output_extents[channels.group], input_extents[channels.group]
 
 
 def _largest(kernel: NDArray[np.float64], axes: tuple[int, ...]) -> NDArray[np.float64]:
@@ -239,12 +243,12 @@ def divisors(channels: ChannelGroups, factors: Factors) -> dict[LayerOutput, NDA
 def by_layer(network: Network, channels: ChannelGroups, factors: Factors) -> dict[str, tuple[float, ...]]:
     """Return factors in the form of a plan: by the layer that computes the channels, without those that are all 1."""
     scales = np.where(channels.pinned, 1.0, factors)[channels.group]
-    found = {
+    by_name = {
         layer.name: scales[channels.layouts[LayerOutput(layer.name)]]
         for layer in network.layers.values()
         if weighted(layer)
     }
-    return {name: tuple(values.tolist()) for name, values in found.items() if (values != 1).any()}
+    return {name: tuple(values.tolist()) for name, values in by_name.items() if (values != 1).any()}
 
 
 def applied(network: Network, factors: Mapping[str, tuple[float, ...]]) -> Network:
@@ -256,14 +260,14 @@ def applied(network: Network, factors: Mapping[str, tuple[float, ...]]) -> Netwo
     if not factors:
         return network
     channels = follow(network, relu6=True)
-    found = by_number(channels, factors)
+    numbered = by_number(channels, factors)
     for name, values in factors.items():
-        if not np.array_equal(found[channels.group[channels.layouts[LayerOutput(name)]]], values):
+        if not np.array_equal(numbered[channels.group[channels.layouts[LayerOutput(name)]]], values):
             raise StageError(
                 f"the plan has factors for a layer {name!r} that would have no effect",
                 allowed="1 for channels that cannot be scaled, such as outputs; the same for channels that are added",
             )
-    return scaled(network, channels, found)
+    return scaled(network, channels, numbered)
 
 
 def by_number(channels: ChannelGroups, factors: Mapping[str, tuple[float, ...]]) -> Factors:
@@ -272,7 +276,7 @@ def by_number(channels: ChannelGroups, factors: Mapping[str, tuple[float, ...]])
     Raises:
         StageError: the plan is for another network.
     """
-    found = np.ones(len(channels.group))
+    numbered = np.ones(len(channels.group))
     for name, values in factors.items():
         layout = channels.layouts.get(LayerOutput(name))
         if layout is None or len(layout) != len(values):
@@ -280,9 +284,9 @@ def by_number(channels: ChannelGroups, factors: Mapping[str, tuple[float, ...]])
                 f"the plan has {len(values)} factors for a layer {name!r}",
                 todo="quantize without `plan`, which makes a new one",
             )
-        found[channels.group[layout]] = values
-    found[channels.pinned] = 1.0
-    return found
+        numbered[channels.group[layout]] = values
+    numbered[channels.pinned] = 1.0
+    return numbered
 
 
 def _scaled(layer: Layer, into: Factors, out: Factors) -> tuple[NDArray[np.float32], ...]:

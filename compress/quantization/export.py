@@ -83,8 +83,8 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
         StageError: a range is missing, unknown or not the prescribed one, or an edit does not fit its layer or would
             have no effect.
     """
-    found = quantizer_placement.find(network)
-    points = set(found.values())
+    points_by_tensor = quantizer_placement.find(network)
+    points = set(points_by_tensor.values())
     wrong = [f"no range for {name}" for name in sorted(points - plan.ranges.keys())]
     wrong += [f"a range for {name}, which is not rounded" for name in sorted(plan.ranges.keys() - points)]
     wrong += [f"factors for a layer {name}" for name in plan.factors if name not in network.layers]
@@ -106,7 +106,7 @@ def refuse_mismatch(network: Network, plan: QuantizationPlan) -> None:
             f"the plan is for another model: it has {', '.join(wrong[:3])}{more}",
             todo="quantize without `plan`, which makes a new one",
         )
-    for name, prescribed in quantizer_placement.fixed(network, found).items():
+    for name, prescribed in quantizer_placement.fixed(network, points_by_tensor).items():
         if not np.allclose(plan.ranges[name], prescribed, atol=1e-6):
             low, high = plan.ranges[name]
             raise StageError(
@@ -149,8 +149,8 @@ def _layers_of(tensors: list[str], network: Network) -> list[str]:
     """Return the kinds and names of the layers that compute some tensors. TensorFlow appends a number to names."""
     parts = [part for name in tensors for path in name.split(";") for part in path.split("/")]
     named = [short if (short := re.sub(r"_\d+$", "", part)) in network.layers else part for part in parts]
-    found = [network.layers[name] for name in dict.fromkeys(named) if name in network.layers]
-    return [f"{layer.kind} {layer.name!r}" for layer in found]
+    layers = [network.layers[name] for name in dict.fromkeys(named) if name in network.layers]
+    return [f"{layer.kind} {layer.name!r}" for layer in layers]
 
 
 def convert_calibrated(model: Any, samples: NDArray[np.float32], io: InputType = "int8") -> bytes:
@@ -245,10 +245,10 @@ def _unconverted(model: Any, signature: list[Any], said: str) -> ModelError:
         def call(*values: Any, **named: Any) -> Any:
             graph = tensorflow.compat.v1.get_default_graph()
             before = len(graph.get_operations())
-            made = layer(*values, **named)
+            output = layer(*values, **named)
             if any(each.type in operators for each in graph.get_operations()[before:]):
                 layers[f"{type(layer).__name__} {layer.name!r}"] = None
-            return made
+            return output
 
         return call
 

@@ -33,13 +33,13 @@ def layers() -> dict[str, Any]:
     library = keras()
     register = library.saving.register_keras_serializable(PACKAGE)
     plain = _fake_quantize(library)
-    made = {FAKE: register(plain), SWITCHED: register(_switched(plain)), LEARNED: register(_learned(library, plain))}
-    made[FIXED] = register(_fixed(library))
+    classes = {FAKE: register(plain), SWITCHED: register(_switched(plain)), LEARNED: register(_learned(library, plain))}
+    classes[FIXED] = register(_fixed(library))
     for spec in all_specs():
         if spec.kernel is not None:
             quantized = fake_quantized_layers.quantized(library, spec.kind, spec.kernel)
-            made[f"Quantized{spec.kind}"] = register(quantized)
-    return made
+            classes[f"Quantized{spec.kind}"] = register(quantized)
+    return classes
 
 
 def _fake_quantize(library: Any) -> Any:
@@ -72,10 +72,10 @@ def _fake_quantize(library: Any) -> Any:
             if self.average == 1.0:
                 return tensorflow.quantization.fake_quant_with_min_max_args(x, *self.limits)
             if training:
-                for limit, found in ((self.low, library.ops.min(x)), (self.high, library.ops.max(x))):
-                    found = library.ops.clip(found, *((-1e30, 0.0) if limit is self.low else (1e-6, 1e30)))
+                for limit, extreme in ((self.low, library.ops.min(x)), (self.high, library.ops.max(x))):
+                    extreme = library.ops.clip(extreme, *((-1e30, 0.0) if limit is self.low else (1e-6, 1e30)))
                     step = self.moves * (1 - self.average)
-                    limit.assign(limit + step * (library.ops.stop_gradient(found) - limit))
+                    limit.assign(limit + step * (library.ops.stop_gradient(extreme) - limit))
             return tensorflow.quantization.fake_quant_with_min_max_vars(x, self.low, self.high)
 
         def get_config(self) -> dict[str, Any]:

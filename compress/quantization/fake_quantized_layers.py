@@ -150,14 +150,14 @@ def _deviation(layer: Any) -> Any:
     return (layer.variance + EPSILON) ** 0.5
 
 
-def _batch(library: Any, layer: Any, made: Any) -> tuple[Any, Any]:
+def _batch(library: Any, layer: Any, outputs: Any) -> tuple[Any, Any]:
     """Return the factor and offset that turn outputs with the long-term statistics into those of this batch.
 
     Rounded weights with this batch's factor would jump from batch to batch. When the statistics
     are frozen, the factor is 1.
     """
     ops = library.ops
-    mean, variance = ops.moments(made, axes=list(range(len(made.shape) - 1)))
+    mean, variance = ops.moments(outputs, axes=list(range(len(outputs.shape) - 1)))
     moves, long_term = layer.moves, _deviation(layer)
     for stored, found in ((layer.mean, mean), (layer.variance, variance)):
         stored.assign(stored + moves * (1 - MOMENTUM) * (ops.stop_gradient(found) - stored))

@@ -27,9 +27,11 @@ INPUT, SAMPLES, OUTPUT, ERROR = "input.tflite", "samples.npy", "output.tflite", 
 
 def quantize(content: bytes, samples: NDArray[np.float32], io: InputType = "int8") -> QuantizationResult:
     """Quantize a float .tflite file; the arguments and errors are those of `convert`."""
-    made = convert(content, samples, io)
+    content_int8 = convert(content, samples, io)
     warnings = tuple(diagnostics.about_samples(samples))
-    return QuantizationResult(made, "ptq", "chosen by the converter, for a file without layers", warnings=warnings)
+    return QuantizationResult(
+        content_int8, "ptq", "chosen by the converter, for a file without layers", warnings=warnings
+    )
 
 
 def convert(content: bytes, samples: NDArray[np.float32], io: InputType = "int8") -> bytes:
@@ -78,12 +80,12 @@ def _quantize(folder: Path, io: InputType) -> None:
     samples = np.load(folder / SAMPLES)
     try:
         calibration = calibrator.Calibrator((folder / INPUT).read_bytes())
-        made = converter.mlir_quantize(
+        int8_content = converter.mlir_quantize(
             calibration.calibrate(lambda: ([sample[np.newaxis]] for sample in samples)),
             # The compiler of 2021 and the TF 2.5 interpreter treat per-channel dense weights as per-tensor ones.
             disable_per_channel_for_dense_layers=True,
         )
-        (folder / OUTPUT).write_bytes(util.modify_model_io_type(made, kind, kind))
+        (folder / OUTPUT).write_bytes(util.modify_model_io_type(int8_content, kind, kind))
     except (ValueError, RuntimeError, converter.ConverterError) as error:
         text = " ".join(str(error).split()) or type(error).__name__
         (folder / ERROR).write_text(text[:300])

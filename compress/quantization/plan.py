@@ -86,7 +86,7 @@ def read(path: Path) -> QuantizationPlan:
         StageError: it cannot be read, or is not a plan.
     """
     try:
-        found = _File.model_validate_json(path.read_bytes(), strict=True)
+        content = _File.model_validate_json(path.read_bytes(), strict=True)
     except OSError as error:
         raise StageError(f"cannot be read: {error.strerror}", where=str(path), todo="check quantize.plan") from error
     except ValidationError as errors:
@@ -97,19 +97,19 @@ def read(path: Path) -> QuantizationPlan:
             where=str(path),
             todo="start from the quantization.json that `quantize` writes",
         ) from errors
-    _refuse_beyond(found, path)
-    ranges = {point: nudged(*limits) for point, limits in found.ranges.items()}
-    about = (found.weights_digest, found.trained_with_rounding)
-    return QuantizationPlan(ranges, found.method, found.factors, found.bias_shifts, found.rounding, *about)
+    _refuse_beyond(content, path)
+    ranges = {point: nudged(*limits) for point, limits in content.ranges.items()}
+    about = (content.weights_digest, content.trained_with_rounding)
+    return QuantizationPlan(ranges, content.method, content.factors, content.bias_shifts, content.rounding, *about)
 
 
 def weights_digest(network: Network) -> str:
     """Return the SHA-256 digest of the names, shapes and values of a canonical network's weights."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(network.layers):
         for weight in network.layers[name].weights:
-            found.update(f"{name} {weight.dtype} {weight.shape}\n".encode() + weight.tobytes())
-    return found.hexdigest()
+            digest.update(f"{name} {weight.dtype} {weight.shape}\n".encode() + weight.tobytes())
+    return digest.hexdigest()
 
 
 def _refuse_beyond(plan: _File, path: Path) -> None:

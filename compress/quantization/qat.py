@@ -163,7 +163,7 @@ def _moments(network: Network, plan: QuantizationPlan, norms: Norms) -> dict[str
     The outputs of a batch norm have the standard deviation gamma and the mean beta; the plan scales and shifts them.
     These are the statistics of the folded layer, and a batch norm with them is the identity at first.
     """
-    found = {}
+    moments = {}
     for name, (gamma, beta) in norms.items():
         layer = network.layers[name]
         if layer.config.get("data_format") == "channels_first":
@@ -171,8 +171,8 @@ def _moments(network: Network, plan: QuantizationPlan, norms: Norms) -> dict[str
         factors, shifts = (np.asarray(edit) for edit in (plan.factors.get(name, 1.0), plan.bias_shifts.get(name, 0.0)))
         variance, centre = np.maximum((gamma / factors) ** 2, LEAST_VARIANCE), beta / factors + shifts
         values = (np.sqrt(variance + EPSILON), centre, centre - layer.weights[1], variance)
-        found[name] = tuple(np.asarray(value, np.float32) for value in values)
-    return found
+        moments[name] = tuple(np.asarray(value, np.float32) for value in values)
+    return moments
 
 
 def _trained(layer: Layer, live: Any) -> Layer:

@@ -56,12 +56,12 @@ def _shared(order: list[tuple[Layer, int]], source: dict[LayerOutput, LayerOutpu
 
 def fixed(network: Network, points: dict[LayerOutput, str]) -> dict[str, tuple[float, float]]:
     """Return the ranges that TFLite prescribes, by point; of a shared point only if all its parts have the same one."""
-    found: dict[str, set[tuple[float, float] | None]] = {}
+    prescribed: dict[str, set[tuple[float, float] | None]] = {}
     for tensor, name in points.items():
         layer = network.layers[tensor.layer]
         if spec_of(layer).output_range != "joined":
-            found.setdefault(name, set()).add(PRESCRIBED_RANGES.get(_activation(layer) or ""))
-    return {name: one for name, (one, *others) in found.items() if one is not None and not others}
+            prescribed.setdefault(name, set()).add(PRESCRIBED_RANGES.get(_activation(layer) or ""))
+    return {name: one for name, (one, *others) in prescribed.items() if one is not None and not others}
 
 
 def _activation(layer: Layer) -> str | None:
@@ -78,9 +78,9 @@ def without_softmax(network: Network) -> Network:
     """Return the network up to its logits: a softmax or sigmoid at the end hides differences when it saturates."""
     outputs = list(tensors_in(network.outputs))
     ends = [network.layers[tensor.layer] for tensor in outputs]
-    given = [end.inputs(tensor.call)[0] if end.calls else tensor for end, tensor in zip(ends, outputs, strict=True)]
+    inputs = [end.inputs(tensor.call)[0] if end.calls else tensor for end, tensor in zip(ends, outputs, strict=True)]
     cut = [
         before if _activation(end) in ("softmax", "sigmoid") else tensor
-        for end, before, tensor in zip(ends, given, outputs, strict=True)
+        for end, before, tensor in zip(ends, inputs, outputs, strict=True)
     ]
     return network if cut == outputs else subnetwork(network, cut)

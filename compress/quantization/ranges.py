@@ -89,11 +89,11 @@ METHODS: Mapping[str, Method] = {
 
 def select(statistics: Statistics, method: str) -> dict[str, Range]:
     """Return the range of every point, with zero on a step, as `method` chooses it or TFLite prescribes it."""
-    found = {
+    limits_by_point = {
         point: statistics.prescribed[point] if point in statistics.prescribed else METHODS[method](statistics, point)
         for point in statistics.low
     }
-    return {point: nudged(*limits) for point, limits in found.items()}
+    return {point: nudged(*limits) for point, limits in limits_by_point.items()}
 
 
 def _histogram(statistics: Statistics, point: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

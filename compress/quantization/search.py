@@ -169,9 +169,9 @@ class Search:
         by_channel = equalization.observed_tensors(network, self._channels)
         return activation_statistics.collect(network, samples, histograms=histograms, by_channel=by_channel)
 
-    def _try_ranges(self, method: str, choice: str, found: Statistics, factors: Factors) -> bool:
+    def _try_ranges(self, method: str, choice: str, statistics: Statistics, factors: Factors) -> bool:
         """Try the ranges of one method; return whether they are kept."""
-        plan = replace(planned(found, method), factors=factors)
+        plan = replace(planned(statistics, method), factors=factors)
         if self.as_file is None and self._best is not None and _are_equal(self._best.plan, plan):
             self.skipped.append(Skipped("ranges", choice, f"its ranges equal those of {self.range_method}"))
             return False
@@ -291,30 +291,30 @@ class Search:
 
     def _try(self, step: Step, choice: str, plan: QuantizationPlan, range_method: str) -> bool:
         """Compare a plan with the best one so far; return whether it replaces that."""
-        found = _Candidate(plan, range_method)
+        candidate = _Candidate(plan, range_method)
         best = self._best
         if best is not None and self.as_file is None:
-            found = self._run(found, FEW_SAMPLES)
-        if best is None or found.gain(best).is_possible:
-            found = self._run(found, FIRST_SAMPLES)
-        kept = best is None or found.gain(best).is_significant
-        if best is not None and not kept and found.gain(best).is_possible:
-            found = self._run(found, len(self.held_out))
+            candidate = self._run(candidate, FEW_SAMPLES)
+        if best is None or candidate.gain(best).is_possible:
+            candidate = self._run(candidate, FIRST_SAMPLES)
+        kept = best is None or candidate.gain(best).is_significant
+        if best is not None and not kept and candidate.gain(best).is_possible:
+            candidate = self._run(candidate, len(self.held_out))
             self._best = self._run(best, len(self.held_out))
-            kept = found.gain(self._best).is_significant
+            kept = candidate.gain(self._best).is_significant
         if kept:
             self.trials = [replace(trial, kept=False) if trial.step == step else trial for trial in self.trials]
-            self._best = found
-        self.trials.append(self._trial(step, choice, found, kept))
+            self._best = candidate
+        self.trials.append(self._trial(step, choice, candidate, kept))
         return kept
 
-    def _trial(self, step: Step, choice: str, found: _Candidate, kept: bool) -> Trial:
+    def _trial(self, step: Step, choice: str, candidate: _Candidate, kept: bool) -> Trial:
         return Trial(
             step,
             choice,
-            len(found.agreement),
-            round(float(found.snr_db.mean()), 2),
-            round(float(found.agreement.mean()), 4),
+            len(candidate.agreement),
+            round(float(candidate.snr_db.mean()), 2),
+            round(float(candidate.agreement.mean()), 4),
             kept,
             "simulation" if self.as_file is None else "file",
         )
@@ -422,9 +422,9 @@ def _are_small(factors: Factors) -> bool:
     return bool(max(largest, default=0.0) < np.log(EQUAL_CHANNELS))
 
 
-def _narrowing(plan: QuantizationPlan, found: Statistics) -> dict[str, Range]:
+def _narrowing(plan: QuantizationPlan, statistics: Statistics) -> dict[str, Range]:
     """Return by point the ends of a plan's range, divided by those of the range of all values."""
-    widest = select(found, MINMAX)
+    widest = select(statistics, MINMAX)
 
     def part(end: float, widest_end: float) -> float:
         return end / widest_end if widest_end else 1.0
@@ -432,7 +432,7 @@ def _narrowing(plan: QuantizationPlan, found: Statistics) -> dict[str, Range]:
     return {
         point: (part(low, widest[point][0]), part(high, widest[point][1]))
         for point, (low, high) in plan.ranges.items()
-        if point not in found.prescribed
+        if point not in statistics.prescribed
     }
 
 

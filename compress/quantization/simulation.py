@@ -104,8 +104,8 @@ class Simulation:
     def values(self, samples: Samples) -> dict[str, NDArray[np.float32]]:
         """Compute one tensor of each point: [n, ...]; some dozen samples at most, since all are in memory at once."""
         # Eager: this runs a few times, and tracing so many outputs takes longer.
-        found = [self.model(batch, training=False)[self._output_count :] for batch in self._batches(samples)]
-        parts = [[np.asarray(value) for value in values] for values in found]
+        outputs = [self.model(batch, training=False)[self._output_count :] for batch in self._batches(samples)]
+        parts = [[np.asarray(value) for value in values] for values in outputs]
         return {
             point: np.concatenate(pieces) for point, pieces in zip(self.tensors, zip(*parts, strict=True), strict=True)
         }

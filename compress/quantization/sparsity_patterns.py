@@ -38,8 +38,8 @@ def find(network: Network) -> dict[str, Pattern]:
     Args:
         network: in canonical form, with the weights that training starts from.
     """
-    found = {layer.name: _pattern(layer) for layer in network.layers.values() if spec_of(layer).kernel is not None}
-    return {name: pattern for name, pattern in found.items() if pattern is not None}
+    patterns = {layer.name: _pattern(layer) for layer in network.layers.values() if spec_of(layer).kernel is not None}
+    return {name: pattern for name, pattern in patterns.items() if pattern is not None}
 
 
 def _pattern(layer: Layer) -> Pattern | None:

@@ -1,4 +1,4 @@
-"""`cluster`: lets weights share a few values, so that the file packs smaller."""
+"""`cluster`: weight clustering, so that the file compresses better."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pydantic import Field
 
 from compress.artifact import Artifact, Facts, Kind
 from compress.stage import Context, Need, Stage, Use
-from compress.training.batches import Passes
+from compress.training.batches import EpochSettings
 
 
-class Cluster(Stage, Passes):
+class Cluster(Stage, EpochSettings):
     """Train with clustered weights (tfmot): each kernel has only a few different values. The download is smaller; the
     Edge TPU is not faster. Later stages that train, except quantize, undo it."""
 
@@ -33,14 +33,14 @@ class Cluster(Stage, Passes):
         """Return tfmot."""
         return ("tfmot",)
 
-    def run(self, given: Artifact, context: Context) -> Facts:
-        """The clustered model, the values of every layer, the compressed size before and after, and the history."""
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Train with clustering; return the number of values per layer, the compressed sizes, and the history."""
         from compress.engines.tfmot import sparsity
         from compress.ir import keras_graph
         from compress.ir.tensorflow import keras
         from compress.stages import working_model
 
         keras(context.seed)
-        free = keras_graph.read(working_model.read(given, context))
+        free = keras_graph.read(working_model.read(artifact, context))
         clustered, facts = sparsity.cluster(free, self.clusters, self, context)
-        return facts | working_model.write_redundant(clustered, given, context)
+        return facts | working_model.write_redundant(clustered, artifact, context)

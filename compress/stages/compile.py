@@ -1,4 +1,4 @@
-"""`compile`: the target's compiler where there is one, and what is expected of it."""
+"""`compile`: run the target's compiler if it is available, and predict its result."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Compile(Stage, CompilerSettings):
         return None if target.has_compiler else f"the target {target.name} needs no compiler"
 
     def unfit_target(self, target: Target) -> Unfit | None:
-        """Return which setting the target's compiler does not have."""
+        """Return the problem of a setting that the target's compiler does not have."""
         what = target.invalid_setting(self)
         return Unfit(what) if what else None
 
     def target_environment(self, target: Target) -> dict[str, str]:
-        """Return which compiler there is; without one, which results are cached."""
+        """Return the available compiler as part of the cache key; without one, the cached results."""
         return target.compiler_identity(self)
 
-    def run(self, given: Artifact, context: Context) -> Facts:
+    def run(self, artifact: Artifact, context: Context) -> Facts:
         """Return the placement; write the compiled model if there is a compiler or a cached result."""
-        content = given.file(MODEL_TFLITE).read_bytes()
+        content = artifact.file(MODEL_TFLITE).read_bytes()
         (context.folder / MODEL_TFLITE).write_bytes(content)
         return context.target.compile(content, self, context.folder, context.progress.note)

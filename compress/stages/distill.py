@@ -1,4 +1,4 @@
-"""`distill`: trains the model, or a smaller one, on what its teachers say: the original, by default."""
+"""`distill`: train the model, or a smaller one, on the outputs of teachers; by default of the original model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
-from compress.distillation.settings import Features, Teaching
+from compress.distillation.settings import DistillationSettings, Features
 from compress.errors import ModelError
 from compress.stage import Context, Need, Stage, Use
 from compress.stages.load import Origin, stage_for
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # a dry run reads settings only
 ORIGINAL = Path("original")
 
 
-class Distill(Stage, TrainingSettings, Teaching):
+class Distill(Stage, TrainingSettings, DistillationSettings):
     """Train the model, or a separate student, on the outputs of the original model or other teachers, and on the
     labels."""
 
@@ -48,8 +48,8 @@ class Distill(Stage, TrainingSettings, Teaching):
     """Train this model instead of the current one: {builder: …} or {file: …}, as under `model`."""
 
     @model_validator(mode="after")
-    def _goes_together(self) -> Self:
-        self.goes_with(self)
+    def _check_combination(self) -> Self:
+        self.check_training(self)
         count = max(len(self.teachers), 1)
         if self.teacher_weights and len(self.teacher_weights) != count:
             raise ValueError(f"teacher_weights: {len(self.teacher_weights)} weights for {count} teachers")
@@ -61,14 +61,14 @@ class Distill(Stage, TrainingSettings, Teaching):
         return ("distillation", *decoupled, *self.training_uses())
 
     def takes(self) -> frozenset[Kind]:
-        """With a student of its own it can be given files without layers too: they only teach."""
+        """Return also files without Keras layers if there is a separate student: then they are only teachers."""
         return self.consumes | {Kind.FLOAT_TFLITE, Kind.TFLITE} if self.student else self.consumes
 
     def beside(self, folder: Path) -> Self:
-        """The same stage with the paths of teachers and student taken from `folder`.
+        """Return the stage with the paths of teachers and student relative to `folder`.
 
         Raises:
-            ModelError: there is no such file or builder, or it is no model.
+            ModelError: there is no such file or builder, or it is not a model.
         """
         paths = tuple(path if path == ORIGINAL else folder / path for path in self.teachers)
         for path in paths:
@@ -77,13 +77,13 @@ class Distill(Stage, TrainingSettings, Teaching):
         if self.student is None:
             return self.model_copy(update={"teachers": paths})
         student = self.student.beside(folder)
-        maker = student.maker(Path(), trust=True)  # whether it may be run is asked when it is
+        maker = student.maker(Path(), trust=True)  # trust is checked when the stage runs
         if maker.produces not in (Kind.KERAS, Kind.UNTRAINED):
             raise ModelError(f"cannot be trained: {maker.because()}", where="student", todo="choose another student")
         return self.model_copy(update={"teachers": paths, "student": student})
 
     def identity(self) -> dict[str, Any]:
-        """The contents of files instead of their paths."""
+        """Return the settings with digests of files instead of their paths."""
         from compress.importers import model_file
 
         try:
@@ -94,59 +94,61 @@ class Distill(Stage, TrainingSettings, Teaching):
         student = None if self.student is None else self.student.maker(Path(), trust=True).identity()
         return {**super().identity(), "teachers": digests, "student": student}
 
-    def run(self, given: Artifact, context: Context) -> Facts:
-        """The trained student and its history, who taught it, and when."""
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Train the student; return the history, the names of the teachers, and when they ran."""
         from compress.distillation import features, losses
         from compress.ir.tensorflow import keras
         from compress.stages import working_model
         from compress.training import healing, loop
 
         keras(context.seed)
-        model = self._learner(given, context)
-        teachers, head = self._teachers(context), loop.head_of(model, context.data)
-        hints = features.watch(model, teachers[0], self.features, context.data) if self.features else None
-        when = losses.when(self)
-        names = ", ".join(teacher.name for teacher in teachers)
-        context.progress.note(f"distill: {names} {'answer' if teachers[1:] else 'answers'} {when}")
+        model = self._student(artifact, context)
+        teachers = self._teachers(context)
+        head = loop.head_of(model, context.data)
+        hints = features.set_up(model, teachers[0], self.features, context.data) if self.features else None
+        names = [teacher.name for teacher in teachers]
+        context.progress.note(f"distill: teachers ({', '.join(names)}) run {losses.schedule(self)}")
         loss = losses.loss_of(head, teachers, self, self, context, hints)
         train = loop.fit if self._starts_untrained() else healing.heal
         facts = train(hints.model if hints else model, loss, self, context)
         working_model.write(hints.student if hints else model, context.folder)
-        facts |= {"teachers": [teacher.name for teacher in teachers], "taught": when}
-        return facts | ({"features": [list(pair) for pair in hints.pairs]} if hints else {})
+        facts |= {"teachers": names, "teachers_run": losses.schedule(self)}
+        if hints:
+            facts["features"] = [list(pair) for pair in hints.pairs]
+        return facts
 
     def _starts_untrained(self) -> bool:
-        """Whether the student is built for this training."""
+        """Whether the student is built for this training, with random weights."""
         return self.student is not None and self.student.maker(Path(), trust=True).produces is Kind.UNTRAINED
 
-    def _learner(self, given: Artifact, context: Context) -> Any:
-        """The model that is trained; a student is made as `model:` makes one, in a folder that is not kept."""
+    def _student(self, artifact: Artifact, context: Context) -> Any:
+        """Return the model to train; a separate student is built as under `model:`, in a temporary folder."""
         from compress.importers.keras import keras_file
         from compress.stages import working_model
 
         if self.student is None:
-            return working_model.read(given, context)
+            return working_model.read(artifact, context)
         with tempfile.TemporaryDirectory() as folder:
-            self.student.maker(Path(), trust=context.trust).run(given, replace(context, folder=Path(folder)))
+            self.student.maker(Path(), trust=context.trust).run(artifact, replace(context, folder=Path(folder)))
             return keras_file.load(Path(folder) / MODEL_KERAS, trust=context.trust)
 
     def _teachers(self, context: Context) -> list[Teacher]:
-        """Everyone who teaches, with their weights."""
+        """Return the teachers with their weights."""
         from compress.distillation import teachers
         from compress.stages import working_model
 
-        found = []
+        result = []
         for path in self.teachers or (ORIGINAL,):
             if path != ORIGINAL:
-                found.append(teachers.read(path, context))
+                result.append(teachers.read(path, context))
             elif MODEL_KERAS in context.original.files:
                 model = working_model.read(context.original, context)
-                found.append(teachers.of_model(model, context.data, "the original"))
+                result.append(teachers.of_model(model, context.data, "the original"))
             else:
                 teacher = teachers.read(context.original.file(MODEL_TFLITE), context)
-                found.append(replace(teacher, name="the original"))
-        weights = self.teacher_weights or (1.0,) * len(found)
-        return [replace(teacher, weight=weight) for teacher, weight in zip(found, weights, strict=True)]
+                result.append(replace(teacher, name="the original"))
+        weights = self.teacher_weights or (1.0,) * len(result)
+        return [replace(teacher, weight=weight) for teacher, weight in zip(result, weights, strict=True)]
 
 
 def _refuse_other(path: Path) -> None:

@@ -27,7 +27,7 @@ from deploy.contract import bundle
 from deploy.contract.preprocessing import VERSION, Preprocessing
 
 MAX_EVALUATION_BYTES = 1 << 24
-"""The decoded evaluation samples of a bundle take at most this; of larger samples there are fewer."""
+"""Maximum size of the decoded evaluation samples in a bundle; if samples are large, there are fewer of them."""
 
 
 class Package(Stage):
@@ -51,18 +51,18 @@ class Package(Stage):
         return ("package",)
 
     def environment(self) -> dict[str, str]:
-        """The manifest names our own version and those of the tools; the runner is packed beside."""
+        """Return the versions of Coralline, of the tools and of the runner: the bundle contains them."""
         return {**self._tools(), "runner": runner_pyz.digest()}
 
     def _tools(self) -> dict[str, str]:
         return {**super().environment(), "coralline": __version__, "python": platform.python_version()}
 
-    def run(self, given: Artifact, context: Context) -> Facts:
-        """Packs and verifies the bundle."""
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Write and verify the bundle."""
         data = context.data
-        paths = {"original": context.original.file(MODEL_TFLITE), "int8": given.file(MODEL_TFLITE)}
+        paths = {"original": context.original.file(MODEL_TFLITE), "int8": artifact.file(MODEL_TFLITE)}
         models = {role: LoadedModel(path, reproducible=True) for role, path in paths.items()}
-        _check(given, models["int8"])
+        _check(artifact, models["int8"])
         members = {f"{role}.tflite": path.read_bytes() for role, path in paths.items()}
         entries: dict[str, Any] = {
             role: {"file": f"{role}.tflite", "input": describe(model.input), "output": describe(model.output)}
@@ -70,10 +70,10 @@ class Package(Stage):
             for role, model in models.items()
         }
         tools = self._tools()
-        if MODEL_COMPILED in given.files:
-            members["compiled.tflite"] = given.file(MODEL_COMPILED).read_bytes()
+        if MODEL_COMPILED in artifact.files:
+            members["compiled.tflite"] = artifact.file(MODEL_COMPILED).read_bytes()
             entries["compiled"] = {**entries["int8"], "file": "compiled.tflite"}
-            versions = [report["version"] for report in given.facts.get("reports", ())]
+            versions = [report["version"] for report in artifact.facts.get("reports", ())]
             tools |= {context.target.compiler_name: versions[0] or "unknown"} if versions else {}
         golden, files = _golden(models, data, self.golden)
         evaluation, more = _evaluation(models, context, self.evaluation)
@@ -111,7 +111,7 @@ def _facts(content: bytes, original: Path, target: Target) -> Facts:
 
 
 def _opens(path: Path, target: Target) -> str:
-    """Where the float original can be opened; "" if nothing is known of the target's boards."""
+    """Return the boards that can run the float original; "" if the target has no list of boards."""
     newer = target.newer_than_boards(graph.read(path))
     if newer is None:
         return ""
@@ -119,7 +119,7 @@ def _opens(path: Path, target: Target) -> str:
 
 
 def _golden(models: Mapping[str, LoadedModel], data: Data, count: int) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The first validation samples, and what each model gives for them: manifest entry and members."""
+    """Return the first validation samples and the outputs of each model: manifest entry and members."""
     count = min(count, len(data.labels("validation")))
     raw, inputs = data.raw("validation", np.arange(count)), data.inputs("validation")[:count]
     members = {f"golden-input-{index}.npy": bundle.array_bytes(sample) for index, sample in enumerate(raw)}
@@ -138,7 +138,7 @@ def _outputs(model: LoadedModel, inputs: NDArray[np.float32]) -> NDArray[Any]:
 def _evaluation(
     models: Mapping[str, LoadedModel], context: Context, count: int
 ) -> tuple[dict[str, Any] | None, dict[str, bytes]]:
-    """Test samples with their labels, what each model gives for them, and how right that is."""
+    """Return test samples with labels, the outputs of each model, and their metrics: manifest entry and members."""
     indices, stacks = _stacked(context.data, count)
     asked = min(count, len(context.data.labels("test")))
     if len(indices) < asked:
@@ -162,7 +162,7 @@ def _note() -> str:
 
 
 def _stacked(data: Data, count: int) -> tuple[list[int], list[NDArray[Any]]]:
-    """Test samples by shape and dtype: their indices in the split, and one stack for each kind."""
+    """Return test samples grouped by shape and dtype: their indices in the split, and one stack for each group."""
     groups: dict[tuple[Any, ...], list[tuple[int, NDArray[Any]]]] = {}
     free = MAX_EVALUATION_BYTES
     for index in spread(data.labels("test"))[:count]:
@@ -175,11 +175,11 @@ def _stacked(data: Data, count: int) -> tuple[list[int], list[NDArray[Any]]]:
     return indices, [np.stack([sample for _, sample in group]) for group in groups.values()]
 
 
-def _check(given: Artifact, model: LoadedModel) -> None:
-    """Refuses what no bundle can hold."""
+def _check(artifact: Artifact, model: LoadedModel) -> None:
+    """Refuse models that a bundle cannot contain."""
     if model.input["dtype"] == np.float32:
         raise StageError("the model is not quantized", todo="put quantize before package")
-    if any(fnmatchcase(name, SEGMENTS) for name in given.files):
+    if any(fnmatchcase(name, SEGMENTS) for name in artifact.files):
         raise StageError(
             "the model was compiled in segments, and a bundle holds one compiled model",
             todo="leave out package, or compile.num_segments",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_TFLITE, Artifact, Facts, Kind
-from compress.distillation.settings import Teaching
+from compress.distillation.settings import DistillationSettings
 from compress.errors import PipelineError
 from compress.stage import Context, Need, Stage, Unfit, Use
 from compress.targets.base import Target
@@ -45,12 +45,13 @@ class Prune(Stage, TrainingSettings):
     """Measure of a channel's importance. taylor: estimated change of the loss without the channel, on training samples.
     l1, l2: norm of its weights. batch_norm: L2 norm times the scale of the batch norm that follows."""
     allocation: Literal["auto", "balanced", "sensitivity", "global", "uniform"] = "auto"
-    """How removals are distributed over layers. balanced: keeps as much of every layer's importance as it can, so that
-    no layer gets too narrow. sensitivity: narrows each layer by turns and measures the change of the outputs. global:
-    removes the least importance in total. uniform: about the same share of every layer. auto: trains the results of
-    balanced and uniform for one epoch each, and keeps the better one on validation; without training: balanced."""
+    """Distribution of the removals over layers. balanced: keeps as much of every layer's importance as possible, so
+    that no layer gets too narrow. sensitivity: removes channels of one layer at a time, and measures the change of the
+    outputs. global: removes the least importance in total. uniform: about the same share of every layer. auto: trains
+    the results of balanced and uniform for one epoch each, and keeps the better one on validation; without training:
+    balanced."""
     samples: Annotated[int, Field(ge=1, le=1_000_000)] = 512
-    """Training samples that importance and sensitivity are measured on."""
+    """Number of training samples for importance and sensitivity."""
     steps: Annotated[int, Field(ge=1, le=100)] = 1
     """Number of pruning steps, with training after each."""
     epochs: Annotated[int, Field(ge=0, le=10_000)] = 4
@@ -58,14 +59,14 @@ class Prune(Stage, TrainingSettings):
     epochs_between: Annotated[int, Field(ge=0, le=10_000)] = 1
     """Epochs of training after each of the other steps."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
-    """Initial learning rate of Adam; low, since most weights are trained already."""
-    distill: Teaching | None = None
+    """Initial learning rate of Adam; low, because most weights are already trained."""
+    distill: DistillationSettings | None = None
     """Also train on the outputs of the original model (knowledge distillation). Default: labels only."""
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
         if self.distill is not None:
-            self.distill.goes_with(self)
+            self.distill.check_training(self)
         limits = [name for name in ("keep", "at_most", "keep_macs") if getattr(self, name) is not None]
         if len(limits) > 1:
             raise ValueError(f"{limits[0]} and {limits[1]} are both limits: remove one")
@@ -75,7 +76,7 @@ class Prune(Stage, TrainingSettings):
             raise ValueError(f"{limits[0]} cannot be used with objective: cache; its limit is the Edge TPU's memory")
         return self
 
-    def run(self, given: Artifact, context: Context) -> Facts:
+    def run(self, artifact: Artifact, context: Context) -> Facts:
         """Write the pruned model; return the objective and the record of each step."""
         from compress.ir.tensorflow import keras
         from compress.pruning.iterative import PruningOptions, prune
@@ -83,11 +84,11 @@ class Prune(Stage, TrainingSettings):
         from compress.stages.trial_conversion import TrialConverter
 
         keras(context.seed)
-        model = working_model.read(given, context)
+        model = working_model.read(artifact, context)
         objective = self._objective(context.target)
         options = PruningOptions(self.importance, self.allocation, self.samples, self.steps)
         samples = chosen_inputs(context.data, self.samples, context.seed)[0]
-        converter = TrialConverter(samples, context.target, [(model, given.file(MODEL_TFLITE).read_bytes())])
+        converter = TrialConverter(samples, context.target, [(model, artifact.file(MODEL_TFLITE).read_bytes())])
         result = prune(model, objective, options, self.retraining(model, context), context, converter)
         working_model.write(result.model, context.folder)
         return {"objective": objective.to_json(), "steps": [step.to_json() for step in result.steps]}

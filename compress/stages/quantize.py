@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_TFLITE, PLAN_FILE, Artifact, Facts, Kind
-from compress.distillation.settings import Teaching
+from compress.distillation.settings import DistillationSettings
 from compress.errors import StageError
 from compress.files import file_digest
 from compress.quantization.settings import Calibration, PostTrainingSettings, RoundedTraining
 from compress.stage import Context, Need, Stage, Use
 from compress.tasks import task_of
-from compress.training.batches import Passes
+from compress.training.batches import EpochSettings
 from compress.training.loop import TrainingSettings
 
 if TYPE_CHECKING:  # a dry run reads settings only
@@ -28,15 +28,15 @@ if TYPE_CHECKING:  # a dry run reads settings only
     from compress.training.loop import Loss
 
 SEARCHED = ("ranges", "equalize", "correct_bias", "rounding", "search")
-"""Settings of the search, which a finished plan replaces."""
+"""Settings of the search, which have no effect with a plan."""
 BY_MODEL = ("hardness", "coverage")
-"""Ways to choose samples that need the float model."""
+"""Methods of sample selection that need the float model."""
 
 
 class QatSettings(RoundedTraining):
     """The settings of quantization-aware training (QAT)."""
 
-    distill: Teaching | None = None
+    distill: DistillationSettings | None = None
     """Use the float model as a teacher: {weight: 0.9, temperature: 4}, or {} for these values; `decoupled` is possible
     too."""
 
@@ -85,12 +85,12 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             names = ", ".join(searched)
             raise ValueError(f"{names}: a `plan` replaces the search; leave out one or the other")
         if self.qat.distill is not None:
-            self.qat.distill.goes_with(self)
+            self.qat.distill.check_training(self)
         if self.precision != "float32":
             raise ValueError(f"precision: {self.precision} rounds differently from the 8-bit file; leave it out")
         if self.subset is not None and self.subset.by in BY_MODEL and self.subset.of == "proxy":
             raise ValueError(f"subset: {{by: {self.subset.by}}}: the model is trained already; say `of: model`")
-        ours = (TrainingSettings.model_fields.keys() - Passes.model_fields.keys()) & self.model_fields_set
+        ours = (TrainingSettings.model_fields.keys() - EpochSettings.model_fields.keys()) & self.model_fields_set
         if self.engine == "tfmot" and ours:
             raise ValueError(f"{', '.join(sorted(ours))}: with `engine: coralline` only; this is `engine: tfmot`")
         return self
@@ -126,18 +126,20 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
                 f"the plan cannot be read: {error.strerror}", where=str(self.plan), todo="check quantize.plan"
             ) from error
 
-    def run(self, given: Artifact, context: Context) -> Facts:
-        """Write the int8 model and the plan; return what was tried."""
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Write the int8 model and the plan; return facts about the candidates."""
         from compress.ir.tensorflow import keras
         from compress.quantization import diagnostics, fidelity
         from compress.stages import working_model
 
         keras(context.seed)
-        model = working_model.read(given, context) if given.kind is Kind.KERAS else None
+        model = working_model.read(artifact, context) if artifact.kind is Kind.KERAS else None
         samples = self._split(model, context)
-        result = self._without_layers(given, samples, context) if model is None else self._run(model, samples, context)
+        result = (
+            self._without_layers(artifact, samples, context) if model is None else self._run(model, samples, context)
+        )
         rewritten = self._write(result, model, samples, context)
-        files = (given.file(MODEL_TFLITE), context.folder / MODEL_TFLITE)
+        files = (artifact.file(MODEL_TFLITE), context.folder / MODEL_TFLITE)
         judge = task_of(context.data).fidelity(context.detector)
         answers = fidelity.compared(*files, samples.held_out, judge)
         warnings = diagnostics.about_answers(answers, has_plan=result.plan is not None, trained=result.method == "qat")
@@ -162,15 +164,15 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
         )
         facts = samples.to_json()
         if "calibration" in facts:
-            context.progress.note(f"quantize: {subset_selection.told(facts['calibration'], 'calibration')}")
+            context.progress.note(f"quantize: {subset_selection.summary(facts['calibration'], 'calibration')}")
         return samples
 
-    def _without_layers(self, given: Artifact, samples: CalibrationSplit, context: Context) -> QuantizationResult:
-        """Quantize a file that no Keras layers correspond to."""
+    def _without_layers(self, artifact: Artifact, samples: CalibrationSplit, context: Context) -> QuantizationResult:
+        """Quantize a float .tflite file with operators without Keras layers."""
         from compress.quantization import float_tflite
 
         context.progress.note("quantize: the converter chooses the ranges, since the file has no Keras layers")
-        result = float_tflite.quantize(given.file(MODEL_TFLITE).read_bytes(), samples.calibration, self.io)
+        result = float_tflite.quantize(artifact.file(MODEL_TFLITE).read_bytes(), samples.calibration, self.io)
         for warning in result.warnings:
             context.progress.note(f"quantize: {warning}")
         return result
@@ -199,7 +201,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     def _better_of(
         self, ptq: QuantizationResult, model: Any, samples: CalibrationSplit, context: Context
     ) -> QuantizationResult:
-        """Train with fake quantization; return what is better on validation, PTQ if they are equal."""
+        """Train with fake quantization; return the better result on validation, PTQ if both are equal."""
         from compress.ir import keras_graph
         from compress.quantization import post_training, qat
 
@@ -219,7 +221,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     def _train(
         self, ptq: QuantizationResult, network: Network, samples: CalibrationSplit, context: Context
     ) -> tuple[Network, QuantizationPlan, Facts]:
-        """Train by the chosen engine, from the ranges of PTQ."""
+        """Train with the selected engine, from the ranges of PTQ."""
         from compress.engines.tfmot import qat as tfmot
         from compress.ir.passes import fold
         from compress.quantization import calibration, qat
@@ -246,7 +248,7 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
     def _write(
         self, result: QuantizationResult, model: Any, samples: CalibrationSplit, context: Context
     ) -> list[dict[str, Any]]:
-        """Write the file and its plan; return what was rewritten for the target's compiler."""
+        """Write the file and its plan; return the rewrites for the target's compiler."""
         from compress.ir import keras_graph
         from compress.quantization import export
         from compress.tflite import graph

@@ -1,4 +1,4 @@
-"""`replace_activations`: replace activations that the target runs badly, and remove squeeze-and-excite gates."""
+"""`replace_activations`: replace activations that are slow on the target, and remove squeeze-and-excite gates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_a
 from pydantic import Field, model_validator
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
-from compress.distillation.settings import Teaching
+from compress.distillation.settings import DistillationSettings
 from compress.ir.activations import Activation
 from compress.stage import Context, Need, Stage, Use
 from compress.training.loop import TrainingSettings
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # a dry run reads settings only
 GATES = "squeeze_and_excite"
 
 
-class ReplaceActivations(Stage, TrainingSettings, Teaching):
+class ReplaceActivations(Stage, TrainingSettings, DistillationSettings):
     """Replace activations by ReLUs, remove gates if asked to, then train with the unchanged model as teacher."""
 
     name: ClassVar[str] = "replace_activations"
@@ -44,7 +44,7 @@ class ReplaceActivations(Stage, TrainingSettings, Teaching):
     """remove: each gate becomes its mean over training samples, folded into weights where possible. A gate runs on the
     Edge TPU, but needs the whole map before the next operator can start."""
     samples: Annotated[int, Field(ge=1, le=100_000)] = 256
-    """Training samples that gates are measured on."""
+    """Number of training samples for the means of gates."""
     epochs: Annotated[int, Field(ge=0, le=10_000)] = 6
     """Epochs of training after the replacement, with the unchanged model as teacher; 0: no training."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.002
@@ -52,7 +52,7 @@ class ReplaceActivations(Stage, TrainingSettings, Teaching):
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
-        self.goes_with(self)
+        self.check_training(self)
         return self
 
     def uses(self) -> tuple[Use, ...]:
@@ -62,8 +62,8 @@ class ReplaceActivations(Stage, TrainingSettings, Teaching):
         decoupled: tuple[Use, ...] = ("decoupled",) if self.decoupled else ()
         return ("healing by distillation", *decoupled, *self.training_uses())
 
-    def run(self, given: Artifact, context: Context) -> Facts:
-        """Write the changed model; return what was replaced, skipped and not found, and the accuracies."""
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Write the changed model; return the replacements, the skipped activations, and the accuracies."""
         from compress.ir.tensorflow import keras
         from compress.replacement.retraining import ReplacementOptions, replace_activations
         from compress.stages import working_model
@@ -71,13 +71,13 @@ class ReplaceActivations(Stage, TrainingSettings, Teaching):
         keras(context.seed)
         kinds = get_args(Activation) if self.activations == "all" else self.activations
         options = ReplacementOptions(kinds, self.by, self.squeeze_and_excite == "remove", self.samples)
-        model = working_model.read(given, context)
+        model = working_model.read(artifact, context)
         training = (self, self._loss) if self.epochs else None
         result = replace_activations(model, options, training, context)
         facts = self._facts(result.replacements, context)
         if result.model is None:
             for name in (MODEL_KERAS, MODEL_TFLITE):
-                shutil.copyfile(given.file(name), context.folder / name)
+                shutil.copyfile(artifact.file(name), context.folder / name)
             return facts
         working_model.write(result.model, context.folder)
         return {**facts, **result.training, "accuracy": result.accuracy}
@@ -90,7 +90,7 @@ class ReplaceActivations(Stage, TrainingSettings, Teaching):
         return losses.loss_of(loop.head_of(student, context.data), [unchanged], self, self, context)
 
     def _facts(self, replacements: Replacements, context: Context) -> Facts:
-        """Return what was replaced, skipped and not found as plain values, and show a summary."""
+        """Return the replacements and the skipped activations as plain values, and show a summary."""
         requested: list[str] = [] if self.activations == "all" else [*self.activations]
         if self.squeeze_and_excite == "remove":
             requested.append(GATES)

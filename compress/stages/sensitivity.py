@@ -12,7 +12,7 @@ from compress.stage import Context, Need, Probe
 
 
 class Sensitivity(Probe):
-    """Remove the least important channels of each layer by turns, and measure the change of the outputs."""
+    """Remove the least important channels of one layer at a time, and measure the change of the outputs."""
 
     name: ClassVar[str] = "sensitivity"
     version: ClassVar[int] = 3
@@ -20,7 +20,7 @@ class Sensitivity(Probe):
     tools: ClassVar[tuple[str, ...]] = ("tensorflow", "keras")
 
     samples: Annotated[int, Field(ge=1, le=1_000_000)] = 512
-    """Training samples that importance and sensitivity are measured on."""
+    """Number of training samples for importance and sensitivity."""
 
     def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
         """Return `curves` of the Keras model `subjects["model"]`: see `pruning.sensitivity.SensitivityCurve`.

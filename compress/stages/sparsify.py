@@ -1,4 +1,4 @@
-"""`sparsify`: sets weights to zero, so that the file packs smaller."""
+"""`sparsify`: unstructured weight sparsity, so that the file compresses better."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pydantic import Field
 
 from compress.artifact import Artifact, Facts, Kind
 from compress.stage import Context, Need, Stage, Use
-from compress.training.batches import Passes
+from compress.training.batches import EpochSettings
 
 
-class Sparsify(Stage, Passes):
+class Sparsify(Stage, EpochSettings):
     """Train with unstructured sparsity (tfmot): set the smallest weights to zero. The download is smaller; the Edge TPU
     is not faster. Later stages that train, except cluster and quantize, undo it."""
 
@@ -33,14 +33,14 @@ class Sparsify(Stage, Passes):
         """Return tfmot."""
         return ("tfmot",)
 
-    def run(self, given: Artifact, context: Context) -> Facts:
-        """The sparse model, the zeros of every layer, the compressed size before and after, and the history."""
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Train with sparsity; return the zeros per layer, the compressed sizes, and the history."""
         from compress.engines.tfmot import sparsity as tfmot
         from compress.ir import keras_graph
         from compress.ir.tensorflow import keras
         from compress.stages import working_model
 
         keras(context.seed)
-        dense = keras_graph.read(working_model.read(given, context))
+        dense = keras_graph.read(working_model.read(artifact, context))
         sparse, facts = tfmot.sparsify(dense, self.sparsity, self, context)
-        return facts | working_model.write_redundant(sparse, given, context)
+        return facts | working_model.write_redundant(sparse, artifact, context)

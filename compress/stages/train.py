@@ -1,4 +1,4 @@
-"""`train`: trains the model on the labels."""
+"""`train`: train the model on the labels."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class Train(Stage, TrainingSettings):
     """Number of passes over the training split."""
 
     def skip(self, given: Kind, *, from_file: bool, target: Target) -> str | None:
-        """A model from a file is trained already."""
+        """Return why a model from a file is not trained; None for an untrained model."""
         return "the model came trained, from a file" if from_file else None
 
     def uses(self) -> tuple[Use, ...]:
         """Return the methods of the training."""
         return self.training_uses()
 
-    def run(self, given: Artifact, context: Context) -> Facts:
-        """The trained model and its history."""
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Write the trained model; return its history."""
         from compress.ir.tensorflow import keras
         from compress.stages import working_model
         from compress.training import healing, loop
 
         keras(context.seed)
-        model = working_model.read(given, context)
-        train = loop.fit if given.kind is Kind.UNTRAINED else healing.heal
+        model = working_model.read(artifact, context)
+        train = loop.fit if artifact.kind is Kind.UNTRAINED else healing.heal
         facts = train(model, loop.own_loss(model, context), self, context)
         working_model.write(model, context.folder)
         return facts

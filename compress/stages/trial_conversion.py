@@ -1,4 +1,4 @@
-"""Trial conversion: the float and 8-bit .tflite files of a network, made in seconds to read their costs.
+"""Trial conversion: fast float and 8-bit .tflite files of a network, to predict its costs.
 
 The costs of most layers follow from their shapes. What the converter, `legalize` and the compiler make of the other
 layers is only known from a file. The files have the right shapes and operators, but poor quantization ranges.
@@ -25,7 +25,7 @@ from compress.tflite.graph import Graph
 from compress.tflite.macs import total_macs
 
 SAMPLES = 16
-"""Samples that the quantization ranges come from."""
+"""Number of samples for the quantization ranges."""
 LOOP = "WHILE"
 
 
@@ -81,7 +81,7 @@ class TrialConverter:
 
 
 def _with_biases(network: Network) -> Network:
-    """Return the network with biases wherever training or `quantize` may add some: the compiler drops biases of 0."""
+    """Return the network with non-zero biases wherever training or `quantize` may add some: zeros would be dropped."""
     return network.edited({name: _with_bias(layer, network) for name, layer in network.layers.items()}, {})
 
 

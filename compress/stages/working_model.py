@@ -1,4 +1,4 @@
-"""The working model on disk: model.keras for the next stage, model.tflite for every probe."""
+"""The working model on disk: model.keras for the next stage, model.tflite for measurements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEANING = "A smaller download; the Edge TPU stores and computes every weight, so
 
 
 def read(artifact: Artifact, context: Context) -> Any:
-    """The Keras model of an artifact.
+    """Load the Keras model of an artifact.
 
     Raises:
         ModelError: it cannot be loaded.
@@ -32,27 +32,27 @@ def write(model: Any, folder: Path) -> None:
     (folder / MODEL_TFLITE).write_bytes(export.convert_float(model))
 
 
-def write_redundant(made: keras_graph.Network, given: Artifact, context: Context) -> Facts:
-    """Write a model with zeros or shared weights, and report what that saves: only bytes of a download."""
-    write(keras_graph.build(made), context.folder)
-    found = weight_sparsity.by_layer(made)
+def write_redundant(network: keras_graph.Network, artifact: Artifact, context: Context) -> Facts:
+    """Write a model with sparse or clustered weights; return the compressed size before and after."""
+    write(keras_graph.build(network), context.folder)
+    kernels = weight_sparsity.by_layer(network)
     before, after = (
-        compressed_bytes(path.read_bytes()) for path in (given.file(MODEL_TFLITE), context.folder / MODEL_TFLITE)
+        compressed_bytes(path.read_bytes()) for path in (artifact.file(MODEL_TFLITE), context.folder / MODEL_TFLITE)
     )
-    share = weight_sparsity.zeros(found)
+    share = weight_sparsity.zeros(kernels)
     context.progress.note(
         f"{share:.0%} of the weights are 0; the float file compressed: {before:,} -> {after:,} bytes. {MEANING}"
     )
     return {
         "zeros": round(share, 4),
-        "kernels": weight_sparsity.to_json(found),
+        "kernels": weight_sparsity.to_json(kernels),
         "compressed_bytes": {"before": before, "after": after},
         "meaning": MEANING,
     }
 
 
 def write_keras(model: Any, folder: Path) -> None:
-    """Write model.keras without the date that Keras stores in it."""
+    """Write model.keras without the date that Keras would store in it."""
     path = folder / MODEL_KERAS
     model.save(path)
     with zipfile.ZipFile(path) as archive:

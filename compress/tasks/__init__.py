@@ -1,4 +1,4 @@
-"""Tasks: what the samples are for. One file for each, and the table of them."""
+"""Tasks, such as classification or detection: one file for each, and the table of all tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TASKS: dict[str, Task] = {task.name: task for task in (Classification(), Detecti
 
 
 def task_of(data: Data) -> Task:
-    """Return the task that a data set is for."""
+    """Return the task of a data set."""
     return TASKS[data.task]
 
 
@@ -26,10 +26,10 @@ def limits() -> dict[str, Metric]:
 def unfit_budget(task: Task, keys: list[str]) -> list[tuple[Location, Unfit]]:
     """Return the keys of a budget that limit the models of other tasks."""
     allowed = ", ".join(metric.change for metric in task.metrics if metric.limited)
-    found: list[tuple[Location, Unfit]] = []
+    refused: list[tuple[Location, Unfit]] = []
     for other in TASKS.values():
         foreign = [metric.change for metric in other.metrics if metric.limited and metric.change in keys]
         if other is not task:
             judged = f"{task.models} are judged by {task.metrics[0].label.lower()}"
-            found += [(("budget", key), Unfit(f"{key} is of {other.models}: {judged}", allowed)) for key in foreign]
-    return found
+            refused += [(("budget", key), Unfit(f"{key} is of {other.models}: {judged}", allowed)) for key in foreign]
+    return refused

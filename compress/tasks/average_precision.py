@@ -14,19 +14,19 @@ from deploy.contract.average_precision import Truth, average_precision
 from deploy.contract.detection import Detections, overlaps
 
 SURE = 0.5
-"""Detections with at least this score are what two models are compared by."""
+"""Smallest score of the detections by which two models are compared."""
 SAME_PLACE = 0.9
-"""Overlap from which two boxes are in the same place."""
+"""Overlap above which two boxes count as the same position."""
 FITTING = 0.5
-"""Overlap from which a box is that of an object."""
+"""Overlap above which a box counts as that of an object."""
 NO_AP50 = 1e-3
-"""Average precision at half overlap below which a detector finds no object except by chance."""
+"""AP50 below which a detector finds objects only by chance."""
 
 
 def judge_answers(
     facts: Mapping[str, Any], names: Sequence[str], original: str, result: str
 ) -> dict[str, degeneracy.Judgement]:
-    """Decide of two detectors whether they find the same, or nothing, in nearly every image, or no object at all.
+    """Decide for two detectors whether they find the same, or nothing, in nearly every image, or no object at all.
 
     Args:
         facts: the facts of `Detection.evaluate`.
@@ -50,27 +50,32 @@ def _judge(facts: Mapping[str, Any], original: degeneracy.Spread | None) -> dege
 
 
 def spread(
-    answers: Sequence[Detections], wanted: Sequence[Truth], names: Sequence[str], split: str
+    answers: Sequence[Detections], truth: Sequence[Truth], names: Sequence[str], split: str
 ) -> degeneracy.Spread:
-    """Count the most frequent answer of a detector: its best detection, by class and place, or nothing.
+    """Count the most frequent output of a detector: its best detection, by class and position, or nothing.
 
     Args:
         answers: the detections of each image.
-        wanted: the objects of each image, in the same order.
+        truth: the objects of each image, in the same order.
         names: the class names.
         split: the name of the split.
     """
-    best = [int(each.classes[0]) if len(each) else -1 for each in answers]
+    best = [int(detections.classes[0]) if len(detections) else -1 for detections in answers]
     classes, counts = np.unique(best, return_counts=True)
     answer = int(classes[counts.argmax()])
     if answer < 0:
-        same = np.array([not len(each) for each in answers])
-        fitting = np.array([not len(labels) for _, labels in wanted])
+        same = np.array([not len(detections) for detections in answers])
+        fitting = np.array([not len(labels) for _, labels in truth])
         what = "finds nothing in"
     else:
-        box = np.median([each.boxes[0] for each in answers if _finds_first(each, answer)], axis=0)
-        same = np.array([_finds_first(each, answer) and _is_there(box, each.boxes[:1], SAME_PLACE) for each in answers])
-        fitting = np.array([_is_there(box, boxes[labels == answer], FITTING) for boxes, labels in wanted])
+        box = np.median([detections.boxes[0] for detections in answers if _finds_first(detections, answer)], axis=0)
+        same = np.array(
+            [
+                _finds_first(detections, answer) and _is_there(box, detections.boxes[:1], SAME_PLACE)
+                for detections in answers
+            ]
+        )
+        fitting = np.array([_is_there(box, boxes[labels == answer], FITTING) for boxes, labels in truth])
         name = names[answer] if answer < len(names) else f"class {answer}"
         what = f"finds {name!r} first, in the same place, in"
     return degeneracy.Spread(
@@ -83,18 +88,18 @@ def spread(
 
 
 def _finds_first(answer: Detections, label: int) -> bool:
-    """Whether the best detection is of a class."""
+    """Return True if the best detection has a class."""
     return bool(len(answer)) and int(answer.classes[0]) == label
 
 
 def _is_there(box: NDArray[Any], others: NDArray[Any], overlap: float) -> bool:
-    """Whether one of some boxes [k, 4] shares at least `overlap` with a box [4]."""
+    """Return True if one of the boxes [k, 4] overlaps a box [4] by at least `overlap`."""
     return bool((overlaps(box, others) >= overlap).any())
 
 
-def found(answers: Sequence[Detections], wanted: Sequence[Truth], classes: int, note: str) -> dict[str, Any]:
-    """`ap` and `ap50` as measurements, and `per_class` as plain numbers."""
-    result = average_precision(answers, wanted, classes)
+def evaluate(answers: Sequence[Detections], truth: Sequence[Truth], classes: int, note: str) -> dict[str, Any]:
+    """Return `ap` and `ap50` as measurements, and `per_class` as plain numbers."""
+    result = average_precision(answers, truth, classes)
     shown = {name: _measurement(result[name], note).to_json() for name in ("ap", "ap50")}
     return {**shown, "per_class": result["per_class"]}
 

@@ -1,4 +1,4 @@
-"""The protocol of a task: all that the other parts ask about what the samples are for.
+"""The protocol of a task: everything that other packages need to know about it.
 
 A task is one subclass of `Task` in one file, and a row of `compress.tasks.TASKS`. A model's `Head` says what its
 outputs mean. Nothing outside this package compares the name of a task.
@@ -25,9 +25,9 @@ from compress.tasks.degeneracy import Judgement
 Location = tuple[str | int, ...]
 """Keys and indices in the pipeline file."""
 Rows = NDArray[Any]
-"""Outputs of samples, dequantized and flattened, several outputs side by side: [n, outputs]."""
+"""Outputs of samples, dequantized and flattened; several outputs are concatenated: [n, outputs]."""
 Specification = Mapping[str, Any] | None
-"""How a model's outputs are read, where its layers do not say it: the anchors of a detector."""
+"""The way to read a model's outputs, if its layers do not define it: the anchors of a detector."""
 BEST_DB = 60.0
 """Signal-to-noise ratios above this count as equal."""
 
@@ -51,12 +51,12 @@ class Quality:
         return self.value < other.value if self.metric == "accuracy" else self.value > other.value
 
     def to_json(self) -> float | None:
-        """The value, or None where it is not finite."""
+        """Return the value; None if it is not finite."""
         return round(self.value, 6) if math.isfinite(self.value) else None
 
 
-class SoftTargets(Protocol):
-    """Settings of distillation that a head reads (`compress.distillation.settings.Teaching`)."""
+class DistillationTerms(Protocol):
+    """Settings of distillation that a head reads (`compress.distillation.settings.DistillationSettings`)."""
 
     @property
     def temperature(self) -> float:
@@ -64,7 +64,7 @@ class SoftTargets(Protocol):
 
     @property
     def decoupled(self) -> Any:
-        """Weights of the right class and of the wrong ones; None where they are not separated."""
+        """Weights of the target class and of the other classes; None if they are one loss."""
 
 
 class RandomChanges(Protocol):
@@ -101,25 +101,25 @@ class Head(ABC):
 
     @abstractmethod
     def logits(self, outputs: Any) -> Any:
-        """Return outputs in the form in which a student and its teachers are compared."""
+        """Return outputs in the form that distillation compares."""
 
-    def softened(self, answers: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
-        """Combine the answers of teachers, as `logits` gives them, into one training target."""
+    def soft_targets(self, logits: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
+        """Combine the outputs of several teachers, in the form of `logits`, into one training target."""
         raise NotImplementedError
 
-    def taught_loss(self, answers: Any, taught: Any, targets: Any, teaching: SoftTargets) -> Any:
-        """Return the loss of a student's answers (`logits`) with what `softened` gives, for each sample [n]."""
+    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+        """Return the loss of each sample [n] of a student's `logits` with the `soft_targets` of its teachers."""
         raise NotImplementedError
 
 
 class Judge(Protocol):
-    """A comparison of the outputs of two models, sample by sample: what the search of quantization goes by."""
+    """A comparison of the outputs of two models, sample by sample, for the search of quantization."""
 
     def snr_db(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
         """Return the signal-to-noise ratio of each sample in dB."""
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
-        """Return from 0 to 1 how far both models answer each sample the same."""
+        """Return the agreement of both models on each sample, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -151,25 +151,25 @@ class EvaluationMembers:
 
 
 class Task(ABC):
-    """All that other parts ask about a task. Methods with a body are right for most tasks."""
+    """A task. Methods with a body are correct for most tasks."""
 
     name: ClassVar[str]
     models: ClassVar[str]
-    """The word for its models, in the plural."""
+    """Name of its models in messages, in the plural."""
     metrics: ClassVar[tuple[Metric, ...]]
-    """The first one is shown where there is room for one."""
+    """Metrics; the first one is shown if there is space for only one."""
     score_name: ClassVar[str]
     """The key of `score` on the validation split in the facts of `quantize`."""
     refused: ClassVar[Mapping[Use, Unfit]] = {}
-    """What cannot be used with this task, with the reason."""
+    """Unsupported methods and stages, with the reason."""
     reads_specification: ClassVar[bool] = False
-    """Whether its models need a specification of their outputs, which a builder may have."""
+    """Whether its models need a specification of their outputs, which a builder may contain."""
     counts_right: ClassVar[bool] = False
-    """Whether training shows an accuracy and early stopping goes by it; by the loss otherwise."""
+    """Whether training shows an accuracy, and early stopping uses it; otherwise the loss."""
 
     @abstractmethod
     def head(self, model: Any, data: Data, specification: Specification = None) -> Head:
-        """Find out what a Keras model's outputs mean.
+        """Return the meaning of a Keras model's outputs.
 
         Raises:
             ModelError: the model does not fit the data.
@@ -177,7 +177,7 @@ class Task(ABC):
 
     @abstractmethod
     def targets(self, data: Data, split: Split) -> NDArray[Any]:
-        """Return the training targets of every sample, as `Head.loss` takes them: [n, ...]."""
+        """Return the training targets of every sample for `Head.loss`: [n, ...]."""
 
     def validation(
         self, model: Any, data: Data, specification: Specification, batches: Iterator[tuple[slice, Any]]
@@ -200,12 +200,12 @@ class Task(ABC):
         return Quality("loss", total / len(targets))
 
     def augmentation(self, augment: RandomChanges) -> Change | None:
-        """Return the change of images that moves their targets as well; None where targets do not move."""
+        """Return the augmentation that also moves the targets; None if targets do not move."""
         del augment
         return None
 
     def unfit_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Unfit]]:
-        """Return the settings of `model`, `data` and `measure` that do not go with the task.
+        """Return the settings of `model`, `data` and `measure` that the task does not support.
 
         Args:
             settings: the pipeline file's content, checked.
@@ -216,7 +216,7 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
-        """Return the facts of models on a split: each metric, and what `compare` and `judge` need.
+        """Return the facts of models on a split: each metric, and the input of `compare` and `judge_answers`.
 
         Args:
             models: one or two models by name; the first is the original.
@@ -227,7 +227,7 @@ class Task(ABC):
 
     @abstractmethod
     def compare(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Any]:
-        """Return the comparison of two models for the report: `measurements`, and `per_class` where there are classes.
+        """Return the comparison of two models for the report: `measurements`, and `per_class` if the task has classes.
 
         Args:
             facts: the facts of `evaluate`.
@@ -238,7 +238,7 @@ class Task(ABC):
 
     @abstractmethod
     def judge_answers(self, facts: Facts, names: Sequence[str], original: str, result: str) -> dict[str, Judgement]:
-        """Judge whether the answers of two models depend on the input; arguments as in `compare`."""
+        """Judge whether the outputs of two models depend on the input; arguments as in `compare`."""
 
     @abstractmethod
     def fidelity(self, specification: Specification, *, logits: bool = False) -> Judge:
@@ -270,7 +270,7 @@ class Task(ABC):
 
 
 def snr_db(expected: Rows, actual: Rows) -> NDArray[np.float64]:
-    """Return the signal-to-noise ratio of each row in dB; a constant signal counts as one of its own size."""
+    """Return the signal-to-noise ratio of each row in dB; for a constant signal, relative to its own power."""
     expected, actual = expected.astype(np.float64), actual.astype(np.float64)
     signal = np.maximum((expected**2).sum(axis=1), 1e-200)  # a row of zeros
     noise = ((expected - actual) ** 2).sum(axis=1)

@@ -17,12 +17,12 @@ from compress.ir.tensorflow import keras
 from compress.measurement import Metric, drop, proportion
 from compress.tasks import degeneracy
 from compress.tasks.base import (
+    DistillationTerms,
     EvaluationMembers,
     Head,
     ModelOutputs,
     Quality,
     Rows,
-    SoftTargets,
     Specification,
     Task,
     refuse_misfit,
@@ -31,7 +31,7 @@ from compress.tasks.base import (
 
 Output = Literal["logits", "softmax", "sigmoid"]
 LOOKED_AT = 16
-"""Samples on which outputs are inspected where the last layer does not say what they are."""
+"""Number of samples for the inspection of outputs whose last layer does not define their meaning."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ClassificationHead(Head):
     """The meaning of a classifier's output.
 
     Attributes:
-        scores: logits (of a softmax), or probabilities: together (softmax), or of each class by itself (sigmoid).
+        scores: logits (of a softmax), or probabilities: of a softmax, or of one sigmoid for each class.
     """
 
     scores: Output
@@ -64,52 +64,58 @@ class ClassificationHead(Head):
         from_logits = self.scores == "logits"
         return library.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=from_logits)
 
-    def softened(self, answers: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
+    def soft_targets(self, logits: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
         """Return the logarithm of the teachers' softened probabilities, averaged by weight; logits [n, classes] each.
 
         Source: Hinton et al., Distilling the Knowledge in a Neural Network, 2015.
         """
         ops = keras().ops
-        each = [ops.log_softmax(ops.convert_to_tensor(logits, "float32") / temperature) for logits in answers]
-        if len(each) == 1:
-            return each[0]
+        log_probabilities = [
+            ops.log_softmax(ops.convert_to_tensor(values, "float32") / temperature) for values in logits
+        ]
+        if len(log_probabilities) == 1:
+            return log_probabilities[0]
         shares = np.array(weights, np.float32)
-        return ops.logsumexp(ops.stack(each) + np.log(shares / shares.sum())[:, None, None], axis=0)
+        return ops.logsumexp(ops.stack(log_probabilities) + np.log(shares / shares.sum())[:, None, None], axis=0)
 
-    def taught_loss(self, answers: Any, taught: Any, targets: Any, teaching: SoftTargets) -> Any:
-        """Return the cross entropy of a student's softened scores with what it is taught, for each sample [n].
+    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
+        """Return the cross entropy of a student's softened scores with the soft targets, for each sample [n].
 
         Source: Hinton et al., 2015: soft targets at `temperature`, their gradient scaled by its square. With
-        `decoupled`, the weights of the teacher's probability of the right class and of its probabilities of the wrong
-        ones among themselves: Zhao et al., Decoupled Knowledge Distillation, 2022.
+        `decoupled`, the target class and the other classes have separate weights: Zhao et al., Decoupled Knowledge
+        Distillation, 2022.
 
         Args:
-            answers: the student's logits [n, classes].
-            taught: logarithms of softened probabilities [n, classes], or logits over the temperature.
-            targets: labels [n]; not read, unless `decoupled`.
-            teaching: temperature, and weights if it is decoupled.
+            logits: the student's logits [n, classes].
+            soft_targets: logarithms of softened probabilities [n, classes], or logits divided by the temperature.
+            labels: labels [n]; used only with `decoupled`.
+            terms: the temperature, and the weights of `decoupled`.
         """
-        taught, scores = keras().ops.stop_gradient(taught), answers / teaching.temperature
-        if teaching.decoupled is None:
-            return _cross_entropy(taught, scores) * teaching.temperature**2
-        return _decoupled(taught, scores, targets, teaching.decoupled) * teaching.temperature**2
+        expected = keras().ops.stop_gradient(soft_targets)
+        scores = logits / terms.temperature
+        if terms.decoupled is None:
+            return _cross_entropy(expected, scores) * terms.temperature**2
+        return _decoupled(expected, scores, labels, terms.decoupled) * terms.temperature**2
 
 
-def _cross_entropy(taught: Any, scores: Any) -> Any:
+def _cross_entropy(expected: Any, scores: Any) -> Any:
     ops = keras().ops
-    return -ops.sum(ops.softmax(taught) * ops.log_softmax(scores), axis=-1)
+    return -ops.sum(ops.softmax(expected) * ops.log_softmax(scores), axis=-1)
 
 
-def _decoupled(taught: Any, scores: Any, labels: Any, weights: Any) -> Any:
-    """Cross entropy of right against wrong, and of the wrong classes among themselves; logits [batch, classes]."""
+def _decoupled(expected: Any, scores: Any, labels: Any, weights: Any) -> Any:
+    """Return the cross entropy of the target class against the others, plus the one among the others.
+
+    Both arguments are logits [n, classes].
+    """
     ops = keras().ops
-    of_right = ops.one_hot(ops.cast(ops.reshape(labels, (-1,)), "int32"), scores.shape[-1])
+    of_target = ops.one_hot(ops.cast(ops.reshape(labels, (-1,)), "int32"), scores.shape[-1])
     pairs = []
-    for logits in (taught, scores):
-        others = ops.logsumexp(ops.where(of_right > 0, -1e9, logits), axis=-1)
-        pairs.append(ops.stack([ops.sum(logits * of_right, axis=-1), others], axis=-1))
-    among = [ops.where(of_right > 0, -1e9, logits) for logits in (taught, scores)]
-    return weights.right * _cross_entropy(*pairs) + weights.wrong * _cross_entropy(*among)
+    for logits in (expected, scores):
+        others = ops.logsumexp(ops.where(of_target > 0, -1e9, logits), axis=-1)
+        pairs.append(ops.stack([ops.sum(logits * of_target, axis=-1), others], axis=-1))
+    among_others = [ops.where(of_target > 0, -1e9, logits) for logits in (expected, scores)]
+    return weights.right * _cross_entropy(*pairs) + weights.wrong * _cross_entropy(*among_others)
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ class ByClass:
 
 
 class Classification(Task):
-    """One class for each sample, by the highest score; the metric is the share of right answers."""
+    """One class for each sample, by the highest score; the metric is the accuracy."""
 
     name: ClassVar[str] = "classification"
     models: ClassVar[str] = "classifiers"
@@ -135,7 +141,7 @@ class Classification(Task):
     counts_right: ClassVar[bool] = True
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> ClassificationHead:
-        """Find out what a classifier's output is.
+        """Return the meaning of a classifier's output.
 
         Raises:
             ModelError: several inputs or outputs, or shapes that differ from the data's.
@@ -157,7 +163,7 @@ class Classification(Task):
     def validation(
         self, model: Any, data: Data, specification: Specification, batches: Iterator[tuple[slice, Any]]
     ) -> Quality:
-        """Return the accuracy of the first output; an answer that is not finite is wrong."""
+        """Return the accuracy of the first output; outputs that are not finite count as wrong."""
         del model, specification
         labels, right = data.labels("validation"), 0
         for samples, outputs in batches:
@@ -209,7 +215,7 @@ class Classification(Task):
     def judge_answers(
         self, facts: Facts, names: Sequence[str], original: str, result: str
     ) -> dict[str, degeneracy.Judgement]:
-        """Judge whether two classifiers give one class to nearly everything; `result` may be the original."""
+        """Judge whether two classifiers predict one class for nearly everything; `result` may be the original."""
         spreads = {name: _spread(facts, names, name) for name in (original, result)}
         return {
             original: degeneracy.judge(spreads[original]),
@@ -245,7 +251,7 @@ class Classification(Task):
 
 
 def _by_last_layer(tensor: Any) -> Output | None:
-    """The meaning of a Keras tensor by the operation that computes it: a layer, its activation, or an inner model.
+    """Return the meaning of a Keras tensor from its operation: a layer, its activation, or a nested model.
 
     None where that operation does not say.
     """
@@ -267,7 +273,7 @@ def _by_last_layer(tensor: Any) -> Output | None:
 
 
 def _by_values(model: Any, data: Data) -> Output:
-    """The meaning of a model's outputs by their values: probabilities sum to 1."""
+    """Return the meaning of a model's outputs from their values: probabilities sum to 1."""
     outputs = np.asarray(model(data.inputs("train")[:LOOKED_AT], training=False), np.float64)
     sums = (outputs > -1e-6).all() and (abs(outputs.sum(axis=1) - 1) < 1e-3).all()
     return "softmax" if sums else "logits"
@@ -282,12 +288,12 @@ def _refuse_other_width(scores: Rows, data: Data) -> None:
 
 
 def _is_constant(rows: NDArray[Any]) -> bool:
-    """Whether all rows equal the first one; NaN equals NaN."""
+    """Return True if all rows equal the first one; NaN equals NaN."""
     return all(np.array_equal(row, rows[0], equal_nan=True) for row in rows)
 
 
 def _spread(facts: Facts, names: Sequence[str], model: str) -> degeneracy.Spread:
-    """The counts of the most frequent class that a classifier gives."""
+    """Return the counts of the most frequent predicted class."""
     labels, predictions = np.array(facts["labels"]), np.array(facts[model]["predictions"])
     counts = np.bincount(predictions, minlength=len(names))
     answer = int(counts.argmax())

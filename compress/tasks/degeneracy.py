@@ -12,22 +12,22 @@ from typing import Any, Literal
 from compress.measurement import wilson_interval
 
 NEARLY_ALL = 0.95
-"""Share of the samples that get the most frequent answer, from which a model is suspected."""
+"""Share of the samples with the most frequent output, above which a model is suspected."""
 TOLD_APART = 0.1
-"""Share of the samples with another label that a suspected model may at most answer differently to be degenerate."""
+"""Largest share of the samples with another label and another output in a degenerate model."""
 COMMON = 0.9
-"""Share of the labels from which one answer to nearly everything can be what a useful model gives."""
+"""Share of one label above which even a useful model may predict it for nearly everything."""
 ENOUGH = 4
-"""Samples with another label that are needed for a verdict: if 0 of 4 are told apart, the 95% interval ends at 0.49."""
+"""Number of samples with another label for a verdict: if 0 of 4 are recognized, the 95% interval ends at 0.49."""
 ENOUGH_WITH_ORIGINAL = 2
-"""The same where the original tells them apart."""
+"""The same, if the original recognizes them."""
 
 Verdict = Literal["varied", "degenerate", "undecided"]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The most frequent answer of a model, counted.
+    """The counts of a model's most frequent output.
 
     Attributes:
         text: the answer and its count as a predicate: "answers 'Apple' to 449 of 449 test samples".
@@ -48,7 +48,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether a model's answers depend on its input.
+    """The verdict whether a model's outputs depend on its input.
 
     Attributes:
         verdict: "degenerate" for one answer to nearly everything; "undecided" where the labels do not allow a verdict.
@@ -61,7 +61,7 @@ class Judgement:
     spread: Spread | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for the run record."""
+        """Return plain values for the run record."""
         counts = {} if self.spread is None else asdict(self.spread)
         counts.pop("text", None)
         return {"verdict": self.verdict, "text": self.text, "counts": counts}
@@ -76,7 +76,7 @@ def judge(spread: Spread, original: Spread | None = None) -> Judgement:
 
     Args:
         spread: the counts of the model.
-        original: the counts of the model that it was made from.
+        original: the counts of the original model.
     """
     if spread.constant:
         return Judgement("degenerate", spread.text, spread)
@@ -92,7 +92,7 @@ def judge(spread: Spread, original: Spread | None = None) -> Judgement:
 
 
 def above_chance(spread: Spread) -> bool:
-    """Whether other answers are more frequent where they are right: the 95% interval of the difference is above 0.
+    """Return True if other outputs are more frequent for samples with another label, with 95% confidence.
 
     The difference is twice what the balanced accuracy exceeds 0.5 by.
     Source: R. G. Newcombe, Statistics in Medicine 17 (1998), 873-890, method 10.

@@ -38,17 +38,17 @@ from deploy.contract.average_precision import average_precision as mean_average_
 from deploy.contract.detection import DetectionError, Detections, Detector, agreement
 
 MATCHED, UNMATCHED = 0.5, 0.4
-"""An anchor answers for an object that it shares so much with, and for none below the other; between, for nothing."""
+"""Overlap above which an anchor is positive, and below which it is negative; between them it is ignored."""
 FOCUS, BALANCE = 2.0, 0.25
 """Gamma and alpha of the focal loss."""
 VISIBLE = 0.4
-"""Share of an object that must still be in an augmented image."""
+"""Share of an object that must be visible in an augmented image."""
 STAYING = ("resize", "colour", "scale", "normalize", "clip")
-"""Preprocessing steps after which a box is in the same place, as fractions of the image's dimensions."""
+"""Preprocessing steps that do not move boxes, as fractions of the image's dimensions."""
 STAGES = "train, replace_activations, quantize, compile, package"
-"""The stages that go with data for detection."""
+"""The stages that support detection."""
 LIKELY = 100
-"""Anchors of a sample, those with the highest scores, whose boxes are compared: applications read no others."""
+"""Number of anchors of a sample whose boxes are compared: those with the highest scores, as applications use them."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class DetectionHead(Head):
     detector: Detector
 
     def logits(self, scores: Any) -> Any:
-        """Scores as logits."""
+        """Return the scores as logits."""
         ops = keras().ops
         if self.detector.specification["scores"] == "logits":
             return scores
@@ -71,7 +71,7 @@ class DetectionHead(Head):
 
     @property
     def specification(self) -> Specification:
-        """The anchors, and how boxes and scores are read."""
+        """The anchors, and the encoding of boxes and scores."""
         return self.detector.specification
 
     def loss(self, targets: Any, outputs: Any) -> Any:
@@ -109,7 +109,7 @@ class ByObjects:
         return np.asarray((snr_db(*near) + by_scores) / 2)
 
     def same(self, expected: Rows, actual: Rows) -> NDArray[np.float64]:
-        """Return the share of the objects that both find; 1 where neither finds any."""
+        """Return the share of the objects that both find; 1 if neither finds any."""
         answers = [_detections(self.detector, rows) for rows in (expected, actual)]
         pairs = zip(*answers, strict=True)
         return np.array([agreement([one], [other], average_precision.SURE)[0] for one, other in pairs])
@@ -168,7 +168,7 @@ class Detection(Task):
     }
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> DetectionHead:
-        """Find out that a model is a detector with these anchors, for this data.
+        """Return the head of a detector with these anchors, after a check that it fits the data.
 
         Args:
             model: a Keras model of the data's input shape.
@@ -180,12 +180,12 @@ class Detection(Task):
         """
         refuse_misfit(model, data, 2)
         detector = detector_of(specification)
-        wanted = [(len(detector.anchors), 4), (len(detector.anchors), len(data.class_names))]
-        found = [tuple(each.shape[1:]) for each in model.outputs]
-        if found != wanted:
+        expected = [(len(detector.anchors), 4), (len(detector.anchors), len(data.class_names))]
+        actual = [tuple(each.shape[1:]) for each in model.outputs]
+        if actual != expected:
             raise ModelError(
-                f"the model's outputs have the shapes {', '.join(str(list(shape)) for shape in found)}",
-                allowed=f"boxes {list(wanted[0])} and scores {list(wanted[1])}, in this order: one row for each anchor",
+                f"the model's outputs have the shapes {', '.join(str(list(shape)) for shape in actual)}",
+                allowed=f"boxes {list(expected[0])} and scores {list(expected[1])}, in this order, one row per anchor",
                 todo="check data.source, the model's last layers and its anchors",
             )
         last = model.outputs[1]._keras_history.operation
@@ -199,11 +199,11 @@ class Detection(Task):
         return padded(data.objects(split))
 
     def augmentation(self, augment: RandomChanges) -> Change:
-        """Return the change that moves boxes along with their images."""
+        """Return the augmentation that moves boxes with their images."""
         return augmentation(augment)
 
     def unfit_settings(self, settings: Mapping[str, Any]) -> list[tuple[Location, Unfit]]:
-        """Return unknown anchors, sensitivity, and preprocessing steps that would move what is in the image."""
+        """Return the problems: unknown anchors, sensitivity, and preprocessing steps that would move objects."""
         found: list[tuple[Location, Unfit]] = []
         model = settings["model"]
         if (settings.get("measure") or {}).get("sensitivity") is not None:
@@ -226,7 +226,7 @@ class Detection(Task):
             detector = detector_of(model.specification)
             answers.append([each for rows in model.blocks for each in _detections(detector, rows)])
             images = f"COCO, {note}, {len(expected)} images"
-            facts[name] = average_precision.found(answers[-1], expected, len(names), images)
+            facts[name] = average_precision.evaluate(answers[-1], expected, len(names), images)
             facts[name]["spread"] = asdict(average_precision.spread(answers[-1], expected, names, split))
         facts["agreement"] = agreement(answers[0], answers[-1], average_precision.SURE)
         return facts
@@ -248,7 +248,7 @@ class Detection(Task):
         return ByObjects(Detector({**known, **changes}))
 
     def score(self, rows: Rows, data: Data, split: Split, specification: Specification) -> float:
-        """Return the mean average precision; 0 where there are no objects."""
+        """Return the mean average precision; 0 without objects."""
         detections = _detections(detector_of(specification), rows)
         return mean_average_precision(detections, data.objects(split), len(data.class_names))["ap"] or 0.0
 
@@ -260,7 +260,8 @@ class Detection(Task):
         expected = [data.objects("test")[index] for index in indices]
         answers = {role: _detections(detector, each) for role, each in rows.items()}
         facts: Facts = {
-            role: average_precision.found(each, expected, len(names), f"COCO, {note}") for role, each in answers.items()
+            role: average_precision.evaluate(each, expected, len(names), f"COCO, {note}")
+            for role, each in answers.items()
         }
         facts["agreement"] = agreement(answers["original"], answers["int8"], average_precision.SURE)
         compared = average_precision.compare(facts, names, "original", "int8")["measurements"]
@@ -268,23 +269,23 @@ class Detection(Task):
         return EvaluationMembers(_object_rows(expected), metrics | compared)
 
     def manifest(self, specification: Specification) -> dict[str, Any]:
-        """Return the anchors, and how boxes and scores are read."""
+        """Return the anchors, and the encoding of boxes and scores."""
         return {"detection": specification}
 
 
 def _moving(step: Any) -> Unfit | None:
-    """Return why a preprocessing step does not go with boxes, or None."""
+    """Return why a preprocessing step cannot be used with boxes, or None."""
     ((name, settings),) = ((step, None),) if isinstance(step, str) else step.items()
     fit = (settings or {}).get("fit", "stretch") if name == "resize" else "stretch"
     if name in STAYING and fit == "stretch":
         return None
     shown = name if fit == "stretch" else f"{name} with fit: {fit}"
     what = f"{shown} changes positions in the image, but not in the boxes"
-    return Unfit(what, ", ".join(STAYING), "resize stretches the whole image, and its boxes with it")
+    return Unfit(what, ", ".join(STAYING), "use resize: it stretches the image and its boxes")
 
 
 def _boxes_and_scores(detector: Detector, rows: Rows) -> tuple[Rows, Rows]:
-    """Boxes [n, anchors, 4] and scores [n, anchors, classes].
+    """Return boxes [n, anchors, 4] and scores [n, anchors, classes].
 
     Raises:
         ModelError: the outputs are not those of the detector.
@@ -301,13 +302,13 @@ def _boxes_and_scores(detector: Detector, rows: Rows) -> tuple[Rows, Rows]:
 
 
 def _detections(detector: Detector, rows: Rows) -> list[Detections]:
-    """The objects that are found in each sample."""
+    """Return the detections of each sample."""
     boxes, scores = _boxes_and_scores(detector, rows)
     return [detector(*pair) for pair in zip(boxes, scores, strict=True)]
 
 
 def _object_rows(objects: Sequence[Objects]) -> NDArray[np.float32]:
-    """Objects of samples: [objects, 6], index of the sample, class, box."""
+    """Return the objects of samples [objects, 6]: index of the sample, class, box."""
     rows = [
         np.column_stack([np.full(len(classes), place), classes, boxes])
         for place, (boxes, classes) in enumerate(objects)
@@ -316,7 +317,7 @@ def _object_rows(objects: Sequence[Objects]) -> NDArray[np.float32]:
 
 
 def detector_of(specification: Any) -> Detector:
-    """The detector of a specification.
+    """Return the detector of a specification.
 
     Raises:
         ModelError: there is none, or it cannot be used.
@@ -333,7 +334,7 @@ def detector_of(specification: Any) -> Detector:
 
 
 def padded(objects: Sequence[Objects]) -> NDArray[np.float32]:
-    """Objects of images as one array: [n, most, 5], a class and a box in each row; the class -1 fills up."""
+    """Return the objects of images as one array [n, max, 5]: class and box; padding has the class -1."""
     most = max([len(each.classes) for each in objects] or [0]) or 1
     rows = np.full((len(objects), most, 5), -1, np.float32)
     for row, (boxes, classes) in zip(rows, objects, strict=True):
@@ -383,7 +384,7 @@ def match(detector: Detector, objects: Any) -> AnchorTargets:
 
 
 def _overlaps(boxes: Any, detector: Detector) -> Any:
-    """Intersection over union of each object with each anchor: [n, most, anchors]."""
+    """Return the intersection over union of each object with each anchor: [n, objects, anchors]."""
     ops, anchors = keras().ops, detector.anchors
     low, high = anchors[:, :2] - anchors[:, 2:] / 2, anchors[:, :2] + anchors[:, 2:] / 2
     boxes = ops.expand_dims(boxes, 2)
@@ -394,7 +395,7 @@ def _overlaps(boxes: Any, detector: Detector) -> Any:
 
 
 def _raw(boxes: Any, detector: Detector) -> Any:
-    """The raw numbers that make boxes of anchors: what `Detector.located` undoes."""
+    """Encode boxes relative to their anchors; `Detector.located` decodes them."""
     ops, anchors = keras().ops, detector.anchors
     variances = np.asarray(detector.specification["variances"], np.float32)
     middle, size = (boxes[..., :2] + boxes[..., 2:]) / 2, ops.maximum(boxes[..., 2:] - boxes[..., :2], 1e-6)
@@ -424,7 +425,7 @@ def augmentation(augment: RandomChanges) -> Change:
 
 
 def _moved_images(images: Any, scale: Any, shift: Any) -> Any:
-    """Images in which what is at u comes from (u - 1/2) * scale + 1/2 + shift, fractions of the sides; edges repeat."""
+    """Return images sampled at (u - 1/2) * scale + 1/2 + shift for positions u in [0, 1]; edges are repeated."""
     import tensorflow
 
     sides = tensorflow.cast(tensorflow.shape(images)[1:3], tensorflow.float32)
@@ -442,7 +443,7 @@ def _moved_images(images: Any, scale: Any, shift: Any) -> Any:
 
 
 def _moved_objects(objects: Any, scale: Any, shift: Any) -> Any:
-    """Objects where `_moved_images` has moved them; gone where too little of them is left."""
+    """Return the objects at their positions after `_moved_images`, without those that are hardly visible."""
     import tensorflow
 
     scale, shift = scale[:, None], shift[:, None]

@@ -1,4 +1,4 @@
-"""Regression: one or several numbers for each sample."""
+"""Regression: one or several values for each sample."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from compress.measurement import Z95, Measurement, Metric, missing
 from compress.stage import Unfit, Use
 from compress.tasks import degeneracy
 from compress.tasks.base import (
+    DistillationTerms,
     EvaluationMembers,
     Head,
     ModelOutputs,
     Quality,
     Rows,
-    SoftTargets,
     Specification,
     Task,
     refuse_misfit,
@@ -30,9 +30,9 @@ from compress.tasks.base import (
 )
 
 SAME = 0.1
-"""Two predictions agree if they differ by at most this share of the standard deviation of the predictions."""
+"""Two predictions agree if they differ by at most this fraction of the standard deviation of the predictions."""
 MIDDLE = 0.1
-"""One answer: predictions in a band of this share of the targets' standard deviation around their median."""
+"""Predictions within this fraction of the targets' standard deviation around their median count as one output."""
 NO_CLASSES = "the data has numbers as targets, not classes"
 
 
@@ -57,18 +57,18 @@ class RegressionHead(Head):
         """Return the predictions themselves."""
         return outputs
 
-    def softened(self, answers: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
-        """Return the weighted mean of the teachers' predictions; numbers have no temperature."""
+    def soft_targets(self, logits: Sequence[Any], weights: Sequence[float], temperature: float) -> Any:
+        """Return the weighted mean of the teachers' predictions; the temperature does not apply."""
         del temperature
         ops = keras().ops
         shares = np.array(weights, np.float32) / np.float32(sum(weights))
-        parts = [ops.convert_to_tensor(each, "float32") * share for each, share in zip(answers, shares, strict=True)]
+        parts = [ops.convert_to_tensor(each, "float32") * share for each, share in zip(logits, shares, strict=True)]
         return sum(parts[1:], parts[0])
 
-    def taught_loss(self, answers: Any, taught: Any, targets: Any, teaching: SoftTargets) -> Any:
+    def distillation_loss(self, logits: Any, soft_targets: Any, labels: Any, terms: DistillationTerms) -> Any:
         """Return the mean squared error with the teachers' predictions: [n]."""
-        del targets, teaching
-        return self.loss(keras().ops.stop_gradient(taught), answers)
+        del labels, terms
+        return self.loss(keras().ops.stop_gradient(soft_targets), logits)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ByValue:
 
 
 class Regression(Task):
-    """Numbers for each sample; the metrics are R² and the mean absolute error over all targets."""
+    """Values for each sample; the metrics are R² and the mean absolute error over all targets."""
 
     name: ClassVar[str] = "regression"
     models: ClassVar[str] = "regression models"
@@ -111,7 +111,7 @@ class Regression(Task):
     }
 
     def head(self, model: Any, data: Data, specification: Specification = None) -> RegressionHead:
-        """Find out that a model gives one number for each target.
+        """Return the head of a model with one output for each target.
 
         Raises:
             ModelError: several inputs or outputs, or shapes that differ from the data's.
@@ -146,11 +146,11 @@ class Regression(Task):
 
     def unfit_settings(self, settings: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], Unfit]]:
         """Return also the sensitivity, which compares probabilities of classes."""
-        found = super().unfit_settings(settings)
+        refused = super().unfit_settings(settings)
         if (settings.get("measure") or {}).get("sensitivity") is not None:
             reason = self.refused["measured sensitivity"]
-            found.append((("measure", "sensitivity"), Unfit(reason.what, "latency", "leave it out")))
-        return found
+            refused.append((("measure", "sensitivity"), Unfit(reason.what, "latency", "leave it out")))
+        return refused
 
     def evaluate(self, models: Mapping[str, ModelOutputs], data: Data, split: Split, note: str) -> Facts:
         """Return `r2`, `mae`, `predictions` and `spread` of each model; and `targets` and `split`."""
@@ -177,7 +177,7 @@ class Regression(Task):
     def judge_answers(
         self, facts: Facts, names: Sequence[str], original: str, result: str
     ) -> dict[str, degeneracy.Judgement]:
-        """Judge whether two models give one number to nearly everything; `result` may be the original."""
+        """Judge whether two models predict one value for nearly everything; `result` may be the original."""
         del names
         spreads = {name: degeneracy.Spread(**facts[name]["spread"]) for name in (original, result)}
         return {
@@ -199,13 +199,13 @@ class Regression(Task):
     def packaged(
         self, rows: Mapping[str, Rows], data: Data, indices: Sequence[int], specification: Specification, note: str
     ) -> EvaluationMembers:
-        """Refuse: a bundle has no reader of numbers (`package` is refused before a run)."""
+        """Refuse: bundles do not support regression (`package` is refused before a run)."""
         reason = self.refused["package"]
         raise ModelError(reason.what, todo=reason.todo)
 
 
 def _spread_of(targets: NDArray[Any]) -> NDArray[np.float64]:
-    """The standard deviation of each target; 1 for a constant one."""
+    """Return the standard deviation of each target; 1 for a constant one."""
     deviation = np.asarray(targets, np.float64).std(axis=0)
     return np.where(deviation > 0, deviation, 1.0)
 
@@ -219,7 +219,7 @@ def _refuse_other_width(rows: Rows, data: Data) -> None:
 
 
 def _r2(targets: NDArray[np.float64], rows: NDArray[np.float64], note: str) -> Measurement:
-    """The coefficient of determination, averaged over the targets that are not constant."""
+    """Return the coefficient of determination, averaged over the targets that are not constant."""
     total = ((targets - targets.mean(axis=0)) ** 2).sum(axis=0)
     residual = ((targets - rows) ** 2).sum(axis=0)
     varied = total > 0
@@ -232,7 +232,7 @@ def _r2(targets: NDArray[np.float64], rows: NDArray[np.float64], note: str) -> M
 
 
 def _mae(targets: NDArray[np.float64], rows: NDArray[np.float64], note: str) -> Measurement:
-    """The mean absolute error over all targets, with the 95% interval of a mean."""
+    """Return the mean absolute error over all targets, with the 95% interval of a mean."""
     errors = np.abs(targets - rows).mean(axis=1)
     mean = float(errors.mean())
     if not np.isfinite(mean):
@@ -255,7 +255,7 @@ def _changes(values: Mapping[str, Sequence[Any]], before: Rows, after: Rows) -> 
 
 
 def _agreeing(expected: Rows, actual: Rows) -> NDArray[np.float64]:
-    """By sample the share of the targets whose two predictions agree."""
+    """Return for each sample the share of the targets whose two predictions agree."""
     tolerance = SAME * np.asarray(expected, np.float64).std(axis=0)
     tolerance = np.maximum(tolerance, 1e-6 * np.abs(expected).max(axis=0, initial=0.0))
     near = np.abs(np.asarray(expected, np.float64) - actual) <= tolerance

@@ -1,6 +1,8 @@
-"""The training split in batches, from memory, or from a file that is larger. Which sample comes when, and how it is
-changed, follows from seed and epoch alone, so that a training that goes on after an interruption sees what it would
-have seen without."""
+"""Batches of the training split, from memory or from a file that is larger than memory.
+
+The order of the samples and their augmentation depend only on the seed and the epoch. So a training that continues
+after an interruption gets the same batches as without the interruption.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ from compress.settings import Settings
 from compress.tasks.base import Change
 
 VALIDATION_BATCH = 32
-"""What Keras takes of arrays."""
+"""Batch size of Keras' validation on arrays."""
 READ_AHEAD = 8
-"""Batches from a file that lie ready."""
+"""Number of batches read ahead from a file."""
 
 
 class Augment(Settings):
-    """Random changes of the training images. Fractions are of the image's side."""
+    """Settings of the augmentation of training images."""
 
     shift: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Largest shift in each direction, as a fraction of the image's size."""
@@ -37,8 +39,8 @@ class Augment(Settings):
     """Flip images horizontally at random."""
 
 
-class Passes(Settings):
-    """The settings that every training has."""
+class EpochSettings(Settings):
+    """Settings of every training."""
 
     epochs: Annotated[int, Field(ge=1, le=10_000)]
     """Number of passes over the training split."""
@@ -50,144 +52,145 @@ class Passes(Settings):
     """Random changes of the training images."""
 
     def batches_per_epoch(self, samples: int) -> int:
-        """Batches in one epoch; the last one may be smaller."""
+        """Return the number of batches in one epoch; the last one may be smaller."""
         return -(-samples // self.batch_size)
 
 
 def batches(
     inputs: NDArray[np.float32],
     targets: Any,
-    settings: Passes,
+    settings: EpochSettings,
     seed: int,
     first: int = 0,
-    own_change: Change | None = None,
+    task_change: Change | None = None,
 ) -> Any:
-    """All batches of a training from epoch `first` on, as a tf.data set of `batches_per_epoch` batches for each epoch.
+    """Return all batches of a training from epoch `first` on, as a tf.data.Dataset.
 
     Args:
-        inputs: all training samples: [n, ...]; of a memory map no more is read than batches need.
-        targets: what belongs to each sample: an array [n, ...], or a map of them.
-        settings: how many epochs, how large the batches, what is changed.
-        seed: the run's.
-        first: epochs that are over already.
-        own_change: the augmentation of the task, which changes targets as well; by default that of images alone.
+        inputs: all training samples [n, ...]. Of a memory map, only the samples of the next batches are read.
+        targets: an array [n, ...] with one row for each sample, or a map of such arrays.
+        settings: number of epochs, batch size, augmentation.
+        seed: the seed of the run.
+        first: number of completed epochs.
+        task_change: augmentation that also changes the targets; by default only images are changed.
 
     Raises:
-        StageError: images are to be changed, and the samples are none.
+        StageError: the settings have augmentation, but the samples are not images.
     """
     import tensorflow as tf
 
-    drawn_of = _read(inputs, targets) if rows.mapped(inputs) else _held(inputs, targets)
-    shape = inputs.shape[1:]
-    change = own_change or _augmentation(settings.augment, shape)
+    samples_at = _from_file(inputs, targets) if rows.mapped(inputs) else _from_memory(inputs, targets)
+    change = task_change or _augmentation(settings.augment, inputs.shape[1:])
 
-    def drawn(indices: Any, seeds: Any) -> Any:
-        images, beside = drawn_of(indices)
-        return change(images, beside, seeds)
+    def augmented(indices: Any, seeds: Any) -> Any:
+        images, batch_targets = samples_at(indices)
+        return change(images, batch_targets, seeds)
 
-    each = settings.batches_per_epoch(len(inputs))
+    per_epoch = settings.batches_per_epoch(len(inputs))
 
-    @lru_cache(maxsize=2)  # batches of two epochs may be on their way
+    @lru_cache(maxsize=2)  # batches of two epochs can be in preparation
     def epoch(number: int) -> list[tuple[NDArray[np.int64], NDArray[np.int32]]]:
         return list(_order(len(inputs), settings, seed, number))
 
-    def numbered(place: Any) -> Any:
-        kinds = [tf.int64, tf.int32]
-        indices, seeds = tf.numpy_function(lambda at: epoch(int(at) // each)[int(at) % each], [place], kinds, False)
+    def indices_and_seeds(number: Any) -> Any:
+        def batch(number: Any) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+            return epoch(int(number) // per_epoch)[int(number) % per_epoch]
+
+        indices, seeds = tf.numpy_function(batch, [number], [tf.int64, tf.int32], stateful=False)
         return tf.ensure_shape(indices, [None]), tf.ensure_shape(seeds, [2])
 
-    # Of numbers, not of a generator: beside that the training waited 30 ms for batches that lay ready (2 busy cores).
-    made = tf.data.Dataset.range(first * each, settings.epochs * each).map(numbered)
-    # On busy cores a thread that reads may have to wait for its turn: some batches lie ready for that time.
+    # A range, not a generator: with a generator the training waited 30 ms for finished batches (2 busy cores).
+    dataset = tf.data.Dataset.range(first * per_epoch, settings.epochs * per_epoch).map(indices_and_seeds)
+    # On busy cores a reading thread may have to wait: batches that were read ahead bridge this time.
     ahead = READ_AHEAD if rows.mapped(inputs) else tf.data.AUTOTUNE
-    return made.map(drawn, num_parallel_calls=tf.data.AUTOTUNE).prefetch(ahead)
+    return dataset.map(augmented, num_parallel_calls=tf.data.AUTOTUNE).prefetch(ahead)
 
 
 def held_out(inputs: NDArray[np.float32], targets: Any) -> Any:
-    """Samples as `fit` takes them for validation: arrays as they are, a memory map in batches as Keras would make."""
+    """Return the validation samples for `fit`: arrays unchanged, a memory map as batches of Keras' default size."""
     if not rows.mapped(inputs):
         return inputs, targets
     import tensorflow as tf
 
-    made = tf.data.Dataset.range(len(inputs)).batch(VALIDATION_BATCH)
-    return made.map(_read(inputs, targets), num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    dataset = tf.data.Dataset.range(len(inputs)).batch(VALIDATION_BATCH)
+    return dataset.map(_from_file(inputs, targets), num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 
-def _held(inputs: NDArray[np.float32], targets: Any) -> Callable[[Any], Any]:
-    """Indices -> samples and what belongs to them, out of tensors."""
+def _from_memory(inputs: NDArray[np.float32], targets: Any) -> Callable[[Any], Any]:
+    """Return a function: indices -> samples and targets, from tensors in memory."""
     import tensorflow as tf
 
     stored = tf.nest.map_structure(tf.constant, (inputs, targets))
-    return lambda indices: tf.nest.map_structure(lambda each: tf.gather(each, indices), stored)
+    return lambda indices: tf.nest.map_structure(lambda array: tf.gather(array, indices), stored)
 
 
-def _read(inputs: NDArray[np.float32], targets: Any) -> Callable[[Any], Any]:
-    """The same out of a file."""
+def _from_file(inputs: NDArray[np.float32], targets: Any) -> Callable[[Any], Any]:
+    """Return a function: indices -> samples and targets, from a file."""
     import tensorflow as tf
 
     arrays = [inputs, *map(np.asarray, tf.nest.flatten(targets))]
     kinds = [tf.as_dtype(array.dtype) for array in arrays]
 
-    def drawn(indices: Any) -> Any:
-        found = tf.numpy_function(
+    def read(indices: Any) -> Any:
+        tensors = tf.numpy_function(
             lambda places: [rows.rows(array, places) for array in arrays], [indices], kinds, stateful=False
         )
-        for tensor, array in zip(found, arrays, strict=True):
+        for tensor, array in zip(tensors, arrays, strict=True):
             tensor.set_shape((None, *array.shape[1:]))
-        return found[0], tf.nest.pack_sequence_as(targets, found[1:])
+        return tensors[0], tf.nest.pack_sequence_as(targets, tensors[1:])
 
-    return drawn
+    return read
 
 
 def _order(
-    samples: int, settings: Passes, seed: int, epoch: int
+    samples: int, settings: EpochSettings, seed: int, epoch: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32]]]:
-    """Of each batch of an epoch the indices of its samples, and the seeds of its changes."""
+    """Yield the indices of the samples and the seeds of the augmentation, for each batch of an epoch."""
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(samples)
-    for at in range(0, samples, settings.batch_size):
-        yield order[at : at + settings.batch_size], random.integers(2**31, size=2, dtype=np.int32)
+    for start in range(0, samples, settings.batch_size):
+        yield order[start : start + settings.batch_size], random.integers(2**31, size=2, dtype=np.int32)
 
 
 def _augmentation(augment: Augment, shape: tuple[int, ...]) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
-    """(images, what belongs to them, two seeds) -> images with Keras' random changes, the rest as it was."""
+    """Return a function: (images, targets, two seeds) -> randomly changed images, unchanged targets."""
     layers = keras().layers
-    made = []
+    changes = []
     if augment.flip:
-        made.append(layers.RandomFlip("horizontal"))
+        changes.append(layers.RandomFlip("horizontal"))
     if augment.shift:
-        made.append(layers.RandomTranslation(augment.shift, augment.shift, fill_mode="nearest"))
+        changes.append(layers.RandomTranslation(augment.shift, augment.shift, fill_mode="nearest"))
     if augment.rotate:
-        made.append(layers.RandomRotation(augment.rotate / 360, fill_mode="nearest"))
+        changes.append(layers.RandomRotation(augment.rotate / 360, fill_mode="nearest"))
     if augment.zoom:
-        made.append(layers.RandomZoom((-augment.zoom, augment.zoom), fill_mode="nearest"))
+        changes.append(layers.RandomZoom((-augment.zoom, augment.zoom), fill_mode="nearest"))
 
-    if made and len(shape) != 3:
+    if changes and len(shape) != 3:
         raise StageError(
             f"augment changes images, and the samples are {list(shape)}",
             allowed="[height, width, channels]",
-            todo="leave out augment",
+            todo="remove augment",
         )
 
-    def change(images: Any, beside: Any, seeds: Any) -> tuple[Any, Any]:
-        generator = _given(seeds)
-        for layer in made:
+    def change(images: Any, targets: Any, seeds: Any) -> tuple[Any, Any]:
+        generator = _seed_generator(seeds)
+        for layer in changes:
             images = layer.transform_images(images, layer.get_random_transformation(images, seed=generator))
-        return images, beside
+        return images, targets
 
     return change
 
 
-def _given(seeds: Any) -> Any:
-    """A generator of seeds as Keras takes them which starts from given ones, and leaves nothing behind."""
+def _seed_generator(seeds: Any) -> Any:
+    """Return a Keras seed generator that starts from these seeds, and has no variable."""
     import tensorflow as tf
 
-    class Given(keras().random.SeedGenerator):  # type: ignore[misc]
-        def __init__(self) -> None:  # not the parent's, which makes a variable to count in
+    class FixedSeeds(keras().random.SeedGenerator):  # type: ignore[misc]
+        def __init__(self) -> None:  # the parent would create a variable
             self.count = 0
 
         def next(self, ordered: bool = True) -> Any:
             self.count += 1
             return tf.random.experimental.stateless_fold_in(seeds, self.count)
 
-    return Given()
+    return FixedSeeds()

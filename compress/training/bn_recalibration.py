@@ -1,7 +1,7 @@
-"""Batch norm recalibration: means and variances that belong to the weights as they are now.
+"""Batch norm recalibration: means and variances that fit the current weights.
 
-Training moves them as an average over many steps (Keras' momentum is 0.99), and pruning or replacing layers does not
-move them at all. So they can be far from what the layers compute at the end.
+Training updates them as an average over many steps (Keras' momentum is 0.99), and pruning or replacing layers does not
+update them. So they can be far from the statistics of the final layers.
 
 Source: Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3 (PreciseBN).
 """
@@ -21,20 +21,20 @@ from compress.stage import Context
 from compress.training.validation import comparison, validation_quality
 
 SAMPLES = 1024
-"""Training samples that statistics are measured on, at most."""
+"""Maximum number of training samples for the statistics."""
 BATCH = 64
 
 
 def recalibrate_batch_norms(model: Any, context: Context, samples: int = SAMPLES) -> Facts:
-    """Measure the statistics of all batch norms again, and keep them where validation is no worse.
+    """Measure the statistics of all batch norms again, and keep them if validation is no worse.
 
     The model is changed in place. Batch norms with `trainable=False` stay as they are: they normalize by the same
     statistics in training and in use.
 
     Args:
-        model: a Keras model that fits the data; of several outputs of a classifier the first is judged.
+        model: a Keras model that fits the data; of several outputs of a classifier, the first is evaluated.
         context: data and seed.
-        samples: how many training samples are measured on, chosen by the seed; preprocessed, not augmented.
+        samples: number of training samples, selected by the seed; preprocessed, not augmented.
 
     Returns:
         `batch_norms`: whether the new statistics are kept (`recalibrated`), and the validation result with the old
@@ -55,16 +55,16 @@ def recalibrate_batch_norms(model: Any, context: Context, samples: int = SAMPLES
 
 
 def _trained_batch_norms(model: Any) -> list[Any]:
-    """All batch norms that are not frozen, at any depth, once each."""
+    """Return all batch norms that are not frozen, at any depth, once each."""
     kind = keras().layers.BatchNormalization
-    found = {id(layer): layer for layer in model._flatten_layers() if isinstance(layer, kind) and layer.trainable}
-    return list(found.values())
+    layers = {id(layer): layer for layer in model._flatten_layers() if isinstance(layer, kind) and layer.trainable}
+    return list(layers.values())
 
 
 def _measure_statistics(model: Any, norms: list[Any], context: Context, samples: int) -> None:
     """Set means and variances to their averages over batches of training samples.
 
-    Only the batch norms work as in training, so that dropout and noise are absent as they are when the model is used.
+    Only the batch norms run in training mode: dropout and noise are off, as in inference.
     """
     inputs = context.data.inputs("train")
     # In random order: data that is sorted by class would have batches of one class.
@@ -81,9 +81,9 @@ def _measure_statistics(model: Any, norms: list[Any], context: Context, samples:
 
 @contextmanager
 def _measuring(norm: Any) -> Iterator[None]:
-    """Let one batch norm normalize by its batch and average the statistics of all calls, whatever calls it how.
+    """Make one batch norm normalize by its batch, and average the statistics over all calls.
 
-    Calls are counted here, since a shared layer is called several times for each batch.
+    Calls are counted here, because a shared layer is called several times for each batch.
     """
     momentum = norm.momentum
     renorm = norm.renorm

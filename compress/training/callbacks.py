@@ -14,14 +14,14 @@ from compress.progress import Progress
 
 
 def reporting(library: Any, progress: Progress, steps: int, epochs: int, first: int = 0) -> Any:
-    """A callback of Keras 3 or tf-keras that tells the progress, and stops when the loss is no longer a number.
+    """Return a callback that reports the progress, and stops the training if the loss is not finite.
 
     Args:
-        library: which of them.
-        progress: who is told.
-        steps: of an epoch.
-        epochs: of the whole training.
-        first: how many of them were done before.
+        library: Keras 3 or tf-keras.
+        progress: receives the progress.
+        steps: number of steps in an epoch.
+        epochs: number of epochs of the training.
+        first: number of completed epochs.
     """
 
     class Report(library.callbacks.Callback):  # type: ignore[misc]
@@ -37,7 +37,7 @@ def reporting(library: Any, progress: Progress, steps: int, epochs: int, first: 
             if not np.isfinite(shown.get("loss", 0.0)):
                 raise StageError(
                     f"training diverged: the loss is {shown['loss']} in epoch {(self.done - 1) // steps + 1}",
-                    todo="choose a smaller learning_rate, and look at the data's range",
+                    todo="lower learning_rate, and check the range of the data",
                 )
             progress.update(self.done, steps * epochs, **shown, **self.validation)
 
@@ -48,9 +48,9 @@ def reporting(library: Any, progress: Progress, steps: int, epochs: int, first: 
 
 
 def tensorboard(folder: Path, first: int) -> Any:
-    """A callback that writes the figures of every epoch as TensorBoard's scalars; TensorBoard itself is not needed.
+    """Return a callback that writes the metrics of every epoch as TensorBoard scalars; TensorBoard is not needed.
 
-    A training that begins at epoch 0 removes the curves of an earlier one.
+    A training that starts at epoch 0 removes the curves of an earlier one.
 
     Source: the scalar plugin's data format, tensorboard/plugins/scalar/metadata.py: version 0, an empty mode.
     """

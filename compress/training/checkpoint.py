@@ -1,4 +1,4 @@
-"""Training that can be interrupted: everything that changes in it, written at the ends of epochs, and read again."""
+"""Checkpoints of a training: its complete state between epochs, so that an interrupted training can continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from compress.ir.tensorflow import keras
 
 FILE = "training.npz"
 EVERY_S = 20.0
-"""An interruption costs at most so much of a training, and one epoch."""
+"""Minimum time between two checkpoints: an interruption loses this time and one epoch at most."""
 
 
 @dataclass
@@ -27,66 +27,73 @@ class Checkpoint:
     """The state of a training: weights, optimizer, random generators of layers, early stopping, history.
 
     Attributes:
-        folder: where it is kept.
-        variables: Keras variables, in an order that is the same whenever the same training is set up.
+        folder: the folder of the file.
+        variables: Keras variables, in the same order for every start of the same training.
         stopping: the callback of early stopping, or None.
         rows: the history so far, one map for each epoch.
-        told: what early stopping knew when it was written.
+        stopping_state: state of early stopping in the checkpoint.
     """
 
     folder: Path
     variables: Sequence[Any]
     stopping: Any = None
     rows: list[dict[str, Any]] = field(default_factory=list)
-    told: dict[str, Any] = field(default_factory=dict)
+    stopping_state: dict[str, Any] = field(default_factory=dict)
 
     def read(self) -> int:
         """Restore a checkpoint, and return the number of completed epochs; 0 if none fits."""
         try:
-            with np.load(io.BytesIO((self.folder / FILE).read_bytes()), allow_pickle=False) as found:
-                arrays = [found[f"v{index}"] for index in range(len(self.variables))]
-                best = [found[name] for name in sorted(found.files) if name.startswith("best")]
-                told = json.loads(str(found["told"]))
-                rows, stopping = list(told["rows"]), dict(told["stopping"])
+            with np.load(io.BytesIO((self.folder / FILE).read_bytes()), allow_pickle=False) as content:
+                arrays = [content[f"v{index}"] for index in range(len(self.variables))]
+                best = [content[name] for name in sorted(content.files) if name.startswith("best")]
+                state = json.loads(str(content["state"]))
+                rows = list(state["rows"])
+                stopping = dict(state["stopping"])
         except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error):
             return 0  # zipfile raises RuntimeError and its child NotImplementedError for damaged members
-        if any(array.shape != tuple(each.shape) for array, each in zip(arrays, self.variables, strict=True)):
+        pairs = list(zip(self.variables, arrays, strict=True))
+        if any(array.shape != tuple(variable.shape) for variable, array in pairs):
             return 0
-        for array, each in zip(arrays, self.variables, strict=True):
-            each.assign(array)
+        for variable, array in pairs:
+            variable.assign(array)
         self.rows = rows
-        self.told = {**stopping, "best_weights": best or None} if stopping else {}
+        self.stopping_state = {**stopping, "best_weights": best or None} if stopping else {}
         return len(self.rows)
 
     def write(self) -> None:
         """Write a checkpoint: complete, or not at all."""
-        arrays: dict[str, Any] = {f"v{index}": np.asarray(each) for index, each in enumerate(self.variables)}
-        told: dict[str, Any] = {"rows": self.rows, "stopping": {}}
+        arrays: dict[str, Any] = {f"v{index}": np.asarray(variable) for index, variable in enumerate(self.variables)}
+        state: dict[str, Any] = {"rows": self.rows, "stopping": {}}
         if self.stopping is not None:
-            arrays |= {f"best{index:05}": each for index, each in enumerate(self.stopping.best_weights or [])}
-            told["stopping"] = {name: getattr(self.stopping, name) for name in ("wait", "best_epoch")}
-            told["stopping"]["best"] = None if self.stopping.best is None else float(self.stopping.best)
+            best = self.stopping.best_weights or []
+            arrays |= {f"best{index:05}": weights for index, weights in enumerate(best)}
+            state["stopping"] = {name: getattr(self.stopping, name) for name in ("wait", "best_epoch")}
+            state["stopping"]["best"] = None if self.stopping.best is None else float(self.stopping.best)
         content = io.BytesIO()
-        np.savez(content, told=np.array(json.dumps(told)), **arrays)
+        np.savez(content, state=np.array(json.dumps(state)), **arrays)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / FILE, content.getvalue())
 
     def callback(self) -> Any:
-        """Writes when an epoch begins: the last of all callbacks, when moving averages are out of the way again."""
-        library, kept = keras(), self
+        """Return the callback that writes checkpoints.
 
-        class Keep(library.callbacks.Callback):  # type: ignore[misc, name-defined]
+        It writes at the begin of an epoch and is the last callback, so that moving averages are swapped back before.
+        """
+        library = keras()
+        checkpoint = self
+
+        class WriteCheckpoint(library.callbacks.Callback):  # type: ignore[misc, name-defined]
             def on_train_begin(self, logs: Any = None) -> None:
-                if kept.stopping is not None:  # which forgets all when a training begins
-                    vars(kept.stopping).update(kept.told)
+                if checkpoint.stopping is not None:  # Keras resets it at the begin of a training
+                    vars(checkpoint.stopping).update(checkpoint.stopping_state)
                 self.written = time.monotonic()
 
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 if time.monotonic() - self.written > EVERY_S:
-                    kept.write()
+                    checkpoint.write()
                     self.written = time.monotonic()
 
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                kept.rows.append({name: float(value) for name, value in (logs or {}).items()})
+                checkpoint.rows.append({name: float(value) for name, value in (logs or {}).items()})
 
-        return Keep()
+        return WriteCheckpoint()

@@ -1,4 +1,4 @@
-"""Healing: training of a model that is trained already, kept only where it does not end below its beginning."""
+"""Healing: further training of a trained model, kept only if validation is no worse afterwards."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from compress.training.validation import comparison, validation_quality
 
 
 def heal(model: Any, loss: Loss, settings: TrainingSettings, context: Context) -> Facts:
-    """Train a trained model in place; give it back the weights of the beginning where validation ends below it.
+    """Train a trained model in place; restore its weights if validation is worse afterwards.
 
-    After an interruption the model must come in as it did the first time; `fit` goes on from its checkpoint.
+    After an interruption, call it with the model as it was at the first start; `fit` continues from its checkpoint.
 
     Args:
         model: a Keras model, as for `fit`.
-        loss: what is minimized.
-        settings: how to train.
+        loss: the value to minimize.
+        settings: the training settings.
         context: data, seed, progress.
 
     Returns:
         The facts of `fit`, and `healing`: whether the training is kept (`kept`), and the validation result before and
-        after it. `batch_norms` is left out where the training is not kept.
+        after it. `batch_norms` is missing if the training is not kept.
 
     Raises:
-        StageError: the loss is no longer a number.
+        StageError: the loss is not finite.
     """
     weights = model.get_weights()
     before = validation_quality(model, context)

@@ -21,7 +21,7 @@ from compress.tasks import task_of
 from compress.tasks.base import Head, Specification
 from compress.training import callbacks as monitoring
 from compress.training import schedules, subset_selection
-from compress.training.batches import Passes, batches, held_out
+from compress.training.batches import EpochSettings, batches, held_out
 from compress.training.bn_recalibration import recalibrate_batch_norms
 from compress.training.checkpoint import Checkpoint
 from compress.training.subset import Part, Subset
@@ -32,14 +32,14 @@ class Batch:
     """The input of a loss in addition to the model's outputs: tensors with a batch axis.
 
     Attributes:
-        inputs: the samples as the model was given them, augmented.
+        inputs: the samples that the model received, after augmentation.
         labels: the training targets of the task (`Task.targets`): for classification int64 [n].
-        taught: what the loss brought along for each of these samples; None where it brought nothing.
+        soft_targets: the outputs of teachers for these samples; None if they were not computed before the training.
     """
 
     inputs: Any
     labels: Any
-    taught: Any = None
+    soft_targets: Any = None
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,20 @@ class Loss:
 
     Attributes:
         of: (batch, the model's outputs) -> loss of each sample [n].
-        taught: values that batches carry, one row for each sample of train and validation, so that they are not
-            computed again in every step; they know nothing of augmentation.
+        soft_targets: outputs of teachers, computed before the training without augmentation: one row for each sample
+            of train and validation. Batches contain their rows.
     """
 
     of: Callable[[Batch, Any], Any]
-    taught: Mapping[Split, NDArray[np.float32]] = field(default_factory=dict)
+    soft_targets: Mapping[Split, NDArray[np.float32]] = field(default_factory=dict)
 
 
-class TrainingSettings(Passes):
+class TrainingSettings(EpochSettings):
     """The settings of stages that train with Keras 3."""
 
     schedule: schedules.Name = "cosine"
-    """How the learning rate falls. cosine: to 0 along a cosine. linear: to 0 along a line. steps: to a tenth after half
-    of the training, and again after three quarters. constant: it does not fall."""
+    """Decay of the learning rate. cosine: to 0 along a cosine. linear: to 0 along a line. steps: to a tenth after half
+    of the training, and again after three quarters. constant: no decay."""
     warmup: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Fraction of the steps in which the learning rate first rises from 0."""
     gradient_accumulation: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -72,10 +72,10 @@ class TrainingSettings(Passes):
     """Stop after this number of epochs without a better validation accuracy (for detectors: validation loss), and
     restore the weights of the best epoch."""
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: weight the loss so that each class counts the same, however rare it is."""
+    """balanced: weight the loss so that every class has the same total weight."""
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
-    """mixed_bfloat16, mixed_float16: compute in 16 bits where the result does not suffer, which is faster on hardware
-    made for it. The weights and the resulting model are float32."""
+    """mixed_bfloat16, mixed_float16: compute in 16 bits where the result stays accurate, which is faster on hardware
+    with 16-bit units. The weights and the resulting model are float32."""
     subset: Subset | None = None
     """Train on a part of the training split; by default on all of it."""
     tensorboard: bool = False
@@ -94,15 +94,15 @@ class TrainingSettings(Passes):
 
 
 def head_of(model: Any, data: Data, specification: Specification = None) -> Head:
-    """Find out what a model's outputs mean, and that model and data fit together.
+    """Return the meaning of a model's outputs, after a check that model and data fit together.
 
     Args:
         model: a Keras model.
-        data: the data; it says the task.
-        specification: how outputs are read, where the layers do not say it (`Context.detector`).
+        data: the data; it defines the task.
+        specification: the way to read the outputs, if the layers do not define it (`Context.detector`).
 
     Raises:
-        ModelError: they do not.
+        ModelError: they do not fit together.
     """
     return task_of(data).head(model, data, specification)
 
@@ -124,7 +124,7 @@ def own_loss(model: Any, context: Context) -> Loss:
 
 
 def label_loss(head: Head) -> Loss:
-    """Return the loss of a head as training uses it."""
+    """Return the loss of a head on the labels."""
     return Loss(lambda batch, outputs: head.loss(batch.labels, outputs))
 
 
@@ -132,22 +132,23 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
     """Train a model in place, then recalibrate its batch norms.
 
     Args:
-        model: a Keras model. Of several outputs the first is the classifier's, the others are for the loss alone;
-            a detector has two.
-        loss: what is made small.
-        settings: how to train.
+        model: a Keras model. Of several outputs the first is the classifier's, and the others are used only by the
+            loss; a detector has two.
+        loss: the value to minimize.
+        settings: the training settings.
         context: data, seed, progress.
-        callbacks: Keras callbacks of the caller's.
+        callbacks: additional Keras callbacks.
 
     Returns:
-        `history`: one map for each epoch with loss, accuracy (of classifiers) and their validation values;
-        `best_epoch`, from 1, where early stopping chose it; `subset`, where a part is trained on: how many samples,
-        and what choosing them took; `batch_norms`, where there are any: whether recalibration is kept.
+        `history`: one map for each epoch with loss, accuracy (of classifiers) and their validation values.
+        `best_epoch`: the epoch that early stopping restored, from 1.
+        `subset`: the number of selected samples and the cost of their selection, if a subset is trained on.
+        `batch_norms`: whether their recalibration was kept, if there are any.
 
     Raises:
-        StageError: the loss is no longer a number.
+        StageError: the loss is not finite.
     """
-    loss, context, told = _narrowed(model, loss, settings, context)
+    loss, context, subset_facts = _on_subset(model, loss, settings, context)
     library = keras(context.seed)
     worker = precision.lowered(model, settings.precision)
     trainer = _trainer(library, worker, _weighted(loss, settings, context.data))
@@ -157,17 +158,17 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
     task = task_of(context.data)
     trainer.compile(optimizer, metrics=["accuracy"] if task.counts_right else None, jit_compile=False)
     stopping = _stopping(library, settings, "val_accuracy" if task.counts_right else "val_loss")
-    kept = _kept(trainer, optimizer, stopping, context)
-    first = kept.read() if kept else 0
+    checkpoint = _checkpoint(trainer, optimizer, stopping, context)
+    first = checkpoint.read() if checkpoint else 0
     if first:
-        context.progress.note(f"goes on after epoch {first} of {settings.epochs}")
-    asked = [
+        context.progress.note(f"continues after epoch {first} of {settings.epochs}")
+    optional_callbacks = [
         monitoring.reporting(library, context.progress, steps, settings.epochs, first),
         library.callbacks.SwapEMAWeights(swap_on_epoch=True) if settings.ema is not None else None,
         stopping,
         *callbacks,
         monitoring.tensorboard(context.logs, first) if settings.tensorboard and context.logs else None,
-        kept.callback() if kept else None,
+        checkpoint.callback() if checkpoint else None,
     ]
     history = trainer.fit(
         batches(
@@ -184,50 +185,58 @@ def fit(model: Any, loss: Loss, settings: TrainingSettings, context: Context, ca
         validation_data=held_out(context.data.inputs("validation"), targets["validation"]),
         shuffle=False,
         verbose=0,
-        callbacks=[each for each in asked if each is not None],
+        callbacks=[callback for callback in optional_callbacks if callback is not None],
     ).history
     if worker is not model:
         model.set_weights(worker.get_weights())
     best = {} if stopping is None else {"best_epoch": stopping.best_epoch + 1}
-    earlier = [_plain_row(row) for row in kept.rows[:first]] if kept else []
-    return {"history": [*earlier, *rows(history)], **best, **told, **recalibrate_batch_norms(model, context)}
+    earlier = [_plain_row(row) for row in checkpoint.rows[:first]] if checkpoint else []
+    return {
+        "history": [*earlier, *rows(history)],
+        **best,
+        **subset_facts,
+        **recalibrate_batch_norms(model, context),
+    }
 
 
-def _narrowed(model: Any, loss: Loss, settings: TrainingSettings, context: Context) -> tuple[Loss, Context, Facts]:
-    """Loss and context with the part of the training split that is trained on, and what is to be said of it."""
+def _on_subset(model: Any, loss: Loss, settings: TrainingSettings, context: Context) -> tuple[Loss, Context, Facts]:
+    """Return the loss and the context for the subset of the training split, and facts about its selection."""
     if settings.subset is None:
         return loss, context, {}
     head = head_of(keras().Model(model.inputs[0], model.outputs[0]), context.data)
-    apart, part = replace(context, unfinished=None, logs=None), settings.subset
-    brief = TrainingSettings(
-        epochs=part.epochs,
+    subset = settings.subset
+    proxy_context = replace(context, unfinished=None, logs=None)
+    proxy_settings = TrainingSettings(
+        epochs=subset.epochs,
         batch_size=settings.batch_size,
         learning_rate=settings.learning_rate,
         augment=settings.augment,
     )
 
-    def trained(number: int) -> Any:
+    def train_proxy(number: int) -> Any:
         proxy = subset_selection.fresh(model, context.seed + 1 + number)
-        fit(proxy, label_loss(head), brief, replace(apart, seed=context.seed + 1 + number))
+        fit(proxy, label_loss(head), proxy_settings, replace(proxy_context, seed=context.seed + 1 + number))
         return proxy
 
-    indices, told = subset_selection.chosen(part, head, model, trained, context)
-    taught = {split: values[indices] if split == "train" else values for split, values in loss.taught.items()}
-    return replace(loss, taught=taught), replace(context, data=Part(context.data, indices)), told
+    indices, facts = subset_selection.chosen(subset, head, model, train_proxy, context)
+    soft_targets = dict(loss.soft_targets)
+    if "train" in soft_targets:
+        soft_targets["train"] = soft_targets["train"][indices]
+    return replace(loss, soft_targets=soft_targets), replace(context, data=Part(context.data, indices)), facts
 
 
-def _stopping(library: Any, settings: TrainingSettings, watched: str) -> Any:
-    """The callback of early stopping, or None."""
+def _stopping(library: Any, settings: TrainingSettings, metric: str) -> Any:
+    """Return the callback of early stopping, or None."""
     if settings.early_stopping is None:
         return None
-    better = "max" if watched.endswith("accuracy") else "min"
+    mode = "max" if metric.endswith("accuracy") else "min"
     return library.callbacks.EarlyStopping(
-        watched, patience=settings.early_stopping, mode=better, restore_best_weights=True
+        metric, patience=settings.early_stopping, mode=mode, restore_best_weights=True
     )
 
 
-def _kept(trainer: Any, optimizer: Any, stopping: Any, context: Context) -> Checkpoint | None:
-    """Where the training is kept between epochs; None where nothing may stay."""
+def _checkpoint(trainer: Any, optimizer: Any, stopping: Any, context: Context) -> Checkpoint | None:
+    """Return the checkpoint of the training; None if the context has no folder for it."""
     if context.unfinished is None:
         return None
     optimizer.build(trainer.trainable_variables)
@@ -235,15 +244,16 @@ def _kept(trainer: Any, optimizer: Any, stopping: Any, context: Context) -> Chec
 
 
 def _optimizer(library: Any, settings: TrainingSettings, batches: int) -> Any:
-    """Adam, with a learning rate that may rise from 0 and then falls as it is told.
+    """Return Adam with the learning rate schedule of the settings.
 
-    Where gradients are accumulated, Keras goes along the schedule and averages weights at every batch all the same.
+    With gradient accumulation, Keras still advances the schedule and averages the weights at every batch.
     """
-    total, accumulated = batches * settings.epochs, settings.gradient_accumulation
+    total = batches * settings.epochs
+    accumulated = settings.gradient_accumulation
     if total < accumulated:
         raise StageError(
             f"gradient_accumulation: {accumulated} batches make one step, but the whole training "
-            f"has {total}, so that nothing would be learnt",
+            f"has {total}, so that no weight would change",
             allowed=f"up to {total}",
             todo="lower it, or train for more epochs",
         )
@@ -255,7 +265,7 @@ def _optimizer(library: Any, settings: TrainingSettings, batches: int) -> Any:
 
 
 def _weighted(loss: Loss, settings: TrainingSettings, data: Data) -> Loss:
-    """The loss with the weight of each sample's class, where that is wanted; the mean weight is 1."""
+    """Return the loss with class weights, if the settings have them; the mean weight is 1."""
     if settings.class_weights == "none":
         return loss
     counts = np.bincount(data.labels("train"), minlength=len(data.class_names))
@@ -270,11 +280,14 @@ def _weighted(loss: Loss, settings: TrainingSettings, data: Data) -> Loss:
 
 def _targets(data: Data, loss: Loss, split: Split) -> dict[str, NDArray[Any]]:
     """Return the arrays that Keras passes with the inputs: fields of `Batch`, by name."""
-    return {"labels": task_of(data).targets(data, split)} | ({"taught": loss.taught[split]} if loss.taught else {})
+    fields = {"labels": task_of(data).targets(data, split)}
+    if loss.soft_targets:
+        fields["soft_targets"] = loss.soft_targets[split]
+    return fields
 
 
 def rows(history: dict[str, list[Any]]) -> list[dict[str, float | None]]:
-    """Keras' history as one map for each epoch."""
+    """Return Keras' history as one map for each epoch."""
     count = len(history.get("loss", []))
     return [_plain_row({name: values[epoch] for name, values in history.items()}) for epoch in range(count)]
 
@@ -284,12 +297,12 @@ def _plain_row(row: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _plain(value: Any) -> float | None:
-    """A number for JSON; None where it is none."""
+    """Return a number for JSON; None if it is not finite."""
     return round(float(value), 6) if np.isfinite(value) else None
 
 
 def _trainer(library: Any, model: Any, loss: Loss) -> Any:
-    """A model around the model, whose loss sees the whole batch and all outputs, and its metrics labels and scores."""
+    """Return a model around the model: its loss gets the batch and all outputs, its metrics get labels and scores."""
 
     class Trainer(library.Model):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -298,7 +311,7 @@ def _trainer(library: Any, model: Any, loss: Loss) -> Any:
 
         def call(self, x: Any, training: bool = False) -> Any:
             return library.tree.map_structure(
-                lambda each: library.ops.cast(each, "float32"), self.inner(x, training=training)
+                lambda output: library.ops.cast(output, "float32"), self.inner(x, training=training)
             )
 
         def compute_loss(

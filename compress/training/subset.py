@@ -1,7 +1,7 @@
 """Selection of samples for training or calibration, from labels, scores and features.
 
-All choices keep the classes in their proportions, but for `at_random`: what is hard or far away is compared within
-its class, so that no class is lost with a small share.
+All selections keep the class proportions, except `at_random`: errors and distances are compared within a class, so
+that a small share does not lose a class.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Indices = NDArray[np.int64]
 
 
 class Subset(Settings):
-    """Which part of the training split is used. Validation and test samples are never looked at."""
+    """Selection of a part of the training split. Validation and test samples are not used."""
 
     by: Way
     """random: at random. stratified: at random, with the class proportions kept. hardness: by the error of a model
@@ -43,131 +43,130 @@ class Subset(Settings):
     """Number of proxies whose errors are averaged (hardness)."""
 
     def count(self, samples: int) -> int:
-        """Return how many of `samples` training samples are kept: at least one."""
+        """Return the number of samples to select from `samples` training samples: at least one."""
         return max(round(self.share * samples), 1)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A data set of whose training split a part is seen (`compress.stage.Data`).
+    """A data set with a part of its training split (`compress.stage.Data`).
 
     Attributes:
-        whole: all of it.
-        indices: samples of its training split.
+        full: the full data set.
+        indices: the selected samples of its training split.
     """
 
-    whole: Data
+    full: Data
     indices: Indices
 
     @property
     def task(self) -> str:
         """The name of the task."""
-        return self.whole.task
+        return self.full.task
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes."""
-        return self.whole.class_names
+        return self.full.class_names
 
     @property
     def preprocessing(self) -> list[dict[str, Any]]:
         """The preprocessing steps."""
-        return self.whole.preprocessing
+        return self.full.preprocessing
 
     @property
     def decoding(self) -> dict[str, Any]:
         """The decoding of files on the device (`deploy.contract.decoding`)."""
-        return self.whole.decoding
+        return self.full.decoding
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one preprocessed sample."""
-        return self.whole.input_shape
+        return self.full.input_shape
 
     def summary(self) -> Facts:
-        """Return the summary of the whole data set."""
-        return self.whole.summary()
+        """Return the summary of the full data set."""
+        return self.full.summary()
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
-        """The samples of a split, preprocessed; the part is in memory."""
-        found = self.whole.inputs(split)
-        return rows(found, self.indices) if split == "train" else found
+        """Return the preprocessed samples of a split; the selected part is in memory."""
+        samples = self.full.inputs(split)
+        return rows(samples, self.indices) if split == "train" else samples
 
     def raw(self, split: Split, indices: Indices) -> list[NDArray[Any]]:
-        """Some samples of a split as they came."""
-        return self.whole.raw(split, self.indices[indices] if split == "train" else indices)
+        """Return some samples of a split without preprocessing."""
+        return self.full.raw(split, self.indices[indices] if split == "train" else indices)
 
     def labels(self, split: Split) -> Indices:
-        """The label of every sample of a split."""
-        found = self.whole.labels(split)
-        return found[self.indices] if split == "train" else found
+        """Return the labels of a split."""
+        labels = self.full.labels(split)
+        return labels[self.indices] if split == "train" else labels
 
     def targets(self, split: Split) -> NDArray[np.float32]:
-        """The targets of every sample of a split."""
-        found = self.whole.targets(split)
-        return found[self.indices] if split == "train" else found
+        """Return the targets of a split."""
+        targets = self.full.targets(split)
+        return targets[self.indices] if split == "train" else targets
 
     def objects(self, split: Split) -> list[Objects]:
-        """The objects of every sample of a split."""
-        found = self.whole.objects(split)
-        return [found[int(index)] for index in self.indices] if split == "train" else found
+        """Return the objects of every sample of a split."""
+        objects = self.full.objects(split)
+        return [objects[int(index)] for index in self.indices] if split == "train" else objects
 
 
 def at_random(count: int, labels: Indices, seed: int) -> Indices:
-    """So many samples, whatever their class."""
+    """Return random samples, independent of their class."""
     return np.sort(np.random.default_rng(seed).permutation(len(labels))[:count])
 
 
 def stratified(count: int, labels: Indices, seed: int) -> Indices:
-    """So many samples at random, the classes in their proportions."""
+    """Return random samples with the class proportions kept."""
     return np.sort(spread(labels, seed)[:count])
 
 
 def by_error(count: int, labels: Indices, errors: NDArray[np.float64], keep: str = "hardest") -> Indices:
-    """The samples with the largest errors in each class, or those around the median.
+    """Return the samples with the largest errors in each class, or those around the median.
 
     Args:
-        count: how many.
+        count: number of samples to select.
         labels: [n].
         errors: [n].
         keep: "hardest" or "middle".
     """
-    found = []
-    for members, some in _quotas(count, labels):
+    selected = []
+    for members, quota in _quotas(count, labels):
         order = members[np.argsort(-errors[members], kind="stable")]
-        first = (len(order) - some) // 2 if keep == "middle" else 0
-        found.append(order[first : first + some])
-    return np.sort(np.concatenate(found))
+        first = (len(order) - quota) // 2 if keep == "middle" else 0
+        selected.append(order[first : first + quota])
+    return np.sort(np.concatenate(selected))
 
 
 def covering(count: int, labels: Indices, features: NDArray[np.float32]) -> Indices:
-    """Samples of which every other one of their class is near one: greedy k-centre.
+    """Return samples such that every other sample of their class is close to one of them: greedy k-centre.
 
-    It begins with the sample nearest to the mean of its class, and takes the one farthest from all taken so far.
+    The first one is the sample closest to the mean of its class, each further one the farthest from all selected ones.
     Source: Sener and Savarese, Active Learning for Convolutional Neural Networks: A Core-Set Approach, ICLR 2018,
     algorithm 1.
 
     Args:
-        count: how many.
+        count: number of samples to select.
         labels: [n].
         features: [n, features].
     """
-    found = []
-    for members, some in _quotas(count, labels):
+    selected = []
+    for members, quota in _quotas(count, labels):
         points = features[members].astype(np.float32)
         taken = [int(np.square(points - points.mean(axis=0)).sum(axis=1).argmin())]
         distance = np.square(points - points[taken[0]]).sum(axis=1)
-        for _ in range(some - 1):
-            distance[taken[-1]] = -1  # so that equal samples are not taken twice
+        for _ in range(quota - 1):
+            distance[taken[-1]] = -1  # so that equal samples are not selected twice
             taken.append(int(distance.argmax()))
             distance = np.minimum(distance, np.square(points - points[taken[-1]]).sum(axis=1))
             distance[taken] = -1
-        found.append(members[taken[:some]])
-    return np.sort(np.concatenate(found))
+        selected.append(members[taken[:quota]])
+    return np.sort(np.concatenate(selected))
 
 
 def _quotas(count: int, labels: Indices) -> list[tuple[Indices, int]]:
-    """The samples of each class, and how many of them are taken: as `stratified` would take them."""
-    taken = np.bincount(labels[spread(labels)[:count]], minlength=int(labels.max()) + 1)
-    groups = [(np.flatnonzero(labels == label), int(some)) for label, some in enumerate(taken)]
-    return [(members, some) for members, some in groups if some]
+    """Return the samples of each class, and how many of them `stratified` would select."""
+    quotas = np.bincount(labels[spread(labels)[:count]], minlength=int(labels.max()) + 1)
+    return [(np.flatnonzero(labels == label), int(quota)) for label, quota in enumerate(quotas) if quota]

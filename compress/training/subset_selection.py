@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 FILE = "subset.npz"
 BATCH = 64
 FEATURES = 256
-"""Features are projected to so many at most: distances stay, within some percent."""
+"""Maximum number of features; more are projected, which keeps distances within some percent."""
 Trained = Callable[[int], Any]
-"""A copy of the model that was trained for a while, by number."""
+"""Return a copy of the model after a short training, by number."""
 
 
 def errors(model: Any, head: Head, inputs: NDArray[np.float32], labels: Indices) -> NDArray[np.float64]:
     """Return the distance of a classifier from the labels: the norm of (probabilities - one-hot label), 0 to sqrt(2).
 
-    Early in a training and averaged over some, this is EL2N. Source: Paul, Ganguli and Dziugaite, Deep Learning on a
-    Data Diet, NeurIPS 2021.
+    Early in a training and averaged over several trainings, this is EL2N. Source: Paul, Ganguli and Dziugaite, Deep
+    Learning on a Data Diet, NeurIPS 2021.
     """
-    found = [_probabilities(head, model(batch, training=False)) for batch in _batches(inputs)]
-    return error_of(np.concatenate(found), labels)
+    probabilities = [_probabilities(head, model(batch, training=False)) for batch in _batches(inputs)]
+    return error_of(np.concatenate(probabilities), labels)
 
 
 def error_of(probabilities: NDArray[Any], labels: Indices) -> NDArray[np.float64]:
-    """The same of probabilities [n, classes]."""
+    """Return the distance of probabilities [n, classes] from the labels, as in `errors`."""
     wrong = np.asarray(probabilities, np.float64).copy()
     wrong[np.arange(len(labels)), labels] -= 1
     result: NDArray[np.float64] = np.sqrt(np.square(wrong).sum(axis=1))
@@ -54,20 +54,20 @@ def features(model: Any, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
     library = keras()
     operation = model.outputs[0]._keras_history.operation
     while not getattr(operation, "weights", None):
-        given = operation.input
-        if not library.ops.is_tensor(given) and not isinstance(given, library.KerasTensor):
+        tensor = operation.input
+        if not library.ops.is_tensor(tensor) and not isinstance(tensor, library.KerasTensor):
             break
-        operation = given._keras_history.operation
+        operation = tensor._keras_history.operation
     inner = library.Model(model.inputs[0], operation.input)
-    found = []
+    rows = []
     for batch in _batches(inputs):
         values = np.asarray(inner(batch, training=False), np.float32)
-        found.append(values.mean(axis=(1, 2)) if values.ndim == 4 else values.reshape(len(values), -1))
-    return _projected(np.concatenate(found))
+        rows.append(values.mean(axis=(1, 2)) if values.ndim == 4 else values.reshape(len(values), -1))
+    return _projected(np.concatenate(rows))
 
 
 def _projected(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Fewer features with nearly the same distances (Johnson and Lindenstrauss, 1984)."""
+    """Return fewer features with nearly the same distances (Johnson and Lindenstrauss, 1984)."""
     if values.shape[1] <= FEATURES:
         return values
     random = np.random.default_rng(0).standard_normal((values.shape[1], FEATURES)).astype(np.float32)
@@ -75,19 +75,19 @@ def _projected(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def chosen(settings: Subset, head: Head, model: Any, trained: Trained, context: Context) -> tuple[Indices, Facts]:
-    """The part of the training split that is trained on, and what choosing it cost.
+    """Return the selected samples of the training split, and facts about the selection and its cost.
 
-    An interrupted stage finds its choice again in `context.unfinished`.
+    The selection is saved in `context.unfinished`, so that an interrupted stage does not repeat it.
 
     Args:
-        settings: how to choose.
-        head: what the model's output means.
-        model: the model as it comes.
-        trained: gives proxies.
+        settings: the method.
+        head: the meaning of the model's output.
+        model: the model before the training.
+        trained: returns proxies.
         context: data, seed, progress.
 
     Raises:
-        StageError: nothing would be left to choose, or a proxy's answers are no numbers.
+        StageError: there are fewer samples than classes, or the outputs of a proxy are not finite.
     """
     labels = context.data.labels("train")
     count = settings.count(len(labels))
@@ -95,40 +95,45 @@ def chosen(settings: Subset, head: Head, model: Any, trained: Trained, context: 
         what = f"leaves {count} samples of {len(labels)} for {len(np.unique(labels))} classes"
         raise StageError(f"subset.share {settings.share} {what}", todo="make it larger")
     path = context.unfinished / FILE if context.unfinished else None
-    found = _left(path, len(labels)) if path is not None else None
-    if found is None:
+    saved = _read_selection(path, len(labels)) if path is not None else None
+    if saved is not None:
+        indices, seconds = saved
+    else:
         began = time.monotonic()
         indices = _choose(settings, count, head, (model, trained), context)
-        found = indices, time.monotonic() - began
+        seconds = time.monotonic() - began
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             content = io.BytesIO()
-            np.savez(content, indices=indices, seconds=found[1])
+            np.savez(content, indices=indices, seconds=seconds)
             write_atomically(path, content.getvalue())
-    indices, seconds = found
-    how = f"{settings.by}, {settings.keep}" if settings.by == "hardness" else settings.by
-    facts = {"by": how, "samples": len(indices), "of": len(labels), "seconds": round(seconds, 1)}
-    context.progress.note(f"subset: {told(facts)}")
+    method = f"{settings.by}, {settings.keep}" if settings.by == "hardness" else settings.by
+    facts = {"by": method, "samples": len(indices), "of": len(labels), "seconds": round(seconds, 1)}
+    context.progress.note(f"subset: {summary(facts)}")
     return indices, {"subset": facts}
 
 
-def _left(path: Path, count: int) -> tuple[Indices, float] | None:
-    """What an interrupted try has chosen, in how many seconds; None if it has not, or not from so many samples."""
+def _read_selection(path: Path, count: int) -> tuple[Indices, float] | None:
+    """Return the saved indices and seconds of an interrupted stage; None if they do not fit the number of samples."""
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as content:
-            found, seconds = content["indices"], float(content["seconds"])
+            indices = content["indices"]
+            seconds = float(content["seconds"])
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile):
         return None
-    good = found.ndim == 1 and found.dtype == np.int64 and len(found) and 0 <= found.min() <= found.max() < count
-    return (found, seconds) if good else None
+    if indices.ndim != 1 or indices.dtype != np.int64 or not len(indices):
+        return None
+    if indices.min() < 0 or indices.max() >= count:
+        return None
+    return indices, seconds
 
 
-def told(facts: Facts, what: str = "training") -> str:
-    """The cost and the gain, in one line."""
+def summary(facts: Facts, purpose: str = "training") -> str:
+    """Return the cost and the gain of a selection, as one line of text."""
     share = 1 - facts["samples"] / facts["of"]
     return (
-        f"{facts['samples']:,} of {facts['of']:,} samples for {what}, by {facts['by']}: "
-        f"{share:.0%} saved, choosing took {facts['seconds']:.1f} s"
+        f"{facts['samples']:,} of {facts['of']:,} samples for {purpose}, by {facts['by']}: "
+        f"{share:.0%} saved, selection took {facts['seconds']:.1f} s"
     )
 
 
@@ -142,22 +147,22 @@ def _choose(settings: Subset, count: int, head: Head, models: tuple[Any, Trained
     inputs = context.data.inputs("train")
     if settings.by == "coverage":
         return subset.covering(count, labels, features(trained(0) if settings.of == "proxy" else model, inputs))
-    scored = [trained(number) for number in range(settings.seeds)] if settings.of == "proxy" else [model]
-    found = np.mean([errors(each, head, inputs, labels) for each in scored], axis=0)
-    if not np.isfinite(found).all():
-        raise StageError("a proxy's answers are no numbers", where="subset", todo="lower learning_rate")
-    return subset.by_error(count, labels, found, settings.keep)
+    models_to_score = [trained(number) for number in range(settings.seeds)] if settings.of == "proxy" else [model]
+    mean_errors = np.mean([errors(scored, head, inputs, labels) for scored in models_to_score], axis=0)
+    if not np.isfinite(mean_errors).all():
+        raise StageError("the outputs of a proxy are not finite", where="subset", todo="lower learning_rate")
+    return subset.by_error(count, labels, mean_errors, settings.keep)
 
 
 def fresh(model: Any, seed: int) -> Any:
-    """A classifier like this one, with weights as before any training; what normalizations know of the data stays."""
+    """Return a copy of a classifier with random weights; Normalization layers keep their statistics."""
     library = keras(seed)
     classifier = library.Model(model.inputs[0], model.outputs[0])
-    made = library.models.clone_model(classifier)
-    for old, new in zip(classifier._flatten_layers(), made._flatten_layers(), strict=True):
+    copy = library.models.clone_model(classifier)
+    for old, new in zip(classifier._flatten_layers(), copy._flatten_layers(), strict=True):
         if isinstance(old, library.layers.Normalization):
             set_weights(new, old.get_weights())
-    return made
+    return copy
 
 
 def _probabilities(head: Head, outputs: Any) -> NDArray[Any]:
@@ -166,4 +171,4 @@ def _probabilities(head: Head, outputs: Any) -> NDArray[Any]:
 
 
 def _batches(inputs: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
-    return (inputs[place : place + BATCH] for place in range(0, len(inputs), BATCH))
+    return (inputs[start : start + BATCH] for start in range(0, len(inputs), BATCH))

@@ -1,4 +1,4 @@
-"""Quality of a Keras model on the validation split, by which changes of its weights are kept or not."""
+"""Quality of a Keras model on the validation split, which decides whether changed weights are kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH = 64
 
 
 def comparison(before: Quality, after: Quality) -> Facts:
-    """Two results as plain values."""
+    """Return two results as plain values."""
     return {
         "metric": after.metric,
         "validation_before": before.to_json(),
@@ -25,18 +25,18 @@ def comparison(before: Quality, after: Quality) -> Facts:
 
 
 def validation_quality(model: Any, context: Context) -> Quality:
-    """Return the quality on the validation split, by the measure of the task.
+    """Return the quality on the validation split, by the metric of the task.
 
     Raises:
-        ModelError: a model whose loss is the measure does not fit the data.
+        ModelError: the model does not fit the data, for a task that is evaluated by the loss.
     """
     task = task_of(context.data)
     return task.validation(model, context.data, context.detector, _outputs(model, context))
 
 
 def _outputs(model: Any, context: Context) -> Iterator[tuple[slice, Any]]:
-    """Outputs for the validation split, batch by batch, and which samples they belong to."""
+    """Yield the indices and the outputs of each batch of the validation split."""
     inputs = context.data.inputs("validation")
     for start in range(0, len(inputs), BATCH):
-        places = slice(start, start + BATCH)
-        yield places, model(np.asarray(inputs[places]), training=False)
+        batch = slice(start, start + BATCH)
+        yield batch, model(np.asarray(inputs[batch]), training=False)

@@ -13,7 +13,7 @@ from blobs import Blobs, context
 
 from compress.data.types import Split
 from compress.distillation import features, losses, teachers
-from compress.distillation.settings import Decoupled, Features, Pair, Teaching
+from compress.distillation.settings import Decoupled, DistillationSettings, Features, Pair
 from compress.distillation.teachers import Teacher
 from compress.errors import ModelError, StageError, UntrustedError
 from compress.tasks.classification import ClassificationHead
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras' own, in model.save
 ]
 
-ALONE = Teaching(temperature=2.0, weight=1.0)
+ALONE = DistillationSettings(temperature=2.0, weight=1.0)
 SETTINGS = TrainingSettings(epochs=8, batch_size=16, learning_rate=0.02)
 
 
@@ -92,7 +92,7 @@ def test_softened_scores_and_labels_are_weighed_as_hinton_has_it(keras: Any, tmp
     soft = -(softmax(taught / temperature) * np.log(softmax(scores / temperature))).sum(axis=1)
     hard = -np.log(softmax(scores))[np.arange(5), labels]
     wanted = weight * temperature**2 * soft + (1 - weight) * hard
-    teaching = Teaching(temperature=temperature, weight=weight)
+    teaching = DistillationSettings(temperature=temperature, weight=weight)
     made = losses.loss_of(
         ClassificationHead("logits"), answering(taught), teaching, EVERY_STEP, context(Blobs(), tmp_path)
     )
@@ -101,7 +101,7 @@ def test_softened_scores_and_labels_are_weighed_as_hinton_has_it(keras: Any, tmp
 
 def test_several_teachers_are_the_average_of_their_probabilities(keras: Any) -> None:
     logits = np.random.default_rng(1).normal(size=(3, 5, 4)).astype(np.float32) * 4
-    found = np.exp(np.asarray(ClassificationHead("logits").softened(list(logits), [1.0, 2.0, 5.0], 2.5)))
+    found = np.exp(np.asarray(ClassificationHead("logits").soft_targets(list(logits), [1.0, 2.0, 5.0], 2.5)))
     each = [softmax(said / 2.5) for said in logits]
     np.testing.assert_allclose(found, (each[0] + 2 * each[1] + 5 * each[2]) / 8, rtol=1e-5)
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
@@ -120,12 +120,12 @@ def test_decoupled_distillation_is_the_papers(keras: Any) -> None:
     binary = [np.stack([each[right], 1 - each[right]], axis=1) for each in (p, q)]
     others = [each[~right].reshape(5, 3) / (1 - each[right])[:, None] for each in (p, q)]
     wanted = (2 * divergence(*binary) + 3 * divergence(*others)) * temperature**2
-    teaching = Teaching(temperature=temperature, decoupled=Decoupled(right=2.0, wrong=3.0))
+    teaching = DistillationSettings(temperature=temperature, decoupled=Decoupled(right=2.0, wrong=3.0))
 
     def loss(values: np.ndarray) -> np.ndarray:
         said = keras.ops.array(np.log(softmax(taught / temperature)), "float32")
         return np.asarray(
-            ClassificationHead("logits").taught_loss(keras.ops.array(values, "float32"), said, labels, teaching)
+            ClassificationHead("logits").distillation_loss(keras.ops.array(values, "float32"), said, labels, teaching)
         )
 
     np.testing.assert_allclose(loss(scores) - loss(taught), wanted, rtol=1e-3, atol=1e-4)
@@ -136,7 +136,7 @@ def test_a_student_that_says_what_its_teacher_says_is_at_the_minimum(keras: Any,
     teacher = teachers.of_model(trained, Blobs(), "teacher")
     head = ClassificationHead("logits")
     made = losses.loss_of(head, [teacher], ALONE, EVERY_STEP, context(Blobs(), tmp_path))
-    said = teacher.answers(inputs)[0]
+    said = teacher.predict(inputs)[0]
     moved = said + np.array([[0.5, -0.5]], np.float32)
     assert (computed(made, moved, inputs=inputs) > computed(made, said, inputs=inputs)).all()
 
@@ -152,17 +152,20 @@ def test_answers_given_once_are_the_same_loss_as_answers_in_every_step(
         ClassificationHead("softmax"),
         context(Blobs(), tmp_path),
     )
-    teaching = Teaching(weight=0.7, decoupled=Decoupled())
+    teaching = DistillationSettings(weight=0.7, decoupled=Decoupled())
     once = losses.loss_of(head, [teacher], teaching, SETTINGS, given)
     online = losses.loss_of(head, [teacher], teaching, EVERY_STEP, given)
-    assert {split: values.shape for split, values in once.taught.items()} == {"train": (96, 2), "validation": (32, 2)}
-    assert online.taught == {}
+    assert {split: values.shape for split, values in once.soft_targets.items()} == {
+        "train": (96, 2),
+        "validation": (32, 2),
+    }
+    assert online.soft_targets == {}
     assert given.progress.seen == [(96, 128, {}), (128, 128, {})]  # type: ignore[attr-defined]
     student = network(keras)
     for split in ("train", "validation"):
-        batch = Batch(Blobs().inputs(split), Blobs().labels(split), once.taught[split])
+        batch = Batch(Blobs().inputs(split), Blobs().labels(split), once.soft_targets[split])
         outputs = student(batch.inputs)
-        wanted = np.asarray(online.of(replace(batch, taught=None), outputs))
+        wanted = np.asarray(online.of(replace(batch, soft_targets=None), outputs))
         np.testing.assert_allclose(np.asarray(once.of(batch, outputs)), wanted, rtol=1e-5)
 
 
@@ -205,8 +208,8 @@ def test_with_weight_1_the_labels_change_no_weight(keras: Any, trained: Any, tmp
 def test_what_needs_labels_is_refused_where_none_are_used(settings: dict[str, Any], message: str) -> None:
     training = settings.pop("training", TrainingSettings(epochs=1))
     with pytest.raises(ValueError, match=message):
-        Teaching(weight=1.0, **settings).goes_with(training)
-    Teaching(weight=0.9, **settings).goes_with(training)
+        DistillationSettings(weight=1.0, **settings).check_training(training)
+    DistillationSettings(weight=0.9, **settings).check_training(training)
 
 
 # --- teachers from files ----------------------------------------------------------------
@@ -218,13 +221,13 @@ def test_a_float_file_teaches_what_its_model_does(keras: Any, trained: Any, tmp_
     trained.save(tmp_path / "model.keras")
     (tmp_path / "model.tflite").write_bytes(export.convert_float(trained))
     inputs = Blobs().inputs("validation")
-    wanted = np.asarray(teachers.of_model(trained, Blobs(), "teacher").answers(inputs)[0])
+    wanted = np.asarray(teachers.of_model(trained, Blobs(), "teacher").predict(inputs)[0])
     trained.export(tmp_path / "folder", verbose=False)
     for name in ("model.keras", "model.tflite", "folder"):
         teacher = teachers.read(tmp_path / name, context(Blobs(), tmp_path))
         assert teacher.name == name
         assert teacher.model is not None
-        np.testing.assert_allclose(np.asarray(teacher.answers(inputs)[0]), wanted, atol=1e-4)
+        np.testing.assert_allclose(np.asarray(teacher.predict(inputs)[0]), wanted, atol=1e-4)
 
 
 @dataclass
@@ -245,10 +248,12 @@ def test_a_quantized_file_answers_once_and_not_in_training_steps(keras: Any, tmp
     path.write_bytes(tiny.classifier())
     teacher = teachers.read(path, given)
     assert teacher.model is None
-    made = losses.loss_of(ClassificationHead("logits"), [teacher], Teaching(temperature=3.0), SETTINGS, given)
+    made = losses.loss_of(
+        ClassificationHead("logits"), [teacher], DistillationSettings(temperature=3.0), SETTINGS, given
+    )
     wanted = softmax(LoadedModel(path, reproducible=True).scores(Small().inputs("train")) / 3)
-    np.testing.assert_allclose(np.exp(made.taught["train"]), wanted, rtol=1e-5)
-    with pytest.raises(StageError, match=r"teacher tiny.tflite is run as it is.*leave augment out"):
+    np.testing.assert_allclose(np.exp(made.soft_targets["train"]), wanted, rtol=1e-5)
+    with pytest.raises(StageError, match=r"teacher tiny.tflite runs in the TFLite runtime.*remove augment"):
         losses.loss_of(ClassificationHead("logits"), [teacher], ALONE, EVERY_STEP, given)
 
 
@@ -258,8 +263,8 @@ def test_a_probability_of_0_in_8_bits_is_half_a_step(keras: Any, trained: Any, t
     path, inputs = tmp_path / "int8.tflite", Blobs().inputs("train")
     path.write_bytes(float_tflite.convert(export.convert_float(trained), inputs, "int8"))
     teacher = teachers.read(path, context(Blobs(), tmp_path))
-    found = np.asarray(teacher.answers(inputs)[0])
-    wanted = np.asarray(teachers.of_model(trained, Blobs(), "teacher").answers(inputs)[0])
+    found = np.asarray(teacher.predict(inputs)[0])
+    wanted = np.asarray(teachers.of_model(trained, Blobs(), "teacher").predict(inputs)[0])
     assert found.min() >= np.log(1 / 512) - 1e-6
     np.testing.assert_allclose(softmax(found), softmax(wanted), atol=0.03)
 
@@ -289,8 +294,8 @@ def test_a_teacher_that_does_not_fit_is_refused_in_words(keras: Any, tmp_path: P
 # --- features ---------------------------------------------------------------------------
 
 
-def watched(keras: Any, student: Any, teacher: Any, how: Features) -> features.Hints:
-    return features.watch(student, teachers.of_model(teacher, Blobs(), "teacher"), how, Blobs())
+def watched(keras: Any, student: Any, teacher: Any, how: Features) -> features.FeatureDistillation:
+    return features.set_up(student, teachers.of_model(teacher, Blobs(), "teacher"), how, Blobs())
 
 
 @pytest.mark.parametrize(("filters", "stride"), [(3, 1), (6, 1), (3, 2), (6, 3)])
@@ -302,7 +307,7 @@ def test_values_are_pooled_projected_and_compared_relative_to_their_spread(
     assert hints.pairs == (("map", "map"),)
     side, inputs = -(-8 // stride), Blobs().inputs("train")
     scores, found = hints.model(inputs)
-    (wanted,) = hints.teacher.answers(inputs)[1]
+    (wanted,) = hints.teacher.predict(inputs)[1]
     assert found.shape == wanted.shape == (96, side, side, 6)
     np.testing.assert_allclose(scores, student(inputs), rtol=1e-5)
     whole = np.asarray(keras.Model(trained.inputs[0], trained.get_layer("map").output)(inputs))
@@ -326,10 +331,10 @@ def test_the_projection_is_trained_and_gone(keras: Any, trained: Any, tmp_path: 
     inputs = Blobs().inputs("validation")
 
     def distance() -> float:
-        return float(np.mean(hints.loss(hints.teacher.answers(inputs)[1], hints.model(inputs)[1:])))
+        return float(np.mean(hints.loss(hints.teacher.predict(inputs)[1], hints.model(inputs)[1:])))
 
     teacher, before, known = [w.copy() for w in trained.get_weights()], distance(), ClassificationHead("softmax")
-    loss = losses.loss_of(known, [hints.teacher], Teaching(), SETTINGS, given, hints)
+    loss = losses.loss_of(known, [hints.teacher], DistillationSettings(), SETTINGS, given, hints)
     facts = loop.fit(hints.model, loss, SETTINGS, given)
     assert facts["history"][-1]["val_accuracy"] == 1.0
     assert distance() < 0.5 * before
@@ -346,14 +351,14 @@ def test_hints_are_the_same_whether_scores_came_before_or_not(keras: Any, traine
     given, inputs, labels = context(Blobs(), tmp_path), Blobs().inputs("train"), Blobs().labels("train")
     hints = watched(keras, network(keras, 3), trained, Features(weight=0.5))
     once, online = (
-        losses.loss_of(ClassificationHead("softmax"), [hints.teacher], Teaching(), settings, given, hints)
+        losses.loss_of(ClassificationHead("softmax"), [hints.teacher], DistillationSettings(), settings, given, hints)
         for settings in (SETTINGS, EVERY_STEP)
     )
     outputs = hints.model(inputs)
-    found = np.asarray(once.of(Batch(inputs, labels, once.taught["train"]), outputs))
+    found = np.asarray(once.of(Batch(inputs, labels, once.soft_targets["train"]), outputs))
     np.testing.assert_allclose(found, computed(online, outputs, labels, inputs), rtol=1e-5)
-    plain = losses.loss_of(ClassificationHead("softmax"), [hints.teacher], Teaching(), EVERY_STEP, given)
-    hint = np.asarray(hints.loss(hints.teacher.answers(inputs)[1], outputs[1:]))
+    plain = losses.loss_of(ClassificationHead("softmax"), [hints.teacher], DistillationSettings(), EVERY_STEP, given)
+    hint = np.asarray(hints.loss(hints.teacher.predict(inputs)[1], outputs[1:]))
     np.testing.assert_allclose(found - computed(plain, outputs[0], labels, inputs), hint, atol=1e-5)
 
 
@@ -416,10 +421,13 @@ def test_the_last_maps_of_one_size_are_found_and_others_by_name(keras: Any, trai
             r"student 'deep' has no layer 'fore'; allowed: .*four",
         ),
         (Features(pairs=(Pair(student="four", teacher="mop"),)), "teacher 'net6' has no layer 'mop'.*did you mean"),
-        (Features(pairs=(Pair(student="vector", teacher="map"),)), r"'vector' makes \[5\], 'map' makes \[8, 8, 6\]"),
+        (
+            Features(pairs=(Pair(student="vector", teacher="map"),)),
+            r"'vector' has the shape \[5\], 'map' has \[8, 8, 6\]",
+        ),
         (
             Features(pairs=(Pair(student="vector", teacher="dense"),), match="attention"),
-            "as many axes, 2 to 3",
+            "same number of dimensions, 2 to 3",
         ),
     ],
 )
@@ -440,13 +448,13 @@ def test_layers_that_cannot_be_compared_are_refused(keras: Any, trained: Any, ho
 def test_features_that_say_nothing_are_refused(keras: Any) -> None:
     dead = network(keras, 4)
     dead.get_layer("map").set_weights([np.zeros((3, 3, 1, 4)), np.full(4, -1.0)])
-    with pytest.raises(ModelError, match="'map' makes the same of every sample"):
+    with pytest.raises(ModelError, match="layer 'map' is the same for every sample"):
         watched(keras, network(keras), dead, Features())
     flat = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(2)], name="flat")
     with pytest.raises(ModelError, match=r"the student has no feature maps \[height, width, channels\]"):
         watched(keras, flat, network(keras), Features())
-    with pytest.raises(ModelError, match="teacher x: is run as it is, without layers of Keras"):
-        features.watch(flat, Teacher("x", lambda inputs: (inputs, ())), Features(), Blobs())
+    with pytest.raises(ModelError, match="teacher x: runs in the TFLite runtime, and has no Keras layers"):
+        features.set_up(flat, Teacher("x", lambda inputs: (inputs, ())), Features(), Blobs())
 
 
 def test_answers_are_kept_for_the_next_try(keras: Any, tmp_path: Path) -> None:
@@ -458,9 +466,9 @@ def test_answers_are_kept_for_the_next_try(keras: Any, tmp_path: Path) -> None:
 
     given = replace(context(Blobs(), tmp_path), unfinished=tmp_path / "unfinished")
     teacher = Teacher("t", answers)
-    first = losses.once(ClassificationHead("logits"), [teacher], 2.0, given)
+    first = losses.precompute(ClassificationHead("logits"), [teacher], 2.0, given)
     assert sum(asked) == 96 + 32
-    again = losses.once(ClassificationHead("logits"), [teacher], 2.0, given)
+    again = losses.precompute(ClassificationHead("logits"), [teacher], 2.0, given)
     assert sum(asked) == 96 + 32
     for split, values in first.items():
         np.testing.assert_array_equal(values, again[split])

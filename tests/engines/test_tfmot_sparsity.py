@@ -84,7 +84,7 @@ def test_two_clusters_are_too_few_for_a_sparse_kernel(keras: Any, tmp_path: Path
     _, facts = sparsity.cluster(
         given.edited({"first": sparse}, {}), 2, TrainingSettings(epochs=1), context(Blobs(), tmp_path)
     )
-    assert facts["left"]["first"] == "it is sparse, and zeros need a cluster of their own beside two others"
+    assert facts["left"]["first"] == "it is sparse, and needs at least three clusters, one of them for zeros"
 
 
 def test_the_same_seed_gives_the_same_weights(keras: Any, tmp_path: Path) -> None:

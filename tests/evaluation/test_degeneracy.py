@@ -111,7 +111,7 @@ WANTED = [truth(BOX, 0), truth(FAR, 1)] * 5
 
 
 def objects(answers: list[Detections], wanted: list[Any]) -> Judgement:
-    facts = average_precision.found(answers, wanted, 2, "")
+    facts = average_precision.evaluate(answers, wanted, 2, "")
     facts["spread"] = vars(average_precision.spread(answers, wanted, ("ace", "king"), "test"))
     return average_precision.judge_answers({"model": facts}, ("ace", "king"), "model", "model")["model"]
 

@@ -10,7 +10,7 @@ from blobs import Blobs, context
 
 from compress.artifact import Facts
 from compress.distillation import losses, teachers
-from compress.distillation.settings import Teaching
+from compress.distillation.settings import DistillationSettings
 from compress.ir import keras_graph
 from compress.ir.keras_graph import Network
 from compress.ir.passes import fold
@@ -118,7 +118,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Network:
     return keras_graph.read(model)
 
 
-def taught(network: Network, settings: TrainingSettings, run: Context, teaching: Teaching) -> Loss:
+def taught(network: Network, settings: TrainingSettings, run: Context, teaching: DistillationSettings) -> Loss:
     """The loss of QAT whose teacher is the float network."""
     model = keras_graph.build(network)
     teacher = teachers.of_model(model, run.data, "the float model")
@@ -130,7 +130,7 @@ def trained(
     folder: Path,
     how: RoundedTraining,
     data: Blobs | None = None,
-    teaching: Teaching | None = None,
+    teaching: DistillationSettings | None = None,
 ) -> tuple[Network, QuantizationPlan, Facts]:
     """A network after training with rounding; the file agrees with what the training computed."""
     folded, data = canonical(read), data or Blobs()
@@ -169,7 +169,7 @@ def test_distilled_training_listens_to_the_float_network_alone(small: Network, t
         def inputs(self, split: Any) -> np.ndarray:
             return Blobs().inputs(split)
 
-    trained(small, tmp_path, RoundedTraining(), Mislabelled(), Teaching(weight=1.0, temperature=2.0))
+    trained(small, tmp_path, RoundedTraining(), Mislabelled(), DistillationSettings(weight=1.0, temperature=2.0))
 
 
 def test_a_learnt_range_has_the_gradient_of_its_error(keras: Any) -> None:

@@ -13,7 +13,7 @@ from blobs import Blobs, Silence, context
 from pipeline_files import COMPLETE
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
-from compress.distillation.settings import Features, Teaching
+from compress.distillation.settings import DistillationSettings, Features
 from compress.errors import CorallineError, ModelError, UntrustedError
 from compress.importers.keras import keras_file
 from compress.pipeline.schema import load
@@ -79,8 +79,8 @@ def noted(made: Context) -> list[str]:
 def test_the_original_teaches_by_default_once(given: tuple[Artifact, Context]) -> None:
     facts = Distill(**QUICK).run(*given)
     assert facts["teachers"] == ["the original"]
-    assert facts["taught"] == "once, before the training"
-    assert noted(given[1]) == ["distill: the original answers once, before the training"]
+    assert facts["teachers_run"] == "once, before the training"
+    assert noted(given[1]) == ["distill: teachers (the original) run once, before the training"]
     assert "features" not in facts
     assert filters_of(given[1]) == 3
     assert (given[1].folder / MODEL_TFLITE).exists()
@@ -100,7 +100,7 @@ def test_files_and_the_original_teach_features_and_scores(
     )
     facts = stage.beside(tmp_path).run(*given)
     assert facts["teachers"] == ["big.keras", "the original", "int8.tflite"]
-    assert noted(given[1]) == ["distill: big.keras, the original, int8.tflite answer once, before the training"]
+    assert noted(given[1]) == ["distill: teachers (big.keras, the original, int8.tflite) run once, before the training"]
     assert facts["features"] == [["map", "map"]]
     made = keras_file.load(given[1].folder / MODEL_KERAS)
     assert [type(layer).__name__ for layer in made.layers] == ["InputLayer", "Conv2D", "Flatten", "Dense"]
@@ -208,7 +208,7 @@ def test_what_cannot_be_is_refused_before_any_work(tmp_path: Path, settings: str
 
 
 def test_training_with_rounding_takes_the_same_settings_and_refuses_the_same() -> None:
-    taught = Teaching(weight=1.0, temperature=2.0)
+    taught = DistillationSettings(weight=1.0, temperature=2.0)
     assert Quantize(method="qat", qat=QatSettings(distill=taught)).qat.distill == taught
     with pytest.raises(ValueError, match="class_weights: balanced needs the labels"):
         Quantize(method="qat", class_weights="balanced", qat=QatSettings(distill=taught))

@@ -14,7 +14,7 @@ from blobs import Blobs, Silence, context
 from pydantic import ValidationError
 
 from compress.artifact import MODEL_KERAS, Artifact, Kind
-from compress.distillation.settings import Teaching
+from compress.distillation.settings import DistillationSettings
 from compress.errors import StageError
 from compress.pruning import iterative
 from compress.pruning.checkpoint import STATE
@@ -116,7 +116,9 @@ def test_every_way_to_choose_reaches_the_limit(
 
 
 def test_steps_go_down_evenly_with_training_after_each(keras: Any, given: Artifact, work: Context) -> None:
-    stage = Prune(keep=0.25, steps=3, epochs=2, epochs_between=1, allocation="balanced", distill=Teaching(weight=0.5))
+    stage = Prune(
+        keep=0.25, steps=3, epochs=2, epochs_between=1, allocation="balanced", distill=DistillationSettings(weight=0.5)
+    )
     facts = stage.run(given, work)
     costs = [facts["steps"][0]["cost"]["before"], *(step["cost"]["after"] for step in facts["steps"])]
     assert all(after < before for before, after in pairwise(costs))

@@ -12,7 +12,7 @@ import tiny
 from blobs import Blobs, context
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
-from compress.distillation.settings import Teaching
+from compress.distillation.settings import DistillationSettings
 from compress.quantization import export
 from compress.stages import working_model
 from compress.stages.quantize import QatSettings, Quantize
@@ -46,7 +46,7 @@ def test_layers_of_several_steps_train_with_rounding(keras: Any, tmp_path: Path)
     x = layers.Activation("hard_silu")(layers.BatchNormalization()(x))
     x = layers.LayerNormalization()(layers.Conv2D(6, 3, activation="hard_sigmoid")(x))
     model = keras.Model(image, layers.Dense(2)(layers.Flatten()(x)))
-    how = QatSettings(ranges="learned", batch_norm="trained", freeze=0.5, distill=Teaching(weight=0.1))
+    how = QatSettings(ranges="learned", batch_norm="trained", freeze=0.5, distill=DistillationSettings(weight=0.1))
     stage = Quantize(
         method="qat", epochs=6, learning_rate=0.01, batch_size=16, ranges="minmax", correct_bias="off", qat=how
     )

@@ -95,7 +95,7 @@ def test_targets_of_different_scale_have_the_same_weight_in_the_loss(keras: Any)
     head = RegressionHead((2.0, 2000.0))
     losses = np.asarray(head.loss(np.array([[0, 0], [0, 0]]), np.array([[2.0, 0], [0, 2000.0]])))
     np.testing.assert_allclose(losses, [0.5, 0.5])
-    taught = head.softened([np.array([[1.0, 3.0]]), np.array([[4.0, 0.0]])], [2.0, 1.0], 4.0)
+    taught = head.soft_targets([np.array([[1.0, 3.0]]), np.array([[4.0, 0.0]])], [2.0, 1.0], 4.0)
     np.testing.assert_allclose(np.asarray(taught), [[2.0, 2.0]])
 
 

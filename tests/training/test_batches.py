@@ -14,7 +14,7 @@ from compress.data import rows
 from compress.data.types import Split
 from compress.tasks.classification import ClassificationHead
 from compress.training import batches, loop
-from compress.training.batches import Augment, Passes
+from compress.training.batches import Augment, EpochSettings
 from compress.training.loop import TrainingSettings
 
 X = np.random.default_rng(0).random((50, 3, 2)).astype(np.float32)
@@ -50,7 +50,7 @@ def test_the_order_does_not_depend_on_where_samples_are(keras: Any, tmp_path: Pa
     seen = []
     for inputs in (X, in_a_file(tmp_path, X)):
         keras.utils.set_random_seed(3)
-        made = batches.batches(inputs, targets, Passes(epochs=2, batch_size=16), 5)
+        made = batches.batches(inputs, targets, EpochSettings(epochs=2, batch_size=16), 5)
         assert len(made) == 8
         seen.append(list(made.as_numpy_iterator()))
     for one, other in zip(*seen, strict=True):

@@ -108,7 +108,7 @@ def test_divergence_is_an_error_that_says_so(keras: Any, tmp_path: Path) -> None
     data = Blobs(scale=1e30)
     model = network(keras, softmax=False)
     settings = TrainingSettings(epochs=2, batch_size=16, learning_rate=10.0)
-    with pytest.raises(StageError, match=r"training diverged.*smaller learning_rate"):
+    with pytest.raises(StageError, match=r"training diverged.*lower learning_rate"):
         loop.fit(model, loop.label_loss(ClassificationHead("logits")), settings, context(data, tmp_path))
 
 
@@ -229,7 +229,7 @@ def test_what_a_loss_brings_along_reaches_it_beside_its_samples(keras: Any, tmp_
         return keras.ops.mean(keras.ops.square(samples), axis=(1, 2))
 
     def loss(batch: Batch, outputs: Any) -> Any:
-        return keras.ops.mean(keras.ops.square(batch.taught - value(batch.inputs)), axis=-1) + 0 * outputs[:, 0]
+        return keras.ops.mean(keras.ops.square(batch.soft_targets - value(batch.inputs)), axis=-1) + 0 * outputs[:, 0]
 
     taught = {split: np.asarray(value(data.inputs(split))) for split in ("train", "validation")}
     settings = TrainingSettings(epochs=2, batch_size=20)
@@ -326,7 +326,7 @@ def test_an_interrupted_training_goes_on(
         trained(stopping_after(2), folder=given.unfinished)
     model, facts = trained(folder=given.unfinished)
     (note,) = notes
-    assert note in ("goes on after epoch 2 of 6", "goes on after epoch 3 of 6")
+    assert note in ("continues after epoch 2 of 6", "continues after epoch 3 of 6")
     assert len(facts["history"]) == len(whole["history"])
     assert facts.get("best_epoch") == whole.get("best_epoch")
     assert facts["history"] == whole["history"]

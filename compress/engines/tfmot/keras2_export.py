@@ -1,4 +1,4 @@
-"""A network as a model of tf-keras, for tools that know no Keras 3: the reverse of `importers.keras2`.
+"""Rebuild of a network in tf-keras, for tools that do not support Keras 3: the reverse of `importers.keras2`.
 
 Layers with weights become the tf-keras layers of the same name, with the same weights. All others
 stay the Keras 3 layers that they are and run inside the tf-keras model, so that nothing needs a
@@ -41,7 +41,7 @@ class Legacy:
     frozen: Mapping[str, str]
 
     def weights(self) -> dict[str, tuple[NDArray[np.float32], ...]]:
-        """The current weights of every layer that has a counterpart."""
+        """Return the current weights of every layer with a counterpart."""
         return {name: tuple(each.numpy() for each in variables) for name, variables in self.variables.items()}
 
 
@@ -62,34 +62,34 @@ def unchanged(layer: Layer, counterpart: Any) -> Any:
 
 
 def plain(network: Network) -> Legacy:
-    """The network in tf-keras, checked to compute the same.
+    """Rebuild the network in tf-keras, and compare the outputs.
 
     Raises:
-        ModelError: it answers differently.
+        ModelError: its outputs differ.
     """
-    made = legacy(network)
-    found = difference(made.model, build(network))
-    if not found <= TOLERANCE:
+    legacy_model = legacy(network)
+    largest = difference(legacy_model.model, build(network))
+    if not largest <= TOLERANCE:
         raise ModelError(
-            f"rebuilt in tf-keras the model answers differently, by {found:.2g} of the largest output",
+            f"the outputs of the model rebuilt in tf-keras differ by {largest:.2g} of the largest output",
             allowed=f"{TOLERANCE:g}",
             todo="use the stages that work in Keras 3, and report which layers the model has",
         )
-    return made
+    return legacy_model
 
 
 def legacy(network: Network, change: Change = unchanged) -> Legacy:
-    """The network in tf-keras, with its layers changed while it is built.
+    """Rebuild the network in tf-keras, with changed layers.
 
     Args:
-        network: any network; activations inside of layers become layers of their own.
+        network: any network; activations inside layers become separate layers.
         change: what to use instead of a layer.
     """
     return _Building(fold.split_activations(network), change).made()
 
 
 class _Building:
-    """One rebuild: the layers and tensors made so far."""
+    """One rebuild: the layers and tensors built so far."""
 
     def __init__(self, network: Network, change: Change) -> None:
         self.network, self.change = network, change
@@ -101,7 +101,7 @@ class _Building:
         self.tensors: dict[LayerOutput, Any] = {}
 
     def made(self) -> Legacy:
-        """Calls every layer in order."""
+        """Call every layer in order; return the model."""
         for layer, call in self.network.in_order():
             if not layer.calls:
                 shape, dtype = self.network.shapes[LayerOutput(layer.name)], self.live[layer.name].dtype
@@ -129,7 +129,7 @@ class _Building:
         return kept(name=name)([self.tensors[tensor] for tensor in given])
 
     def _counterpart(self, layer: Layer) -> Any:
-        """The tf-keras layer of the same name with the same weights, if there is one."""
+        """Return the tf-keras layer of the same name with the same weights, if there is one."""
         custom = not isinstance(layer.config.get("activation", "linear"), str)
         if not (layer.weights and spec_of(layer).keras2) or custom:
             return None
@@ -145,7 +145,7 @@ class _Building:
 
 
 def _options(layer: Layer, kind: Any) -> Iterator[tuple[str, Any]]:
-    """The settings of a Keras 3 layer that its counterpart has too; initial values are of no use any more."""
+    """Return the settings of a Keras 3 layer that its counterpart has too, without initializers."""
     accepted = inspect.signature(kind.__init__).parameters
     yield "trainable", layer.config.get("trainable", True)
     for name, value in layer.config.items():
@@ -156,7 +156,7 @@ def _options(layer: Layer, kind: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _kept(tf_keras: Any, live: Any, structure: Any, frozen: bool) -> Any:
-    """A class of tf-keras layer that makes one call of a Keras 3 layer, given the call's tensors as a list."""
+    """Return a tf-keras layer class that makes one call of a Keras 3 layer with a list of tensors."""
     library = keras()
     trains = "training" in inspect.signature(live.call).parameters
 
@@ -173,5 +173,5 @@ def _kept(tf_keras: Any, live: Any, structure: Any, frozen: bool) -> Any:
 
 
 def _filled(library: Any, structure: Any, tensors: Mapping[LayerOutput, Any]) -> Any:
-    """A structure with values in place of `LayerOutput`."""
+    """Return a structure with values in place of `LayerOutput`."""
     return library.tree.map_structure(lambda leaf: tensors[leaf] if isinstance(leaf, LayerOutput) else leaf, structure)

@@ -22,10 +22,10 @@ from compress.ir.passes import fold
 from compress.quantization import fake_quantization, quantizer_placement
 from compress.quantization.plan import QuantizationPlan, nudged
 from compress.stage import Context
-from compress.training.batches import Passes
+from compress.training.batches import EpochSettings
 
 CHANNELWISE = {"DepthwiseConv2D", "Conv2DTranspose"}
-"""Kernels that tfmot would round with one scale, and the file rounds with one for each channel."""
+"""Layers whose kernels tfmot would round with one scale, and the file with one scale per channel."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Prepared:
 
 
 def train(
-    network: Network, plan: QuantizationPlan, settings: Passes, context: Context
+    network: Network, plan: QuantizationPlan, settings: EpochSettings, context: Context
 ) -> tuple[Network, QuantizationPlan, Facts]:
-    """Train with tfmot's quantizers; zeros of sparse kernels and shared values of clustered ones stay.
+    """Train with tfmot's quantizers; keep the zeros of sparse kernels and the shared values of clustered ones.
 
     Args:
         network: as it was read, batch norm not folded.
@@ -125,9 +125,9 @@ def _behind_norms(network: Network, canonical: Network, points: Mapping[LayerOut
     return {behind.get(tensor, tensor): name for tensor, name in points.items()}
 
 
-def _preserved(layer: Layer, found: weight_sparsity.Redundancy) -> str:
-    """Return what the training must keep of a kernel and can keep; tfmot clusters no CHANNELWISE kernel."""
-    parts = {"zeros": found.sparse, "clusters": found.clustered and layer.kind not in CHANNELWISE}
+def _preserved(layer: Layer, redundancy: weight_sparsity.Redundancy) -> str:
+    """Return the pattern of a kernel that the training keeps; tfmot does not cluster CHANNELWISE kernels."""
+    parts = {"zeros": redundancy.sparse, "clusters": redundancy.clustered and layer.kind not in CHANNELWISE}
     return " and ".join(name for name, there in parts.items() if there)
 
 
@@ -164,13 +164,13 @@ def _refuse(left: Sequence[Layer]) -> None:
 
 @cache
 def _channelwise() -> Any:
-    """Return the quantizer class for CHANNELWISE kernels; defined at the first call, since tfmot is imported late."""
+    """Return the quantizer class for CHANNELWISE kernels; defined at the first call, because tfmot is imported late."""
     import tensorflow
 
     base = sparsity.library().quantization.keras.quantizers.LastValueQuantizer
 
     class Channelwise(base):  # type: ignore[misc, valid-type]
-        """Rounds with one scale for each channel, along any axis; exact zeros stay."""
+        """A quantizer with one scale per channel, along any axis; exact zeros stay zero."""
 
         def __init__(self, kind: str) -> None:
             super().__init__(num_bits=8, per_axis=True, symmetric=True, narrow_range=True)

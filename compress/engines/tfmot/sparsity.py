@@ -1,4 +1,4 @@
-"""Sparse and clustered weights through tensorflow-model-optimization (tfmot), the one door to it.
+"""Sparse and clustered weights with tensorflow-model-optimization (tfmot).
 
 tfmot works on tf-keras: the network is rebuilt there (`legacy_keras`), the layers that tfmot
 takes are wrapped one by one, trained, and their weights taken back by name.
@@ -22,17 +22,17 @@ from compress.ir.layer_specs import spec_of
 from compress.stage import Context
 from compress.training import callbacks as monitoring
 from compress.training import loop
-from compress.training.batches import Passes, batches, held_out
+from compress.training.batches import EpochSettings, batches, held_out
 
 RAMP = 2 / 3
-"""Part of the training in which zeros are added; the rest repairs what that lost."""
+"""Fraction of the training in which zeros are added; the rest recovers the accuracy."""
 TURNS = 60
-"""How often zeros are added on the way."""
+"""Number of times that zeros are added."""
 DEPTHWISE = "tfmot leaves depthwise kernels alone: they are few weights, and all of them matter"
 
 
 def library() -> Any:
-    """The package tensorflow_model_optimization."""
+    """Return the package tensorflow_model_optimization."""
     keras2_export.library()
     before = os.environ.get("TF_USE_LEGACY_KERAS")
     with warnings.catch_warnings():
@@ -45,7 +45,7 @@ def library() -> Any:
 
 
 def rounding_layer(name: str) -> Any:
-    """The layer of tfmot that rounds a tensor to 8 bits in a range that follows the data as a slow average."""
+    """Return tfmot's layer that rounds a tensor to 8 bits in a range that is a moving average of the data."""
     tool = library()
     # Not part of tfmot's public interface, which has it in quantize_model only.
     from tensorflow_model_optimization.python.core.quantization.keras.quantize_layer import QuantizeLayer
@@ -56,7 +56,7 @@ def rounding_layer(name: str) -> Any:
     return QuantizeLayer(quantizer, name=name)
 
 
-def sparsify(network: Network, sparsity: float, settings: Passes, context: Context) -> tuple[Network, Facts]:
+def sparsify(network: Network, sparsity: float, settings: EpochSettings, context: Context) -> tuple[Network, Facts]:
     """Train while weights become zero, the smallest ones first.
 
     Args:
@@ -66,7 +66,7 @@ def sparsify(network: Network, sparsity: float, settings: Passes, context: Conte
         context: data, seed, progress.
 
     Returns:
-        The sparse network; the history, and why some layers were left as they are.
+        The sparse network; the history, and why some layers were not changed.
 
     Raises:
         StageError: tfmot takes no layer of this network, or the loss is no longer a number.
@@ -86,7 +86,7 @@ def sparsify(network: Network, sparsity: float, settings: Passes, context: Conte
     return taken_back(network, made.weights()), {**history, "left": left}
 
 
-def cluster(network: Network, clusters: int, settings: Passes, context: Context) -> tuple[Network, Facts]:
+def cluster(network: Network, clusters: int, settings: EpochSettings, context: Context) -> tuple[Network, Facts]:
     """Train while the weights of each kernel share a few values; zeros of sparse kernels stay.
 
     Args:
@@ -96,7 +96,7 @@ def cluster(network: Network, clusters: int, settings: Passes, context: Context)
         context: data, seed, progress.
 
     Returns:
-        The clustered network; the history, and why some layers were left as they are.
+        The clustered network; the history, and why some layers were not changed.
 
     Raises:
         StageError: tfmot takes no layer of this network, or the loss is no longer a number.
@@ -122,12 +122,14 @@ def cluster(network: Network, clusters: int, settings: Passes, context: Context)
     return taken_back(network, weights), {**history, "left": left}
 
 
-def train(model: Any, network: Network, settings: Passes, context: Context, callbacks: Sequence[Any] = ()) -> Facts:
+def train(
+    model: Any, network: Network, settings: EpochSettings, context: Context, callbacks: Sequence[Any] = ()
+) -> Facts:
     """Train a tf-keras model in place, on the labels: the same data, loss and schedule as in `fit.fit`.
 
     Args:
         model: the tf-keras model.
-        network: what it was made of.
+        network: the network of the model.
         settings: how to train.
         context: data, seed, progress.
         callbacks: of tfmot.
@@ -164,13 +166,13 @@ def train(model: Any, network: Network, settings: Passes, context: Context, call
 
 
 def taken_back(network: Network, weights: Mapping[str, tuple[Any, ...]]) -> Network:
-    """The network with trained weights, by layer name."""
+    """Return the network with trained weights, by layer name."""
     layers = {name: layer for name, layer in network.layers.items() if name in weights}
     return network.edited({name: replace(layer, weights=weights[name]) for name, layer in layers.items()}, {})
 
 
 def _rebuilt(network: Network, change: Callable[[Layer, Any], Any], context: Context) -> Legacy:
-    """The network in tf-keras with layers wrapped; before that it is proved to be the same there."""
+    """Rebuild the network in tf-keras with wrapped layers, after a comparison of the unwrapped rebuild."""
     frozen = keras2_export.plain(network).frozen
     if frozen:
         shown = ", ".join(f"{kind} {name!r}" for name, kind in frozen.items())
@@ -179,8 +181,8 @@ def _rebuilt(network: Network, change: Callable[[Layer, Any], Any], context: Con
     return keras2_export.legacy(network, change)
 
 
-def _schedule(tool: Any, sparsity: float, settings: Passes, context: Context) -> Any:
-    """More and more zeros, fast at first (Zhu and Gupta, To prune, or not to prune, 2017)."""
+def _schedule(tool: Any, sparsity: float, settings: EpochSettings, context: Context) -> Any:
+    """Return the schedule of sparsity: fast at first (Zhu and Gupta, To prune, or not to prune, 2017)."""
     steps = settings.batches_per_epoch(len(context.data.labels("train"))) * settings.epochs
     frequency = max(1, steps // TURNS)
     end = max(1, int(steps * RAMP) // frequency) * frequency
@@ -188,28 +190,28 @@ def _schedule(tool: Any, sparsity: float, settings: Passes, context: Context) ->
 
 
 def _reasons(network: Network, *, clusters: int = 0) -> dict[str, str]:
-    """Return why tfmot cannot change a layer, for each layer with a kernel; an empty text where it can."""
-    found = {}
+    """Return why tfmot cannot change a layer, for each layer with a kernel; "" if it can."""
+    reasons = {}
     for layer in network.layers.values():
         kernel = weight_sparsity.kernel(layer) if _is_known(layer) else None
         if kernel is None:
             if any(each.ndim > 1 for each in layer.weights):
-                found[layer.name] = f"tfmot knows no kernel in a {layer.kind}"
+                reasons[layer.name] = f"tfmot does not support the kernel of a {layer.kind}"
         elif layer.kind == "DepthwiseConv2D":
-            found[layer.name] = DEPTHWISE
+            reasons[layer.name] = DEPTHWISE
         elif kernel.size <= clusters:
-            found[layer.name] = f"it has {kernel.size} weights, no more than clusters"
+            reasons[layer.name] = f"it has {kernel.size} weights, no more than clusters"
         elif clusters == 2 and weight_sparsity.by_layer(network)[layer.name].sparse:
-            found[layer.name] = "it is sparse, and zeros need a cluster of their own beside two others"
+            reasons[layer.name] = "it is sparse, and needs at least three clusters, one of them for zeros"
         elif not isinstance(layer.config.get("activation", "linear"), str):
-            found[layer.name] = "its activation is a function of your own"
+            reasons[layer.name] = "its activation is a custom function"
         else:
-            found[layer.name] = ""
-    return found
+            reasons[layer.name] = ""
+    return reasons
 
 
 def _is_known(layer: Layer) -> bool:
-    """Whether a layer has a kernel, and tf-keras has the layer."""
+    """Return True if a layer has a kernel, and tf-keras has the layer."""
     spec = spec_of(layer)
     return bool(spec.kernels) and spec.keras2
 

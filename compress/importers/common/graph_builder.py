@@ -30,10 +30,12 @@ class GraphValue(Protocol):
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """Its shape in the network, without the batch."""
+        """Shape of the network's tensor, without the batch."""
 
 
 ValueT = TypeVar("ValueT", bound=GraphValue)
+AnyValueT = TypeVar("AnyValueT")
+Item = TypeVar("Item")
 
 
 @dataclass
@@ -74,8 +76,74 @@ def _nested(values: Sequence[GraphValue]) -> list[LayerOutput] | LayerOutput:
     return tensors[0] if len(tensors) == 1 else tensors
 
 
-class LayerFactory(ABC, Generic[ValueT]):
-    """The layers that the rule for one operator adds to the network."""
+@dataclass(frozen=True)
+class PlacedValue(ABC, Generic[AnyValueT]):
+    """A value whose axes are all dimensions of the network's tensor.
+
+    Attributes:
+        value: the value.
+        order: axes of the graph's tensor in the order of the network's dimensions.
+        extra_batch: True if the network has a batch in front of all these axes, False if the first axis is its batch.
+    """
+
+    value: AnyValueT
+    order: tuple[int, ...]
+    extra_batch: bool
+
+    def axis(self, axis: int) -> int:
+        """Return the network's dimension of an axis of the graph, with the batch as 0; the last one is -1."""
+        dimension = self.order.index(axis) + self.extra_batch
+        return -1 if dimension == len(self.order) + self.extra_batch - 1 else dimension
+
+    def per_dimension(self, by_axis: Sequence[Item], batch: Item) -> list[Item]:
+        """Return the items of the axes in the order of the network's dimensions, after an item for the batch."""
+        axes = self.order if self.extra_batch else self.order[1:]
+        return [batch, *(by_axis[axis] for axis in axes)]
+
+    @abstractmethod
+    def like(self, shape: Sequence[int]) -> AnyValueT:
+        """Return a template of a result: another shape in the graph, with the same order of its axes."""
+
+
+class LayerFactory(ABC, Generic[AnyValueT]):
+    """The layers and operations that the rule for one operator makes, and the layout of the values it takes."""
+
+    @abstractmethod
+    def layer(
+        self,
+        kind: str,
+        config: Mapping[str, Any],
+        arguments: Sequence[Any],
+        like: AnyValueT,
+        weights: Sequence[NDArray[np.float32]] = (),
+    ) -> AnyValueT:
+        """Add a Keras layer, and return its output with the layout of `like`."""
+
+    @abstractmethod
+    def operation(
+        self, module: str, kind: str, config: Mapping[str, Any], arguments: Sequence[Any], like: AnyValueT
+    ) -> AnyValueT:
+        """Add a Keras operation, where no layer computes the same."""
+
+    @abstractmethod
+    def placed(self, value: AnyValueT, *axes: int) -> PlacedValue[AnyValueT]:
+        """Return the value with a dimension for each axis; none of `axes` is the batch of the network."""
+
+    @abstractmethod
+    def aligned(self, values: Sequence[AnyValueT], axis: int) -> list[PlacedValue[AnyValueT]]:
+        """Return values with the same order of dimensions; `axis` is not the batch of the network."""
+
+    @abstractmethod
+    def in_shape(self, value: AnyValueT, shape: Sequence[int]) -> AnyValueT:
+        """Return the same elements in another shape of the graph."""
+
+    @abstractmethod
+    def template(self, shape: Sequence[int]) -> AnyValueT:
+        """Return a template of a result whose first axis is the batch."""
+
+
+class NetworkCall(LayerFactory[ValueT]):
+    """The layers that the rule for one operator adds to a network under construction."""
 
     @property
     @abstractmethod
@@ -110,6 +178,6 @@ CallT = TypeVar("CallT")
 
 
 def apply_rule(rule: Callable[[CallT], ValueT | list[ValueT]], call: CallT) -> list[ValueT]:
-    """Return what a rule makes of an operator, in the order of its outputs."""
+    """Return the values that a rule makes for an operator, in the order of its outputs."""
     values = rule(call)
     return values if isinstance(values, list) else [values]

@@ -1,4 +1,4 @@
-"""Calls of TensorFlow and Keras on files from anywhere: quiet, bounded, with one message for all they raise."""
+"""Calls of TensorFlow and Keras on untrusted files: without log output, with limits, and with one error message."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from compress.errors import ModelError
 from compress.ir import tensorflow
 
 MOST_WEIGHTS = 2**29
-"""Numbers in all weights of a model: a file of 2 GiB, as large as a .tflite file can be."""
+"""Elements of all weights of a model: a file of 2 GiB, the limit of a .tflite file."""
 MOST_ELEMENTS = 2**26
-"""Numbers in one sample of any tensor: an image of 1,024 x 1,024 with 64 channels."""
+"""Elements in one sample of a tensor: an image of 1,024 x 1,024 with 64 channels."""
 READ_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError),
     SystemError,  # of h5py, for some damaged files
@@ -38,7 +38,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the logs and warnings of the libraries."""
+    """Suppress the log output and the warnings of the libraries; restore their settings afterwards."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tensorflow.keras()  # first: absl must make its own logger
@@ -55,42 +55,42 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def explained(path: Path, what: str, todo: str) -> Iterator[None]:
-    """Turns whatever the libraries raise about a file into one message; `what` could not be done."""
+    """Turn every exception of the libraries into a ModelError; `what` is the action that failed."""
     import tensorflow as tf
 
-    own = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, NameError)
+    library_errors = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, NameError)
     try:
         yield
-    except (*own, *READ_ERRORS, tf.errors.OpError) as error:
+    except (*library_errors, *READ_ERRORS, tf.errors.OpError) as error:
         raise ModelError(f"{what}: {type(error).__name__}: {first_line(error)}", where=str(path), todo=todo) from error
 
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """No variables beyond MOST_WEIGHTS in all, whatever a configuration asks for.
+    """Limit the total size of new variables to MOST_WEIGHTS elements.
 
     Raises:
-        ValueError: more were to be made; nothing of that size was.
+        ValueError: a configuration asks for more; the variable is not created.
     """
     import tensorflow as tf
 
     total, scratch = 0, tf.Graph()
 
-    def create(following: Any, **given: Any) -> Any:
+    def create(following: Any, **arguments: Any) -> Any:
         nonlocal total
-        shape = given.get("shape")
-        shape = _shape(given["initial_value"], scratch) if shape is None else tf.TensorShape(shape)
-        total += prod(side or 1 for side in shape) if shape.rank is not None else 1
+        shape = arguments.get("shape")
+        shape = _shape(arguments["initial_value"], scratch) if shape is None else tf.TensorShape(shape)
+        total += prod(size or 1 for size in shape) if shape.rank is not None else 1
         if total > MOST_WEIGHTS:
             raise ValueError(f"its weights are more than {MOST_WEIGHTS:,} numbers")
-        return following(**given)
+        return following(**arguments)
 
     with tf.variable_creator_scope(create):
         yield
 
 
 def _shape(value: Any, scratch: Any) -> Any:
-    """The shape that a variable will have.
+    """Return the shape that a variable will have.
 
     Keras 3 hands TensorFlow a function without arguments, which makes the initial value of the variable in its closure.
     """
@@ -108,15 +108,15 @@ def _shape(value: Any, scratch: Any) -> Any:
 
 
 def elements(tensor: Any) -> int:
-    """The numbers in one sample of a tensor; sides that are open count as 1."""
-    return prod(side or 1 for side in (getattr(tensor, "shape", None) or ())[1:])
+    """Return the number of elements in one sample of a tensor; an open dimension counts as 1."""
+    return prod(size or 1 for size in (getattr(tensor, "shape", None) or ())[1:])
 
 
 def check_tensors(model: Any) -> None:
-    """Refuse a Keras 3 model with a tensor that is larger than in any real model.
+    """Check that no tensor in a Keras 3 model is larger than MOST_ELEMENTS.
 
     Raises:
-        ValueError: one is; the layer is named.
+        ValueError: a tensor is larger; the message names its layer.
     """
     functional = getattr(model, "_functional", None) or model
     for nodes in getattr(functional, "_nodes_by_depth", {}).values():

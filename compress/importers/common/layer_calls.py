@@ -1,4 +1,4 @@
-"""Layers and calls as Keras describes them in its files, for importers that make both of something else."""
+"""Layers and calls in the form of Keras files, for importers that build them from other formats."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ LAYERS, NUMPY, NN, MATH, IMAGE, CORE = (
     "keras.layers",
     *(f"keras.src.ops.{module}" for module in ("numpy", "nn", "math", "image", "core")),
 )
-"""Where Keras says its layers and operations come from, in the files that it writes."""
+"""Modules of layers and operations, as Keras files name them."""
 LONGEST_NAME = 60
 MOST_IN_CONFIG = 200_000
-"""Numbers of a constant that is no weight of a layer: Keras stores it as text."""
+"""Largest size of a constant that is not a weight: Keras stores it as text."""
 
 
 class NotImportedError(Exception):
-    """An operator has no counterpart; the message says why, in a few words."""
+    """An operator or a function has no counterpart in Keras; the message gives the reason in a few words."""
 
 
 NOT_MADE = (NotImportedError, ArithmeticError, LookupError, TypeError, ValueError)
-"""What a rule ends with: files come from anywhere, and their numbers may be such as no rule expects."""
+"""Exceptions of a rule: an untrusted file may hold values that no rule expects."""
 
 
 @runtime_checkable
@@ -39,40 +39,40 @@ class Computed(Protocol):
 
 
 def entry(module: str, kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer's or an operation's description."""
+    """Return the description of a layer or an operation."""
     registered = None if module == LAYERS else kind
     return {"module": module, "class_name": kind, "config": dict(config), "registered_name": registered}
 
 
 def made(
-    module: str, kind: str, config: Mapping[str, Any], given: Sequence[Any], weights: Sequence[NDArray[Any]] = ()
+    module: str, kind: str, config: Mapping[str, Any], arguments: Sequence[Any], weights: Sequence[NDArray[Any]] = ()
 ) -> Layer:
-    """A layer that is called once, with these arguments; its name is in its settings."""
-    call = {"args": [argument(each) for each in given], "kwargs": {}}
+    """Return a layer that is called once, with these arguments; `config` has its name."""
+    call = {"args": [argument(each) for each in arguments], "kwargs": {}}
     return Layer(config["name"], kind, entry(module, kind, config), (call,), tuple(weights))
 
 
-def argument(given: Any) -> Any:
-    """An argument of a call as Keras writes it: tensors, lists, numbers, arrays, slices."""
-    if isinstance(given, Computed):
-        return given.tensor
-    if isinstance(given, list):
-        return [argument(each) for each in given]
-    if isinstance(given, slice):
-        parts = {"start": given.start, "stop": given.stop, "step": given.step}
+def argument(value: Any) -> Any:
+    """Return an argument of a call in the form of Keras files: a tensor, list, number, array or slice."""
+    if isinstance(value, Computed):
+        return value.tensor
+    if isinstance(value, list):
+        return [argument(each) for each in value]
+    if isinstance(value, slice):
+        parts = {"start": value.start, "stop": value.stop, "step": value.step}
         return {"class_name": "__slice__", "config": parts}
-    if isinstance(given, np.ndarray):
-        if given.size == 1 and given.ndim == 0:
-            return given.item()
-        if given.size > MOST_IN_CONFIG:
-            raise NotImportedError(f"its constant has {given.size:,} numbers, more than {MOST_IN_CONFIG:,}")
-        return {"class_name": "__numpy__", "config": {"value": given.tolist(), "dtype": str(given.dtype)}}
-    return given
+    if isinstance(value, np.ndarray):
+        if value.size == 1 and value.ndim == 0:
+            return value.item()
+        if value.size > MOST_IN_CONFIG:
+            raise NotImportedError(f"its constant has {value.size:,} numbers, more than {MOST_IN_CONFIG:,}")
+        return {"class_name": "__numpy__", "config": {"value": value.tolist(), "dtype": str(value.dtype)}}
+    return value
 
 
-def free_name(wanted: str, taken: Collection[str]) -> str:
-    """A name that Keras and TensorFlow take and that no layer has yet."""
-    stem = re.sub(r"[^A-Za-z0-9]+", "_", wanted)[-LONGEST_NAME:].strip("_") or "layer"
+def free_name(proposal: str, taken: Collection[str]) -> str:
+    """Return a name that is valid in Keras and TensorFlow and not yet taken."""
+    stem = re.sub(r"[^A-Za-z0-9]+", "_", proposal)[-LONGEST_NAME:].strip("_") or "layer"
     name, count = stem, 1
     while name in taken:
         name, count = f"{stem}_{count}", count + 1

@@ -1,4 +1,4 @@
-"""Protobuf's wire format, read without its schema: for a look at files of TensorFlow without TensorFlow.
+"""Reader of protobuf's wire format without a schema, to inspect TensorFlow files without TensorFlow.
 
 Source: protobuf.dev/programming-guides/encoding.
 """
@@ -11,10 +11,10 @@ Buffer = bytes | memoryview
 
 
 def fields(data: Buffer) -> Iterator[tuple[int, int | memoryview]]:
-    """The fields of a message in order: number, and a whole number or the bytes that stand in it.
+    """Yield the fields of a message in order: field number, and an integer or the bytes of the field.
 
     Raises:
-        ValueError: it is no message.
+        ValueError: the data is not a message.
     """
     view, place = memoryview(data), 0
     while place < len(view):
@@ -37,30 +37,30 @@ def fields(data: Buffer) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def messages(data: Buffer, number: int) -> Iterator[memoryview]:
-    """The fields of one number that hold bytes: messages, text.
+    """Yield the contents of the fields with this number that hold bytes: messages, text.
 
     Raises:
-        ValueError: it is no message.
+        ValueError: the data is not a message.
     """
-    return (value for found, value in fields(data) if found == number and isinstance(value, memoryview))
+    return (value for field, value in fields(data) if field == number and isinstance(value, memoryview))
 
 
 def text(data: Buffer, number: int) -> str:
-    """The last field of a number as text; empty where there is none.
+    """Return the last field with this number as text; empty if it is absent.
 
     Raises:
-        ValueError: it is no message, or no text.
+        ValueError: the data is not a message, or the field is not text.
     """
     return bytes([b"", *messages(data, number)][-1]).decode()
 
 
 def whole(data: Buffer, number: int) -> int:
-    """The last field of a number as a whole number; 0 where there is none.
+    """Return the last field with this number as an integer; 0 if it is absent.
 
     Raises:
-        ValueError: it is no message.
+        ValueError: the data is not a message.
     """
-    return [0, *(value for found, value in fields(data) if found == number and isinstance(value, int))][-1]
+    return [0, *(value for field, value in fields(data) if field == number and isinstance(value, int))][-1]
 
 
 def _varint(view: memoryview, place: int) -> tuple[int, int]:

@@ -10,17 +10,17 @@ from compress.errors import ModelError
 
 Error = TypeVar("Error", bound=ModelError)
 NO_LAYER = "Keras has no layer for it"
-"""Why an operator that there is no rule for is refused."""
+"""Reason for an operator without a rule."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """An operator or a layer that has no counterpart.
+    """An operator or a layer without a counterpart in Keras.
 
     Attributes:
-        node: which one, as its file calls it.
-        operator: of what kind it is: Loop, MatMul, Lambda.
-        reason: why, in a few words.
+        node: its name in the file.
+        operator: its type: Loop, MatMul, Lambda.
+        reason: the reason, in a few words.
     """
 
     node: str
@@ -33,7 +33,7 @@ class Refused:
 
 
 def carrying(error: Error, refused: Sequence[Refused]) -> Error:
-    """The error with all that was refused as facts for a program."""
+    """Return the error with the refused operators as facts for programs."""
     error.facts["refused"] = [asdict(each) for each in refused]
     return error
 

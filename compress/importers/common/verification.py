@@ -139,7 +139,7 @@ def too_different(parity: Parity, where: str, first: str = "") -> ModelError:
     """
     located = f"; first at {first}" if first else ""
     return ModelError(
-        f"rebuilt in Keras it answers differently, by {parity.max_rel:.2g} of the largest output{located}",
+        f"the outputs of the rebuilt Keras model differ by {parity.max_rel:.2g} of the largest output{located}",
         where=where,
         allowed=f"{TOLERANCE:g}",
         todo="please report it, with the file",
@@ -154,11 +154,19 @@ def build_model(network: Network) -> keras.Model:
     """
     import tensorflow as tf
 
-    own = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NotImplementedError, RuntimeError)
+    library_errors = (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        NotImplementedError,
+        RuntimeError,
+    )
     try:
         model = keras_graph.build(network)
         shapes = keras_graph.read(model).shapes
-    except (*own, ValueError, TypeError, tf.errors.OpError) as error:
+    except (*library_errors, ValueError, TypeError, tf.errors.OpError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"Keras does not take it: {first[:300]}") from error
     for tensor, shape in network.shapes.items():

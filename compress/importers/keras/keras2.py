@@ -1,10 +1,9 @@
-"""Models of Keras 2 (`tf_keras`) rebuilt in Keras 3, layer by layer.
+"""Rebuild of Keras 2 models (`tf_keras`) in Keras 3, layer by layer.
 
-Keras 3 reads many old configurations wrongly or not at all. tf_keras knows them all, so it
-loads the file; here every call in its graph is repeated with the Keras 3 layer of the same
-name, the weights are copied, and both models must then answer the same inputs alike.
-What changes: `/` in layer names becomes `_` (Keras 3 forbids it), a Sequential becomes a
-Functional, and mixed precision becomes float32.
+Keras 3 reads many old configurations incorrectly or not at all. Therefore tf_keras loads the file. Every call in its
+graph is repeated with the Keras 3 layer of the same name, the weights are copied, and the outputs of both models are
+compared. Changes: `/` in layer names becomes `_` (Keras 3 forbids it), a Sequential model becomes a Functional one, and
+mixed precision becomes float32.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ import numpy as np
 from compress.errors import ModelError
 from compress.importers.common import verification
 from compress.importers.common.guarded_calls import MOST_ELEMENTS, elements
+from compress.importers.common.layer_calls import NotImportedError
 from compress.importers.common.unsupported import Refused, carrying
 from compress.importers.common.verification import Parity
 from compress.importers.keras import keras2_functions, keras2_weights
-from compress.importers.keras.keras2_operations import FunctionCall, NotRebuiltError
+from compress.importers.keras.keras2_operations import FunctionCall
 from compress.importers.keras.keras2_outputs import output_pairs
 from compress.importers.keras.keras_config import OPERATIONS
 from compress.ir import tensorflow
@@ -36,35 +36,35 @@ TOLERANCE = 1e-5
 INPUT = "give it an Input layer with a shape before saving it"
 REPLACE = "replace them in the original code and save the model again"
 
-#: What Keras 3 has under another name.
+#: Layers with another name in Keras 3.
 _RENAMED = {"SyncBatchNormalization": "BatchNormalization", "ThresholdedReLU": "ReLU"}
 _OPTIONS = {
     "LeakyReLU": {"alpha": "negative_slope"},
     "ThresholdedReLU": {"theta": "threshold"},
 }
-#: Options of Keras 2 that do not change what a layer computes, or that the graph repeats.
+#: Options of Keras 2 that do not change the output of a layer, or that the graph contains too.
 _WITHOUT_EFFECT = {
     "batch_input_shape", "fused", "implementation", "input_length", "key_shape", "query_shape", "ragged", "rng_type",
     "softmax_robust_masking", "trainable", "value_shape", "vocabulary_size",
 }  # fmt: skip
-#: Options that a layer of Keras 2 inherits and does not use.
+#: Options that layers of Keras 2 inherit but do not use.
 _INHERITED = {"kernel_constraint", "kernel_initializer", "kernel_regularizer"}
 
 
 def missing(refused: Iterable[Refused], where: str) -> ModelError:
-    """The error that lists everything Keras 3 has no counterpart for."""
-    found = list(dict.fromkeys(refused))
-    what = f"Keras 3 has no counterpart for: {'; '.join(map(str, found))}"
-    return carrying(ModelError(what, where=where, todo=REPLACE), found)
+    """Return the error that lists everything without a counterpart in Keras 3."""
+    listed = list(dict.fromkeys(refused))
+    what = f"Keras 3 has no counterpart for: {'; '.join(map(str, listed))}"
+    return carrying(ModelError(what, where=where, todo=REPLACE), listed)
 
 
 def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras.Model, Parity]:
-    """The same model in Keras 3: same layer names, weights and outputs; and how far apart the outputs are.
+    """Rebuild a model in Keras 3 with the same layer names and weights, and compare the outputs.
 
     Args:
         old: the model, with defined inputs. Mixed precision layers in it are set to float32.
         where: the file, for messages.
-        samples: real samples [n, ...] of a model with one input, to compare on beside random ones.
+        samples: real samples [n, ...] of a model with one input, for the comparison, in addition to random ones.
 
     Raises:
         ModelError: it has no defined inputs, something in it has no counterpart (all such
@@ -90,7 +90,7 @@ def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras
         if np.isfinite(relative):
             how = f"by {relative:.2g} of the largest output"
         raise ModelError(
-            f"the Keras 3 rebuild answers differently, {how}",
+            f"the outputs of the Keras 3 rebuild differ {how}",
             where=where,
             allowed=f"{TOLERANCE:g}",
             todo="find the layer that changed between Keras 2 and 3, and replace it in the original code",
@@ -102,7 +102,7 @@ def rebuild(old: tf_keras.Model, where: str, samples: Any = None) -> tuple[keras
 
 
 def difference(old: tf_keras.Model, new: keras.Model) -> float:
-    """Largest difference of the outputs for random inputs, relative to max(1, largest output)."""
+    """Return the largest difference of the outputs for random inputs, relative to max(1, largest output)."""
     return _largest_difference(output_pairs(old, new, None)[0])
 
 
@@ -111,7 +111,7 @@ def _largest_difference(pairs: list[tuple[Any, Any]]) -> float:
 
 
 def _layers(model: tf_keras.Model) -> Iterator[Any]:
-    """Every layer of a graph that gets a counterpart of its own."""
+    """Yield every layer of a graph that needs a counterpart."""
     import tf_keras
 
     for layer in (*model._input_layers, *model.layers):
@@ -124,7 +124,7 @@ def _layers(model: tf_keras.Model) -> Iterator[Any]:
 
 
 class _Rebuilding:
-    """One rebuild: what each layer becomes, and what stands in the way."""
+    """One rebuild: the counterpart of each layer, and the problems."""
 
     def __init__(self) -> None:
         self.keras = tensorflow.keras()
@@ -136,7 +136,7 @@ class _Rebuilding:
         self._unknown: dict[int, Any] = {}
 
     def survey(self, old: tf_keras.Model) -> None:
-        """Decides what every layer becomes; what cannot be expressed goes into `problems`."""
+        """Choose the counterpart of every layer; layers without one go into `problems`."""
         import tf_keras
 
         for layer in _layers(old):
@@ -157,12 +157,12 @@ class _Rebuilding:
                 self._recipes[id(layer)] = self._recipe(layer)
 
     def _problem(self, old: Any, reason: str, kind: str = "") -> None:
-        """Notes what stands in the way; `kind`: of a part of the layer."""
+        """Record a problem; `kind` is the class of a part of the layer."""
         of_part = f"its {kind} {reason}" if kind and kind != type(old).__name__ else reason
         self.problems.append(Refused(old.name, type(old).__name__, of_part))
 
     def _recipe(self, old: Any) -> tuple[Any, dict[str, Any]]:
-        """The Keras 3 class of a layer, and its configuration."""
+        """Return the Keras 3 class of a layer, and its configuration."""
         kind = type(old).__name__
         if type(old).__module__.startswith("tf_keras."):
             new = getattr(self.keras.layers, _RENAMED.get(kind, kind), None)
@@ -185,7 +185,7 @@ class _Rebuilding:
         return new, self._cleaned(old, kind, new, config)
 
     def _cleaned(self, old: Any, kind: str, new: Any, config: dict[str, Any]) -> dict[str, Any]:
-        """A layer's configuration without what only Keras 2 knows."""
+        """Return a layer's configuration without options of Keras 2."""
         accepted, cleaned = _parameters(new), {}
         for key, value in config.items():
             name = _OPTIONS.get(kind, {}).get(key, key)
@@ -205,7 +205,7 @@ class _Rebuilding:
         return cleaned
 
     def _converted(self, value: Any, old: Any) -> Any:
-        """A value of a configuration: plain numbers, and layers inside layers cleaned too."""
+        """Return a value of a configuration as plain numbers; nested layers are converted too."""
         if isinstance(value, np.ndarray | np.generic):
             return value.tolist()
         if isinstance(value, list | tuple):
@@ -223,7 +223,7 @@ class _Rebuilding:
         return {"module": "keras.layers", "class_name": new.__name__, "config": inner, "registered_name": None}
 
     def _layer(self, old: Any) -> Any:
-        """The counterpart of a layer; the same one whenever it is asked for."""
+        """Return the counterpart of a layer, always the same object."""
         import tf_keras
 
         if isinstance(old, tf_keras.Model):
@@ -232,16 +232,16 @@ class _Rebuilding:
             new, config = self._recipes[id(old)]
             config = {**config, "name": self._name(old)}
             if issubclass(new, self.keras.layers.TimeDistributed):
-                made = new(self._layer(old.layer), **config)
+                new_layer = new(self._layer(old.layer), **config)
             elif issubclass(new, self.keras.layers.Lambda):
-                made = new(**config)
+                new_layer = new(**config)
             else:
-                made = new.from_config(config)
-            self._made[id(old)] = old, made
+                new_layer = new.from_config(config)
+            self._made[id(old)] = old, new_layer
         return self._made[id(old)][1]
 
     def _name(self, old: Any) -> str:
-        """The name of a layer, without what Keras 3 forbids in one."""
+        """Return the name of a layer, without characters that Keras 3 forbids."""
         name = stem = old.name.replace("/", "_")
         number = 1
         while self._names.setdefault(name, id(old)) != id(old) and name != old.name:
@@ -249,7 +249,7 @@ class _Rebuilding:
         return str(name)
 
     def _fresh(self, stem: str) -> str:
-        """A name that no layer has, for one that is made beside the old ones."""
+        """Return a free name for an additional layer."""
         name = stem = stem.replace("/", "_")
         number = 1
         while name in self._names:
@@ -258,7 +258,7 @@ class _Rebuilding:
         return name
 
     def model(self, old: tf_keras.Model) -> keras.Model:
-        """The counterpart of a model: its calls repeated, from the inputs on."""
+        """Return the counterpart of a model: its calls are repeated, from the inputs on."""
         import tensorflow as tf
 
         if id(old) not in self._made:
@@ -281,20 +281,20 @@ class _Rebuilding:
         return self._made[id(old)][1]
 
     def _call(self, node: Any, tensors: dict[int, Any]) -> None:
-        """Repeats one call of a layer, and notes the tensors that come out."""
+        """Repeat one call of a layer, and record its outputs."""
         import tensorflow as tf
 
         args, kwargs = tf.nest.map_structure(
             lambda leaf: tensors.get(id(leaf), leaf), (tuple(node.call_args), dict(node.call_kwargs))
         )
         kwargs = {key: value for key, value in kwargs.items() if value is not None}
-        wanted = tf.nest.flatten(node.outputs)
+        old_outputs = tf.nest.flatten(node.outputs)
         if type(node.layer).__name__ in OPERATIONS:
-            made = self._function(node, args, kwargs)
-            outputs = list(made) if isinstance(made, list) else [made]
+            results = self._function(node, args, kwargs)
+            outputs = list(results) if isinstance(results, list) else [results]
         else:
             outputs = self.keras.tree.flatten(self._repeated(node.layer, args, kwargs))
-        for old, new in zip(wanted, outputs, strict=True):
+        for old, new in zip(old_outputs, outputs, strict=True):
             if max(elements(old), elements(new)) > MOST_ELEMENTS:
                 what = f"layer {node.layer.name!r} makes {list(old.shape)}"
                 raise ValueError(f"{what}, more than {MOST_ELEMENTS:,} numbers of one sample")
@@ -312,28 +312,30 @@ class _Rebuilding:
         if isinstance(old, recurrent) and isinstance(args[0], list | tuple):
             kwargs["initial_state"] = list(args[0][1:])  # tf_keras puts it behind the sequence
             args = (args[0][0], *args[1:])
-        made = self._layer(old)(*args, **kwargs)
+        output = self._layer(old)(*args, **kwargs)
         if id(old) in self._hard:  # 0.2 x + 0.5 then, x / 6 + 0.5 now
-            made = self.keras.layers.Rescaling(0.2, 0.5, name=self._fresh(f"{old.name}_scaled"))(made)
-            made = self.keras.layers.ReLU(max_value=1.0, name=self._fresh(f"{old.name}_clipped"))(made)
-        return made
+            output = self.keras.layers.Rescaling(0.2, 0.5, name=self._fresh(f"{old.name}_scaled"))(output)
+            output = self.keras.layers.ReLU(max_value=1.0, name=self._fresh(f"{old.name}_clipped"))(output)
+        return output
 
     def _function(self, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the output of a TensorFlow function; a tensor of the same shape if it is not known."""
+        """Return the output of a TensorFlow function; placeholders of the same shape if it has no counterpart."""
         try:
             step = FunctionCall(self.keras, lambda: self._fresh(node.layer.name))
             return keras2_functions.call(node.layer, step, args, kwargs)
-        except NotRebuiltError as error:
+        except NotImportedError as error:
             if not any(id(leaf) in self._unknown for leaf in self.keras.tree.flatten([args, kwargs])):
                 self._problem(node.layer, str(error))
         import tensorflow as tf
 
-        made = [self.keras.KerasTensor(tuple(each.shape), each.dtype.name) for each in tf.nest.flatten(node.outputs)]
-        self._unknown.update({id(each): each for each in made})
-        return made if len(made) > 1 else made[0]
+        placeholders = [
+            self.keras.KerasTensor(tuple(each.shape), each.dtype.name) for each in tf.nest.flatten(node.outputs)
+        ]
+        self._unknown.update({id(each): each for each in placeholders})
+        return placeholders if len(placeholders) > 1 else placeholders[0]
 
     def copy_weights(self) -> None:
-        """Copies the weights of every layer that was made."""
+        """Copy the weights of every layer."""
         import tf_keras
 
         for old, new in self._made.values():
@@ -347,13 +349,13 @@ class _Rebuilding:
 
 
 def _steeper(kind: str, name: str) -> bool:
-    """Whether weights make up for the other `hard_sigmoid` of Keras 3: in gates they can, at the end of a layer not."""
+    """Return True if scaled weights give the `hard_sigmoid` of Keras 2: in gates they do, in a final activation not."""
     return name == "recurrent_activation" and keras2_weights.scaled(kind)
 
 
 @functools.cache
 def _parameters(layer: Any) -> frozenset[str]:
-    """The options that a Keras 3 layer takes."""
+    """Return the options of a Keras 3 layer."""
     names: set[str] = set()
     for kind in layer.__mro__:
         if "__init__" not in vars(kind):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from compress.importers.common.layer_calls import MATH, NUMPY, NotImportedError
 from compress.importers.keras import keras2_operations as operations
 from compress.importers.keras import keras2_shapes as shapes
-from compress.importers.keras.keras2_operations import NUMPY, FunctionCall, NotRebuiltError, Rule, TfFunction
+from compress.importers.keras.keras2_operations import FunctionCall, Rule, TfFunction
 
 _TWO: Mapping[str, Rule] = {
     "add": operations.arithmetic("Add", layer=True),
@@ -32,8 +33,8 @@ _ONE: Mapping[str, Rule] = {
     **{f"math.{name}": operations.unary(NUMPY, name.title()) for name in ("floor", "ceil", "sign", "round", "log1p")},
     "math.abs": operations.unary(NUMPY, "Absolute"),
     "math.reciprocal": operations.unary(NUMPY, "Reciprocal"),
-    "math.rsqrt": operations.unary("keras.src.ops.math", "Rsqrt"),
-    "math.erf": operations.unary("keras.src.ops.math", "Erf"),
+    "math.rsqrt": operations.unary(MATH, "Rsqrt"),
+    "math.erf": operations.unary(MATH, "Erf"),
     "math.square": operations.square,
     "math.negative": operations.negative,
     "nn.log_softmax": operations.activation("log_softmax"),
@@ -64,7 +65,7 @@ FUNCTIONS: Mapping[str, TfFunction] = {
     "math.l2_normalize": TfFunction(operations.l2_normalize, "x axis|dim epsilon"),
     **shapes.RULES,
 }
-"""By TensorFlow's canonical name, without `tf.` and `compat.v1.`."""
+"""Counterparts by the canonical name in TensorFlow, without `tf.` and `compat.v1.`."""
 
 _ALIASES = {
     "linalg.l2_normalize": "math.l2_normalize",
@@ -77,7 +78,7 @@ _ALIASES = {
 
 
 def function(name: object) -> TfFunction | None:
-    """The counterpart of a function by the name in a configuration, if there is one."""
+    """Return the counterpart of a function by its name in a configuration, or None."""
     if not isinstance(name, str):
         return None
     for known in (name, name.removeprefix("compat.v1.")):
@@ -107,7 +108,7 @@ _NODES: Mapping[str, str] = {
     "ResizeNearestNeighbor": "image.resize_nearest_neighbor", "DepthToSpace": "nn.depth_to_space",
     "SpaceToDepth": "nn.space_to_depth", "AvgPool": "nn.avg_pool2d", "MaxPool": "nn.max_pool2d",
 }  # fmt: skip
-"""By the operator of a node the function that does the same."""
+"""Function that computes the same as the operator of a node."""
 _LISTS = {"ConcatV2", "Pack", "AddN"}
 _ATTRIBUTES = {
     "keep_dims": "keepdims", "squeeze_dims": "axis", "DstT": "dtype", "alpha": "alpha", "axis": "axis", "mode": "mode",
@@ -117,11 +118,11 @@ _ATTRIBUTES = {
     "shrink_axis_mask": "shrink_axis_mask", "transpose_a": "transpose_a", "transpose_b": "transpose_b",
     "adj_x": "transpose_a", "adj_y": "transpose_b", "batch_dims": "batch_dims", "num_split": "num_or_size_splits",
 }  # fmt: skip
-"""Attributes of nodes, and the arguments that say the same."""
+"""Attributes of nodes, and the equivalent arguments."""
 
 
 def node(operator: object) -> TfFunction | None:
-    """The counterpart of a graph node by its operator, if there is one."""
+    """Return the counterpart of a graph node by its operator, or None."""
     return FUNCTIONS[_NODES[operator]] if isinstance(operator, str) and operator in _NODES else None
 
 
@@ -129,30 +130,30 @@ def call(layer: Any, step: FunctionCall, args: tuple[Any, ...], kwargs: Mapping[
     """Return the Keras 3 output of one call of an op layer of tf_keras.
 
     Raises:
-        NotRebuiltError: it is called in a way that has no counterpart.
+        NotImportedError: it is called in a way that has no counterpart.
     """
     kind = type(layer).__name__
     try:
         if kind != "TensorFlowOpLayer":
             name = layer.get_config()["function"]
-            found = function(name)
-            if found is None:
-                raise NotRebuiltError(f"tf.{name} has no counterpart")
-            return found.call(step, args, kwargs)
+            counterpart = function(name)
+            if counterpart is None:
+                raise NotImportedError(f"tf.{name} has no counterpart")
+            return counterpart.call(step, args, kwargs)
         return _node_call(layer, step, args[0])
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise NotRebuiltError(lines[0][:200]) from error
+        raise NotImportedError(lines[0][:200]) from error
 
 
-def _node_call(layer: Any, step: FunctionCall, given: Any) -> Any:
-    """A node: constants stand among its inputs by their places, and settings are attributes."""
+def _node_call(layer: Any, step: FunctionCall, inputs_given: Any) -> Any:
+    """Call a node: constants are inserted among its inputs by their positions, and options are attributes."""
     operator, attributes = layer.node_def.op, dict(layer.node_def.attr)  # a copy: asking it for one would add it
     data_format = attributes["data_format"].s if "data_format" in attributes else b""
-    found = node(operator)
-    if found is None or data_format not in (b"", b"NHWC", b"N"):
-        raise NotRebuiltError(f"the node {operator} {data_format.decode(errors='replace')} has no counterpart")
-    inputs = list(given) if isinstance(given, list | tuple) else [given]
+    counterpart = node(operator)
+    if counterpart is None or data_format not in (b"", b"NHWC", b"N"):
+        raise NotImportedError(f"the node {operator} {data_format.decode(errors='replace')} has no counterpart")
+    inputs = list(inputs_given) if isinstance(inputs_given, list | tuple) else [inputs_given]
     for index, constant in sorted(layer.constants.items()):
         inputs.insert(index, constant)
     settings = {_ATTRIBUTES[name]: _attribute(value) for name, value in attributes.items() if name in _ATTRIBUTES}
@@ -164,11 +165,11 @@ def _node_call(layer: Any, step: FunctionCall, given: Any) -> Any:
         inputs, settings = inputs[:2], {**settings, "axis": inputs[2]}
     elif operator == "PadV2":
         inputs, settings = inputs[:2], {**settings, "constant_values": inputs[2]}
-    return found.call(step, inputs, settings)
+    return counterpart.call(step, inputs, settings)
 
 
 def _attribute(value: Any) -> Any:
-    """An attribute of a node as Python has it."""
+    """Return an attribute of a node as a Python value."""
     kind = value.WhichOneof("value")
     if kind == "list":
         return list(value.list.i)
@@ -176,5 +177,5 @@ def _attribute(value: Any) -> Any:
         import tensorflow as tf
 
         return tf.dtypes.as_dtype(value.type).name
-    found = getattr(value, kind) if kind else None
-    return found.decode() if isinstance(found, bytes) else found
+    content = getattr(value, kind) if kind else None
+    return content.decode() if isinstance(content, bytes) else content

@@ -15,102 +15,137 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-NUMPY, NN, CORE, IMAGE = (f"keras.src.ops.{module}" for module in ("numpy", "nn", "core", "image"))
-"""Where Keras says its operations come from, in the files that it writes."""
-MOST_CONSTANTS = 200_000
-"""Numbers of a constant that is no weight: Keras stores it as text."""
-
+from compress.importers.common.graph_builder import LayerFactory, PlacedValue
+from compress.importers.common.layer_calls import CORE, MOST_IN_CONFIG, NN, NUMPY, NotImportedError
 
 Rule = Callable[..., Any]
-"""(step, tensors and settings) -> what is made: a tensor, several, or a known size."""
+"""(step, tensors and settings) -> the result: a tensor, several, or a known size."""
 
 
-class NotRebuiltError(Exception):
-    """A function was called in a way that has no counterpart; the message says which, in a few words."""
+class PlacedTensor(PlacedValue[Any]):
+    """A tensor of Keras, with its dimensions in the order of the function's axes."""
+
+    def like(self, shape: Sequence[int]) -> Any:
+        """Return None: Keras itself finds the shape of a result."""
+        del shape
 
 
 @dataclass(frozen=True)
-class FunctionCall:
-    """One call of a function.
+class FunctionCall(LayerFactory[Any]):
+    """One call of a function. Values are tensors of Keras 3 (KerasTensor); layers are called at once.
 
     Attributes:
         library: Keras 3.
-        fresh: a name that no layer has yet, made of the old layer's.
+        fresh: returns a name that no layer has yet, made of the old layer's.
     """
 
     library: Any
     fresh: Callable[[], str]
 
-    def layer(self, kind: str, given: Any, **config: Any) -> Any:
-        """Return the output of a Keras layer for a tensor or a list of tensors."""
-        return getattr(self.library.layers, kind)(name=self.fresh(), **config)(given)
+    def layer(
+        self,
+        kind: str,
+        config: Mapping[str, Any],
+        arguments: Sequence[Any],
+        like: Any = None,
+        weights: Sequence[NDArray[np.float32]] = (),
+    ) -> Any:
+        """Return the output of a Keras layer."""
+        layer = getattr(self.library.layers, kind)(name=self.fresh(), **config)
+        output = layer(*arguments)
+        if weights:
+            layer.set_weights(weights)
+        return output
 
-    def operation(self, module: str, kind: str, *given: Any, **config: Any) -> Any:
+    def operation(
+        self, module: str, kind: str, config: Mapping[str, Any], arguments: Sequence[Any], like: Any = None
+    ) -> Any:
         """Return the output of a Keras operation, for functions that no layer computes."""
-        config["name"] = self.fresh()
+        config = {**config, "name": self.fresh()}
         entry = {"module": module, "class_name": kind, "config": config, "registered_name": kind}
-        return self.library.saving.deserialize_keras_object(entry)(*given)
+        operation = self.library.saving.deserialize_keras_object(entry)
+        return operation(*(tuple(each) if isinstance(each, list) else each for each in arguments))
 
     def computed(self, value: Any) -> bool:
-        """Whether a value comes from the model's inputs."""
+        """Return True if a value comes from the model's inputs."""
         return isinstance(value, self.library.KerasTensor)
 
-    def reshaped(self, given: Any, shape: Sequence[int | None]) -> Any:
-        """The same numbers of each sample in another shape; one side may be open."""
+    def placed(self, value: Any, *axes: int) -> PlacedTensor:
+        """Return the tensor.
+
+        Raises:
+            NotImportedError: one of the axes is the batch.
+        """
+        if 0 in axes:
+            raise NotImportedError("it mixes the samples of a batch")
+        return PlacedTensor(value, tuple(range(len(value.shape))), extra_batch=False)
+
+    def aligned(self, values: Sequence[Any], axis: int) -> list[PlacedValue[Any]]:
+        """Return the tensors."""
+        return [self.placed(value, axis) for value in values]
+
+    def template(self, shape: Sequence[int]) -> Any:
+        """Return None: Keras itself finds the shape of a result."""
+        del shape
+
+    def in_shape(self, value: Any, shape: Sequence[int | None]) -> Any:
+        """Return the same elements of each sample in another shape; one dimension may be open."""
         shape = tuple(shape)
-        if shape == tuple(given.shape):
-            return given
-        sides = [-1 if side is None else side for side in shape[1:]]
-        known = None not in given.shape[1:]
-        fits = known and -1 not in sides and prod(given.shape[1:]) == prod(sides)
-        if not sides or sides.count(-1) > 1 or not (fits or -1 in sides):
-            raise NotRebuiltError(f"it makes {list(shape)} of {list(given.shape)}")
-        if len(sides) == 1 and known and len(given.shape) > 2:
-            return self.layer("Flatten", given)
-        return self.layer("Reshape", given, target_shape=tuple(sides))
+        if shape == tuple(value.shape):
+            return value
+        sizes = [-1 if size is None else size for size in shape[1:]]
+        is_known = None not in value.shape[1:]
+        is_open = sizes.count(-1) == 1
+        fits = is_known and -1 not in sizes and prod(value.shape[1:]) == prod(sizes)
+        if not sizes or not (fits or is_open):
+            raise NotImportedError(f"it makes {list(shape)} of {list(value.shape)}")
+        if len(sizes) == 1 and is_known and len(value.shape) > 2:
+            return self.layer("Flatten", {}, [value])
+        return self.layer("Reshape", {"target_shape": tuple(sizes)}, [value])
 
 
 def plain(value: Any) -> Any:
-    """A constant as numpy, from a configuration or from TensorFlow; small enough to be stored as text."""
+    """Return a constant of a configuration or of TensorFlow as an array; small enough to be stored as text."""
     array = np.asarray(value)
-    if array.dtype.kind not in "fiub" or array.size > MOST_CONSTANTS:
-        raise NotRebuiltError(f"a constant of type {array.dtype} with {array.size:,} numbers")
+    if array.dtype.kind not in "fiub" or array.size > MOST_IN_CONFIG:
+        raise NotImportedError(f"a constant of type {array.dtype} with {array.size:,} numbers")
     return array
 
 
 def integers(value: Any) -> list[int]:
-    """A constant of structure: axes, sizes."""
+    """Return a constant of integers: axes, sizes."""
     try:
         array = plain(value)
     except (TypeError, ValueError) as error:
-        raise NotRebuiltError("its sizes or axes are computed") from error
+        raise NotImportedError("its sizes or axes are computed") from error
     if array.dtype.kind not in "iu" and array.size:
-        raise NotRebuiltError("its sizes or axes are not integers")
+        raise NotImportedError("its sizes or axes are not integers")
     return [int(each) for each in array.reshape(-1)]
 
 
-def axes_of(given: Any, axis: Any) -> list[int]:
-    """Axes, counted from the front; None stands for all."""
-    rank = len(given.shape)
+def axes_of(tensor: Any, axis: Any) -> list[int]:
+    """Return axes counted from the front; None means all axes."""
+    rank = len(tensor.shape)
     axes = list(range(rank)) if axis is None else integers(axis)
     if any(not -rank <= each < rank for each in axes):
-        raise NotRebuiltError(f"{axes} are no axes of {list(given.shape)}")
+        raise NotImportedError(f"{axes} are no axes of {list(tensor.shape)}")
     return sorted({each % rank for each in axes})
 
 
 def _operand(value: Any, other: Any) -> Any:
-    """A constant beside a tensor: a number, or an array of the tensor's type."""
+    """Return a constant operand as a number, or as an array of the tensor's type."""
     array = plain(value)
     if array.ndim == 0:
         return float(array) if "float" in other.dtype else int(array)
     if array.ndim >= len(other.shape) and array.shape[-len(other.shape)] != 1:
-        raise NotRebuiltError("its constant differs from sample to sample")
+        raise NotImportedError("its constant differs from sample to sample")
     return array.astype(other.dtype)
 
 
 def arithmetic(kind: str, layer: bool = False) -> Rule:
-    """Two operands, element by element: a layer for two tensors alike, otherwise an operation."""
+    """Elementwise arithmetic: a layer for two tensors of the same rank, otherwise an operation."""
 
     def rule(step: FunctionCall, x: Any, y: Any) -> Any:
         tensors = [each for each in (x, y) if step.computed(each)]
@@ -118,130 +153,127 @@ def arithmetic(kind: str, layer: bool = False) -> Rule:
             return _known(kind, x, y)
         if len(tensors) == 2:
             if layer and len(x.shape) == len(y.shape):
-                return step.layer(kind, [x, y])
-            return step.operation(NUMPY, kind, x, y)
+                return step.layer(kind, {}, [[x, y]])
+            return step.operation(NUMPY, kind, {}, [x, y])
         operands = [each if step.computed(each) else _operand(each, tensors[0]) for each in (x, y)]
-        return step.operation(NUMPY, kind, *operands)
+        return step.operation(NUMPY, kind, {}, operands)
 
     return rule
 
 
 def _known(kind: str, x: Any, y: Any) -> Any:
-    """The same of two sizes that are known, or None where one of them is the batch."""
+    """Return the result for two known sizes; None if one of them is the batch."""
     if x is None or y is None:
         return None
     functions = {"Add": np.add, "Subtract": np.subtract, "Multiply": np.multiply, "FloorDivide": np.floor_divide}
     if kind not in functions:
-        raise NotRebuiltError("both of its operands are sizes")
+        raise NotImportedError("both of its operands are sizes")
     return functions[kind](plain(x), plain(y)).tolist()
 
 
 def unary(module: str, kind: str, **config: Any) -> Rule:
-    """An operation on one tensor, element by element."""
-    return lambda step, x: step.operation(module, kind, x, **config)
+    """An elementwise operation on one tensor."""
+    return lambda step, x: step.operation(module, kind, config, [x])
 
 
 def activation(name: str) -> Rule:
     """An activation by Keras' name."""
-    return lambda step, x: step.layer("Activation", x, activation=name)
+    return lambda step, x: step.layer("Activation", {"activation": name}, [x])
 
 
 def silu(step: FunctionCall, x: Any, beta: Any = 1.0) -> Any:
-    """SiLU, x * sigmoid(beta x); Keras knows a beta of 1."""
+    """SiLU, x * sigmoid(beta x); Keras supports a beta of 1."""
     if float(plain(beta)) != 1:
-        raise NotRebuiltError(f"its beta is {float(plain(beta)):g}")
-    return step.layer("Activation", x, activation="silu")
+        raise NotImportedError(f"its beta is {float(plain(beta)):g}")
+    return step.layer("Activation", {"activation": "silu"}, [x])
 
 
 def gelu(step: FunctionCall, x: Any, approximate: bool = False) -> Any:
     """GELU, exact or not."""
-    return step.operation(NN, "Gelu", x, approximate=bool(approximate))
+    return step.operation(NN, "Gelu", {"approximate": bool(approximate)}, [x])
 
 
 def leaky_relu(step: FunctionCall, x: Any, alpha: float = 0.2) -> Any:
     """Leaky ReLU."""
-    return step.layer("LeakyReLU", x, negative_slope=float(plain(alpha)))
+    return step.layer("LeakyReLU", {"negative_slope": float(plain(alpha))}, [x])
 
 
 def softmax(step: FunctionCall, x: Any, axis: Any = None) -> Any:
     """Softmax over one axis, the last by default."""
     (axis,) = [-1] if axis is None else integers(axis)
-    return step.layer("Softmax", x, axis=axis)
+    return step.layer("Softmax", {"axis": axis}, [x])
 
 
 def clip(step: FunctionCall, x: Any, low: Any, high: Any) -> Any:
-    """Between two numbers: a ReLU where the lower one is 0."""
+    """tf.clip_by_value: a ReLU if the lower limit is 0."""
     low, high = float(plain(low)), float(plain(high))
     if low == 0 and np.isfinite(high):
-        return step.layer("ReLU", x, max_value=high)
-    return step.operation(NUMPY, "Clip", x, x_min=low, x_max=high)
+        return step.layer("ReLU", {"max_value": high}, [x])
+    return step.operation(NUMPY, "Clip", {"x_min": low, "x_max": high}, [x])
 
 
 def squared_difference(step: FunctionCall, x: Any, y: Any) -> Any:
     """(x - y)^2."""
     difference = arithmetic("Subtract")(step, x, y)
-    return step.layer("Multiply", [difference, difference])
+    return step.layer("Multiply", {}, [[difference, difference]])
 
 
 def square(step: FunctionCall, x: Any) -> Any:
-    """A product, which has an 8-bit form."""
-    return step.layer("Multiply", [x, x])
+    """tf.square, as a product: only that has an 8-bit form."""
+    return step.layer("Multiply", {}, [[x, x]])
 
 
 def negative(step: FunctionCall, x: Any) -> Any:
-    """Likewise."""
-    return step.operation(NUMPY, "Multiply", x, -1.0)
+    """tf.negative, as a product."""
+    return step.operation(NUMPY, "Multiply", {}, [x, -1.0])
 
 
 def add_n(step: FunctionCall, values: Any) -> Any:
     """The sum of several tensors."""
-    return step.layer("Add", list(values)) if len(values) > 1 else values[0]
+    return step.layer("Add", {}, [list(values)]) if len(values) > 1 else values[0]
 
 
 def same(step: FunctionCall, x: Any) -> Any:
-    """Return the argument: for identity and stopped gradients."""
+    """tf.identity and tf.stop_gradient, without effect in inference."""
     del step
     return x
 
 
 def cast(step: FunctionCall, x: Any, dtype: Any) -> Any:
-    """To another type of number."""
+    """tf.cast."""
     if not step.computed(x):
         return x
     name = getattr(dtype, "name", dtype)
     if not isinstance(name, str):
-        raise NotRebuiltError("its type is no type")
-    return x if name == x.dtype else step.operation(CORE, "Cast", x, dtype=name)
+        raise NotImportedError("its type is no type")
+    return x if name == x.dtype else step.operation(CORE, "Cast", {"dtype": name}, [x])
 
 
 def matmul(step: FunctionCall, a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Any:
-    """A product of matrices; with one constant matrix on the right a dense layer."""
+    """tf.matmul; a dense layer if the right operand is one constant matrix."""
     if transpose_a or not step.computed(a):
-        raise NotRebuiltError("its left matrix is transposed, or a constant")
+        raise NotImportedError("its left matrix is transposed, or a constant")
     if step.computed(b):
         if transpose_b or len(a.shape) < 3 or len(b.shape) < 3:
-            raise NotRebuiltError("it mixes the samples of a batch, or its right matrix is transposed")
-        return step.operation(NUMPY, "Matmul", a, b)
+            raise NotImportedError("it mixes the samples of a batch, or its right matrix is transposed")
+        return step.operation(NUMPY, "Matmul", {}, [a, b])
     right = plain(b).astype(np.float32)
     right = right.T if transpose_b else right
     if right.ndim != 2:
-        raise NotRebuiltError(f"its right side has the shape {list(right.shape)}")
-    dense = step.library.layers.Dense(right.shape[1], use_bias=False, name=step.fresh())
-    made = dense(a)
-    dense.set_weights([right])
-    return made
+        raise NotImportedError(f"its right side has the shape {list(right.shape)}")
+    return step.layer("Dense", {"units": right.shape[1], "use_bias": False}, [a], weights=[right])
 
 
 def l2_normalize(step: FunctionCall, x: Any, axis: Any = None, epsilon: Any = 1e-12) -> Any:
-    """Vectors of length 1; Keras' epsilon is the same."""
+    """tf.math.l2_normalize, with Keras' epsilon."""
     if axis is None or float(plain(epsilon)) > 1e-9 or 0 in axes_of(x, axis):
-        raise NotRebuiltError("it normalizes over the batch, or with a large epsilon")
-    return step.layer("UnitNormalization", x, axis=[axis - len(x.shape) for axis in axes_of(x, axis)])
+        raise NotImportedError("it normalizes over the batch, or with a large epsilon")
+    return step.layer("UnitNormalization", {"axis": [each - len(x.shape) for each in axes_of(x, axis)]}, [x])
 
 
 @dataclass(frozen=True)
 class TfFunction:
-    """A function of TensorFlow that has a counterpart.
+    """A TensorFlow function with a counterpart.
 
     Attributes:
         rule: makes it.
@@ -256,16 +288,16 @@ class TfFunction:
         """Return the output for the arguments of one call.
 
         Raises:
-            NotRebuiltError: the rule has no counterpart for these.
+            NotImportedError: the rule has no counterpart for these.
         """
         names = [each.split("|") for each in self.parameters.split()]
         place = {alias: aliases[0] for aliases in names for alias in aliases}
         if len(args) > len(names):
-            raise NotRebuiltError(f"it is called with {len(args)} arguments")
-        given = {aliases[0]: value for aliases, value in zip(names, args, strict=False)}
+            raise NotImportedError(f"it is called with {len(args)} arguments")
+        arguments = {aliases[0]: value for aliases, value in zip(names, args, strict=False)}
         for name, value in kwargs.items():
             if name in place and value is not None:
-                given[place[name]] = value
+                arguments[place[name]] = value
             elif name not in place and name != "name" and value not in (None, False, "NHWC"):
-                raise NotRebuiltError(f"it is called with {name}={str(value)[:40]}")
-        return self.rule(step, **given)
+                raise NotImportedError(f"it is called with {name}={str(value)[:40]}")
+        return self.rule(step, **arguments)

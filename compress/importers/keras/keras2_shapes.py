@@ -1,296 +1,210 @@
-"""TensorFlow functions that move, join, cut or sum numbers, in the graph of a Keras 2 model (see `keras2_operations`).
+"""TensorFlow functions that move, join, slice or reduce tensors, in the graph of a Keras 2 model.
 
 A size of a tensor that the graph asks for (`tf.shape(x)[1]`) is known while the model is built: a whole number,
-or None for the batch and for a side that is open.
+or None for the batch and for an open dimension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
+from compress.importers.common import shape_rules
+from compress.importers.common.layer_calls import NN, NotImportedError
 from compress.importers.keras import keras2_operations as operations
-from compress.importers.keras.keras2_operations import (
-    IMAGE,
-    NN,
-    NUMPY,
-    FunctionCall,
-    NotRebuiltError,
-    TfFunction,
-    integers,
-    plain,
-)
+from compress.importers.keras.keras2_operations import FunctionCall, TfFunction, axes_of, integers, plain
+
+INTERPOLATIONS = ("bilinear", "nearest", "bicubic", "lanczos3", "lanczos5")
 
 
 def size(step: FunctionCall, x: Any, out_type: Any = None) -> Any:
-    """The shape of a tensor, as a tuple."""
-    del out_type  # numbers of Python
+    """Return the shape of a tensor as a tuple."""
+    del out_type  # sizes are numbers of Python
     return tuple(x.shape) if step.computed(x) else plain(x).shape
 
 
-def _sides(shape: Any) -> list[int | None]:
-    """A shape given as numbers, some of which may be open."""
-    if isinstance(shape, list | tuple):
-        flat = [each for item in shape for each in (item if isinstance(item, list | tuple) else [item])]
-        return [None if each is None else integers(each)[0] for each in flat]
-    return list(integers(shape))
+def _sizes(shape: Any) -> list[int | None]:
+    """Return a shape as numbers, some of which may be open."""
+    if not isinstance(shape, list | tuple):
+        return list(integers(shape))
+    flat: list[Any] = []
+    for item in shape:
+        flat += item if isinstance(item, list | tuple) else [item]
+    return [None if each is None else integers(each)[0] for each in flat]
 
 
 def reshape(step: FunctionCall, x: Any, shape: Any) -> Any:
-    """The same numbers in another shape, sample by sample."""
-    sides = _sides(shape)
+    """Reshape each sample."""
+    sizes = _sizes(shape)
     if not step.computed(x):
-        return plain(x).reshape([-1 if side is None else side for side in sides])
-    if not sides:
-        raise NotRebuiltError("it makes a single number")
-    batch, inner = x.shape[0], sides[1:]
-    open_sides = sum(side in (None, -1) for side in inner)
-    whole = None not in x.shape[1:] and not open_sides and prod(side or 0 for side in inner) == prod(x.shape[1:])
-    if not (sides[0] is None or sides[0] == batch or (sides[0] == -1 and whole)):
-        raise NotRebuiltError(f"it mixes the samples of a batch: {list(x.shape)} becomes {sides}")
-    return step.reshaped(x, (batch, *inner))
+        return plain(x).reshape([-1 if each is None else each for each in sizes])
+    if not sizes:
+        raise NotImportedError("it makes a single number")
+    batch, inner = x.shape[0], sizes[1:]
+    is_known = None not in x.shape[1:] and None not in inner and -1 not in inner
+    keeps_batch = is_known and prod(each or 0 for each in inner) == prod(x.shape[1:])
+    if not (sizes[0] is None or sizes[0] == batch or (sizes[0] == -1 and keeps_batch)):
+        raise NotImportedError(f"it mixes the samples of a batch: {list(x.shape)} becomes {sizes}")
+    return step.in_shape(x, (batch, *inner))
 
 
 def transpose(step: FunctionCall, x: Any, perm: Any = None, conjugate: Any = False) -> Any:
-    """The sides in another order, the batch first."""
-    del conjugate  # of real numbers: nothing
+    """Permute the axes behind the batch."""
+    del conjugate  # real numbers are their own conjugates
     order = integers(perm) if perm is not None else [*range(len(x.shape))][::-1]
-    if order[:1] != [0] or sorted(order) != list(range(len(x.shape))):
-        raise NotRebuiltError(f"it moves the batch: {order}")
-    return step.layer("Permute", x, dims=order[1:])
+    if order[:1] != [0]:
+        raise NotImportedError(f"it moves the batch: {order}")
+    return shape_rules.transpose(step, x, order)
 
 
 def expand_dims(step: FunctionCall, x: Any, axis: Any) -> Any:
-    """One more side."""
+    """Add an axis of size 1."""
     (axis,) = integers(axis)
-    sides = [*x.shape]
-    axis += len(sides) + 1 if axis < 0 else 0
-    if not 0 < axis <= len(sides):
-        raise NotRebuiltError("it puts a side before the batch")
-    return step.reshaped(x, [*sides[:axis], 1, *sides[axis:]])
+    shape = [*x.shape]
+    axis += len(shape) + 1 if axis < 0 else 0
+    if not 0 < axis <= len(shape):
+        raise NotImportedError("it puts an axis before the batch")
+    return step.in_shape(x, [*shape[:axis], 1, *shape[axis:]])
 
 
 def squeeze(step: FunctionCall, x: Any, axis: Any = None) -> Any:
-    """Sides of 1 taken away."""
-    named = [] if axis is None else operations.axes_of(x, axis)
-    axes = named or [place for place, side in enumerate(x.shape) if side == 1]
+    """Remove axes of size 1."""
+    named = [] if axis is None else axes_of(x, axis)
+    axes = named or [place for place, each in enumerate(x.shape) if each == 1]
     if 0 in axes or any(x.shape[place] != 1 for place in axes):
-        raise NotRebuiltError(f"axes {axes} of {list(x.shape)} cannot be taken away")
-    return step.reshaped(x, [side for place, side in enumerate(x.shape) if place not in axes])
+        raise NotImportedError(f"axes {axes} of {list(x.shape)} cannot be taken away")
+    return step.in_shape(x, [each for place, each in enumerate(x.shape) if place not in axes])
 
 
 def concat(step: FunctionCall, values: Any, axis: Any) -> Any:
-    """Joined along a side."""
+    """Join tensors along an axis, or sizes into a shape."""
     (axis,), tensors = integers(axis), [each for each in values if step.computed(each)]
     if not tensors:
-        return tuple(side for each in values for side in (each if isinstance(each, list | tuple) else [each]))
+        return tuple(_sizes(values))
     if len(tensors) != len(values) or axis % len(tensors[0].shape) == 0:
-        raise NotRebuiltError("it joins constants, or samples")
-    return step.layer("Concatenate", tensors, axis=axis) if len(tensors) > 1 else tensors[0]
+        raise NotImportedError("it joins constants, or samples")
+    return shape_rules.concat(step, tensors, axis % len(tensors[0].shape))
 
 
 def stack(step: FunctionCall, values: Any, axis: Any = 0) -> Any:
-    """Joined along a new side."""
+    """Join tensors along a new axis, or sizes into a shape."""
     if not any(step.computed(each) for each in values):
         return tuple(values)
     (axis,) = integers(axis)
     return concat(step, [expand_dims(step, each, axis) for each in values], axis)
 
 
-def _cut(step: FunctionCall, x: Any, cuts: Sequence[slice], shape: Sequence[int | None] | None = None) -> Any:
-    """A part of each side, the batch whole; then sides taken away or added."""
-    everything = slice(None, None, None)
-    if any(
-        each not in (everything, slice(0, None, 1), slice(None, None, 1), slice(0, None, None)) for each in cuts[:1]
-    ):
-        raise NotRebuiltError("it takes samples out of a batch")
-    keys = [everything, *cuts[1:]]
-    trivial = all(each == everything for each in keys)
-    made = x if trivial else step.operation(NUMPY, "GetItem", x, tuple(keys))
-    return made if shape is None else step.reshaped(made, shape)
-
-
-def _slice(key: Any) -> Any:
-    """A part of a side as tf_keras stores it."""
+def _key(key: Any) -> Any:
+    """Return a key as tf_keras stores it in Python's form."""
     if isinstance(key, dict) and set(key) == {"start", "stop", "step"}:
-        return slice(key["start"], key["stop"], key["step"])
-    return Ellipsis if isinstance(key, dict) and "ellipsis" in str(key).lower() else key
+        key = slice(key["start"], key["stop"], key["step"])
+    if isinstance(key, slice):
+        return slice(*(None if each is None else integers(each)[0] for each in (key.start, key.stop, key.step)))
+    if isinstance(key, dict) and "ellipsis" in str(key).lower():
+        return Ellipsis
+    return key if key is None or key is Ellipsis else integers(key)[0]
 
 
 def getitem(step: FunctionCall, x: Any, slice_spec: Any) -> Any:
-    """`x[...]` with slices, numbers, an ellipsis and new sides."""
-    keys = [_slice(key) for key in (slice_spec if isinstance(slice_spec, list | tuple) else [slice_spec])]
+    """`x[...]` with slices, numbers, an ellipsis and new axes."""
+    keys = [_key(key) for key in (slice_spec if isinstance(slice_spec, list | tuple) else [slice_spec])]
     if not step.computed(x):
-        found = tuple(x)[keys[0]] if len(keys) == 1 and isinstance(keys[0], int | slice) else None
-        if not isinstance(keys[0], int | slice) or len(keys) != 1:
-            raise NotRebuiltError("it takes a part of a constant")
-        return found
-    taken = sum(key is not None and key is not Ellipsis for key in keys)
-    missing = [slice(None)] * (len(x.shape) - taken)
-    if Ellipsis in keys:
-        place = keys.index(Ellipsis)
-        keys[place : place + 1] = missing
-    else:
-        keys += missing
-    cuts: list[slice] = []
-    shape: list[int | None] = []
-    for key in keys:
-        if key is None:
-            shape.append(1)
-            continue
-        side = x.shape[len(cuts)]
-        cuts.append(_one(key))
-        if isinstance(key, slice):
-            shape.append(_left(cuts[-1], side))
-    return _cut(step, x, cuts, shape if None in keys or any(isinstance(key, int) for key in keys) else None)
+        if len(keys) != 1 or not isinstance(keys[0], int | slice):
+            raise NotImportedError("it takes a part of a constant")
+        return tuple(x)[keys[0]]
+    first = next((key for key in keys if key is not None), Ellipsis)
+    is_batch = first is Ellipsis or (isinstance(first, slice) and shape_rules.is_complete(first, None))
+    if not is_batch:
+        raise NotImportedError("it takes samples out of a batch")
+    return shape_rules.index(step, x, keys)
 
 
-def _one(key: Any) -> slice:
-    """A key as a slice: a number takes one."""
-    if isinstance(key, slice):
-        parts = [None if each is None else integers(each)[0] for each in (key.start, key.stop, key.step)]
-        return slice(*parts)
-    (number,) = integers(key)
-    return slice(number, number + 1 or None, None)
-
-
-def _left(cut: slice, side: int | None) -> int | None:
-    """Return the remaining size of a dimension."""
-    if side is None:
-        return None
-    return len(range(*cut.indices(side)))
-
-
-def cut_out(step: FunctionCall, x: Any, begin: Any, size: Any) -> Any:
-    """tf.slice: begin and size, -1 for all that is left."""
-    starts, sizes = integers(begin), integers(size)
-    ends = [None if count == -1 else start + count for start, count in zip(starts, sizes, strict=True)]
-    return _cut(step, x, [slice(start or None, end) for start, end in zip(starts, ends, strict=True)])
+def slice_out(step: FunctionCall, x: Any, begin: Any, size: Any) -> Any:
+    """tf.slice: begin and size, -1 for the rest."""
+    parts = zip(integers(begin), integers(size), strict=True)
+    return getitem(step, x, [slice(start, None if count == -1 else start + count) for start, count in parts])
 
 
 def strided_slice(step: FunctionCall, x: Any, begin: Any, end: Any, strides: Any = None, **masks: int) -> Any:
-    """The general cut, with a bit for every side that is taken whole or away."""
-    starts, ends = integers(begin), integers(end)
-    steps = [1] * len(starts) if strides is None else integers(strides)
-    keys: list[Any] = []
-    for place, (start, stop, every) in enumerate(zip(starts, ends, steps, strict=True)):
-        bits = {name for name, mask in masks.items() if int(mask or 0) >> place & 1}
-        if "ellipsis_mask" in bits:
-            keys.append(Ellipsis)
-        elif "new_axis_mask" in bits:
-            keys.append(None)
-        elif "shrink_axis_mask" in bits:
-            keys.append(start)
-        else:
-            low, high = None if "begin_mask" in bits else start, None if "end_mask" in bits else stop
-            keys.append(slice(low, high, every if every != 1 else None))
-    return getitem(step, x, keys)
+    """tf.strided_slice, with masks."""
+    first = integers(begin)
+    steps = [1] * len(first) if strides is None else integers(strides)
+    return getitem(step, x, shape_rules.strided_keys(first, integers(end), steps, masks))
 
 
 def split(step: FunctionCall, x: Any, num_or_size_splits: Any, axis: Any = 0) -> Any:
-    """Parts of one side, one after another."""
-    (axis,) = operations.axes_of(x, axis)
-    side, sizes = x.shape[axis], integers(num_or_size_splits)
-    if axis == 0 or side is None:
-        raise NotRebuiltError("it splits the batch, or a side that is open")
+    """tf.split: a number of equal parts, or the size of each."""
+    (axis,) = axes_of(x, axis)
+    sizes = integers(num_or_size_splits)
+    if axis == 0 or x.shape[axis] is None:
+        raise NotImportedError("it splits the batch, or an open dimension")
     if plain(num_or_size_splits).ndim == 0:
-        sizes = [side // max(sizes[0], 1)] * min(max(sizes[0], 1), side)
-    if sum(sizes) != side or min(sizes) < 1:
-        raise NotRebuiltError(f"{sizes[:9]} are no parts of {side}")
-    made, start = [], 0
-    for count in sizes:
-        cuts = [slice(None)] * len(x.shape)
-        cuts[axis] = slice(start, start + count)
-        made.append(_cut(step, x, cuts))
-        start += count
-    return made
+        return shape_rules.split_evenly(step, x, axis, sizes[0])
+    return shape_rules.split(step, x, axis, sizes)
 
 
 def unstack(step: FunctionCall, x: Any, num: Any = None, axis: Any = 0) -> Any:
-    """Parts of one, without their side."""
+    """tf.unstack: parts of one element, without their axis."""
     del num
-    (axis,) = operations.axes_of(x, axis)
-    shape = [side for place, side in enumerate(x.shape) if place != axis]
-    return [step.reshaped(each, shape) for each in split(step, x, [1] * (x.shape[axis] or 0), axis)]
+    return shape_rules.unstack(step, x, integers(axis)[0])
 
 
 def pad(step: FunctionCall, x: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0) -> Any:
-    """Around an image a layer, otherwise an operation."""
+    """tf.pad."""
     flat = integers(paddings)
-    pads = [flat[at : at + 2] for at in range(0, len(flat), 2)]
-    if len(pads) != len(x.shape) or pads[0] != [0, 0] or min(flat) < 0 or max(flat) > 2**16:
-        raise NotRebuiltError(f"paddings {flat[:16]} do not fit {list(x.shape)}")
-    filler = float(plain(constant_values))
-    if mode.upper() == "CONSTANT":
-        if not filler and len(pads) == 4 and pads[3] == [0, 0]:
-            return step.layer("ZeroPadding2D", x, padding=tuple(map(tuple, pads[1:3])))
-        return step.operation(NUMPY, "Pad", x, filler, pad_width=pads, mode="constant")
-    return step.operation(NUMPY, "Pad", x, pad_width=pads, mode=mode.lower())
+    pads = list(zip(flat[::2], flat[1::2], strict=True))
+    if len(pads) != len(x.shape) or any(pads[0]) or min(flat) < 0 or max(flat) > 2**16:
+        raise NotImportedError(f"paddings {flat[:16]} do not fit {list(x.shape)}")
+    return shape_rules.pad(step, x, pads, mode.lower(), float(plain(constant_values)))
 
 
 def tile(step: FunctionCall, x: Any, multiples: Any) -> Any:
-    """A tensor several times over."""
-    times = integers(multiples)
-    if len(times) != len(x.shape) or times[0] != 1 or min(times) < 1 or prod(times) > 2**20:
-        raise NotRebuiltError(f"{times[:9]} times do not fit {list(x.shape)}")
-    return step.operation(NUMPY, "Tile", x, repeats=times)
+    """tf.tile."""
+    return shape_rules.tile(step, x, integers(multiples))
 
 
 def gather(step: FunctionCall, x: Any, indices: Any, axis: Any = None, batch_dims: Any = 0) -> Any:
-    """Some places along one side."""
-    (axis,) = operations.axes_of(x, 0 if axis is None else axis)
-    where = plain(indices)
-    if axis == 0 or int(batch_dims) or where.ndim != 1 or where.dtype.kind not in "iu":
-        raise NotRebuiltError("it takes samples, or places that are computed")
-    return step.operation(NUMPY, "Take", x, where, axis=axis)
+    """tf.gather along one axis, by constant indices."""
+    (axis,) = axes_of(x, 0 if axis is None else axis)
+    array = plain(indices)
+    if axis == 0 or int(batch_dims) or array.ndim != 1 or array.dtype.kind not in "iu":
+        raise NotImportedError("it takes samples, or places that are computed")
+    return shape_rules.gather(step, x, axis, array)
 
 
 def reduced(kind: str) -> operations.Rule:
-    """A sum or the like: over all places of an image a layer, otherwise an operation."""
+    """tf.reduce_mean and the like."""
 
     def rule(step: FunctionCall, x: Any, axis: Any = None, keepdims: Any = False) -> Any:
-        axes, rank, keep = operations.axes_of(x, axis), len(x.shape), bool(keepdims)
-        if 0 in axes:
-            raise NotRebuiltError("it mixes the samples of a batch")
-        if not axes:
-            return x
-        pooling = {"Mean": "Average", "Max": "Max"}.get(kind)
-        if pooling and axes == list(range(1, rank - 1)) and rank in (3, 4):
-            return step.layer(f"Global{pooling}Pooling{rank - 2}D", x, keepdims=keep)
-        return step.operation(NUMPY, kind, x, axis=axes, keepdims=keep)
+        return shape_rules.reduce(step, x, kind, axes_of(x, axis), keep=bool(keepdims))
 
     return rule
 
 
 def resize(step: FunctionCall, x: Any, size: Any, method: Any = "bilinear", antialias: Any = False) -> Any:
     """tf.image.resize, which samples at the centres of pixels, as Keras does."""
-    sides, name = integers(size), str(getattr(method, "value", method))
-    known = {"bilinear": "bilinear", "nearest": "nearest", "bicubic": "bicubic", "lanczos3": "lanczos3"}
-    known |= {"lanczos5": "lanczos5"}
-    if name not in known or len(sides) != 2 or not all(0 < side <= 2**15 for side in sides):
-        raise NotRebuiltError(f"it resizes to {sides[:4]} by {name[:20]}")
-    return step.operation(IMAGE, "Resize", x, size=tuple(sides), interpolation=known[name], antialias=bool(antialias))
+    sizes, name = integers(size), str(getattr(method, "value", method))
+    if name not in INTERPOLATIONS:
+        raise NotImportedError(f"it resizes to {sizes[:4]} by {name[:20]}")
+    return shape_rules.resize(step, x, sizes, name, antialias=bool(antialias))
 
 
 def old_resize(method: str) -> operations.Rule:
-    """The resizing of TensorFlow 1: at the centres of pixels only where it says so."""
+    """The resizing of TensorFlow 1: at the centres of pixels only if an argument says so."""
 
     def rule(step: FunctionCall, x: Any, size: Any, align_corners: Any = False, half_pixel_centers: Any = False) -> Any:
-        sides = integers(size)
-        times = [after / (before or 1) for before, after in zip(x.shape[1:3], sides, strict=True)]
-        if method == "nearest" and not align_corners and all(each == int(each) for each in times):
-            return step.layer("UpSampling2D", x, size=tuple(map(int, times)), interpolation="nearest")
-        if align_corners or not half_pixel_centers:
-            raise NotRebuiltError("Keras samples at the centres of pixels, and this one at their corners")
-        return resize(step, x, sides, method)
+        sizes = integers(size)
+        return shape_rules.resize(
+            step, x, sizes, method, align_corners=bool(align_corners), half_pixel_centers=bool(half_pixel_centers)
+        )
 
     return rule
 
 
 def blocks(kind: str) -> operations.Rule:
     """tf.nn.space_to_depth and depth_to_space."""
-    return lambda step, x, block_size: step.operation(NN, kind, x, block_size=integers(block_size)[0])
+    return lambda step, x, block_size: step.operation(NN, kind, {"block_size": integers(block_size)[0]}, [x])
 
 
 def pooling(kind: str) -> operations.Rule:
@@ -299,8 +213,9 @@ def pooling(kind: str) -> operations.Rule:
     def rule(step: FunctionCall, x: Any, ksize: Any, strides: Any, padding: Any) -> Any:
         window, steps = _pair(ksize), _pair(strides)
         if len(x.shape) != 4 or str(padding).upper() not in ("SAME", "VALID"):
-            raise NotRebuiltError(f"its input has {len(x.shape)} sides, or its padding is listed")
-        return step.layer(f"{kind}Pooling2D", x, pool_size=window, strides=steps, padding=str(padding).lower())
+            raise NotImportedError(f"its input has {len(x.shape)} dimensions, or its padding is a list")
+        config = {"pool_size": window, "strides": steps, "padding": str(padding).lower()}
+        return step.layer(f"{kind}Pooling2D", config, [x])
 
     return rule
 
@@ -310,7 +225,7 @@ def _pair(value: Any) -> tuple[int, int]:
     numbers = integers(value)
     numbers = numbers * 2 if len(numbers) == 1 else numbers[1:3] if len(numbers) == 4 else numbers
     if len(numbers) != 2 or not all(0 < each <= 2**16 for each in numbers):
-        raise NotRebuiltError(f"its window is {numbers[:4]}")
+        raise NotImportedError(f"its window is {numbers[:4]}")
     return numbers[0], numbers[1]
 
 
@@ -329,7 +244,7 @@ _NAMED: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "stack": ("values axis", stack),
     "unstack": ("x|value num axis", unstack),
     "split": ("x|value num_or_size_splits axis", split),
-    "slice": ("x|input_ begin size", cut_out),
+    "slice": ("x|input_ begin size", slice_out),
     "strided_slice": (
         "x|input_ begin end strides begin_mask end_mask ellipsis_mask new_axis_mask shrink_axis_mask",
         strided_slice,
@@ -350,11 +265,11 @@ _NAMED: Mapping[str, tuple[str, Callable[..., Any]]] = {
 }
 
 
-def _resize(step: FunctionCall, x: Any, size: Any, preserve_aspect_ratio: Any = False, **given: Any) -> Any:
+def _resize(step: FunctionCall, x: Any, size: Any, preserve_aspect_ratio: Any = False, **options: Any) -> Any:
     if preserve_aspect_ratio:
-        raise NotRebuiltError("it keeps the aspect ratio")
-    return resize(step, x, size, **given)
+        raise NotImportedError("it keeps the aspect ratio")
+    return resize(step, x, size, **options)
 
 
 RULES: Mapping[str, TfFunction] = {name: TfFunction(rule, names) for name, (names, rule) in _NAMED.items()}
-"""By TensorFlow's name of a function what becomes of it."""
+"""Counterparts by the name of the function in TensorFlow."""

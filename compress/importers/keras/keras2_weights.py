@@ -1,4 +1,4 @@
-"""Weights of Keras 2 as the layers of Keras 3 want them."""
+"""Weights of Keras 2 layers in the form that Keras 3 layers use."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ if TYPE_CHECKING:
     import tf_keras
 
 _GATES = {"LSTM": (4, (0, 1, 3)), "GRU": (3, (0, 1)), **{f"ConvLSTM{axes}D": (4, (0, 1, 3)) for axes in (1, 2, 3)}}
-"""Parts of the last axis of every weight of a layer, and which of them `recurrent_activation` is for.
+"""Number of gates in the last axis of every weight of a layer, and the gates that use `recurrent_activation`.
 
-In order input, forget, (cell), output, and update, reset, (hidden).
+LSTM: input, forget, cell, output. GRU: update, reset, hidden.
 """
-_STEEPER = 1.2
-"""`hard_sigmoid` is clip(0.2 x + 0.5) in Keras 2, and clip(x / 6 + 0.5) in Keras 3: there of 1.2 x."""
+_HARD_SIGMOID_FACTOR = 1.2
+"""Factor of the weights: `hard_sigmoid` is clip(0.2 x + 0.5) in Keras 2, and clip(x / 6 + 0.5) in Keras 3."""
 
 
 def scaled(kind: str) -> bool:
-    """Whether a recurrent layer of this kind gets Keras 3's `hard_sigmoid` and weights for it."""
+    """Return True if larger weights make up for the `hard_sigmoid` of Keras 3 in a layer of this kind."""
     return kind in _GATES
 
 
 def copied(old: tf_keras.layers.Layer) -> list[Any]:
-    """The weights of a layer, for its counterpart."""
+    """Return the weights of a layer for its counterpart in Keras 3."""
     weights = list(old.get_weights())
     if not scaled(type(old).__name__) or old.get_config()["recurrent_activation"] != "hard_sigmoid":
         return weights
     parts, gates = _GATES[type(old).__name__]
-    factors = [_STEEPER if part in gates else 1.0 for part in range(parts)]
+    factors = [_HARD_SIGMOID_FACTOR if part in gates else 1.0 for part in range(parts)]
     return [weight * np.repeat(np.array(factors, np.float32), weight.shape[-1] // parts) for weight in weights]
 
 
-def turn_kernels(old: tf_keras.Model) -> None:
-    """Turns the kernels of convolutions by half a turn: Theano, unlike TensorFlow, convolves as mathematics does.
+def rotate_kernels(old: tf_keras.Model) -> None:
+    """Rotate the kernels of convolutions by 180 degrees: Theano convolves, and TensorFlow correlates.
 
-    Source: keras 2.2, utils/conv_utils.py, convert_kernel, and engine/saving.py, which layers it is for.
+    Source: keras 2.2, utils/conv_utils.py, convert_kernel, and engine/saving.py, for the layers.
     """
     for layer in old._flatten_layers():
         if type(layer).__name__ in ("Conv1D", "Conv2D", "Conv3D", "Conv2DTranspose", "ConvLSTM2D"):
             weights = layer.get_weights()
-            for at, weight in enumerate(weights):
+            for index, weight in enumerate(weights):
                 if weight.ndim > 2:
-                    weights[at] = np.flip(weight, tuple(range(weight.ndim - 2)))
+                    weights[index] = np.flip(weight, tuple(range(weight.ndim - 2)))
             layer.set_weights(weights)

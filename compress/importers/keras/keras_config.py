@@ -1,7 +1,7 @@
-"""Stored configurations of Keras models: what they name, what building them would run, and sizes that nobody means.
+"""Checks of the stored configuration of a Keras model, before any library reads it.
 
-A configuration can carry Python code, or name code to import. Everything in it that is not on a list of known
-objects is told, before any library sees it.
+A configuration can contain Python code, or name code to import. Every object in it that is not on the list of known
+objects is reported, and so are sizes that no real layer has.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from compress.importers.keras import keras2_functions
 
 MAX_DEPTH = 250
 MOST_CALLS = 10_000
-"""Calls of layers in one model, those in nested models counted each time the model is called."""
+"""Largest number of layer calls in a model; layers of a nested model count at each call of it."""
 LISTS = {"ListWrapper", "_ListWrapper"}
-"""What TensorFlow wraps the lists of a model in."""
+"""Class names in which TensorFlow wraps lists."""
 MOST_PER_SIDE = 2**31
 MOST_REPEATED = 2**12
-#: What only Keras 2 has.
+#: Classes that exist only in Keras 2.
 _ONLY = """AbstractRNNCell AddLoss AddMetric ClassMethod CuDNNGRU CuDNNLSTM DenseFeatures DeviceWrapper DropoutWrapper
 InstanceMethod InstanceProperty LinearModel LocallyConnected1D LocallyConnected2D RadialConstraint RandomHeight
 RandomWidth ResidualWrapper SequenceFeatures SlicingOpLambda SyncBatchNormalization TFOpLambda TensorFlowOpLayer
 ThresholdedReLU WideDeepModel"""
-#: Layers that run a function of TensorFlow; given to tf_keras only if there is a counterpart (`keras2_functions`).
+#: Layers that run a TensorFlow function; tf_keras loads only those with a counterpart (`keras2_functions`).
 OPERATIONS = {"SlicingOpLambda", "TFOpLambda", "TensorFlowOpLayer"}
-#: ... and those that nothing can stand for.
+#: Layers without a counterpart in Keras 3.
 REFUSED = set(_ONLY.split()) - OPERATIONS - {"SyncBatchNormalization", "ThresholdedReLU"}
 _ND = """AdaptiveAveragePooling AdaptiveMaxPooling AveragePooling AvgPool Conv ConvLSTM Convolution Cropping
 DepthwiseConv GlobalAveragePooling GlobalAvgPool GlobalMaxPool GlobalMaxPooling MaxPool MaxPooling SeparableConv
@@ -53,25 +53,27 @@ ReversibleEmbedding STFT STFTInitializer STFTSpectrogram Sequential SimpleRNN Si
 SpectralNormalization StackedRNNCells StochasticDepth StringLookup Subtract SyncBatchNormalization TextVectorization
 ThresholdedReLU TimeDistributed TruncatedNormal UnitNorm UnitNormalization VarianceScaling Wrapper Zeros
 __tensor__ __numpy__ __bytes__ __ellipsis__ __slice__ __keras_tensor__ __tuple__ TensorShape"""
-#: Every class of Keras 2 and 3 that only computes, and every activation.
+#: Every class of Keras 2 and 3 that only computes.
 KNOWN = {f"{name}{rank}D" for name in _ND.split() for rank in (1, 2, 3)} | set(f"{_CLASSES} {_ONLY}".split())
 _ACTIVATIONS = """celu elu exponential gelu glu hard_shrink hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu
 linear log_sigmoid log_softmax mish relu relu6 selu sigmoid silu soft_shrink softmax softplus softsign sparse_plus
 sparse_sigmoid sparsemax squareplus swish tanh tanh_shrink threshold"""
 ACTIVATIONS = set(_ACTIVATIONS.split())
 
-#: Objects of Keras itself that run what the file, or a file beside it, says.
+#: Objects of Keras that run code from the file, or from a file next to it.
 RUNS = {
     "Lambda": "runs Python code",
     "TFSMLayer": "runs a SavedModel from another path",
     "TorchModuleWrapper": "unpickles a PyTorch module",
-    "JaxLayer": "runs Python code that it carries or names",
-    "FlaxLayer": "runs Python code that it carries or names",
+    "JaxLayer": "runs Python code that it contains or names",
+    "FlaxLayer": "runs Python code that it contains or names",
     "__lambda__": "is Python code in serialized form",
 }
-_OURS = re.compile(r"(keras|tf_keras|keras_core|tensorflow\.keras|builtins)(\.|$)|tensorflow\.python\.ops\.init_ops")
+_KERAS_MODULES = re.compile(
+    r"(keras|tf_keras|keras_core|tensorflow\.keras|builtins)(\.|$)|tensorflow\.python\.ops\.init_ops"
+)
 _OPERATIONS = re.compile(r"keras\.(src\.)?(ops|quantizers)(\.|$)")
-#: Where modules of older releases are found today.
+#: Modules of older releases, and their names today.
 _MOVED = (("tensorflow.keras", "keras"), ("keras_core", "keras"), ("keras.engine.", "keras.src.engine."))
 _SIZE_NAMES = """
 units filters kernel_size strides pool_size target_shape output_dim input_dim input_length depth_multiplier
@@ -86,9 +88,9 @@ class Judged:
     """The effects of loading a configuration.
 
     Attributes:
-        untrusted: what building it would execute, import or read from elsewhere.
-        unsupported: layers of Keras 2 that no layer of Keras 3 can stand for.
-        problem: what makes it no configuration of a model, or one to do harm; empty: nothing.
+        untrusted: code that loading would run or import, and files outside that it would read.
+        unsupported: layers of Keras 2 without a counterpart in Keras 3.
+        problem: why the configuration is refused (invalid, or harmful); "" if it is not.
     """
 
     untrusted: tuple[Refused, ...] = ()
@@ -97,18 +99,18 @@ class Judged:
 
 
 def shown(value: object) -> str:
-    """A name from the file, safe to print: short, quoted, no control characters."""
+    """Return a name from the file in a form that is safe to print: short, quoted, without control characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _bare(value: str) -> str:
-    """The same without quotes, for what stands in a field of its own."""
+    """Return a name as `shown`, but without quotes."""
     return shown(value)[1:-1] if isinstance(value, str) and len(value) < 80 else shown(value).strip("'\"")
 
 
 def loadable(value: Any) -> Any:
-    """A configuration without what compiled it, and with the module names of today."""
+    """Return a configuration without the arguments of `compile`, and with the current module names."""
     if isinstance(value, list):
         return [loadable(item) for item in value]
     if not isinstance(value, dict):
@@ -121,26 +123,26 @@ def loadable(value: Any) -> Any:
     return kept
 
 
-def settled(value: Any) -> Any:
-    """A configuration without the forms that single releases of Keras 2 had for numbers and lists.
+def normalized(value: Any) -> Any:
+    """Return a configuration with plain numbers and lists, which some releases of Keras 2 wrapped.
 
     Source: arrays as {"type": "ndarray", "value": …} in Keras 2.0 to 2.2, lists as {"class_name": "ListWrapper",
     "items": …} in TensorFlow 1.14 to 2.3.
     """
     if isinstance(value, list):
-        return [settled(item) for item in value]
+        return [normalized(item) for item in value]
     if not isinstance(value, dict):
         return value
     if value.get("type") == "ndarray" and set(value) == {"type", "value"}:
-        return settled(value["value"])
+        return normalized(value["value"])
     if value.get("class_name") in LISTS and isinstance(value.get("items"), list):
-        return settled(value["items"])
-    return {key: settled(item) for key, item in value.items()}
+        return normalized(value["items"])
+    return {key: normalized(item) for key, item in value.items()}
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a value stands: under which key, in which layer, how deep, and how often it is called."""
+    """The position of a value: its key, its layer, its depth, and the number of calls of the layer."""
 
     key: str = ""
     owner: str = ""
@@ -149,7 +151,7 @@ class _Place:
 
 
 def judged(config: dict[str, Any]) -> Judged:
-    """Walks a whole configuration; a loop, so that no depth can exhaust the stack."""
+    """Check a complete configuration; with a loop, because recursion could exhaust the stack."""
     if not isinstance(config.get("class_name"), str) or "config" not in config:
         return Judged(problem="its configuration does not describe a model (no class_name and config)")
     untrusted: list[Refused] = []
@@ -162,7 +164,7 @@ def judged(config: dict[str, Any]) -> Judged:
             return Judged(problem=f"its configuration is nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, str):
             untrusted += _judge_text(place.key, value, place.owner)
-        elif isinstance(value, int | float) and (problem := _absurd(place.key.removesuffix("[]"), value)):
+        elif isinstance(value, int | float) and (problem := _invalid_size(place.key.removesuffix("[]"), value)):
             return Judged(problem=f"{problem} in {shown(place.owner)}")
         elif isinstance(value, list):
             inside = _Place(place.key.removesuffix("[]") + "[]", place.owner, place.depth + 1, place.calls)
@@ -181,7 +183,7 @@ def judged(config: dict[str, Any]) -> Judged:
 
 
 def _entered(value: dict[str, Any], place: _Place) -> _Place:
-    """The place with the name and the calls of the layer that begins here, if one does."""
+    """Return the position with the name and the calls of the layer that begins here, if one does."""
     inner, nodes = value.get("config"), value.get("inbound_nodes")
     name = inner.get("name") if isinstance(inner, dict) else None
     times = max(len(nodes), 1) if isinstance(nodes, list) and "class_name" in value else 1
@@ -189,7 +191,7 @@ def _entered(value: dict[str, Any], place: _Place) -> _Place:
     return _Place(place.key, owner, place.depth, place.calls * times)
 
 
-def _absurd(key: str, value: float) -> str:
+def _invalid_size(key: str, value: float) -> str:
     """Return what is wrong with a number that is a size."""
     limit = MOST_REPEATED if key in _REPEATED else MOST_PER_SIDE if key in _SIZES else math.inf
     if isinstance(value, int) and abs(value) >= 2**63 and key != "seed":
@@ -202,24 +204,24 @@ def _absurd(key: str, value: float) -> str:
 def _judge(entry: dict[str, Any], owner: str) -> list[Refused]:
     """Return the code that one serialized object would run: none if it is a known class of Keras."""
     name, module, registered = entry["class_name"], entry.get("module"), entry.get("registered_name")
-    ours = module is None or (isinstance(module, str) and _OURS.match(module) is not None)
+    is_keras = module is None or (isinstance(module, str) and _KERAS_MODULES.match(module) is not None)
     if not isinstance(name, str):
-        return [Refused(owner, shown(name), "is of a class that has no name")]
+        return [Refused(owner, shown(name), "has a class without a name")]
     if name in LISTS and set(entry) == {"class_name", "items"}:
         return []
     if name in RUNS:
         return [Refused(owner, name, f"{RUNS[name]}{_code(entry)}")]
     if name == "function":
         name, known = entry.get("config"), ACTIVATIONS
-        if isinstance(name, str) and name in known and ours and registered in (None, name, "function"):
+        if isinstance(name, str) and name in known and is_keras and registered in (None, name, "function"):
             return []
         return [Refused(owner, "function", f"calls the function {shown(name)} of module {shown(module)}")]
     operation = isinstance(module, str) and _OPERATIONS.match(module)
-    if ours and registered in (None, name) and (name in KNOWN or operation):
+    if is_keras and registered in (None, name) and (name in KNOWN or operation):
         return []
-    wanted = registered if isinstance(registered, str) else name
-    reason = f"is of the custom class {shown(wanted)}"
-    return [Refused(owner, _bare(wanted), f"{reason} from module {shown(module)}" if module else reason)]
+    registered_name = registered if isinstance(registered, str) else name
+    reason = f"is of the custom class {shown(registered_name)}"
+    return [Refused(owner, _bare(registered_name), f"{reason} from module {shown(module)}" if module else reason)]
 
 
 def _code(entry: dict[str, Any]) -> str:
@@ -239,11 +241,11 @@ def _code(entry: dict[str, Any]) -> str:
         return f": {len(code) * 3 // 4:,} bytes of bytecode, whose source is not in the file"
     if isinstance(code, str):
         return f": the function {shown(code)} of module {shown(module)}, which is not in the file"
-    return " that it carries or names"
+    return " that it contains or names"
 
 
 def _judge_support(entry: dict[str, Any], owner: str) -> list[Refused]:
-    """Return why a layer of Keras 2 has no counterpart; "" if it has one."""
+    """Return why a layer of Keras 2 has no counterpart; nothing if it has one."""
     name, config = str(entry["class_name"]), entry.get("config")
     if name in REFUSED:
         return [Refused(owner, name, "Keras 3 has no such layer")]
@@ -252,14 +254,16 @@ def _judge_support(entry: dict[str, Any], owner: str) -> list[Refused]:
     config = config if isinstance(config, dict) else {}
     if name == "TensorFlowOpLayer":
         operator = _operator(config.get("node_def"))
-        known, wanted = keras2_functions.node(operator), f"the node {shown(operator)}"
+        known = keras2_functions.node(operator)
+        title = f"the node {shown(operator)}"
     else:
-        known, wanted = keras2_functions.function(config.get("function")), f"tf.{_bare(str(config.get('function')))}"
-    return [] if known else [Refused(owner, name, f"{wanted} has no counterpart")]
+        known = keras2_functions.function(config.get("function"))
+        title = f"tf.{_bare(str(config.get('function')))}"
+    return [] if known else [Refused(owner, name, f"{title} has no counterpart")]
 
 
 def _operator(stored: object) -> object:
-    """The operator of a GraphDef node, stored as JSON or in protobuf's wire format (field 2 of NodeDef)."""
+    """Return the operator of a GraphDef node, stored as JSON or in protobuf's wire format (field 2 of NodeDef)."""
     if isinstance(stored, dict):
         return stored.get("op")
     try:

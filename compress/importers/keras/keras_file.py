@@ -1,8 +1,8 @@
-"""Keras files (.keras, .h5): what loading one would run, and loading it as a Keras 3 model.
+"""Keras files (.keras, .h5): safety checks, and loading as a Keras 3 model.
 
-A Keras file can carry Python code, or name code to import, and what refuses it depends on
-format and version: tf_keras ignores `safe_mode` for .h5. So the stored configuration is read
-first, without Keras, and everything in it that is not on a list of known objects is refused.
+A Keras file can contain Python code, or name code to import. The protection of Keras depends on the format and the
+version: tf_keras ignores `safe_mode` for .h5. Therefore the stored configuration is read first, without Keras, and
+every object that is not on the list of known objects is refused.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Scan:
     """The content of a Keras file that can be read without running code.
 
     Attributes:
-        format: the container, whatever the file is called.
-        keras_version: the version that wrote it; empty where it does not say.
+        format: the container, independent of the file name.
+        keras_version: the version that wrote the file; "" if it is not stored.
         config: the stored model configuration, for "keras" without compile_config (never loaded).
-        untrusted: what loading would execute, import or read from elsewhere.
-        unsupported: layers of Keras 2 that no layer of Keras 3 can stand for.
-        backend: what Keras computed with, where an HDF5 file says so: tensorflow, theano, cntk.
+        untrusted: code that loading would run or import, and files outside that it would read.
+        unsupported: layers of Keras 2 without a counterpart in Keras 3.
+        backend: the backend of Keras, if an HDF5 file has it: tensorflow, theano, cntk.
     """
 
     format: Literal["keras", "h5"]
@@ -62,7 +62,7 @@ class Scan:
 
     @property
     def from_keras2(self) -> bool:
-        """Whether it was written by Keras 1 or 2, or by something that does not say."""
+        """Whether Keras 1 or 2 wrote the file, or an unknown version."""
         return not self.keras_version or self.keras_version.startswith(("1.", "2."))
 
 
@@ -70,7 +70,7 @@ def scan(path: Path) -> Scan:
     """Read the stored configuration, without Keras and without running any code.
 
     Raises:
-        ModelError: it is not a Keras file, is damaged, or is made to do harm.
+        ModelError: it is not a Keras file, is damaged, or is harmful.
     """
     import h5py
 
@@ -78,14 +78,14 @@ def scan(path: Path) -> Scan:
         is_zip = path.is_file() and zipfile.is_zipfile(path)
         is_hdf5 = path.is_file() and h5py.is_hdf5(path)
         if is_zip and is_hdf5:
-            raise _refusal(path, "is a zip archive and an HDF5 file at once: which one is loaded would be chance")
+            raise _refusal(path, "is a zip archive and an HDF5 file at once: it is not clear which one to load")
         if is_zip:
             version, config = _read_keras(path)
             return _scanned(path, "keras", version, config)
         if is_hdf5:
             version, backend, config = _read_h5(path)
             return replace(_scanned(path, "h5", version, config), backend=backend)
-        raise _refusal(path, _strange(path))
+        raise _refusal(path, _description(path))
     except RecursionError as error:
         raise _refusal(path, f"its configuration is nested deeper than {MAX_DEPTH} levels") from error
     except READ_ERRORS as error:
@@ -101,40 +101,40 @@ def load(path: Path, *, trust: bool = False) -> keras.Model:
 
     Args:
         path: the file.
-        trust: whether code that came with it may run.
+        trust: whether code in the file may run.
 
     Raises:
-        UntrustedError: it would run code, and `trust` is not given.
+        UntrustedError: it would run code, and `trust` is not set.
         ModelError: it is damaged, or Keras 3 cannot express it.
     """
     return load_scanned(path, scan(path), trust=trust)[0]
 
 
-def load_scanned(path: Path, found: Scan, *, trust: bool, samples: Any = None) -> tuple[keras.Model, Parity | None]:
+def load_scanned(path: Path, scan: Scan, *, trust: bool, samples: Any = None) -> tuple[keras.Model, Parity | None]:
     """Load a scanned file as in `load`, with the parity of a model that was rebuilt.
 
     Args:
         path: the file.
-        found: its scan.
-        trust: whether code that came with it may run.
-        samples: real samples [n, ...] that a rebuilt model is compared on, beside random ones.
+        scan: its scan.
+        trust: whether code in the file may run.
+        samples: real samples [n, ...] for the comparison of a rebuilt model, in addition to random ones.
 
     Raises:
-        UntrustedError: it would run code, and `trust` is not given.
+        UntrustedError: it would run code, and `trust` is not set.
         ModelError: it is damaged, or Keras 3 cannot express it.
     """
-    if found.untrusted and not trust:
-        raise untrusted(path, found.untrusted)
-    if found.unsupported:
-        raise keras2.missing(found.unsupported, str(path))
-    with guarded_calls.quiet(), _explained(path, found), tempfile.TemporaryDirectory() as folder:
+    if scan.untrusted and not trust:
+        raise untrusted(path, scan.untrusted)
+    if scan.unsupported:
+        raise keras2.missing(scan.unsupported, str(path))
+    with guarded_calls.quiet(), _explained(path, scan), tempfile.TemporaryDirectory() as folder:
         if (backend := tensorflow.keras().config.backend()) != "tensorflow":
             raise ModelError(f"Keras runs on {backend}", where="KERAS_BACKEND", allowed="tensorflow", todo="unset it")
-        place = _prepared(path, found, Path(folder))
-        if found.from_keras2:
-            return keras2.rebuild(_from_keras2(place, found, trust), str(path), samples)
+        loadable_path = _prepared(path, scan, Path(folder))
+        if scan.from_keras2:
+            return keras2.rebuild(_from_keras2(loadable_path, scan, trust), str(path), samples)
         with guarded_calls.bounded():
-            model = tensorflow.keras().saving.load_model(place, compile=False, safe_mode=not trust)
+            model = tensorflow.keras().saving.load_model(loadable_path, compile=False, safe_mode=not trust)
             model = mixed_precision.single(model)
         guarded_calls.check_tensors(model)
     if not getattr(model, "inputs", None):
@@ -142,33 +142,33 @@ def load_scanned(path: Path, found: Scan, *, trust: bool, samples: Any = None) -
     return model, None
 
 
-def untrusted(path: Path, found: Sequence[Refused]) -> UntrustedError:
-    """The error that says what loading would run."""
-    what = f"loading would run or import what the file says: {'; '.join(map(str, found))}"
+def untrusted(path: Path, refused: Sequence[Refused]) -> UntrustedError:
+    """Return the error that lists the code that loading would run."""
+    what = f"loading would run or import code that the file names: {'; '.join(map(str, refused))}"
     todo = "if you know where the file comes from, set `trust: true` under `model:`, or give --trust to `import`"
-    return carrying(UntrustedError(what, where=str(path), todo=todo), found)
+    return carrying(UntrustedError(what, where=str(path), todo=todo), refused)
 
 
-def _from_keras2(place: str, found: Scan, trust: bool) -> Any:
-    """The model as tf-keras loads it; from the configuration where that has forms which tf-keras knows no more."""
+def _from_keras2(path: str, scan: Scan, trust: bool) -> Any:
+    """Load a model with tf-keras; from its configuration if that has a form that tf-keras no longer reads."""
     import tf_keras
 
-    config = keras_config.settled(found.config)
+    config = keras_config.normalized(scan.config)
     with guarded_calls.bounded():
-        if found.format == "keras" or config == found.config:
-            model = tf_keras.saving.load_model(place, compile=False, safe_mode=not trust)
+        if scan.format == "keras" or config == scan.config:
+            model = tf_keras.saving.load_model(path, compile=False, safe_mode=not trust)
         else:
             model = tf_keras.models.model_from_json(json.dumps(config))
-            model.load_weights(place)
-    if found.backend == "theano":
-        keras2_weights.turn_kernels(model)
+            model.load_weights(path)
+    if scan.backend == "theano":
+        keras2_weights.rotate_kernels(model)
     return model
 
 
-def _explained(path: Path, found: Scan) -> AbstractContextManager[None]:
+def _explained(path: Path, scan: Scan) -> AbstractContextManager[None]:
     """Turn exceptions of the libraries into a `ModelError` that names the version that wrote the file."""
-    version = f"Keras {found.keras_version}" if found.keras_version else "an unknown version of Keras"
-    custom = "custom classes are not in the file: register them first, or " if found.untrusted else ""
+    version = f"Keras {scan.keras_version}" if scan.keras_version else "an unknown version of Keras"
+    custom = "custom classes are not in the file: register them first, or " if scan.untrusted else ""
     return guarded_calls.explained(path, f"cannot be loaded (written by {version})", custom + RESAVE)
 
 
@@ -176,7 +176,7 @@ def _refusal(path: Path, what: str, todo: str = RESAVE) -> ModelError:
     return ModelError(what, where=str(path), allowed=ALLOWED, todo=todo)
 
 
-def _strange(path: Path) -> str:
+def _description(path: Path) -> str:
     """Return a description of a file that is neither zip nor HDF5."""
     if path.is_dir():
         return "is a folder (a SavedModel?)"
@@ -187,14 +187,14 @@ def _strange(path: Path) -> str:
     if not start:
         return "is empty"
     if start.startswith((b"PK\x03\x04", b"\x89HDF")):
-        return "is cut off: its beginning is right, its end is missing"
+        return "is cut off: its end is missing"
     if start[0] == 0x80 and start[1:2] <= b"\x05":
         return "is a Python pickle, which can run code when it is opened"
     return "is neither a zip archive nor an HDF5 file"
 
 
 def _read_keras(path: Path) -> tuple[str, dict[str, Any]]:
-    """Version and configuration of a .keras archive, after a look at everything in it."""
+    """Return the version and the configuration of a .keras archive, after a check of its members."""
     import h5py
 
     with zipfile.ZipFile(path) as archive:
@@ -215,7 +215,7 @@ def _read_keras(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
-    """Refuses archives that are made to fill the disk, to leave the folder, or to confuse."""
+    """Refuse archives that would fill the disk, write outside the folder, or have ambiguous members."""
     seen: set[str] = set()
     total = 0
     for info in archive.infolist():
@@ -238,7 +238,7 @@ def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
 
 
 def _read_h5(path: Path) -> tuple[str, str, dict[str, Any]]:
-    """Version, backend and configuration of a whole-model HDF5 file."""
+    """Return the version, the backend and the configuration of an HDF5 file with a complete model."""
     import h5py
 
     with h5py.File(path, "r") as file:
@@ -246,7 +246,7 @@ def _read_h5(path: Path) -> tuple[str, str, dict[str, Any]]:
             weights = "layer_names" in file.attrs or "layers" in file or "_layer_checkpoint_dependencies" in file
             raise _refusal(
                 path,
-                "has weights only, no architecture" if weights else "has no model_config: it is no Keras model",
+                "has weights only, no architecture" if weights else "has no model_config: it is not a Keras model",
                 "build the model in code, load these weights into it, then model.save('model.keras')",
             )
         _check_weights(path, file)
@@ -263,9 +263,9 @@ def _word(value: object) -> str:
 
 
 def _check_weights(path: Path, file: Any) -> None:
-    """Refuses links and data that lie outside the file, and sizes that nobody stored."""
-    if found := hdf5_weights.problem(file):
-        raise _refusal(path, found)
+    """Refuse links, data outside the file, and sizes larger than the stored data."""
+    if problem := hdf5_weights.problem(file):
+        raise _refusal(path, problem)
 
 
 def _parsed(path: Path, name: str, text: str | bytes) -> dict[str, Any]:
@@ -281,22 +281,22 @@ def _parsed(path: Path, name: str, text: str | bytes) -> dict[str, Any]:
 
 
 def _scanned(path: Path, container: Literal["keras", "h5"], version: str, config: dict[str, Any]) -> Scan:
-    found = keras_config.judged(config)
-    if found.problem:
-        raise _refusal(path, found.problem)
-    return Scan(container, version, config, found.untrusted, found.unsupported)
+    judgement = keras_config.judged(config)
+    if judgement.problem:
+        raise _refusal(path, judgement.problem)
+    return Scan(container, version, config, judgement.untrusted, judgement.unsupported)
 
 
-def _prepared(path: Path, found: Scan, folder: Path) -> str:
-    """Yield the file in the form that the libraries need: a fitting suffix, and the configuration that was scanned."""
-    if found.format == "h5":
+def _prepared(path: Path, scan: Scan, folder: Path) -> str:
+    """Return the path of a copy or link that the libraries can load: valid suffix, checked configuration."""
+    if scan.format == "h5":
         if path.suffix in (".h5", ".hdf5"):
             return str(path.absolute())
         os.symlink(path.absolute(), folder / "model.h5")
         return str(folder / "model.h5")
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(folder / "model.keras", "w") as target:
-        target.writestr(CONFIG, json.dumps(found.config))
-        target.writestr(METADATA, json.dumps({"keras_version": found.keras_version}))
+        target.writestr(CONFIG, json.dumps(scan.config))
+        target.writestr(METADATA, json.dumps({"keras_version": scan.keras_version}))
         for name in source.namelist():
             if name == WEIGHTS or (name.startswith("assets/") and not name.endswith("/")):
                 with source.open(name) as given, target.open(name, "w", force_zip64=True) as copy:

@@ -83,10 +83,13 @@ def laid(tensor: LayerOutput, shape: Sequence[int], order: Order, sides: Sequenc
     return OnnxValue(tensor, shape, sides, *simplest(shape, order))
 
 
-def sides_of(shape: Sequence[int], order: Order, *, whole: bool = False) -> tuple[int, ...]:
-    """Return the network's dimensions for an order, without the first (the batch) unless it is above 1 or `whole`."""
+def sides_of(shape: Sequence[int], order: Order, *, extra_batch: bool = False) -> tuple[int, ...]:
+    """Return the network's dimensions for an order of the axes.
+
+    Without `extra_batch` the first axis is the network's batch, if its size is 1, and is left out.
+    """
     sides = tuple(shape[axis] for axis in order)
-    return sides if whole or len(sides) < 2 or sides[0] != 1 else sides[1:]
+    return sides if extra_batch or len(sides) < 2 or sides[0] != 1 else sides[1:]
 
 
 def in_shape(value: OnnxValue, shape: Sequence[int]) -> OnnxValue:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.importers.common.graph_builder import UNKNOWN, LayerFactory, NetworkBuilder
+from compress.importers.common.graph_builder import UNKNOWN, NetworkBuilder, NetworkCall, PlacedValue
 from compress.importers.common.layer_calls import NotImportedError, free_name
 from compress.importers.onnx import layout
 from compress.importers.onnx.layout import OnnxValue, Order, laid, natural, sides_of
@@ -82,7 +82,7 @@ def title(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class OnnxCall(LayerFactory[OnnxValue]):
+class OnnxCall(NetworkCall[OnnxValue]):
     """One operator, with the inputs and outputs of its import rule.
 
     Attributes:
@@ -179,13 +179,13 @@ class OnnxCall(LayerFactory[OnnxValue]):
 
     # --- layout --------------------------------------------------------------------------
 
-    def arranged(self, value: OnnxValue, order: Order, *, whole: bool = False) -> OnnxValue:
+    def arranged(self, value: OnnxValue, order: Order, *, extra_batch: bool = False) -> OnnxValue:
         """Return the value with its axes in this order, each a dimension of the network; add layers if necessary."""
-        sides = sides_of(value.shape, order, whole=whole) or (1,)
+        sides = sides_of(value.shape, order, extra_batch=extra_batch) or (1,)
         target = laid(value.tensor, value.shape, order, sides)
         moved = layout.transposed(value, order)
         if moved is None:
-            return self.arranged(self.straightened(value), order, whole=whole)
+            return self.arranged(self.straightened(value), order, extra_batch=extra_batch)
         if moved.straight:
             return self._in_sides(value, target)
         if (dims := layout.directly(value.sides, target.sides, moved)) is not None:
@@ -217,41 +217,46 @@ class OnnxCall(LayerFactory[OnnxValue]):
         dims = [order.index(part) + 1 for part in range(len(parts))]
         return self.layer("Permute", {"dims": dims}, [seen], replace(value, sides=tuple(parts)))
 
-    def plain(self, value: OnnxValue, *axes: int) -> Placed:
+    def placed(self, value: OnnxValue, *axes: int) -> PlacedOnnxValue:
         """Return the value with each axis as a dimension of the network, including these axes."""
         rank = len(value.shape)
         order = natural(value)
         if order is None:
             value, order = self.straightened(value), tuple(range(rank))
-        whole = bool(order) and order[0] in axes
-        value = self.arranged(value, order, whole=whole)
-        return Placed(value, order, len(value.sides) == rank)
+        extra_batch = bool(order) and order[0] in axes
+        value = self.arranged(value, order, extra_batch=extra_batch)
+        return PlacedOnnxValue(value, order, len(value.sides) == rank)
+
+    def aligned(self, values: Sequence[OnnxValue], axis: int) -> list[PlacedValue[OnnxValue]]:
+        """Return values with the same order of dimensions, that of the largest one."""
+        order = order_of(max(values, key=lambda value: prod(value.shape)))
+        extra_batch = order[0] == axis or any(value.shape[order[0]] != 1 for value in values)
+        return [
+            PlacedOnnxValue(self.arranged(value, order, extra_batch=extra_batch), order, extra_batch)
+            for value in values
+        ]
+
+    def in_shape(self, value: OnnxValue, shape: Sequence[int]) -> OnnxValue:
+        """Return the same elements in another shape of the graph; the network does not change."""
+        return layout.in_shape(value, shape)
+
+    def template(self, shape: Sequence[int]) -> OnnxValue:
+        """Return a template of a result with its axes in the order of the graph."""
+        return laid(UNKNOWN, shape, tuple(range(len(shape))))
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A value of which each axis is a dimension of the network.
-
-    Attributes:
-        value: the value.
-        order: its axes in the network's order.
-        whole: whether the network has all of them after its batch dimension.
-    """
-
-    value: OnnxValue
-    order: Order
-    whole: bool
-
-    def axis(self, axis: int) -> int:
-        """Return the Keras axis for an axis of the graph's tensor; -1 for the last one."""
-        place = self.order.index(axis) + self.whole
-        return -1 if place == len(self.order) + self.whole - 1 else place
+class PlacedOnnxValue(PlacedValue[OnnxValue]):
+    """A value of which each axis is a dimension of the network."""
 
     def like(self, shape: Sequence[int]) -> OnnxValue:
-        """Return a template with another shape in the same layout."""
-        shape = tuple(int(side) for side in shape)
+        """Return a template of a result: another shape in the graph, with the same order of its axes."""
         sides = tuple(shape[axis] for axis in self.order)
-        return laid(UNKNOWN, shape, self.order, sides if self.whole else sides[1:])
+        return laid(UNKNOWN, shape, self.order, sides if self.extra_batch else sides[1:])
+
+
+def order_of(value: OnnxValue) -> Order:
+    """Return the order that the axes of a value can have without a permutation, or that of the graph."""
+    return natural(value) or tuple(range(len(value.shape)))
 
 
 Rule = Callable[[OnnxCall], OnnxValue | list[OnnxValue]]

@@ -62,12 +62,12 @@ def choose_signature(content: Content, name: str | None) -> Signature:
     if name is None and len(names) > 1:
         what = f"has several signatures: {', '.join(sorted(names))}"
         raise ModelError(what, where=where, todo="set `signature:` under `model:`, or give --signature to `import`")
-    wanted = name or names[0]
-    if wanted not in names:
-        todo = nearest(wanted, names)
-        raise ModelError(f"has no signature {wanted!r}", where=where, allowed=listing(sorted(names)), todo=todo)
-    found = content.signatures[names.index(wanted)]
-    for port in found.inputs:
+    chosen = name or names[0]
+    if chosen not in names:
+        todo = nearest(chosen, names)
+        raise ModelError(f"has no signature {chosen!r}", where=where, allowed=listing(sorted(names)), todo=todo)
+    signature = content.signatures[names.index(chosen)]
+    for port in signature.inputs:
         shape = port.shape
         if port.dtype not in ("float32", "uint8", "int8", "int32", "int64", "bool") or shape is None:
             raise ModelError(f"its input {port.name!r} is {port.dtype} of {shape}", where=where, allowed="numbers")
@@ -78,7 +78,7 @@ def choose_signature(content: Content, name: str | None) -> Signature:
                 allowed="fixed dimensions after the first, of at most 32,768",
                 todo="export it with a fixed size",
             )
-    return found
+    return signature
 
 
 def refused_operators(content: Content) -> ModelError:
@@ -161,7 +161,7 @@ def _with_batch_1(spec: Any) -> Any:
 
 
 def _run_samples(function: Any, specs: list[Any]) -> dict[str, Any]:
-    """Random inputs and their outputs, as named arrays."""
+    """Return random inputs and their outputs, as named arrays."""
     import tensorflow as tf
 
     random = np.random.default_rng(0)
@@ -175,7 +175,7 @@ def _run_samples(function: Any, specs: list[Any]) -> dict[str, Any]:
 
 
 def _random(random: np.random.Generator, spec: Any) -> NDArray[Any]:
-    """Standard normal values, or 0 and 1 for an integer input."""
+    """Return standard normal values, or 0 and 1 for an integer input."""
     shape = tuple(spec.shape)
     values = random.standard_normal(shape) if spec.dtype.is_floating else random.integers(0, 2, shape)
     return values.astype(spec.dtype.as_numpy_dtype)

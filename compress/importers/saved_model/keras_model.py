@@ -1,6 +1,6 @@
 """The Keras 2 model that a SavedModel folder describes: rebuilt from its configuration and its weights.
 
-The graph in the folder is not loaded, so nothing of it runs.
+The graph in the folder is not loaded, so no code in it runs.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def load(content: Content, *, trust: bool, samples: Any = None) -> tuple[keras.Model, Parity]:
-    """The model in Keras 3, and how far its answers are from those of tf-keras.
+    """Rebuild the model in Keras 3, and compare its outputs with those of tf-keras.
 
     Args:
-        content: of a folder that describes a Keras model.
-        trust: whether code that came with it may run.
-        samples: real samples [n, ...] that both are run on, beside random ones.
+        content: content of a folder with a Keras model.
+        trust: whether code in the folder may run.
+        samples: real samples [n, ...] for the comparison, in addition to random ones.
 
     Raises:
-        UntrustedError: it would run code, and `trust` is not given.
+        UntrustedError: it would run code, and `trust` is not set.
         ModelError: it is damaged, or Keras 3 cannot express it.
     """
-    assert content.config is not None  # the caller has looked
+    assert content.config is not None  # the caller has checked it
     if content.judged.untrusted and not trust:
         raise keras_file.untrusted(content.path, content.judged.untrusted)
     if content.judged.unsupported:

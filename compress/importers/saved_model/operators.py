@@ -1,4 +1,4 @@
-"""TensorFlow operators that a graph from anywhere may have: those that compute, and none that reach out of it.
+"""TensorFlow operators that a graph from an unknown source may run: those that compute, without access to the system.
 
 Source: tensorflow.org/api_docs/python/tf/raw_ops (2.21).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 FILES = {"MergeV2Checkpoints", "RestoreV2", "SaveV2", "ShardedFilename"}
-"""What every SavedModel has to save and restore its variables with; nothing that is run here calls it."""
+"""Operators that save and restore the variables of every SavedModel; they are allowed because they are not run."""
 
 _COMPUTE = """
 Abs AccumulateNV2 Acos Acosh Add AddN AddV2 AdjustContrastv2 AdjustHue AdjustSaturation All Any ArgMax ArgMin Asin
@@ -43,7 +43,7 @@ StatelessCase StatelessIf StatelessWhile Switch TensorListConcatV2 TensorListEle
 TensorListGather TensorListGetItem TensorListLength TensorListReserve TensorListResize TensorListSetItem
 TensorListStack TensorListPushBack TensorListPopBack EmptyTensorList While"""
 COMPUTE = set(f"{_COMPUTE} {_STATE} {_FLOW}".split())
-"""Operators that only compute, keep variables, or decide which part of the graph is next."""
+"""Operators that compute, hold variables, or control the flow in the graph."""
 
 _REASONS = {
     **dict.fromkeys(("PyFunc", "PyFuncStateless", "EagerPyFunc"), "runs a Python function"),

@@ -1,7 +1,8 @@
-"""SavedModel folders: what one holds, found out without TensorFlow, so that nothing of it runs.
+"""SavedModel folders: the content of a folder, read without TensorFlow, so that no code in it runs.
 
-A folder that Keras 2 wrote describes its model (keras_metadata.pb, or the object graph of older releases), and is
-rebuilt from that and its weights. Any other is a graph of TensorFlow functions: it can become a float .tflite file.
+A folder written by Keras 2 contains the configuration of its model (keras_metadata.pb, or the object graph of older
+releases); the model is rebuilt from it and the weights. Any other folder is a graph of TensorFlow functions, which can
+be converted to a float .tflite file.
 
 Source: tensorflow/core/protobuf/{saved_model,meta_graph,saved_object_graph}.proto, keras/protobuf/saved_metadata.proto.
 """
@@ -32,7 +33,7 @@ _DTYPES = {1: "float32", 2: "float64", 3: "int32", 4: "uint8", 6: "int8", 7: "st
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of a signature: shape with the batch, None for a side that is open."""
+    """An input or output of a signature: shape with the batch, None for an open dimension."""
 
     name: str
     dtype: str
@@ -41,7 +42,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Signature:
-    """A function that the folder offers."""
+    """A signature: a function of the folder with named inputs and outputs."""
 
     name: str
     inputs: tuple[Port, ...]
@@ -54,12 +55,12 @@ class Content:
 
     Attributes:
         path: the folder.
-        version: of TensorFlow, that wrote it.
-        keras_version: of Keras, where it describes a Keras model; otherwise empty.
-        config: the configuration of that model.
-        judged: what building it from the configuration would do.
-        signatures: what it offers.
-        refused: operators of its graph that touch files, run code, or are not known.
+        version: version of TensorFlow that wrote the folder.
+        keras_version: version of Keras, if the folder has a Keras model; otherwise "".
+        config: configuration of the Keras model, if there is one.
+        judged: checks of this configuration.
+        signatures: the signatures.
+        refused: operators of the graph that access files, run code, or are unknown.
     """
 
     path: Path
@@ -72,27 +73,27 @@ class Content:
 
 
 def files(path: Path) -> dict[str, Path]:
-    """Every file of the folder, by its name in it.
+    """Return every file of the folder, by its relative path.
 
     Raises:
-        ModelError: there are links or far too many files in it.
+        ModelError: it contains links or too many files.
     """
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for each in sorted(path.rglob("*")):
         if each.is_symlink() or not (each.is_file() or each.is_dir()):
             raise refusal(path, f"has a link or a device in it: {shown(each.name)}")
         if each.is_file():
-            found[str(each.relative_to(path))] = each
-        if len(found) > MOST_FILES:
+            paths[str(each.relative_to(path))] = each
+        if len(paths) > MOST_FILES:
             raise refusal(path, f"has more than {MOST_FILES:,} files")
-    return found
+    return paths
 
 
 def digest(path: Path) -> str:
-    """SHA-256 over all files of the folder and their names.
+    """Return the SHA-256 over all files of the folder and their names.
 
     Raises:
-        ModelError: there are links or far too many files in it.
+        ModelError: it contains links or too many files.
     """
     total = hashlib.sha256()
     for name, file in files(path).items():
@@ -127,7 +128,7 @@ def read(path: Path) -> Content:
 
 
 def refusal(path: Path, what: str) -> ModelError:
-    """The error that says what is wrong with a folder."""
+    """Return the error for an invalid folder."""
     return ModelError(what, where=str(path), allowed=ALLOWED, todo="save it again")
 
 
@@ -157,14 +158,14 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def _configuration(path: Path, root: dict[str, Any] | None) -> tuple[str, dict[str, Any] | None, Judged]:
-    """Version and configuration of the Keras model, if its layers are described: a class of one's own is not."""
+    """Return version and configuration of the Keras model, if its layers are stored; a custom model has none."""
     if root is None or not isinstance(root.get("config"), dict) or "layers" not in root["config"]:
         return "", None, Judged()
     config = {"class_name": root.get("class_name"), "config": loadable(root["config"])}
-    found = judged(config)
-    if found.problem:
-        raise refusal(path, found.problem)
-    return str(root.get("keras_version") or "2")[:20], config, found
+    judgement = judged(config)
+    if judgement.problem:
+        raise refusal(path, judgement.problem)
+    return str(root.get("keras_version") or "2")[:20], config, judgement
 
 
 def _signatures(graph: memoryview) -> Iterator[Signature]:
@@ -185,7 +186,7 @@ def _ports(signature: memoryview, number: int) -> Iterator[Port]:
 
 
 def _refused(graph: memoryview) -> tuple[Refused, ...]:
-    """The nodes that may not run, wherever they are; saving and restoring only where nothing calls it."""
+    """Return the nodes that must not run. Operators that save and restore are allowed if nothing calls them."""
     if not any(protobuf_wire.messages(graph, 7)):
         why = "was saved by TensorFlow 1, whose graphs run as a whole when they are loaded"
         return (Refused(GRAPH, "SavedModel", why),)
@@ -216,7 +217,7 @@ def _function_name(body: memoryview) -> str:
 
 
 def _called(graph: memoryview, bodies: dict[str, list[memoryview]], top: list[memoryview]) -> set[str]:
-    """Functions that another function calls, that an object offers, or that a signature's node calls."""
+    """Return the functions that another function, an object or a signature calls."""
     saver = {"saver_filename", "save", "Const", "NoOp"}
     found: set[str] = set()
     for name, nodes in bodies.items():
@@ -234,7 +235,7 @@ def _called(graph: memoryview, bodies: dict[str, list[memoryview]], top: list[me
 
 
 def _attributes(node: memoryview, bodies: dict[str, list[memoryview]]) -> set[str]:
-    """The functions that a node names: as its operator, or in its attributes."""
+    """Return the functions that a node names: as its operator, or in its attributes."""
     names = {protobuf_wire.text(node, 2)}
     for entry in protobuf_wire.messages(node, 5):
         for value in protobuf_wire.messages(entry, 2):

@@ -4,8 +4,8 @@ The import rules in `ops` return plain descriptions of layers (`compress.ir.kera
 Keras model and compares it with the file. Weights become weights of Keras layers if there is a layer for them.
 
 The first dimension of a tensor is the batch, in the graph and in the network. If a graph uses that dimension in another
-way (a reshape of [1, 7, 7, 8] to [49, 8]), the tensor is *whole*: the network has a batch dimension before all of its
-dimensions.
+way (a reshape of [1, 7, 7, 8] to [49, 8]), the tensor has an *extra batch*: the network has a batch dimension before
+all of its dimensions.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
-from compress.importers.common.graph_builder import UNKNOWN, LayerFactory, NetworkBuilder, apply_rule
+from compress.importers.common.graph_builder import UNKNOWN, NetworkBuilder, NetworkCall, PlacedValue, apply_rule
 from compress.importers.common.layer_calls import NOT_MADE, NUMPY, NotImportedError, free_name
+from compress.importers.common.shape_rules import replaced
 from compress.importers.common.unsupported import Refused
 from compress.ir.keras_graph import LayerOutput, Network
 from compress.tflite.float_graph import Plain
@@ -38,24 +39,17 @@ class TfliteValue:
     Attributes:
         tensor: the tensor of the network.
         shape: the shape in the graph, with the batch.
-        whole: whether the network has its batch dimension before all of these dimensions.
+        extra_batch: whether the network has its batch dimension before all of these dimensions.
     """
 
     tensor: LayerOutput
     shape: tuple[int, ...]
-    whole: bool = False
+    extra_batch: bool = False
 
     @property
     def sides(self) -> tuple[int, ...]:
         """The shape in the network, without the network's batch."""
-        return self.shape if self.whole else self.shape[1:]
-
-    def axis(self, axis: int) -> int:
-        """Return the axis in the network, with its batch, for an axis of the graph's tensor."""
-        rank = len(self.shape)
-        if not -rank <= axis < rank:
-            raise NotImportedError(f"axis {axis} is invalid for {list(self.shape)}")
-        return axis % rank + self.whole
+        return self.shape if self.extra_batch else self.shape[1:]
 
 
 @dataclass(frozen=True)
@@ -103,7 +97,7 @@ class TfliteNetworkBuilder(NetworkBuilder[TfliteValue]):
 
 
 @dataclass(frozen=True)
-class TfliteCall(LayerFactory[TfliteValue]):
+class TfliteCall(NetworkCall[TfliteValue]):
     """One operator, with the inputs and outputs of its import rule.
 
     Attributes:
@@ -182,7 +176,7 @@ class TfliteCall(LayerFactory[TfliteValue]):
 
     def batched(self, place: int, *ranks: int) -> TfliteValue:
         """Return an input of one of these ranks, whose first dimension is the network's batch."""
-        value = reshaped(self, self.value(place), self.value(place).shape, whole=False)
+        value = reshaped(self, self.value(place), self.value(place).shape, extra_batch=False)
         if len(value.shape) not in ranks:
             raise NotImportedError(
                 f"its input has {len(value.shape)} dimensions; {' or '.join(map(str, ranks))} are supported"
@@ -197,6 +191,26 @@ class TfliteCall(LayerFactory[TfliteValue]):
     def layer_name(self) -> str:
         """Return a free name, after the operator's first output."""
         return self.builder.name(self.output.name or self.operator.name.lower())
+
+    def placed(self, value: TfliteValue, *axes: int) -> PlacedTfliteValue:
+        """Return the value with a dimension for each axis; none of `axes` is the batch of the network."""
+        value = reshaped(self, value, value.shape, extra_batch=value.extra_batch or 0 in axes)
+        return PlacedTfliteValue(value, tuple(range(len(value.shape))), value.extra_batch)
+
+    def aligned(self, values: Sequence[TfliteValue], axis: int) -> list[PlacedValue[TfliteValue]]:
+        """Return values that are equal but for one axis, which is not the batch of the network."""
+        if len({replaced(value.shape, axis) for value in values}) != 1:
+            raise NotImportedError(f"{[list(value.shape) for value in values]} do not fit each other")
+        batch_axes = [0] if axis == 0 or any(value.extra_batch for value in values) else []
+        return [self.placed(value, *batch_axes) for value in values]
+
+    def in_shape(self, value: TfliteValue, shape: Sequence[int]) -> TfliteValue:
+        """Return the same elements in another shape of the graph."""
+        return reshaped(self, value, shape)
+
+    def template(self, shape: Sequence[int]) -> TfliteValue:
+        """Return a template of a result whose first axis is the batch."""
+        return TfliteValue(UNKNOWN, tuple(shape))
 
     def activated(self, value: TfliteValue) -> TfliteValue:
         """Apply the operator's fused activation, if it has one."""
@@ -214,20 +228,30 @@ class TfliteCall(LayerFactory[TfliteValue]):
         return self.layer("Activation", {"activation": name}, [value], value)
 
 
-def reshaped(call: TfliteCall, value: TfliteValue, shape: Sequence[int], *, whole: bool | None = None) -> TfliteValue:
-    """Reshape a value; by default it becomes whole only if its first dimension is not the batch."""
+class PlacedTfliteValue(PlacedValue[TfliteValue]):
+    """A value whose dimensions are in the order of the graph."""
+
+    def like(self, shape: Sequence[int]) -> TfliteValue:
+        """Return a template of a result with another shape."""
+        return TfliteValue(UNKNOWN, tuple(shape), self.extra_batch)
+
+
+def reshaped(
+    call: TfliteCall, value: TfliteValue, shape: Sequence[int], *, extra_batch: bool | None = None
+) -> TfliteValue:
+    """Reshape a value; by default with an extra batch only if its first dimension is not the batch."""
     shape = tuple(int(size) for size in shape)
     batch = call.builder.batch
     if prod(shape) != prod(value.shape):
         raise NotImportedError(f"{list(value.shape)} does not have as many values as {list(shape)}")
     fits = shape[:1] == (batch,)
-    whole = not fits if whole is None else whole
-    if (shape, whole) == (value.shape, value.whole):
+    extra_batch = not fits if extra_batch is None else extra_batch
+    if (shape, extra_batch) == (value.shape, value.extra_batch):
         return value
-    if ((whole or value.whole) and batch != 1) or (not whole and not fits):
+    if ((extra_batch or value.extra_batch) and batch != 1) or (not extra_batch and not fits):
         raise NotImportedError(f"it mixes the samples of a batch: it reshapes {list(value.shape)} to {list(shape)}")
-    like = TfliteValue(value.tensor, shape, whole)
-    if len(like.sides) == 1 and not value.whole and len(value.sides) > 1:
+    like = TfliteValue(value.tensor, shape, extra_batch)
+    if len(like.sides) == 1 and not value.extra_batch and len(value.sides) > 1:
         return call.layer("Flatten", {}, [value], like)
     return call.layer("Reshape", {"target_shape": list(like.sides)}, [value], like)
 

@@ -1,1 +1,1 @@
-"""Passes: functions from one network to another that computes the same."""
+"""EpochSettings: functions from one network to another that computes the same."""

@@ -146,7 +146,7 @@ UNTRUSTED = {
         "MyLayer 'mine': is of the custom class 'MyLayer'",
     ),
     "class from main": ({**layer("Dense2"), "module": None}, "class 'Dense2'"),
-    "no class": ({"class_name": ["Dense"], "config": {}}, "is of a class that has no name"),
+    "no class": ({"class_name": ["Dense"], "config": {}}, "has a class without a name"),
     "function": (layer("Dense", activation={**FUNCTION, "module": "nets"}), "function 'relu' of module 'nets'"),
     "python builtin": (layer("Dense", activation={**FUNCTION, "config": "exec"}), "function 'exec' of module"),
     "named activation": (layer("Dense", activation="nets>swish"), "function 'dense': calls the function 'nets>swish'"),
@@ -336,7 +336,7 @@ def test_hdf5_with_weights_only(tmp_path: Path) -> None:
     assert "has weights only, no architecture" in message(path)
     with h5py.File(path, "w") as file:
         file["x"] = 1
-    assert "no Keras model" in message(path)
+    assert "not a Keras model" in message(path)
 
 
 @pytest.mark.parametrize(

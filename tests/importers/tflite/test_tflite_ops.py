@@ -187,6 +187,13 @@ CASES: list[Case] = [
         {"shrinkAxisMask": 4, "beginMask": 8, "endMask": 8},
         ["GetItem", "Reshape"],
     ),
+    (
+        "STRIDED_SLICE",
+        (IMAGE, integers(0, 0, 1), integers(0, 0, 3), integers(1, 1, 1)),
+        computed(1, 8, 6, 1, 2),
+        {"ellipsisMask": 1, "newAxisMask": 2},
+        ["GetItem", "Reshape"],
+    ),
     ("SLICE", (IMAGE, integers(0, 2, 0, 1), integers(1, 3, -1, 2)), computed(1, 3, 6, 2), {}, ["GetItem"]),
     (
         "GATHER",
@@ -301,7 +308,7 @@ def test_every_rule_has_a_case() -> None:
             (ROWS, integers(0), integers(1), integers(0)),
             ROWS,
             {},
-            "it slices 1 dimensions of",
+            "it slices 1 dimensions of [1, 5, 6]",
         ),
         ("ATAN2", (ROWS, ROWS), ROWS, {}, "Keras has no layer for it"),
         ("ARG_MAX", (ROWS, integers(2)), Tensor((1, 5), "INT32", None, ()), {}, "Keras has no layer for it"),

@@ -55,7 +55,7 @@ def leaky_relu(call: OnnxCall) -> OnnxValue:
 
 def prelu(call: OnnxCall) -> OnnxValue:
     """PRelu: a slope for each channel, or for each value."""
-    source = call.plain(call.value(0)).value
+    source = call.placed(call.value(0)).value
     slopes = np.asarray(small(call.weights(1), source), np.float32)
     sides = slopes.shape[1:] if slopes.ndim else (1,) * len(source.sides)
     shared = [axis + 1 for axis, side in enumerate(sides) if side == 1 and source.sides[axis] != 1]

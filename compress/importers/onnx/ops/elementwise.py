@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import CORE, NUMPY, NotImportedError
-from compress.importers.onnx.layout import OnnxValue, Order, in_shape, laid, natural, sides_of
+from compress.importers.onnx.layout import OnnxValue, in_shape, laid, natural, sides_of
 from compress.importers.onnx.network_builder import FLOAT, OnnxCall, Rule
 from compress.importers.onnx.onnx_model import TYPE_NAMES
 from compress.ir.keras_graph import Layer
@@ -60,9 +60,9 @@ def together(call: OnnxCall, operands: Sequence[Any], shape: tuple[int, ...]) ->
     rank = len(shape)
     grown = [in_shape(each, (*(1,) * (rank - len(each.shape)), *each.shape)) for each in values]
     order = natural(grown[values.index(leader)]) or tuple(range(rank))
-    whole = bool(order) and shape[order[0]] != 1
-    arranged = iter([call.arranged(each, order, whole=whole) for each in grown])
-    like = laid(UNKNOWN, shape, order, sides_of(shape, order, whole=whole) or (1,))
+    extra_batch = bool(order) and shape[order[0]] != 1
+    arranged = iter([call.arranged(each, order, extra_batch=extra_batch) for each in grown])
+    like = laid(UNKNOWN, shape, order, sides_of(shape, order, extra_batch=extra_batch) or (1,))
     return [next(arranged) if isinstance(each, OnnxValue) else small(each, like) for each in operands], like
 
 
@@ -237,11 +237,6 @@ def where(call: OnnxCall) -> OnnxValue:
     source = [call.value(0, BOOL), *operands(call, BOOL, FLOAT)[1:]]
     arguments, like = together(call, source, call.output_shape())
     return call.operation(NUMPY, "Where", {}, arguments, like)
-
-
-def order_of(value: OnnxValue) -> Order:
-    """Return an axis order that needs no transpose, or that of the graph."""
-    return natural(value) or tuple(range(len(value.shape)))
 
 
 RULES: Mapping[str, Callable[[OnnxCall], OnnxValue | list[OnnxValue]]] = {

@@ -134,8 +134,8 @@ def _by_layer(call: OnnxCall, source: OnnxValue, like: OnnxValue, matrices: Sequ
     """Use a Keras layer or operation with the same matrices, if there is one."""
     pairs = [(matrix.shape[1], matrix.shape[0]) for matrix in matrices]
     times = [out // side for side, out in pairs]
-    whole = all(side * time == out for (side, out), time in zip(pairs, times, strict=True))
-    repeated = whole and all(
+    exact = all(side * time == out for (side, out), time in zip(pairs, times, strict=True))
+    repeated = exact and all(
         np.array_equal(matrix, np.repeat(np.eye(side), time, 0))
         for matrix, (side, _), time in zip(matrices, pairs, times, strict=True)
     )
@@ -145,7 +145,7 @@ def _by_layer(call: OnnxCall, source: OnnxValue, like: OnnxValue, matrices: Sequ
         return call.layer("UpSampling2D", {"size": times, "interpolation": "nearest"}, [source], like)
     for interpolation, usual in (("bilinear", _bilinear), ("nearest", _nearest)):
         if all(np.allclose(matrix, usual(*pair), atol=1e-6) for matrix, pair in zip(matrices, pairs, strict=True)):
-            if whole and interpolation == "bilinear":
+            if exact and interpolation == "bilinear":
                 return call.layer("UpSampling2D", {"size": times, "interpolation": "bilinear"}, [source], like)
             config: dict[str, Any] = {"size": [out for _, out in pairs], "interpolation": interpolation}
             return call.operation(IMAGE, "Resize", {**config, "antialias": False}, [source], like)

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from compress.importers.common.graph_builder import UNKNOWN
 from compress.importers.common.layer_calls import MOST_IN_CONFIG, NN, NUMPY, NotImportedError
 from compress.importers.onnx.layout import OnnxValue, in_shape, laid, transposed
-from compress.importers.onnx.network_builder import OnnxCall, Placed, Rule
+from compress.importers.onnx.network_builder import OnnxCall, Rule, order_of
 from compress.importers.onnx.ops import activations, convolution, elementwise, resize, shapes
 from compress.importers.onnx.ops.convolution import image
-from compress.importers.onnx.ops.elementwise import order_of
 
 Floats = NDArray[np.float32]
 
@@ -75,15 +74,15 @@ def matmul(call: OnnxCall) -> OnnxValue:
     if any(len(each.shape) > rank or len(each.shape) < 2 for each in values):
         raise NotImportedError(f"{[list(each.shape) for each in values]} are not matrices")
     grown = [(*(1,) * (rank - len(each.shape)), *each.shape) for each in values]
-    whole = rank < 3 or any(shape[0] != 1 for shape in grown)
+    extra_batch = rank < 3 or any(shape[0] != 1 for shape in grown)
     source = [
-        call.arranged(in_shape(each, shape), tuple(range(rank)), whole=whole)
+        call.arranged(in_shape(each, shape), tuple(range(rank)), extra_batch=extra_batch)
         if isinstance(each, OnnxValue)
-        else each.reshape((1, *shape) if whole else shape)
+        else each.reshape((1, *shape) if extra_batch else shape)
         for each, shape in zip(values, grown, strict=True)
     ]
     made_shape = call.output_shape()
-    like = laid(UNKNOWN, made_shape, tuple(range(rank)), made_shape if whole else made_shape[1:])
+    like = laid(UNKNOWN, made_shape, tuple(range(rank)), made_shape if extra_batch else made_shape[1:])
     return call.operation(NUMPY, "Matmul", {}, source, like)
 
 
@@ -102,7 +101,7 @@ def batch_normalization(call: OnnxCall) -> OnnxValue:
     weights = [call.weights(place) for place in (1, 2, 3, 4)]
     if len(source.shape) < 2 or {weight.shape for weight in weights} != {source.shape[1:2]}:
         raise NotImportedError(f"its weights do not fit {list(source.shape)}")
-    placed = call.plain(source, 1)
+    placed = call.placed(source, 1)
     config = {"axis": placed.axis(1), "epsilon": call.number("epsilon", None, 1e-5)}
     config["momentum"] = call.number("momentum", None, 0.9)
     return call.layer("BatchNormalization", config, [placed.value], placed.value, weights)
@@ -135,7 +134,7 @@ def layer_normalization(call: OnnxCall) -> OnnxValue:
     source = call.value(0)
     rank = len(source.shape)
     first = int(call.setting("axis", -1)) % rank
-    placed = call.plain(source, *range(first, rank))
+    placed = call.placed(source, *range(first, rank))
     axes = [axis for axis in placed.order if axis >= first]
     shape = source.shape[first:]
     gamma = call.weights(1)
@@ -184,7 +183,7 @@ def softmax(kind: str) -> Rule:
         seen = source
         if early and prod(source.shape[axis + 1 :]) > 1:
             seen, axis = in_shape(source, (prod(source.shape[:axis]), prod(source.shape[axis:]))), 1
-        placed: Placed = call.plain(seen, axis)
+        placed = call.placed(seen, axis)
         config = {"axis": placed.axis(axis)}
         maker = call.builder.alone(placed.value)
         if kind == "Softmax" and maker is not None and maker.kind == "Dense" and config == {"axis": -1}:

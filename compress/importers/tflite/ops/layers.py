@@ -14,7 +14,8 @@ import numpy as np
 
 from compress.importers.common.layer_calls import MATH, NN, NUMPY, NotImportedError
 from compress.importers.tflite.network import TfliteCall, TfliteValue, reshaped
-from compress.importers.tflite.ops import shapes as tflite_shapes
+from compress.importers.tflite.ops import shapes
+from compress.importers.tflite.ops.shapes import last_two_swapped
 
 PADDINGS = ("same", "valid")
 LARGEST_STRIDE = 1024
@@ -151,7 +152,7 @@ def fully_connected(call: TfliteCall) -> TfliteValue:
             raise NotImportedError(f"weights {list(weights.shape)} do not fit {list(source.shape)}")
         source = reshaped(call, source, (prod(source.shape) // taken, taken))
     bias = _bias(call, 2, out)
-    like = TfliteValue(source.tensor, (*source.shape[:-1], out), source.whole)
+    like = TfliteValue(source.tensor, (*source.shape[:-1], out), source.extra_batch)
     if len(like.sides) < 1:
         raise NotImportedError(f"its input has the shape {list(source.shape)}")
     result = call.layer("Dense", {"units": out, "use_bias": bool(bias)}, [source], like, [weights.T, *bias])
@@ -184,14 +185,14 @@ def _broadcast(call: TfliteCall, places: tuple[int, int]) -> tuple[list[Any], Tf
         shape = np.broadcast_shapes(*shapes)
     except ValueError as error:
         raise NotImportedError(f"{list(shapes[0])} and {list(shapes[1])} do not fit each other") from error
-    whole = any(each.whole for each in computed) or shape[:1] != (call.builder.batch,)
+    extra_batch = any(each.extra_batch for each in computed) or shape[:1] != (call.builder.batch,)
     for position, each in enumerate(operands):
         if isinstance(each, TfliteValue):
             sides = (*(1,) * (len(shape) - len(each.shape)), *each.shape)
-            operands[position] = reshaped(call, each, sides, whole=whole)
-        elif not whole and each.ndim == len(shape) and each.shape[0] not in (1,):
+            operands[position] = reshaped(call, each, sides, extra_batch=extra_batch)
+        elif not extra_batch and each.ndim == len(shape) and each.shape[0] not in (1,):
             raise NotImportedError("its constant differs from sample to sample")
-    return operands, TfliteValue(computed[0].tensor, shape, whole)
+    return operands, TfliteValue(computed[0].tensor, shape, extra_batch)
 
 
 def arithmetic(kind: str, layer: bool) -> Callable[[TfliteCall], TfliteValue]:
@@ -290,20 +291,20 @@ def batch_matmul(call: TfliteCall) -> TfliteValue:
     flips = [bool(call.option(name, False)) for name in ("adjX", "adjY")]
     if call.is_constant(1) and call.stored(1).elements == prod(call.stored(1).shape[-2:]):
         source, right = call.value(0), call.weights(1).reshape(call.stored(1).shape[-2:])
-        right, source = right.T if flips[1] else right, tflite_shapes.flipped(call, source) if flips[0] else source
+        right, source = right.T if flips[1] else right, last_two_swapped(call, source) if flips[0] else source
         if len(source.sides) < 2 or right.ndim != 2 or source.shape[-1] != right.shape[0]:
             raise NotImportedError(f"{list(source.shape)} and {list(right.shape)} do not fit each other")
-        like = TfliteValue(source.tensor, (*source.shape[:-1], right.shape[1]), source.whole)
+        like = TfliteValue(source.tensor, (*source.shape[:-1], right.shape[1]), source.extra_batch)
         result = call.layer("Dense", {"units": right.shape[1], "use_bias": False}, [source], like, [right])
         return reshaped(call, result, call.output.shape)
     operands = [call.value(place) for place in (0, 1)]
-    operands = [tflite_shapes.flipped(call, each) if flip else each for each, flip in zip(operands, flips, strict=True)]
+    operands = [last_two_swapped(call, each) if flip else each for each, flip in zip(operands, flips, strict=True)]
     first, second = operands
-    fits = len(first.shape) == len(second.shape) > 1 and first.whole == second.whole
+    fits = len(first.shape) == len(second.shape) > 1 and first.extra_batch == second.extra_batch
     if not fits or first.shape[-1] != second.shape[-2] or first.shape[:-2] != second.shape[:-2]:
         raise NotImportedError(f"{list(first.shape)} and {list(second.shape)} do not fit each other")
-    like = TfliteValue(first.tensor, (*first.shape[:-1], second.shape[-1]), first.whole)
-    if len(first.shape) == 2 and not first.whole:
+    like = TfliteValue(first.tensor, (*first.shape[:-1], second.shape[-1]), first.extra_batch)
+    if len(first.shape) == 2 and not first.extra_batch:
         raise NotImportedError("it mixes the samples of a batch")
     return call.operation(NUMPY, "Matmul", {}, operands, like)
 
@@ -350,6 +351,6 @@ RULES: Mapping[str, Callable[[TfliteCall], TfliteValue | list[TfliteValue]]] = {
     "FLOOR": unary(NUMPY, "Floor"),
     "CEIL": unary(NUMPY, "Ceil"),
     "SIGN": unary(NUMPY, "Sign"),
-    **tflite_shapes.RULES,
+    **shapes.RULES,
 }
 """By operator what becomes of it; one that is not here has no counterpart."""
