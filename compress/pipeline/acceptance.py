@@ -22,7 +22,9 @@ def refusal(
     if verdicts is not None and verdicts.result.verdict == "degenerate":
         return _degenerate(verdicts, first_degenerate)
     texts = [_excess(row) for row in budget if row.holds is False]
-    return BudgetError("; ".join(texts), where="budget") if texts else None
+    if not texts:
+        return None
+    return BudgetError("; ".join(texts), where="budget")
 
 
 def _excess(row: BudgetRecord) -> str:
@@ -40,9 +42,10 @@ def _degenerate(verdicts: AnswersOfModels, first: str | None) -> DegenerateError
             todo="train the model longer or with a smaller learning rate, and check the labels, data.preprocess and "
             "the statistics of batch norms",
         )
-    where = "" if first is None else f" (first seen on the validation split after `{first}`)"
+    if first is not None:
+        text += f" (first seen on the validation split after `{first}`)"
     return DegenerateError(
-        f"{text}{where}",
+        text,
         todo="compress less or train longer after it, and check the statistics of batch norms; `python -m compress "
         "debug` lists the layers that quantization changed most",
     )
@@ -51,5 +54,6 @@ def _degenerate(verdicts: AnswersOfModels, first: str | None) -> DegenerateError
 def result_error(record: RunRecord) -> ResultError | None:
     """Return the error of a run that is complete but whose result is not acceptable."""
     kinds = {"degenerate": DegenerateError, "over budget": BudgetError}
-    kind = kinds.get(record.status)
-    return None if kind is None or record.error is None else kind(record.error.message)
+    if record.error is None or record.status not in kinds:
+        return None
+    return kinds[record.status](record.error.message)

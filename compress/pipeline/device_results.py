@@ -89,7 +89,9 @@ def _measurement(value: object) -> Measurement | None:
         return None
     numbers = (measurement.value, measurement.low, measurement.high)
     in_range = all(0 <= number <= MAX_VALUE for number in numbers if number is not None)
-    return measurement if in_range and measurement.how in _HOW and len(measurement.unit) <= MAX_WORD else None
+    if not in_range or measurement.how not in _HOW or len(measurement.unit) > MAX_WORD:
+        return None
+    return measurement
 
 
 def models(content: bytes) -> dict[str, str] | None:

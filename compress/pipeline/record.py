@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.artifact import Facts
-from compress.errors import EXIT_INTERRUPTED, DegenerateError, ModelError
+from compress.errors import EXIT_INTERRUPTED, BudgetError, DegenerateError, ModelError, ResultError
 from compress.files import file_digest
 from compress.measurement import COSTS, SIZES, Measurement, missing, ratio
 from compress.pipeline.acceptance import refusal
@@ -49,6 +49,8 @@ TOOLS = (
     *("ai-edge-litert", "keras", "numpy", "scikit-learn"),
     *("tensorflow", "tensorflow-model-optimization", "tf-keras"),
 )
+_EARLY: dict[int, RunStatus] = {EXIT_INTERRUPTED: "interrupted"}
+_REFUSED: dict[type[ResultError], RunStatus] = {DegenerateError: "degenerate", BudgetError: "over budget"}
 RATIOS = [metric for metric in COSTS if metric.name in ("macs", "size_bytes", "latency_ms")]
 """The metrics whose ratio of result to original is part of the comparison."""
 
@@ -182,12 +184,11 @@ def _outcome(
 ) -> tuple[RunStatus, ErrorRecord | None]:
     """Return the status and the error of a run; `error` is what ended it early."""
     if error is not None:
-        return ("interrupted" if error.exit_code == EXIT_INTERRUPTED else "failed"), error
+        return _EARLY.get(error.exit_code, "failed"), error
     refused = refusal(answers, budget, _first_degenerate(task, findings))
     if refused is None:
         return "ok", None
-    status: RunStatus = "degenerate" if isinstance(refused, DegenerateError) else "over budget"
-    return status, ErrorRecord(None, str(refused), refused.exit_code)
+    return _REFUSED[type(refused)], ErrorRecord(None, str(refused), refused.exit_code)
 
 
 def _environment() -> EnvironmentRecord:
@@ -227,7 +228,9 @@ def _latency(findings: Findings) -> LatencyRecord | None:
 def placement(stages: Mapping[str, StageRecord]) -> PlacementRecord | None:
     """Return the placement that the last compile stage reported."""
     reports = [stage.facts for stage in stages.values() if "placement" in stage.facts]
-    return decode(PlacementRecord, {**reports[-1], **reports[-1]["placement"]}) if reports else None
+    if not reports:
+        return None
+    return decode(PlacementRecord, {**reports[-1], **reports[-1]["placement"]})
 
 
 def _budget(

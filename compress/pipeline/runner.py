@@ -38,7 +38,7 @@ from compress.pipeline.store import Store
 from compress.progress import Progress
 from compress.report import render
 from compress.report.json_values import decode
-from compress.report.record import ErrorRecord, Measurements, RunRecord, SensitivityRecord, StageRecord
+from compress.report.record import ErrorRecord, Measurements, RunRecord, SensitivityRecord, StageRecord, StageStatus
 from compress.stage import Context, Probe, Stage, Work
 from compress.stages.sensitivity import Sensitivity
 from compress.tasks import task_of
@@ -99,11 +99,14 @@ class PipelineRun:
             models = [name for name, artifact in self.artifacts.items() if artifact.kind in MEASURED]
             self.original = models[-1] if models else next(iter(self.artifacts))
 
+    @property
+    def original_artifact(self) -> Artifact:
+        """The original; NOTHING before it is known."""
+        return self.artifacts.get(self.original or "", NOTHING)
+
     def stored(self, entry: StageEntry, current: Artifact | None) -> Artifact | None:
         """Return the artifact of a stage if it is in the store and not forced."""
-        if entry.id in self.forced:
-            return None
-        artifact = self.store.find(self.key(entry.stage, _inputs(current)))
+        artifact = self._find(entry.id, self.key(entry.stage, _inputs(current)))
         if artifact is not None:
             self.artifacts[entry.id] = artifact
         return artifact
@@ -116,11 +119,11 @@ class PipelineRun:
             "target": lambda: pipeline.target.digest,
             "seed": lambda: pipeline.head.seed,
             "name": lambda: pipeline.head.name,
-            "original": lambda: self.artifacts[self.original].digest if self.original else None,
+            "original": lambda: self.original_artifact.digest,
         }
         return digest_of(
             {
-                "work": ["stage" if isinstance(work, Stage) else "probe", work.name, work.version],
+                "work": [work.role, work.name, work.version],
                 "settings": work.identity(),
                 "environment": {**work.environment(), **work.target_environment(pipeline.target)},
                 "given": {name: artifact.digest for name, artifact in inputs.items()},
@@ -128,27 +131,36 @@ class PipelineRun:
             }
         )
 
+    def _find(self, title: str, key: str) -> Artifact | None:
+        """Return the artifact from the store, unless it is to be made again."""
+        if title in self.forced:
+            return None
+        return self.store.find(key)
+
     def obtain(
         self, title: str, work: Stage | Probe, inputs: Mapping[str, Artifact], kind: Kind
-    ) -> tuple[Artifact, bool]:
-        """Return the artifact of a stage or probe, and if it was in the store."""
-        with self._explained(""):  # what is wrong with files and tools names its own place
+    ) -> tuple[Artifact, StageStatus]:
+        """Return the artifact of a stage or probe: "kept" from the store, or "made"."""
+        with self._explained(""):  # errors of files and tools name their location
             key = self.key(work, inputs)
         with self._explained(title):
-            stored = None if title in self.forced else self.store.find(key)
+            stored = self._find(title, key)
             if stored:
-                self._tell(title, work, "kept", stored.seconds)
-                return stored, True
+                self._report(title, work, "kept", stored.seconds)
+                return stored, "kept"
             started = time.monotonic()
             with self.monitor.working(title) as progress:
                 waiting = f"{title}: another run is making this; waiting for it"
                 with self.store.lock(key, lambda: progress.note(waiting)):
-                    stored = None if title in self.forced else self.store.find(key)
-                    if title in self.forced:
-                        self.store.renew(key)
-                    artifact = stored or self._make(work, inputs, kind, key, self._context(title, key, progress))
-        self._tell(title, work, "kept" if stored else "made", time.monotonic() - started)
-        return artifact, bool(stored)
+                    artifact = self._find(title, key)  # another run may have made it
+                    status: StageStatus = "kept"
+                    if artifact is None:
+                        if title in self.forced:
+                            self.store.renew(key)
+                        artifact = self._make(work, inputs, kind, key, self._context(title, key, progress))
+                        status = "made"
+        self._report(title, work, status, time.monotonic() - started)
+        return artifact, status
 
     @contextmanager
     def _explained(self, title: str) -> Iterator[None]:
@@ -169,7 +181,7 @@ class PipelineRun:
             todo = f"the traceback is in {self.folder / LOG}"
             raise StageError(f"{type(error).__name__}: {first}", where=title, todo=todo) from error
 
-    def _tell(self, title: str, work: Work, status: str, seconds: float) -> None:
+    def _report(self, title: str, work: Work, status: str, seconds: float) -> None:
         """Report every stage; probes are reported only if they took at least a second."""
         if isinstance(work, Stage) or (seconds >= 1 and status == "made"):
             self.monitor.done(title, status, seconds)
@@ -183,10 +195,12 @@ class PipelineRun:
             subject = inputs.get("given", NOTHING)
             detector = subject.facts.get("detector")
             context = replace(context, folder=folder, detector=detector)
-            if isinstance(work, Stage):  # how a detector is read belongs to the model, and goes on with it
-                facts = ({"detector": detector} if detector else {}) | work.run(subject, context)
-            else:
+            if isinstance(work, Probe):
                 facts = work.run(inputs, context)
+            else:
+                facts = work.run(subject, context)
+                if detector:  # the specification of its outputs belongs to the model
+                    facts = {"detector": detector, **facts}
             return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
 
     def _context(self, title: str, key: str, progress: Progress) -> Context:
@@ -197,7 +211,7 @@ class PipelineRun:
             pipeline.head.name,
             Path(),
             pipeline.data,
-            self.artifacts[self.original] if self.original else NOTHING,
+            self.original_artifact,
             pipeline.target,
             pipeline.head.seed,
             pipeline.model.trust,
@@ -244,8 +258,9 @@ def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] 
 def _failure(session: PipelineRun, error: CorallineError | KeyboardInterrupt) -> ErrorRecord:
     """Return the record of the error that ended a run."""
     stage = next((stage.id for stage in session.stages.values() if stage.status == "failed"), None)
-    exit_code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else error.exit_code
-    return ErrorRecord(stage, str(error) or "interrupted with Ctrl-C", exit_code)
+    if isinstance(error, KeyboardInterrupt):
+        return ErrorRecord(stage, str(error) or "interrupted with Ctrl-C", EXIT_INTERRUPTED)
+    return ErrorRecord(stage, str(error), error.exit_code)
 
 
 def _stages(session: PipelineRun) -> None:
@@ -261,11 +276,11 @@ def _stages(session: PipelineRun) -> None:
             continue
         session.find_original(entry)
         session.stages[entry.id] = replace(stage, status="failed")
-        current, kept = session.obtain(entry.id, entry.stage, _inputs(current), entry.stage.produces)
+        current, status = session.obtain(entry.id, entry.stage, _inputs(current), entry.stage.produces)
         session.artifacts[entry.id] = current
         session.stages[entry.id] = replace(
             stage,
-            status="kept" if kept else "made",
+            status=status,
             seconds=current.seconds,
             kind=current.kind,
             facts=current.facts,

@@ -22,7 +22,7 @@ from compress import targets
 from compress.artifact import Kind
 from compress.data.dataset import SOURCES, Dataset, Splitting
 from compress.errors import ModelError, PipelineError
-from compress.pipeline.yaml_file import Location, Node, read
+from compress.pipeline.yaml_file import DocumentNode, Location, read
 from compress.settings import Settings
 from compress.stage import Stage, Unfit
 from compress.stages import STAGES
@@ -169,11 +169,11 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
     root = read(path).root
     content = _checked_map(root, KEYS, {"model": "", "data": "", "stages": ""})
     plain = {key: value for key, value in content.items() if key in PipelineKeys.model_fields}
-    head = _settings(PipelineKeys, Node(root.document, (), plain))
+    head = _settings(PipelineKeys, DocumentNode(root.document, (), plain))
     target = _target(head.target, root)
     model = _settings(ModelSettings, root.child("model"))
     with _located(root.child("model")):
-        loader = model.maker(path.parent, trust=model.trust)
+        loader = model.loader(path.parent, trust=model.trust)
     data = _dataset(root.child("data"), path.parent)
     steps = _steps(loader, root.child("stages"), target, stages, path.parent)
     pipeline = Pipeline(head, model, target, data, steps, content)
@@ -181,7 +181,7 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
     return pipeline
 
 
-def _checked_map(node: Node, known: Sequence[str], required: Mapping[str, str]) -> dict[str, Any]:
+def _checked_map(node: DocumentNode, known: Sequence[str], required: Mapping[str, str]) -> dict[str, Any]:
     """Return a map after checking its keys; `required` has the allowed values of each necessary key.
 
     Raises:
@@ -198,7 +198,7 @@ def _checked_map(node: Node, known: Sequence[str], required: Mapping[str, str]) 
     return node.value
 
 
-def _target(name: str, root: Node) -> Target:
+def _target(name: str, root: DocumentNode) -> Target:
     try:
         return targets.load(name)
     except PipelineError as error:
@@ -208,7 +208,7 @@ def _target(name: str, root: Node) -> Target:
 
 
 @contextmanager
-def _located(node: Node) -> Iterator[None]:
+def _located(node: DocumentNode) -> Iterator[None]:
     """Add the location to errors about a model's file.
 
     Raises:
@@ -223,7 +223,7 @@ def _located(node: Node) -> Iterator[None]:
         raise ModelError(f"cannot be read: {error.strerror}", where=node.where(), todo="check model") from error
 
 
-def _refuse_unfit(pipeline: Pipeline, root: Node) -> None:
+def _refuse_unfit(pipeline: Pipeline, root: DocumentNode) -> None:
     """Refuse stages and settings that the task of the data or the target does not support.
 
     Raises:
@@ -246,9 +246,9 @@ def _refuse_unfit(pipeline: Pipeline, root: Node) -> None:
         raise root.error(what, *location, allowed=unfit.allowed, todo=unfit.todo)
 
 
-def _dataset(node: Node, folder: Path) -> Dataset:
+def _dataset(node: DocumentNode, folder: Path) -> Dataset:
     content = _checked_map(node, DATA_KEYS, {"source": listing([*SOURCES])})
-    source = _one_of(SOURCES, node.child("source"), "data source").beside(folder)
+    source = _one_of(SOURCES, node.child("source"), "data source").with_paths_from(folder)
     splitting = _settings(Splitting, node.child("split")) if "split" in content else None
     if content.get("preprocess") is None:
         return Dataset(source, Preprocessing([]), splitting)
@@ -261,7 +261,7 @@ def _dataset(node: Node, folder: Path) -> Dataset:
         raise steps.error(str(error), *inner) from error
 
 
-def _check_preprocessing(steps: Node) -> None:
+def _check_preprocessing(steps: DocumentNode) -> None:
     """Check the names of preprocessing steps and of their keys; `Preprocessing` checks the rest.
 
     Raises:
@@ -279,7 +279,7 @@ def _check_preprocessing(steps: Node) -> None:
 
 
 def _steps(
-    loader: Stage, node: Node, target: Target, stages: Mapping[str, type[Stage]], folder: Path
+    loader: Stage, node: DocumentNode, target: Target, stages: Mapping[str, type[Stage]], folder: Path
 ) -> tuple[StageEntry, ...]:
     """Return the model and the stages in order, each with the kind of its input."""
     if not isinstance(node.value, list):
@@ -288,12 +288,12 @@ def _steps(
     for index in range(len(node.value)):
         entry = node.child(index)
         with _located(entry):
-            stage = _one_of(stages, entry, "stage").beside(folder)
+            stage = _one_of(stages, entry, "stage").with_paths_from(folder)
         kind = steps[-1].makes
         assert kind is not None  # only the first step, the model, has no input
         is_unchanged = all(step.skip or step.stage is loader for step in steps)
         skip = stage.skip(kind, from_file=is_unchanged and loader.produces is not Kind.UNTRAINED, target=target)
-        if skip is None and kind not in stage.takes():
+        if skip is None and kind not in stage.accepted_kinds():
             raise _wrong_order(stage, steps, stages, entry.where())
         steps.append(StageEntry(_unique_id(stage, steps, entry.where()), stage, kind, skip))
     return tuple(steps)
@@ -306,7 +306,9 @@ def _unique_id(stage: Stage, steps: Sequence[StageEntry], where: str) -> str:
         PipelineError: an earlier step has this id.
     """
     count = sum(step.stage.name == stage.name for step in steps)
-    name = stage.id or (f"{stage.name}-{count + 1}" if count else stage.name)
+    name = stage.id or stage.name
+    if stage.id is None and count:
+        name = f"{stage.name}-{count + 1}"
     if any(step.id == name for step in steps):
         raise PipelineError(f"two stages have the id {name!r}", where=where, todo="give one another id")
     return name
@@ -318,12 +320,12 @@ def _wrong_order(
     """Return the error for a stage that cannot use the artifact of the steps before it."""
     kind = steps[-1].makes
     assert kind is not None
-    allowed = " or ".join(_a(kind) for kind in sorted(stage.takes()))
+    allowed = " or ".join(_a(kind) for kind in sorted(stage.accepted_kinds()))
     maker = next(step for step in reversed(steps) if step.skip is None)
     return PipelineError(
         f"stage {len(steps)} ({stage.name}) needs {allowed}, but would be given {_a(kind)}",
         where=where,
-        todo="; ".join(part for part in (_how_to_get(stage, kind, stages), maker.stage.because()) if part),
+        todo="; ".join(part for part in (_how_to_get(stage, kind, stages), maker.stage.kind_reason()) if part),
     )
 
 
@@ -333,11 +335,13 @@ def _a(kind: Kind) -> str:
 
 def _how_to_get(stage: Stage, kind: Kind, stages: Mapping[str, type[Stage]]) -> str:
     """Return advice: the stage that is missing, if one would do."""
-    between = [s.name for s in stages.values() if kind in s.consumes and s.produces in stage.takes()]
-    return f"put {' or '.join(between)} before it" if between else "move it forward, or leave it out"
+    between = [s.name for s in stages.values() if kind in s.consumes and s.produces in stage.accepted_kinds()]
+    if not between:
+        return "move it forward, or leave it out"
+    return f"put {' or '.join(between)} before it"
 
 
-def _one_of(known: Mapping[str, type[T]], node: Node, what: str) -> T:
+def _one_of(known: Mapping[str, type[T]], node: DocumentNode, what: str) -> T:
     """Return the settings for a one-key map `{name: settings}`, or for a name alone."""
     content = {node.value: {}} if isinstance(node.value, str) else node.value
     if not isinstance(content, dict) or len(content) != 1:
@@ -345,10 +349,10 @@ def _one_of(known: Mapping[str, type[T]], node: Node, what: str) -> T:
     ((name, settings),) = content.items()
     if name not in known:
         raise _no_such(what, name, known, node)
-    return _settings(known[name], Node(node.document, (*node.location, name), settings or {}))
+    return _settings(known[name], DocumentNode(node.document, (*node.location, name), settings or {}))
 
 
-def _settings(kind: type[T], node: Node) -> T:
+def _settings(kind: type[T], node: DocumentNode) -> T:
     """Convert plain values to settings; an error names the line."""
     if not isinstance(node.value, dict):
         raise node.error(f"must be a map, not {shown(node.value)}", allowed=listing(_keys(kind)))
@@ -365,15 +369,15 @@ def _keys(kind: type[Settings]) -> list[str]:
     return [*kind.model_fields]
 
 
-def _no_such(what: str, name: str, known: Iterable[str], node: Node) -> PipelineError:
+def _no_such(what: str, name: str, known: Iterable[str], node: DocumentNode) -> PipelineError:
     return node.error(f"unknown {what} {name!r}", name, allowed=listing([*known]), todo=nearest(name, known))
 
 
-def _unknown(node: Node, key: str, known: Sequence[str], *inner: str | int) -> PipelineError:
+def _unknown(node: DocumentNode, key: str, known: Sequence[str], *inner: str | int) -> PipelineError:
     return node.error(f"unknown key {key!r}", *inner, key, allowed=listing(known), todo=nearest(key, known))
 
 
-def _explain(error: ErrorDetails, kind: type[Settings], node: Node) -> PipelineError:
+def _explain(error: ErrorDetails, kind: type[Settings], node: DocumentNode) -> PipelineError:
     """Convert an error of pydantic."""
     is_missing = error["type"] == "missing"
     inner: Location = ()
@@ -397,8 +401,9 @@ def _settings_at(kind: type[Settings], location: Location) -> type[Settings] | N
     """Return the class of the settings at a location inside of others; None if they are not settings."""
     holder: object = kind
     for part in location:
-        field = holder.model_fields.get(str(part)) if _is_settings(holder) else None
-        holder = None if field is None else field.annotation
+        if not _is_settings(holder) or str(part) not in holder.model_fields:
+            return None
+        holder = holder.model_fields[str(part)].annotation
     return holder if _is_settings(holder) else None
 
 

@@ -39,9 +39,9 @@ class Document:
     lines: dict[Location, int]
 
     @property
-    def root(self) -> Node:
+    def root(self) -> DocumentNode:
         """The value of the whole file."""
-        return Node(self, (), self.value)
+        return DocumentNode(self, (), self.value)
 
     def where(self, location: Location) -> str:
         """Return `file:line: key` for a message; for a missing key the line of its parent."""
@@ -53,7 +53,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Node:
+class DocumentNode:
     """A value in a document.
 
     Attributes:
@@ -66,9 +66,9 @@ class Node:
     location: Location
     value: Any
 
-    def child(self, key: str | int) -> Node:
+    def child(self, key: str | int) -> DocumentNode:
         """Return an item of a map or a list."""
-        return Node(self.document, (*self.location, key), self.value[key])
+        return DocumentNode(self.document, (*self.location, key), self.value[key])
 
     def where(self, *inner: str | int) -> str:
         """Return file, line and location of the value, or of a value in it, for a message."""

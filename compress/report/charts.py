@@ -131,7 +131,9 @@ def _cost_ticks(x: svg.Axis, cost: str, unit: str) -> list[str]:
     """Return the horizontal axis; bytes have round values in their binary unit."""
     binary_unit = 2.0 ** (10 * min(3, math.floor(math.log2(max(x.high, 1)) / 10)))
     ticks = x.ticks(5, binary_unit if unit == "bytes" else 1.0)
-    name = f"← less {cost}" + (", logarithmic" if x.log else "")
+    name = f"← less {cost}"
+    if x.log:
+        name += ", logarithmic"
     return [
         *(svg.tick(x.at(tick), BOTTOM, number(tick, unit) if tick else "0") for tick in ticks),
         svg.line(LEFT, BOTTOM, RIGHT, BOTTOM, "axis"),
@@ -243,7 +245,9 @@ def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
             tip = f"{classes[i]} predicted as {classes[j]}: {count}"
             parts.append(_matrix_cell((left + cell * j, top + cell * i, float(cell)), count, sum(row), i == j, tip))
     frequent = [f"{classes[i]} predicted as {classes[j]}: {samples}" for samples, i, j in confusions(counts)[:10]]
-    description = "Most frequent confusions: " + "; ".join(frequent) if frequent else "No confusions"
+    description = f"Most frequent confusions: {'; '.join(frequent)}"
+    if not frequent:
+        description = "No confusions"
     return svg.svg("confusion", size, "Confusion matrix of the result", description, parts)
 
 

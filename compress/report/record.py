@@ -61,25 +61,7 @@ class CorruptSamples:
 
 @dataclass(frozen=True)
 class DataRecord:
-    """The data set (`compress.data.summary`).
-
-    Attributes:
-        source: the name of the data source.
-        classes: the names of the classes, or of the targets of a regression.
-        input_shape: the shape of a sample after preprocessing.
-        preprocess: the preprocessing steps.
-        samples: the number of samples by split.
-        counts: the number of samples of each class by split.
-        imbalance: the ratio of the most frequent class to the rarest one; None if it is unknown.
-        missing: the classes without a training sample.
-        shapes: the smallest and the largest sample.
-        range: the smallest and the largest value.
-        dtypes: the types of the values.
-        looked_at: the number of samples that shapes, range and types are from.
-        targets: the ranges of the targets of a regression.
-        corrupt: the samples that were left out.
-        notes: remarks about the data.
-    """
+    """The data set: its source, and its summary (the keys are explained in `compress.data.summary`)."""
 
     source: str
     classes: tuple[str, ...]

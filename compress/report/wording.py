@@ -52,8 +52,8 @@ def shorten(text: str, limit: int = MAX_NAME) -> str:
 
 def sentence(text: str) -> str:
     """Return a text with a capital at the beginning and a full stop at the end."""
-    stop = "" if text.endswith(("?", ".")) else "."
-    return text[:1].upper() + text[1:] + stop
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith(("?", ".")) else f"{text}."
 
 
 def noun(label: str) -> str:
@@ -120,7 +120,9 @@ def interval(measurement: Measurement, name: str = "") -> str:
         return f"[{low}, {high}]"
     if low:
         return f"≥ {low}"
-    return f"≤ {high}" if high else ""
+    if high:
+        return f"≤ {high}"
+    return ""
 
 
 def _unit(measurement: Measurement, name: str) -> str:
@@ -215,7 +217,9 @@ def scalar(value: object) -> str:
 
 def outline(value: Any) -> str:
     """Return plain values like YAML; empty for an empty value, cut if it is very long."""
-    lines = list(islice(_lines(value, 0), MAX_OUTLINE_LINES + 1)) if value else []
+    if not value:
+        return ""
+    lines = list(islice(_lines(value, 0), MAX_OUTLINE_LINES + 1))
     if len(lines) > MAX_OUTLINE_LINES:
         lines[-1] = "… the rest is in report.json"
     return "\n".join(lines)

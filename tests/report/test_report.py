@@ -18,6 +18,7 @@ from run_records import (
     hostile,
     html_of,
     markdown_of,
+    regression,
     rendered,
     with_stages,
 )
@@ -197,6 +198,15 @@ def test_expected_latency_is_told_with_its_interval() -> None:
     for page in (html_of(full()), markdown_of(full())):
         assert "USB 3, x86" in page
         assert "1.47 ms to 2.45 ms" in page
+
+
+def test_a_regression_has_rows_of_its_metrics() -> None:
+    text, page = markdown_of(regression()), Page(html_of(regression())).text
+    assert "| R² | **−1.300** measured | **−1.600** measured | **drop +0.300** measured |" in text  # noqa: RUF001
+    assert "| Mean absolute error | **8.50** measured | **9.50** measured | **increase +0.100** measured |" in text
+    assert "R² −1.300 → −1.600 (drop +0.300)" in text  # noqa: RUF001
+    assert "R², validation" in page
+    assert "R² on validation against size." in page
 
 
 def test_importing_is_light() -> None:

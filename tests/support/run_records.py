@@ -221,6 +221,25 @@ def single() -> Record:
     record["stages"] = record["stages"][1:2]
     record["placement"] |= {"compiled": True}
     return record
+
+def regression() -> Record:
+    """A run whose result is worse than the mean: its R² is negative."""
+    record = full()
+    record["metrics"] = [
+        {"name": "r2", "label": "R²", "unit": "fraction", "change": "r2_drop", "limited": False},
+        {"name": "mae", "label": "Mean absolute error", "unit": "", "change": "mae_increase", "limited": True},
+    ]
+    for index, entry in enumerate([*record["stages"], *record["models"].values()]):
+        del entry["measurements"]["accuracy"]
+        entry["measurements"] |= {"r2": m(0.8 - 0.3 * index, "fraction"), "mae": m(1.5 + index, "")}
+    record["comparison"] = {
+        "measurements": {"r2_drop": m(0.3, "fraction"), "mae_increase": m(0.1, "fraction")},
+        "per_class": [], "confusion": None,
+    }  # fmt: skip
+    record["budget"] = []
+    return record
+
+
 RECORDS = {make.__name__: make for make in (full, failed, bare, hostile, crowded, single)}
 RECORDS["thirty"] = lambda: many(30)
 
