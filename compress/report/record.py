@@ -252,6 +252,7 @@ class PlacementRecord:
     compiles: bool | None = None
     failure: str | None = None
     expected_latency: Mapping[str, ExpectedLatency] = field(default_factory=dict)
+    schema_version: int | None = None
     subgraphs: int | None = None
     cached_bytes: int | None = None
     streamed_bytes: int | None = None
