@@ -37,7 +37,7 @@ def section(record: RunRecord) -> Section:
     return Section(
         "Classes",
         [
-            Columns([[changes], confusions[:1]]),
+            Columns([column for column in ([changes], confusions[:1]) if column]),
             *confusions[1:],
             *_losses(ranked, rows, quality),
             Details(f"All {len(rows)} classes as a table", [Table(HEADER, rows)]),
@@ -46,9 +46,12 @@ def section(record: RunRecord) -> Section:
 
 
 def _confusions(confusion: ConfusionRecord | None, classes: Sequence[str]) -> list[Block]:
-    """Return the matrix; if it is wide, the most frequent confusions before it, or without it if it is too large."""
+    """Return the matrix; if it is wide, the most frequent confusions before it, or alone if it is too large.
+
+    Empty for a task without confusions.
+    """
     if confusion is None:
-        return [missing("the task has no confusion matrix")]
+        return []
     counts = confusion.result
     is_wide = len(counts) > MAX_NEXT_TO_CHANGES
     blocks = [_frequent(classes, counts)] if is_wide else []
