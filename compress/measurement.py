@@ -4,14 +4,49 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from math import sqrt
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 How = Literal["measured", "predicted", "missing"]
 Z95 = 1.959963984540054
 """The 97.5th percentile of the standard normal distribution."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A quantity that is measured of models.
+
+    Attributes:
+        name: its key in measurements.
+        label: its name in the report.
+        unit: "fraction", "bytes", "ms", ...; "" for the unit of the targets.
+        change: the key of the comparison of result and original.
+        limited: whether `change` is a key of `budget`.
+    """
+
+    name: str
+    label: str
+    unit: str
+    change: str
+    limited: bool = False
+
+
+SIZES = (
+    Metric("macs", "MACs", "MACs", "macs_ratio"),
+    Metric("parameters", "Parameters", "parameters", "parameters_ratio"),
+    Metric("size_bytes", "Size", "bytes", "size_ratio"),
+    Metric("compressed_bytes", "Compressed size", "bytes", "compressed_bytes_ratio"),
+)
+LATENCIES = (
+    Metric("latency_ms", "Latency, median", "ms", "latency_ratio"),
+    Metric("latency_p90_ms", "Latency, p90", "ms", "latency_p90_ms_ratio"),
+    Metric("latency_p99_ms", "Latency, p99", "ms", "latency_p99_ms_ratio"),
+)
+COSTS = (*SIZES, *LATENCIES)
+"""The metrics of every model, whatever its task."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +83,21 @@ class Measurement:
 def missing(unit: str, reason: str) -> Measurement:
     """Return a missing measurement with its reason."""
     return Measurement(None, unit, "missing", note=reason)
+
+
+def origin(*measurements: Measurement) -> How:
+    """Return the origin of a value that is calculated from others: measured if all of them are."""
+    return "measured" if all(measurement.how == "measured" for measurement in measurements) else "predicted"
+
+
+def ratio(before: Measurement | None, after: Measurement | None) -> Measurement:
+    """Return `after` divided by `before`."""
+    if before is None or after is None or before.value is None or after.value is None:
+        return missing("fraction", "a value is missing")
+    if before.value == 0:
+        return missing("fraction", "the original is 0")
+    note = "result divided by original"
+    return Measurement(after.value / before.value, "fraction", origin(before, after), note=note)
 
 
 def proportion(successes: int, trials: int, note: str = "") -> Measurement:

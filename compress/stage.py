@@ -1,8 +1,7 @@
-"""The vocabulary: Kind, Artifact, Context, Stage, Probe.
+"""The base classes of stages and probes, and their input.
 
-A stage takes an artifact and makes another; a probe takes artifacts and measures them.
-Both are their settings: frozen, strict models whose fields are the keys of pipeline.yaml
-and whose field descriptions are the manual (`python -m compress stages`).
+A stage makes an artifact from another one; a probe measures artifacts. Both are models of their settings: frozen and
+strict. The fields are the keys of pipeline.yaml, and their descriptions are the manual (`python -m compress stages`).
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Unfit(NamedTuple):
 
     Attributes:
         what: the reason.
-        allowed: what would go.
+        allowed: the alternatives.
         todo: what to do.
     """
 
@@ -60,17 +59,17 @@ class Context:
     """The input of a stage or probe in addition to its artifact.
 
     Attributes:
-        name: the pipeline's name.
-        folder: an empty folder; the files left there become the artifact.
-        data: the data set; only for those that declare `needs = {"data"}`.
-        original: the model that everything is compared with; likewise.
-        target: the target; likewise.
-        seed: the run's seed.
-        trust: whether the user vouched for code that comes with the model.
-        progress: where to say how far the work is.
-        unfinished: a folder whose files the next try finds if this one is interrupted; None: there is none.
-        logs: a folder for TensorBoard's files; None: there is none.
-        detector: how the outputs of a model that finds objects are read (`deploy.contract.detection`); None for others.
+        name: the name of the pipeline.
+        folder: an empty folder; the files that are written to it become the artifact.
+        data: the data set; only for stages and probes with "data" in `needs`.
+        original: the model that others are compared with; only with "original" in `needs`.
+        target: the target; only with "target" in `needs`.
+        seed: the seed of the run.
+        trust: whether the user allows code that comes with the model.
+        progress: the receiver of progress and notes.
+        unfinished: a folder for the state of interrupted work, which the next attempt reads; None: nothing is kept.
+        logs: a folder for TensorBoard's files; None: no logs.
+        detector: the specification of a detector's outputs (`deploy.contract.detection`); None for other models.
     """
 
     name: str
@@ -87,50 +86,52 @@ class Context:
 
 
 class Work(Settings):
-    """The common base of stages and probes: a name, a version, and what the result depends on."""
+    """The common base of stages and probes: a name, a version, and the dependencies of the result."""
 
     name: ClassVar[str]
+    role: ClassVar[Literal["stage", "probe"]]
     version: ClassVar[int] = 1
-    """Raised by whoever changes what the same settings produce."""
+    """To be increased by every change of the result for the same settings."""
     needs: ClassVar[frozenset[Need]] = frozenset()
-    """What the result depends on, beside settings, version, environment and given artifact."""
+    """The dependencies of the result, in addition to settings, version, environment and input."""
     tools: ClassVar[tuple[str, ...]] = ()
     """The distributions whose versions matter to the result."""
 
     def environment(self) -> dict[str, str]:
-        """Return what else the result depends on: by default the versions of `tools`."""
+        """Return further dependencies of the result: by default the versions of `tools`."""
         return {tool: importlib.metadata.version(tool) for tool in self.tools}
 
     def target_environment(self, target: Target) -> dict[str, str]:
-        """Return what else the result depends on that only the target knows, such as the version of its compiler."""
+        """Return dependencies of the result that only the target knows, such as the version of its compiler."""
         del target
         return {}
 
     def identity(self) -> dict[str, Any]:
-        """The part of the key that comes from the settings."""
+        """Return the settings, for the key of the artifact."""
         return self.model_dump(mode="json", exclude={"id"})
 
 
 class Stage(Work):
     """A stage of the pipeline."""
 
+    role: ClassVar[Literal["stage", "probe"]] = "stage"
     consumes: ClassVar[frozenset[Kind]]
     produces: ClassVar[Kind]
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] | None = None
     """A unique name for this stage, needed where the same stage occurs twice."""
 
-    def beside(self, folder: Path) -> Self:
-        """The same stage with relative paths in its settings taken from `folder`."""
+    def with_paths_from(self, folder: Path) -> Self:
+        """Return the stage with relative paths in its settings resolved from `folder`."""
         del folder
         return self
 
-    def takes(self) -> frozenset[Kind]:
-        """The kinds that it can be given, with these settings."""
+    def accepted_kinds(self) -> frozenset[Kind]:
+        """Return the kinds of artifacts that the stage accepts with these settings."""
         return self.consumes
 
-    def because(self) -> str:
-        """Why what it makes is of its kind and no other, where that is not plain: for whoever is refused it."""
+    def kind_reason(self) -> str:
+        """Return the reason for the kind of the artifact, for the message of a stage that needs another kind."""
         return ""
 
     def uses(self) -> tuple[Use, ...]:
@@ -138,16 +139,19 @@ class Stage(Work):
         return ()
 
     def unfit_target(self, target: Target) -> Unfit | None:
-        """Return why a setting does not go with the target, or None."""
+        """Return the reason why a setting cannot be used with the target, or None."""
         del target
         return None
 
-    def skip(self, given: Kind, *, from_file: bool, target: Target) -> str | None:
-        """Why there is nothing to do, or None. `from_file`: the model came trained, from a file."""
-        del given, from_file, target
+    def skip(self, kind: Kind, *, from_file: bool, target: Target) -> str | None:
+        """Return the reason why the stage does nothing with an artifact of this kind, or None.
+
+        `from_file`: the model is from a file, and is trained.
+        """
+        del kind, from_file, target
         return None
 
-    def run(self, given: Artifact, context: Context) -> Facts:
+    def run(self, artifact: Artifact, context: Context) -> Facts:
         """Write files into `context.folder`, and return facts about them.
 
         Raises:
@@ -159,8 +163,10 @@ class Stage(Work):
 class Probe(Work):
     """A measurement of artifacts that have a MODEL_TFLITE."""
 
+    role: ClassVar[Literal["stage", "probe"]] = "probe"
+
     def run(self, subjects: Mapping[str, Artifact], context: Context) -> Facts:
-        """The findings: plain JSON values, by subject.
+        """Return the facts about the subjects as plain JSON values.
 
         Raises:
             CorallineError: with what is wrong, where, and what to do.
@@ -169,7 +175,7 @@ class Probe(Work):
 
 
 def host() -> dict[str, str]:
-    """The machine that measures: part of the key of everything timed."""
+    """Return the properties of this machine, which are part of the key of every latency measurement."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():

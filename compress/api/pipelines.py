@@ -7,11 +7,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from compress.artifact import MODEL_TFLITE
 from compress.measurement import Measurement
 from compress.progress import SILENT, Progress
+from compress.report.record import RunRecord
 
 FilePath = str | PathLike[str]
 
@@ -25,14 +25,14 @@ class RunResult:
         folder: the folder with the report and the models.
         original: measurements of the original model by name, such as "accuracy", "size_bytes", "latency_ms".
         result: the same of the last model.
-        record: the content of report.json: plain JSON values.
+        record: the run record; `record.to_json()` is the content of report.json.
     """
 
     status: str
     folder: Path
     original: Mapping[str, Measurement]
     result: Mapping[str, Measurement]
-    record: Mapping[str, Any]
+    record: RunRecord
 
     @property
     def report(self) -> Path:
@@ -47,10 +47,10 @@ class RunResult:
     @property
     def bundle(self) -> Path | None:
         """The path of the bundle; None without the stage `package`."""
-        return self._output(f"{self.record['name']}.coralline")
+        return self._output(f"{self.record.name}.coralline")
 
     def _output(self, name: str) -> Path | None:
-        return self.folder / name if name in self.record["outputs"] else None
+        return self.folder / name if name in self.record.outputs else None
 
 
 def run(pipeline: FilePath, *, out: FilePath = "runs", force: Sequence[str] = ()) -> RunResult:
@@ -80,21 +80,10 @@ def run(pipeline: FilePath, *, out: FilePath = "runs", force: Sequence[str] = ()
             raise PipelineError(f"there is no stage {name!r} to force", where=str(pipeline), allowed=", ".join(known))
     folder = Path(out) / checked.head.name
     record = runner.run(checked, Path(out), _SilentMonitor(folder / runner.LOG), frozenset(force))
-    models = record["models"]
-    return RunResult(
-        record["status"],
-        folder,
-        _measurements(models["original"]),
-        _measurements(models["result"]),
-        record,
-    )
-
-
-def _measurements(model: Mapping[str, Any] | None) -> dict[str, Measurement]:
-    """Return the measurements of a model in a run record; none if no model was measured."""
-    if model is None:
-        return {}
-    return {name: Measurement(**value) for name, value in model["measurements"].items()}
+    if record.models is None:
+        return RunResult(record.status, folder, {}, {}, record)
+    original, result = record.models.original, record.models.result
+    return RunResult(record.status, folder, original.measurements, result.measurements, record)
 
 
 class _SilentMonitor:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compress.cli.output import write, write_json
 from compress.cli.parser import add_command
 from compress.errors import PipelineError
+from compress.measurement import LATENCIES, SIZES, Measurement
 
 if TYPE_CHECKING:
     from compress.cli.parser import Subparsers
     from compress.pipeline.schema import Pipeline
+    from compress.report.record import RunRecord
 
 USAGE = "[--dry-run] [--out DIR] [--force STAGE] [--json]"
-SHOWN = ("accuracy", "ap", "ap50", "r2", "mae", "macs", "parameters", "size_bytes", "compressed_bytes", "latency_ms")
-"""The measurements of the table that a run prints."""
 
 
 def add_parsers(subparsers: Subparsers) -> None:
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         console.line(f"coralline: {options.pipeline} -> {folder}")
         record = runner.run(pipeline, options.out, console, frozenset(options.force))
     if options.json:
-        write_json(record)
+        write_json(record.to_json())
     else:
         _print_results(record, folder)
     if (error := result_error(record)) is not None:
@@ -85,29 +85,31 @@ def _dry_run(pipeline: Pipeline, options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_results(record: dict[str, Any], folder: Path) -> None:
+def _print_results(record: RunRecord, folder: Path) -> None:
     from compress.report import answers
 
-    models = record["models"]
-    if models["original"] and models["result"]:
-        _print_comparison(models["original"]["measurements"], models["result"]["measurements"])
-    if verdict := answers.in_words(record):
-        write(f"{record['status']}: {verdict}")
-    if record["placement"]:
-        write(record["placement"]["reason"] or "compiled for the Edge TPU")
-        write(record["placement"]["summary"])
+    _print_comparison(record)
+    if verdict := answers.in_words(record.answers):
+        write(f"{record.status}: {verdict}")
+    if record.placement is not None:
+        write(record.placement.reason or "compiled for the Edge TPU")
+        write(record.placement.summary)
     write(f"report: {folder / 'report.html'}")
 
 
-def _print_comparison(original: dict[str, Any], result: dict[str, Any]) -> None:
+def _print_comparison(record: RunRecord) -> None:
+    """Print the measurements of both models as a table, if there are two."""
+    if record.models is None:
+        return
     write(f"{'':<16} {'original':>12} {'result':>12}")
-    for name in SHOWN:
-        if name in original:
-            before, after = _formatted(original[name]["value"]), _formatted(result[name]["value"])
-            write(f"{name:<16} {before:>12} {after:>12}")
+    models = (record.models.original, record.models.result)
+    for metric in (*record.metrics, *SIZES, LATENCIES[0]):
+        before, after = (_formatted(model.measurements[metric.name]) for model in models)
+        write(f"{metric.name:<16} {before:>12} {after:>12}")
 
 
-def _formatted(value: float | None) -> str:
+def _formatted(measurement: Measurement) -> str:
+    value = measurement.value
     if value is None:
         return "-"
     return f"{value:.4f}" if isinstance(value, float) else f"{value:,}"

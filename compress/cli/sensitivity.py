@@ -51,9 +51,10 @@ def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
     with Console(out / name / runner.LOG) as console:
         console.line(f"coralline: sensitivity of {path} -> {out / name}")
         record = runner.run(replace(pipeline, head=head, steps=pipeline.unpruned), out, console)
-    if "missing" in record["sensitivity"]:
-        raise StageError(record["sensitivity"]["missing"])
-    return {"schema_version": SCHEMA_VERSION, **record["sensitivity"]}, out / name / "report.html"
+    sensitivity = record.to_json()["sensitivity"]
+    if sensitivity["missing"]:
+        raise StageError(sensitivity["missing"])
+    return {"schema_version": SCHEMA_VERSION, **sensitivity}, out / name / "report.html"
 
 
 def describe(report_json: dict[str, Any], report: Path) -> str:

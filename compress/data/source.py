@@ -96,7 +96,7 @@ class Source(Settings):
         """Settings of `deploy.contract.decoding` for the device; empty if samples are not decoded from files."""
         return {}
 
-    def beside(self, folder: Path) -> Self:
+    def with_paths_from(self, folder: Path) -> Self:
         """Return the same source with paths relative to `folder`."""
         del folder
         return self
@@ -135,7 +135,7 @@ class Stored(Source):
     manifest: str | None = None
     """A file with the SHA-256 of every file, which is verified. `data --write-manifest` creates it."""
 
-    def beside(self, folder: Path) -> Self:
+    def with_paths_from(self, folder: Path) -> Self:
         """Return the same source with paths relative to `folder`."""
         locations = {name: getattr(self, name) for name in self.paths if getattr(self, name) is not None}
         return self.model_copy(update={name: str(folder / path) for name, path in locations.items()})

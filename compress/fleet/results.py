@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -13,6 +14,7 @@ from compress.errors import DataError, PipelineError
 from compress.files import explain, write_atomically
 from compress.pipeline import device_results
 from compress.report import render
+from compress.report.record import RunRecord
 
 _writing = Lock()
 """Devices are measured in parallel; the last report must contain all results."""
@@ -72,9 +74,9 @@ def store(found: Mapping[str, Any], run: Path, device: str) -> Path:
 def _report(run: Path, bundle: bytes) -> None:
     """Rewrite the report of a run, if there is one, with the results of all devices."""
     try:
-        record = json.loads((run / "report.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        record = RunRecord.from_json(json.loads((run / "report.json").read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
         return
-    if isinstance(record, dict) and record.get("schema_version") == 1:
-        for name, content in render({**record, "devices": device_results.measured(run, bundle)}).items():
-            write_atomically(run / name, content)
+    devices = device_results.measured(run, bundle, record.metrics)
+    for name, content in render(replace(record, devices=devices)).items():
+        write_atomically(run / name, content)

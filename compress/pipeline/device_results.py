@@ -1,18 +1,21 @@
 """The measurements of devices, next to the run that created their bundle: `runs/NAME/devices/DEVICE.json`.
 
-A file that comes back from a device is not trusted: it must be a result of the runner, its numbers must be numbers,
-and a report uses it only for the models that were measured.
+A file from a device is not trusted. It must be a result of the runner, its measurements must be valid, and a report
+uses it only for the models that were measured.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from compress.errors import DataError, StoreError
 from compress.files import explain
+from compress.measurement import Measurement, Metric
+from compress.report.json_values import decode
+from compress.report.record import DeviceRecord, Measurements
 from deploy.contract import bundle
 
 FOLDER = "devices"
@@ -23,12 +26,21 @@ MAX_VALUE = 1e18
 MAX_WORD = 20
 """Longest unit or verdict in characters; longer ones would make the report's table too wide."""
 _HOW = ("measured", "missing")
-_SHOWN = {
+_STEADY = {
     "median": "latency_ms",
     "p90": "latency_p90_ms",
     "p99": "latency_p99_ms",
     "throughput": "throughput",
 }
+_SINGLE = {"first_inference": "first_inference_ms", "memory": "memory_bytes"}
+_REQUIRED = {
+    ("bundle", "models"): dict,
+    ("benchmark", "model"): dict,
+    ("benchmark", "host"): dict,
+    ("benchmark", "steady"): dict,
+    ("benchmark", "doubts"): list,
+}
+"""The parts that a result must have."""
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -56,29 +68,30 @@ def checked(result: Any, where: str) -> dict[str, Any]:
     """Return a result of `bench` after checking its structure; `where` is its name in messages.
 
     Raises:
-        DataError: it is none.
+        DataError: it is not such a result.
     """
     if not isinstance(result, dict) or result.get("schema_version") != 1 or result.get("verb") != "bench":
         raise DataError("is not a result of `runner.pyz bench` of schema 1", where=where, todo=TODO)
-    about, measured = result.get("bundle"), result.get("benchmark")
-    if not isinstance(about, dict) or not isinstance(about.get("models"), dict) or not isinstance(measured, dict):
-        raise DataError("does not describe what was measured", where=where, todo=TODO)
-    parts = [measured.get(name) for name in ("model", "host", "steady")]
-    if not all(isinstance(part, dict) for part in parts) or not isinstance(measured.get("doubts"), list):
-        raise DataError("has no complete benchmark", where=where, todo=TODO)
-    for name, value in measured["steady"].items():
-        if not _is_measurement(value):
+    for path, kind in _REQUIRED.items():
+        if not isinstance(_inner(result, *path), kind):
+            raise DataError(f"{'.'.join(path)} is missing or has the wrong type", where=where, todo=TODO)
+    for name, value in result["benchmark"]["steady"].items():
+        if _measurement(value) is None:
             raise DataError(f"benchmark.steady.{name} is not a measurement", where=where, todo=TODO)
     return result
 
 
-def _is_measurement(value: Any) -> bool:
-    if not isinstance(value, Mapping) or value.get("how") not in _HOW:
-        return False
-    numbers = [value.get(name) for name in ("value", "low", "high")]
-    sound = all(number is None or (type(number) in (int, float) and 0 <= number <= MAX_VALUE) for number in numbers)
-    texts = all(isinstance(value.get(name), str) for name in ("unit", "note")) and len(value["unit"]) <= MAX_WORD
-    return sound and texts and (value.get("value") is None) == (value["how"] == "missing")
+def _measurement(value: object) -> Measurement | None:
+    """Return JSON values as a measurement, or None if they are not a valid one."""
+    try:
+        measurement = decode(Measurement, value)
+    except (TypeError, ValueError):
+        return None
+    numbers = (measurement.value, measurement.low, measurement.high)
+    in_range = all(0 <= number <= MAX_VALUE for number in numbers if number is not None)
+    if not in_range or measurement.how not in _HOW or len(measurement.unit) > MAX_WORD:
+        return None
+    return measurement
 
 
 def models(content: bytes) -> dict[str, str] | None:
@@ -91,57 +104,61 @@ def models(content: bytes) -> dict[str, str] | None:
     return {role: digests[entry["file"]] for role, entry in manifest["models"].items()}
 
 
-def measured(run: Path, bundle_content: bytes) -> list[dict[str, Any]]:
+def measured(run: Path, bundle_content: bytes, metrics: Sequence[Metric]) -> tuple[DeviceRecord, ...]:
     """Return the results of devices that measured the models of this bundle, for the record of a run.
 
     Args:
         run: the run's folder.
         bundle_content: its bundle.
+        metrics: the metrics of the task.
     """
-    known, rows = models(bundle_content), []
+    known = models(bundle_content)
+    records = []
     for path in sorted((run / FOLDER).glob("*.json")):
         try:
             result = read(path)
         except (DataError, StoreError):
             continue
         if result["bundle"]["models"] == known:
-            rows.append(_row(path.stem, result))
-    return rows
+            records.append(_record(path.stem, result, metrics))
+    return tuple(records)
 
 
-def _row(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result of one device: its properties, its measurements, and what makes them doubtful."""
-    result = found["benchmark"]
-    model, host = result["model"], result["host"]
-    runtime = model.get("runtime") if isinstance(model.get("runtime"), Mapping) else {}
-    taken = {shown: result["steady"][key] for key, shown in _SHOWN.items() if key in result["steady"]}
-    for key, shown in (("first_inference", "first_inference_ms"), ("memory", "memory_bytes")):
-        if _is_measurement(result.get(key)):
-            taken[shown] = result[key]
-    for key in ("accuracy", "ap", "ap50"):
-        quality = _inner(found, "accuracy", "models", model.get("role"), key)
-        if _is_measurement(quality):
-            taken[key] = quality
-    golden = {role: _inner(found, "golden", role, "verdict") for role in found["bundle"]["models"]}
-    doubts = [doubt.get("what") for doubt in result["doubts"] if isinstance(doubt, Mapping)]
-    return {
-        "device": name,
-        "board": _text(host.get("board") or host.get("processor") or host.get("architecture")),
-        "python": _text(host.get("python")),
-        "runtime": _text(f"{runtime.get('name')} {runtime.get('version')}"),
-        "model": _text(f"{model.get('role')} on {model.get('device')}"),
-        "measurements": taken,
-        "golden": {role: _text(verdict)[:MAX_WORD] for role, verdict in golden.items() if verdict is not None},
-        "doubts": [_text(doubt) for doubt in doubts],
-    }
+def _record(name: str, result: Mapping[str, Any], metrics: Sequence[Metric]) -> DeviceRecord:
+    """Return the result of one device: its properties, its measurements, and the reasons for doubt."""
+    model = result["benchmark"]["model"]
+    host = result["benchmark"]["host"]
+    golden = {role: _inner(result, "golden", role, "verdict") for role in result["bundle"]["models"]}
+    doubts = [_inner(doubt, "what") for doubt in result["benchmark"]["doubts"]]
+    return DeviceRecord(
+        device=name,
+        board=_text(host.get("board") or host.get("processor") or host.get("architecture")),
+        python=_text(host.get("python")),
+        runtime=_text(f"{_inner(model, 'runtime', 'name')} {_inner(model, 'runtime', 'version')}"),
+        model=_text(f"{model.get('role')} on {model.get('device')}"),
+        measurements=_measurements(result, metrics),
+        golden={role: _text(verdict)[:MAX_WORD] for role, verdict in golden.items() if verdict is not None},
+        doubts=tuple(_text(doubt) for doubt in doubts if doubt is not None),
+    )
 
 
-def _inner(value: Any, *keys: Any) -> Any:
+def _measurements(result: Mapping[str, Any], metrics: Sequence[Metric]) -> Measurements:
+    """Return the valid measurements of a result by the name of their metric."""
+    benchmark = result["benchmark"]
+    values = {metric: benchmark["steady"].get(key) for key, metric in _STEADY.items()}
+    values |= {metric: benchmark.get(key) for key, metric in _SINGLE.items()}
+    qualities = _inner(result, "accuracy", "models", benchmark["model"].get("role"))
+    values |= {metric.name: _inner(qualities, metric.name) for metric in metrics}
+    measurements = {metric: _measurement(value) for metric, value in values.items()}
+    return {metric: measurement for metric, measurement in measurements.items() if measurement is not None}
+
+
+def _inner(value: object, *keys: object) -> Any:
     """Return the value at the end of a path of keys, or None."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) and isinstance(key, str) else None
     return value
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return str(value)[:200] if isinstance(value, str) else "not recorded"

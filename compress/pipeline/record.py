@@ -1,4 +1,4 @@
-"""The record of a run: plain values, all that the report shows. It is report.json, schema 1."""
+"""The construction of the run record from what stages and probes report."""
 
 from __future__ import annotations
 
@@ -7,216 +7,253 @@ import importlib.metadata
 import json
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compress.errors import EXIT_INTERRUPTED, DegenerateError, ModelError, ResultError
+from compress.artifact import Facts
+from compress.errors import EXIT_INTERRUPTED, BudgetError, DegenerateError, ModelError, ResultError
 from compress.files import file_digest
-from compress.measurement import Measurement, missing
+from compress.measurement import COSTS, SIZES, Measurement, missing, ratio
 from compress.pipeline.acceptance import refusal
 from compress.pipeline.schema import Pipeline, StageEntry
+from compress.report.json_values import decode
+from compress.report.record import (
+    AnswersOfModels,
+    AnswersRecord,
+    BudgetRecord,
+    ComparisonRecord,
+    DataRecord,
+    DeviceRecord,
+    EnvironmentRecord,
+    ErrorRecord,
+    LatencyRecord,
+    Measurements,
+    ModelRecord,
+    ModelsRecord,
+    OutputRecord,
+    PlacementRecord,
+    RunRecord,
+    RunStatus,
+    SensitivityRecord,
+    StageRecord,
+    TargetRecord,
+)
 from compress.stage import host
 from compress.tasks import TASKS, limits, task_of
 from compress.tasks.base import Task
-from compress.tasks.degeneracy import Judgement
 from compress.tflite.interpreter import version
 from compress.version import __version__
 
-SCHEMA_VERSION = 1
 TOOLS = (
     *("ai-edge-litert", "keras", "numpy", "scikit-learn"),
     *("tensorflow", "tensorflow-model-optimization", "tf-keras"),
 )
+_EARLY: dict[int, RunStatus] = {EXIT_INTERRUPTED: "interrupted"}
+_REFUSED: dict[type[ResultError], RunStatus] = {DegenerateError: "degenerate", BudgetError: "over budget"}
+RATIOS = [metric for metric in COSTS if metric.name in ("macs", "size_bytes", "latency_ms")]
+"""The metrics whose ratio of result to original is part of the comparison."""
 
 
-def stage_row(step: StageEntry, task: Task) -> dict[str, Any]:
-    """A step before it has run."""
-    return {
-        "id": step.id,
-        "stage": step.stage.name,
-        "status": "not run",
-        "seconds": None,
-        "reason": None,
-        "kind": step.makes,
-        "settings": step.stage.model_dump(mode="json", exclude={"id"}),
-        "facts": {},
-        "measurements": unmeasured(f"skipped: {step.skip}" if step.skip else "the run did not get so far", task),
-    }
+@dataclass
+class Findings:
+    """The facts that the probes of a run have reported so far.
+
+    Attributes:
+        data: the facts of `DataSummary`.
+        validation: the facts of `Evaluation` on the validation split, by stage id.
+        stages: the stage ids of `original` and `result`; empty before they are compared.
+        test: the facts of `Evaluation` on the test split for both.
+        latency: the facts of `Latency` for both.
+        sensitivity: the facts of `Sensitivity`; None if it was not measured.
+    """
+
+    data: Facts = field(default_factory=dict)
+    validation: dict[str, Facts] = field(default_factory=dict)
+    stages: Mapping[str, str] = field(default_factory=dict)
+    test: Facts = field(default_factory=dict)
+    latency: Facts = field(default_factory=dict)
+    sensitivity: SensitivityRecord | None = None
 
 
-UNITS = {
-    "parameters": "parameters",
-    "macs": "MACs",
-    "size_bytes": "bytes",
-    "compressed_bytes": "bytes",
-}
+@dataclass(frozen=True)
+class RunResults:
+    """The files of a run for the user, and the results of devices that measured its bundle."""
+
+    outputs: Mapping[str, Path] = field(default_factory=dict)
+    devices: tuple[DeviceRecord, ...] = ()
 
 
-def unmeasured(reason: str, task: Task) -> dict[str, Any]:
+def initial(entry: StageEntry, task: Task) -> StageRecord:
+    """Return the record of a stage that has not run."""
+    return StageRecord(
+        id=entry.id,
+        stage=entry.stage.name,
+        status="not run",
+        kind=entry.makes,
+        settings=entry.stage.model_dump(mode="json", exclude={"id"}),
+        measurements=unmeasured(f"skipped: {entry.skip}" if entry.skip else "the run did not get so far", task),
+    )
+
+
+def unmeasured(reason: str, task: Task) -> Measurements:
     """Return the measurements of a stage that has none, with the reason."""
-    units = {**{metric.name: metric.unit for metric in task.metrics}, **UNITS}
-    return {name: missing(unit, reason).to_json() for name, unit in units.items()}
+    return {metric.name: missing(metric.unit, reason) for metric in (*task.metrics, *SIZES)}
 
 
-def quality(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics of a task from the facts of a model."""
-    names = [metric.name for task in TASKS.values() for metric in task.metrics]
-    return {name: facts[name] for name in names if name in facts}
+def measurements(facts: Facts) -> Measurements:
+    """Return the measurements among the facts of a probe about one model."""
+    metrics = {metric.name for metric in COSTS} | {metric.name for task in TASKS.values() for metric in task.metrics}
+    return {name: decode(Measurement, facts[name]) for name in facts if name in metrics}
 
 
 def build(
     pipeline: Pipeline,
-    rows: Mapping[str, dict[str, Any]],
-    findings: Mapping[str, Any],
-    outputs: Mapping[str, Path],
-    error: dict[str, Any] | None,
+    stages: Mapping[str, StageRecord],
+    findings: Findings,
+    results: RunResults,
+    error: ErrorRecord | None,
     seconds: float,
-) -> dict[str, Any]:
+) -> RunRecord:
     """Build the run record.
 
     Args:
         pipeline: what was run.
-        rows: the row of each step.
-        findings: facts of the probes: `data`, `validation` by step, `test`, `latency`, `sensitivity`, and the `steps`
-            that were compared.
-        outputs: the files that were left for the user.
+        stages: the record of each stage, by id.
+        findings: the facts of the probes.
+        results: outputs and devices.
         error: what failed, if anything did.
         seconds: how long the run took.
     """
-    models = _models(rows, findings)
     task = task_of(pipeline.data)
+    models = _models(stages, findings)
     comparison = _comparison(task, models, findings)
     budget = _budget(pipeline, models, comparison)
     answers = _answers(task, findings)
-    status, error = _outcome(error, None if error else refusal(task, answers, findings, budget))
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "name": pipeline.head.name,
-        "status": status,
-        "error": error,
-        "coralline": __version__,
-        "seed": pipeline.head.seed,
-        "seconds": round(seconds, 3),
-        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "target": {"name": pipeline.target.name, "summary": pipeline.target.summary},
-        "pipeline": dict(pipeline.settings),
-        "data": _data(pipeline, findings),
-        "stages": list(rows.values()),
-        "models": models,
-        "answers": {name: judgement.to_json() for name, judgement in answers.items()} or None,
-        "comparison": comparison,
-        "latency": _latency(findings),
-        "placement": _placement(rows),
-        "sensitivity": findings.get("sensitivity"),
-        "budget": budget,
-        "outputs": {
-            name: {"sha256": file_digest(path), "size_bytes": path.stat().st_size} for name, path in outputs.items()
-        },
-        "environment": {**host(), "python": platform.python_version(), "tools": _tools(), "runtime": version()},
-    }
+    status, error = _outcome(task, findings, answers, budget, error)
+    return RunRecord(
+        name=pipeline.head.name,
+        status=status,
+        error=error,
+        coralline=__version__,
+        seed=pipeline.head.seed,
+        seconds=round(seconds, 3),
+        finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        target=TargetRecord(pipeline.target.name, pipeline.target.summary),
+        metrics=task.metrics,
+        pipeline=pipeline.settings,
+        data=_data(pipeline, findings),
+        stages=tuple(stages.values()),
+        models=models,
+        answers=answers,
+        comparison=comparison,
+        latency=_latency(findings),
+        placement=placement(stages),
+        sensitivity=findings.sensitivity,
+        budget=budget,
+        outputs={name: OutputRecord(file_digest(path), path.stat().st_size) for name, path in results.outputs.items()},
+        environment=_environment(),
+        devices=results.devices,
+    )
 
 
-def _answers(task: Task, findings: Mapping[str, Any]) -> dict[str, Judgement]:
-    """Judge whether the answers of original and result depend on the input; empty if none was measured."""
-    if "steps" not in findings:
-        return {}
-    return task.judge_answers(findings["test"], findings["data"]["classes"], "original", "result")
+def _answers(task: Task, findings: Findings) -> AnswersOfModels | None:
+    """Judge whether the answers of original and result depend on the input; None if they were not measured."""
+    if not findings.stages:
+        return None
+    judgements = task.judge_answers(findings.test, findings.data["classes"], "original", "result")
+    original, result = (decode(AnswersRecord, judgements[name].to_json()) for name in ("original", "result"))
+    return AnswersOfModels(original, result)
 
 
-def _outcome(error: dict[str, Any] | None, refused: ResultError | None) -> tuple[str, dict[str, Any] | None]:
-    """Return the status and the error of a run.
+def _first_degenerate(task: Task, findings: Findings) -> str | None:
+    """Return the id of the first stage whose model gives one answer to nearly every validation sample."""
+    for stage, facts in findings.validation.items():
+        judgement = task.judge_answers(facts, findings.data["classes"], "model", "model")["model"]
+        if judgement.verdict == "degenerate":
+            return stage
+    return None
 
-    Args:
-        error: what ended the run early.
-        refused: why the result of a complete run is not acceptable.
-    """
+
+def _outcome(
+    task: Task,
+    findings: Findings,
+    answers: AnswersOfModels | None,
+    budget: tuple[BudgetRecord, ...],
+    error: ErrorRecord | None,
+) -> tuple[RunStatus, ErrorRecord | None]:
+    """Return the status and the error of a run; `error` is what ended it early."""
     if error is not None:
-        return ("interrupted" if error["exit_code"] == EXIT_INTERRUPTED else "failed"), error
+        return _EARLY.get(error.exit_code, "failed"), error
+    refused = refusal(answers, budget, _first_degenerate(task, findings))
     if refused is None:
         return "ok", None
-    status = "degenerate" if isinstance(refused, DegenerateError) else "over budget"
-    return status, {"stage": None, "message": str(refused), "exit_code": refused.exit_code}
+    return _REFUSED[type(refused)], ErrorRecord(None, str(refused), refused.exit_code)
 
 
-def _tools() -> dict[str, str]:
-    return {tool: importlib.metadata.version(tool) for tool in TOOLS}
+def _environment() -> EnvironmentRecord:
+    tools = {tool: importlib.metadata.version(tool) for tool in TOOLS}
+    return EnvironmentRecord(**host(), python=platform.python_version(), runtime=version(), tools=tools)
 
 
-def _models(rows: Mapping[str, dict[str, Any]], findings: Mapping[str, Any]) -> dict[str, Any]:
-    """Test accuracy, size and latency of the original and the result."""
-    if "steps" not in findings:
-        return {"original": None, "result": None}
-    models: dict[str, Any] = {}
-    for name, step in findings["steps"].items():
-        timed = {key: value for key, value in findings["latency"][name].items() if key != "times_ms"}
-        measurements = {**rows[step]["measurements"], **quality(findings["test"][name]), **timed}
-        models[name] = {"stage": step, "measurements": measurements}
-    return models
-
-
-def _comparison(task: Task, models: dict[str, Any], findings: Mapping[str, Any]) -> dict[str, Any] | None:
-    if "steps" not in findings:
+def _models(stages: Mapping[str, StageRecord], findings: Findings) -> ModelsRecord | None:
+    """Return the test accuracy, size and latency of original and result; None if they were not compared."""
+    if not findings.stages:
         return None
-    comparison = task.compare(findings["test"], findings["data"]["classes"], "original", "result")
-    for name, ratio in (("macs", "macs_ratio"), ("size_bytes", "size_ratio"), ("latency_ms", "latency_ratio")):
-        comparison["measurements"][ratio] = _ratio(models, name).to_json()
-    return comparison
+    models = []
+    for name in ("original", "result"):
+        stage = findings.stages[name]
+        facts = {**findings.test[name], **findings.latency[name]}
+        models.append(ModelRecord(stage, {**stages[stage].measurements, **measurements(facts)}))
+    return ModelsRecord(*models)
 
 
-def _ratio(models: dict[str, Any], name: str) -> Measurement:
-    before, after = (models[side]["measurements"][name]["value"] for side in ("original", "result"))
-    if before is None or after is None:
-        return missing("fraction", f"{name} of both models was not measured")
-    if not before:
-        return missing("fraction", f"the original's {name} is {before}")
-    return Measurement(after / before, "fraction", "measured", note="result / original, both measured in this run")
-
-
-def _latency(findings: Mapping[str, Any]) -> dict[str, Any] | None:
-    if "latency" not in findings:
+def _comparison(task: Task, models: ModelsRecord | None, findings: Findings) -> ComparisonRecord | None:
+    if models is None:
         return None
-    facts = findings["latency"]
-    return {"conditions": facts["conditions"], **{name: facts[name]["times_ms"] for name in ("original", "result")}}
+    facts = task.compare(findings.test, findings.data["classes"], "original", "result")
+    comparison = decode(ComparisonRecord, facts)
+    before, after = (model.measurements for model in (models.original, models.result))
+    ratios = {metric.change: ratio(before[metric.name], after[metric.name]) for metric in RATIOS}
+    return replace(comparison, measurements={**comparison.measurements, **ratios})
 
 
-def _placement(rows: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
+def _latency(findings: Findings) -> LatencyRecord | None:
+    facts = findings.latency
+    if not facts:
+        return None
+    return LatencyRecord(facts["conditions"], *(tuple(facts[name]["times_ms"]) for name in ("original", "result")))
+
+
+def placement(stages: Mapping[str, StageRecord]) -> PlacementRecord | None:
     """Return the placement that the last compile stage reported."""
-    found = [row["facts"] for row in rows.values() if "placement" in row["facts"]]
-    if not found:
+    reports = [stage.facts for stage in stages.values() if "placement" in stage.facts]
+    if not reports:
         return None
-    facts = found[-1]
-    return {
-        **facts["placement"],
-        "compiled": facts["compiled"],
-        "reason": facts.get("reason", ""),
-        "how_to_compile": facts.get("how_to_compile", ""),
-        "expected_latency": facts.get("expected_latency", {}),
-    }
+    return decode(PlacementRecord, {**reports[-1], **reports[-1]["placement"]})
 
 
-def _budget(pipeline: Pipeline, models: dict[str, Any], comparison: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Each limit that was set, with what was measured."""
-    limited = limits()
-    units = {**dict.fromkeys(limited, "fraction"), "latency_ms": "ms", "size_bytes": "bytes"}
+def _budget(
+    pipeline: Pipeline, models: ModelsRecord | None, comparison: ComparisonRecord | None
+) -> tuple[BudgetRecord, ...]:
+    """Return each limit that was set, with its measurement."""
+    units = {**dict.fromkeys(limits(), "fraction"), **{metric.name: metric.unit for metric in COSTS}}
+    measured: Measurements = {}
+    if models is not None and comparison is not None:
+        measured = {**models.result.measurements, **comparison.measurements}
     rows = []
     for name, limit in pipeline.head.budget.model_dump(exclude_none=True).items():
-        if comparison is None:
-            measured = missing(units[name], "the run did not get so far").to_json()
-        elif name in limited:
-            measured = comparison["measurements"][name]
-        else:
-            measured = models["result"]["measurements"][name]
-        value = measured["value"]
-        holds = None if value is None else value <= limit
-        rows.append({"name": name, "limit": limit, "unit": units[name], "measured": measured, "holds": holds})
-    return rows
+        actual = measured.get(name) or missing(units[name], "the run did not get so far")
+        holds = None if actual.value is None else actual.value <= limit
+        rows.append(BudgetRecord(name, limit, units[name], actual, holds))
+    return tuple(rows)
 
 
-def _data(pipeline: Pipeline, findings: Mapping[str, Any]) -> dict[str, Any] | None:
-    if "data" not in findings:
+def _data(pipeline: Pipeline, findings: Findings) -> DataRecord | None:
+    if not findings.data:
         return None
     source = pipeline.settings["data"]["source"]
-    return {"source": source if isinstance(source, str) else next(iter(source)), **findings["data"]}
+    return decode(DataRecord, {"source": source if isinstance(source, str) else next(iter(source)), **findings.data})
 
 
 def quantized_layers(folder: Path) -> list[dict[str, Any]]:
@@ -227,18 +264,16 @@ def quantized_layers(folder: Path) -> list[dict[str, Any]]:
     """
     path = folder / "report.json"
     try:
-        stages = json.loads(path.read_text(encoding="utf-8"))["stages"]
-        found = [stage["facts"]["layers"] for stage in stages if "layers" in (stage.get("facts") or {})]
+        record = RunRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror}", where=str(path), todo="run the pipeline first") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ModelError("is no report of ours", where=str(path), todo="run the pipeline again") from error
-    if not found:
+    except (ValueError, TypeError) as error:
+        raise ModelError("is not a report of a run", where=str(path), todo="run the pipeline again") from error
+    reports: list[list[dict[str, Any]]] = [stage.facts["layers"] for stage in record.stages if "layers" in stage.facts]
+    if not reports:
         raise ModelError(
-            "has nothing about quantized layers",
+            "has no quantization error of any layer",
             where=str(path),
-            todo="run a pipeline with `quantize`; where the converter found the ranges, as the report says, layers are "
-            "not told apart",
+            todo="run a pipeline with `quantize`; the errors of layers are unknown if the converter chose the ranges",
         )
-    rows: list[dict[str, Any]] = found[-1]
-    return rows
+    return reports[-1]

@@ -1,8 +1,7 @@
 """The execution of a pipeline: the stages, then the probes, then the report.
 
-Every piece of work, stage or probe, is asked of the store first and done only if no
-artifact answers its key. The record of what was found becomes the report, whatever
-happens: a failed or interrupted run has one too.
+A stage or probe runs only if the store has no artifact for its key. The report is written from the run record,
+after a failed or interrupted run too.
 """
 
 from __future__ import annotations
@@ -33,10 +32,13 @@ from compress.evaluation import DataSummary, Evaluation, Latency, Size
 from compress.evaluation.latency import unmeasured
 from compress.files import digest_of, explain, write_atomically
 from compress.pipeline import device_results, record
+from compress.pipeline.record import Findings, RunResults
 from compress.pipeline.schema import Pipeline, StageEntry
 from compress.pipeline.store import Store
 from compress.progress import Progress
 from compress.report import render
+from compress.report.json_values import decode
+from compress.report.record import ErrorRecord, Measurements, RunRecord, SensitivityRecord, StageRecord, StageStatus
 from compress.stage import Context, Probe, Stage, Work
 from compress.stages.sensitivity import Sensitivity
 from compress.tasks import task_of
@@ -75,8 +77,9 @@ class PipelineRun:
         folder: where report and outputs go: `<out>/<name>`.
         monitor: the receiver of reports about the run.
         forced: ids of steps to re-run even if the store has their artifacts.
-        rows: the record's row of each step.
-        artifacts: what each step left, by step id.
+        stages: the record of each stage, by id.
+        findings: the facts of the probes.
+        artifacts: the artifact of each stage, by id.
         original: the id of the step whose model everything is compared with.
     """
 
@@ -85,11 +88,30 @@ class PipelineRun:
     folder: Path
     monitor: Monitor
     forced: frozenset[str] = frozenset()
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    stages: dict[str, StageRecord] = field(default_factory=dict)
+    findings: Findings = field(default_factory=Findings)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     original: str | None = None
 
-    def key(self, work: Work, given: Mapping[str, Artifact]) -> str:
+    def find_original(self, entry: StageEntry | None = None) -> None:
+        """Set the original before the first stage that changes the model: the last model that can be measured."""
+        if self.original is None and (entry is None or entry.stage.name not in ("load", "train")):
+            models = [name for name, artifact in self.artifacts.items() if artifact.kind in MEASURED]
+            self.original = models[-1] if models else next(iter(self.artifacts))
+
+    @property
+    def original_artifact(self) -> Artifact:
+        """The original; NOTHING before it is known."""
+        return self.artifacts.get(self.original or "", NOTHING)
+
+    def stored(self, entry: StageEntry, current: Artifact | None) -> Artifact | None:
+        """Return the artifact of a stage if it is in the store and not forced."""
+        artifact = self._find(entry.id, self.key(entry.stage, _inputs(current)))
+        if artifact is not None:
+            self.artifacts[entry.id] = artifact
+        return artifact
+
+    def key(self, work: Work, inputs: Mapping[str, Artifact]) -> str:
         """Return the digest of everything that a result depends on."""
         pipeline = self.pipeline
         needs: dict[str, Any] = {
@@ -97,39 +119,48 @@ class PipelineRun:
             "target": lambda: pipeline.target.digest,
             "seed": lambda: pipeline.head.seed,
             "name": lambda: pipeline.head.name,
-            "original": lambda: self.artifacts[self.original].digest if self.original else None,
+            "original": lambda: self.original_artifact.digest,
         }
         return digest_of(
             {
-                "work": ["stage" if isinstance(work, Stage) else "probe", work.name, work.version],
+                "work": [work.role, work.name, work.version],
                 "settings": work.identity(),
                 "environment": {**work.environment(), **work.target_environment(pipeline.target)},
-                "given": {name: artifact.digest for name, artifact in given.items()},
+                "given": {name: artifact.digest for name, artifact in inputs.items()},
                 "needs": {need: needs[need]() for need in sorted(work.needs)},
             }
         )
 
+    def _find(self, title: str, key: str) -> Artifact | None:
+        """Return the artifact from the store, unless it is to be made again."""
+        if title in self.forced:
+            return None
+        return self.store.find(key)
+
     def obtain(
-        self, title: str, work: Stage | Probe, given: Mapping[str, Artifact], kind: Kind
-    ) -> tuple[Artifact, bool]:
-        """Return the artifact of a stage or probe, and if it was in the store."""
-        with self._explained(""):  # what is wrong with files and tools names its own place
-            key = self.key(work, given)
+        self, title: str, work: Stage | Probe, inputs: Mapping[str, Artifact], kind: Kind
+    ) -> tuple[Artifact, StageStatus]:
+        """Return the artifact of a stage or probe: "kept" from the store, or "made"."""
+        with self._explained(""):  # errors of files and tools name their location
+            key = self.key(work, inputs)
         with self._explained(title):
-            stored = None if title in self.forced else self.store.find(key)
+            stored = self._find(title, key)
             if stored:
-                self._tell(title, work, "kept", stored.seconds)
-                return stored, True
+                self._report(title, work, "kept", stored.seconds)
+                return stored, "kept"
             started = time.monotonic()
             with self.monitor.working(title) as progress:
                 waiting = f"{title}: another run is making this; waiting for it"
                 with self.store.lock(key, lambda: progress.note(waiting)):
-                    stored = None if title in self.forced else self.store.find(key)
-                    if title in self.forced:
-                        self.store.renew(key)
-                    artifact = stored or self._make(work, given, kind, key, self._context(title, key, progress))
-        self._tell(title, work, "kept" if stored else "made", time.monotonic() - started)
-        return artifact, bool(stored)
+                    artifact = self._find(title, key)  # another run may have made it
+                    status: StageStatus = "kept"
+                    if artifact is None:
+                        if title in self.forced:
+                            self.store.renew(key)
+                        artifact = self._make(work, inputs, kind, key, self._context(title, key, progress))
+                        status = "made"
+        self._report(title, work, status, time.monotonic() - started)
+        return artifact, status
 
     @contextmanager
     def _explained(self, title: str) -> Iterator[None]:
@@ -143,34 +174,33 @@ class PipelineRun:
         except OSError as error:
             raise explain(error, title or "preparing the run", self.store.folder) from error
         except Exception as error:
-            cause: BaseException | None = error
-            while cause is not None:  # imports of C extensions turn Ctrl-C into an error of their own
-                if isinstance(cause, KeyboardInterrupt):
-                    raise KeyboardInterrupt from error
-                cause = cause.__cause__ or cause.__context__
+            if _is_interrupt(error):
+                raise KeyboardInterrupt from error
             self.monitor.log(traceback.format_exc())
             first = (str(error).strip() or "no message").splitlines()[0]
             todo = f"the traceback is in {self.folder / LOG}"
             raise StageError(f"{type(error).__name__}: {first}", where=title, todo=todo) from error
 
-    def _tell(self, title: str, work: Work, status: str, seconds: float) -> None:
+    def _report(self, title: str, work: Work, status: str, seconds: float) -> None:
         """Report every stage; probes are reported only if they took at least a second."""
         if isinstance(work, Stage) or (seconds >= 1 and status == "made"):
             self.monitor.done(title, status, seconds)
 
     def _make(
-        self, work: Stage | Probe, given: Mapping[str, Artifact], kind: Kind, key: str, context: Context
+        self, work: Stage | Probe, inputs: Mapping[str, Artifact], kind: Kind, key: str, context: Context
     ) -> Artifact:
         """Run the stage or probe in a scratch folder, and publish the files."""
         started = time.monotonic()
         with self.store.scratch() as folder:
-            subject = given.get("given", NOTHING)
+            subject = inputs.get("given", NOTHING)
             detector = subject.facts.get("detector")
             context = replace(context, folder=folder, detector=detector)
-            if isinstance(work, Stage):  # how a detector is read belongs to the model, and goes on with it
-                facts = ({"detector": detector} if detector else {}) | work.run(subject, context)
+            if isinstance(work, Probe):
+                facts = work.run(inputs, context)
             else:
-                facts = work.run(given, context)
+                facts = work.run(subject, context)
+                if detector:  # the specification of its outputs belongs to the model
+                    facts = {"detector": detector, **facts}
             return self.store.publish(key, kind, folder, facts, time.monotonic() - started)
 
     def _context(self, title: str, key: str, progress: Progress) -> Context:
@@ -181,7 +211,7 @@ class PipelineRun:
             pipeline.head.name,
             Path(),
             pipeline.data,
-            self.artifacts[self.original] if self.original else NOTHING,
+            self.original_artifact,
             pipeline.target,
             pipeline.head.seed,
             pipeline.model.trust,
@@ -191,11 +221,19 @@ class PipelineRun:
         )
 
 
-def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] = frozenset()) -> dict[str, Any]:
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether Ctrl-C is the cause: imports of C extensions raise another error then."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
+
+
+def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] = frozenset()) -> RunRecord:
     """Run a pipeline, and write report and outputs to `out/<name>`.
 
     Returns:
-        The record, as in report.json; its `status` is "ok", "over budget" or "degenerate".
+        The record; its `status` is "ok", "over budget" or "degenerate".
 
     Raises:
         CorallineError: something failed; the report is written all the same.
@@ -205,79 +243,85 @@ def run(pipeline: Pipeline, out: Path, monitor: Monitor, forced: frozenset[str] 
     store.prepare()
     session = PipelineRun(pipeline, store, out / pipeline.head.name, monitor, forced)
     started = time.monotonic()
-    findings: dict[str, Any] = {}
     try:
         _stages(session)
-        _probes(session, findings)
+        _probes(session)
     except (CorallineError, KeyboardInterrupt) as error:
-        failed = next((row["id"] for row in session.rows.values() if row["status"] == "failed"), None)
-        exit_code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
-        message = str(error) or "interrupted with Ctrl-C"
-        failure = {"stage": failed, "message": message, "exit_code": exit_code}
         try:
-            _publish(session, findings, failure, time.monotonic() - started)
+            _publish(session, _failure(session, error), time.monotonic() - started)
         except StoreError as second:  # a full disk, most likely: what went wrong first matters more
             monitor.log(str(second))
         raise
-    return _publish(session, findings, None, time.monotonic() - started)
+    return _publish(session, None, time.monotonic() - started)
+
+
+def _failure(session: PipelineRun, error: CorallineError | KeyboardInterrupt) -> ErrorRecord:
+    """Return the record of the error that ended a run."""
+    stage = next((stage.id for stage in session.stages.values() if stage.status == "failed"), None)
+    if isinstance(error, KeyboardInterrupt):
+        return ErrorRecord(stage, str(error) or "interrupted with Ctrl-C", EXIT_INTERRUPTED)
+    return ErrorRecord(stage, str(error), error.exit_code)
 
 
 def _stages(session: PipelineRun) -> None:
-    """Run every step in order, and fill rows, artifacts and the original."""
-    steps = session.pipeline.steps
-    for step in steps:
-        session.rows[step.id] = record.stage_row(step, task_of(session.pipeline.data))
+    """Run every stage in order; fill the records of stages, the artifacts and the original."""
+    entries = session.pipeline.steps
+    session.stages |= {entry.id: record.initial(entry, task_of(session.pipeline.data)) for entry in entries}
     current: Artifact | None = None
-    for step in steps:
-        row = session.rows[step.id]
-        if step.skip:
-            row.update(status="skipped", reason=step.skip)
-            session.monitor.done(step.id, "skipped", None, step.skip)
+    for entry in entries:
+        stage = session.stages[entry.id]
+        if entry.skip:
+            session.stages[entry.id] = replace(stage, status="skipped", reason=entry.skip)
+            session.monitor.done(entry.id, "skipped", None, entry.skip)
             continue
-        if session.original is None and step.stage.name not in ("load", "train"):
-            session.original = _last(session)
-        row["status"] = "failed"
-        given = {"given": current} if current else {}
-        current, kept = session.obtain(step.id, step.stage, given, step.stage.produces)
-        session.artifacts[step.id] = current
-        row.update(
-            status="kept" if kept else "made", seconds=current.seconds, kind=current.kind, facts=dict(current.facts)
+        session.find_original(entry)
+        session.stages[entry.id] = replace(stage, status="failed")
+        current, status = session.obtain(entry.id, entry.stage, _inputs(current), entry.stage.produces)
+        session.artifacts[entry.id] = current
+        session.stages[entry.id] = replace(
+            stage,
+            status=status,
+            seconds=current.seconds,
+            kind=current.kind,
+            facts=current.facts,
         )
-    if session.original is None:
-        session.original = _last(session)
+    session.find_original()
 
 
-def _last(session: PipelineRun) -> str:
-    """Return the id of the last step with a model that can be measured."""
-    trained = [name for name, artifact in session.artifacts.items() if artifact.kind in MEASURED]
-    return trained[-1] if trained else next(iter(session.artifacts))
+def _inputs(artifact: Artifact | None) -> dict[str, Artifact]:
+    """Return the input of a stage, by its name in the key."""
+    return {} if artifact is None else {"given": artifact}
 
 
-def _probes(session: PipelineRun, findings: dict[str, Any]) -> None:
+def _probes(session: PipelineRun) -> None:
     """Measure size and validation accuracy of every model, and test accuracy and latency of original and result."""
-    findings["data"] = session.obtain("data", DataSummary(), {}, Kind.FINDINGS)[0].facts
-    task = task_of(session.pipeline.data)
-    models = {name: artifact for name, artifact in session.artifacts.items() if artifact.kind in MEASURED}
+    findings = session.findings
+    findings.data = session.obtain("data", DataSummary(), {}, Kind.FINDINGS)[0].facts
     for name, artifact in session.artifacts.items():
-        if artifact.kind not in MEASURED:
-            session.rows[name]["measurements"] = record.unmeasured(f"{artifact.kind}s are not measured", task)
-            continue
-        subject = {"model": artifact}
-        size, _ = session.obtain(f"size of {name}", Size(), subject, Kind.FINDINGS)
-        quality, _ = session.obtain(f"accuracy of {name}", Evaluation(split="validation"), subject, Kind.FINDINGS)
-        session.rows[name]["measurements"] = {**record.quality(quality.facts["model"]), **size.facts["model"]}
-        findings.setdefault("validation", {})[name] = quality.facts
-    _sensitivity(session, findings)
+        session.stages[name] = replace(session.stages[name], measurements=_measure(session, name, artifact))
+    _sensitivity(session)
+    models = {name: artifact for name, artifact in session.artifacts.items() if artifact.kind in MEASURED}
     if session.original not in models:
         return
     result = list(models)[-1]
     pair = {"original": models[session.original], "result": models[result]}
-    test, _ = session.obtain("accuracy on test", Evaluation(split="test"), pair, Kind.FINDINGS)
-    steps = {"original": session.original, "result": result}
-    findings.update(steps=steps, test=test.facts, latency=_latency(session, pair, findings["data"], test.facts))
+    findings.test = session.obtain("accuracy on test", Evaluation(split="test"), pair, Kind.FINDINGS)[0].facts
+    findings.latency = _latency(session, pair)
+    findings.stages = {"original": session.original, "result": result}
 
 
-def _latency(session: PipelineRun, pair: Mapping[str, Artifact], data: Facts, test: Facts) -> Facts:
+def _measure(session: PipelineRun, name: str, artifact: Artifact) -> Measurements:
+    """Return the size and the validation accuracy of the model of a stage."""
+    if artifact.kind not in MEASURED:
+        return record.unmeasured(f"{artifact.kind}s are not measured", task_of(session.pipeline.data))
+    subject = {"model": artifact}
+    size, _ = session.obtain(f"size of {name}", Size(), subject, Kind.FINDINGS)
+    quality, _ = session.obtain(f"accuracy of {name}", Evaluation(split="validation"), subject, Kind.FINDINGS)
+    session.findings.validation[name] = quality.facts
+    return record.measurements({**quality.facts["model"], **size.facts["model"]})
+
+
+def _latency(session: PipelineRun, pair: Mapping[str, Artifact]) -> Facts:
     """Measure the latency of original and result.
 
     A degenerate model often has weights or scales that the accelerated kernels refuse. There the latency is missing, so
@@ -288,45 +332,47 @@ def _latency(session: PipelineRun, pair: Mapping[str, Artifact], data: Facts, te
     try:
         return session.obtain("latency", probe, pair, Kind.FINDINGS)[0].facts
     except ModelError as error:
-        task = task_of(session.pipeline.data)
-        if task.judge_answers(test, data["classes"], "original", "result")["result"].verdict != "degenerate":
+        task, findings = task_of(session.pipeline.data), session.findings
+        judgements = task.judge_answers(findings.test, findings.data["classes"], "original", "result")
+        if judgements["result"].verdict != "degenerate":
             raise
         return unmeasured(pair, str(error))
 
 
-def _sensitivity(session: PipelineRun, findings: dict[str, Any]) -> None:
+def _sensitivity(session: PipelineRun) -> None:
     """Measure the effect of removing channels from the last Keras model before pruning, if `measure.sensitivity` is
     set."""
     settings = session.pipeline.head.measure.sensitivity
     if settings is None:
         return
-    unpruned = [session.artifacts.get(step.id) for step in session.pipeline.unpruned]
+    unpruned = [session.artifacts.get(entry.id) for entry in session.pipeline.unpruned]
     models = [artifact for artifact in unpruned if artifact and artifact.kind is Kind.KERAS]
     if not models:
-        findings["sensitivity"] = {"missing": "there is no model with layers before `prune`"}
+        session.findings.sensitivity = SensitivityRecord(missing="no stage before `prune` has a model with layers")
         return
-    probe, subject = Sensitivity(samples=settings.samples), {"model": models[-1]}
     try:
-        findings["sensitivity"] = session.obtain("sensitivity", probe, subject, Kind.FINDINGS)[0].facts
-    except (StageError, ModelError) as error:  # the run is no worse for it
-        findings["sensitivity"] = {"missing": str(error)}
+        facts = session.obtain(
+            "sensitivity", Sensitivity(samples=settings.samples), {"model": models[-1]}, Kind.FINDINGS
+        )[0].facts
+        session.findings.sensitivity = decode(SensitivityRecord, facts)
+    except (StageError, ModelError) as error:  # the result of the run does not depend on the sensitivity
+        session.findings.sensitivity = SensitivityRecord(missing=str(error))
 
 
-def _publish(
-    session: PipelineRun, findings: dict[str, Any], error: dict[str, Any] | None, seconds: float
-) -> dict[str, Any]:
+def _publish(session: PipelineRun, error: ErrorRecord | None, seconds: float) -> RunRecord:
     """Write the outputs and the report, and remove obsolete outputs of earlier runs."""
     outputs = _outputs(session) if error is None else {}
-    run_record = record.build(session.pipeline, session.rows, findings, outputs, error, seconds)
+    bundle = f"{session.pipeline.head.name}.coralline"
     try:
         session.folder.mkdir(parents=True, exist_ok=True)
-        bundle = f"{session.pipeline.head.name}.coralline"
         old = {MODEL_KERAS, MODEL_TFLITE, MODEL_COMPILED, PLAN_FILE, RUNNER_FILE, bundle}
         for name in (old | {path.name for path in session.folder.glob(SEGMENTS)}) - outputs.keys():
             (session.folder / name).unlink(missing_ok=True)
         contents = {name: path.read_bytes() for name, path in outputs.items()}
-        bundle_content = contents.get(bundle)
-        run_record["devices"] = device_results.measured(session.folder, bundle_content) if bundle_content else []
+        metrics = task_of(session.pipeline.data).metrics
+        devices = device_results.measured(session.folder, contents[bundle], metrics) if bundle in contents else ()
+        results = RunResults(outputs, devices)
+        run_record = record.build(session.pipeline, session.stages, session.findings, results, error, seconds)
         contents |= render(run_record)
         with session.store.scratch() as scratch:
             for name, content in contents.items():
@@ -357,18 +403,16 @@ def _outputs(session: PipelineRun) -> dict[str, Path]:
 def preview(pipeline: Pipeline, out: Path, forced: frozenset[str] = frozenset()) -> list[tuple[StageEntry, str]]:
     """Return what a run would do with each step: "kept", "skipped" or "to do"."""
     session = PipelineRun(pipeline, Store(out / STORE), out / pipeline.head.name, cast(Monitor, None), forced)
-    known, current, result = True, None, []
-    for step in pipeline.steps:
-        if step.skip:
-            result.append((step, "skipped"))
+    current: Artifact | None = None
+    is_known = True
+    result = []
+    for entry in pipeline.steps:
+        if entry.skip:
+            result.append((entry, "skipped"))
             continue
-        if session.original is None and step.stage.name not in ("load", "train") and known:
-            session.original = _last(session)
-        stored = None
-        if known and step.id not in forced:
-            stored = session.store.find(session.key(step.stage, {"given": current} if current else {}))
-        known = stored is not None
-        if stored:
-            current = session.artifacts[step.id] = stored
-        result.append((step, "kept" if stored else "to do"))
+        if is_known:
+            session.find_original(entry)
+            current = session.stored(entry, current)
+            is_known = current is not None
+        result.append((entry, "kept" if is_known else "to do"))
     return result

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 
 from compress import targets
 from compress.artifact import Kind
 from compress.data.dataset import SOURCES, Dataset, Splitting
 from compress.errors import ModelError, PipelineError
-from compress.pipeline.yaml_file import Document, Location, read
+from compress.pipeline.yaml_file import DocumentNode, Location, read
 from compress.settings import Settings
 from compress.stage import Stage, Unfit
 from compress.stages import STAGES
@@ -112,19 +114,19 @@ class StageEntry:
     Attributes:
         id: unique name in this pipeline.
         stage: the stage with its settings.
-        given: kind of the artifact it is given.
-        skip: why it has nothing to do, or None.
+        input_kind: kind of its input; None for the model.
+        skip: the reason why it does nothing, or None.
     """
 
     id: str
     stage: Stage
-    given: Kind | None
+    input_kind: Kind | None
     skip: str | None = None
 
     @property
     def makes(self) -> Kind | None:
         """Kind of the artifact after this step."""
-        return self.given if self.skip else self.stage.produces
+        return self.input_kind if self.skip else self.stage.produces
 
 
 @dataclass(frozen=True)
@@ -159,134 +161,141 @@ def load(path: Path, stages: Mapping[str, type[Stage]] = STAGES) -> Pipeline:
 
     Args:
         path: the YAML file. Paths in it are relative to its folder.
-        stages: the stages there are, by name.
+        stages: the known stages by name.
 
     Raises:
         PipelineError: with file, line, what is wrong, and what is allowed.
     """
-    document = read(path)
-    value = document.value
-    if not isinstance(value, dict):
-        raise PipelineError("must be a map", where=document.where(()), allowed=listing(KEYS))
-    for key in value:
-        if key not in KEYS:
-            raise _unknown(document, (), key, KEYS)
-    for key in ("model", "data", "stages"):
-        if key not in value:
-            raise PipelineError(f"the key {key!r} is missing", where=document.where(()))
-    head = _settings(
-        PipelineKeys, {key: item for key, item in value.items() if key in PipelineKeys.model_fields}, document, ()
-    )
-    try:
-        target = targets.load(head.target)
-    except PipelineError as error:
-        error.where, error.todo = document.where(("target",)), nearest(head.target, targets.names())
-        raise
-    model = _settings(ModelSettings, value["model"], document, ("model",))
-    try:
-        first = model.maker(path.parent, trust=model.trust)
-    except ModelError as error:
-        error.where = ": ".join(part for part in (document.where(("model",)), error.where) if part)
-        raise
-    except OSError as error:
-        where = document.where(("model",))
-        raise ModelError(f"cannot be read: {error.strerror}", where=where, todo="check model") from error
-    data = _dataset(value["data"], document, path.parent)
-    steps = _steps(first, value["stages"], document, target, stages, path.parent)
-    pipeline = Pipeline(head, model, target, data, steps, value)
-    _refuse_unfit(pipeline, document)
+    root = read(path).root
+    content = _checked_map(root, KEYS, {"model": "", "data": "", "stages": ""})
+    plain = {key: value for key, value in content.items() if key in PipelineKeys.model_fields}
+    head = _settings(PipelineKeys, DocumentNode(root.document, (), plain))
+    target = _target(head.target, root)
+    model = _settings(ModelSettings, root.child("model"))
+    with _located(root.child("model")):
+        loader = model.loader(path.parent, trust=model.trust)
+    data = _dataset(root.child("data"), path.parent)
+    steps = _steps(loader, root.child("stages"), target, stages, path.parent)
+    pipeline = Pipeline(head, model, target, data, steps, content)
+    _refuse_unfit(pipeline, root)
     return pipeline
 
 
-def _refuse_unfit(pipeline: Pipeline, document: Document) -> None:
-    """Refuse stages and settings that do not support the task of the data.
+def _checked_map(node: DocumentNode, known: Sequence[str], required: Mapping[str, str]) -> dict[str, Any]:
+    """Return a map after checking its keys; `required` has the allowed values of each necessary key.
 
     Raises:
-        PipelineError: one does not.
+        PipelineError: the value is not a map, or a key is unknown or missing.
+    """
+    if not isinstance(node.value, dict):
+        raise node.error("must be a map", allowed=listing(known))
+    for key in node.value:
+        if key not in known:
+            raise _unknown(node, key, known)
+    for key, allowed in required.items():
+        if key not in node.value:
+            raise node.error(f"the key {key!r} is missing", allowed=allowed)
+    return node.value
+
+
+def _target(name: str, root: DocumentNode) -> Target:
+    try:
+        return targets.load(name)
+    except PipelineError as error:
+        error.where = root.where("target")
+        error.todo = nearest(name, targets.names())
+        raise
+
+
+@contextmanager
+def _located(node: DocumentNode) -> Iterator[None]:
+    """Add the location to errors about a model's file.
+
+    Raises:
+        ModelError: the file cannot be used.
+    """
+    try:
+        yield
+    except ModelError as error:
+        error.where = ": ".join(part for part in (node.where(), error.where) if part)
+        raise
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror}", where=node.where(), todo="check model") from error
+
+
+def _refuse_unfit(pipeline: Pipeline, root: DocumentNode) -> None:
+    """Refuse stages and settings that the task of the data or the target does not support.
+
+    Raises:
+        PipelineError: one is not supported.
     """
     task = task_of(pipeline.data)
     refusals: list[tuple[Location, Unfit]] = []
     for index, step in enumerate(pipeline.steps[1:]):
-        reason = task.why_not(step.stage.uses()) if step.skip is None else None
-        if reason is not None:
-            what = f"stage {index + 1} ({step.stage.name}): {reason.what}"
-            refusals.append((("stages", index), reason._replace(what=what)))
-        _refuse_unfit_target(step, ("stages", index, step.stage.name), pipeline.target, document)
+        if step.skip is not None:
+            continue
+        if unfit := task.why_not(step.stage.uses()):
+            what = f"stage {index + 1} ({step.stage.name}): {unfit.what}"
+            refusals.append((("stages", index), unfit._replace(what=what)))
+        if unfit := step.stage.unfit_target(pipeline.target):
+            raise root.error(unfit.what, "stages", index, step.stage.name, allowed=unfit.allowed, todo=unfit.todo)
     refusals += unfit_budget(task, [*(pipeline.settings.get("budget") or {})])
     refusals += task.unfit_settings(pipeline.settings)
     for location, unfit in refusals:
         what = f"{unfit.what} (the data is for {task.name})"
-        raise PipelineError(what, where=document.where(location), allowed=unfit.allowed, todo=unfit.todo)
+        raise root.error(what, *location, allowed=unfit.allowed, todo=unfit.todo)
 
 
-def _refuse_unfit_target(step: StageEntry, location: Location, target: Target, document: Document) -> None:
-    """Refuse a stage with a setting that its target does not have.
+def _dataset(node: DocumentNode, folder: Path) -> Dataset:
+    content = _checked_map(node, DATA_KEYS, {"source": listing([*SOURCES])})
+    source = _one_of(SOURCES, node.child("source"), "data source").with_paths_from(folder)
+    splitting = _settings(Splitting, node.child("split")) if "split" in content else None
+    if content.get("preprocess") is None:
+        return Dataset(source, Preprocessing([]), splitting)
+    steps = node.child("preprocess")
+    _check_preprocessing(steps)
+    try:
+        return Dataset(source, Preprocessing(steps.value), splitting)
+    except PreprocessingError as error:
+        inner = () if error.step is None else (error.step,)
+        raise steps.error(str(error), *inner) from error
+
+
+def _check_preprocessing(steps: DocumentNode) -> None:
+    """Check the names of preprocessing steps and of their keys; `Preprocessing` checks the rest.
 
     Raises:
-        PipelineError: there is one.
+        PipelineError: a name is unknown.
     """
-    if step.skip is None and (unfit := step.stage.unfit_target(target)):
-        raise PipelineError(unfit.what, where=document.where(location), allowed=unfit.allowed, todo=unfit.todo)
-
-
-def _dataset(value: Any, document: Document, folder: Path) -> Dataset:
-    if not isinstance(value, dict):
-        raise PipelineError("must be a map", where=document.where(("data",)), allowed=listing(DATA_KEYS))
-    for key in value:
-        if key not in DATA_KEYS:
-            raise _unknown(document, ("data",), key, DATA_KEYS)
-    if "source" not in value:
-        raise PipelineError("the key 'source' is missing", where=document.where(("data",)), allowed=listing([*SOURCES]))
-    source = _one_of(SOURCES, value["source"], document, ("data", "source"), "data source").beside(folder)
-    splitting = _settings(Splitting, value["split"], document, ("data", "split")) if "split" in value else None
-    try:
-        preprocessing = Preprocessing(_preprocess(value.get("preprocess"), document))
-    except PreprocessingError as error:
-        location: Location = ("data", "preprocess") if error.step is None else ("data", "preprocess", error.step)
-        raise PipelineError(str(error), where=document.where(location)) from error
-    return Dataset(source, preprocessing, splitting)
-
-
-def _preprocess(value: Any, document: Document) -> Any:
-    """Return the preprocessing steps after checking their names and keys."""
-    if value is None:
-        return []
-    for index, entry in enumerate(value if isinstance(value, list) else ()):
+    entries = steps.value if isinstance(steps.value, list) else []
+    for index, entry in enumerate(entries):
         if not isinstance(entry, dict) or len(entry) != 1:
             continue
         ((name, settings),) = entry.items()
-        location: Location = ("data", "preprocess", index, name)
         if name not in PREPROCESSING:
-            raise _no_such("preprocessing step", name, PREPROCESSING, document, location)
-        known = [*fields(PREPROCESSING[name])]
-        for key in settings if isinstance(settings, dict) else ():
-            if key not in known:
-                raise _unknown(document, location, key, known)
-    return value
+            raise _no_such("preprocessing step", name, PREPROCESSING, steps.child(index))
+        if isinstance(settings, dict):
+            _checked_map(steps.child(index).child(name), [*fields(PREPROCESSING[name])], {})
 
 
 def _steps(
-    model: Stage, value: Any, document: Document, target: Target, stages: Mapping[str, type[Stage]], folder: Path
+    loader: Stage, node: DocumentNode, target: Target, stages: Mapping[str, type[Stage]], folder: Path
 ) -> tuple[StageEntry, ...]:
     """Return the model and the stages in order, each with the kind of its input."""
-    if not isinstance(value, list):
-        raise PipelineError("must be a list of stages", where=document.where(("stages",)), allowed=listing([*stages]))
-    steps = [StageEntry("model", model, None)]
-    for index, entry in enumerate(value):
-        location: Location = ("stages", index)
-        try:
-            stage = _one_of(stages, entry, document, location, "stage").beside(folder)
-        except ModelError as error:
-            error.where = ": ".join(part for part in (document.where(location), error.where) if part)
-            raise
-        untouched = all(step.skip or step.stage is model for step in steps)
-        from_file = untouched and model.produces is not Kind.UNTRAINED
+    if not isinstance(node.value, list):
+        raise node.error("must be a list of stages", allowed=listing([*stages]))
+    steps = [StageEntry("model", loader, None)]
+    for index in range(len(node.value)):
+        entry = node.child(index)
+        with _located(entry):
+            stage = _one_of(stages, entry, "stage").with_paths_from(folder)
         kind = steps[-1].makes
         assert kind is not None  # only the first step, the model, has no input
-        skip = stage.skip(kind, from_file=from_file, target=target)
-        if skip is None and kind not in stage.takes():
-            raise _wrong_order(stage, steps, stages, document.where(location))
-        steps.append(StageEntry(_unique_id(stage, steps, document.where(location)), stage, kind, skip))
+        is_unchanged = all(step.skip or step.stage is loader for step in steps)
+        skip = stage.skip(kind, from_file=is_unchanged and loader.produces is not Kind.UNTRAINED, target=target)
+        if skip is None and kind not in stage.accepted_kinds():
+            raise _wrong_order(stage, steps, stages, entry.where())
+        steps.append(StageEntry(_unique_id(stage, steps, entry.where()), stage, kind, skip))
     return tuple(steps)
 
 
@@ -297,7 +306,9 @@ def _unique_id(stage: Stage, steps: Sequence[StageEntry], where: str) -> str:
         PipelineError: an earlier step has this id.
     """
     count = sum(step.stage.name == stage.name for step in steps)
-    name = stage.id or (f"{stage.name}-{count + 1}" if count else stage.name)
+    name = stage.id or stage.name
+    if stage.id is None and count:
+        name = f"{stage.name}-{count + 1}"
     if any(step.id == name for step in steps):
         raise PipelineError(f"two stages have the id {name!r}", where=where, todo="give one another id")
     return name
@@ -309,12 +320,12 @@ def _wrong_order(
     """Return the error for a stage that cannot use the artifact of the steps before it."""
     kind = steps[-1].makes
     assert kind is not None
-    allowed = " or ".join(_a(kind) for kind in sorted(stage.takes()))
+    allowed = " or ".join(_a(kind) for kind in sorted(stage.accepted_kinds()))
     maker = next(step for step in reversed(steps) if step.skip is None)
     return PipelineError(
         f"stage {len(steps)} ({stage.name}) needs {allowed}, but would be given {_a(kind)}",
         where=where,
-        todo="; ".join(part for part in (_how_to_get(stage, kind, stages), maker.stage.because()) if part),
+        todo="; ".join(part for part in (_how_to_get(stage, kind, stages), maker.stage.kind_reason()) if part),
     )
 
 
@@ -324,86 +335,83 @@ def _a(kind: Kind) -> str:
 
 def _how_to_get(stage: Stage, kind: Kind, stages: Mapping[str, type[Stage]]) -> str:
     """Return advice: the stage that is missing, if one would do."""
-    between = [s.name for s in stages.values() if kind in s.consumes and s.produces in stage.takes()]
-    return f"put {' or '.join(between)} before it" if between else "move it forward, or leave it out"
+    between = [s.name for s in stages.values() if kind in s.consumes and s.produces in stage.accepted_kinds()]
+    if not between:
+        return "move it forward, or leave it out"
+    return f"put {' or '.join(between)} before it"
 
 
-def _one_of(known: Mapping[str, type[T]], value: Any, document: Document, location: Location, what: str) -> T:
+def _one_of(known: Mapping[str, type[T]], node: DocumentNode, what: str) -> T:
     """Return the settings for a one-key map `{name: settings}`, or for a name alone."""
-    if isinstance(value, str):
-        value = {value: {}}
-    if not isinstance(value, dict) or len(value) != 1:
-        raise PipelineError(
-            f"a {what} must be a map with one key", where=document.where(location), allowed=listing([*known])
-        )
-    ((name, settings),) = value.items()
+    content = {node.value: {}} if isinstance(node.value, str) else node.value
+    if not isinstance(content, dict) or len(content) != 1:
+        raise node.error(f"a {what} must be a map with one key", allowed=listing([*known]))
+    ((name, settings),) = content.items()
     if name not in known:
-        raise _no_such(what, name, known, document, (*location, name))
-    return _settings(known[name], settings if settings is not None else {}, document, (*location, name))
+        raise _no_such(what, name, known, node)
+    return _settings(known[name], DocumentNode(node.document, (*node.location, name), settings or {}))
 
 
-def _settings(kind: type[T], value: Any, document: Document, location: Location) -> T:
+def _settings(kind: type[T], node: DocumentNode) -> T:
     """Convert plain values to settings; an error names the line."""
-    if not isinstance(value, dict):
-        raise PipelineError(
-            f"must be a map, not {shown(value)}", where=document.where(location), allowed=listing(_keys(kind))
-        )
+    if not isinstance(node.value, dict):
+        raise node.error(f"must be a map, not {shown(node.value)}", allowed=listing(_keys(kind)))
     try:
         # As JSON, because strict validation accepts a list for a tuple only there.
-        return kind.model_validate_json(json.dumps(value, allow_nan=False), strict=True)
+        return kind.model_validate_json(json.dumps(node.value, allow_nan=False), strict=True)
     except ValidationError as errors:
         # An unknown key first: it may be the reason why another one is missing.
         problems = sorted(errors.errors(), key=lambda error: error["type"] != "extra_forbidden")
-        raise _explain(problems[0], kind, document, location) from errors
+        raise _explain(problems[0], kind, node) from errors
 
 
 def _keys(kind: type[Settings]) -> list[str]:
     return [*kind.model_fields]
 
 
-def _no_such(what: str, name: str, known: Iterable[str], document: Document, location: Location) -> PipelineError:
-    return PipelineError(
-        f"there is no {what} {name!r}",
-        where=document.where(location),
-        allowed=listing([*known]),
-        todo=nearest(name, known),
-    )
+def _no_such(what: str, name: str, known: Iterable[str], node: DocumentNode) -> PipelineError:
+    return node.error(f"unknown {what} {name!r}", name, allowed=listing([*known]), todo=nearest(name, known))
 
 
-def _unknown(document: Document, location: Location, key: str, known: list[str]) -> PipelineError:
-    return PipelineError(
-        f"unknown key {key!r}", where=document.where((*location, key)), allowed=listing(known), todo=nearest(key, known)
-    )
+def _unknown(node: DocumentNode, key: str, known: Sequence[str], *inner: str | int) -> PipelineError:
+    return node.error(f"unknown key {key!r}", *inner, key, allowed=listing(known), todo=nearest(key, known))
 
 
-def _explain(error: Any, kind: type[Settings], document: Document, location: Location) -> PipelineError:
+def _explain(error: ErrorDetails, kind: type[Settings], node: DocumentNode) -> PipelineError:
     """Convert an error of pydantic."""
+    is_missing = error["type"] == "missing"
     inner: Location = ()
     for part in error["loc"]:  # a part that is not in the file is pydantic's name for a member of a union
-        if (*location, *inner, part) in document.lines or error["type"] == "missing":
+        if is_missing or (*node.location, *inner, part) in node.document.lines:
             inner = (*inner, part)
-    holder: Any = kind
-    for part in inner[:-1]:
-        following = holder.model_fields.get(str(part)) if _is_settings(holder) else None
-        holder = following.annotation if following is not None else None
-    if error["type"] == "extra_forbidden" and _is_settings(holder):
-        return _unknown(document, (*location, *inner[:-1]), str(inner[-1]), _keys(holder))
-    where = document.where((*location, *inner))
-    if error["type"] == "missing":
-        return PipelineError(f"the key {inner[-1]!r} is missing", where=where)
+    if is_missing:
+        return node.error(f"the key {inner[-1]!r} is missing", *inner)
+    holder = _settings_at(kind, inner[:-1])
+    if error["type"] == "extra_forbidden" and holder is not None:
+        return _unknown(node, str(inner[-1]), _keys(holder), *inner[:-1])
     message = error["msg"].removeprefix("Value error, ").replace("Input should", "should")
     message = message.replace("String should", "should").replace("an object", "a map")
     if error["type"] == "value_error":
-        return PipelineError(message, where=where)
+        return node.error(message, *inner)
     suggestion = nearest(error["input"], _words(error)) if isinstance(error["input"], str) else ""
-    return PipelineError(f"{shown(error['input'])} {message}", where=where, todo=suggestion)
+    return node.error(f"{shown(error['input'])} {message}", *inner, todo=suggestion)
 
 
-def _is_settings(kind: Any) -> bool:
+def _settings_at(kind: type[Settings], location: Location) -> type[Settings] | None:
+    """Return the class of the settings at a location inside of others; None if they are not settings."""
+    holder: object = kind
+    for part in location:
+        if not _is_settings(holder) or str(part) not in holder.model_fields:
+            return None
+        holder = holder.model_fields[str(part)].annotation
+    return holder if _is_settings(holder) else None
+
+
+def _is_settings(kind: object) -> TypeGuard[type[Settings]]:
     return isinstance(kind, type) and issubclass(kind, Settings)
 
 
-def _words(error: Any) -> list[str]:
+def _words(error: ErrorDetails) -> list[str]:
     """Return the words that a literal allows."""
     return re.findall(r"'([^']+)'", str(error.get("ctx", {}).get("expected", "")))
 

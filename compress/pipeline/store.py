@@ -158,7 +158,7 @@ class Store:
         Raises:
             StoreError: the folder cannot be written.
         """
-        mark = self.folder / "unfinished" / key / "begun-anew"
+        mark = self.folder / "unfinished" / key / "forced"
         if not mark.exists():
             self.forget(key)
             self.unfinished(key)

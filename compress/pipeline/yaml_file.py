@@ -38,6 +38,11 @@ class Document:
     value: Any
     lines: dict[Location, int]
 
+    @property
+    def root(self) -> DocumentNode:
+        """The value of the whole file."""
+        return DocumentNode(self, (), self.value)
+
     def where(self, location: Location) -> str:
         """Return `file:line: key` for a message; for a missing key the line of its parent."""
         known = location
@@ -45,6 +50,33 @@ class Document:
             known = known[:-1]
         dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
         return f"{self.path}:{self.lines.get(known, 1)}" + (f": {dotted}" if dotted else "")
+
+
+@dataclass(frozen=True)
+class DocumentNode:
+    """A value in a document.
+
+    Attributes:
+        document: the file.
+        location: keys and indices that lead to the value.
+        value: the value.
+    """
+
+    document: Document
+    location: Location
+    value: Any
+
+    def child(self, key: str | int) -> DocumentNode:
+        """Return an item of a map or a list."""
+        return DocumentNode(self.document, (*self.location, key), self.value[key])
+
+    def where(self, *inner: str | int) -> str:
+        """Return file, line and location of the value, or of a value in it, for a message."""
+        return self.document.where((*self.location, *inner))
+
+    def error(self, what: str, *inner: str | int, allowed: str = "", todo: str = "") -> PipelineError:
+        """Return an error at the value, or at a value in it."""
+        return PipelineError(what, where=self.where(*inner), allowed=allowed, todo=todo)
 
 
 def read(path: Path) -> Document:

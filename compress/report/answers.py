@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from compress.report.record import AnswersOfModels
 
 
-def in_words(record: Mapping[str, Any], prose: Callable[[str], str] = str) -> str:
-    """Return which models give one answer to nearly everything; empty if none does.
-
-    Args:
-        record: the run record.
-        prose: writes text that contains names from the user.
-    """
-    answers = record.get("answers") or {}
-    result, original = (answers.get(name) or {} for name in ("result", "original"))
-    what, before = (prose(str(each.get("text"))) for each in (result, original))
-    if result.get("verdict") == "degenerate":
-        if original.get("verdict") == "varied":
-            return f"the result {what}, and the original does not"
-        return f"the result {what}, and " + ("so does the original" if what == before else f"the original {before}")
-    if original.get("verdict") == "degenerate":
-        return f"the original {before}, so a comparison with it shows little"
-    if result.get("verdict") == "undecided":
-        return f"the result {what}, and too few have another label to judge that"
+def in_words(answers: AnswersOfModels | None) -> str:
+    """Return which models give one answer to nearly everything; empty if none does."""
+    if answers is None:
+        return ""
+    original, result = answers.original, answers.result
+    if result.verdict == "degenerate":
+        if original.verdict == "varied":
+            return f"the result {result.text}, and the original does not"
+        same = "so does the original" if result.text == original.text else f"the original {original.text}"
+        return f"the result {result.text}, and {same}"
+    if original.verdict == "degenerate":
+        return f"the original {original.text}, so a comparison with it shows little"
+    if result.verdict == "undecided":
+        return f"the result {result.text}, and too few have another label to judge that"
     return ""

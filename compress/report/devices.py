@@ -1,64 +1,43 @@
-"""The report's sections on devices: their measurements, and the predicted latency."""
+"""The section on the measurements of devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
 
-from compress import report as words
-from compress.report import Plain
+from compress.report.blocks import Block, Cell, Section, Table, Text
+from compress.report.record import DeviceRecord, RunRecord
+from compress.report.wording import MAX_PROSE, shorten, show
 
+MAX_DEVICES = 100
 COLUMNS = {
     "latency_ms": "Median",
     "latency_p90_ms": "p90",
     "latency_p99_ms": "p99",
     "first_inference_ms": "First",
-    "accuracy": "Accuracy, AP",
     "memory_bytes": "Memory",
 }
-MAX_DEVICES = 100
+CAPTION = (
+    "Measured on the devices, with the bundle of this run. Golden outputs: the comparison with the outputs of the host."
+)
 
 
-def rows(record: Plain, cell: Callable[[Plain | None, str], Any]) -> list[dict[str, Any]]:
-    """Return a row for each device with texts and, in the order of COLUMNS, cells; empty if nothing was measured.
-
-    Args:
-        record: the run record, with its strings cleaned.
-        cell: makes a cell of a measurement and its name.
-    """
-    result = []
-    for device in (record.get("devices") or [])[:MAX_DEVICES]:
-        taken, golden = device.get("measurements") or {}, device.get("golden") or {}
-        taken = {"accuracy": taken.get("ap"), **taken}
-        result.append(
-            {
-                "name": words.shorten(words.scalar(device.get("device")), 100),
-                "what": [words.shorten(words.scalar(device.get(key)), 100) for key in ("board", "model", "runtime")],
-                "cells": [cell(taken.get(name), name) for name in COLUMNS],
-                "golden": words.shorten(", ".join(f"{role} {verdict}" for role, verdict in golden.items()), 200),
-                "doubts": [words.shorten(words.scalar(doubt), 300) for doubt in device.get("doubts") or []],
-            }
-        )
-    return result
+def sections(record: RunRecord) -> Iterator[Section]:
+    """Yield the section, if anything was measured on a device."""
+    devices = record.devices[:MAX_DEVICES]
+    if devices:
+        columns = {**COLUMNS, record.quality.name: record.quality.label}
+        rows = [_row(device, columns) for device in devices]
+        table = Table(("Device", *columns.values(), "Golden outputs"), rows, CAPTION)
+        yield Section("On the device", [table, *(doubt for device in devices for doubt in _doubts(device))])
 
 
-def expected(record: Plain) -> list[tuple[str, str, str, str]]:
-    """Return rows of host, latency, interval and time on its CPU alone, all predicted; empty without a prediction."""
-    result = []
-    for host, prediction in ((record.get("placement") or {}).get("expected_latency") or {}).items():
-        names = ("latency_ms", "low_ms", "high_ms", "cpu_alone_ms")
-        time, low, high, alone = (words.number(prediction[name], "ms") for name in names)
-        what = words.shorten(words.scalar(prediction.get("summary") or host), 100)
-        result.append((what, time, f"{low} to {high}", alone))
-    return result
+def _row(device: DeviceRecord, columns: dict[str, str]) -> tuple[Cell | str, ...]:
+    head = Cell(shorten(device.device, 100), shorten(f"{device.board}; {device.model}; {device.runtime}", MAX_PROSE))
+    golden = ", ".join(f"{role} {verdict}" for role, verdict in device.golden.items())
+    cells = [show(device.measurements.get(name), name) for name in columns]
+    return (head, *cells, shorten(golden, MAX_PROSE) or "not compared")
 
 
-def why_not_compiled(placement: Plain) -> str:
-    """Return the reason why the model was not compiled, as the beginning of a sentence."""
-    reason = str(placement.get("reason") or "not compiled: reason not recorded")
-    return reason[0].upper() + reason[1:]
-
-
-def is_compiled(placement: Plain) -> bool:
-    """Return if the placement was read from a compiled file, and so was measured."""
-    return bool(placement.get("compiled")) and placement.get("compiles") is not False
+def _doubts(device: DeviceRecord) -> Iterator[Block]:
+    for doubt in device.doubts:
+        yield Text(f"✕ {shorten(device.device, 100)} cannot be compared: {shorten(doubt, MAX_PROSE)}", "bad")

@@ -1,19 +1,36 @@
-"""The report's section on pruning: the costs and widths before and after each step, and the sensitivity curves."""
+"""The section on pruning: the costs and widths before and after each step, and the sensitivity curves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from compress import report as words
-from compress.report import Plain, svg
+from compress.report import svg
+from compress.report.blocks import (
+    Block,
+    Columns,
+    Details,
+    Figure,
+    Heading,
+    Section,
+    Table,
+    Text,
+    missing,
+    or_missing,
+    table,
+)
+from compress.report.json_values import decode
+from compress.report.record import CurveRecord, RunRecord, SensitivityRecord
+from compress.report.wording import MAX_PROSE, first, number, sentence, shorten
 
 MAX_LAYERS = 40
+MAX_OPEN = 12
 COLUMNS = 4
-CELL_WIDTH, CELL_HEIGHT = 108.0, 60.0
-GAP_X, GAP_Y = 12.0, 34.0
-FIGURES = {
+CELL_WIDTH = 108.0
+CELL_HEIGHT = 60.0
+GAP_X = 12.0
+GAP_Y = 34.0
+COSTS = {
     "macs": ("multiply-accumulates", "MACs"),
     "parameters": ("parameters", "parameters"),
     "size_bytes": ("8-bit file, about", "bytes"),
@@ -21,94 +38,132 @@ FIGURES = {
     "latency_ms": ("latency", "ms"),
     "streamed_bytes": ("parameters sent at every inference", "bytes"),
 }
+"""Name and unit of each cost (`compress.pruning.cost.CostFigures`)."""
+SENSITIVITY_TITLE = (
+    "Measured accuracy on training samples, from 0 to 1, if one group of layers alone has fewer channels: all channels "
+    "are kept at the left, none at the right. There is no training after a removal."
+)
 
 
 @dataclass(frozen=True)
-class _Curve:
-    """A sensitivity curve, as read from the record."""
+class ObjectiveFacts:
+    """The objective of a pruning."""
 
-    layers: list[str]
-    points: list[tuple[int, float]]
-    """Width and accuracy."""
-    largest_divergence: float
-
-    @property
-    def name(self) -> str:
-        """The first layer, and the number of the others."""
-        more = f" and {len(self.layers) - 1} more" if len(self.layers) > 1 else ""
-        return self.layers[0] + more
-
-    @property
-    def size(self) -> int:
-        """The width with all channels."""
-        return max(self.points[0][0], 1)
+    name: str = "not recorded"
 
 
-def section(record: Plain) -> dict[str, Any] | None:
-    """Return every step of every `prune`, and the sensitivity curves, as texts; None without any."""
-    stages = [stage for stage in record.get("stages") or [] if stage.get("stage") == "prune"]
+@dataclass(frozen=True)
+class CostFacts:
+    """The known costs before and after a step."""
+
+    before: Mapping[str, float] = field(default_factory=dict)
+    after: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WidthFacts:
+    """The number of channels of a layer before and after a step."""
+
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class PruningStepFacts:
+    """A step of pruning (`compress.pruning.step.PruningStep`)."""
+
+    allocation: str = "not recorded"
+    figures: CostFacts = CostFacts()
+    layers: Mapping[str, WidthFacts] = field(default_factory=dict)
+    unsupported: tuple[str, ...] = ()
+    trials: Mapping[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    sensitivity: tuple[CurveRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class PruningFacts:
+    """The facts of `prune`."""
+
+    objective: ObjectiveFacts = ObjectiveFacts()
+    steps: tuple[PruningStepFacts, ...] = ()
+
+
+def sections(record: RunRecord) -> Iterator[Section]:
+    """Yield the section, if the run pruned or measured sensitivity."""
+    facts = {stage.id: decode(PruningFacts, stage.facts) for stage in record.stages if stage.stage == "prune"}
+    blocks: list[Block] = []
+    for stage, pruning in facts.items():
+        for index, step in enumerate(pruning.steps, 1):
+            blocks += [Heading(f"{shorten(stage)}, step {index}"), *_step(step, pruning.objective)]
+    steps = [step for pruning in facts.values() for step in pruning.steps]
+    blocks += _sensitivity(record, steps)
+    if blocks:
+        yield Section("Pruning", blocks)
+
+
+def _step(step: PruningStepFacts, objective: ObjectiveFacts) -> Iterator[Block]:
+    yield Text(" ".join(_sentences(step, objective)))
+    yield Columns([_costs(step.figures), [_widths(step.layers)]])
+
+
+def _sentences(step: PruningStepFacts, objective: ObjectiveFacts) -> Iterator[str]:
+    yield f"Objective: {shorten(objective.name)}."
+    yield f"Allocation: {shorten(step.allocation)}."
+    if step.trials:
+        trials = ", ".join(f"{method} {number(value, 'fraction')}" for method, value in step.trials.items())
+        yield f"Validation accuracy after one epoch: {trials}."
+    if step.unsupported:
+        yield f"Unchanged, because their channels cannot be followed: {first(step.unsupported, MAX_LAYERS)}."
+    for warning in step.warnings[:MAX_LAYERS]:
+        yield sentence(f"Note: {shorten(warning, MAX_PROSE)}")
+
+
+def _costs(figures: CostFacts) -> Sequence[Block]:
+    """Return the table of each cost that is known before and after the step."""
     rows = []
-    for stage in stages:
-        facts = stage.get("facts") or {}
-        for number, step in enumerate(facts.get("steps") or [], 1):
-            title = f"{stage.get('id')}, step {number}"
-            rows.append(_step(title, step, facts.get("objective") or {}))
-    curves = _curves(record, stages)
-    missing = words.shorten(str((record.get("sensitivity") or {}).get("missing") or ""), 300)
-    if not (rows or curves or missing):
-        return None
-    return {"steps": rows, "svg": sensitivity_chart(curves) if curves else "", "missing": missing}
+    for name, (text, unit) in COSTS.items():
+        if name in figures.before and name in figures.after:
+            before = figures.before[name]
+            after = figures.after[name]
+            fraction = f"{after / before:.3f}" if before else "none"
+            rows.append((text, number(before, unit), number(after, unit), fraction))
+    caption = "Before and after; time, memory and file size are predicted."
+    return or_missing(table(("Cost", "Before", "After", "Fraction"), rows, caption), "costs were not recorded")
 
 
-def _curves(record: Plain, stages: list[Plain]) -> list[_Curve]:
+def _widths(layers: Mapping[str, WidthFacts]) -> Block:
+    if not layers:
+        return Text("Nothing was removed.")
+    rows = [(shorten(name), f"{widths.before:,}", f"{widths.after:,}") for name, widths in layers.items()]
+    blocks: list[Block] = [Table(("Layer name", "Before", "After"), rows[:MAX_LAYERS])]
+    if len(rows) > MAX_LAYERS:
+        blocks.append(Text(f"{len(rows) - MAX_LAYERS} more are in report.json."))
+    return Details(f"Layers with fewer channels: {len(rows)}", blocks, is_open=len(rows) <= MAX_OPEN)
+
+
+def _sensitivity(record: RunRecord, steps: Sequence[PruningStepFacts]) -> list[Block]:
     """Return the curves of the model before pruning; else those of the first step that measured some."""
-    curves = (record.get("sensitivity") or {}).get("curves")
-    steps = [step for stage in stages for step in (stage.get("facts") or {}).get("steps") or []]
-    for step in steps:
-        curves = curves or step.get("sensitivity")
-    return [_curve(curve) for curve in curves or []]
+    sensitivity = record.sensitivity or SensitivityRecord()
+    measured = [sensitivity.curves, *(step.sensitivity for step in steps)]
+    curves = next(filter(None, measured), ())
+    if curves:
+        caption = "Layers that share channels are one group. The most sensitive group is first."
+        return [Heading("Sensitivity"), Figure(sensitivity_chart(curves), SENSITIVITY_TITLE, caption)]
+    if sensitivity.missing:
+        return [Heading("Sensitivity"), missing(f"not measured: {shorten(sensitivity.missing, MAX_PROSE)}")]
+    return []
 
 
-def _curve(curve: Plain) -> _Curve:
-    points = zip(map(int, curve["kept"]), map(float, curve["accuracy"]), strict=True)
-    layers = [str(layer) for layer in curve.get("layers") or ["?"]]
-    return _Curve(layers, list(points), max(map(float, curve["divergence"])))
+def _name(curve: CurveRecord) -> str:
+    """Return the first layer of a group, and the number of the others."""
+    others = len(curve.layers) - 1
+    return f"{curve.layers[0]} and {others} more" if others else curve.layers[0]
 
 
-def _step(title: str, step: Plain, objective: Plain) -> dict[str, Any]:
-    figures = step.get("figures") or {}
-    layers = list((step.get("layers") or {}).items())
-    trials = step.get("trials") or {}
-    warnings = (step.get("warnings") or [])[:MAX_LAYERS]
-    return {
-        "title": words.shorten(title, 80),
-        "objective": words.shorten(words.scalar(objective.get("name") or "not recorded"), 40),
-        "figures": _figures(figures.get("before") or {}, figures.get("after") or {}),
-        "allocation": words.shorten(words.scalar(step.get("allocation")), 40),
-        "trials": ", ".join(f"{method} {words.number(float(value), 'fraction')}" for method, value in trials.items()),
-        "layers": [
-            (words.shorten(str(name), 60), words.scalar(widths.get("before")), words.scalar(widths.get("after")))
-            for name, widths in layers[:MAX_LAYERS]
-        ],
-        "more": max(len(layers) - MAX_LAYERS, 0),
-        "warnings": [words.shorten(words.scalar(warning), 300) for warning in warnings],
-        "unsupported": [words.shorten(str(name), 60) for name in (step.get("unsupported") or [])[:MAX_LAYERS]],
-    }
-
-
-def _figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return (name, before, after, ratio) of each cost that is known at both times."""
-    rows = []
-    for name, (text, unit) in FIGURES.items():
-        if name in before and name in after:
-            ratio = f"{after[name] / before[name]:.3f}" if before[name] else ""
-            rows.append((text, words.number(before[name], unit), words.number(after[name], unit), ratio))
-    return rows
-
-
-def sensitivity_chart(curves: list[_Curve]) -> str:
+def sensitivity_chart(curves: Sequence[CurveRecord]) -> str:
     """Return small charts of accuracy by the share of channels kept, the most sensitive layer group first."""
-    curves = sorted(curves, key=lambda curve: -curve.largest_divergence)[:MAX_LAYERS]
+    curves = sorted(curves, key=lambda curve: -max(curve.divergence))[:MAX_LAYERS]
     lines = -(-len(curves) // COLUMNS)
     size = (svg.WIDTH, lines * (CELL_HEIGHT + GAP_Y) + 14)
     parts = []
@@ -117,22 +172,29 @@ def sensitivity_chart(curves: list[_Curve]) -> str:
         left = index % COLUMNS * (CELL_WIDTH + GAP_X)
         top = index // COLUMNS * (CELL_HEIGHT + GAP_Y) + 20
         parts += _small_chart(curve, left, top)
-        points = ", ".join(f"{kept} kept, accuracy {accuracy:.3f}" for kept, accuracy in curve.points)
-        descriptions.append(f"{curve.name}: {points}")
+        points = ", ".join(
+            f"{kept} kept, accuracy {accuracy:.3f}" for kept, accuracy in zip(curve.kept, curve.accuracy, strict=True)
+        )
+        descriptions.append(f"{_name(curve)}: {points}")
     title = "Accuracy when one group of layers gets narrower"
     return svg.svg("sensitivity", size, title, "; ".join(descriptions), parts)
 
 
-def _small_chart(curve: _Curve, left: float, top: float) -> list[str]:
+def _small_chart(curve: CurveRecord, left: float, top: float) -> list[str]:
     """Return the chart of one layer group: all channels on the left, accuracy from 0 to 1."""
     x = svg.Axis(0, 1, left, left + CELL_WIDTH)
     y = svg.Axis(0, 1, top + CELL_HEIGHT, top)
-    positions = [(svg.n(x.at(1 - kept / curve.size)), svg.n(y.at(accuracy))) for kept, accuracy in curve.points]
-    line = " ".join(f"{at_x},{at_y}" for at_x, at_y in positions)
-    parts = [svg.text(left, top - 6, curve.name, "tick", room=CELL_WIDTH)]
+    name = _name(curve)
+    full = max(curve.kept[0], 1)
+    parts = [svg.text(left, top - 6, name, "tick", room=CELL_WIDTH)]
     parts += [svg.line(left, y.at(level), left + CELL_WIDTH, y.at(level), "grid") for level in (0, 0.5, 1)]
-    parts.append(f'<polyline points="{line}" class="curve result" fill="none"/>')
-    for (at_x, at_y), (kept, accuracy) in zip(positions, curve.points, strict=True):
-        tip = svg.tip(f"{curve.name}: {kept} of {curve.size} kept, accuracy {accuracy:.3f}")
-        parts.append(f'<circle cx="{at_x}" cy="{at_y}" r="3" class="result">{tip}</circle>')
-    return parts
+    line = []
+    circles = []
+    for kept, accuracy in zip(curve.kept, curve.accuracy, strict=True):
+        at_x = svg.n(x.at(1 - kept / full))
+        at_y = svg.n(y.at(accuracy))
+        line.append(f"{at_x},{at_y}")
+        tip = svg.tip(f"{name}: {kept} of {full} kept, accuracy {accuracy:.3f}")
+        circles.append(f'<circle cx="{at_x}" cy="{at_y}" r="3" class="result">{tip}</circle>')
+    points = " ".join(line)
+    return [*parts, f'<polyline points="{points}" class="curve result" fill="none"/>', *circles]

@@ -1,78 +1,157 @@
-"""The report's section on quantization: the candidates, the result, and the tensors with the largest error."""
+"""The section on quantization: the candidates, the result, and the tensors with the largest error."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from compress import report as words
-from compress.report import Plain
+from compress.report.blocks import Block, Cell, Columns, Heading, Section, Table, Text
+from compress.report.json_values import decode
+from compress.report.record import RunRecord
+from compress.report.wording import MAX_PROSE, number, scalar, shorten
 
 MAX_LAYERS = 12
 MAX_TRIALS = 40
 MAX_REWRITES = 20
 
 
-def section(record: Plain) -> dict[str, Any] | None:
-    """Return the facts of the last `quantize` of a run as texts for a template; None without that stage."""
-    facts = next((stage["facts"] for stage in reversed(record.get("stages") or []) if _quantized(stage)), None)
-    if facts is None:
-        return None
-    layers = facts.get("layers") or []
-    return {
-        "ranges": words.shorten(words.scalar(facts.get("ranges") or "not recorded"), 200),
-        "kept": words.scalar(facts.get("kept") or "not recorded"),
-        "samples": words.scalar(facts.get("calibration_samples")),
-        "agreement": _share(facts.get("agreement")),
-        "warnings": [words.shorten(words.scalar(warning), 300) for warning in facts.get("warnings") or []],
-        "trials": [_trial(trial) for trial in (facts.get("tried") or [])[:MAX_TRIALS]],
-        "not_tried": [_skipped(row) for row in (facts.get("not_tried") or [])[:MAX_TRIALS]],
-        "layers": [_layer(row) for row in layers[:MAX_LAYERS]],
-        "more": max(len(layers) - MAX_LAYERS, 0),
-        "rewrites": [_rewrite(change) for change in (facts.get("rewritten") or [])[:MAX_REWRITES]],
-    }
+@dataclass(frozen=True)
+class TrialFacts:
+    """A candidate (`compress.quantization.search.Trial`)."""
+
+    step: str
+    choice: str
+    snr_db: float
+    agreement: float
+    kept: bool
+    measured_on: str = "file"
 
 
-def original_opens(record: Plain) -> str:
-    """Return where the float file of the bundle runs; an empty string without a bundle."""
-    places = [(stage.get("facts") or {}).get("original_opens") for stage in record.get("stages") or []]
-    return words.shorten(next((str(place) for place in places if place), ""), 300)
+@dataclass(frozen=True)
+class UntriedFacts:
+    """A candidate that was not tried (`compress.quantization.search.Skipped`)."""
+
+    step: str
+    choice: str
+    reason: str
 
 
-def _quantized(stage: Plain) -> bool:
-    facts = stage.get("facts") or {}
-    return stage.get("stage") == "quantize" and "calibration_samples" in facts
+@dataclass(frozen=True)
+class LayerErrorFacts:
+    """The quantization error of a tensor (`compress.quantization.debug.LayerError`)."""
+
+    point: str
+    kind: str
+    snr_db: float | None
+    share: float
+    cause: str
+    setting: str
 
 
-def _trial(trial: Plain) -> dict[str, Any]:
-    return {
-        "step": words.shorten(words.scalar(trial.get("step")), 40),
-        "choice": words.shorten(words.scalar(trial.get("choice")), 80),
-        "snr": _decibels(trial.get("snr_db")),
-        "measured_on": words.shorten(words.scalar(trial.get("measured_on") or "file"), 20),
-        "agreement": words.number(float(trial.get("agreement") or 0.0), "fraction"),
-        "kept": bool(trial.get("kept")),
-    }
+@dataclass(frozen=True)
+class RewriteFacts:
+    """A rewrite for the compiler of the target."""
+
+    rewrite: str
+    op: str = ""
+    output: str = ""
+    kept: bool = False
+    steps: float | None = None
+    reason: str = ""
 
 
-def _skipped(row: Plain) -> dict[str, str]:
-    return {key: words.shorten(words.scalar(row.get(key)), 120) for key in ("step", "choice", "reason")}
+@dataclass(frozen=True)
+class QuantizationFacts:
+    """The facts of `quantize`."""
+
+    calibration_samples: int
+    kept: str = ""
+    ranges: str = ""
+    agreement: float | None = None
+    warnings: tuple[str, ...] = ()
+    tried: tuple[TrialFacts, ...] = ()
+    not_tried: tuple[UntriedFacts, ...] = ()
+    layers: tuple[LayerErrorFacts, ...] = ()
+    rewritten: tuple[RewriteFacts, ...] = ()
 
 
-def _layer(row: Plain) -> dict[str, Any]:
-    texts = {key: words.shorten(str(row.get(key) or ""), 120) for key in ("point", "kind", "cause", "setting")}
-    share = float(row.get("share") or 0.0)
-    return {**texts, "share": words.number(share, "fraction"), "snr": _decibels(row.get("snr_db"))}
+def sections(record: RunRecord) -> Iterator[Section]:
+    """Yield the section on the last `quantize` of the run."""
+    stages = [stage for stage in record.stages if stage.stage == "quantize" and "calibration_samples" in stage.facts]
+    if stages:
+        facts = decode(QuantizationFacts, stages[-1].facts)
+        columns = [list(_candidates(facts)), list(_errors(facts))]
+        side_by_side = Columns([column for column in columns if column])
+        yield Section("Quantization", [*_summary(facts), side_by_side, *_rewrites(facts)])
 
 
-def _rewrite(change: Plain) -> dict[str, Any]:
-    texts = {key: words.shorten(str(change.get(key) or ""), 120) for key in ("rewrite", "op", "output", "reason")}
-    steps = change.get("steps")
-    return {**texts, "kept": bool(change.get("kept")), "steps": "not run" if steps is None else f"{float(steps):g}"}
+def _summary(facts: QuantizationFacts) -> Iterator[Block]:
+    text = (
+        f"Method: {shorten(facts.kept) or 'not recorded'}, ranges: {shorten(facts.ranges, 200) or 'not recorded'}. "
+        f"Calibrated on {facts.calibration_samples:,} training samples."
+    )
+    if facts.agreement is not None:
+        share = number(facts.agreement, "fraction")
+        text += f" The file agrees with the float model on {share} of the held-out samples (measured)."
+    yield Text(text)
+    for warning in facts.warnings:
+        yield Text(f"✕ {shorten(warning, MAX_PROSE)}", "bad")
 
 
-def _share(value: Any) -> str:
-    return "" if value is None else words.number(float(value), "fraction")
+def _candidates(facts: QuantizationFacts) -> Iterator[Block]:
+    if not facts.tried:
+        return
+    rows = [
+        (
+            Cell(shorten(trial.step), f"{shorten(trial.choice, 80)}; {shorten(trial.measured_on)}"),
+            _decibels(trial.snr_db),
+            number(trial.agreement, "fraction"),
+            "✓ kept" if trial.kept else "not kept",
+        )
+        for trial in facts.tried[:MAX_TRIALS]
+    ]
+    caption = "Candidates, as int8 files or simulations, were compared with the float model on held-out samples."
+    yield Heading("Candidates")
+    yield Table(("Step", "Signal-to-noise ratio", "Agreement", "Outcome"), rows, caption)
+    for row in facts.not_tried[:MAX_TRIALS]:
+        yield Text(f"Not tried: {shorten(row.step)}, {shorten(row.choice, 80)}: {shorten(row.reason, 120)}.")
 
 
-def _decibels(value: Any) -> str:
-    return "" if value is None else f"{float(value):.1f} dB"
+def _errors(facts: QuantizationFacts) -> Iterator[Block]:
+    if not facts.layers:
+        return
+    rows = [
+        (Cell(shorten(row.point, 120), _cause(row)), number(row.share, "fraction"), _decibels(row.snr_db))
+        for row in facts.layers[:MAX_LAYERS]
+    ]
+    caption = "The fraction of the logits' error if one tensor, or the weights of one layer, is quantized (simulated)."
+    if len(facts.layers) > MAX_LAYERS:
+        caption += f" {len(facts.layers) - MAX_LAYERS} more are in report.json."
+    yield Heading("Quantization error")
+    yield Table(("Tensor", "Fraction", "Signal-to-noise ratio"), rows, caption)
+
+
+def _cause(row: LayerErrorFacts) -> str:
+    kind = shorten(row.kind)
+    if not row.cause:
+        return kind
+    return f"{kind}: {shorten(row.cause, 120)}. Setting to change: {shorten(row.setting, 120)}"
+
+
+def _rewrites(facts: QuantizationFacts) -> Iterator[Block]:
+    if not facts.rewritten:
+        return
+    rows = [
+        (
+            Cell(shorten(change.rewrite), shorten(f"{change.op} {change.output}", 120)),
+            "not run" if change.steps is None else f"{change.steps:g} steps",
+            "✓ kept" if change.kept else f"not done: {shorten(scalar(change.reason), 120)}",
+        )
+        for change in facts.rewritten[:MAX_REWRITES]
+    ]
+    yield Heading("Rewritten for the compiler")
+    yield Table(("Rewrite", "Change of its output", "Outcome"), rows)
+
+
+def _decibels(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.1f} dB"

@@ -1,54 +1,73 @@
-"""The report's section on activation replacement: what was replaced or skipped, and the accuracy on the way."""
+"""The section on activation replacement: what was replaced or skipped, and the accuracy on the way."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from compress import report as words
-from compress.report import Plain
+from compress.measurement import Measurement
+from compress.report.blocks import Block, Cell, Columns, Heading, Pairs, Section, Table, Text
+from compress.report.json_values import decode
+from compress.report.record import RunRecord
+from compress.report.wording import first, shorten, show
 
 MAX_ROWS = 20
 MAX_NAMES = 6
 TIMES = {"before": "before", "replaced": "after the replacement", "healed": "after training"}
 
 
-def section(record: Plain) -> dict[str, Any] | None:
-    """Return the facts of the last `replace_activations` as texts; None if there is none, or it changed nothing."""
-    stages = [stage for stage in record.get("stages") or [] if stage.get("stage") == "replace_activations"]
-    facts = next((stage["facts"] for stage in reversed(stages) if (stage.get("facts") or {}).get("replaced")), None)
-    if facts is None:
-        return None
-    accuracy = facts.get("accuracy") or {}
-    return {
-        "replaced": [_row(str(kind), entry) for kind, entry in facts["replaced"].items()],
-        "accuracy": [_accuracy(text, accuracy[time]) for time, text in TIMES.items() if time in accuracy],
-        "not_found": [words.shorten(words.scalar(kind), 60) for kind in facts.get("not_found") or []],
-        "skipped": _remarks(facts.get("skipped")),
-        "details": _remarks(facts.get("details")),
-    }
+@dataclass(frozen=True)
+class ReplacedFacts:
+    """The layers of one kind that were replaced, and by what."""
+
+    count: int
+    by: str
+    layers: tuple[str, ...] = ()
 
 
-def _row(kind: str, entry: Plain) -> dict[str, str]:
-    layers = [words.shorten(str(layer), 60) for layer in entry.get("layers") or []]
-    more = f" and {len(layers) - MAX_NAMES} more" if len(layers) > MAX_NAMES else ""
-    return {
-        "what": words.shorten(kind.replace("_", " "), 60),
-        "by": words.shorten(words.scalar(entry.get("by")), 60),
-        "count": words.scalar(entry.get("count")),
-        "layers": ", ".join(layers[:MAX_NAMES]) + more,
-    }
+@dataclass(frozen=True)
+class ReplacementFacts:
+    """The facts of `replace_activations`; texts by layer in `skipped` and `details`."""
+
+    replaced: Mapping[str, ReplacedFacts] = field(default_factory=dict)
+    accuracy: Mapping[str, Measurement] = field(default_factory=dict)
+    not_found: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, str] = field(default_factory=dict)
 
 
-def _accuracy(text: str, measurement: Plain) -> dict[str, str]:
-    shown = words.show(measurement, "accuracy")
-    return {"when": text, "text": shown.text, "fine": " · ".join(part for part in (shown.fine, shown.note) if part)}
+def sections(record: RunRecord) -> Iterator[Section]:
+    """Yield the section on the last `replace_activations` that changed the model."""
+    facts = [decode(ReplacementFacts, stage.facts) for stage in record.stages if stage.stage == "replace_activations"]
+    changed = [stage for stage in facts if stage.replaced]
+    if changed:
+        last = changed[-1]
+        columns = Columns([list(_replacements(last)), list(_accuracy(last))])
+        yield Section("Activation replacement", [columns, *_layers(last)])
 
 
-def _remarks(remarks: Any) -> list[dict[str, str]]:
+def _replacements(facts: ReplacementFacts) -> Iterator[Block]:
     rows = [
-        {"layer": words.shorten(str(layer), 80), "text": words.shorten(str(text), 200)}
-        for layer, text in (remarks or {}).items()
+        (Cell(shorten(kind.replace("_", " ")), first(row.layers, MAX_NAMES)), shorten(row.by), f"{row.count:,}")
+        for kind, row in facts.replaced.items()
     ]
+    yield Table(("Original", "Replacement", "Count"), rows)
+    for kind in facts.not_found:
+        yield Text(f"○ Requested, but not in the model: {shorten(kind)}", "unsure")
+
+
+def _accuracy(facts: ReplacementFacts) -> Iterator[Block]:
+    rows = [(text, show(facts.accuracy[time])) for time, text in TIMES.items() if time in facts.accuracy]
+    caption = "Measured on the validation split. The model before the replacement was the teacher."
+    if rows:
+        yield Table(("When", "Accuracy"), rows, caption)
+
+
+def _layers(facts: ReplacementFacts) -> Iterator[Block]:
+    rows = [(shorten(layer, 80), f"not replaced: {shorten(reason, 200)}") for layer, reason in facts.skipped.items()]
+    rows += [(shorten(layer, 80), shorten(text, 200)) for layer, text in facts.details.items()]
+    if rows:
+        yield Heading("Layer by layer")
+        yield Pairs(rows[:MAX_ROWS])
     if len(rows) > MAX_ROWS:
-        return [*rows[:MAX_ROWS], {"layer": f"{len(rows) - MAX_ROWS} more", "text": "in report.json"}]
-    return rows
+        yield Text(f"{len(rows) - MAX_ROWS} more are in report.json.")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from compress.report import clean, shorten
+from compress.report.wording import clean, shorten
 
 WIDTH = 480
 
@@ -23,13 +23,15 @@ class Axis(NamedTuple):
 
     def at(self, value: float) -> float:
         """Return the pixel of a value."""
-        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        place = (math.log(value) if self.log else value) - low
-        return self.start + (self.end - self.start) * place / (high - low)
+        low, high, position = self.low, self.high, value
+        if self.log:
+            low, high, position = map(math.log, (low, high, value))
+        return self.start + (self.end - self.start) * (position - low) / (high - low)
 
     def ticks(self, count: int, base: float = 1.0) -> list[float]:
         """Return about `count` round numbers of `base` along the axis."""
-        low, high = self.low / base, self.high / base
+        low = self.low / base
+        high = self.high / base
         if self.log:
             tens = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
             places = [factor * 10.0**ten for ten in tens for factor in (1, 2, 5)]
@@ -82,7 +84,8 @@ def level(y: float, left: float, right: float, words: str) -> str:
 def tick(x: float, y: float, words: str) -> str:
     """Return a tick of a horizontal axis at height y, with its value below, without trailing zeros."""
     digits, space, unit = words.partition(" ")
-    digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
+    if "." in digits:
+        digits = digits.rstrip("0").rstrip(".")
     return line(x, y, x, y + 4, "axis") + text(x, y + 17, digits + space + unit, "tick", "middle")
 
 

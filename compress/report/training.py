@@ -1,52 +1,94 @@
-"""The report's sentences on trainings: batch norm recalibration, and healing that was not kept."""
+"""The report's sentences on trainings: selected samples, batch norm recalibration, and healing that was not kept."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
 
-from compress import report as words
-from compress.report import Plain
+from compress.report.json_values import decode
+from compress.report.record import RunRecord
+from compress.report.wording import MAX_PROSE, shorten
 
 MAX_LINES = 40
 
 
-def lines(record: Plain) -> list[str]:
-    """Return one sentence for each recalibration and each healing that was not kept, in the order of the stages."""
-    sentences = []
-    for name, facts in _trainings(record):
-        healing = facts.get("healing")
-        if isinstance(healing, dict) and healing.get("kept") is False:
-            sentences.append(f"{name}: the training is not kept, because it changed {_change(healing)}")
-        batch_norms = facts.get("batch_norms")
-        if isinstance(batch_norms, dict):
-            sentences.append(f"{name}: {_recalibration(batch_norms)}")
-    return sentences[:MAX_LINES]
+@dataclass(frozen=True)
+class SelectionFacts:
+    """The samples that were selected of all, by which method, and the time of the selection."""
+
+    by: str
+    samples: int
+    of: int
+    seconds: float
 
 
-def _trainings(record: Plain) -> Iterator[tuple[str, Plain]]:
-    """Yield name and facts of every stage, or of every step of a stage with steps."""
-    for stage in record.get("stages") or []:
-        name = words.shorten(str(stage.get("id")), 60)
-        facts = stage.get("facts") or {}
+@dataclass(frozen=True)
+class ValidationChange:
+    """Whether a change of the model was kept, and its effect on the validation split; `reason`: it was not tried."""
+
+    metric: str = ""
+    validation_before: float | None = None
+    validation_after: float | None = None
+    kept: bool = False
+    recalibrated: bool = False
+    reason: str = ""
+
+    def __str__(self) -> str:
+        before, after = (
+            "not finite" if value is None else f"{value:.4g}"
+            for value in (self.validation_before, self.validation_after)
+        )
+        return f"validation {self.metric} from {before} to {after}"
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """The facts of a stage, or of one of its steps, about training and calibration."""
+
+    subset: SelectionFacts | None = None
+    calibration: SelectionFacts | None = None
+    healing: ValidationChange | None = None
+    batch_norms: ValidationChange | None = None
+    steps: tuple[TrainingFacts, ...] = ()
+
+
+def lines(record: RunRecord) -> list[str]:
+    """Return one sentence for each selection, recalibration, and healing that was not kept, stage by stage."""
+    return [line for name, facts in _trainings(record) for line in _lines(name, facts)][:MAX_LINES]
+
+
+def _trainings(record: RunRecord) -> Iterator[tuple[str, TrainingFacts]]:
+    """Yield name and facts of every stage, and of every step of a stage with steps."""
+    for stage in record.stages:
+        facts = decode(TrainingFacts, stage.facts)
+        name = shorten(stage.id)
         yield name, facts
-        steps = [step for step in facts.get("steps") or [] if isinstance(step, dict)]
-        for number, step in enumerate(steps, 1):
-            yield f"{name}, step {number}", step
+        for index, step in enumerate(facts.steps, 1):
+            yield f"{name}, step {index}", step
 
 
-def _recalibration(facts: Plain) -> str:
-    if facts.get("recalibrated"):
-        return f"batch norms are recalibrated, which changed {_change(facts)}"
-    if "reason" in facts:
-        return f"batch norms are not recalibrated: {words.shorten(words.scalar(facts['reason']), 200)}"
-    return f"batch norms are not recalibrated, because that changed {_change(facts)}"
+def _lines(name: str, facts: TrainingFacts) -> Iterator[str]:
+    if facts.subset is not None:
+        yield f"{name}: {_selection(facts.subset, 'training')}"
+    if facts.calibration is not None:
+        yield f"{name}: {_selection(facts.calibration, 'calibration')}"
+    if facts.healing is not None and not facts.healing.kept:
+        yield f"{name}: the training is not kept, because it changed {facts.healing}"
+    if facts.batch_norms is not None:
+        yield f"{name}: {_recalibration(facts.batch_norms)}"
 
 
-def _change(facts: Plain) -> str:
-    before, after = (_value(facts.get(key)) for key in ("validation_before", "validation_after"))
-    return f"validation {words.shorten(words.scalar(facts.get('metric')), 20)} from {before} to {after}"
+def _selection(facts: SelectionFacts, purpose: str) -> str:
+    saved = f"{1 - facts.samples / facts.of:.0%}" if facts.of else "unknown"
+    return (
+        f"{facts.samples:,} of {facts.of:,} samples for {purpose} ({saved} fewer), selected by "
+        f"{shorten(facts.by, 40)}; the selection took {facts.seconds:.1f} s"
+    )
 
 
-def _value(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else "not finite"
+def _recalibration(change: ValidationChange) -> str:
+    if change.recalibrated:
+        return f"batch norms are recalibrated, which changed {change}"
+    if change.reason:
+        return f"batch norms are not recalibrated: {shorten(change.reason, MAX_PROSE)}"
+    return f"batch norms are not recalibrated, because that changed {change}"

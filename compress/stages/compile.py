@@ -19,7 +19,7 @@ class Compile(Stage, CompilerSettings):
     produces: ClassVar[Kind] = Kind.COMPILED
     needs: ClassVar[frozenset[Need]] = frozenset({"target"})
 
-    def skip(self, given: Kind, *, from_file: bool, target: Target) -> str | None:
+    def skip(self, kind: Kind, *, from_file: bool, target: Target) -> str | None:
         """Return why a target without a compiler needs no compiled model."""
         return None if target.has_compiler else f"the target {target.name} needs no compiler"
 

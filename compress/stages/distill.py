@@ -60,11 +60,11 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
         decoupled: tuple[Use, ...] = ("decoupled",) if self.decoupled else ()
         return ("distillation", *decoupled, *self.training_uses())
 
-    def takes(self) -> frozenset[Kind]:
+    def accepted_kinds(self) -> frozenset[Kind]:
         """Return also files without Keras layers if there is a separate student: then they are only teachers."""
         return self.consumes | {Kind.FLOAT_TFLITE, Kind.TFLITE} if self.student else self.consumes
 
-    def beside(self, folder: Path) -> Self:
+    def with_paths_from(self, folder: Path) -> Self:
         """Return the stage with the paths of teachers and student relative to `folder`.
 
         Raises:
@@ -76,10 +76,12 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
                 _refuse_other(path)
         if self.student is None:
             return self.model_copy(update={"teachers": paths})
-        student = self.student.beside(folder)
-        maker = student.maker(Path(), trust=True)  # trust is checked when the stage runs
-        if maker.produces not in (Kind.KERAS, Kind.UNTRAINED):
-            raise ModelError(f"cannot be trained: {maker.because()}", where="student", todo="choose another student")
+        student = self.student.with_paths_from(folder)
+        loader = student.loader(Path(), trust=True)  # trust is checked when the stage runs
+        if loader.produces not in (Kind.KERAS, Kind.UNTRAINED):
+            raise ModelError(
+                f"cannot be trained: {loader.kind_reason()}", where="student", todo="choose another student"
+            )
         return self.model_copy(update={"teachers": paths, "student": student})
 
     def identity(self) -> dict[str, Any]:
@@ -91,7 +93,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
         except OSError as error:
             where = str(error.filename)
             raise ModelError(f"cannot be read: {error.strerror}", where=where, todo="check distill.teachers") from error
-        student = None if self.student is None else self.student.maker(Path(), trust=True).identity()
+        student = None if self.student is None else self.student.loader(Path(), trust=True).identity()
         return {**super().identity(), "teachers": digests, "student": student}
 
     def run(self, artifact: Artifact, context: Context) -> Facts:
@@ -119,7 +121,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
 
     def _starts_untrained(self) -> bool:
         """Whether the student is built for this training, with random weights."""
-        return self.student is not None and self.student.maker(Path(), trust=True).produces is Kind.UNTRAINED
+        return self.student is not None and self.student.loader(Path(), trust=True).produces is Kind.UNTRAINED
 
     def _student(self, artifact: Artifact, context: Context) -> Any:
         """Return the model to train; a separate student is built as under `model:`, in a temporary folder."""
@@ -129,7 +131,7 @@ class Distill(Stage, TrainingSettings, DistillationSettings):
         if self.student is None:
             return working_model.read(artifact, context)
         with tempfile.TemporaryDirectory() as folder:
-            self.student.maker(Path(), trust=context.trust).run(artifact, replace(context, folder=Path(folder)))
+            self.student.loader(Path(), trust=context.trust).run(artifact, replace(context, folder=Path(folder)))
             return keras_file.load(Path(folder) / MODEL_KERAS, trust=context.trust)
 
     def _teachers(self, context: Context) -> list[Teacher]:

@@ -1,6 +1,6 @@
 """The first stage of every pipeline, `model:` in the file: loads a model, or builds an untrained one.
 
-Importers are imported late: together they take as long as everything else that reads a pipeline file.
+Importers are imported late, because importing them takes as long as reading a pipeline file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from compress.importers.onnx.onnx_inputs import Shapes
 
 SAMPLES = 8
-"""Real ones that a rebuilt model is compared on."""
+"""Number of training samples on which a rebuilt model is compared with the file."""
 
 
 class _Load(Stage):
-    """The common base of the ways to load a model: a file whose content is part of the key."""
+    """The common base of the stages that load a model: the content of its file is part of the key."""
 
     consumes: ClassVar[frozenset[Kind]] = frozenset()
     name: ClassVar[str] = "load"
@@ -36,10 +36,10 @@ class _Load(Stage):
     path: Path
     """The file."""
     detector: dict[str, Any] | None = None
-    """How its outputs are read, if it finds objects; a builder may say it itself."""
+    """The specification of a detector's outputs; a builder may define it."""
 
     def identity(self) -> dict[str, Any]:
-        """The file's content instead of its path."""
+        """Return the settings, with the content of the file instead of its path."""
         from compress.importers import model_file
 
         try:
@@ -54,23 +54,23 @@ class _Load(Stage):
         }
 
     def fitted(self, model: Any, context: Context) -> Facts:
-        """Return facts about how model and data fit together: of a detector, how its outputs are read.
+        """Return the specification of a detector's outputs, after checking that model and data fit together.
 
         Raises:
-            ModelError: they do not.
+            ModelError: they do not fit.
         """
         from compress.training import loop
 
         specification = loop.head_of(model, context.data, self.detector).specification
         return {} if specification is None else {"detector": specification}
 
-    def told(self) -> Facts:
-        """The same for a file that is taken as it is: what the user says."""
+    def detector_facts(self) -> Facts:
+        """Return the specification of the outputs from the settings, for a file that is not rebuilt."""
         return {"detector": Detector(self.detector).specification} if self.detector else {}
 
 
 class Build(_Load):
-    """Builds an untrained model with a builder from models/, or one of the user's own."""
+    """Build an untrained model with a builder from models/, or a custom builder."""
 
     produces: ClassVar[Kind] = Kind.UNTRAINED
     needs: ClassVar[frozenset[Need]] = frozenset({"data", "seed"})
@@ -79,7 +79,7 @@ class Build(_Load):
     function: str
     """The function in the file."""
 
-    def run(self, given: Artifact, context: Context) -> Facts:
+    def run(self, artifact: Artifact, context: Context) -> Facts:
         """Run the builder for the data's shape and classes."""
         from compress.importers.keras import keras_file
         from compress.ir.tensorflow import keras
@@ -88,12 +88,12 @@ class Build(_Load):
         keras(context.seed)
         shape = context.data.input_shape
         model = builders.build(self.path, self.function, shape, len(context.data.class_names))
-        own = self.detector
-        if own is None and task_of(context.data).reads_specification:
-            own = builders.detector(self.path, shape)
-        fitted = self.model_copy(update={"detector": own}).fitted(model, context)
+        detector = self.detector
+        if detector is None and task_of(context.data).reads_specification:
+            detector = builders.detector(self.path, shape)
+        fitted = self.model_copy(update={"detector": detector}).fitted(model, context)
         working_model.write_keras(model, context.folder)
-        # Every later stage reads the model from its file: what cannot be, is told here.
+        # Every later stage reads the model from its file: a model that cannot be read fails here.
         keras_file.load(context.folder / MODEL_KERAS, trust=context.trust)
         return {"file": self.path.name, "parameters": model.count_params(), **fitted}
 
@@ -105,13 +105,13 @@ class _Import(_Load):
     needs: ClassVar[frozenset[Need]] = frozenset({"data"})
 
     shapes: dict[str, list[int]] = {}
-    """Shapes of inputs that an .onnx file leaves open, by name."""
+    """Shapes of the dynamic inputs of an .onnx file, by name."""
 
     def identity(self) -> dict[str, Any]:
-        """Leave the shapes out where there are none."""
+        """Return the settings without empty shapes."""
         return {name: value for name, value in super().identity().items() if name != "shapes" or value}
 
-    def run(self, given: Artifact, context: Context) -> Facts:
+    def run(self, artifact: Artifact, context: Context) -> Facts:
         """Import the file, verify it on random and real samples, and write the working model."""
         from compress.importers import model_file
         from compress.stages import working_model
@@ -152,76 +152,76 @@ class ImportOnnx(_Import):
 
 
 class LoadFloatTflite(_Load):
-    """Takes a float .tflite file that Keras has no layers for, as it is: only `quantize` can work on it."""
+    """Load a float .tflite file with operators that have no Keras layers; only `quantize` can use it."""
 
     produces: ClassVar[Kind] = Kind.FLOAT_TFLITE
 
     problems: tuple[str, ...] = ()
-    """The operators that there are no layers for, and why."""
+    """The operators without a Keras layer, with the reasons."""
 
-    def because(self) -> str:
-        """The operators that are in the way."""
+    def kind_reason(self) -> str:
+        """Return the operators that have no Keras layer."""
         count = f"{len(self.problems)} operator{'s' if len(self.problems) > 1 else ''}"
         listed = "; ".join(self.problems)
         return f"{self.path.name} can only be quantized as it is, since {count} cannot become layers of Keras: {listed}"
 
-    def run(self, given: Artifact, context: Context) -> Facts:
-        """Copies the file, and says why it is not more."""
-        context.progress.note(self.because())
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Copy the file, and report why it has no layers."""
+        context.progress.note(self.kind_reason())
         shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
-        return {"file": self.path.name, "not_imported": list(self.problems), **self.told()}
+        return {"file": self.path.name, "not_imported": list(self.problems), **self.detector_facts()}
 
 
 class ConvertSavedModel(LoadFloatTflite):
-    """Converts a SavedModel folder without a Keras model to a float .tflite file, which only `quantize` can work on."""
+    """Convert a SavedModel folder without a Keras model to a float .tflite file, which only `quantize` can use."""
 
     tools: ClassVar[tuple[str, ...]] = ("tensorflow",)
 
     signature: str
-    """The one of its signatures that is taken."""
+    """The signature that is converted."""
 
-    def because(self) -> str:
-        """Return why there is nothing to train."""
+    def kind_reason(self) -> str:
+        """Return the reason why the model cannot be trained."""
         return (
-            f"{self.path.name} holds no Keras model, only a graph, so it can only be quantized as it is; "
-            f"`python -m compress import {self.path.name} -o model.keras` tells whether layers can be made of it"
+            f"{self.path.name} contains no Keras model, only a graph, so it can only be quantized; "
+            f"`python -m compress import {self.path.name} -o model.keras` tries to rebuild it with layers"
         )
 
-    def run(self, given: Artifact, context: Context) -> Facts:
-        """Converts, and says what it is."""
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Convert the folder, and report why the model has no layers."""
         from compress.importers import model_file
 
-        context.progress.note(self.because())
+        context.progress.note(self.kind_reason())
         converted = model_file.to_float_tflite(model_file.read(self.path, self.signature))
         (context.folder / MODEL_TFLITE).write_bytes(converted.tflite)
         return {"file": self.path.name, "signature": self.signature, "converted_by": converted.runtime}
 
 
 class LoadTflite(_Load):
-    """Takes a quantized .tflite file as it is."""
+    """Load a quantized .tflite file."""
 
     produces: ClassVar[Kind] = Kind.TFLITE
 
-    def because(self) -> str:
-        """Return a description of such a file."""
+    def kind_reason(self) -> str:
+        """Return the reason for the kind of the artifact."""
         return f"{self.path.name} is quantized already"
 
-    def run(self, given: Artifact, context: Context) -> Facts:
-        """Copies the file."""
+    def run(self, artifact: Artifact, context: Context) -> Facts:
+        """Copy the file."""
         shutil.copyfile(self.path, context.folder / MODEL_TFLITE)
-        return {"file": self.path.name, **self.told()}
+        return {"file": self.path.name, **self.detector_facts()}
 
 
 def stage_for(file: Path, signature: str | None = None, shapes: Shapes | None = None) -> Stage:
-    """The stage that loads a model file or folder, by what it is.
+    """Return the stage that loads a model file or folder, by its format.
 
     Args:
         file: the file, or the folder.
-        signature: of a SavedModel, the one to take where there are several.
-        shapes: of an .onnx file that leaves sides of its inputs open, by input what they are.
+        signature: the signature to use, of a SavedModel with several.
+        shapes: the shapes of the dynamic inputs of an .onnx file, by name.
 
     Raises:
-        ModelError: no such file, a format that is not read, or a damaged file.
+        ModelError: the file does not exist, is damaged, or has an unsupported format.
     """
     from compress.importers import model_file
 
@@ -269,23 +269,24 @@ class Origin(Settings):
             Detector(self.detector)
         return self
 
-    def beside(self, folder: Path) -> Self:
-        """The same origin with its path taken from `folder`."""
+    def with_paths_from(self, folder: Path) -> Self:
+        """Return the settings with their path resolved from `folder`."""
         if self.file is not None:
             return self.model_copy(update={"file": str(folder / self.file)})
-        own = self.builder is not None and ".py" in self.builder
-        return self.model_copy(update={"builder": str(folder / str(self.builder))}) if own else self
+        if self.builder is not None and ".py" in self.builder:
+            return self.model_copy(update={"builder": str(folder / self.builder)})
+        return self
 
-    def maker(self, folder: Path, *, trust: bool) -> Stage:
-        """The stage that makes the model.
+    def loader(self, folder: Path, *, trust: bool) -> Stage:
+        """Return the stage that loads or builds the model.
 
         Args:
-            folder: what paths are relative to.
-            trust: whether code of the user's own may be run.
+            folder: the folder from which paths are resolved.
+            trust: whether custom code may run.
 
         Raises:
-            UntrustedError: a builder of one's own without trust.
-            ModelError: there is no such file or builder.
+            UntrustedError: a custom builder without trust.
+            ModelError: the file or the builder does not exist.
         """
         if self.file is not None:
             stage = stage_for(folder / self.file, self.signature, self.shape)

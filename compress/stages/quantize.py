@@ -107,12 +107,12 @@ class Quantize(Stage, TrainingSettings, PostTrainingSettings):
             uses.append("selection by classes")
         return tuple(uses)
 
-    def takes(self) -> frozenset[Kind]:
+    def accepted_kinds(self) -> frozenset[Kind]:
         """Return the kinds of models: training, plans, and samples chosen by the model need layers."""
         layers = self.method == "qat" or self.plan is not None or self.calibration.select in BY_MODEL
         return self.consumes - {Kind.FLOAT_TFLITE} if layers else self.consumes
 
-    def beside(self, folder: Path) -> Self:
+    def with_paths_from(self, folder: Path) -> Self:
         """Return the stage with the plan's path relative to `folder`."""
         return self if self.plan is None else self.model_copy(update={"plan": folder / self.plan})
 

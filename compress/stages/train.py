@@ -26,7 +26,7 @@ class Train(Stage, TrainingSettings):
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 30
     """Number of passes over the training split."""
 
-    def skip(self, given: Kind, *, from_file: bool, target: Target) -> str | None:
+    def skip(self, kind: Kind, *, from_file: bool, target: Target) -> str | None:
         """Return why a model from a file is not trained; None for an untrained model."""
         return "the model came trained, from a file" if from_file else None
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from compress.data.types import Data
+from compress.measurement import Metric
 from compress.stage import Unfit
-from compress.tasks.base import Location, Metric, Task
+from compress.tasks.base import Location, Task
 from compress.tasks.classification import Classification
 from compress.tasks.detection import Detection
 from compress.tasks.regression import Regression

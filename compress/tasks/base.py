@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from compress.artifact import Facts
 from compress.data.types import Data, Split
 from compress.errors import ModelError
+from compress.measurement import Metric
 from compress.stage import Unfit, Use
 from compress.tasks.degeneracy import Judgement
 
@@ -29,25 +30,6 @@ Specification = Mapping[str, Any] | None
 """The way to read a model's outputs, if its layers do not define it: the anchors of a detector."""
 BEST_DB = 60.0
 """Signal-to-noise ratios above this count as equal."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A metric of a model's quality.
-
-    Attributes:
-        name: its key in measurements.
-        label: its name in the report.
-        unit: "fraction", or "" for the unit of the targets.
-        change: the key of the comparison of result and original.
-        limited: whether `change` is a key of `budget`.
-    """
-
-    name: str
-    label: str
-    unit: str
-    change: str
-    limited: bool = False
 
 
 @dataclass(frozen=True)

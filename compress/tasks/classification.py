@@ -14,13 +14,12 @@ from compress.data.types import Data, Split
 from compress.errors import ModelError
 from compress.ir.layer_specs import ACTIVATION, spec_of_live
 from compress.ir.tensorflow import keras
-from compress.measurement import drop, proportion
+from compress.measurement import Metric, drop, proportion
 from compress.tasks import degeneracy
 from compress.tasks.base import (
     DistillationTerms,
     EvaluationMembers,
     Head,
-    Metric,
     ModelOutputs,
     Quality,
     Rows,

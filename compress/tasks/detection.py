@@ -17,6 +17,7 @@ from compress.artifact import Facts
 from compress.data.types import Data, Objects, Split
 from compress.errors import ModelError
 from compress.ir.tensorflow import keras
+from compress.measurement import Metric
 from compress.stage import Unfit, Use
 from compress.tasks import average_precision
 from compress.tasks.base import (
@@ -24,7 +25,6 @@ from compress.tasks.base import (
     EvaluationMembers,
     Head,
     Location,
-    Metric,
     ModelOutputs,
     RandomChanges,
     Rows,
@@ -126,7 +126,7 @@ class Detection(Task):
     score_name: ClassVar[str] = "validation_ap"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("ap", "Average precision", "fraction", "ap_drop", limited=True),
-        Metric("ap50", "Average precision at half overlap", "fraction", "ap50_drop"),
+        Metric("ap50", "Average precision at IoU 0.5", "fraction", "ap50_drop"),
     )
     reads_specification: ClassVar[bool] = True
     refused: ClassVar[Mapping[Use, Unfit]] = {

@@ -13,14 +13,13 @@ from compress.artifact import Facts
 from compress.data.types import Data, Split
 from compress.errors import ModelError
 from compress.ir.tensorflow import keras
-from compress.measurement import Z95, Measurement, missing
+from compress.measurement import Z95, Measurement, Metric, missing
 from compress.stage import Unfit, Use
 from compress.tasks import degeneracy
 from compress.tasks.base import (
     DistillationTerms,
     EvaluationMembers,
     Head,
-    Metric,
     ModelOutputs,
     Quality,
     Rows,

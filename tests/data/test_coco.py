@@ -32,7 +32,7 @@ def one(folder: Path, change: Callable[[Any], Any] = lambda content: None) -> Co
 
 def test_a_file_for_each_split(tmp_path: Path) -> None:
     folder = scenes.as_coco(tmp_path)
-    source = Coco(train="train.json", test="test.json").beside(folder)
+    source = Coco(train="train.json", test="test.json").with_paths_from(folder)
     data = Dataset(source, Preprocessing([]), None)
     made = scenes.scenes(12)
     assert data.class_names == ("block", "ring")  # by the ids 3 and 17
@@ -52,7 +52,7 @@ def test_images_may_be_in_a_folder_of_their_own(tmp_path: Path) -> None:
     one(tmp_path)
     (tmp_path / "photos").mkdir()
     (tmp_path / "a.png").rename(tmp_path / "photos" / "a.png")
-    source = Coco(file="all.json", images="photos").beside(tmp_path)
+    source = Coco(file="all.json", images="photos").with_paths_from(tmp_path)
     assert source.load().read(0).shape == (64, 64, 3)
     assert set(source.files()) == {"annotations of all", "all: a.png"}
     assert set(source.fingerprint()) == {"channels", "sha256"}
@@ -162,7 +162,7 @@ def test_an_image_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     content = json.loads((folder / "train.json").read_text())
     (folder / "test.json").write_text(json.dumps({**content, "images": content["images"][3:], "annotations": []}))
     for test in ("test.json", "train.json"):
-        source = Coco(train="train.json", test=test).beside(folder)
+        source = Coco(train="train.json", test=test).with_paths_from(folder)
         with pytest.raises(
             DataError, match=rf"{test}: images\[0\]: .* is annotated in .*train.json: images\[[03]\] too"
         ):

@@ -27,7 +27,7 @@ def test_a_folder(tmp_path: Path) -> None:
     root = flat(tmp_path / "images", 3)
     path = written(tmp_path / "manifest.toml", ImageFolder(path=str(root)))
     assert '"images/cat/0.png" = "' in path.read_text()
-    source = ImageFolder(path="images", manifest="manifest.toml").beside(tmp_path)
+    source = ImageFolder(path="images", manifest="manifest.toml").with_paths_from(tmp_path)
     assert source.fingerprint() == ImageFolder(path=str(root)).fingerprint()
     (tmp_path / "images" / "cat" / "new.png").write_bytes((root / "cat" / "0.png").read_bytes())
     with pytest.raises(DataError, match=r"1 not listed: images/cat/new\.png; get the data again, or write the man"):

@@ -23,7 +23,7 @@ def source(folder: Path, x: Any = X, y: Any = Y, **settings: Any) -> Npy:
     for name, value in (("x", x), ("y", y)):
         path = folder / f"{name}.npy"
         path.write_bytes(value) if isinstance(value, bytes) else np.save(path, value)
-    return Npy(**{"x": "x.npy", "y": "y.npy"} | settings).beside(folder)
+    return Npy(**{"x": "x.npy", "y": "y.npy"} | settings).with_paths_from(folder)
 
 
 @pytest.mark.parametrize("x", [X, np.asfortranarray(X), X[..., None].astype(">f4")], ids=["C", "Fortran", "big-endian"])

@@ -18,7 +18,7 @@ HEAD = "import numpy as np\nX = np.arange(480.).reshape(30, 4, 4)\nY = np.arange
 
 def source(folder: Path, text: str, name: str = "data.py", **settings: Any) -> PythonFunction:
     (folder / "data.py").write_text(HEAD + text)
-    return PythonFunction(**{"file": name, "trust": True} | settings).beside(folder)
+    return PythonFunction(**{"file": name, "trust": True} | settings).with_paths_from(folder)
 
 
 GIVEN = {
@@ -173,4 +173,4 @@ def test_what_a_function_prints_is_no_result(tmp_path: Path, capsys: pytest.Capt
 
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
-        PythonFunction(file="absent.py", trust=True).beside(tmp_path).fingerprint()
+        PythonFunction(file="absent.py", trust=True).with_paths_from(tmp_path).fingerprint()

@@ -313,8 +313,12 @@ def test_relative_paths_are_beside_the_pipeline_file(tmp_path: Path) -> None:
     for kind in ("cat", "dog"):
         (tmp_path / "images" / kind).mkdir(parents=True)
         Image.new("L", (2, 2)).save(tmp_path / "images" / kind / "1.png")
-    assert len(ImageFolder(path="images").beside(tmp_path).load().labels) == 2
+    assert len(ImageFolder(path="images").with_paths_from(tmp_path).load().labels) == 2
     npz(tmp_path)
-    assert len(Npz(file="data.npz").beside(tmp_path).load().labels) == 30
-    assert Npz(file=str(tmp_path / "data.npz")).beside(Path("/elsewhere")).load().class_names == ("0", "1", "2")
-    assert Digits().beside(tmp_path) == Digits()
+    assert len(Npz(file="data.npz").with_paths_from(tmp_path).load().labels) == 30
+    assert Npz(file=str(tmp_path / "data.npz")).with_paths_from(Path("/elsewhere")).load().class_names == (
+        "0",
+        "1",
+        "2",
+    )
+    assert Digits().with_paths_from(tmp_path) == Digits()

@@ -118,7 +118,7 @@ def test_a_graph_becomes_a_float_tflite_file(written: Make) -> None:
     path = written(serving_default=dense)
     stage = stage_for(path)
     assert isinstance(stage, ConvertSavedModel)
-    assert "only a graph" in stage.because()
+    assert "only a graph" in stage.kind_reason()
     made = conversion.convert(saved_model_folder.read(path))
     parsed = graph.parse(made.tflite)
     assert [operator.name for operator in parsed.operators] == ["FULLY_CONNECTED"]

@@ -100,7 +100,7 @@ def test_an_original_and_a_result_with_one_answer(coralline: tiny.Coralline, tmp
     assert "drop and agreement show nothing" in page
     markdown = (tmp_path / "runs" / "tiny" / "report.md").read_text()
     assert markdown.startswith("# tiny: degenerate\n\nNot usable: the result answers '1' to 60 of 60 test samples")
-    assert "**Error**, the run is complete, exit code 7: " in markdown
+    assert "> **The result gives one answer to nearly everything**, exit code 7: " in markdown
 
 
 def test_json_is_the_whole_record_and_a_second_run_says_the_same(coralline: tiny.Coralline, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def out(tmp_path: Path) -> Path:
 def run(path: Path, out: Path, *forced: str) -> tuple[dict[str, str], Record, tiny.Notes]:
     """Runs a project: what became of each step, the record, and what was told."""
     notes = tiny.Notes()
-    record = runs.run(load(path, tiny.STAGES), out, notes, frozenset(forced))
+    record = runs.run(load(path, tiny.STAGES), out, notes, frozenset(forced)).to_json()
     return tiny.statuses(record), record, notes
 
 

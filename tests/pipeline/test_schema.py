@@ -79,7 +79,7 @@ def test_a_complete_file(write: Callable[[str], Path]) -> None:
     assert [step.id for step in pipeline.steps] == [
         *("model", "train", "prune", "distill", "quantize", "compile", "package")
     ]
-    assert [step.given for step in pipeline.steps] == [
+    assert [step.input_kind for step in pipeline.steps] == [
         *(None, Kind.UNTRAINED, Kind.KERAS, Kind.KERAS, Kind.KERAS, Kind.TFLITE, Kind.COMPILED)
     ]
     assert (pipeline.head.name, pipeline.head.seed, pipeline.target.name) == ("digits", 0, "edgetpu")
@@ -431,14 +431,14 @@ def test_compiling_is_skipped_without_an_accelerator(write: Callable[[str], Path
     text = stages("train", "quantize", "compile", "package").replace("target: edgetpu", "target: cpu")
     compile_, package = load(write(text)).steps[-2:]
     assert compile_.skip == "the target cpu needs no compiler"
-    assert compile_.makes is package.given is Kind.TFLITE
+    assert compile_.makes is package.input_kind is Kind.TFLITE
 
 
 def test_stages_of_ones_own(write: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / "m.tflite").write_bytes(tiny.classifier())
     text = stages("stamp: {text: x}", "package").replace("builder: digits_cnn", "file: m.tflite")
     assert [step.id for step in load(write(text), tiny.STAGES).steps] == ["model", "stamp", "package"]
-    with pytest.raises(PipelineError, match="there is no stage 'stamp'"):
+    with pytest.raises(PipelineError, match="unknown stage 'stamp'"):
         load(write(text))
 
 

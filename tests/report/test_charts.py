@@ -1,15 +1,19 @@
 """Charts, alone and in the page: well-formed whatever they are given, and true to it; and how things are worded."""
 
+import math
 import re
 from xml.etree import ElementTree
 
 import pytest
-from run_records import RECORDS, Record, crowded, every_measurement, full, hostile, html_of, m, markdown_of
+from run_records import RECORDS, Record, crowded, every_measurement, full, hostile, html_of, markdown_of
 
-from compress import report
-from compress.report import charts, markdown
+from compress.measurement import Measurement
+from compress.report import charts, markdown, wording
 from compress.report import svg as draw
-from compress.report.charts import ClassChange, LatencyCurve, OperatorRow, Point
+from compress.report.charts import ClassChange, LatencyCurve, Point
+from compress.report.labels import Box
+from compress.report.record import OperatorRecord, RunRecord
+from compress.report.verdict import verdict
 
 NAMES = ["plain", "", "x" * 300, "<script>&\"'", "line\nbreak", "\x00\x1b\u202e\ud800\uffff", "日本語" * 30, "1"]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -30,6 +34,10 @@ def parsed(svg: str) -> ElementTree.Element:
     return root
 
 
+def operator(name: str, on_tpu: bool, macs: int) -> OperatorRecord:
+    return OperatorRecord(0, name, "tpu" if on_tpu else "cpu", macs)
+
+
 def texts(root: ElementTree.Element) -> list[str]:
     return [element.text or "" for element in root.iter(f"{SVG}text")]
 
@@ -45,7 +53,7 @@ def test_trade_off_places_points_by_their_values() -> None:
         Point("prune", 200_000, 0.96, 0.94, 0.97),
         Point("q", 50_000, 0.97),
     ]
-    root = parsed(charts.trade_off(points, cost="size", unit="bytes"))
+    root = parsed(charts.trade_off(points, quality="Accuracy", cost="size", unit="bytes"))
     (x1, y1), (x2, y2), (x3, y3) = circles(root, "dot")
     assert x1 > x2 > x3
     assert y1 < y3 < y2
@@ -55,15 +63,25 @@ def test_trade_off_places_points_by_their_values() -> None:
 
 def test_trade_off_draws_the_same_point_once_and_moves_covered_ones_aside() -> None:
     points = [Point("a", 100, 0.9), Point("b", 100, 0.95), Point("c", 100, 0.95), Point("d", 100, 0.93)]
-    root = parsed(charts.trade_off(points, cost="MACs", unit="MACs"))
+    root = parsed(charts.trade_off(points, quality="Accuracy", cost="MACs", unit="MACs"))
     places = circles(root, "dot")
     assert len(places) == 3
     assert len({x for x, _ in places}) == 3
     assert "b, c" in texts(root)
 
 
+def test_trade_off_shows_a_negative_quality() -> None:
+    root = parsed(
+        charts.trade_off([Point("a", 100, -2.5), Point("b", 50, 0.5)], quality="R²", cost="size", unit="bytes")
+    )
+    (_, low), (_, high) = circles(root, "dot")
+    assert high < low < 284
+    assert "-2" in texts(root)
+
+
 def test_trade_off_marks_predicted_points() -> None:
-    root = parsed(charts.trade_off([Point("a", 100, 0.9, 0.8, 0.95, measured=False)], cost="MACs", unit="MACs"))
+    point = Point("a", 100, 0.9, 0.8, 0.95, measured=False)
+    root = parsed(charts.trade_off([point], quality="Accuracy", cost="MACs", unit="MACs"))
     assert len(circles(root, "unsure")) == 1
 
 
@@ -72,36 +90,36 @@ def test_trade_off_marks_predicted_points() -> None:
 @pytest.mark.parametrize("unit", ["bytes", "MACs"])
 def test_trade_off_takes_any_range(costs: tuple[float, float], accuracies: tuple[float, float], unit: str) -> None:
     points = [Point(name, *pair) for name, pair in zip("ab", zip(costs, accuracies, strict=True), strict=True)]
-    root = parsed(charts.trade_off(points, cost="cost", unit=unit))
+    root = parsed(charts.trade_off(points, quality="R²", cost="cost", unit=unit))
     ticks = [element for element in root.iter(f"{SVG}text") if element.get("class") == "tick"]
     assert 4 <= len(ticks) <= 30
 
 
 def test_size_ticks_are_round_in_binary_units() -> None:
-    root = parsed(charts.trade_off([Point("a", 410_000, 0.9)], cost="size", unit="bytes"))
+    root = parsed(charts.trade_off([Point("a", 410_000, 0.9)], quality="Accuracy", cost="size", unit="bytes"))
     assert {"100 KiB", "200 KiB"} <= set(texts(root))
 
 
 def test_labels_of_neighbours_do_not_cover_each_other() -> None:
     points = [Point(f"stage {i}", 1000 - 90 * i, 0.9 + 0.002 * (i % 3)) for i in range(8)]
-    root = parsed(charts.trade_off(points, cost="MACs", unit="MACs"))
+    root = parsed(charts.trade_off(points, quality="Accuracy", cost="MACs", unit="MACs"))
     labels = [e for e in root.iter(f"{SVG}text") if e.get("class") == "label"]
     boxes = []
     for element in labels:
         wide, x = draw.wide(element.text or ""), float(element.attrib["x"])
         left = x - {"start": 0, "middle": wide / 2, "end": wide}[element.attrib["text-anchor"]]
-        boxes.append((left, float(element.attrib["y"]) - 10, left + wide, float(element.attrib["y"])))
-    assert not [1 for i, one in enumerate(boxes) for two in boxes[:i] if charts._overlap(one, two) > 20]
+        boxes.append(Box(left, float(element.attrib["y"]) - 10, left + wide, float(element.attrib["y"])))
+    assert not [1 for i, one in enumerate(boxes) for two in boxes[:i] if one.overlap(two) > 20]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_fits(name: str) -> None:
     drawings = [
-        charts.trade_off([Point(name, 1, 0.5), Point(name, 2, 0.6)], cost="size", unit="bytes"),
+        charts.trade_off([Point(name, 1, 0.5), Point(name, 2, 0.6)], quality="Accuracy", cost="size", unit="bytes"),
         charts.class_changes([ClassChange(name, 3, 0.5, 0.6)]),
         charts.confusion_matrix([name, name], [[1, 2], [3, 4]]),
-        charts.latency_curves([LatencyCurve(name, True, [1.0, 2.0], [("median", 0.5, 1.5)])]),
-        charts.operator_strip([OperatorRow(name, True, 3), OperatorRow(name, False, 0)]),
+        charts.latency_curves([LatencyCurve(name, "original", [1.0, 2.0], [("median", 0.5, 1.5)])]),
+        charts.operator_strip([operator(name, True, 3), operator(name, False, 0)]),
     ]
     for drawing in drawings:
         root = parsed(drawing)
@@ -142,8 +160,8 @@ def test_confusion_matrix_of_nothing_and_of_very_many() -> None:
 @pytest.mark.parametrize("both", [True, False])
 def test_latency_curves_take_any_number_of_runs(values: list[float], both: bool) -> None:
     curves = [
-        LatencyCurve("Original", True, values, [("median", 0.5, values[0])]),
-        LatencyCurve("Result", False, [0.5], []),
+        LatencyCurve("Original", "original", values, [("median", 0.5, values[0])]),
+        LatencyCurve("Result", "result", [0.5], []),
     ]
     svg = charts.latency_curves(curves if both else curves[:1])
     parsed(svg)
@@ -153,7 +171,7 @@ def test_latency_curves_take_any_number_of_runs(values: list[float], both: bool)
 def test_latency_curves_are_told_apart_without_colour() -> None:
     marks = [("median", 0.5, 1.5), ("p99", 0.99, 2.0)]
     svg = charts.latency_curves(
-        [LatencyCurve("Original", True, [1.0, 2.0], marks), LatencyCurve("Result", False, [0.5, 0.7], marks)]
+        [LatencyCurve("Original", "original", [1.0, 2.0], marks), LatencyCurve("Result", "result", [0.5, 0.7], marks)]
     )
     root = parsed(svg)
     assert {"Original", "Result"} <= set(texts(root))
@@ -162,14 +180,14 @@ def test_latency_curves_are_told_apart_without_colour() -> None:
 
 
 def test_a_far_outlier_does_not_flatten_the_curves() -> None:
-    svg = charts.latency_curves([LatencyCurve("Result", False, [1.0] * 199 + [500.0], [])])
+    svg = charts.latency_curves([LatencyCurve("Result", "result", [1.0] * 199 + [500.0], [])])
     assert "1" in texts(parsed(svg))
 
 
 @pytest.mark.parametrize("count", [1, 65, 400])
 @pytest.mark.parametrize("macs", [0, 7])
 def test_operator_strip_fills_its_width(count: int, macs: int) -> None:
-    operators = [OperatorRow("CONV_2D", i % 7 != 6, macs) for i in range(count)]
+    operators = [operator("CONV_2D", i % 7 != 6, macs) for i in range(count)]
     root = parsed(charts.operator_strip(operators))
     bars = [r for r in root.iter(f"{SVG}rect") if r.get("height") == "36"]
     rows = {bar.attrib["y"] for bar in bars}
@@ -182,7 +200,7 @@ def test_operator_strip_fills_its_width(count: int, macs: int) -> None:
 
 
 def test_no_chart_reaches_out() -> None:
-    svg = charts.operator_strip([OperatorRow("https://example.org", True, 1)])
+    svg = charts.operator_strip([operator("https://example.org", True, 1)])
     assert not re.search(r"(href|src)=|url\((?!#)", svg)
 
 
@@ -233,26 +251,26 @@ def test_many_classes_are_drawn_worst_first() -> None:
     ],
 )
 def test_numbers(value: float, unit: str, text: str) -> None:
-    assert report.number(value, unit) == text
+    assert wording.number(value, unit) == text
 
 
 def test_one_sided_intervals_and_origins() -> None:
-    assert report.show(m(0.5, "fraction") | {"low": 0.4}).fine == "≥ 0.400 · measured"
-    assert report.show(m(0.5, "fraction", "predicted") | {"high": 0.6}).fine == "≤ 0.600 · predicted"
-    assert report.show(None, absent="not asked for").fine == "not asked for"
-    assert report.show(m(None, "ms", "missing", note="no device")).fine == "no device"
-    assert report.show(m(None, "ms")).fine == "no finite value was recorded"
-    assert report.show({}).how == "missing"
+    show = wording.show
+    assert show(Measurement(0.5, "fraction", "measured", low=0.4)).small == "≥ 0.400 · measured"
+    assert show(Measurement(0.5, "fraction", "predicted", high=0.6)).small == "≤ 0.600 · predicted"
+    assert show(None, absent="not asked for").remark == "not asked for"
+    assert show(Measurement(None, "ms", "missing", note="no device")).remark == "no device"
+    assert show(Measurement(math.nan, "ms", "measured")).remark == "no finite value was recorded"
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(None, "not timed"), (0.44, "0.4 s"), (125, "2 min 05 s"), (7300, "2 h 01 min")]
 )
 def test_durations(value: float | None, text: str) -> None:
-    assert report.seconds(value) == text
+    assert wording.seconds(value) == text
 
 
-RUN = {"comparison": None, "models": None}
+RUN = {"comparison": None, "models": {"original": None, "result": None}}
 
 
 @pytest.mark.parametrize(
@@ -264,23 +282,23 @@ RUN = {"comparison": None, "models": None}
             "(drop +0.002 [−0.006, +0.006]); fits the budget.",  # noqa: RUF001
         ),
         (RUN | {"budget": []}, "No result was measured; no budget was set."),
-        (RUN | {"status": "failed"}, "Failed after 43.1 s; there is no result."),
+        (RUN | {"status": "failed"}, "Failed after 43.1 s; no result was measured."),
         (
-            RUN | {"status": "interrupted", "error": {"stage": "prune"}, "seconds": None},
-            "Interrupted in stage “prune”; there is no result.",
+            RUN | {"status": "interrupted", "error": {"stage": "prune", "message": "", "exit_code": 130}},
+            "Interrupted in stage “prune” after 43.1 s; no result was measured.",
         ),
     ],
 )
 def test_verdict(change: Record, sentence: str) -> None:
-    assert report.verdict(full() | change) == sentence
+    assert verdict(RunRecord.from_json(full() | change)) == sentence
 
 
 def test_verdict_names_what_breaks_the_budget() -> None:
     record = full()
     record["budget"][2]["holds"] = None
-    assert report.verdict(record).endswith("; budget undecided for “latency_ms”.")
+    assert verdict(RunRecord.from_json(record)).endswith("; budget undecided for “Latency, median”.")
     record["budget"][1]["holds"] = False
-    assert report.verdict(record).endswith("; over budget in “size_bytes”.")
+    assert verdict(RunRecord.from_json(record)).endswith("; over budget in “Size”.")
 
 
 @pytest.mark.parametrize(
@@ -304,14 +322,14 @@ def test_markdown_has_the_numbers_of_the_models_with_their_origin(name: str) -> 
     record = RECORDS[name]()
     text = markdown_of(record)
     for what, measurement in every_measurement(record | {"comparison": None}):
-        words = report.show(measurement, what)
-        known = " ".join(part for part in (f"**{words.text}**", words.interval, words.how) if part)
-        assert (f"missing: {words.note}" if words.how == "missing" else known) in text
+        cell = wording.show(Measurement(**measurement), what)
+        assert (f"missing: {cell.note}" if cell.style == "missing" else f"**{cell.text}** {cell.small}") in text
 
 
 def test_markdown_keeps_hostile_strings_in_code_spans() -> None:
     text = markdown_of(hostile())
-    outside = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", text)
+    outside = re.sub(r"^(`{3,})\n.*?^\1$", "", text, flags=re.DOTALL | re.MULTILINE)
+    outside = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", outside)
     for nasty in ("WWW", "<script", "<img", "@everyone", "#12", "https:", "*_"):
         assert nasty in text
         assert nasty not in outside
@@ -329,8 +347,8 @@ def test_outlines_of_huge_values_are_cut_short() -> None:
     for _ in range(40):
         deep = {"deeper": deep}
     wide = {f"key{i}": {"value": [i, None, True, "a: b"]} for i in range(5_000)}
-    lines = report.outline({"deep": deep, "long": list(range(10_000)), "wide": wide}).splitlines()
-    assert len(lines) == report.MAX_OUTLINE_LINES + 1
+    lines = wording.outline({"deep": deep, "long": list(range(10_000)), "wide": wide}).splitlines()
+    assert len(lines) == wording.MAX_OUTLINE_LINES + 1
     assert lines[-1] == "… the rest is in report.json"
     assert lines[13].strip() == "… deeper values are in report.json"
     assert lines[14].endswith("23, … 9976 more]")
@@ -339,9 +357,9 @@ def test_outlines_of_huge_values_are_cut_short() -> None:
 
 def test_outline_of_lists_and_empty_values() -> None:
     steps = [{"resize": {"size": [32, 32]}}, {"flip": {}}, [[1, 2], []]]
-    assert report.outline(steps) == "- resize:\n    size: [32, 32]\n- flip: {}\n- - [1, 2]\n  - []"
-    assert report.outline({}) == report.outline([]) == ""
-    assert report.outline([{}, None]) == "- {}\n- not set"
+    assert wording.outline(steps) == "- resize:\n    size: [32, 32]\n- flip: {}\n- - [1, 2]\n  - []"
+    assert wording.outline({}) == wording.outline([]) == ""
+    assert wording.outline([{}, None]) == "- {}\n- not set"
 
 
 def test_the_title_of_a_small_confusion_matrix_is_not_cut_off() -> None:

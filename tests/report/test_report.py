@@ -8,9 +8,23 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
-from run_records import HOSTILE, RECORDS, Record, every_measurement, failed, full, hostile, html_of, markdown_of
+from run_records import (
+    HOSTILE,
+    RECORDS,
+    Record,
+    every_measurement,
+    failed,
+    full,
+    hostile,
+    html_of,
+    markdown_of,
+    regression,
+    rendered,
+    with_stages,
+)
 
-from compress import report
+from compress.measurement import Measurement
+from compress.report.wording import show
 
 # fmt: on
 
@@ -61,18 +75,18 @@ def record(request: pytest.FixtureRequest) -> Record:
 
 def test_the_same_record_gives_the_same_bytes(record: Record) -> None:
     untouched = copy.deepcopy(record)
-    first = report.render(record)
+    first = rendered(record)
     assert list(first) == ["report.html", "report.json", "report.md"]
     assert repr(record) == repr(untouched)
-    assert report.render(untouched) == first
+    assert rendered(untouched) == first
 
 
 def test_json_is_the_record_and_strict() -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    assert json.loads(report.render(full())["report.json"]) == full()
-    loaded = json.loads(report.render(hostile())["report.json"], parse_constant=refuse)
+    assert json.loads(rendered(full())["report.json"]) == full()
+    loaded = json.loads(rendered(hostile())["report.json"], parse_constant=refuse)
     assert loaded["name"] == f"{HOSTILE}digits"
     assert loaded["models"]["result"]["measurements"]["macs"]["value"] is None
 
@@ -136,8 +150,8 @@ def test_every_measurement_is_shown_with_its_origin(name: str) -> None:
         assert kind == "missing" or small.split(" · ")[-1] == kind
     shown = {(number.removeprefix("drop "), small.replace("\xa0", " ")) for _, number, small in page.cells}
     for what, measurement in every_measurement(record):
-        words = report.show(measurement, what)
-        assert (words.text, words.fine) in shown, what
+        cell = show(Measurement(**measurement), what)
+        assert (cell.text, cell.remark) in shown, what
 
 
 def test_hostile_strings_stay_text() -> None:
@@ -186,6 +200,15 @@ def test_expected_latency_is_told_with_its_interval() -> None:
         assert "1.47 ms to 2.45 ms" in page
 
 
+def test_a_regression_has_rows_of_its_metrics() -> None:
+    text, page = markdown_of(regression()), Page(html_of(regression())).text
+    assert "| R² | **−1.300** measured | **−1.600** measured | **drop +0.300** measured |" in text  # noqa: RUF001
+    assert "| Mean absolute error | **8.50** measured | **9.50** measured | **increase +0.100** measured |" in text
+    assert "R² −1.300 → −1.600 (drop +0.300)" in text  # noqa: RUF001
+    assert "R², validation" in page
+    assert "R² on validation against size." in page
+
+
 def test_importing_is_light() -> None:
     code = "import sys, compress.report; print([m for m in ('jinja2', 'numpy', 'pydantic') if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -218,9 +241,8 @@ def test_what_quantization_tried_and_where_it_lost() -> None:
         "rewritten": [change],
         "warnings": ["few"],
     }
-    plain = {**full(), "stages": [{"id": "q", "stage": "quantize", "status": "made", "facts": facts}]}
-    shown = html_of(plain)
+    shown = html_of(with_stages({"id": "q", "stage": "quantize", "facts": facts}))
     advice = "wide. Setting to change: mse"
     for text in ("35.2 dB", "&lt;b&gt;", "✓ kept", "conv0 (weights)", advice, "not done: far", "✕ few"):
         assert text in shown
-    assert "Quantization error" not in html_of({**full(), "stages": []})
+    assert "Quantization error" not in html_of(with_stages())

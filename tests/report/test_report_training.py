@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from run_records import html_of, markdown_of, with_stages
 
-from compress.report import html, markdown, training
+from compress.report import training
+from compress.report.record import RunRecord
 
 BETTER = {"metric": "accuracy", "validation_before": 0.702, "validation_after": 0.764}
 WORSE = {"metric": "loss", "validation_before": 0.5, "validation_after": None}
-RECORD: dict[str, Any] = {
-    "stages": [
-        {"id": "load", "facts": None},
-        {"id": "train", "facts": {"batch_norms": {"recalibrated": True, **BETTER}}},
-        {
-            "id": "finder",
-            "facts": {"batch_norms": {"recalibrated": False, **WORSE}, "healing": {"kept": True, **BETTER}},
+NOT_KEPT = {"kept": False, "metric": "accuracy", "validation_before": 0.529, "validation_after": 0.451}
+RECORD = with_stages(
+    {"id": "load", "facts": {}},
+    {"id": "train", "facts": {"batch_norms": {"recalibrated": True, **BETTER}}},
+    {"id": "finder", "facts": {"batch_norms": {"recalibrated": False, **WORSE}, "healing": {"kept": True, **BETTER}}},
+    {
+        "id": "prune",
+        "facts": {
+            "steps": [
+                {"healing": NOT_KEPT},
+                {"batch_norms": {"recalibrated": False, "reason": "the model has 2 outputs"}},
+            ]
         },
-        {
-            "id": "prune",
-            "facts": {
-                "steps": [
-                    {
-                        "healing": {
-                            "kept": False,
-                            "metric": "accuracy",
-                            "validation_before": 0.529,
-                            "validation_after": 0.451,
-                        }
-                    },
-                    {"batch_norms": {"recalibrated": False, "reason": "the model has 2 outputs"}},
-                ]
-            },
-        },
-    ]
-}
+    },
+)
 LINES = [
     "train: batch norms are recalibrated, which changed validation accuracy from 0.702 to 0.764",
     "finder: batch norms are not recalibrated, because that changed validation loss from 0.5 to not finite",
@@ -43,14 +33,12 @@ LINES = [
 
 
 def test_one_sentence_for_each_fact() -> None:
-    assert training.lines(RECORD) == LINES
-    assert training.lines({"stages": None}) == []
-    # Records of earlier versions have a text here.
-    assert training.lines({"stages": [{"id": "replace", "facts": {"batch_norms": "measured anew"}}]}) == []
+    assert training.lines(RunRecord.from_json(RECORD)) == LINES
+    assert training.lines(RunRecord.from_json(with_stages())) == []
 
 
 def test_both_reports_have_them() -> None:
-    text, page = markdown.summary(RECORD), html.page(RECORD)
+    text, page = markdown_of(RECORD), html_of(RECORD)
     for line in LINES:
         assert line in text
-        assert f"<p>{line} (measured).</p>" in page
+        assert f"{line} (measured).</p>" in page

@@ -16,7 +16,8 @@ from stand_in import CHANCE, LOG, VERSION, Answer, Programs, success
 
 from compress.artifact import MODEL_COMPILED, MODEL_TFLITE, Artifact, Kind
 from compress.errors import ModelError, StageError
-from compress.pipeline.record import _placement as recorded
+from compress.pipeline.record import placement as recorded
+from compress.report.record import StageRecord
 from compress.stage import Context
 from compress.stages.compile import Compile
 from compress.stages.package import Package
@@ -109,10 +110,10 @@ def test_what_the_compiler_did_otherwise(given: Any, context: Context, programs:
     ]
     assert len(notes.noted) == len(facts["differences"])
     assert f"FULLY_CONNECTED: {late}: predicted 0, compiler 1" in notes.noted
-    shown = recorded({"compile": {"facts": facts}})
+    shown = recorded({"compile": StageRecord("compile", "compile", "made", facts=facts)})
     assert shown is not None
-    assert shown["compiled"] is True
-    assert shown["ops"][1]["placement"] == "cpu"
+    assert shown.compiled is True
+    assert shown.ops[1].placement == "cpu"
 
 
 def test_a_cached_result_needs_no_compiler(given: Any, context: Context, programs: Programs, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_files_and_the_original_teach_features_and_scores(
         features=Features(),
         **QUICK,
     )
-    facts = stage.beside(tmp_path).run(*given)
+    facts = stage.with_paths_from(tmp_path).run(*given)
     assert facts["teachers"] == ["big.keras", "the original", "int8.tflite"]
     assert noted(given[1]) == ["distill: teachers (big.keras, the original, int8.tflite) run once, before the training"]
     assert facts["features"] == [["map", "map"]]
@@ -116,7 +116,7 @@ def test_a_student_is_trained_from_the_original(
     (tmp_path / "small.py").write_text(BUILDER.format(filters=2))
     saved(keras, tmp_path / "small.keras", 2)
     origin = Origin(builder="small.py:build") if way == "builder" else Origin(file="small.keras")
-    stage = Distill(student=origin, **QUICK).beside(tmp_path)
+    stage = Distill(student=origin, **QUICK).with_paths_from(tmp_path)
     facts = stage.run(given[0], replace(given[1], trust=True))
     assert facts["teachers"] == ["the original"]
     assert ("healing" in facts) is (way == "file")  # a student from a builder has learnt nothing yet
@@ -128,7 +128,7 @@ def test_a_student_is_trained_from_the_original(
 def test_a_builder_of_ones_own_is_not_run_without_trust(given: tuple[Artifact, Context], tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text("raise SystemExit('was run')")
     with pytest.raises(UntrustedError, match=r"the builder .*small.py is a program that would be run"):
-        Distill(student=Origin(builder="small.py")).beside(tmp_path).run(*given)
+        Distill(student=Origin(builder="small.py")).with_paths_from(tmp_path).run(*given)
 
 
 @pytest.mark.tensorflow
@@ -140,9 +140,9 @@ def test_a_quantized_original_teaches_a_student_of_its_own(
     (folder / MODEL_TFLITE).write_bytes(tiny.classifier((8, 8, 1), classes=2))
     original = Artifact("", Kind.TFLITE, folder, {MODEL_TFLITE: ""}, {}, 0)
     saved(keras, tmp_path / "small.keras", 2)
-    stage = Distill(student=Origin(file="small.keras"), **QUICK).beside(tmp_path)
-    assert Kind.TFLITE in stage.takes()
-    assert Distill().takes() == {Kind.KERAS}
+    stage = Distill(student=Origin(file="small.keras"), **QUICK).with_paths_from(tmp_path)
+    assert Kind.TFLITE in stage.accepted_kinds()
+    assert Distill().accepted_kinds() == {Kind.KERAS}
     assert stage.run(original, replace(given[1], original=original))["teachers"] == ["the original"]
     assert filters_of(given[1]) == 2
 
@@ -150,7 +150,7 @@ def test_a_quantized_original_teaches_a_student_of_its_own(
 def test_the_contents_of_files_are_part_of_the_key_and_their_names_are_not(tmp_path: Path) -> None:
     def key(content: str, name: str, way: Callable[[str], Facts]) -> Any:
         (tmp_path / name).write_text(content)
-        return Distill(**way(name)).beside(tmp_path).identity()
+        return Distill(**way(name)).with_paths_from(tmp_path).identity()
 
     def taught(name: str) -> Facts:
         return {"teachers": (Path(name), Path("original"))}
@@ -161,7 +161,7 @@ def test_the_contents_of_files_are_part_of_the_key_and_their_names_are_not(tmp_p
     for way in (taught, learning):
         assert key("1", "a.keras", way) == key("1", "b.keras", way) != key("2", "a.keras", way)
     (tmp_path / "a.keras").write_text("1")
-    stage = Distill(teachers=(Path("a.keras"),)).beside(tmp_path)
+    stage = Distill(teachers=(Path("a.keras"),)).with_paths_from(tmp_path)
     (tmp_path / "a.keras").unlink()
     with pytest.raises(ModelError, match=r"a.keras: cannot be read: No such file or directory; check distill.teachers"):
         stage.identity()

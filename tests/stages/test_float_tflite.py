@@ -60,7 +60,7 @@ def test_a_file_without_layers_is_quantized_as_it_is_and_measured(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     path, notes = project(tmp_path / "project", classifier(resize=True), "quantize", "compile", "package"), tiny.Notes()
-    record = runs.run(load(path), tmp_path / "out", notes)
+    record = runs.run(load(path), tmp_path / "out", notes).to_json()
     rows = {row["id"]: row for row in record["stages"]}
     assert [row["kind"] for row in record["stages"]] == [Kind.FLOAT_TFLITE, Kind.TFLITE, Kind.COMPILED, Kind.BUNDLE]
     facts = rows["quantize"]["facts"]
@@ -77,7 +77,7 @@ def test_the_original_is_the_file_itself(keras: object, tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", "")
     model = classifier(resize=False)
     path = project(tmp_path / "project", model, {"quantize": {"ranges": "minmax"}})
-    record = runs.run(load(path), tmp_path / "out", tiny.Notes())
+    record = runs.run(load(path), tmp_path / "out", tiny.Notes()).to_json()
     first, quantized = record["stages"]
     assert first["kind"] == Kind.KERAS
     assert first["measurements"]["size_bytes"]["value"] == len(model)

@@ -52,7 +52,7 @@ def test_a_file_is_imported_quantized_and_measured(
     ]
     notes = tiny.Notes()
     path = project(tmp_path / "project", nodes, {"quantize": {"ranges": "minmax"}})
-    record = runs.run(load(path), tmp_path / "out", notes)
+    record = runs.run(load(path), tmp_path / "out", notes).to_json()
     assert [row["kind"] for row in record["stages"]] == [Kind.KERAS, Kind.TFLITE]
     facts = record["stages"][0]["facts"]
     assert (facts["operators"], facts["parameters"]) == (6, 107)
@@ -80,7 +80,7 @@ def test_a_detector_keeps_how_its_outputs_are_read(keras: object, tmp_path: Path
     stages = [{"quantize": {"ranges": "minmax", "equalize": "off", "held_out_samples": 8}}]
     path = scenes.pipeline(folder, (24, 8), {"file": "model.onnx", "detector": detector}, stages)
     (folder / "model.onnx").write_bytes(model.proto().SerializeToString())
-    record = runs.run(load(path), tmp_path / "out", tiny.Notes())
+    record = runs.run(load(path), tmp_path / "out", tiny.Notes()).to_json()
     assert record["stages"][0]["facts"]["detector"]["maps"] == detector["maps"]
     assert record["models"]["result"]["measurements"].keys() >= {"ap", "ap50"}
 

@@ -191,7 +191,7 @@ def plan_of(model: Any, folder: Path) -> Any:
 
 def given(plan: Any, folder: Path) -> Quantize:
     (folder / "by_hand.json").write_text(plan if isinstance(plan, str) else json.dumps(plan))
-    return Quantize(plan=Path("by_hand.json")).beside(folder)
+    return Quantize(plan=Path("by_hand.json")).with_paths_from(folder)
 
 
 def test_a_plan_gives_the_same_file_again_and_an_edit_another_one(keras: Any, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_the_content_of_a_plan_is_part_of_the_key(tmp_path: Path) -> None:
     keys = [given({"n": number}, tmp_path).identity()["plan"] for number in (1, 1, 2)]
     assert keys[0] == keys[1] != keys[2]
     with pytest.raises(StageError, match="cannot be read: No such file"):
-        Quantize(plan=Path("nowhere.json")).beside(tmp_path).identity()
+        Quantize(plan=Path("nowhere.json")).with_paths_from(tmp_path).identity()
 
 
 @pytest.mark.parametrize(
@@ -350,8 +350,8 @@ def test_never_more_than_two_thirds_are_calibrated_with() -> None:
 
 def test_hardness_and_coverage_need_layers() -> None:
     for select in ("hardness", "coverage"):
-        assert Kind.FLOAT_TFLITE not in Quantize(calibration=Calibration(select=select)).takes()  # type: ignore[arg-type]
-    assert Kind.FLOAT_TFLITE in Quantize(calibration=Calibration(select="stratified")).takes()
+        assert Kind.FLOAT_TFLITE not in Quantize(calibration=Calibration(select=select)).accepted_kinds()  # type: ignore[arg-type]
+    assert Kind.FLOAT_TFLITE in Quantize(calibration=Calibration(select="stratified")).accepted_kinds()
 
 
 def test_a_trained_model_needs_no_proxy() -> None:

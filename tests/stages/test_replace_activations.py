@@ -12,10 +12,10 @@ import pytest
 import tiny
 from blobs import Blobs, context
 from pydantic import ValidationError
+from run_records import rendered, with_stages
 
 from compress.artifact import MODEL_KERAS, MODEL_TFLITE, Artifact, Facts, Kind
 from compress.errors import ModelError
-from compress.report import render
 from compress.stages import working_model
 from compress.stages.replace_activations import ReplaceActivations
 from compress.targets import load
@@ -238,10 +238,9 @@ def test_the_report_tells_it(keras: Any, tmp_path: Path) -> None:
     facts, _ = replaced(
         model, tmp_path, ReplaceActivations(epochs=1, squeeze_and_excite="remove", activations=["silu", "gelu"])
     )
-    record = {"stages": [{"id": "replace", "stage": "replace_activations", "status": "made", "facts": facts}]}
-    files = render({**record, "name": "n", "status": "ok"})
+    files = rendered(with_stages({"stage": "replace_activations", "facts": facts}))
     for page in (files["report.html"].decode(), files["report.md"].decode()):
         assert "Activation replacement" in page
         for text in ("silu", "squeeze and excite", "after training", "gelu", "of the energy of the product"):
             assert text in page
-    assert "Activation replacement" not in render({"stages": [], "name": "n", "status": "ok"})["report.html"].decode()
+    assert "Activation replacement" not in rendered(with_stages())["report.html"].decode()

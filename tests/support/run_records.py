@@ -5,6 +5,7 @@ import random
 from typing import Any
 
 from compress import report
+from compress.report.record import RunRecord
 
 Record = dict[str, Any]
 NASTY = (
@@ -30,6 +31,12 @@ def stage(identity: str, accuracy: float, macs: int, size: int, **more: Any) -> 
         "settings": {"epochs": 4, "id": None}, "measurements": taken | sizes(size, macs),
         "facts": {"history": {"loss": [0.9, 0.31, 0.123456789]}, "removed": {"conv_2": 12}, "fused": True},
     } | more
+
+
+def with_stages(*stages: Record) -> Record:
+    """A complete run of these stages, of which only what matters is given."""
+    defaults = {"status": "made", "stage": "train", "settings": {}, "measurements": {}}
+    return full() | {"stages": [{"id": each.get("stage"), "facts": {}} | defaults | each for each in stages]}
 
 
 def model(made_by: str, accuracy: float, size: int, macs: int, ms: float) -> Record:
@@ -59,7 +66,7 @@ def per_class(names: list[str]) -> list[Record]:
         before = dice.choice([0.97, 0.984, 1.0, 0.93, 0.86])
         after = min(1.0, round(before + dice.choice([-0.16, -0.048, -0.016, 0.0, 0.0, 0.016, 0.032]), 3))
         one, two = (m(value, "fraction", reach=0.06) for value in (before, after))
-        rows.append({"name": name, "samples": 62, "original": one, "result": two})
+        rows.append({"name": name, "samples": 62, "original": one, "result": two, "ap50": None})
     return rows
 
 
@@ -78,14 +85,21 @@ DROP = m(0.0016, "fraction", reach=0.008, note="629 paired samples; bootstrap")
 ON_DEVICE = m(0.0823, "ms", "predicted", reach=0.02, note="on the device, from its memory and speed")
 UNTRAINED = {"accuracy": m(None, "fraction", "missing", note="untrained"), "macs": m(2_360_000, "MACs")}
 FULL: Record = {
-    "schema_version": 1, "name": "digits", "status": "ok", "error": None, "coralline": "0.1.0", "seed": 0,
+    "schema_version": 1, "name": "digits", "status": "ok", "error": None,
+    "answers": None, "sensitivity": None, "coralline": "0.1.0", "seed": 0,
     "seconds": 43.1, "finished": "2026-11-20T15:40:00+00:00",
     "target": {"name": "edgetpu", "summary": "Coral Edge TPU, 8 MiB of memory on the chip, full-integer models"},
+    "metrics": [
+        {"name": "accuracy", "label": "Accuracy", "unit": "fraction", "change": "accuracy_drop", "limited": True},
+    ],
     "pipeline": {"name": "digits", "model": {"builder": "cnn"}, "stages": [{"train": {"epochs": 12}}]},
     "data": {
         "source": "digits", "classes": list("0123456789"), "input_shape": [32, 32, 1],
         "samples": {"train": 999, "validation": 169, "test": 629},
         "preprocess": [{"resize": {"size": [32, 32]}}, {"scale": {"from": [0, 16], "to": [0, 1]}}],
+        "counts": {"train": [100] * 10, "validation": [17] * 10, "test": [63] * 10}, "imbalance": 1.0, "missing": [],
+        "shapes": [[8, 8, 1], [8, 8, 1]], "range": [0.0, 16.0], "dtypes": ["uint8"], "looked_at": 768,
+        "corrupt": {"count": 0, "first": []}, "notes": [], "targets": [],
     },
     "stages": [
         stage("load", 0, 0, 0, seconds=0.4, reason="an untrained model", measurements=UNTRAINED),
@@ -116,7 +130,9 @@ FULL: Record = {
         "summary": "12 of 13 operators run on the Edge TPU", "compiled": False, "compiles": True, "failure": None,
         "reason": "edgetpu_compiler is not installed on this machine", "macs": {"tpu": 1_128_800, "cpu": 4_000},
         "how_to_compile": "edgetpu_compiler -s model.tflite\n(Linux on x86-64, Debian package edgetpu-compiler)",
-        "ops": operators(13),
+        "ops": operators(13), "schema_version": 1, "subgraphs": 1,
+        "cached_bytes": 90_112, "streamed_bytes": 0, "activation_bytes": 4_096,
+        "report_on_chip_bytes": 90_112, "report_off_chip_bytes": 0, "risk": "low", "blockers": [],
         "expected_latency": {
             "usb3": {"summary": "USB 3, x86", "latency_ms": 1.9, "low_ms": 1.47, "high_ms": 2.45, "cpu_alone_ms": 0.07},
         },
@@ -131,9 +147,11 @@ FULL: Record = {
         "digits.coralline": {"sha256": "60303ae22b998861" * 4, "size_bytes": 331_776},
     },
     "environment": {
+        "node": "host", "runtime": "ai-edge-litert 2.3.0",
         "python": "3.11.7", "system": "Linux 6.1.0", "cpu": "Xeon 2.2 GHz",
         "tools": {"tensorflow": "2.21.0", "keras": "3.15.1", "numpy": "2.4.6"},
     },
+    "devices": [],
 }
 
 
@@ -157,9 +175,12 @@ def failed() -> Record:
 
 
 def bare() -> Record:
-    """What is known when the first line of the pipeline file is wrong already."""
-    error = {"stage": None, "message": "pipeline.yaml:3: 'no' is not a name", "exit_code": 2}
-    return {**dict.fromkeys(full()), "schema_version": 1, "status": "failed", "error": error}
+    """What is known when a run fails before its first stage."""
+    error = {"stage": None, "message": "data.npz: cannot be read", "exit_code": 3}
+    empty: Record = {"stages": [], "budget": [], "outputs": {}, "models": {"original": None, "result": None}}
+    return full() | empty | dict.fromkeys(("data", "comparison", "latency", "placement")) | {
+        "status": "failed", "error": error, "name": "bare",
+    }
 
 
 def spoiled(value: Any, key: str = "") -> Any:
@@ -168,15 +189,16 @@ def spoiled(value: Any, key: str = "") -> Any:
         return {name: spoiled(item, name) for name, item in value.items()} | more
     if isinstance(value, list):
         return [spoiled(item) for item in value]
-    if isinstance(value, str) and key not in ("how", "unit", "status", "placement"):
+    if isinstance(value, str) and key not in ("how", "unit", "status", "placement", "metrics", "change"):
         return f"{HOSTILE}{value}"
-    return float("nan") if key == "seconds" else value
+    return value
 
 
 def hostile() -> Record:
     record: Record = spoiled(full())
     record["outputs"] = {HOSTILE: {"sha256": HOSTILE, "size_bytes": 3}}
     record["models"]["result"]["measurements"]["macs"]["value"] = float("inf")
+    record["metrics"] = full()["metrics"]
     return record | {"error": {"stage": HOSTILE, "message": HOSTILE * 3, "exit_code": 5}}
 
 
@@ -200,16 +222,39 @@ def single() -> Record:
     record["stages"] = record["stages"][1:2]
     record["placement"] |= {"compiled": True}
     return record
+
+def regression() -> Record:
+    """A run whose result is worse than the mean: its R² is negative."""
+    record = full()
+    record["metrics"] = [
+        {"name": "r2", "label": "R²", "unit": "fraction", "change": "r2_drop", "limited": False},
+        {"name": "mae", "label": "Mean absolute error", "unit": "", "change": "mae_increase", "limited": True},
+    ]
+    for index, entry in enumerate([*record["stages"], *record["models"].values()]):
+        del entry["measurements"]["accuracy"]
+        entry["measurements"] |= {"r2": m(0.8 - 0.3 * index, "fraction"), "mae": m(1.5 + index, "")}
+    record["comparison"] = {
+        "measurements": {"r2_drop": m(0.3, "fraction"), "mae_increase": m(0.1, "fraction")},
+        "per_class": [], "confusion": None,
+    }  # fmt: skip
+    record["budget"] = []
+    return record
+
+
 RECORDS = {make.__name__: make for make in (full, failed, bare, hostile, crowded, single)}
 RECORDS["thirty"] = lambda: many(30)
 
 
+def rendered(record: Record) -> dict[str, bytes]:
+    return report.render(RunRecord.from_json(record))
+
+
 def html_of(record: Record) -> str:
-    return report.render(record)["report.html"].decode()
+    return rendered(record)["report.html"].decode()
 
 
 def markdown_of(record: Record) -> str:
-    return report.render(record)["report.md"].decode()
+    return rendered(record)["report.md"].decode()
 
 
 def every_measurement(record: Record) -> list[tuple[str, Record]]:

@@ -171,7 +171,7 @@ def test_a_pipeline_from_training_to_int8(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=images, y=sizes)
     (tmp_path / "net.py").write_text(BUILDER)
     (tmp_path / "p.yaml").write_text(PIPELINE)
-    record = run(load(tmp_path / "p.yaml"), tmp_path / "runs", tiny.Notes())
+    record = run(load(tmp_path / "p.yaml"), tmp_path / "runs", tiny.Notes()).to_json()
     assert record["status"] == "ok"
     for model in ("original", "result"):
         assert record["models"][model]["measurements"]["r2"]["value"] > 0.6

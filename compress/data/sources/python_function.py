@@ -39,7 +39,7 @@ class PythonFunction(Stored):
     reads: tuple[str, ...] = ()
     """The files that the function reads. If they change, the data is read again."""
 
-    def beside(self, folder: Path) -> Self:
+    def with_paths_from(self, folder: Path) -> Self:
         """Return the same source with paths relative to `folder`."""
         source = self.model_copy(update={"reads": tuple(str(folder / path) for path in self.reads)})
         places = {name: str(folder / path) for name in ("file", "manifest") if (path := getattr(self, name))}

@@ -1,0 +1,180 @@
+"""The content of the report: sections of text, tables and figures. `html` and `markdown` render the same sections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+MAX_REASON = 44
+"""A missing value's reason that is longer goes below the table."""
+
+Style = Literal["", "measured", "predicted", "missing", "good", "bad", "unsure", "none"]
+"""The origin of a measurement, or the kind of a remark; "none" is for the reason why a part is missing."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        text: the text, or a value with its unit.
+        small: small print: the interval and the origin of a measurement.
+        style: the origin of a measurement, or the kind of a remark.
+        note: the conditions of a measurement; the reason why it is missing.
+    """
+
+    text: str
+    small: str = ""
+    style: Style = ""
+    note: str = ""
+
+    @property
+    def is_measurement(self) -> bool:
+        """Whether the cell shows a measurement."""
+        return self.style in ("measured", "predicted", "missing")
+
+    @property
+    def footnote(self) -> str:
+        """The note, if it does not fit into the cell."""
+        if self.style == "missing" and len(self.note) <= MAX_REASON:
+            return ""
+        return self.note
+
+    @property
+    def remark(self) -> str:
+        """The small print in the cell, with the reason of a missing value if it is short."""
+        if self.style != "missing":
+            return self.small
+        return "see note" if self.footnote else self.note
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; the first cell of a row is its header."""
+
+    kind: ClassVar[str] = "table"
+
+    header: tuple[str, ...]
+    rows: Sequence[tuple[Cell | str, ...]]
+    caption: str = ""
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        """The rows, with every text as a cell."""
+        return [list(map(_as_cell, row)) for row in self.rows]
+
+    @property
+    def footnotes(self) -> list[str]:
+        """The notes below the table, each once."""
+        notes = [cell.footnote for row in self.cells for cell in row]
+        return list(dict.fromkeys(note for note in notes if note))
+
+
+def _as_cell(content: Cell | str) -> Cell:
+    return content if isinstance(content, Cell) else Cell(content)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    kind: ClassVar[str] = "text"
+
+    text: str
+    style: Style = ""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading inside a section."""
+
+    kind: ClassVar[str] = "heading"
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Names and their values."""
+
+    kind: ClassVar[str] = "pairs"
+
+    rows: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Preformatted:
+    """A text whose lines are kept."""
+
+    kind: ClassVar[str] = "preformatted"
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing by `charts`, which only the page shows; `title` names it, `caption` explains it."""
+
+    kind: ClassVar[str] = "figure"
+
+    svg: str
+    title: str
+    caption: str = ""
+    is_wide: bool = False
+
+
+@dataclass(frozen=True)
+class Details:
+    """Blocks that the page shows on request, and that the Markdown leaves out."""
+
+    kind: ClassVar[str] = "details"
+
+    summary: str
+    blocks: Sequence[Block]
+    is_open: bool = False
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Blocks next to each other on a wide screen."""
+
+    kind: ClassVar[str] = "columns"
+
+    columns: Sequence[Sequence[Block]]
+
+
+Block = Table | Text | Heading | Pairs | Preformatted | Figure | Details | Columns
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report under a title."""
+
+    title: str
+    blocks: Sequence[Block]
+
+    @property
+    def ident(self) -> str:
+        """The identifier of the section in the page."""
+        return self.title.lower().replace(" ", "-")
+
+
+def missing(reason: str) -> Text:
+    """Return the paragraph in place of a missing part: the reason as a sentence."""
+    return Text(f"{reason[:1].upper()}{reason[1:]}.", "none")
+
+
+def table(header: tuple[str, ...], rows: Sequence[tuple[Cell | str, ...]], caption: str = "") -> list[Block]:
+    """Return a table; nothing if it has no rows."""
+    return [Table(header, rows, caption)] if rows else []
+
+
+def joined(separator: str, *parts: str) -> str:
+    """Return the parts that are not empty, with a separator between them."""
+    return separator.join(part for part in parts if part)
+
+
+def or_missing(blocks: Sequence[Block], reason: str) -> Sequence[Block]:
+    """Return the blocks, or the reason for their absence."""
+    return blocks or [missing(reason)]

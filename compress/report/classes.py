@@ -1,0 +1,122 @@
+"""The section on the classes: the change of each, and the confusions of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compress.measurement import Measurement, origin
+from compress.measurement import missing as missing_measurement
+from compress.report import charts
+from compress.report.blocks import Block, Cell, Columns, Details, Figure, Section, Table, Text, missing, table
+from compress.report.record import ClassRecord, ConfusionRecord, RunRecord
+from compress.report.verdict import absence
+from compress.report.wording import noun, shorten, show
+
+MAX_DRAWN = 40
+MAX_IN_MATRIX = 30
+MAX_NEXT_TO_CHANGES = 12
+"""A matrix of more classes has the width of the page, and the most frequent confusions are listed too."""
+MAX_CONFUSIONS = 12
+MAX_LOSSES = 5
+HEADER = ("Class", "Original", "Result", "Change")
+
+
+def section(record: RunRecord) -> Section:
+    """Return the section."""
+    comparison = record.comparison
+    if comparison is None or not comparison.per_class or record.data is None:
+        return Section("Classes", [missing(absence(record))])
+    classes = _distinct(record.data.classes)
+    labels = dict(zip(record.data.classes, classes, strict=True))
+    ranked = sorted(comparison.per_class, key=lambda row: _rank(_change(row)))
+    named = [(labels.get(row.name, row.name), row) for row in ranked]
+    rows = [_row(name, row) for name, row in named]
+    quality = record.quality.label
+    changes = _changes(named, quality)
+    confusions = _confusions(comparison.confusion, classes)
+    return Section(
+        "Classes",
+        [
+            Columns([column for column in ([changes], confusions[:1]) if column]),
+            *confusions[1:],
+            *_losses(ranked, rows, quality),
+            Details(f"All {len(rows)} classes as a table", [Table(HEADER, rows)]),
+        ],
+    )
+
+
+def _confusions(confusion: ConfusionRecord | None, classes: Sequence[str]) -> list[Block]:
+    """Return the matrix; if it is wide, the most frequent confusions before it, or alone if it is too large.
+
+    Empty for a task without confusions.
+    """
+    if confusion is None:
+        return []
+    counts = confusion.result
+    is_wide = len(counts) > MAX_NEXT_TO_CHANGES
+    blocks = [_frequent(classes, counts)] if is_wide else []
+    if len(counts) <= MAX_IN_MATRIX:
+        caption = "Counted on the test split. Shade: fraction of the row; blue: right, red: wrong; a dot is 0."
+        svg = charts.confusion_matrix(classes, counts)
+        blocks.append(Figure(svg, "Confusion matrix of the result.", caption, is_wide))
+    return blocks
+
+
+def _distinct(classes: Sequence[str]) -> list[str]:
+    """Return the names, numbered if charts would shorten different names to the same text."""
+    names = [shorten(name, 100) for name in classes]
+    shortened = {name if len(name) <= 11 else name[:7] + name[-3:] for name in names}
+    return names if len(shortened) == len(names) else [f"{i} {name}" for i, name in enumerate(names)]
+
+
+def _change(row: ClassRecord) -> Measurement:
+    if row.original.value is None or row.result.value is None:
+        return missing_measurement("fraction", "a value is missing")
+    return Measurement(row.result.value - row.original.value, "fraction", origin(row.original, row.result))
+
+
+def _rank(change: Measurement) -> tuple[bool, float]:
+    """Return the sort key, worst class first; classes without a value are last."""
+    return change.value is None, change.value or 0.0
+
+
+def _row(name: str, row: ClassRecord) -> tuple[Cell, ...]:
+    change = show(_change(row), "accuracy_change")
+    return Cell(name, f"{row.samples:,} samples"), show(row.original), show(row.result), change
+
+
+def _changes(ranked: Sequence[tuple[str, ClassRecord]], quality: str) -> Block:
+    drawn = [
+        charts.ClassChange(name, row.samples, row.original.value, row.result.value, row.result.low, row.result.high)
+        for name, row in ranked
+        if row.original.value is not None and row.result.value is not None
+    ][:MAX_DRAWN]
+    if not drawn:
+        return missing("no class has both values")
+    caption = "Measured on the test split. Ring: original; dot: result; light band: 95% interval of the result."
+    if len(drawn) < len(ranked):
+        caption += f" The {len(drawn)} worst of {len(ranked)} classes are drawn; all are in the table."
+    title = f"Change of {noun(quality)} per class, worst first."
+    return Figure(charts.class_changes(drawn), title, caption)
+
+
+def _losses(ranked: Sequence[ClassRecord], rows: Sequence[tuple[Cell, ...]], quality: str) -> list[Block]:
+    """Return the classes with the largest loss; a sentence if no class lost anything."""
+    losses = sum((_change(row).value or 0) < 0 for row in ranked)
+    caption = "Classes with the largest loss."
+    no_loss = Text(f"None of {len(rows)} classes lost {noun(quality)}.")
+    return table(HEADER, rows[: min(losses, MAX_LOSSES)], caption) or [no_loss]
+
+
+def _frequent(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Block:
+    """Return the most frequent confusions."""
+    rows = [
+        (shorten(classes[actual]), shorten(classes[predicted]), f"{samples:,}", f"{sum(counts[actual]):,}")
+        for samples, actual, predicted in charts.confusions(counts)[:MAX_CONFUSIONS]
+    ]
+    caption = "Most frequent confusions of the result, counted on the test split."
+    if len(counts) > MAX_IN_MATRIX:
+        caption += f" The matrix is drawn for up to {MAX_IN_MATRIX} classes."
+    if not rows:
+        return Text("The result confuses no classes.")
+    return Table(("True class", "Predicted class", "Samples", "Of"), rows, caption)

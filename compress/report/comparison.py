@@ -1,0 +1,128 @@
+"""The sections on the run as a whole: budget, before and after, costs after each stage, stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from compress.measurement import Measurement, Metric, origin, ratio
+from compress.report import charts, training
+from compress.report.blocks import (
+    Block,
+    Cell,
+    Columns,
+    Figure,
+    Section,
+    Style,
+    Table,
+    Text,
+    joined,
+    missing,
+    or_missing,
+    table,
+)
+from compress.report.record import RunRecord, StageRecord
+from compress.report.verdict import absence
+from compress.report.wording import MAX_PROSE, metric, names, noun, number, seconds, shorten, show
+
+OUTCOMES = {
+    True: Cell("✓ within the limit", style="good"),
+    False: Cell("✕ over the limit", style="bad"),
+    None: Cell("? unknown", style="unsure"),
+}
+STATUSES: dict[str, tuple[str, Style, str]] = {
+    "made": ("✓", "", "not measured"),
+    "kept": ("✓", "", "not measured"),
+    "skipped": ("»", "", "skipped"),
+    "failed": ("✕", "bad", "the stage failed"),
+    "not run": ("○", "", "did not run"),
+}
+"""Mark and style of each status of a stage, and the reason for a missing measurement."""
+
+
+def budget(record: RunRecord) -> Section:
+    """Return each limit with its measurement."""
+    rows = []
+    for row in record.budget:
+        actual = show(row.measured, row.name, absence(record))
+        rows.append((metric(record, row.name).label, number(row.limit, row.unit), actual, OUTCOMES[row.holds]))
+    return Section("Budget", or_missing(table(("Quantity", "Limit", "Actual", "Outcome"), rows), "no budget was set"))
+
+
+def before_and_after(record: RunRecord) -> Section:
+    """Return every measurement of both models with its change."""
+    title = "Before and after"
+    if record.models is None:
+        return Section(title, [missing(absence(record))])
+    original, result = (model.measurements for model in (record.models.original, record.models.result))
+    metrics = [metric(record, name) for name in names(record, (original, result))]
+    rows: list[tuple[str | Cell, ...]] = []
+    for known in metrics:
+        before, after = (measurements.get(known.name) for measurements in (original, result))
+        change = record.changes.get(known.change) or ratio(before, after)
+        rows.append((known.label, show(before), show(after), _change(change, known)))
+    others = record.changes.keys() - {known.change for known in metrics}
+    rows += [
+        (metric(record, name).label, "compared", "compared", show(change, name))
+        for name, change in record.changes.items()
+        if name in others
+    ]
+    stages = [shorten(model.stage, 40) for model in (record.models.original, record.models.result)]
+    caption = f"Original: stage “{stages[0]}”; result: stage “{stages[1]}”. "
+    caption += f"{record.quality.label} is measured on the test split."
+    return Section(title, [Table(("Quantity", "Original", "Result", "Change"), rows, caption)])
+
+
+def _change(change: Measurement, known: Metric) -> Cell:
+    """Return the change as a cell, with the word "drop" or "increase" where it is not a ratio."""
+    cell = show(change, known.change)
+    word = known.change.rpartition("_")[2]
+    if cell.style == "missing" or word == "ratio":
+        return cell
+    return replace(cell, text=f"{word} {cell.text}")
+
+
+def costs(record: RunRecord) -> Section:
+    """Return the plots of quality against size and MACs after each stage."""
+    plots = [_plot(record, metric(record, name)) for name in ("size_bytes", "macs")]
+    return Section(f"{record.quality.label} and cost after each stage", [Columns([[plot] for plot in plots])])
+
+
+def _plot(record: RunRecord, cost: Metric) -> Block:
+    """Return the plot of quality against a cost; a text if no stage has both."""
+    points = [point for stage in record.stages for point in _points(stage, record.quality, cost)]
+    name = noun(cost.label)
+    if not points:
+        return missing(f"no plot against {name}: no stage has both values")
+    caption = (
+        "The top left is best. Bars: 95% interval. Filled: both values measured; hollow: at least one value predicted."
+    )
+    svg = charts.trade_off(points, quality=record.quality.label, cost=name, unit=cost.unit)
+    return Figure(svg, f"{record.quality.label} on validation against {name}.", caption)
+
+
+def _points(stage: StageRecord, quality: Metric, cost: Metric) -> Iterator[charts.Point]:
+    """Yield the point of a stage, if its model has both values."""
+    x, y = stage.measurements.get(cost.name), stage.measurements.get(quality.name)
+    if x is not None and y is not None and x.value is not None and y.value is not None:
+        yield charts.Point(shorten(stage.id, 40), x.value, y.value, y.low, y.high, origin(x, y) == "measured")
+
+
+def stages(record: RunRecord) -> Section:
+    """Return what became of each stage, with the measurements of its model."""
+    columns = names(record, [stage.measurements for stage in record.stages])
+    rows = [_stage_row(index, stage, columns) for index, stage in enumerate(record.stages)]
+    quality = {known.name for known in record.metrics}
+    header = [metric(record, name).label + ", validation" * (name in quality) for name in columns]
+    caption = f"Total time {seconds(record.seconds)}. Times are measured."
+    blocks = table(("Stage", "Outcome", *header), rows, caption)
+    blocks += [Text(f"{line} (measured).") for line in training.lines(record)]
+    return Section("Stages", or_missing(blocks, absence(record)))
+
+
+def _stage_row(index: int, stage: StageRecord, columns: list[str]) -> tuple[Cell, ...]:
+    mark, style, absent = STATUSES[stage.status]
+    head = Cell(f"{index} {shorten(stage.id)}", shorten(f"{stage.stage} · {stage.kind or 'no artifact'}"))
+    remark = joined("; ", seconds(stage.seconds), shorten(stage.reason or "", MAX_PROSE))
+    outcome = Cell(f"{mark} {stage.status}", remark, style)
+    return (head, outcome, *(show(stage.measurements.get(name), name, absent) for name in columns))

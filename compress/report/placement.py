@@ -1,0 +1,123 @@
+"""The section on where the operators run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from compress.report import charts
+from compress.report.blocks import (
+    Block,
+    Cell,
+    Columns,
+    Details,
+    Figure,
+    Heading,
+    Preformatted,
+    Section,
+    Table,
+    Text,
+    missing,
+    table,
+)
+from compress.report.record import ExpectedLatency, OperatorRecord, PlacementRecord, RunRecord
+from compress.report.verdict import absence
+from compress.report.wording import MAX_PROSE, count, cut, number, sentence, shorten
+
+MAX_ON_CPU = 10
+MAX_OPEN = 8
+"""The table of all operators is folded if it is longer; the operators on the CPU are then listed first."""
+EXPECTED_CAPTION = (
+    "Predicted latency at the highest clock, from the shapes of the layers. The values for the CPU alone are rough."
+)
+
+
+def section(record: RunRecord) -> Section:
+    """Return the section."""
+    placement = record.placement
+    if placement is None:
+        return Section("Where operators run", [missing(absence(record))])
+    side_by_side = Columns([[_figure(placement)], [*_compilation(placement)]])
+    rows = [_expected(prediction) for prediction in placement.expected_latency.values()]
+    expected = table(("Host", "Median", "Interval", "CPU alone"), rows, EXPECTED_CAPTION)
+    return Section("Where operators run", [side_by_side, *expected, *_operators(placement)])
+
+
+def _figure(placement: PlacementRecord) -> Block:
+    ops = placement.ops
+    if not ops:
+        return missing("no operators were recorded")
+    on_tpu = sum(op.on_tpu for op in ops)
+    macs = {processor: placement.macs.get(processor, 0) for processor in ("tpu", "cpu")}
+    caption = (
+        f"Edge TPU: {count(on_tpu, 'operator')}, {number(macs['tpu'], 'MACs')} MACs. "
+        f"CPU: {count(len(ops) - on_tpu, 'operator')}, {number(macs['cpu'], 'MACs')} MACs. "
+        "MACs are counted in the file."
+    )
+    if total := sum(macs.values()):
+        caption += f" The Edge TPU runs {number(macs['tpu'] / total, 'fraction')} of all MACs."
+    return Figure(charts.operator_strip(ops), f"Placement of the operators, {placement.origin}.", caption)
+
+
+def _compilation(placement: PlacementRecord) -> Iterator[Block]:
+    """Yield the summary, and whether the model was compiled or is expected to compile."""
+    yield Text(f"{shorten(placement.summary, MAX_PROSE)} ({placement.origin}).")
+    failure = shorten(placement.failure or "reason not recorded", MAX_PROSE)
+    if placement.origin == "measured":
+        yield Text(
+            "✓ Compiled with the vendor's compiler. The placement is read from the compiled file (measured).", "good"
+        )
+        return
+    if placement.compiled:
+        yield Text(f"✕ The vendor's compiler failed: {failure}", "bad")
+    else:
+        reason = shorten(placement.reason, MAX_PROSE) or "not compiled: reason not recorded"
+        yield Text(f"○ {sentence(reason)}", "unsure")
+    yield Text("The placement is predicted from the rules of the compiler.")
+    if placement.compiled:
+        return
+    if placement.compiles is False:
+        yield Text(f"✕ The model is not expected to compile (predicted): {failure}", "bad")
+    elif placement.compiles:
+        yield Text("The model is expected to compile (predicted).")
+    else:
+        yield Text("It is not known if the model compiles.")
+    if placement.how_to_compile:
+        yield Heading("How to compile")
+        yield Preformatted(cut(placement.how_to_compile))
+
+
+def _expected(prediction: ExpectedLatency) -> tuple[str, ...]:
+    interval = f"{number(prediction.low_ms, 'ms')} to {number(prediction.high_ms, 'ms')}"
+    latency = number(prediction.latency_ms, "ms")
+    return (shorten(prediction.summary, 100), latency, interval, number(prediction.cpu_alone_ms, "ms"))
+
+
+def _operators(placement: PlacementRecord) -> Iterator[Block]:
+    """Yield the first operators on the CPU, and all operators."""
+    if not placement.ops:
+        return
+    on_cpu = [op for op in placement.ops if not op.on_tpu]
+    if on_cpu:
+        yield Heading("Operators on the CPU")
+        yield _operator_table(on_cpu[:MAX_ON_CPU], placement)
+    if len(on_cpu) > MAX_ON_CPU:
+        yield Text(f"… and {len(on_cpu) - MAX_ON_CPU} more operators on the CPU.")
+    yield Details(
+        f"All {len(placement.ops)} operators",
+        [_operator_table(placement.ops, placement)],
+        is_open=len(placement.ops) <= MAX_OPEN,
+    )
+
+
+def _operator_table(ops: Sequence[OperatorRecord], placement: PlacementRecord) -> Table:
+    header = ("Operator", f"Runs on ({placement.origin})", "MACs (counted)", "Reason")
+    return Table(header, [_operator(op) for op in ops])
+
+
+def _operator(op: OperatorRecord) -> tuple[Cell | str, ...]:
+    version = "" if op.version is None else f"version {op.version}; "
+    head = Cell(f"{op.index} {shorten(op.op)}", version + shorten(op.output))
+    reason = Cell(
+        shorten(op.status, MAX_PROSE) or "status not recorded", shorten(f"{op.reason} {op.advice}", 2 * MAX_PROSE)
+    )
+    return (head, op.processor, f"{op.macs:,}", reason)

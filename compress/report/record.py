@@ -1,0 +1,436 @@
+"""The record of a run: all that the report shows. As JSON it is report.json, schema 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from compress.measurement import COSTS, How, Measurement, Metric
+from compress.report.json_values import decode, encode
+
+SCHEMA_VERSION = 1
+_NO_MODELS = {"original": None, "result": None}
+"""The models in report.json if the run did not get so far."""
+RunStatus = Literal["ok", "over budget", "degenerate", "failed", "interrupted"]
+StageStatus = Literal["made", "kept", "skipped", "failed", "not run"]
+Measurements = Mapping[str, Measurement]
+"""Measurements by the name of their metric."""
+
+
+@dataclass(frozen=True)
+class ErrorRecord:
+    """The error that ended a run, or the reason why its result is not acceptable.
+
+    Attributes:
+        stage: the id of the stage that failed; None if the error is not in a stage.
+        message: the message of the error.
+        exit_code: the exit code of the command.
+    """
+
+    stage: str | None
+    message: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class TargetRecord:
+    """The target of a run."""
+
+    name: str
+    summary: str
+
+
+@dataclass(frozen=True)
+class TargetRange:
+    """The range of a regression target in the training split."""
+
+    name: str
+    least: float
+    mean: float
+    most: float
+
+
+@dataclass(frozen=True)
+class CorruptSamples:
+    """The samples that cannot be read: their number, and the first of them with the reasons."""
+
+    count: int = 0
+    first: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """The data set: its source, and its summary (the keys are explained in `compress.data.summary`)."""
+
+    source: str
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    preprocess: tuple[Any, ...]
+    samples: Mapping[str, int]
+    counts: Mapping[str, tuple[int, ...]]
+    imbalance: float | None
+    missing: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    range: tuple[float, ...]
+    dtypes: tuple[str, ...]
+    looked_at: int
+    corrupt: CorruptSamples
+    notes: tuple[str, ...]
+    targets: tuple[TargetRange, ...] = ()
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """A stage of a run.
+
+    Attributes:
+        id: its unique name in the pipeline.
+        stage: the name of the stage.
+        status: what became of it.
+        seconds: the time that it took when it was made; None if it was not.
+        reason: the reason why it was skipped.
+        kind: the kind of artifact after it.
+        settings: its settings.
+        facts: what the stage reports; the report's sections decode what they show.
+        measurements: the measurements of its model, the quality on the validation split.
+    """
+
+    id: str
+    stage: str
+    status: StageStatus
+    seconds: float | None = None
+    reason: str | None = None
+    kind: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    measurements: Measurements = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """The original or the result: the id of its stage, and its measurements, the quality on the test split."""
+
+    stage: str
+    measurements: Measurements
+
+
+@dataclass(frozen=True)
+class ModelsRecord:
+    """The two models that are compared."""
+
+    original: ModelRecord
+    result: ModelRecord
+
+
+@dataclass(frozen=True)
+class AnswersRecord:
+    """Whether the answers of a model depend on its input.
+
+    Attributes:
+        verdict: "degenerate" if it gives one answer to nearly everything.
+        text: its most frequent answer and the count, as a predicate.
+        counts: the counts behind the verdict.
+    """
+
+    verdict: Literal["varied", "degenerate", "undecided"]
+    text: str
+    counts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class AnswersOfModels:
+    """The verdicts on the answers of both models."""
+
+    original: AnswersRecord
+    result: AnswersRecord
+
+
+@dataclass(frozen=True)
+class ClassRecord:
+    """The quality of both models for one class.
+
+    Attributes:
+        name: the class.
+        samples: the number of its test samples; for detection, of its objects.
+        original: the quality of the original.
+        result: the quality of the result.
+        ap50: for detection, the average precision at IoU 0.5 of both models.
+    """
+
+    name: str
+    samples: int
+    original: Measurement
+    result: Measurement
+    ap50: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class ConfusionRecord:
+    """Counts of test samples by true class (row) and predicted class (column), of both models."""
+
+    original: tuple[tuple[int, ...], ...]
+    result: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class ComparisonRecord:
+    """The comparison of result and original: drops, ratios, agreement; and classes, if the task has them."""
+
+    measurements: Measurements
+    per_class: tuple[ClassRecord, ...] = ()
+    confusion: ConfusionRecord | None = None
+
+
+@dataclass(frozen=True)
+class LatencyRecord:
+    """The time of each inference on this host in ms, of both models, and the conditions."""
+
+    conditions: Mapping[str, Any]
+    original: tuple[float, ...]
+    result: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class OperatorRecord:
+    """An operator of the compressed model, and where it runs."""
+
+    index: int
+    op: str
+    placement: str
+    macs: int
+    version: int | None = None
+    output: str = ""
+    status: str = ""
+    reason: str = ""
+    advice: str = ""
+
+    @property
+    def on_tpu(self) -> bool:
+        """Whether the Edge TPU runs it."""
+        return self.placement == "tpu"
+
+    @property
+    def processor(self) -> str:
+        """The processor that runs it."""
+        return "Edge TPU" if self.on_tpu else "CPU"
+
+
+@dataclass(frozen=True)
+class ExpectedLatency:
+    """The predicted latency on one kind of host with its interval, and the time on its CPU alone."""
+
+    summary: str
+    latency_ms: float
+    low_ms: float
+    high_ms: float
+    cpu_alone_ms: float
+
+
+@dataclass(frozen=True)
+class PlacementRecord:
+    """Where the operators of the compressed model run (`compress.targets.edgetpu.check`).
+
+    Attributes:
+        summary: one line about it.
+        ops: every operator in the order of execution.
+        macs: the multiply-accumulates by processor.
+        compiled: whether the vendor's compiler ran; otherwise the placement is predicted.
+        reason: the reason why it did not run.
+        how_to_compile: instructions for the user.
+        compiles: whether the model compiles; None if that is unknown.
+        failure: the reason why it does not compile.
+        expected_latency: the predicted latency by host.
+    """
+
+    summary: str
+    ops: tuple[OperatorRecord, ...]
+    macs: Mapping[str, int] = field(default_factory=dict)
+    compiled: bool = False
+    reason: str = ""
+    how_to_compile: str = ""
+    compiles: bool | None = None
+    failure: str | None = None
+    expected_latency: Mapping[str, ExpectedLatency] = field(default_factory=dict)
+    schema_version: int | None = None
+    subgraphs: int | None = None
+    cached_bytes: int | None = None
+    streamed_bytes: int | None = None
+    report_on_chip_bytes: int | None = None
+    report_off_chip_bytes: int | None = None
+    activation_bytes: int | None = None
+    risk: str | None = None
+    blockers: tuple[Any, ...] = ()
+
+    @property
+    def origin(self) -> How:
+        """Whether the placement was read from a compiled file, or is predicted."""
+        return "measured" if self.compiled and self.compiles is not False else "predicted"
+
+
+@dataclass(frozen=True)
+class CurveRecord:
+    """The sensitivity of a group of layers: divergence and accuracy by the number of channels kept."""
+
+    layers: tuple[str, ...]
+    kept: tuple[int, ...]
+    divergence: tuple[float, ...]
+    accuracy: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class SensitivityRecord:
+    """The sensitivity of layers to pruning, or the reason why it is missing."""
+
+    samples: int = 0
+    importance: str = ""
+    curves: tuple[CurveRecord, ...] = ()
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class BudgetRecord:
+    """A limit of the budget, and the measurement that it is for; `holds` is None if that is missing."""
+
+    name: str
+    limit: float
+    unit: str
+    measured: Measurement
+    holds: bool | None
+
+
+@dataclass(frozen=True)
+class OutputRecord:
+    """A file that the run wrote for the user."""
+
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class EnvironmentRecord:
+    """The machine of the run, and the versions of the tools."""
+
+    node: str
+    cpu: str
+    system: str
+    python: str
+    runtime: str
+    tools: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DeviceRecord:
+    """The measurements of one device with the bundle of the run.
+
+    Attributes:
+        device: its name.
+        board: its board or processor.
+        python: the version of Python.
+        runtime: the TFLite runtime.
+        model: the model that was measured, and on which processor.
+        measurements: the measurements.
+        golden: the comparison with the outputs of the host, by model.
+        doubts: the reasons why the measurements cannot be compared with others.
+    """
+
+    device: str
+    board: str
+    python: str
+    runtime: str
+    model: str
+    measurements: Measurements
+    golden: Mapping[str, str]
+    doubts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The record of a run.
+
+    Attributes:
+        name: the name of the pipeline.
+        status: "ok", "over budget", "degenerate" (one answer to nearly everything), "failed" or "interrupted".
+        error: what ended the run, or why its result is not acceptable.
+        coralline: the version of Coralline.
+        seed: the seed of the run.
+        seconds: the time of the run.
+        finished: the end of the run, ISO 8601.
+        target: the target.
+        metrics: the metrics of the task, the most important one first.
+        pipeline: the content of the pipeline file.
+        data: the data set; None if the run did not get so far, as for all that follow.
+        stages: the stages, in order.
+        models: original and result.
+        answers: whether their answers depend on the input.
+        comparison: their comparison.
+        latency: their latency on this host.
+        placement: where the operators of the result run.
+        sensitivity: the sensitivity of the layers to pruning; None if it was not measured.
+        budget: the limits that were set.
+        outputs: the files for the user, by name.
+        environment: the machine and the tools.
+        devices: the measurements of devices.
+    """
+
+    name: str
+    status: RunStatus
+    error: ErrorRecord | None
+    coralline: str
+    seed: int
+    seconds: float
+    finished: str
+    target: TargetRecord
+    metrics: tuple[Metric, ...]
+    pipeline: Mapping[str, Any]
+    data: DataRecord | None
+    stages: tuple[StageRecord, ...]
+    models: ModelsRecord | None
+    answers: AnswersOfModels | None
+    comparison: ComparisonRecord | None
+    latency: LatencyRecord | None
+    placement: PlacementRecord | None
+    sensitivity: SensitivityRecord | None
+    budget: tuple[BudgetRecord, ...]
+    outputs: Mapping[str, OutputRecord]
+    environment: EnvironmentRecord
+    devices: tuple[DeviceRecord, ...] = ()
+
+    @property
+    def quality(self) -> Metric:
+        """The most important metric of the task."""
+        return self.metrics[0]
+
+    @property
+    def changes(self) -> Measurements:
+        """The measurements of the comparison; empty without a comparison."""
+        return {} if self.comparison is None else self.comparison.measurements
+
+    @property
+    def failed_stage(self) -> str:
+        """The id of the stage that failed; empty if none did."""
+        return "" if self.error is None else self.error.stage or ""
+
+    @property
+    def known_metrics(self) -> tuple[Metric, ...]:
+        """The metrics of the task, then size, MACs and latency."""
+        return (*self.metrics, *COSTS)
+
+    @classmethod
+    def from_json(cls, content: object) -> RunRecord:
+        """Return the record in the content of report.json.
+
+        Raises:
+            TypeError: it is not a record of schema 1.
+            ValueError: a measurement contradicts itself.
+        """
+        if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+            raise TypeError(f"schema_version is not {SCHEMA_VERSION}")
+        if content.get("models") == _NO_MODELS:
+            content = {**content, "models": None}
+        return decode(cls, content)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of report.json."""
+        content = encode(self)
+        return {"schema_version": SCHEMA_VERSION, **content, "models": content["models"] or _NO_MODELS}

@@ -1,0 +1,163 @@
+"""The head of the report: the outcome in one or two sentences, and the error with what is valid in spite of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from compress.report.answers import in_words
+from compress.report.blocks import Cell, joined
+from compress.report.record import ModelsRecord, RunRecord
+from compress.report.wording import MAX_PROSE, cut, first, interval, metric, noun, seconds, sentence, shorten, show
+
+MARKS = {"ok": "✓", "over budget": "▲", "degenerate": "✕", "failed": "✕", "interrupted": "■"}
+COMPLETE = {
+    "over budget": "The budget is not kept",
+    "degenerate": "The result gives one answer to nearly everything",
+}
+"""Headings of the errors of complete runs."""
+_RATIOS = (("size_ratio", "size"), ("macs_ratio", "MACs"), ("latency_ratio", "latency"))
+
+
+@dataclass(frozen=True)
+class ErrorSummary:
+    """The error of a run, and the parts of the report that are valid in spite of it."""
+
+    heading: str
+    message: str
+    exit_code: int
+    valid: str
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The head of the report."""
+
+    name: str
+    status: str
+    mark: str
+    finished: str
+    target: str
+    coralline: str
+    verdict: str
+    error: ErrorSummary | None
+
+
+def overview(record: RunRecord) -> Overview:
+    """Return the head of the report."""
+    return Overview(
+        name=shorten(record.name, 100),
+        status=record.status,
+        mark=MARKS.get(record.status, "?"),
+        finished=re.sub(r"^([\d-]+)T(\d\d:\d\d)[\d:.]*(Z|\+00:00)$", r"\1 \2 UTC", shorten(record.finished, 40)),
+        target=shorten(joined(": ", record.target.name, record.target.summary), MAX_PROSE),
+        coralline=shorten(record.coralline),
+        verdict=verdict(record),
+        error=_error(record),
+    )
+
+
+def absence(record: RunRecord) -> str:
+    """Return the reason why a part of the record is missing."""
+    if record.status == "failed":
+        return f"the run failed{_in_stage(record)} before this step"
+    if record.status == "interrupted":
+        return f"the run was interrupted{_in_stage(record)} before this step"
+    return "not part of this run"
+
+
+def _in_stage(record: RunRecord) -> str:
+    return f" in stage “{shorten(record.failed_stage)}”" if record.failed_stage else ""
+
+
+def verdict(record: RunRecord) -> str:
+    """Return the outcome in one or two sentences."""
+    results = _results(record)
+    if record.status in ("failed", "interrupted"):
+        head = f"{record.status.capitalize()}{_in_stage(record)} after {seconds(record.seconds)}"
+        return f"{head}; results before that: {results}." if results else f"{head}; no result was measured."
+    outcome = f"{results or 'No result was measured'}; {_budget_kept(record)}."
+    answers = in_words(record.answers)
+    if not answers:
+        return outcome
+    head = {"degenerate": "Not usable"}.get(record.status, "Note")
+    return f"{head}: {answers}. {sentence(outcome)}"
+
+
+def _results(record: RunRecord) -> str:
+    """Return ratios and quality of the result; empty if the models were not compared."""
+    if record.models is None:
+        return ""
+    parts = []
+    for name, cost in _RATIOS:
+        ratio = show(record.changes.get(name), name)
+        if ratio.style == "missing":
+            parts.append(f"{cost} not compared")
+        else:
+            parts.append(f"{ratio.text} the {cost}{_origin(ratio)}")
+    return ", ".join([*parts, _quality(record, record.models)])
+
+
+def _quality(record: RunRecord, models: ModelsRecord) -> str:
+    """Return the change of the most important metric: "accuracy 0.992 → 0.990 (drop +0.002)"."""
+    quality = record.quality
+    label = noun(quality.label)
+    before, after = (show(model.measurements.get(quality.name)) for model in (models.original, models.result))
+    if "missing" in (before.style, after.style):
+        return f"{label} not compared"
+    text = f"{label} {before.text}{_origin(before)} → {after.text}{_origin(after)}"
+    change = record.changes.get(quality.change)
+    drop = show(change, quality.change)
+    if change is None or drop.style == "missing":
+        return text
+    return f"{text} (drop {joined(' ', drop.text, interval(change, quality.change))}{_origin(drop)})"
+
+
+def _origin(cell: Cell) -> str:
+    return "" if cell.style == "measured" else f" ({cell.style})"
+
+
+def _budget_kept(record: RunRecord) -> str:
+    if not record.budget:
+        return "no budget was set"
+    for holds, outcome in ((False, "over budget in"), (None, "budget undecided for")):
+        labels = [f"“{metric(record, row.name).label}”" for row in record.budget if row.holds is holds]
+        if labels:
+            return f"{outcome} {first(labels, 3)}"
+    return "fits the budget"
+
+
+def _error(record: RunRecord) -> ErrorSummary | None:
+    error = record.error
+    if error is None:
+        return None
+    where = _in_stage(record) or ", outside of any stage"
+    heading = COMPLETE.get(record.status, f"{record.status.capitalize()}{where}")
+    return ErrorSummary(heading, cut(error.message) or "(no message)", error.exit_code, valid_parts(record))
+
+
+def valid_parts(record: RunRecord) -> str:
+    """Return what of the report can be relied on in spite of the error."""
+    if record.status == "over budget":
+        return "The run is complete and everything below is valid; the result only breaks the budget."
+    if record.status == "degenerate":
+        return _valid_although_degenerate(record)
+    compared = " The comparison of the two models below is complete and valid." if record.comparison else ""
+    done = [f"“{shorten(stage.id, 40)}”" for stage in record.stages if stage.status in ("made", "kept", "skipped")]
+    if not done:
+        return f"No stage was completed, so the report has no measurements.{compared}"
+    stages = "stage that was" if len(done) == 1 else "stages that were"
+    return (
+        f"Still valid: the {len(done)} {stages} completed ({first(done, 12)}), with the numbers given for them below. "
+        f"They are stored; the next run goes on from there.{compared}"
+    )
+
+
+def _valid_although_degenerate(record: RunRecord) -> str:
+    text = (
+        "The run is complete. Sizes, MACs, latencies and placement below are valid. Do not use the result: its "
+        f"{noun(record.quality.label)} is that of a model whose answers do not depend on the input."
+    )
+    if record.answers is not None and record.answers.original.verdict == "degenerate":
+        text += " The same holds for the original, so drop and agreement show nothing."
+    return text
