@@ -172,13 +172,13 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def _addresses(options: argparse.Namespace) -> list[DeviceAddress]:
-    from compress.fleet.address import distinct, listed, parse
+    from compress.fleet.address import distinct, parse, read_addresses
 
     if options.jobs < 1:
         raise PipelineError("--jobs 0 does nothing", allowed="1 or more")
     addresses = [parse(text) for text in options.to]
     if options.hosts:
-        addresses += listed(options.hosts)
+        addresses += read_addresses(options.hosts)
     return distinct(addresses)
 
 

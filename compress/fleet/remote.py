@@ -105,9 +105,8 @@ class Access:
         if self.identity:
             options += ["-i", str(self.identity.absolute()), "-o", "IdentitiesOnly=yes"]
         options += ["-p", str(address.port)] if address.port else []
-        options += ["-l", address.user] if address.user else []
         home, program = ("~/", self.python[2:]) if self.python.startswith("~/") else ("", self.python)
-        return ssh.command(address.host, f"{home}{shlex.join([program, '-IS', '-c', _BOOT])}", options)
+        return ssh.command(address.login, f"{home}{shlex.join([program, '-IS', '-c', _BOOT])}", options)
 
 
 def _quoted(path: Path) -> str:
