@@ -121,7 +121,7 @@ def deploy(options: argparse.Namespace) -> int:
     payload = release.load(options.bundle)
     person = log.person()
     settings = release.ReleaseOptions(options.keep, options.verify, options.bench, options.device, person)
-    step = partial(rollout.deploy, made=payload, settings=settings, folder=options.bundle.absolute().parent)
+    step = partial(rollout.deploy, new_release=payload, settings=settings, folder=options.bundle.absolute().parent)
     about = {
         "action": "deploy",
         "bundle": payload.files["bundle.coralline"]["sha256"],
