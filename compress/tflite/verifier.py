@@ -2,8 +2,8 @@
 
 Unpacking follows every offset and trusts every length. In a damaged file these are arbitrary. In a hostile file a list
 refers to one table a million times, and a few kilobytes unpack to gigabytes. Offsets point forward and no table
-contains a table of its own kind, so there are no cycles, and only the amount must be limited. Every table and list is
-visited as in unpacking, and the memory that it will take is counted.
+contains a table of the same kind, so cycles are impossible, and only the amount must be limited. Every table and list
+is visited as in unpacking, and the memory that it will take is counted.
 
 Source: tensorflow/lite/schema/schema.fbs, schema version 3; FlatBuffers internals, "Tables".
 """
