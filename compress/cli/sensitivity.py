@@ -32,7 +32,7 @@ def measure(path: Path, samples: int, out: Path) -> tuple[dict[str, Any], Path]:
         CorallineError: the file is wrong, a step fails, or there is nothing to remove.
     """
     if not 1 <= samples <= MOST:
-        raise PipelineError(f"--samples {samples}", allowed=f"1 to {MOST:,}")
+        raise PipelineError(f"--samples {samples} is out of range", allowed=f"1 to {MOST:,}")
     pipeline = load(path)
     task = task_of(pipeline.data)
     unfit = task.why_not(["measured sensitivity"])

@@ -135,7 +135,7 @@ def careful(
 
 
 def from_weights(network: Network, channels: ChannelGroups, least: Factors | float = 0.0) -> Factors:
-    """Return factors that make the largest weights equal that compute a channel and that use it."""
+    """Return factors that balance the largest weight that computes a channel with the largest weight that uses it."""
 
     def largest_outputs(current: Network, total: Factors) -> NDArray[np.float64]:
         del total

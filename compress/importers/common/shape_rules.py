@@ -242,7 +242,7 @@ def _padded(value: Any, pads: Sequence[Widths]) -> list[Any]:
 def tile(call: LayerFactory[ValueT], value: ValueT, repeats: Sequence[int]) -> ValueT:
     """Repeat each axis."""
     if len(repeats) != len(value.shape) or min(repeats, default=0) < 1:
-        raise NotImportedError(f"{list(repeats[:9])} times do not fit {list(value.shape)}")
+        raise NotImportedError(f"its repeats {list(repeats[:9])} do not fit {list(value.shape)}")
     if prod(repeats) * prod(size or 1 for size in value.shape[1:]) > MOST_ELEMENTS:
         raise NotImportedError(
             f"{list(repeats[:9])} times {list(value.shape)} are more than {MOST_ELEMENTS:,} elements"

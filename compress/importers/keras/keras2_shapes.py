@@ -225,7 +225,7 @@ def _pair(value: Any) -> tuple[int, int]:
     numbers = integers(value)
     numbers = numbers * 2 if len(numbers) == 1 else numbers[1:3] if len(numbers) == 4 else numbers
     if len(numbers) != 2 or not all(0 < each <= 2**16 for each in numbers):
-        raise NotImportedError(f"its window is {numbers[:4]}")
+        raise NotImportedError(f"its window {numbers[:4]} is invalid")
     return numbers[0], numbers[1]
 
 

@@ -107,16 +107,21 @@ def _build_candidate(graph: OnnxGraph, rules: Mapping[str, Rule], orders: Mappin
     numbers = {node.name: node.number for node in graph.nodes}
     problems.sort(key=lambda problem: numbers.get(problem.node, 0))
     outputs, notes = _outputs(builder) if not problems else ([], [])
-    notes += [f"its input {name!r} is not used: it is removed" for name in graph.inputs if name not in used]
-    notes += [_layout_note("input", name, value) for name, value in used.items() if value.sides != value.shape[1:]]
-    notes += [
-        f"its input {n!r} is {graph.types[n]}; the Keras model takes it as floats"
-        for n in used
-        if graph.types[n] != FLOAT
-    ]
+    notes += _input_notes(graph, used)
     network = builder.network(list(used.values()), outputs)
     unchanged = {name: value for name, value in builder.values.items() if name not in builder.changed}
     return OnnxNetwork(graph, network, used, outputs, unchanged, tuple(problems), (*graph.notes, *notes))
+
+
+def _input_notes(graph: OnnxGraph, used: Mapping[str, OnnxValue]) -> list[str]:
+    """Return notes on inputs that the Keras model does not have, or has in another layout or type."""
+    notes = [f"its input {name!r} is not used: it is removed" for name in graph.inputs if name not in used]
+    for name, value in used.items():
+        if value.sides != value.shape[1:]:
+            notes.append(_layout_note("input", name, value))
+        if graph.types[name] != FLOAT:
+            notes.append(f"its input {name!r} is {graph.types[name]}; the Keras model takes it as floats")
+    return notes
 
 
 def _unknown(graph: OnnxGraph, node: Node) -> list[OnnxValue]:

@@ -170,42 +170,64 @@ def _conv_padding(call: OnnxCall, source: OnnxValue, sliding: SlidingWindow) -> 
 
 
 def conv_transpose(call: OnnxCall) -> OnnxValue:
-    """ConvTranspose: weights [in, out / groups, places...]; excess at the edges is cropped."""
+    """ConvTranspose: weights [in, out / groups, positions...]; excess at the edges is cropped."""
     source = image(call)
-    kernel, channels = _kernel(call, len(source.shape)), source.shape[1]
-    groups, rank = int(call.setting("group", 1)), kernel.ndim - 2
-    sliding, result = window(call, source, kernel.shape[2:]), call.output_shape()
+    kernel = _kernel(call, len(source.shape))
+    channels = source.shape[1]
+    groups = int(call.setting("group", 1))
+    sliding = window(call, source, kernel.shape[2:])
     if kernel.shape[0] != channels or channels % groups:
         raise NotImportedError(f"weights {list(kernel.shape)} in {groups} groups do not fit {channels} channels")
     if max(sliding.dilation) > 1:
         kernel, sliding = _spread(kernel, sliding)
     if groups > 1:
         kernel = _written_out(kernel, groups)
+    rank = kernel.ndim - 2
     bias = _bias(call, kernel.shape[1])
-    config: dict[str, Any] = {"filters": kernel.shape[1], "kernel_size": sliding.size, "strides": sliding.strides}
-    config["use_bias"] = bool(bias)
     weights = [kernel.transpose(*range(2, rank + 2), 1, 0), *bias]
-    order, cuts = channel_last(rank + 2), _cuts(call, source, sliding, result)
-    extra = [max(size - stride, 0) for size, stride in zip(sliding.size, sliding.strides, strict=True)]
-    same = [(total // 2, total - total // 2) for total in extra]
-    times = [side * stride for side, stride in zip(source.shape[2:], sliding.strides, strict=True)]
-    if cuts == same and list(result[2:]) == times:
+    config = {
+        "filters": kernel.shape[1],
+        "kernel_size": sliding.size,
+        "strides": sliding.strides,
+        "use_bias": bool(bias),
+    }
+    result = call.output_shape()
+    cuts = _cuts(call, source, sliding, result)
+    if _is_same_padding(source, sliding, result, cuts):
         config["padding"] = "same"
-        return call.layer(f"Conv{rank}DTranspose", config, [source], laid(UNKNOWN, result, order), weights)
-    more = [max(-after, 0) for _, after in cuts]
-    least = [(n - 1) * t + s for n, t, s in zip(source.shape[2:], sliding.strides, sliding.size, strict=True)]
-    usual = [n * t + max(s - t, 0) for n, t, s in zip(source.shape[2:], sliding.strides, sliding.size, strict=True)]
-    sides = [side + extra for side, extra in zip(least, more, strict=True)]
-    if any(extra >= stride for extra, stride in zip(more, sliding.strides, strict=True)) or min(c for c, _ in cuts) < 0:
+        like = laid(UNKNOWN, result, channel_last(rank + 2))
+        return call.layer(f"Conv{rank}DTranspose", config, [source], like, weights)
+    added = [max(-after, 0) for _, after in cuts]
+    if any(more >= stride for more, stride in zip(added, sliding.strides, strict=True)) or min(c for c, _ in cuts) < 0:
         raise NotImportedError(f"Keras cannot compute its output {list(result)} from {list(source.shape)}")
-    config |= {"padding": "valid", "output_padding": None if sides == usual else more}
-    like = laid(UNKNOWN, (1, kernel.shape[1], *sides), order)
+    sizes = _full_sizes(source, sliding, added)
+    usual = _full_sizes(source, sliding, [max(t - s, 0) for t, s in zip(sliding.strides, sliding.size, strict=True)])
+    config |= {"padding": "valid", "output_padding": None if sizes == usual else added}
+    like = laid(UNKNOWN, (1, kernel.shape[1], *sizes), channel_last(rank + 2))
     full = call.layer(f"Conv{rank}DTranspose", config, [source], like, weights)
-    cropping = [[before, max(after, 0)] for before, after in cuts]
+    return _cropped(call, full, [[before, max(after, 0)] for before, after in cuts])
+
+
+def _is_same_padding(source: OnnxValue, sliding: SlidingWindow, result: tuple[int, ...], cuts: Pads) -> bool:
+    """Return True if a transposed convolution equals one of Keras with padding "same"."""
+    excess = [max(size - stride, 0) for size, stride in zip(sliding.size, sliding.strides, strict=True)]
+    sizes = [size * stride for size, stride in zip(source.shape[2:], sliding.strides, strict=True)]
+    return cuts == [(total // 2, total - total // 2) for total in excess] and list(result[2:]) == sizes
+
+
+def _full_sizes(source: OnnxValue, sliding: SlidingWindow, added: Sequence[int]) -> list[int]:
+    """Return the output sizes of a transposed convolution without cropping, with `added` zeros at the end."""
+    sizes = zip(source.shape[2:], sliding.strides, sliding.size, added, strict=True)
+    return [(before - 1) * stride + size + more for before, stride, size, more in sizes]
+
+
+def _cropped(call: OnnxCall, full: OnnxValue, cropping: list[list[int]]) -> OnnxValue:
+    """Crop an image (before, after) along each axis."""
     if not any(map(any, cropping)):
         return full
+    rank = len(cropping)
     settings = {"cropping": cropping if rank > 1 else cropping[0]}
-    return call.layer(f"Cropping{rank}D", settings, [full], laid(UNKNOWN, result, order))
+    return call.layer(f"Cropping{rank}D", settings, [full], laid(UNKNOWN, call.output_shape(), channel_last(rank + 2)))
 
 
 def _cuts(call: OnnxCall, source: OnnxValue, sliding: SlidingWindow, result: tuple[int, ...]) -> Pads:

@@ -34,6 +34,7 @@ OUT_AXIS = {
     "GroupNormalization": -1,
 }
 """Output channel axis of the kernel or scale, by kind of layer."""
+COMMUTATIVE = ("Add", "Multiply")
 BY_CHANNEL = {**OUT_AXIS, "DepthwiseConv1D": None, "DepthwiseConv2D": None}
 
 
@@ -94,32 +95,40 @@ def arithmetic(kind: str, layer: bool = True) -> Rule:
 
 def _merged(call: OnnxCall, kind: str, source: Sequence[Any]) -> OnnxValue | None:
     """Fold a scalar or per-channel constant into the weights of the previous layer, if possible."""
-    value, constant = source if isinstance(source[0], OnnxValue) else source[::-1]
-    swapped = not isinstance(source[0], OnnxValue)
-    if not isinstance(value, OnnxValue) or isinstance(constant, OnnxValue) or value.shape != call.output_shape():
+    constant_first = not isinstance(source[0], OnnxValue)
+    if kind not in (COMMUTATIVE if constant_first else (*COMMUTATIVE, "Subtract", "Divide")):
         return None
-    if constant.dtype.kind != "f" or kind not in ("Add", "Subtract", "Multiply", "Divide"):
+    constant, value = source if constant_first else source[::-1]
+    if not isinstance(value, OnnxValue) or isinstance(constant, OnnxValue) or constant.dtype.kind != "f":
         return None
-    if (swapped and kind in ("Subtract", "Divide")) or (kind == "Add" and _begins_hard_sigmoid(call, constant)):
+    if value.shape != call.output_shape() or (kind == "Add" and _begins_hard_sigmoid(call, constant)):
         return None
-    layer = call.builder.alone(value)
-    if (
-        layer is None
-        or layer.kind not in BY_CHANNEL
-        or layer.config.get("activation")
-        or value.sides != call.builder.shapes[value.tensor]
-    ):
+    layer = _layer_to_change(call, value)
+    numbers = _by_channel(constant, value)
+    if layer is None or numbers is None:
         return None
-    numbers = np.asarray(small(constant, value), np.float32)
-    channels = value.sides[-1]
-    if numbers.size not in (1, channels) or (numbers.size > 1 and numbers.shape[-1] != channels):
-        return None
-    numbers = np.broadcast_to(numbers.reshape(-1), (channels,))
     changed = (_scaled if kind in ("Multiply", "Divide") else _shifted)(layer, numbers, kind)
     if not all(np.isfinite(weight).all() for weight in changed.weights):
         return None
     call.builder.rewrite(value, changed)
     return value
+
+
+def _layer_to_change(call: OnnxCall, value: OnnxValue) -> Layer | None:
+    """Return the layer that computes a value, if its weights can be scaled or shifted without other effects."""
+    layer = call.builder.alone(value)
+    if layer is None or layer.kind not in BY_CHANNEL or layer.config.get("activation"):
+        return None
+    return layer if value.sides == call.builder.shapes[value.tensor] else None
+
+
+def _by_channel(constant: NDArray[Any], value: OnnxValue) -> NDArray[np.float32] | None:
+    """Return a constant as one number for each channel of a value; None if it differs between positions."""
+    numbers = np.asarray(small(constant, value), np.float32)
+    channels = value.sides[-1]
+    if numbers.size not in (1, channels) or (numbers.size > 1 and numbers.shape[-1] != channels):
+        return None
+    return np.broadcast_to(numbers.reshape(-1), (channels,))
 
 
 def _begins_hard_sigmoid(call: OnnxCall, constant: NDArray[Any]) -> bool:

@@ -166,7 +166,7 @@ def pool(kind: str) -> Callable[[TfliteCall], TfliteValue]:
         source = call.batched(0, 4)
         size = [int(call.option("filterHeight", 1)), int(call.option("filterWidth", 1))]
         if not all(0 < side <= 2**20 for side in size):
-            raise NotImportedError(f"its window is {size}")
+            raise NotImportedError(f"its window {size} is invalid")
         window = {"strides": _strides(call), "padding": _padding(call)}
         like = _like(source, window, (size[0], size[1]), source.shape[3])
         return call.activated(call.layer(kind, {**window, "pool_size": size}, [source], like))
