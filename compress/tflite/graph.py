@@ -173,6 +173,10 @@ class Graph:
         """Return the output tensors of an operator."""
         return [self.tensors[index] for index in operator.outputs]
 
+    def custom_operators(self, name: str) -> list[Operator]:
+        """Return the custom operators with a name."""
+        return [operator for operator in self.operators if operator.custom and operator.name == name]
+
     @cached_property
     def consumers(self) -> dict[int, list[Operator]]:
         """The operators that read each tensor."""

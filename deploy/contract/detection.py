@@ -165,12 +165,13 @@ def ordered(details: Sequence[Any]) -> Optional[List[Any]]:
     Compilers may change the order. With four classes the two shapes are equal, and the order is kept.
     """
     shapes = [[int(side) for side in detail["shape"]] for detail in details]
-    good = len(shapes) == 2 and all(len(shape) == 3 and shape[0] == 1 for shape in shapes)
-    if not good or shapes[0][1] != shapes[1][1] or 4 not in (shapes[0][2], shapes[1][2]):
+    if [len(shape) for shape in shapes] != [3, 3]:
         return None
-    if np.dtype(details[0]["dtype"]) != np.dtype(details[1]["dtype"]):
+    (batch, anchors, width), other = shapes
+    same_dtype = np.dtype(details[0]["dtype"]) == np.dtype(details[1]["dtype"])
+    if batch != 1 or other[:2] != [1, anchors] or 4 not in (width, other[2]) or not same_dtype:
         return None
-    return list(details) if shapes[0][2] == 4 else [details[1], details[0]]
+    return list(details) if width == 4 else [details[1], details[0]]
 
 
 def overlaps(boxes: Array, others: Array) -> Array:

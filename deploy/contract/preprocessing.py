@@ -259,20 +259,25 @@ def _parse(entry: Any, index: int) -> Any:
     ((name, stored),) = entry.items()
     if name not in STEPS:
         raise PreprocessingError("unknown step %r; allowed: %s" % (name, ", ".join(STEPS)), index)
-    known = fields(STEPS[name])
     settings = {} if stored is None else stored
+    _check_keys(name, settings, index)
+    known = fields(STEPS[name])
+    try:
+        return STEPS[name](**{known[setting].name: value for setting, value in settings.items()})
+    except PreprocessingError as error:
+        raise PreprocessingError("%s: %s" % (name, error), index)
+
+
+def _check_keys(name: str, settings: Any, index: int) -> None:
     if not isinstance(settings, dict):
         raise PreprocessingError("%s must be a map, not %r" % (name, settings), index)
+    known = fields(STEPS[name])
     unknown = [setting for setting in settings if setting not in known]
     if unknown:
         raise PreprocessingError("unknown key %r in %s; allowed: %s" % (unknown[0], name, ", ".join(known)), index)
     missing = [setting for setting in needed(STEPS[name]) if setting not in settings]
     if missing:
         raise PreprocessingError("%s needs the key %r" % (name, missing[0]), index)
-    try:
-        return STEPS[name](**{known[setting].name: value for setting, value in settings.items()})
-    except PreprocessingError as error:
-        raise PreprocessingError("%s: %s" % (name, error), index)
 
 
 def quantize(values: Array, scale: float, zero_point: int, dtype: Any) -> Array:
