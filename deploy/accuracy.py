@@ -13,7 +13,7 @@ import numpy as np
 
 from deploy import runtime
 from deploy.contract.average_precision import Truth, average_precision
-from deploy.contract.bundle import ROLES, Bundle, BundleError
+from deploy.contract.bundle import Bundle, BundleError
 from deploy.contract.detection import Detections, agreement
 from deploy.contract.errors import DeviceError
 from deploy.contract.preprocessing import Array
@@ -45,16 +45,15 @@ def compare(
         RuntimeLibraryError: no TFLite runtime is installed.
     """
     samples, truth = opened.evaluation() if opened.detector is None else objects(opened)
-    samples, truth = samples[:limit], truth[:limit]
+    samples = samples[:limit]
+    truth = truth[:limit]
     if not samples:
         return {"accuracy": missing("fraction", "the bundle has no evaluation sample")}
     metric = "accuracy" if opened.detector is None else "ap"
     kernels = runtime.reproducible(runtime.find())
     models: Dict[str, Any] = {}
     answers: Dict[str, List[Any]] = {}
-    for role in ROLES:
-        if role not in opened.manifest["models"]:
-            continue
+    for role in opened.roles:
         progress("measuring the accuracy of the %s model" % role)
         device = options.device if role == "compiled" else "cpu"
         try:

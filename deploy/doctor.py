@@ -193,8 +193,8 @@ def child() -> None:
     from deploy.contract.errors import DeviceError
 
     try:
-        found = runtime.find()
-        report(runtime=dict(found.describe(), too_new=found.too_new_for_libedgetpu_16))
+        tflite = runtime.find()
+        report(runtime=dict(tflite.describe(), too_new=tflite.too_new_for_libedgetpu_16))
     except DeviceError as error:
         report(broken=error.to_json())
     report(step="pycoral")

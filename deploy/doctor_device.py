@@ -133,7 +133,10 @@ def _busy(facts: Facts, tpu: Dict[str, Any]) -> List[Finding]:
     holders = host.holders(tpu["node"], facts.root) if tpu["node"] else []
     if not holders:
         return []
-    what = "%s is in use by %s" % (tpu["device"], ", ".join("%(name)s (process %(pid)d)" % each for each in holders))
+    what = "%s is in use by %s" % (
+        tpu["device"],
+        ", ".join("%(name)s (process %(pid)d)" % holder for holder in holders),
+    )
     why = "only one process at a time can use an Edge TPU"
     return [Finding("warning", "busy", what, why, "kill %d" % holders[0]["pid"])]
 

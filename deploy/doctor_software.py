@@ -16,7 +16,7 @@ _VENV = "sudo apt-get install python3-venv && python3 -m venv --system-site-pack
 def findings(facts: Facts) -> List[Finding]:
     """Return all findings on software."""
     checks: Tuple[Callable[[Facts], List[Finding]], ...] = (_runtime, _crashed, _library, _too_new, _traps, _shadows)
-    return [each for check in checks for each in check(facts)]
+    return [finding for check in checks for finding in check(facts)]
 
 
 def install(facts: Facts) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Dict, List
 import numpy as np
 
 from deploy import host, probe, runtime
-from deploy.contract.bundle import ROLES, Bundle
+from deploy.contract.bundle import Bundle
 from deploy.contract.errors import DeviceError, EdgeTpuError
 from deploy.contract.preprocessing import Array
 from deploy.measurement import finite
@@ -197,9 +197,7 @@ def verify(opened: Bundle, options: RuntimeOptions) -> Dict[str, Any]:
         model was not run although an Edge TPU is connected or was requested, or None.
     """
     results: Dict[str, Verdict] = {}
-    for role in ROLES:
-        if role not in opened.manifest["models"]:
-            continue
+    for role in opened.roles:
         try:
             on_cpu = RuntimeOptions("cpu", options.threads)
             results[role] = golden(opened, role, options if role == "compiled" else on_cpu)

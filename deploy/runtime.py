@@ -3,7 +3,7 @@
 The first one that is installed is used: `ai_edge_litert`, `tflite_runtime` (also version 2.5 of Mendel Linux),
 `tensorflow`. The environment variable CORALLINE_RUNTIME selects one of them.
 
-The signature of the interpreter tells which options a runtime has, not its version: `num_threads` (TFLite 2.3),
+The signature of the interpreter shows which options a runtime has; its version does not: `num_threads` (TFLite 2.3),
 `experimental_op_resolver_type` and `experimental_preserve_all_tensors` (2.5).
 """
 

@@ -121,7 +121,7 @@ def deploy(options: argparse.Namespace) -> int:
     payload = release.load(options.bundle)
     person = log.person()
     settings = release.ReleaseOptions(options.keep, options.verify, options.bench, options.device, person)
-    step = partial(rollout.deploy, made=payload, settings=settings, folder=options.bundle.absolute().parent)
+    step = partial(rollout.deploy, new_release=payload, settings=settings, folder=options.bundle.absolute().parent)
     about = {
         "action": "deploy",
         "bundle": payload.files["bundle.coralline"]["sha256"],
@@ -172,13 +172,13 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def _addresses(options: argparse.Namespace) -> list[DeviceAddress]:
-    from compress.fleet.address import distinct, listed, parse
+    from compress.fleet.address import distinct, parse, read_addresses
 
     if options.jobs < 1:
         raise PipelineError("--jobs 0 does nothing", allowed="1 or more")
     addresses = [parse(text) for text in options.to]
     if options.hosts:
-        addresses += listed(options.hosts)
+        addresses += read_addresses(options.hosts)
     return distinct(addresses)
 
 

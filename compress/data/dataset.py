@@ -161,7 +161,7 @@ class Dataset:
         indices = {} if splitting else dict(samples.splits)
         if indices and "train" not in indices:
             raise DataError(
-                f"there is no train split, but {' and '.join(indices)}",
+                f"has no train split, only {' and '.join(indices)}",
                 where=f"data.source.{self.source.name}",
                 todo="add one, or have the samples divided by data.split",
             )
@@ -384,7 +384,7 @@ def _check(samples: Samples, name: str) -> None:
     labels, classes = samples.labels, samples.class_names
     where = f"data.source.{name}"
     if len(labels) == 0:
-        raise DataError("there are no samples", where=where)
+        raise DataError("contains no samples", where=where)
     if samples.objects is not None:
         _check_objects(samples, where)
         return
@@ -421,5 +421,5 @@ def _refuse_twins(classes: tuple[str, ...], where: str) -> None:
 
 def _check_objects(samples: Samples, where: str) -> None:
     if not samples.class_names or not any(len(objects.classes) for objects in samples.objects or ()):
-        raise DataError("there are no objects in the images", where=where, todo="check the annotations")
+        raise DataError("the images contain no objects", where=where, todo="check the annotations")
     _refuse_twins(samples.class_names, where)

@@ -253,17 +253,23 @@ def _tabled(tree: Tree, settings: Labels) -> list[Listed]:
                 raise DataError(f"lists {name!r} a second time", where=line, todo="remove one of the rows")
             if name not in known:
                 raise DataError(f"lists {name!r}, which is not there", where=line, todo="check labels.file and path")
-            label, *more = (text.strip() for text in more)
-            group = more[-1] if settings.group else ""
-            for text in (label, group) if group else (label,):
-                labels.check(text, line)
-            split = labels.split_named(more[0], line) if split_column else None
-            listed[name] = Listed(name, label, split, group)
+            listed[name] = _listed_row(name, [text.strip() for text in more], bool(split_column), line)
     return list(listed.values())
 
 
+def _listed_row(name: str, cells: Sequence[str], has_split: bool, line: str) -> Listed:
+    """Return a sample from the cells after the file name: label, split and group; the last two are optional."""
+    label, *more = cells
+    labels.check(label, line)
+    split = labels.split_named(more.pop(0), line) if has_split else None
+    group = more[0] if more else ""
+    if group:
+        labels.check(group, line)
+    return Listed(name, label, split, group)
+
+
 def _split_column(tree: Tree, table: str) -> str | None:
-    """Return the name of the column `split` of a table, in any case; None if there is none."""
+    """Return the name of the column `split` of a table, in upper or lower case; None without one."""
     with tree.open(table) as stream:
         header = tables.header(stream, tree.describe(table))
     candidates = [name for name in header if name.strip().lower() == "split"]

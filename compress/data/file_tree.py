@@ -38,7 +38,7 @@ class Tree:
         """Open a file for reading.
 
         Raises:
-            DataError: there is no such file, or it cannot be read.
+            DataError: the file does not exist, or cannot be read.
         """
         raise NotImplementedError
 
@@ -131,7 +131,7 @@ class _Archive(Tree):
     def open(self, name: str) -> BinaryIO:
         place = self._places.get(inside(name, self.where))
         if place is None:
-            raise DataError(f"there is no file {name!r} in it", where=self.where, todo="check data.source")
+            raise DataError(f"contains no file {name!r}", where=self.where, todo="check data.source")
         return io.BufferedReader(_Part(self._stream, *place))
 
     def files(self, names: tuple[str, ...]) -> dict[str, Path]:

@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -31,14 +31,14 @@ def decode(read: Read, count: int, put: Put, progress: Progress | None = None, t
     """Decode samples 0 to `count` in parallel, and pass them on in order.
 
     Args:
-        read: decodes one; called by several threads at once.
-        count: how many there are.
-        put: is given index and sample, in this thread.
+        read: decodes one sample; several threads call it at once.
+        count: the number of samples.
+        put: receives index and sample, in this thread.
         progress: the receiver of progress reports.
-        todo: what can be done about several samples that are corrupt.
+        todo: advice for several corrupt samples.
 
     Raises:
-        DataError: samples are corrupt; all of them are in the message, ten by their names.
+        DataError: samples are corrupt; the message has their number and ten names.
     """
     problems = corrupt(read, count, put, progress)
     if problems:
@@ -50,29 +50,40 @@ def corrupt(
 ) -> list[tuple[int, CorruptError]]:
     """Decode samples, pass them on until one is unreadable, and return the errors of all unreadable samples."""
     problems: list[tuple[int, CorruptError]] = []
-    pending: deque[tuple[int, Future[list[NDArray[Any] | CorruptError]]]] = deque()
     with (
-        warnings.catch_warnings(action="ignore"),  # here, since threads share the filters: decoders warn of much
-        contextlib.redirect_stdout(sys.stderr),  # likewise: a user's function may print, and results go to stdout
+        warnings.catch_warnings(action="ignore"),  # decoders warn often; threads share the filters, so it is set here
+        contextlib.redirect_stdout(sys.stderr),  # a user's function may print, and stdout is for results
         ThreadPoolExecutor(WORKERS) as pool,
+        contextlib.closing(_chunks(read, count, pool)) as chunks,
     ):
-        try:
-            for start in range(0, count + CHUNK * AHEAD * WORKERS, CHUNK):
-                if start < count:
-                    pending.append((start, pool.submit(_chunk, read, start, min(start + CHUNK, count))))
-                if pending and (len(pending) >= AHEAD * WORKERS or start >= count):
-                    begin, future = pending.popleft()
-                    for index, sample in enumerate(future.result(), begin):
-                        if isinstance(sample, CorruptError):
-                            problems.append((index, sample))
-                        elif put and not problems:
-                            put(index, sample)
-                    if progress:
-                        progress.update(min(begin + CHUNK, count), count)
-        finally:
-            for _, future in pending:
-                future.cancel()
+        for begin, samples in chunks:
+            for index, sample in enumerate(samples, begin):
+                if isinstance(sample, CorruptError):
+                    problems.append((index, sample))
+                elif put and not problems:
+                    put(index, sample)
+            if progress:
+                progress.update(min(begin + CHUNK, count), count)
     return problems
+
+
+def _chunks(
+    read: Read, count: int, pool: ThreadPoolExecutor
+) -> Generator[tuple[int, list[NDArray[Any] | CorruptError]]]:
+    """Yield decoded samples in order with the index of the first, while a limited number of chunks is in progress."""
+    pending: deque[tuple[int, Future[list[NDArray[Any] | CorruptError]]]] = deque()
+    try:
+        for start in range(0, count, CHUNK):
+            pending.append((start, pool.submit(_chunk, read, start, min(start + CHUNK, count))))
+            if len(pending) >= AHEAD * WORKERS:
+                begin, future = pending.popleft()
+                yield begin, future.result()
+        while pending:
+            begin, future = pending.popleft()
+            yield begin, future.result()
+    finally:
+        for _, future in pending:
+            future.cancel()
 
 
 def _chunk(read: Read, start: int, end: int) -> list[NDArray[Any] | CorruptError]:
@@ -89,10 +100,10 @@ class Rows:
     """The destination of samples of one shape: memory, or a file if they are large together.
 
     Args:
-        count: how many will come.
-        large: bytes from which on they go into the file.
-        path: the file, a .npy file; None: always into memory.
-        keep: whether they go anywhere; otherwise only their shape is known.
+        count: the number of samples.
+        large: the size in bytes above which the samples are written to the file.
+        path: the .npy file; None: always in memory.
+        keep: whether the samples are stored; otherwise only their shape is recorded.
     """
 
     def __init__(self, count: int, large: int, path: Path | None, *, keep: bool = True) -> None:

@@ -52,16 +52,17 @@ def summary(data: Described) -> Facts:
     """Return the summary as plain values.
 
     Returns:
-        `samples` by split; `counts`: by split, of each class, for detection its objects; `imbalance`: how many the most
-        frequent class of the training split has for one of the rarest, None where a class has none; `missing`: the
-        classes that it has none of; `shapes`: smallest and largest sample, `range`: smallest and largest value,
-        `dtypes`, of `looked_at` samples as they came; `targets`: for regression, the
-        range of each; `corrupt`: how many were left out, and the first; `notes`.
+        `samples`: the number of samples of each split. `counts`: for each split, the number of samples of each class;
+        for detection, of its objects. `imbalance`: the largest class of the training split divided by the smallest;
+        None if a class is empty. `missing`: the classes without training samples. `shapes`: the smallest and the
+        largest shape; `range`: the smallest and the largest value; `dtypes`: all three of `looked_at` samples before
+        preprocessing. `targets`: for regression, the range of each target. `corrupt`: the number of samples that were
+        left out, and the first of them. `notes`: further notes.
     """
     looked = [
         sample
         for split in SPLITS
-        for sample in data.raw(split, spread(data.labels(split))[:LOOKED_AT])  # of every class
+        for sample in data.raw(split, spread(data.labels(split))[:LOOKED_AT])  # samples of every class
     ]
     corrupt = data.corrupt
     return {
@@ -85,7 +86,7 @@ def _class_counts(data: Described) -> Facts:
     counts = {split: np.bincount(_classes(data, split), minlength=len(names)) for split in SPLITS}
     train = counts["train"]
     return {
-        "counts": {split: found.tolist() for split, found in counts.items()},
+        "counts": {split: count.tolist() for split, count in counts.items()},
         "imbalance": round(float(train.max() / train.min()), 2) if train.min() else None,
         "missing": [names[index] for index in np.flatnonzero(train == 0)],
     }
@@ -110,44 +111,68 @@ def _about_objects(data: Described) -> list[str]:
 
 
 def _seen(samples: list[NDArray[Any]]) -> Facts:
-    ranks = {sample.ndim for sample in samples}
-    same = len(ranks) == 1
-    sides = np.array([sample.shape for sample in samples]) if same else np.zeros((0, 0), int)
-    full = [sample for sample in samples if sample.size] or [np.zeros(1)]
+    not_empty = [sample for sample in samples if sample.size] or [np.zeros(1)]
     return {
-        "shapes": [sides.min(axis=0).tolist(), sides.max(axis=0).tolist()] if same else [],
-        "range": [float(min(sample.min() for sample in full)), float(max(sample.max() for sample in full))],
+        "shapes": _shape_range(samples),
+        "range": [float(min(map(np.min, not_empty))), float(max(map(np.max, not_empty)))],
         "dtypes": sorted({str(sample.dtype) for sample in samples}),
         "looked_at": len(samples),
     }
 
 
+def _shape_range(samples: list[NDArray[Any]]) -> list[list[int]]:
+    """Return the smallest and the largest length of each axis; nothing for samples of different ranks."""
+    if len({sample.ndim for sample in samples}) != 1:
+        return []
+    shapes = np.array([sample.shape for sample in samples])
+    return [shapes.min(axis=0).tolist(), shapes.max(axis=0).tolist()]
+
+
 def describe(summary: Facts) -> str:
     """Return the summary as a table and lines of text."""
-    names, counts = summary["classes"], summary["counts"]
-    width = max(len("class"), *(min(len(name), 40) for name in names))
-    head = "class" if counts else ""
-    lines = [f"{head:<{width}} {'train':>10} {'validation':>10} {'test':>10}"]
-    rows = [(name[:40], [counts[split][index] for split in SPLITS]) for index, name in enumerate(names) if counts]
-    for name, numbers in [*rows, ("all", list(summary["samples"].values()))]:
-        lines.append(f"{name:<{width}} " + " ".join(f"{number:>10,}" for number in numbers))
-    for target in summary.get("targets", ()):
-        least, mean, most = target["least"], target["mean"], target["most"]
-        lines.append(f"target {target['name']}: {least:g} to {most:g}, mean {mean:g}, in the training split")
-    if summary["missing"]:
-        lines.append(f"no training sample: {', '.join(summary['missing'])}")
-    elif summary["imbalance"] is not None:
-        lines.append(f"the most frequent class has {summary['imbalance']:g} training samples for one of the rarest")
-    shapes = " to ".join(" x ".join(map(str, shape)) for shape in sorted(set(map(tuple, summary["shapes"]))))
-    low, high = summary["range"]
-    lines.append(
-        f"{summary['looked_at']:,} samples looked at: {shapes or 'of different ranks'}, "
-        f"{', '.join(summary['dtypes'])}, {low:g} to {high:g}"
-    )
-    lines += summary["notes"]
+    lines = [
+        *_class_table(summary),
+        *map(_target_line, summary.get("targets", ())),
+        *_balance(summary),
+        _sample_line(summary),
+        *summary["notes"],
+    ]
     corrupt = summary["corrupt"]
     if corrupt["count"]:
         lines.append(f"{corrupt['count']:,} samples cannot be read, and are not counted:")
         lines += [f"  {reason}" for reason in corrupt["first"]]
     lines += [f"a run would refuse this: {reason}" for reason in summary.get("refused", ())]
     return "\n".join(lines)
+
+
+def _class_table(summary: Facts) -> list[str]:
+    names = [name[:40] for name in summary["classes"]]
+    counts = summary["counts"]
+    width = max(len("class"), *map(len, names))
+    rows: list[tuple[str, ...]] = [("class" if counts else "", *SPLITS)]
+    if counts:
+        columns = [[f"{count:,}" for count in counts[split]] for split in SPLITS]
+        rows += zip(names, *columns, strict=True)
+    rows.append(("all", *(f"{count:,}" for count in summary["samples"].values())))
+    return [f"{name:<{width}} " + " ".join(f"{cell:>10}" for cell in cells) for name, *cells in rows]
+
+
+def _target_line(target: Facts) -> str:
+    least, mean, most = target["least"], target["mean"], target["most"]
+    return f"target {target['name']}: {least:g} to {most:g}, mean {mean:g}, in the training split"
+
+
+def _balance(summary: Facts) -> list[str]:
+    if summary["missing"]:
+        return [f"no training sample: {', '.join(summary['missing'])}"]
+    if summary["imbalance"] is None:
+        return []
+    return [f"the most frequent class has {summary['imbalance']:g} training samples for one of the rarest"]
+
+
+def _sample_line(summary: Facts) -> str:
+    shapes = [" x ".join(map(str, shape)) for shape in sorted(set(map(tuple, summary["shapes"])))]
+    low, high = summary["range"]
+    shape = " to ".join(shapes) or "of different ranks"
+    dtypes = ", ".join(summary["dtypes"])
+    return f"{summary['looked_at']:,} samples looked at: {shape}, {dtypes}, {low:g} to {high:g}"

@@ -62,7 +62,7 @@ def table(
     """Yield some columns of a CSV file with a header, in the requested order, with line numbers.
 
     Raises:
-        DataError: there is no such column, or a row has more or fewer columns than the header.
+        DataError: the column does not exist, or a row has more or fewer columns than the header.
     """
     table_rows = rows(stream, where, delimiter)
     _, header = next(table_rows, (0, []))

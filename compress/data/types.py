@@ -60,7 +60,7 @@ class Data(Protocol):
 
     @property
     def preprocessing(self) -> list[dict[str, Any]]:
-        """The preprocessing steps, as they stand in pipeline.yaml."""
+        """The preprocessing steps in pipeline.yaml."""
 
     @property
     def decoding(self) -> dict[str, Any]:

@@ -127,7 +127,8 @@ def text(opened: bundle.Bundle, role: str, where: str = "") -> str:
     """
     entry = opened.manifest["models"][role]
     content = opened.members[entry["file"]]
-    input_tensor, output_tensor = entry["input"], entry["output"]
+    input_tensor = entry["input"]
+    output_tensor = entry["output"]
     for end, tensor in (("input", input_tensor), ("output", output_tensor)):
         if tensor["dtype"] not in _TYPES or not tensor["scale"]:
             raise ModelError(f"its {end} is {tensor['dtype']}; coralmicro takes int8 and uint8", where=where)
@@ -171,16 +172,21 @@ def _line(steps: Sequence[dict[str, Any]], channels: int, where: str) -> tuple[l
     Raises:
         ModelError: the header does not support a step.
     """
-    factor, offset = np.ones(channels), np.zeros(channels)
+    factor = np.ones(channels)
+    offset = np.zeros(channels)
     for step in steps:
         ((name, settings),) = step.items()
         if name == "scale":
             (low, high), (first, last) = settings["from"], settings.get("to", (0.0, 1.0))
-            by, plus = (last - first) / (high - low), first - low * (last - first) / (high - low)
-            factor, offset = factor * by, offset * by + plus
+            by = (last - first) / (high - low)
+            plus = first - low * (last - first) / (high - low)
+            factor = factor * by
+            offset = offset * by + plus
         elif name == "normalize":
-            mean, deviation = np.asarray(settings["mean"], float), np.asarray(settings["std"], float)
-            factor, offset = factor / deviation, (offset - mean) / deviation
+            mean = np.asarray(settings["mean"], float)
+            deviation = np.asarray(settings["std"], float)
+            factor = factor / deviation
+            offset = (offset - mean) / deviation
         elif name not in ("resize", "crop"):
             raise ModelError(
                 f"its preprocessing has the step {name}, which the header does not support",

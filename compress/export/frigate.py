@@ -81,7 +81,7 @@ def export(path: Path, folder: Path, labels: Path | None = None) -> Export:
         what = f"has a name for class {max(names)}, and the model has {classes} classes (0 to {classes - 1})"
         raise ModelError(what, where=str(labels or path), todo="remove the background class")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip(".-") or "model"
-    compiled = any(operator.custom and operator.name == OPERATOR for operator in model.operators)
+    compiled = bool(model.custom_operators(OPERATOR))
     exported = Export(str(folder), f"{name}.tflite", compiled, width, height, names, classes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,11 +138,11 @@ def _read_labels(path: Path) -> dict[int, str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"the labels cannot be read: {error}", where=str(path)) from error
-    lines = [line.strip() for line in lines]
-    matches = [_NUMBERED.match(line) for line in lines if line]
-    if matches and all(matches):
-        return {int(match[1]): match[2] for match in matches if match}
-    return {index: line for index, line in enumerate(lines) if line}
+    names = {index: line.strip() for index, line in enumerate(lines) if line.strip()}
+    matches = [_NUMBERED.match(name) for name in names.values()]
+    if None in matches:
+        return names
+    return {int(match[1]): match[2] for match in matches if match}
 
 
 def _input(model: Graph, where: str) -> tuple[int, int]:
@@ -163,7 +163,7 @@ def _input(model: Graph, where: str) -> tuple[int, int]:
 
 def _postprocess(model: Graph, where: str) -> Operator:
     """Return the operator that writes the outputs."""
-    operators = [operator for operator in model.operators if operator.custom and operator.name == POSTPROCESS]
+    operators = model.custom_operators(POSTPROCESS)
     if len(operators) != 1:
         what = f"has {len(operators) or 'no'} {POSTPROCESS}: it writes the boxes that Frigate reads"
         raise ModelError(what, where=where, todo="export the detector with it, as TensorFlow's SSD models are")

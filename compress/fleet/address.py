@@ -1,19 +1,23 @@
-"""Where to deploy: `ssh://user@host:port/path`, or a folder of this machine, such as a card."""
+"""Addresses of devices: `ssh://user@host:port/path`, or a folder on this machine, such as a mounted card."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from compress.errors import PipelineError
 
-ALLOWED = "ssh://[user@]host[:port]/path, file:///path, or a folder"
-_HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,252}\Z")
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")
+ALLOWED = "ssh://[user@]host[:port]/path, file:///path, or a folder (./NAME if its name has a colon); no passwords"
+_SSH = re.compile(
+    r"ssh://(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9._-]{0,63})@)?"
+    r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]+\])"
+    r"(?::(?P<port>[0-9]{1,5}))?(?P<path>/[^\x00-\x1f\x7f?#]*)?\Z"
+)
+_FILE = re.compile(r"file://(?:localhost)?(?P<path>/[^\x00-\x1f\x7f?#]*)\Z")
 _PATH = re.compile(r"[^\x00-\x1f\x7f]{1,1000}\Z")
 
 
@@ -22,10 +26,10 @@ class DeviceAddress:
     """A folder on a device.
 
     Attributes:
-        host: its name; None for this machine.
-        user: who logs in, where it is said.
-        port: of its SSH server, where it is said.
-        path: the folder there; `~/…` is below the home folder.
+        host: the name of the host; None for this machine.
+        user: the user of the login; None for the default of OpenSSH.
+        port: the port of the SSH server; None for the default of OpenSSH.
+        path: the folder on the device; `~/…` is below the home folder.
     """
 
     host: str | None
@@ -35,92 +39,105 @@ class DeviceAddress:
 
     @property
     def name(self) -> str:
-        """For a file name: what tells this device from others."""
+        """A file name that differs between devices."""
         if self.host is None:
             return re.sub(r"[^A-Za-z0-9._-]+", "-", self.path).strip("-.") or "folder"
         port = "" if self.port in (None, 22) else f"-{self.port}"
         return re.sub(r"[^A-Za-z0-9.-]+", "_", self.host).strip("_") + port
 
+    @property
+    def login(self) -> str:
+        """The host as an argument of ssh: `[user@]host`."""
+        user = f"{self.user}@" if self.user else ""
+        return f"{user}{self.host}"
+
     def __str__(self) -> str:
         if self.host is None:
             return self.path
         host = f"[{self.host}]" if ":" in self.host else self.host
-        user, port = f"{self.user}@" if self.user else "", f":{self.port}" if self.port else ""
+        user = f"{self.user}@" if self.user else ""
+        port = f":{self.port}" if self.port else ""
         return f"ssh://{user}{host}{port}/{quote(self.path.removeprefix('/'), safe='/~')}"
 
 
 def parse(text: str) -> DeviceAddress:
-    """Parse an address.
+    """Parse the address of a folder on a device, or on this machine.
 
     Raises:
-        PipelineError: it is not an address.
+        PipelineError: the text is not an address.
     """
-    if "://" not in text:
-        if ":" in text.partition("/")[0]:  # a host, for scp and rsync
-            todo = "a folder with a colon in its name: ./NAME"
-            raise PipelineError(f"{text!r} is no address that can be used", allowed=ALLOWED, todo=todo)
+    if ":" not in text.partition("/")[0]:  # a colon there is a URL, or a host in the notation of scp
         return _folder(text, text)
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError as error:
-        raise PipelineError(f"{text!r} is no address: {error}", allowed=ALLOWED) from error
-    path = unquote(parts.path)
-    if parts.query or parts.fragment or parts.password is not None or parts.scheme not in ("ssh", "file"):
-        raise PipelineError(f"{text!r} is no address that can be used", allowed=ALLOWED, todo="passwords are not used")
-    if parts.scheme == "file":
-        if parts.netloc not in ("", "localhost"):
-            raise PipelineError(f"{text!r} names another machine", allowed=ALLOWED, todo="three slashes: file:///path")
-        return _folder(path, text)
-    host, user = parts.hostname or "", parts.username
-    if not _HOST.match(host) or (user is not None and not _USER.match(user)) or port == 0:
-        raise PipelineError(f"{text!r} has no host that can be used", allowed=ALLOWED)
-    path = path[1:] if path.startswith("/~/") else path
-    return DeviceAddress(host, user, port, _checked(path, text))
+    card = _FILE.match(text)
+    if card:
+        return _folder(unquote(card["path"]), text)
+    address = parse_ssh(text, allowed=ALLOWED)
+    return replace(address, path=_checked(address.path, text))
+
+
+def parse_ssh(text: str, *, where: str = "", allowed: str = "ssh://[user@]host[:port][/folder]") -> DeviceAddress:
+    """Parse the address of a host, with or without a folder; the path is empty without one.
+
+    Args:
+        text: the address.
+        where: the option with the address, for the message.
+        allowed: the accepted forms, for the message.
+
+    Raises:
+        PipelineError: the text is not an address of this form.
+    """
+    match = _SSH.match(text)
+    port = int(match["port"]) if match and match["port"] else None
+    if match is None or port not in (None, *range(1, 1 << 16)):
+        raise PipelineError(f"{text!r} is not a valid address", where=where, allowed=allowed)
+    path = unquote(match["path"] or "")
+    if path.startswith("/~/"):
+        path = path[1:]
+    return DeviceAddress(match["host"].strip("[]"), match["user"], port, path)
 
 
 def _folder(path: str, text: str) -> DeviceAddress:
-    whole = os.path.abspath(os.path.expanduser(path)) if path else ""
-    return DeviceAddress(None, None, None, _checked(whole, text))
+    absolute = os.path.abspath(os.path.expanduser(path)) if path else ""
+    return DeviceAddress(None, None, None, _checked(absolute, text))
 
 
 def _checked(path: str, text: str) -> str:
     parts = [part for part in path.split("/") if part not in ("", ".", "~")]
     if not parts or ".." in parts or not _PATH.match(path):
-        raise PipelineError(
-            f"{text!r} names no folder that can be used", allowed=ALLOWED, todo="such as /opt/coralline, without .."
-        )
+        todo = "add a folder such as /opt/coralline, without .."
+        raise PipelineError(f"{text!r} has no valid folder", allowed=ALLOWED, todo=todo)
     return path.rstrip("/")
 
 
-def listed(path: Path) -> list[DeviceAddress]:
-    """The addresses in a file, one on a line; `#` begins a comment.
+def read_addresses(path: Path) -> list[DeviceAddress]:
+    """Read addresses from a file, one on each line; `#` starts a comment.
 
     Raises:
-        PipelineError: it cannot be read, or has a line that is no address.
+        PipelineError: the file cannot be read, or a line is not an address.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineError(f"cannot be read: {error}", where=str(path), todo="give a file of addresses") from error
-    found = []
+    addresses = []
     for number, line in enumerate(lines, 1):
         text = re.sub(r"(^|\s)#.*", "", line).strip()
-        if text:
-            try:
-                found.append(parse(text))
-            except PipelineError as error:
-                raise PipelineError(error.what, where=f"{path}:{number}", allowed=ALLOWED) from error
-    return found
+        if not text:
+            continue
+        try:
+            addresses.append(parse(text))
+        except PipelineError as error:
+            raise PipelineError(error.what, where=f"{path}:{number}", allowed=ALLOWED) from error
+    return addresses
 
 
 def distinct(addresses: Iterable[DeviceAddress]) -> list[DeviceAddress]:
-    """The addresses, each once.
+    """Return the addresses without repetitions, in order.
 
     Raises:
-        PipelineError: there are none.
+        PipelineError: the list is empty.
     """
-    found = list(dict.fromkeys(addresses))
-    if not found:
-        raise PipelineError("no address was given", allowed="--to ADDRESS, --hosts FILE", todo="say where to deploy")
-    return found
+    unique = list(dict.fromkeys(addresses))
+    if not unique:
+        raise PipelineError("no address was given", allowed="--to ADDRESS, --hosts FILE", todo="add one of them")
+    return unique

@@ -59,10 +59,10 @@ def load(path: Path) -> Release:
         raise ModelError(f"is not deployed: {error}", where=str(path), todo="run the pipeline again") from error
     files: dict[str, Any] = {}
     contents: dict[str, bytes] = {}
-    for file, whole in ((releases.BUNDLE, content), (releases.RUNNER, runner_pyz.content())):
-        parts = pieces(whole)
+    for file, archive in ((releases.BUNDLE, content), (releases.RUNNER, runner_pyz.content())):
+        parts = pieces(archive)
         named = [(_sha256(part), part) for part in parts]
-        files[file] = {"sha256": _sha256(whole), "pieces": [(digest, len(part)) for digest, part in named]}
+        files[file] = {"sha256": _sha256(archive), "pieces": [(digest, len(part)) for digest, part in named]}
         contents |= dict(named)
     name = releases.release_name(files[releases.BUNDLE]["sha256"], files[releases.RUNNER]["sha256"])
     return Release(name, manifest["name"], files, contents)
@@ -178,14 +178,14 @@ def send(session: AgentSession, release: Release, progress: Progress) -> int:
     total = sum(size for entry in release.files.values() for _, size in entry["pieces"])
     sent = 0
     for _ in range(2):  # pieces that were damaged during the transfer are sent once more
-        asked = session.ask("want", release=release.name, pieces=sizes, total=total)
-        if asked["whole"]:
+        reply = session.ask("want", release=release.name, pieces=sizes, total=total)
+        if reply["whole"]:
             return sent
-        rest = sum(sizes[digest] - there for digest, there in asked["missing"].items())
+        missing = reply["missing"].items()
+        rest = sum(sizes[digest] - offset for digest, offset in missing)
         progress(f"sending {rest:,} of {total:,} bytes")
         sent += rest
-        lacking = asked["missing"].items()
-        if all(session.put((digest, there, release.contents[digest]) for digest, there in lacking)):
+        if all(session.put((digest, offset, release.contents[digest]) for digest, offset in missing)):
             break
     session.ask("install", release=release.name, files=release.files)
     return sent
@@ -225,7 +225,7 @@ def rollback(session: AgentSession, options: ReleaseOptions, progress: Progress)
     """Verify the previous release and switch to it. A second rollback switches back.
 
     Raises:
-        DeploymentError: there is no previous release, or its verification failed. The current release does not change.
+        DeploymentError: the device has no previous release, or its verification failed. The current release stays.
     """
     state = session.ask("open", path=session.address.path, by=options.by, create=False)
     before, after = state["current"], state["previous"]
@@ -249,18 +249,18 @@ def _run(
         DeploymentError: the command failed.
     """
     command = [*verb.split(), *(("--device", options.device) if options.device else ())]
-    found = session.ask("run", release=release, command=command, timeout_s=timeout_s)
+    completed = session.ask("run", release=release, command=command, timeout_s=timeout_s)
     where = str(session.address)
-    stderr = found["errors"].strip().splitlines() or ["no message"]
-    if found["exit_code"] == 0:
+    stderr = completed["errors"].strip().splitlines() or ["no message"]
+    if completed["exit_code"] == 0:
         try:
-            return dict(json.loads(found["output"]))
+            return dict(json.loads(completed["output"]))
         except ValueError as error:
             raise DeploymentError(f"`{verb}` on the device printed no result", where=where) from error
-    if "No module named 'numpy'" in found["errors"]:
+    if "No module named 'numpy'" in completed["errors"]:
         todo = f"on the device: {instructions.INSTALL}; if pip refuses, use a venv and --python '~/VENV/bin/python3'"
         raise DeploymentError("its Python has no numpy", where=where, todo=todo)
-    if found["exit_code"] < 0:
-        raise DeploymentError(f"`{verb}` on the device was killed by signal {-found['exit_code']}", where=where)
+    if completed["exit_code"] < 0:
+        raise DeploymentError(f"`{verb}` on the device was killed by signal {-completed['exit_code']}", where=where)
     message = stderr[-1].removeprefix("runner: ")
-    raise DeploymentError(f"`{verb}` failed on the device (exit code {found['exit_code']}): {message}", where=where)
+    raise DeploymentError(f"`{verb}` failed on the device (exit code {completed['exit_code']}): {message}", where=where)

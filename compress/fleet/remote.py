@@ -105,21 +105,20 @@ class Access:
         if self.identity:
             options += ["-i", str(self.identity.absolute()), "-o", "IdentitiesOnly=yes"]
         options += ["-p", str(address.port)] if address.port else []
-        options += ["-l", address.user] if address.user else []
         home, program = ("~/", self.python[2:]) if self.python.startswith("~/") else ("", self.python)
-        return ssh.command(address.host, f"{home}{shlex.join([program, '-IS', '-c', _BOOT])}", options)
+        return ssh.command(address.login, f"{home}{shlex.join([program, '-IS', '-c', _BOOT])}", options)
 
 
 def _quoted(path: Path) -> str:
-    """A path as ssh's settings want it."""
+    """Return a path for a setting of ssh."""
     text = str(path.absolute())
     if '"' in text or "\n" in text:
-        raise PipelineError(f"{text!r} cannot be given to ssh", todo="use a path without quotation marks")
+        raise PipelineError(f"{text!r} cannot be passed to ssh", todo="use a path without quotation marks")
     return '"{}"'.format(text.replace("%", "%%"))
 
 
 def program() -> bytes:
-    """The agent as one line, as `_BOOT` takes it."""
+    """Return the agent as one line, as `_BOOT` reads it."""
     folder = Path(agent.__file__).parent
     sources = {"deploy": "", "deploy.contract": ""}
     for name in ("releases", "agent"):
@@ -166,14 +165,14 @@ class AgentSession:
             late.cancel()
         raise self._failed("its login shell prints too much", _PROFILE)
 
-    def ask(self, do: str, **asked: Any) -> Any:
+    def ask(self, do: str, **arguments: Any) -> Any:
         """Send one request; return its answer.
 
         Raises:
             StepRefusedError: the step failed on the device.
             DeploymentError: the connection ended.
         """
-        self._send(json.dumps({"do": do, **asked}).encode() + b"\n")
+        self._send(json.dumps({"do": do, **arguments}).encode() + b"\n")
         return self._answer()
 
     def put(self, pieces: Iterable[tuple[str, int, bytes]]) -> list[bool]:
@@ -184,8 +183,8 @@ class AgentSession:
         """
         count = 0
         for digest, offset, content in pieces:
-            asked = {"do": "put", "sha256": digest, "offset": offset, "size": len(content)}
-            self._send(json.dumps(asked).encode() + b"\n")
+            request = {"do": "put", "sha256": digest, "offset": offset, "size": len(content)}
+            self._send(json.dumps(request).encode() + b"\n")
             self._send(content[offset:])
             count += 1
         answers: list[bool] = []

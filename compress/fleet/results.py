@@ -34,16 +34,16 @@ def take_in(path: Path, run: Path | None, device: str | None) -> Path:
         PipelineError: the name of the device is not a valid file name.
         StoreError: a file cannot be read or written.
     """
-    found = device_results.read(path)
+    result = device_results.read(path)
     if run is None:
-        name = found["bundle"].get("name")
+        name = result["bundle"].get("name")
         if not isinstance(name, str) or not _NAME.match(name):
             raise DataError("has no valid bundle name", where=str(path), todo="--run runs/NAME")
         run = Path("runs") / name
-    return store(found, run, device or path.stem)
+    return store(result, run, device or path.stem)
 
 
-def store(found: Mapping[str, Any], run: Path, device: str) -> Path:
+def store(result: Mapping[str, Any], run: Path, device: str) -> Path:
     """Store a result in the run of its bundle, and add it to the report.
 
     Raises:
@@ -53,18 +53,18 @@ def store(found: Mapping[str, Any], run: Path, device: str) -> Path:
     """
     if not _NAME.match(device):
         raise PipelineError(f"{device!r} is not a valid device name", allowed="letters, digits, '.', '_' and '-'")
-    device_results.checked(dict(found), device)
+    device_results.checked(dict(result), device)
     bundles = sorted(run.glob("*.coralline"))
     path = run / device_results.FOLDER / f"{device}.json"
     try:
         contents = [bundle.read_bytes() for bundle in bundles]
-        matching = [content for content in contents if device_results.models(content) == found["bundle"]["models"]]
+        matching = [content for content in contents if device_results.models(content) == result["bundle"]["models"]]
         if not matching:
             what = f"belongs to models that no bundle in {run} has" if bundles else f"{run} has no bundle"
             raise DataError(what, where=device, todo="--run DIR with the bundle that was measured")
         with _writing:
             path.parent.mkdir(exist_ok=True)
-            write_atomically(path, json.dumps(found, indent=1, sort_keys=True).encode() + b"\n")
+            write_atomically(path, json.dumps(result, indent=1, sort_keys=True).encode() + b"\n")
             _report(run, matching[0])
     except OSError as error:
         raise explain(error, "the results cannot be stored", path) from error

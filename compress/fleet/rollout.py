@@ -46,14 +46,18 @@ class RolloutResult:
 
 
 def deploy(
-    session: AgentSession, progress: Progress, made: release.Release, settings: release.ReleaseOptions, folder: Path
+    session: AgentSession,
+    progress: Progress,
+    new_release: release.Release,
+    settings: release.ReleaseOptions,
+    folder: Path,
 ) -> release.ReleaseResult:
     """Deploy a release to one device, and store the measurements that were made there in `folder`.
 
     Raises:
         CorallineError: a step failed.
     """
-    outcome = release.deploy(session, made, settings, progress)
+    outcome = release.deploy(session, new_release, settings, progress)
     if "bench" in outcome.results:
         progress(f"results: {results.store(outcome.results['bench'], folder, session.address.name)}")
     return outcome

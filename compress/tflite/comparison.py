@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from compress.errors import DataError, ModelError
 from compress.tflite import edit
-from compress.tflite.graph import DTYPES, Graph, serialize
+from compress.tflite.graph import DTYPES, Graph, Tensor, serialize
 
 Feed = Sequence[NDArray[Any]]
 """One array for each input of a graph, in order."""
@@ -64,7 +64,7 @@ class Runner:
                 self.interpreter.resize_tensor_input(index, list(graph.tensors[index].shape))
             self.interpreter.allocate_tensors()
         except (ValueError, RuntimeError) as error:
-            raise ModelError(f"the TFLite runtime refuses it: {str(error).strip().splitlines()[0]}") from error
+            raise ModelError(f"the TFLite runtime refuses it: {first_line(error)}") from error
 
     def run(self, feed: Feed, tensors: Collection[int] | None = None) -> list[NDArray[Any]]:
         """Return the outputs for one feed, or the requested tensors."""
@@ -73,12 +73,17 @@ class Runner:
                 self.interpreter.set_tensor(index, value)
             self.interpreter.invoke()
         except (ValueError, RuntimeError) as error:
-            raise ModelError(f"the TFLite runtime cannot run it: {str(error).strip().splitlines()[0]}") from error
+            raise ModelError(f"the TFLite runtime cannot run it: {first_line(error)}") from error
         return [self.interpreter.get_tensor(index) for index in (self.graph.outputs if tensors is None else tensors)]
 
     def shape(self, index: int) -> tuple[int, ...]:
         """Return the shape of a tensor after a run."""
         return tuple(int(side) for side in self.interpreter.get_tensor(index).shape)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a message, or the class of an error without a message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 RUNNABLE_CUSTOMS = ("TFLite_Detection_PostProcess", "NumericVerify", "Mfcc", "AudioSpectrogram")
@@ -88,7 +93,8 @@ RUNNABLE_CUSTOMS = ("TFLite_Detection_PostProcess", "NumericVerify", "Mfcc", "Au
 def without_unknown_customs(graph: Graph) -> Graph:
     """Return the graph without custom operators that the interpreter does not support; their inputs become outputs."""
     lost: set[int] = set()
-    kept, ends = [], []
+    kept = []
+    ends = []
     for operator in graph.operators:
         unknown = operator.custom and operator.name not in RUNNABLE_CUSTOMS
         if unknown or lost.intersection(operator.inputs):
@@ -108,16 +114,19 @@ def compare(before: Graph, after: Graph, feeds: Sequence[Feed]) -> Difference:
     Raises:
         ModelError: the interpreter rejects one of them.
     """
-    first, second = Runner(before), Runner(after)
-    differences = [steps(a, b) for feed in feeds for a, b in zip(first.run(feed), second.run(feed), strict=True)]
-    all_differences = (
-        np.concatenate([difference.reshape(-1) for difference in differences]) if differences else np.zeros(1)
-    )
-    return Difference(
-        float(all_differences.max(initial=0)),
-        float(all_differences.mean()) if all_differences.size else 0.0,
-        len(feeds),
-    )
+    first = Runner(before)
+    second = Runner(after)
+    differences = []
+    for feed in feeds:
+        pairs = zip(first.run(feed), second.run(feed), strict=True)
+        differences += [steps(a, b).reshape(-1) for a, b in pairs]
+    return summarize(differences, len(feeds))
+
+
+def summarize(differences: Sequence[NDArray[np.float64]], feeds: int) -> Difference:
+    """Return the largest and the mean of differences (vectors, in steps) over a number of runs."""
+    values = np.concatenate([np.zeros(0), *differences])
+    return Difference(float(values.max(initial=0)), float(values.mean()) if values.size else 0.0, feeds)
 
 
 def steps(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
@@ -137,26 +146,30 @@ def read_feeds(path: Path, graph: Graph) -> list[list[NDArray[Any]]]:
     Raises:
         DataError: the file is invalid, or its arrays do not fit the model's inputs.
     """
-    names = {graph.tensors[index].name: graph.tensors[index] for index in graph.inputs}
+    tensors = {graph.tensors[index].name: graph.tensors[index] for index in graph.inputs}
     try:
         stored = np.load(path, allow_pickle=False)
-        arrays = {next(iter(names)): stored} if isinstance(stored, np.ndarray) else dict(stored)
+        arrays = {next(iter(tensors)): stored} if isinstance(stored, np.ndarray) else dict(stored)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"cannot be read: {error}", where=str(path), todo="give a .npy or .npz file") from error
-    if set(arrays) != set(names):
-        raise DataError(f"has the arrays {sorted(arrays)}", where=str(path), allowed=", ".join(names))
+    if arrays.keys() != tensors.keys():
+        raise DataError(f"has the arrays {sorted(arrays)}", where=str(path), allowed=", ".join(tensors))
     for name, array in arrays.items():
-        if array.shape[1:] not in (names[name].shape, names[name].shape[1:]) or not np.issubdtype(
-            array.dtype, np.number
-        ):
-            message = f"{name} holds {list(array.shape)} of {array.dtype}"
-            raise DataError(
-                message, where=str(path), allowed=f"[n, {', '.join(map(str, names[name].shape[1:]))}], numbers"
-            )
+        _refuse_unfit(array, tensors[name], str(path))
     count = min(len(array) for array in arrays.values())
     if not count:
-        raise DataError("holds no samples", where=str(path), allowed="at least one")
-    return [[arrays[name][i].reshape(tensor.shape) for name, tensor in names.items()] for i in range(count)]
+        raise DataError("contains no samples", where=str(path), allowed="at least one")
+    columns = [list(arrays[name][:count].reshape(count, *tensor.shape)) for name, tensor in tensors.items()]
+    return [list(feed) for feed in zip(*columns, strict=True)]
+
+
+def _refuse_unfit(array: NDArray[Any], tensor: Tensor, where: str) -> None:
+    sample = array.shape[1:]
+    if sample in (tensor.shape, tensor.shape[1:]) and np.issubdtype(array.dtype, np.number):
+        return
+    message = f"{tensor.name} contains {list(array.shape)} of {array.dtype}"
+    sides = ", ".join(map(str, tensor.shape[1:]))
+    raise DataError(message, where=where, allowed=f"[n, {sides}], numbers")
 
 
 def random_feed(graph: Graph, generator: np.random.Generator) -> list[NDArray[Any]]:
@@ -178,15 +191,12 @@ def ramp_feeds(graph: Graph) -> list[list[NDArray[Any]]]:
     """Return inputs that contain every code of an 8-bit type, in order; small tensors need several feeds."""
     tensors = [graph.tensors[index] for index in graph.inputs]
     smallest = max(min((tensor.elements for tensor in tensors), default=256), 1)
-    return [
-        [
-            ((np.arange(tensor.elements) + first) % 256 + np.iinfo(np.int8).min)
-            .astype(DTYPES[tensor.dtype])
-            .reshape(tensor.shape)
-            for tensor in tensors
-        ]
-        for first in range(0, 256, smallest)
-    ]
+    return [[_ramp(tensor, first) for tensor in tensors] for first in range(0, 256, smallest)]
+
+
+def _ramp(tensor: Tensor, first: int) -> NDArray[Any]:
+    codes = (np.arange(tensor.elements) + first) % 256 + np.iinfo(np.int8).min
+    return codes.astype(DTYPES[tensor.dtype]).reshape(tensor.shape)
 
 
 def record_tensors(graph: Graph, feeds: Sequence[Feed], tensors: Collection[int]) -> list[Mapping[int, NDArray[Any]]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,8 @@ class Edit:
         self.removed: set[int] = set()
         self.added: list[Any] = []
         self.exact: Graph | None = None
-        self.inputs, self.outputs = list(before.inputs), list(before.outputs)
+        self.inputs = list(before.inputs)
+        self.outputs = list(before.outputs)
 
     def remove(self, *operators: Operator) -> None:
         """Remove operators."""
@@ -70,7 +72,8 @@ class Edit:
         """Add an 8-bit operator; `options` is the schema's object, see `options()`."""
         operator = self._schema.OperatorT()
         operator.opcodeIndex = self._code(name, EIGHT_BIT_VERSIONS.get(name, 2))
-        operator.inputs, operator.outputs = list(inputs), list(outputs)
+        operator.inputs = list(inputs)
+        operator.outputs = list(outputs)
         if options is not None:
             table = type(options).__name__.removesuffix("T")
             operator.builtinOptionsType = getattr(self._schema.BuiltinOptions, table)
@@ -108,7 +111,8 @@ class Edit:
     ) -> int:
         """Add a tensor, which is constant if it has values, and return its index."""
         tensor = self._schema.TensorT()
-        tensor.name, tensor.shape = name.encode(), [int(side) for side in shape]
+        tensor.name = name.encode()
+        tensor.shape = [int(side) for side in shape]
         tensor.type = getattr(self._schema.TensorType, dtype)
         tensor.buffer = 0
         if values is not None:
@@ -136,7 +140,8 @@ class Edit:
     def fix_shape(self, index: int, shape: Sequence[int]) -> None:
         """Set a static shape for a tensor."""
         tensor = copy.copy(self._main.tensors[index])
-        tensor.shape, tensor.shapeSignature = [int(side) for side in shape], None
+        tensor.shape = [int(side) for side in shape]
+        tensor.shapeSignature = None
         self._main.tensors[index] = tensor
 
     def rename(self, index: int, name: str) -> None:
@@ -159,7 +164,8 @@ class Edit:
         placed = [*((i, 1, operator) for i, operator in kept), *((first, 0, operator) for operator in self.added)]
         main = copy.copy(self._main)
         main.operators = _in_order([operator for _, _, operator in sorted(placed, key=lambda item: item[:2])])
-        main.inputs, main.outputs = list(self.inputs), list(self.outputs)
+        main.inputs = list(self.inputs)
+        main.outputs = list(self.outputs)
         source = copy.copy(self._source)
         source.subgraphs = [main, *self._source.subgraphs[1:]]
         source.signatureDefs = _with_ends(source.signatureDefs, ends)
@@ -172,33 +178,29 @@ class Edit:
             if max(code.builtinCode, code.deprecatedBuiltinCode) == number and code.version == version:
                 return index
         new_code = self._schema.OperatorCodeT()
-        new_code.builtinCode, new_code.deprecatedBuiltinCode, new_code.version = number, min(number, 127), version
+        new_code.builtinCode = number
+        new_code.deprecatedBuiltinCode = min(number, 127)
+        new_code.version = version
         codes.append(new_code)
         return len(codes) - 1
 
 
 def _in_order(operators: Sequence[Any]) -> list[Any]:
-    """Sort operators topologically; otherwise their order does not change."""
+    """Sort operators topologically; otherwise their order does not change. A cycle raises `graphlib.CycleError`."""
     producers = {tensor: position for position, operator in enumerate(operators) for tensor in operator.outputs}
-    predecessors = [
-        {producers[t] for t in operator.inputs if t in producers and producers[t] != i}
-        for i, operator in enumerate(operators)
-    ]
-    waiting: dict[int, list[int]] = {}
-    for position, others in enumerate(predecessors):
-        for other in others:
-            waiting.setdefault(other, []).append(position)
-    ready = [position for position, others in enumerate(predecessors) if not others]
+    sorter: TopologicalSorter[int] = TopologicalSorter()
+    for position, operator in enumerate(operators):
+        used = {producers[tensor] for tensor in operator.inputs if tensor in producers}
+        sorter.add(position, *(used - {position}))
+    sorter.prepare()
+    ready: list[int] = []
     order = []
-    while ready:
-        position = heapq.heappop(ready)
-        order.append(operators[position])
-        for other in waiting.get(position, ()):
-            predecessors[other].discard(position)
-            if not predecessors[other]:
-                heapq.heappush(ready, other)
-    if len(order) != len(operators):
-        raise ValueError("operators depend on each other in a circle")
+    while sorter.is_active():
+        for position in sorter.get_ready():
+            heapq.heappush(ready, position)
+        first = heapq.heappop(ready)
+        order.append(operators[first])
+        sorter.done(first)
     return order
 
 
@@ -211,9 +213,11 @@ def select_operators(graph: Graph, operators: Collection[int], inputs: Sequence[
     """Return some operators of a graph as a separate model, with the tensor indices of the original graph."""
     main = copy.copy(graph.source.subgraphs[0])
     main.operators = [operator for index, operator in enumerate(main.operators) if index in operators]
-    main.inputs, main.outputs = list(inputs), list(outputs)
+    main.inputs = list(inputs)
+    main.outputs = list(outputs)
     source = copy.copy(graph.source)
-    source.subgraphs, source.signatureDefs = [main], None
+    source.subgraphs = [main]
+    source.signatureDefs = None
     return graphs.from_source(source)
 
 
@@ -224,18 +228,16 @@ def compact(graph: Graph) -> Graph:
     """
     source = copy.copy(graph.source)
     main = copy.copy(source.subgraphs[0])
-    main_signatures = [signature for signature in source.signatureDefs or [] if signature.subgraphIndex == 0]
-    signature_tensors = [
-        entry.tensorIndex
-        for signature in main_signatures
-        for entry in [*(signature.inputs or []), *(signature.outputs or [])]
-    ]
-    used = {*main.inputs, *main.outputs, *signature_tensors}
+    signatures = [signature for signature in source.signatureDefs or [] if signature.subgraphIndex == 0]
+    used = {*main.inputs, *main.outputs}
+    for signature in signatures:
+        used.update(entry.tensorIndex for entry in [*(signature.inputs or []), *(signature.outputs or [])])
     for operator in main.operators:
         used.update(_integers(operator.inputs), _integers(operator.outputs), _integers(operator.intermediates))
     new_index = {old: new for new, old in enumerate(sorted(used - {NONE}))} | {NONE: NONE}
     main.tensors = [main.tensors[old] for old in new_index if old != NONE]
-    main.inputs, main.outputs = [new_index[t] for t in main.inputs], [new_index[t] for t in main.outputs]
+    main.inputs = [new_index[t] for t in main.inputs]
+    main.outputs = [new_index[t] for t in main.outputs]
     main.operators = [_moved(signature, new_index) for signature in main.operators]
     source.subgraphs = [main, *source.subgraphs[1:]]
     source.signatureDefs = _with_ends(source.signatureDefs, new_index)
@@ -261,42 +263,42 @@ def _with_ends(signatures: Iterable[Any] | None, new_index: Mapping[int, int]) -
     result = []
     for signature in signatures or ():
         changed = copy.copy(signature)
-        for end in ("inputs", "outputs") if signature.subgraphIndex == 0 else ():
-            entries = [copy.copy(entry) for entry in getattr(signature, end) or []]
-            for entry in entries:
-                entry.tensorIndex = new_index.get(entry.tensorIndex, entry.tensorIndex)
-            setattr(changed, end, entries)
+        if signature.subgraphIndex == 0:
+            changed.inputs = _renumbered(signature.inputs, "tensorIndex", new_index)
+            changed.outputs = _renumbered(signature.outputs, "tensorIndex", new_index)
         result.append(changed)
     return result or None
+
+
+def _renumbered(items: Iterable[Any] | None, field: str, new_index: Mapping[int, int]) -> list[Any]:
+    """Return copies of the items with new indices in a field; indices that are not in `new_index` do not change."""
+    copies = [copy.copy(item) for item in items or ()]
+    for item in copies:
+        old = getattr(item, field)
+        setattr(item, field, new_index.get(old, old))
+    return copies
 
 
 def _drop_codes(source: Any) -> None:
     used = sorted({operator.opcodeIndex for subgraph in source.subgraphs for operator in subgraph.operators or []})
     new_index = {old: new for new, old in enumerate(used)}
-    subgraphs = []
-    for subgraph in source.subgraphs:
-        changed = copy.copy(subgraph)
-        changed.operators = [copy.copy(operator) for operator in subgraph.operators or []]
-        for operator in changed.operators:
-            operator.opcodeIndex = new_index[operator.opcodeIndex]
-        subgraphs.append(changed)
     source.operatorCodes = [source.operatorCodes[old] for old in used]
-    source.subgraphs = subgraphs
+    source.subgraphs = [copy.copy(subgraph) for subgraph in source.subgraphs]
+    for subgraph in source.subgraphs:
+        subgraph.operators = _renumbered(subgraph.operators, "opcodeIndex", new_index)
 
 
 def _drop_buffers(source: Any) -> None:
-    tensors = [tensor for subgraph in source.subgraphs for tensor in subgraph.tensors or []]
-    metadata = [copy.copy(entry) for entry in source.metadata or []]
-    used = sorted({0, *(tensor.buffer for tensor in tensors), *(entry.buffer for entry in metadata)})
-    new_index = {old: new for new, old in enumerate(used)}
-    source.buffers = [source.buffers[old] for old in used]
+    used = {entry.buffer for entry in source.metadata or []}
     for subgraph in source.subgraphs:
-        subgraph.tensors = [copy.copy(tensor) for tensor in subgraph.tensors or []]
-        for tensor in subgraph.tensors:
-            tensor.buffer = new_index[tensor.buffer]
-    for entry in metadata:
-        entry.buffer = new_index[entry.buffer]
-    source.metadata, source.metadataBuffer = metadata or None, None
+        used.update(tensor.buffer for tensor in subgraph.tensors or [])
+    kept = sorted({0, *used})
+    new_index = {old: new for new, old in enumerate(kept)}
+    source.buffers = [source.buffers[old] for old in kept]
+    for subgraph in source.subgraphs:
+        subgraph.tensors = _renumbered(subgraph.tensors, "buffer", new_index)
+    source.metadata = _renumbered(source.metadata, "buffer", new_index) or None
+    source.metadataBuffer = None
 
 
 def reshape(edit: Edit, source: int, target: int, shape: Sequence[int]) -> int:

@@ -7,7 +7,8 @@ shapes from a dynamic batch. Neither is part of the model's function.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -23,7 +24,10 @@ from compress.tflite.graph import NONE, Graph, Operator, Tensor
 MAX_ELEMENTS = 2**28
 """The most elements of a tensor in a graph that is executed: 1 GiB."""
 EIGHT_BITS = ("INT8", "UINT8")
-_CHANCE = ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL")
+_STATEFUL = ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL", "WHILE", "IF", "CALL", "CALL_ONCE")
+"""Operators whose outputs may differ between two runs with the same inputs."""
+_SHAPE_ONLY = ("SHAPE", "RANK")
+"""Operators whose outputs depend only on the shape of their input."""
 _FLOATS = ("FLOAT32", "FLOAT16")
 
 
@@ -59,29 +63,28 @@ def plain(graph: Graph) -> Plain:
     """
     for index in graph.inputs:
         if graph.tensors[index].dynamic:
-            raise ModelError(
-                f"its input {graph.tensors[index].name!r} has a dynamic shape",
-                todo="convert the model again with a fixed input shape",
-            )
-    known, shapes = _weights(graph), dict[int, tuple[int, ...]]()
-    stored = [tensor for index, tensor in enumerate(graph.tensors) if index in known]
-    notes = [_note(dtype, stored) for dtype in dict.fromkeys(tensor.dtype for tensor in stored)]
+            what = f"its input {graph.tensors[index].name!r} has a dynamic shape"
+            raise ModelError(what, todo="convert the model again with a fixed input shape")
+    known = _weights(graph)
+    shapes: dict[int, tuple[int, ...]] = {}
+    stored = Counter(graph.tensors[index].dtype for index in sorted(known))
+    notes = tuple(f"{count} constants of {dtype} are taken as float32" for dtype, count in stored.items())
     known.update(_dequantized(graph, known))
-    fixed = _fixed(graph, known)
+    fixed = {index for operator in input_independent_operators(graph, known) for index in operator.outputs}
     if any(tensor.dynamic for tensor in graph.tensors) or fixed:
         shapes, values = _seen(graph, fixed)
         known.update(values)
+    _refuse_large(graph, shapes)
+    numbers = tuple(operator.index for operator in graph.operators if not known.keys() >= set(operator.outputs))
+    return Plain(_changed(graph, known, shapes, numbers), numbers, notes)
+
+
+def _refuse_large(graph: Graph, shapes: Mapping[int, tuple[int, ...]]) -> None:
     for tensor in graph.tensors:
         shape = shapes.get(tensor.index, tensor.shape)
         if prod(shape) > MAX_ELEMENTS:
-            raise ModelError(f"tensor {tensor.name!r} has the shape {list(shape)}", allowed=f"{MAX_ELEMENTS:,} numbers")
-    numbers = tuple(op.index for op in graph.operators if not all(index in known for index in op.outputs))
-    return Plain(_changed(graph, known, shapes, numbers), numbers, tuple(notes))
-
-
-def _note(dtype: str, stored: list[Tensor]) -> str:
-    count = sum(tensor.dtype == dtype for tensor in stored)
-    return f"{count} constants of {dtype} are taken as float32"
+            allowed = f"{MAX_ELEMENTS:,} elements"
+            raise ModelError(f"tensor {tensor.name!r} has the shape {list(shape)}", allowed=allowed)
 
 
 def _weights(graph: Graph) -> dict[int, NDArray[Any]]:
@@ -101,17 +104,21 @@ def _as_float(tensor: Tensor) -> NDArray[np.float32]:
     Raises:
         ModelError: its scales do not fit its shape.
     """
-    values, quantization = tensor.array(), tensor.quantization
+    values = tensor.array()
+    quantization = tensor.quantization
     if tensor.dtype not in EIGHT_BITS or quantization is None:
         return np.asarray(values, np.float32)
     scale = np.asarray(quantization.scale, np.float32)
     zero = np.asarray(quantization.zero_point or [0], np.float32)
     if len(scale) > 1:
         axis = quantization.axis
-        if not 0 <= axis < values.ndim or values.shape[axis] != len(scale) or len(zero) not in (1, len(scale)):
+        fits = 0 <= axis < values.ndim and values.shape[axis] == len(scale) and len(zero) in (1, len(scale))
+        if not fits:
             raise ModelError(f"tensor {tensor.name!r}: {len(scale)} scales do not fit {list(tensor.shape)}")
-        sides = [-1 if side == axis else 1 for side in range(values.ndim)]
-        scale, zero = scale.reshape(sides), zero.reshape(sides) if len(zero) > 1 else zero
+        sides = [1] * values.ndim
+        sides[axis] = -1
+        zero = np.broadcast_to(zero, len(scale)).reshape(sides)
+        scale = scale.reshape(sides)
     return np.asarray((values.astype(np.float32) - zero) * scale, np.float32)
 
 
@@ -124,17 +131,28 @@ def _dequantized(graph: Graph, known: Mapping[int, NDArray[Any]]) -> dict[int, N
     }
 
 
-def _fixed(graph: Graph, known: Mapping[int, Any]) -> set[int]:
-    """Return the computed tensors that do not depend on the values of the inputs."""
-    fixed: set[int] = set()
+def input_independent_operators(
+    graph: Graph, known: Collection[int] = (), max_elements: int = MAX_ELEMENTS
+) -> list[Operator]:
+    """Return the operators whose outputs do not depend on the values of the inputs.
+
+    Args:
+        graph: the graph.
+        known: tensors whose values are known already; their operators are not returned.
+        max_elements: the most elements of an output.
+    """
+    constant = {tensor.index for tensor in graph.tensors if tensor.is_constant} | set(known)
+    operators = []
     for operator in graph.operators:
-        inputs = [index for index in operator.inputs if index != NONE]
-        constant = all(graph.tensors[index].is_constant or index in known or index in fixed for index in inputs)
-        settled = operator.name in ("SHAPE", "RANK") or (inputs and constant)
-        stateful = operator.custom or operator.name in _CHANCE or operator.name.startswith(("WHILE", "IF", "CALL"))
-        if settled and not stateful and not any(index in known for index in operator.outputs):
-            fixed.update(operator.outputs)
-    return fixed
+        if operator.custom or operator.name in _STATEFUL or constant.intersection(operator.outputs):
+            continue
+        if any(tensor.elements > max_elements for tensor in graph.output_tensors(operator)):
+            continue
+        inputs = {tensor.index for tensor in graph.input_tensors(operator)}
+        if operator.name in _SHAPE_ONLY or (inputs and inputs <= constant):
+            constant.update(operator.outputs)
+            operators.append(operator)
+    return operators
 
 
 def _seen(graph: Graph, value_indices: set[int]) -> tuple[dict[int, tuple[int, ...]], dict[int, NDArray[Any]]]:
@@ -142,7 +160,8 @@ def _seen(graph: Graph, value_indices: set[int]) -> tuple[dict[int, tuple[int, .
     cut = comparison.without_unknown_customs(graph)
     runner = comparison.Runner(cut, keep=True)
     runner.run([np.zeros(graph.tensors[i].shape, graphs.DTYPES.get(graph.tensors[i].dtype)) for i in graph.inputs], [])
-    shapes, values = {}, {}
+    shapes = {}
+    values = {}
     for operator in cut.operators:
         for index in operator.outputs:
             try:
@@ -161,19 +180,24 @@ def _changed(
     """Return the graph with constants for all known tensors, and only the operators with the given indices."""
     from ai_edge_litert import schema_py_generated as schema
 
-    source, main = copy.copy(graph.source), copy.copy(graph.source.subgraphs[0])
-    source.buffers, main.tensors = list(source.buffers), list(main.tensors)
+    source = copy.copy(graph.source)
+    main = copy.copy(graph.source.subgraphs[0])
+    source.buffers = list(source.buffers)
+    main.tensors = list(main.tensors)
     for index in {*known, *shapes}:
         tensor = main.tensors[index] = copy.copy(main.tensors[index])
-        tensor.shape, tensor.shapeSignature = list(shapes.get(index, graph.tensors[index].shape)), None
+        tensor.shape = list(shapes.get(index, graph.tensors[index].shape))
+        tensor.shapeSignature = None
         if index in known:
             value = np.ascontiguousarray(known[index])
             buffer = schema.BufferT()
             buffer.data = np.frombuffer(value.tobytes(), np.uint8)
-            tensor.buffer, tensor.shape = len(source.buffers), list(value.shape)
+            tensor.buffer = len(source.buffers)
+            tensor.shape = list(value.shape)
             source.buffers.append(buffer)
             if graph.tensors[index].dtype in (*EIGHT_BITS, *_FLOATS):
-                tensor.type, tensor.quantization = schema.TensorType.FLOAT32, None
+                tensor.type = schema.TensorType.FLOAT32
+                tensor.quantization = None
     main.operators = [main.operators[number] for number in numbers]
     source.subgraphs = [main, *source.subgraphs[1:]]
     return graphs.from_source(source)

@@ -25,7 +25,8 @@ from compress.tflite.verifier import Allowance, verify
 IDENTIFIER = b"TFL3"
 NONE = -1
 """The tensor index of an optional input that is absent."""
-MAX_RANK, MAX_ELEMENTS = 16, 2**48
+MAX_RANK = 16
+MAX_ELEMENTS = 2**48
 """The limits of a valid tensor. (TFLite kernels support up to rank 8.)"""
 _ALIGNMENT = 16
 DTYPES = {
@@ -172,6 +173,10 @@ class Graph:
         """Return the output tensors of an operator."""
         return [self.tensors[index] for index in operator.outputs]
 
+    def custom_operators(self, name: str) -> list[Operator]:
+        """Return the custom operators with a name."""
+        return [operator for operator in self.operators if operator.custom and operator.name == name]
+
     @cached_property
     def consumers(self) -> dict[int, list[Operator]]:
         """The operators that read each tensor."""
@@ -270,7 +275,8 @@ def _graph(source: Any, schema: Any, allowance: Allowance) -> Graph:
     produced: set[int] = set()
     for operator in operators:
         _verify(operator, tensors, produced, allowance)
-    inputs, outputs = _integers(main.inputs), _integers(main.outputs)
+    inputs = _integers(main.inputs)
+    outputs = _integers(main.outputs)
     if any(not 0 <= tensor < len(tensors) for tensor in (*inputs, *outputs)) or len(inputs) > len(tensors):
         raise ValueError("an input or output of the graph does not exist")
     return Graph(tensors, operators, inputs, outputs, len(source.subgraphs), source)
@@ -301,13 +307,16 @@ def _names(enumeration: Any) -> dict[int, str]:
     return {number: name for name, number in vars(enumeration).items() if not name.startswith("_")}
 
 
+def _text(stored: Any) -> str:
+    return stored.decode("utf-8", "replace") if isinstance(stored, bytes) else str(stored)
+
+
 def _operator_code(code: Any, names: dict[int, str]) -> tuple[str, bool, int]:
     # Files older than schema 3a store the code in the deprecated byte only.
     number = max(code.deprecatedBuiltinCode, code.builtinCode)
     name = names.get(number, f"BUILTIN_{number}")
     if name == "CUSTOM":
-        text = code.customCode
-        return (text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)), True, code.version
+        return _text(code.customCode), True, code.version
     return name, False, code.version
 
 
@@ -318,14 +327,13 @@ def _operator(index: int, operator: Any, codes: list[tuple[str, bool, int]]) -> 
 
 
 def _tensor(index: int, tensor: Any, buffers: list[Any], dtypes: dict[int, str]) -> Tensor:
-    name = tensor.name.decode("utf-8", "replace") if isinstance(tensor.name, bytes) else str(tensor.name or "")
     data = buffers[tensor.buffer].data if tensor.buffer else None
     shape = _integers(tensor.shape)
     if len(shape) > MAX_RANK or any(side < 0 for side in shape) or prod(shape) > MAX_ELEMENTS:
         raise ValueError(f"tensor {index} has the shape {list(shape[:MAX_RANK])}")
     return Tensor(
         index,
-        name,
+        _text(tensor.name or ""),
         dtypes.get(tensor.type, f"TYPE_{tensor.type}"),
         shape,
         any(side < 0 for side in _integers(tensor.shapeSignature)[1:]),

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.errors import ModelError
+from compress.tflite.comparison import first_line
 from deploy.contract.detection import ordered
 from deploy.contract.preprocessing import dequantize, quantize
 
@@ -40,9 +41,9 @@ class LoadedModel:
             self.interpreter = Interpreter(str(path), num_threads=threads, experimental_op_resolver_type=resolver)
             self.interpreter.allocate_tensors()
         except (ValueError, RuntimeError) as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ModelError(f"the TFLite runtime refuses it: {first}", where=str(path)) from error
-        inputs, outputs = self.interpreter.get_input_details(), self.interpreter.get_output_details()
+            raise ModelError(f"the TFLite runtime refuses it: {first_line(error)}", where=str(path)) from error
+        inputs = self.interpreter.get_input_details()
+        outputs = self.interpreter.get_output_details()
         ordered_outputs = outputs if len(outputs) == 1 else ordered(outputs)
         if len(inputs) != 1 or ordered_outputs is None:
             raise ModelError(
@@ -50,14 +51,12 @@ class LoadedModel:
                 where=str(path),
                 allowed="one of each, or the boxes [1, anchors, 4] and scores [1, anchors, classes] of a detector",
             )
-        self.input, self.outputs, self.output = inputs[0], ordered_outputs, ordered_outputs[-1]
-        for end, detail in (("input", self.input), *(("output", detail_) for detail_ in ordered_outputs)):
-            if np.issubdtype(detail["dtype"], np.integer) and not detail["quantization"][0]:
-                raise ModelError(
-                    f"its {end} is {np.dtype(detail['dtype']).name} without one scale",
-                    where=str(path),
-                    allowed="float, or quantized per tensor",
-                )
+        self.input = inputs[0]
+        self.outputs = ordered_outputs
+        self.output = ordered_outputs[-1]
+        _refuse_without_scale("input", self.input, path)
+        for output in ordered_outputs:
+            _refuse_without_scale("output", output, path)
 
     def feed(self, sample: NDArray[np.float32]) -> NDArray[Any]:
         """Return a preprocessed sample (without batch) as the model's input tensor, quantized if the input is.
@@ -113,6 +112,12 @@ class LoadedModel:
             return np.stack([np.concatenate([part.reshape(-1) for part in self.pair(sample)]) for sample in samples])
         rows = [self.raw(self.feed(sample)).reshape(-1) for sample in samples]
         return _dequantized(np.stack(rows), self.output)
+
+
+def _refuse_without_scale(end: str, detail: dict[str, Any], path: Path) -> None:
+    if np.issubdtype(detail["dtype"], np.integer) and not detail["quantization"][0]:
+        what = f"its {end} is {np.dtype(detail['dtype']).name} without one scale"
+        raise ModelError(what, where=str(path), allowed="float, or quantized per tensor")
 
 
 def _dequantized(stored: NDArray[Any], detail: dict[str, Any]) -> NDArray[np.float32]:

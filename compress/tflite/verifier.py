@@ -2,8 +2,8 @@
 
 Unpacking follows every offset and trusts every length. In a damaged file these are arbitrary. In a hostile file a list
 refers to one table a million times, and a few kilobytes unpack to gigabytes. Offsets point forward and no table
-contains a table of its own kind, so there are no cycles, and only the amount must be limited. Every table and list is
-visited as in unpacking, and the memory that it will take is counted.
+contains a table of the same kind, so cycles are impossible, and only the amount must be limited. Every table and list
+is visited as in unpacking, and the memory that it will take is counted.
 
 Source: tensorflow/lite/schema/schema.fbs, schema version 3; FlatBuffers internals, "Tables".
 """
@@ -14,7 +14,8 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MAX_EXPANSION, EXTRA_BYTES = 7, 32 << 20
+MAX_EXPANSION = 7
+EXTRA_BYTES = 32 << 20
 """The memory limit for unpacking: a multiple of the file's size, plus a constant, because a graph of thousands of
 operators may have few weights (an unrolled recurrent network)."""
 _TABLE = 1024
@@ -102,7 +103,9 @@ LAYOUT: Mapping[str, Mapping[int, str]] = {
 }
 """The fields with an offset in each kind of table: "[a list of tables]", a table, "a union?" with its kind in the
 previous field, or one of the lists above. Other kinds of tables have no such fields."""
-_INT, _WORD, _SHORT = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<H")
+_INT = struct.Struct("<i")
+_WORD = struct.Struct("<I")
+_SHORT = struct.Struct("<H")
 
 
 @dataclass
@@ -144,7 +147,8 @@ def verify(content: bytes, unions: Mapping[str, Mapping[int, str]]) -> Allowance
 
 class _TableWalk:
     def __init__(self, content: bytes, unions: Mapping[str, Mapping[int, str]]) -> None:
-        self.content, self.unions = content, unions
+        self.content = content
+        self.unions = unions
         self.allowance = Allowance(MAX_EXPANSION * len(content) + EXTRA_BYTES)
 
     def table(self, position: int, kind: str) -> None:

@@ -22,7 +22,7 @@ SILENCE_S = 120.0
 """The agent ends if the host is silent for longer: the system may not detect a dead connection for hours."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
-_OWNED = 'deploy to a folder of your own, or make this one yours, there: sudo install -d -o "$USER" FOLDER'
+_OWNED = 'deploy to a folder that you own, or own this one, on the device: sudo install -d -o "$USER" FOLDER'
 
 
 class HostGoneError(Exception):
@@ -92,12 +92,12 @@ class Agent:
             "open": self.open,
             "want": self.want,
             "put": self.put,
-            "install": lambda asked: self.folder.install(asked["release"], asked["files"]),
+            "install": lambda request: self.folder.install(request["release"], request["files"]),
             "run": self.run,
-            "switch": lambda asked: self.folder.switch(asked["release"]),
-            "discard": lambda asked: self.folder.discard(asked["release"]),
-            "prune": lambda asked: self.folder.prune(asked["keep"]),
-            "write": lambda asked: self.folder.write(asked["name"], asked["text"]),
+            "switch": lambda request: self.folder.switch(request["release"]),
+            "discard": lambda request: self.folder.discard(request["release"]),
+            "prune": lambda request: self.folder.prune(request["keep"]),
+            "write": lambda request: self.folder.write(request["name"], request["text"]),
         }
 
     @property
@@ -107,35 +107,35 @@ class Agent:
             raise ReleaseError("request", "no folder is open")
         return self._folder
 
-    def open(self, asked: Message) -> Message:
+    def open(self, request: Message) -> Message:
         """Lock the folder, and describe its releases."""
-        self._folder = DeviceFolder(asked["path"], asked["by"], asked["create"])
+        self._folder = DeviceFolder(request["path"], request["by"], request["create"])
         return self._folder.describe()
 
-    def want(self, asked: Message) -> Message:
+    def want(self, request: Message) -> Message:
         """Return the pieces of a release that must be sent."""
-        if self.folder.whole(asked["release"]):
+        if self.folder.whole(request["release"]):
             self.folder.drop_incoming()  # left by a deployment that was interrupted after `install`
             return {"whole": True, "missing": {}}
-        return {"whole": False, "missing": self.folder.missing(asked["pieces"], asked["total"])}
+        return {"whole": False, "missing": self.folder.missing(request["pieces"], request["total"])}
 
-    def put(self, asked: Message) -> bool:
+    def put(self, request: Message) -> bool:
         """Receive a piece from `offset` on. All its bytes are read, even if they cannot be stored."""
-        content = self.link.content(asked["size"] - asked["offset"])
+        content = self.link.content(request["size"] - request["offset"])
         try:
-            return self.folder.put(asked["sha256"], asked["offset"], asked["size"], content)
+            return self.folder.put(request["sha256"], request["offset"], request["size"], content)
         finally:
             for _ in content:
                 pass
 
-    def run(self, asked: Message) -> Message:
+    def run(self, request: Message) -> Message:
         """Run a command of the runner."""
-        return self.folder.run(asked["release"], asked["command"], asked["timeout_s"], self.link.wait)
+        return self.folder.run(request["release"], request["command"], request["timeout_s"], self.link.wait)
 
-    def answer(self, asked: Message) -> Message:
+    def answer(self, request: Message) -> Message:
         """Execute one request; return its answer or its error."""
         try:
-            return {"answer": self.requests[asked["do"]](asked)}
+            return {"answer": self.requests[request["do"]](request)}
         except ReleaseError as error:
             return self._error(error)
         except OSError as error:

@@ -227,6 +227,11 @@ class Bundle:
                 raise BundleError("the manifest's detection cannot be used: %s" % error)
 
     @property
+    def roles(self) -> List[str]:
+        """The roles of the models, in the order of ROLES."""
+        return [role for role in ROLES if role in self.manifest["models"]]
+
+    @property
     def labels(self) -> Any:
         """The class names, in the order of the model's output."""
         return self.manifest["labels"]

@@ -90,7 +90,7 @@ class Detections:
 
     def rows(self, count: Optional[int] = None) -> List[Dict[str, Any]]:
         """Return the same as plain maps of `label`, `score` and `box`."""
-        return [dict(each._asdict(), box=[round(value, 6) for value in each.box]) for each in self.top(count)]
+        return [dict(row._asdict(), box=[round(value, 6) for value in row.box]) for row in self.top(count)]
 
     def _name(self, index: int) -> str:
         return self.labels[index] if index < len(self.labels) else str(index)
@@ -147,8 +147,8 @@ class Detector:
         """
         count = len(self.anchors)
         if np.shape(boxes) != (count, 4) or np.ndim(scores) != 2 or len(scores) != count:
-            found = (list(np.shape(boxes)), list(np.shape(scores)), count, count)
-            raise DetectionError("boxes %r and scores %r, not [%d, 4] and [%d, classes]" % found)
+            facts = (list(np.shape(boxes)), list(np.shape(scores)), count, count)
+            raise DetectionError("boxes %r and scores %r, not [%d, 4] and [%d, classes]" % facts)
         likely = self.probabilities(scores).ravel()
         settings = self.specification
         which = np.flatnonzero(likely >= settings["least_score"])  # not where it is NaN
@@ -160,34 +160,37 @@ class Detector:
 
 
 def ordered(details: Sequence[Any]) -> Optional[List[Any]]:
-    """A runtime's details of two outputs with the boxes first; None if they are not a detector's.
+    """Return the runtime's details of two outputs with the boxes first; None if they are not those of a detector.
 
-    Compilers may change the order. Where there are four classes both look alike, and stay as they are.
+    Compilers may change the order. With four classes the two shapes are equal, and the order is kept.
     """
-    shapes = [[int(side) for side in each["shape"]] for each in details]
-    good = len(shapes) == 2 and all(len(shape) == 3 and shape[0] == 1 for shape in shapes)
-    if not good or shapes[0][1] != shapes[1][1] or 4 not in (shapes[0][2], shapes[1][2]):
+    shapes = [[int(side) for side in detail["shape"]] for detail in details]
+    if [len(shape) for shape in shapes] != [3, 3]:
         return None
-    if np.dtype(details[0]["dtype"]) != np.dtype(details[1]["dtype"]):
+    (batch, anchors, width), other = shapes
+    same_dtype = np.dtype(details[0]["dtype"]) == np.dtype(details[1]["dtype"])
+    if batch != 1 or other[:2] != [1, anchors] or 4 not in (width, other[2]) or not same_dtype:
         return None
-    return list(details) if shapes[0][2] == 4 else [details[1], details[0]]
+    return list(details) if width == 4 else [details[1], details[0]]
 
 
 def overlaps(boxes: Array, others: Array) -> Array:
-    """Intersection over union of each box with each other one: float64 [k, m]; 0 where both are empty."""
-    boxes, others = (np.asarray(each, np.float64).reshape(-1, 4) for each in (boxes, others))
+    """Return the intersection over union of all pairs of boxes: float64 [k, m]; 0 for two empty boxes."""
+    boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
+    others = np.asarray(others, np.float64).reshape(-1, 4)
     low = np.maximum(boxes[:, None, :2], others[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
     shared = np.prod(np.maximum(high - low, 0), axis=2)
-    areas = [np.prod(np.maximum(each[:, 2:] - each[:, :2], 0), axis=1) for each in (boxes, others)]
+    areas = [np.prod(np.maximum(corners[:, 2:] - corners[:, :2], 0), axis=1) for corners in (boxes, others)]
     union = areas[0][:, None] + areas[1][None, :] - shared
     return np.where(union > 0, shared / np.where(union > 0, union, 1), 0.0)
 
 
 def suppressed(boxes: Array, classes: Array, overlap: float, most: int) -> Array:
-    """Indices of the boxes that stay, of boxes in falling order of their scores: int64.
+    """Return the indices of the boxes that remain after greedy non-maximum suppression, int64.
 
-    Greedy non-maximum suppression: whatever shares more than `overlap` with one of its class that stays, goes.
+    The boxes are in descending order of their scores. A box is removed if its intersection over union with a remaining
+    box of the same class is larger than `overlap`.
     """
     low, high = (np.ascontiguousarray(part.T, np.float64) for part in (boxes[:, :2], boxes[:, 2:]))
     areas = (high[0] - low[0]) * (high[1] - low[1])
@@ -205,15 +208,16 @@ def suppressed(boxes: Array, classes: Array, overlap: float, most: int) -> Array
 
 
 def agreement(first: Sequence[Detections], second: Sequence[Detections], least: float) -> Tuple[float, int]:
-    """Of the objects that two models find with a score of `least`, the share that the other finds too; their number.
+    """Return the fraction of the objects of one model that the other model finds too, and the number of objects.
 
-    The same object: of one class, and at least half shared (intersection over union). The other need not be as sure:
-    half that score will do.
+    Objects with a score of at least `least` count. Two objects are the same if their classes are equal and their
+    intersection over union is at least 0.5. The score of the other model must be at least half of `least`.
     """
-    both, total = 0, 0
+    both = 0
+    total = 0
     for one, other in zip(first, second):
-        found = [_refound(one.above(least), other.above(least / 2)), _refound(other.above(least), one.above(least / 2))]
-        both += found[0] + found[1]
+        both += _refound(one.above(least), other.above(least / 2))
+        both += _refound(other.above(least), one.above(least / 2))
         total += len(one.above(least)) + len(other.above(least))
     return (both / total if total else 1.0), total
 
@@ -230,24 +234,24 @@ def _refound(sure: Detections, others: Detections) -> int:
     return count
 
 
-def _checked(given: Any) -> Dict[str, Any]:
-    if not isinstance(given, dict) or "maps" not in given:
+def _checked(specification: Any) -> Dict[str, Any]:
+    if not isinstance(specification, dict) or "maps" not in specification:
         raise DetectionError("a detector's specification must be a map with the key 'maps'")
-    unknown = [key for key in given if key not in DEFAULTS and key != "maps"]
+    unknown = [key for key in specification if key not in DEFAULTS and key != "maps"]
     if unknown:
         allowed = ", ".join(["maps"] + list(DEFAULTS))
         raise DetectionError("unknown key %r in a detector's specification; allowed: %s" % (unknown[0], allowed))
-    found = dict(DEFAULTS, **given)
-    variances = _numbers(found["variances"], 4, "variances")
-    least, overlap = (_numbers([found[name]], 1, name)[0] for name in ("least_score", "overlap"))
-    if found["scores"] not in ("logits", "probabilities"):
-        raise DetectionError("scores must be 'logits' or 'probabilities', not %r" % (found["scores"],))
+    settings = dict(DEFAULTS, **specification)
+    variances = _numbers(settings["variances"], 4, "variances")
+    least, overlap = (_numbers([settings[name]], 1, name)[0] for name in ("least_score", "overlap"))
+    if settings["scores"] not in ("logits", "probabilities"):
+        raise DetectionError("scores must be 'logits' or 'probabilities', not %r" % (settings["scores"],))
     if least >= 1 or overlap > 1:
         raise DetectionError("least_score must be below 1, and overlap at most 1")
-    most = found["most"]
+    most = settings["most"]
     if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= 1000:
         raise DetectionError("most must be a whole number from 1 to 1000, not %r" % (most,))
-    return dict(found, maps=_maps(found["maps"]), variances=variances, least_score=least, overlap=overlap)
+    return dict(settings, maps=_maps(settings["maps"]), variances=variances, least_score=least, overlap=overlap)
 
 
 def _maps(maps: Any) -> List[Dict[str, Any]]:
@@ -269,7 +273,7 @@ def _maps(maps: Any) -> List[Dict[str, Any]]:
 
 
 def _numbers(values: Any, count: int, name: str) -> List[float]:
-    """Positive numbers."""
+    """Return a list of positive numbers."""
     good = isinstance(values, (list, tuple)) and len(values) == count
     if not good or not all(_is_number(value) and 0 < value < 1e6 for value in values):
         raise DetectionError("%s must be %d numbers above 0, not %r" % (name, count, values))

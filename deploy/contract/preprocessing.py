@@ -1,13 +1,13 @@
-"""The one definition of preprocessing, in numpy: training, calibration, evaluation and the device all use it.
+"""The preprocessing in numpy that training, calibration, evaluation and the device share.
 
 A specification is a list of one-key maps, applied in order to one decoded sample::
 
     [{"resize": {"size": [32, 32], "filter": "bilinear"}},
      {"scale": {"from": [0, 16], "to": [0, 1]}}]
 
-A sample is an array of any integer or float type: an image [height, width, channels], or [height, width] for one
-channel; a sound or a row of numbers [n]; a series [time, channels], which gets an axis of one channel as an image
-does (`squeeze` takes it away). The result is float32. Images are in `resizing`, sounds in `sound`, the rest is here.
+A sample is an array of an integer or float type: an image [height, width, channels], or [height, width] with one
+channel; a sound or a row of numbers [n]; a series [time, channels]. A sample with two axes gets a third axis of length
+1, which `squeeze` removes. The result is float32. The steps for images are in `resizing`, those for sounds in `sound`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import keyword
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -50,19 +49,19 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Raised when the same specification would give other numbers than before."""
+"""The version of the results. It increases when the same specification gives different values than before."""
 
 Range = Tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale(Step):
-    """Maps the interval `from` linearly onto the interval `to`. Values outside follow the same line."""
+    """Map the interval `from` linearly to the interval `to`. Values outside of it follow the same line."""
 
     from_: Range = key(Numbers(2))
-    """Two numbers of the sample."""
+    """Two values of the sample."""
     to: Range = key(Numbers(2), (0.0, 1.0))
-    """What they become."""
+    """The values after the step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,19 +76,19 @@ class Scale(Step):
         return factor, c - a * factor
 
     def __call__(self, sample: Array) -> Array:
-        """The changed sample."""
+        """Return the changed sample."""
         factor, offset = self._line()
         return sample * np.float32(factor) + np.float32(offset)
 
 
 @dataclasses.dataclass(frozen=True)
 class Normalize(Step):
-    """Subtracts `mean` and divides by `std`: one number for all channels, or one for each."""
+    """Subtract `mean`, and divide by `std`: one number for all channels, or one for each channel."""
 
     mean: Tuple[float, ...] = key(Numbers())
-    """What is subtracted."""
+    """The numbers to subtract."""
     std: Tuple[float, ...] = key(Numbers())
-    """What is divided by."""
+    """The numbers to divide by."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +96,7 @@ class Normalize(Step):
             raise PreprocessingError("std must be larger than 0, not %r" % (list(self.std),))
 
     def __call__(self, sample: Array) -> Array:
-        """The changed sample; channels are its last axis."""
+        """Return the changed sample; its last axis is the channels."""
         for values in (self.mean, self.std):
             if len(values) not in (1, sample.shape[-1]):
                 raise PreprocessingError("normalize has %d numbers for %d channels" % (len(values), sample.shape[-1]))
@@ -106,38 +105,39 @@ class Normalize(Step):
 
 @dataclasses.dataclass(frozen=True)
 class Clip(Step):
-    """Raises what is below the first number of `to`, and lowers what is above the second."""
+    """Clip values to the interval `to`."""
 
     to: Range = key(Numbers(2))
-    """The smallest and the largest number that stay as they are."""
+    """The smallest and the largest value of the result."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.to[0] < self.to[1]:
-            raise PreprocessingError("to must be two numbers that rise, not %r" % (list(self.to),))
+            raise PreprocessingError("to must be two increasing numbers, not %r" % (list(self.to),))
 
     def __call__(self, sample: Array) -> Array:
-        """The changed sample."""
+        """Return the changed sample."""
         return np.clip(sample, np.float32(self.to[0]), np.float32(self.to[1]))
 
 
 @dataclasses.dataclass(frozen=True)
 class Colour(Step):
-    """Brings the channels of an image into another order, makes it grey, or gives a grey one three channels.
+    """Reorder the channels of an image, or convert between colour and grey.
 
     Grey is 0.299 red + 0.587 green + 0.114 blue (ITU-R BT.601), as in Pillow, OpenCV and TensorFlow.
     """
 
     to: str = key(Word("rgb", "bgr", "grey"))
-    """What the model takes."""
+    """The channels that the model takes."""
     from_: str = key(Word("rgb", "bgr", "grey"), "rgb")
-    """What the channels are. Images that Coralline or Pillow decodes are rgb; frames of OpenCV are bgr."""
+    """The channels of the sample. Images that Coralline or Pillow decodes are rgb; frames of OpenCV are bgr."""
 
     def __call__(self, sample: Array) -> Array:
-        """The changed image."""
-        channels, wanted = image(sample, "colour")[2], 1 if self.from_ == "grey" else 3
-        if channels != wanted:
-            raise PreprocessingError("colour from %s takes %d channels, not %d" % (self.from_, wanted, channels))
+        """Return the changed image."""
+        channels = image(sample, "colour")[2]
+        expected = 1 if self.from_ == "grey" else 3
+        if channels != expected:
+            raise PreprocessingError("colour from %s takes %d channels, not %d" % (self.from_, expected, channels))
         if self.from_ == self.to:
             return sample
         if self.from_ == "grey":
@@ -151,33 +151,35 @@ class Colour(Step):
 
 @dataclasses.dataclass(frozen=True)
 class Reshape(Step):
-    """Gives a sample the shape `shape`, with the same numbers in the same order."""
+    """Reshape a sample; the order of its values does not change."""
 
     shape: Tuple[int, ...] = key(Wholes(-1, 1 << 24))
-    """The sides of the result; one of them may be -1: what is left."""
+    """The dimensions of the result; one of them may be -1, as in numpy."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.shape) > 6 or self.shape.count(-1) > 1 or 0 in self.shape:
-            raise PreprocessingError("shape must have at most 6 sides, no 0, and at most one -1: %r" % (self.shape,))
+            raise PreprocessingError(
+                "shape must have at most 6 dimensions, no 0, and at most one -1: %r" % (self.shape,)
+            )
 
     def __call__(self, sample: Array) -> Array:
-        """The same sample in another shape."""
+        """Return the sample in the new shape."""
         try:
             return np.ascontiguousarray(sample).reshape(self.shape)
         except ValueError:
-            raise PreprocessingError("%r has not the shape %r" % (list(sample.shape), list(self.shape)))
+            raise PreprocessingError("%r cannot be reshaped to %r" % (list(sample.shape), list(self.shape)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Squeeze(Step):
-    """Takes an axis of length 1 away: for models without channels, such as Conv1D on [time, features]."""
+    """Remove an axis of length 1, for models without channels, such as Conv1D on [time, features]."""
 
     axis: int = key(Whole(-6, 5), -1)
-    """Which axis; -1 is the last one."""
+    """The index of the axis; -1 is the last one."""
 
     def __call__(self, sample: Array) -> Array:
-        """The same sample without this axis."""
+        """Return the sample without this axis."""
         if not -sample.ndim <= self.axis < sample.ndim or sample.shape[self.axis] != 1 or sample.ndim == 1:
             raise PreprocessingError("axis %d of %r is not one of length 1" % (self.axis, list(sample.shape)))
         return np.squeeze(sample, self.axis)
@@ -207,7 +209,7 @@ class Preprocessing:
         specification: a list of one-key maps, as in the module's docstring.
 
     Raises:
-        PreprocessingError: an unknown step or key, or a value that cannot be used.
+        PreprocessingError: a step or key is unknown, or a value is invalid.
     """
 
     def __init__(self, specification: Sequence[Any]) -> None:
@@ -218,17 +220,17 @@ class Preprocessing:
 
     @property
     def rate(self) -> Optional[int]:
-        """Samples in a second of the sounds that it takes; None where no step says so."""
+        """The sampling rate of the sounds in Hz; None if no step defines it."""
         return next((step.rate for step in self._steps if isinstance(step, LogMel)), None)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of version and steps with every default written out: equal digests, equal numbers."""
-        text = json.dumps([VERSION, [step.told() for step in self._steps]], separators=(",", ":"))
+        """The SHA-256 of the version and of the steps with all defaults. Equal digests mean equal results."""
+        text = json.dumps([VERSION, [step.digest_entry() for step in self._steps]], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def __call__(self, sample: Array) -> Array:
-        """Preprocesses one sample.
+        """Return one preprocessed sample, float32.
 
         Raises:
             PreprocessingError: the sample's shape or type does not fit.
@@ -254,32 +256,36 @@ class Preprocessing:
 def _parse(entry: Any, index: int) -> Any:
     if not isinstance(entry, dict) or len(entry) != 1:
         raise PreprocessingError("a step must be a map with one key, not %r" % (entry,), index)
-    ((name, settings),) = entry.items()
+    ((name, stored),) = entry.items()
     if name not in STEPS:
-        raise PreprocessingError("there is no step %r; allowed: %s" % (name, ", ".join(STEPS)), index)
+        raise PreprocessingError("unknown step %r; allowed: %s" % (name, ", ".join(STEPS)), index)
+    settings = {} if stored is None else stored
+    _check_keys(name, settings, index)
     known = fields(STEPS[name])
-    if settings is None:
-        settings = {}
-    if not isinstance(settings, dict):
-        raise PreprocessingError("%s must be a map, not %r" % (name, settings), index)
-    for given in settings:
-        if given not in known:
-            raise PreprocessingError("unknown key %r in %s; allowed: %s" % (given, name, ", ".join(known)), index)
-    for missing in needed(STEPS[name]):
-        if missing not in settings:
-            raise PreprocessingError("%s needs the key %r" % (name, missing), index)
     try:
-        return STEPS[name](**{given + "_" * keyword.iskeyword(given): value for given, value in settings.items()})
+        return STEPS[name](**{known[setting].name: value for setting, value in settings.items()})
     except PreprocessingError as error:
         raise PreprocessingError("%s: %s" % (name, error), index)
 
 
+def _check_keys(name: str, settings: Any, index: int) -> None:
+    if not isinstance(settings, dict):
+        raise PreprocessingError("%s must be a map, not %r" % (name, settings), index)
+    known = fields(STEPS[name])
+    unknown = [setting for setting in settings if setting not in known]
+    if unknown:
+        raise PreprocessingError("unknown key %r in %s; allowed: %s" % (unknown[0], name, ", ".join(known)), index)
+    missing = [setting for setting in needed(STEPS[name]) if setting not in settings]
+    if missing:
+        raise PreprocessingError("%s needs the key %r" % (name, missing[0]), index)
+
+
 def quantize(values: Array, scale: float, zero_point: int, dtype: Any) -> Array:
-    """Float values as a model's 8-bit input: round half to even of value / scale + zero_point, saturated."""
+    """Return the 8-bit input of a model: values / scale + zero_point, rounded half to even, saturated."""
     limits = np.iinfo(dtype)
     return np.clip(np.rint(values / np.float32(scale)) + zero_point, limits.min, limits.max).astype(dtype)
 
 
 def dequantize(stored: Array, scale: float, zero_point: int) -> Array:
-    """A model's 8-bit output as float32: scale * (stored - zero_point)."""
+    """Return the 8-bit output of a model as float32: scale * (stored - zero_point)."""
     return ((stored.astype(np.float32) - zero_point) * np.float32(scale)).astype(np.float32)

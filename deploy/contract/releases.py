@@ -111,21 +111,22 @@ class DeviceFolder:
             text = os.readlink(self._in("current"))
         except FileNotFoundError:
             return None
-        except OSError:  # no link: a file, where there are none
+        except OSError:  # a text file, on file systems without links
             with open(self._in("current"), encoding="utf-8", errors="replace") as stream:
                 text = stream.read(200)
-        found = _CURRENT.match(text)
-        return found.group(1) if found else None
+        match = _CURRENT.match(text)
+        return match.group(1) if match else None
 
     def previous(self) -> Optional[str]:
         """Return the release before the current one, if it still exists."""
-        running, there = self.current(), self.releases()
-        return next((name for name in reversed(self._history()) if name != running and name in there), None)
+        current = self.current()
+        installed = self.releases()
+        return next((name for name in reversed(self._history()) if name != current and name in installed), None)
 
     def releases(self) -> List[str]:
         """Return all releases, in the order of their last switch."""
         names = [name for name in os.listdir(self._in("releases")) if _DIGEST.match(name)]
-        order = {name: place for place, name in enumerate(self._history())}
+        order = {name: position for position, name in enumerate(self._history())}
         return sorted(names, key=lambda name: (order.get(name, -1), name))
 
     def _history(self) -> List[str]:
@@ -134,8 +135,8 @@ class DeviceFolder:
                 lines = stream.readlines()
         except FileNotFoundError:
             return []
-        found = [re.search(r'"release": "([0-9a-f]{64})"', line) for line in lines]  # the last line may be cut
-        return [each.group(1) for each in found if each]
+        matches = [re.search(r'"release": "([0-9a-f]{64})"', line) for line in lines]  # the last line may be incomplete
+        return [match.group(1) for match in matches if match]
 
     def _remember(self, release: str) -> None:
         line = json.dumps({"time": _now(), "release": release, "by": self.by}, sort_keys=True)
@@ -161,40 +162,53 @@ class DeviceFolder:
         for name in os.listdir(self._in("incoming")):
             if name.partition(".")[0] not in pieces:
                 os.unlink(self._in("incoming", name))
-        ran = self._history()
-        for release in [each for each in self.releases() if each not in ran]:
-            parts = {digest for entry in self._about(release).values() for digest, _ in entry["pieces"]}
-            if not parts or parts - pieces.keys():  # otherwise it is the one that comes again
-                self.discard(release)
-        known = self._known(set(pieces))
-        lacking = {}
+        self._discard_unused(pieces)
+        known = self._known(pieces)
+        arrived = {}
         for digest, size in pieces.items():
-            whole, part = self._in("incoming", digest), self._in("incoming", digest + ".part")
-            if digest in known or os.path.exists(whole):
-                continue
-            lacking[digest] = os.path.getsize(part) if os.path.exists(part) else 0
-            if lacking[digest] >= size:
-                os.unlink(part)
-                lacking[digest] = 0
-        need = total + sum(pieces[digest] - there for digest, there in lacking.items())
+            if digest not in known and not os.path.exists(self._in("incoming", digest)):
+                arrived[digest] = self._arrived(digest, size)
+        required = total + sum(pieces[digest] - count for digest, count in arrived.items())
         disk = os.statvfs(self.path)
-        if disk.f_bavail * disk.f_frsize < need:
-            free = disk.f_bavail * disk.f_frsize
-            raise ReleaseError("disk", "the disk needs %d bytes for this, and has %d" % (need, free), "free some space")
-        return lacking
+        free = disk.f_bavail * disk.f_frsize
+        if free < required:
+            what = "the disk needs %d free bytes, and has %d" % (required, free)
+            raise ReleaseError("disk", what, "free some space")
+        return arrived
 
-    def _known(self, wanted: Any) -> Dict[str, Any]:
+    def _discard_unused(self, pieces: Dict[str, int]) -> None:
+        """Remove the releases that were never current, except one that consists of these pieces."""
+        history = self._history()
+        for release in self.releases():
+            if release in history:
+                continue
+            parts = {digest for entry in self._about(release).values() for digest, _ in entry["pieces"]}
+            if not parts or parts - pieces.keys():
+                self.discard(release)
+
+    def _arrived(self, digest: str, size: int) -> int:
+        """Return the number of bytes of an incomplete piece; a piece of the full size is damaged, and is removed."""
+        part = self._in("incoming", digest + ".part")
+        if not os.path.exists(part):
+            return 0
+        count = os.path.getsize(part)
+        if count < size:
+            return count
+        os.unlink(part)
+        return 0
+
+    def _known(self, digests: Any) -> Dict[str, Any]:
         """Return the undamaged pieces of the installed releases: SHA-256 to file, offset and size."""
-        found: Dict[str, Any] = {}
+        known: Dict[str, Any] = {}
         for release in self.releases():
             for name, entry in self._about(release).items():
                 path, offset = self._in("releases", release, name), 0
                 for digest, size in entry["pieces"]:
-                    new = digest in wanted and digest not in found
+                    new = digest in digests and digest not in known
                     if new and hashlib.sha256(_part(path, offset, size)).hexdigest() == digest:
-                        found[digest] = (path, offset, size)
+                        known[digest] = (path, offset, size)
                     offset += size
-        return found
+        return known
 
     def _about(self, release: str) -> Message:
         """Return the file table in a release's release.json; empty if that file is damaged."""
@@ -345,16 +359,16 @@ def _now() -> str:
 
 def _checked(digest: str) -> str:
     if not _DIGEST.match(digest):
-        raise ReleaseError("request", "%r is no SHA-256" % digest)
+        raise ReleaseError("request", "%r is not a SHA-256" % digest)
     return digest
 
 
 def _digest(path: str) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with open(path, "rb") as stream:
         for block in iter(lambda: stream.read(1 << 20), b""):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _part(path: str, offset: int, size: int) -> bytes:
@@ -363,7 +377,7 @@ def _part(path: str, offset: int, size: int) -> bytes:
             stream.seek(offset)
             return stream.read(size)
     except FileNotFoundError:
-        return b""  # its digest tells
+        return b""  # its digest differs, so the piece is sent again
 
 
 def _write(path: str, text: str) -> None:

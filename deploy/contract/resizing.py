@@ -1,6 +1,6 @@
-"""The steps that change an image's size: resize, crop, pad. Images are float32 [height, width, channels].
+"""The steps that change the size of an image: resize, crop, pad. Images are float32 [height, width, channels].
 
-The results are equal to the bit on every machine: sums have a fixed order.
+The results are bit-exact on every machine, because the order of additions is fixed.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ import numpy as np
 from deploy.contract.step import Array, Fill, Flag, Number, PreprocessingError, Step, Wholes, Word, image, key, small
 
 SIDE = 8192
-"""Longest side that may be asked for."""
+"""The largest height or width of a result."""
 LONGEST = 1 << 16
-"""Longest side of an image that weights are computed for."""
+"""The largest height or width of an image for which weights are computed."""
 Size = Tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Resize(Step):
-    """Resizes to `size` = [height, width].
+    """Resize to `size` = [height, width].
 
-    Pixel centres are at half integers and edges are repeated (TensorFlow's `half_pixel_centers`). `bilinear`,
-    `nearest`, `area` and `bicubic` are those of `tf.image.resize`; with `antialias`, bilinear and bicubic are
-    those of `tf.image.resize(antialias=True)`, and with `levels` too those of Pillow's BILINEAR and BICUBIC.
-    `area` is OpenCV's INTER_AREA where the image becomes smaller.
+    Pixel centres are at half integers, and edges are repeated (`half_pixel_centers` in TensorFlow). The filters
+    `bilinear`, `nearest`, `area` and `bicubic` equal those of `tf.image.resize`. With `antialias`, bilinear and bicubic
+    equal `tf.image.resize(antialias=True)`; with `levels` in addition, they equal BILINEAR and BICUBIC of Pillow.
+    If the image becomes smaller, `area` equals INTER_AREA of OpenCV.
     """
 
     size: Size = key(Wholes(1, SIDE, 2))
     """Height and width."""
     filter: str = key(Word("bilinear", "nearest", "area", "bicubic"), "bilinear")
-    """bilinear, nearest, area (the mean of what a pixel covers) or bicubic (Keys, a = -0.5)."""
+    """bilinear, nearest, area (the mean of the area that a new pixel covers) or bicubic (Keys, a = -0.5)."""
     antialias: bool = key(Flag(), False, later=True)
-    """Whether bilinear and bicubic look at all that a pixel covers where the image becomes smaller."""
+    """Whether bilinear and bicubic use the whole area that a new pixel covers if the image becomes smaller."""
     levels: bool = key(Flag(), False, later=True)
-    """Whether each of two passes, first width, then height, is rounded to whole numbers from 0 to 255, as Pillow does
-    with images of 8 bits. (Of an image whose width grows and height shrinks, Pillow 13 does the height first.)"""
+    """Whether the result is rounded to integers from 0 to 255 after each of the two passes (width, then height), as
+    Pillow does for 8-bit images. (If the width grows and the height shrinks, Pillow 13 starts with the height.)"""
     fit: str = key(Word("stretch", "crop", "pad"), "stretch", later=True)
-    """stretch: the sides' ratio changes. crop: what is too long is cut off both ends first, as Keras' `smart_resize`
-    does it. pad: all is kept, and `fill` is put around it, as `tf.image.resize_with_pad` does it."""
+    """stretch: the aspect ratio changes. crop: the longer dimension is first cropped at both ends, as in Keras'
+    `smart_resize`. pad: the whole image is kept, with `fill` around it, as in `tf.image.resize_with_pad`."""
     fill: Any = key(Fill(), 0.0, later=True)
-    """What `fit: pad` puts around: a number, or one for each channel."""
+    """The value of the border with `fit: pad`: one number, or one for each channel."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,25 +51,27 @@ class Resize(Step):
             raise PreprocessingError("antialias is for the filters bilinear and bicubic, not for %r" % self.filter)
 
     def __call__(self, sample: Array) -> Array:
-        """The changed image."""
+        """Return the changed image."""
         height, width, channels = image(sample, "resize")
-        size, place = self.size, (0, 0)
+        size = self.size
+        origin = (0, 0)
         if self.fit == "crop":
-            rows, columns = (max(a * b // c, 1) for a, b, c in ((width, size[0], size[1]), (height, size[1], size[0])))
+            rows = max(width * size[0] // size[1], 1)
+            columns = max(height * size[1] // size[0], 1)
             sample = _middle(sample, (min(height, rows), min(width, columns)))
         elif self.fit == "pad":
-            size, place = _inside((height, width), size)
+            size, origin = _inside((height, width), size)
         small((height, size[1], channels), "resize")
         small(size + (channels,), "resize")
         summed = self.filter not in ("nearest", "bilinear") or self.antialias
-        # Two neighbours: width first and all in float32, as TensorFlow does it: equal to the bit. Levels: width first,
-        # as Pillow. Sums: height first, because whole rows are added several times faster than pixels.
+        # Interpolation between two pixels: width first, in float32, which is bit-exact to TensorFlow. `levels`: width
+        # first, as in Pillow. Weighted sums: height first, because adding whole rows is several times faster.
         for axis in (0, 1) if summed and not self.levels else (1, 0):
             if sample.shape[axis] != size[axis]:
                 sample = self._along(sample, axis, size[axis])
                 if self.levels:
                     sample = np.clip(np.floor(sample + np.float32(0.5)), 0, 255)
-        return sample if size == self.size else _around(sample, (self.size, place), self.fill, "resize")
+        return sample if size == self.size else _around(sample, (self.size, origin), self.fill, "resize")
 
     def _along(self, sample: Array, axis: int, side: int) -> Array:
         length = sample.shape[axis]
@@ -79,7 +81,7 @@ class Resize(Step):
             return np.take(sample, np.minimum(centres.astype(np.int64), length - 1), axis=axis)
         if self.filter != "bilinear" or self.antialias:
             if length > LONGEST:
-                raise PreprocessingError("%s takes sides up to %d, not %d" % (self.filter, LONGEST, length))
+                raise PreprocessingError("%s takes a height or width up to %d, not %d" % (self.filter, LONGEST, length))
             return _summed(sample, axis, *_weights(self.filter, self.antialias, length, side))
         position = centres - half
         below = np.floor(position)
@@ -99,42 +101,43 @@ def _triangle(distance: Array) -> Array:
 def _keys(distance: Array) -> Array:
     """R. G. Keys, Cubic convolution interpolation for digital image processing, 1981; a = -0.5."""
     x = np.abs(distance)
-    near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
     return np.where(x < 1, near, np.where(x < 2, far, 0.0))
 
 
 _KERNELS: Dict[str, Tuple[Callable[[Array], Array], int]] = {"bilinear": (_triangle, 1), "bicubic": (_keys, 2)}
-"""Weight at a distance in pixels, and the distance at which it ends."""
+"""The weight as a function of the distance in pixels, and the distance from which it is 0."""
 
 
 @functools.lru_cache(maxsize=64)
 def _weights(method: str, antialias: bool, length: int, side: int) -> Tuple[Array, Array]:
-    """Return the pixels that each new pixel is the sum of: indices and weights, [taps, size]; weights sum to 1."""
+    """Return the source pixels of each new pixel: indices and weights, [taps, size]; weights of a pixel add up to 1."""
     ratio = length / side
     centres = (np.arange(side) + 0.5) * ratio
     stretch = max(ratio, 1.0) if antialias else 1.0
     kernel, radius = _KERNELS.get(method, (_triangle, 0))
     reach = radius * stretch if method in _KERNELS else ratio / 2
     first = np.floor(centres - reach - 0.5).astype(np.int64)
-    places = first + np.arange(int(np.ceil(2 * reach)) + 2)[:, np.newaxis]
+    indices = first + np.arange(int(np.ceil(2 * reach)) + 2)[:, np.newaxis]
     if method == "area":
-        ends = np.minimum(places + 1, centres + reach), np.maximum(places, centres - reach)
-        weights = np.maximum(ends[0] - ends[1], 0)
+        overlap = np.minimum(indices + 1, centres + reach) - np.maximum(indices, centres - reach)
+        weights = np.maximum(overlap, 0)
     else:
-        weights = kernel((places + 0.5 - centres) / stretch)
-    weights = np.where((places >= 0) & (places < length), weights, 0.0)
+        weights = kernel((indices + 0.5 - centres) / stretch)
+    weights = np.where((indices >= 0) & (indices < length), weights, 0.0)
     used = (weights != 0).any(axis=1)
-    weights, places = weights[used] / weights.sum(axis=0), places[used]
-    return np.clip(places, 0, length - 1), weights.astype(np.float32)
+    weights = weights[used] / weights.sum(axis=0)
+    return np.clip(indices[used], 0, length - 1), weights.astype(np.float32)
 
 
-def _summed(sample: Array, axis: int, places: Array, weights: Array) -> Array:
-    """The weighted sums along one axis, tap by tap: no other order on another machine."""
+def _summed(sample: Array, axis: int, indices: Array, weights: Array) -> Array:
+    """Return the weighted sums along one axis. The taps are added one by one, so that every machine has this order."""
     shape = [1] * sample.ndim
     shape[axis] = -1
-    result = np.take(sample, places[0], axis=axis) * weights[0].reshape(shape)
-    for place, weight in zip(places[1:], weights[1:]):
-        part = np.take(sample, place, axis=axis)
+    result = np.take(sample, indices[0], axis=axis) * weights[0].reshape(shape)
+    for index, weight in zip(indices[1:], weights[1:]):
+        part = np.take(sample, index, axis=axis)
         part *= weight.reshape(shape)
         result += part
     return result
@@ -142,15 +145,15 @@ def _summed(sample: Array, axis: int, places: Array, weights: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Crop(Step):
-    """Keeps the middle of an image: `size` = [height, width], or a `share` of each side.
+    """Crop an image to its centre: `size` = [height, width], or a `share` of height and width.
 
-    Where it cannot be in the middle, a row or column less is cut off before it than after it.
+    If the number of rows or columns to remove is odd, one more is removed after the centre than before it.
     """
 
     size: Any = key(Wholes(1, SIDE, 2), None)
-    """Height and width of what is kept."""
+    """Height and width of the result."""
     share: Any = key(Number(1e-3, 1.0), None)
-    """Of each side, what is kept, as `tf.image.central_crop` does it."""
+    """The fraction of height and width to keep, as in `tf.image.central_crop`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -158,7 +161,7 @@ class Crop(Step):
             raise PreprocessingError("it needs one of the keys 'size' and 'share'")
 
     def __call__(self, sample: Array) -> Array:
-        """The changed image."""
+        """Return the changed image."""
         sides = image(sample, "crop")[:2]
         if self.share is not None:
             height, width = (side - 2 * int((side - side * self.share) / 2) for side in sides)
@@ -171,44 +174,51 @@ class Crop(Step):
 
 @dataclasses.dataclass(frozen=True)
 class Pad(Step):
-    """Puts a frame around an image, so that it has `size` = [height, width].
+    """Pad an image to `size` = [height, width], with the image in the centre.
 
-    Where the image cannot be in the middle, the frame has a row or column less before it than after it.
+    If the number of rows or columns to add is odd, one more is added after the image than before it.
     """
 
     size: Size = key(Wholes(1, SIDE, 2))
     """Height and width of the result."""
     fill: Any = key(Fill(), 0.0)
-    """What the frame is of: a number, or one for each channel."""
+    """The value of the border: one number, or one for each channel."""
 
     def __call__(self, sample: Array) -> Array:
-        """The changed image."""
+        """Return the changed image."""
         sides = image(sample, "pad")[:2]
         if sides[0] > self.size[0] or sides[1] > self.size[1]:
             sizes = (list(self.size), list(sides))
             raise PreprocessingError("pad to %r: the image has %r; resize or crop it before" % sizes)
-        place = (self.size[0] - sides[0]) // 2, (self.size[1] - sides[1]) // 2
-        return _around(sample, (self.size, place), self.fill, "pad")
+        origin = ((self.size[0] - sides[0]) // 2, (self.size[1] - sides[1]) // 2)
+        return _around(sample, (self.size, origin), self.fill, "pad")
 
 
-def _inside(given: Size, size: Size) -> Tuple[Size, Size]:
-    """The largest sides of the same ratio that fit into `size`, and where they begin; in float32, as TensorFlow."""
-    exact, ends = np.array(given, np.float32), np.array(size, np.float32)
-    exact = exact / (exact / ends).max()
-    sides, place = np.floor(exact), np.floor((ends - exact) / 2)
-    return (max(int(sides[0]), 1), max(int(sides[1]), 1)), (max(int(place[0]), 0), max(int(place[1]), 0))
+def _inside(image_size: Size, size: Size) -> Tuple[Size, Size]:
+    """Return the largest size with the image's aspect ratio that fits into `size`, and its origin there.
+
+    The computation is in float32, as in TensorFlow.
+    """
+    sides = np.array(image_size, np.float32)
+    limits = np.array(size, np.float32)
+    sides = sides / (sides / limits).max()
+    height, width = np.maximum(np.floor(sides), 1)
+    top, left = np.maximum(np.floor((limits - sides) / 2), 0)
+    return (int(height), int(width)), (int(top), int(left))
 
 
 def _middle(sample: Array, size: Size) -> Array:
-    top, left = (sample.shape[0] - size[0]) // 2, (sample.shape[1] - size[1]) // 2
+    top = (sample.shape[0] - size[0]) // 2
+    left = (sample.shape[1] - size[1]) // 2
     return sample[top : top + size[0], left : left + size[1]]
 
 
 def _around(sample: Array, frame: Tuple[Size, Size], fill: Tuple[float, ...], name: str) -> Array:
-    """The image at its place in a frame: (size, place)."""
-    (size, (top, left)), (height, width, channels) = frame, sample.shape
+    """Return the image in a larger frame, which is (size, origin of the image)."""
+    size, (top, left) = frame
+    height, width, channels = sample.shape
     if len(fill) not in (1, channels):
-        raise PreprocessingError("%s has %d numbers to fill %d channels with" % (name, len(fill), channels))
+        raise PreprocessingError("%s has %d fill values for %d channels" % (name, len(fill), channels))
     small(tuple(size) + (channels,), name)
     result = np.empty(tuple(size) + (channels,), np.float32)
     result[...] = np.asarray(fill, np.float32)

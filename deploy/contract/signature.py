@@ -51,8 +51,8 @@ def read_key(path: str) -> bytes:
     """
     try:
         with open(path, "rb") as stream:
-            found = _PEM.match(stream.read(MAX_KEY_FILE_BYTES))
-        info = base64.b64decode(b"".join(found.group(1).split()), validate=True) if found else b""
+            match = _PEM.match(stream.read(MAX_KEY_FILE_BYTES))
+        info = base64.b64decode(b"".join(match.group(1).split()), validate=True) if match else b""
     except OSError as error:
         raise KeyFileError("%s: the key cannot be read: %s" % (path, error.strerror))
     except binascii.Error as error:
@@ -151,7 +151,7 @@ def _double(point: Point) -> Point:
 
 
 def _decode(text: bytes) -> Optional[Point]:
-    """The point that 32 bytes stand for, or None (5.1.3)."""
+    """Return the point that 32 bytes encode, or None (5.1.3)."""
     number = int.from_bytes(text, "little")
     sign, y = number >> 255, number & ((1 << 255) - 1)
     if len(text) != KEY_BYTES or y >= P:
@@ -168,7 +168,7 @@ def _decode(text: bytes) -> Optional[Point]:
 
 
 def _encode(point: Point) -> bytes:
-    """The 32 bytes that stand for a point (5.1.2)."""
+    """Return the 32 bytes that encode a point (5.1.2)."""
     x, y, z, _ = point
     inverse = pow(z, P - 2, P)
     return (y * inverse % P | (x * inverse % P & 1) << 255).to_bytes(KEY_BYTES, "little")

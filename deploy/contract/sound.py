@@ -1,7 +1,7 @@
-"""The steps for sounds: length, spectrogram, log_mel, mfcc. A sound is float32 [samples]; what they give, an image.
+"""The steps for sounds: length, spectrogram, log_mel, mfcc. A sound is float32 [samples]; the result is an image.
 
-All is computed in float64 and rounded once, so that Fourier transforms and sums of other numpy versions and
-processors agree far below one step of an 8-bit input.
+All values are computed in float64 and rounded once. The differences between numpy versions and processors in Fourier
+transforms and sums are then far smaller than one step of an 8-bit input.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import numpy as np
 from deploy.contract.step import Array, Flag, Number, Numbers, PreprocessingError, Step, Whole, Word, key, small
 
 _BLOCK = 256
-"""Frames that are transformed at a time: what is in between stays small."""
+"""The number of frames in one transform, which limits the memory for intermediate values."""
 _MOST_WEIGHTS = 1 << 24
-"""Twice the number of weights of the mel bands: 64 MB."""
+"""The limit for twice the number of weights of the mel bands: 64 MB."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Length(Step):
-    """Makes the first axis `samples` long: what is too long is cut, what is too short is filled up."""
+    """Cut or pad the first axis to the length `samples`."""
 
     samples: int = key(Whole(1, 1 << 24))
-    """Samples of the result; rows, of a series."""
+    """Number of samples of the result; for a series, of rows."""
     keep: str = key(Word("start", "centre", "end"), "start")
-    """What stays of a longer one; where a shorter one stands."""
+    """The part that is kept of a longer sample, and the position of a shorter one in the result."""
     fill: float = key(Number(), 0.0)
-    """What a shorter one is filled up with."""
+    """The value of the padding."""
 
     def __call__(self, sample: Array) -> Array:
-        """The changed sample."""
+        """Return the changed sample."""
         more = len(sample) - self.samples
         first = {"start": 0, "centre": abs(more) // 2, "end": abs(more)}[self.keep]
         if more >= 0:
@@ -45,68 +45,69 @@ class Length(Step):
 
 @dataclasses.dataclass(frozen=True)
 class Spectrogram(Step):
-    """The strength of each frequency over time: [frames, fft / 2 + 1, 1], from a sound [samples].
+    """Compute the magnitude of each frequency over time: [frames, fft / 2 + 1, 1], from a sound [samples].
 
-    As `tf.signal.stft` does it: frames from the first sample on, as many as are whole, each filled up with zeros to
-    `fft`. With `centre`, as librosa does it: frames are around their place, and the sound is filled up at both ends.
-    A sound of int16 is divided by 32768 first, so that it is what WAV files are read as.
+    The result equals `tf.signal.stft`: the first frame begins at the first sample, incomplete frames are left out, and
+    each frame is padded with zeros to `fft`. With `centre`, it equals librosa: frames are centred, and the sound is
+    padded at both ends. An int16 sound is first divided by 32768, as WAV files are when they are read.
     """
 
     frame: int = key(Whole(2, 1 << 16))
-    """Samples of a frame."""
+    """Number of samples of a frame."""
     step: int = key(Whole(1, 1 << 16))
-    """Samples from one frame to the next."""
+    """Number of samples from the start of a frame to the start of the next."""
     fft: Any = key(Whole(2, 1 << 16), None)
-    """Length of the Fourier transform; by default the power of two that holds a frame."""
+    """Length of the Fourier transform; by default the smallest power of two that is not less than a frame."""
     window: str = key(Word("hann", "hamming", "povey", "none"), "hann")
-    """What a frame is multiplied by; povey, Kaldi's, is hann to the power of 0.85."""
+    """The window function; povey, from Kaldi, is hann to the power of 0.85."""
     periodic: bool = key(Flag(), True)
-    """Whether the window would go on after its last sample (TensorFlow, librosa), or ends at it (Kaldi)."""
+    """Whether the window is periodic (TensorFlow, librosa) or symmetric (Kaldi)."""
     centre: bool = key(Flag(), False)
-    """Whether the sound is filled up by half a transform at both ends, as librosa does it."""
+    """Whether the sound is padded by half a transform at both ends, as in librosa."""
     fill: str = key(Word("zeros", "reflect"), "zeros")
-    """What `centre` fills up with."""
+    """The padding of `centre`."""
     remove_mean: bool = key(Flag(), False)
-    """Whether each frame's mean is subtracted from it first, as Kaldi does it."""
+    """Whether the mean of each frame is subtracted first, as in Kaldi."""
     preemphasis: float = key(Number(0.0, 1.0), 0.0)
-    """Share of the sample before that is subtracted from each, in each frame; 0.97 in Kaldi."""
+    """The fraction of the previous sample that is subtracted from each sample of a frame; 0.97 in Kaldi."""
     power: int = key(Whole(1, 2), 1)
-    """1: magnitudes; 2: their squares."""
+    """1: magnitudes. 2: their squares."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.fft is None:
             object.__setattr__(self, "fft", 1 << (self.frame - 1).bit_length())
         if self.fft < self.frame:
-            raise PreprocessingError("fft must hold a frame of %d samples, and is %d" % (self.frame, self.fft))
+            raise PreprocessingError("fft must be at least a frame of %d samples, not %d" % (self.frame, self.fft))
 
     def __call__(self, sample: Array) -> Array:
-        """The sound as an image."""
+        """Return the sound as an image."""
         return self._image(self._framed(sample), lambda spectrum: spectrum, self.fft // 2 + 1)
 
     def _framed(self, sample: Array) -> Array:
-        """The frames of a sound: float64 [frames, samples], a view."""
+        """Return the frames of a sound: float64 [frames, samples], a view."""
         if sample.ndim == 3 and sample.shape[1:] == (1, 1):
             sample = sample[:, 0, 0]
         if sample.ndim != 1:
             raise PreprocessingError("it takes a sound [samples], not %r" % (list(sample.shape),))
         sound = sample.astype(np.float64)
         if self.centre:
-            half, aside = self.fft // 2, (self.fft - self.frame) // 2
+            half = self.fft // 2
+            before = (self.fft - self.frame) // 2
             if self.fill == "reflect" and len(sound) <= half:
-                raise PreprocessingError("%d samples are too few to be reflected over %d" % (len(sound), half))
+                raise PreprocessingError("%d samples are too few for a reflection over %d" % (len(sound), half))
             sound = np.pad(sound, half, "reflect" if self.fill == "reflect" else "constant")
-            sound = sound[aside : len(sound) - (self.fft - self.frame - aside)]
+            sound = sound[before : len(sound) - (self.fft - self.frame - before)]
         count = 1 + (len(sound) - self.frame) // self.step
         if count < 1:
-            short = "%d samples are less than one frame of %d: put length before it"
+            short = "%d samples are less than one frame of %d: add the step length before it"
             raise PreprocessingError(short % (len(sample), self.frame))
         stride = sound.strides[0]
-        shape, strides = (count, self.frame), (stride * self.step, stride)
-        return np.lib.stride_tricks.as_strided(sound, shape, strides, writeable=False)
+        strides = (stride * self.step, stride)
+        return np.lib.stride_tricks.as_strided(sound, (count, self.frame), strides, writeable=False)
 
     def _image(self, frames: Array, change: Any, width: int) -> Array:
-        """The spectra of all frames, each changed as the step wants it: float32 [frames, width, 1]."""
+        """Return the spectra of all frames after the function `change`: float32 [frames, width, 1]."""
         small((len(frames), width), "it")
         result = np.empty((len(frames), width, 1), np.float32)
         for place in range(0, len(frames), _BLOCK):
@@ -120,41 +121,41 @@ class Spectrogram(Step):
         if self.preemphasis:
             before = np.concatenate([frames[:, :1], frames[:, :-1]], axis=1)
             frames = frames - self.preemphasis * before
-        found = np.fft.rfft(frames * _window(self.window, self.frame, self.periodic), self.fft, axis=1)
-        squares = found.real**2 + found.imag**2
+        transformed = np.fft.rfft(frames * _window(self.window, self.frame, self.periodic), self.fft, axis=1)
+        squares = transformed.real**2 + transformed.imag**2
         return squares if self.power == 2 else np.sqrt(squares)
 
 
 @dataclasses.dataclass(frozen=True)
 class LogMel(Spectrogram):
-    """The logarithm of the strength in bands that are spaced as people hear: [frames, bins, 1], from a sound [samples].
+    """Compute a log-mel spectrogram: [frames, bins, 1], from a sound [samples].
 
-    By default the bands are those of `tf.signal.linear_to_mel_weight_matrix`, which are Kaldi's too. librosa's are
-    {mel: slaney, triangles: hertz, norm: slaney}; torchaudio's {triangles: hertz}.
+    The default bands are those of `tf.signal.linear_to_mel_weight_matrix` and Kaldi. The bands of librosa are
+    {mel: slaney, triangles: hertz, norm: slaney}; those of torchaudio are {triangles: hertz}.
     """
 
     rate: int = key(Whole(100, 1_000_000))
-    """Samples in a second, of the sound as it comes."""
+    """The sampling rate of the sound in Hz."""
     bins: int = key(Whole(1, 1024))
     """Number of bands."""
     range: Any = key(Numbers(2), None)
-    """Where the first band begins and the last one ends, in Hz; by default from 0 to half the rate."""
+    """The start of the first band and the end of the last one in Hz; by default from 0 to half the rate."""
     mel: str = key(Word("htk", "slaney"), "htk")
-    """How bands are spaced: 2595 log10(1 + f / 700), or Slaney's, which is straight up to 1000 Hz."""
+    """The mel scale. htk: 2595 log10(1 + f / 700). slaney: linear up to 1000 Hz, logarithmic above."""
     triangles: str = key(Word("mel", "hertz"), "mel")
-    """Where the bands' sides are straight lines: over mel (TensorFlow, Kaldi), or over hertz (librosa, torchaudio)."""
+    """The scale on which the bands are triangles: mel (TensorFlow, Kaldi) or hertz (librosa, torchaudio)."""
     norm: str = key(Word("none", "slaney"), "none")
     """slaney: each band is divided by half its width in Hz."""
     log: str = key(Word("natural", "log10", "db"), "natural")
     """db: 10 log10 of squares, 20 log10 of magnitudes."""
     offset: float = key(Number(0.0), 1e-6)
-    """What is added before the logarithm."""
+    """The number to add before the logarithm."""
     floor: float = key(Number(0.0), 0.0)
-    """What less is raised to before the logarithm."""
+    """The smallest value before the logarithm; smaller values are raised to it."""
     relative: bool = key(Flag(), False)
-    """Whether the largest value of a sample becomes 0 (librosa's `ref=np.max`)."""
+    """Whether the result is relative to the largest value of the sample (`ref=np.max` in librosa)."""
     depth: Any = key(Number(0.0), None)
-    """How far below the largest value of a sample the others may lie, after the logarithm (librosa's `top_db`)."""
+    """The largest difference to the largest value of the sample, after the logarithm (`top_db` in librosa)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,17 +163,20 @@ class LogMel(Spectrogram):
             object.__setattr__(self, "range", (0.0, self.rate / 2))
         low, high = self.range
         if not 0 <= low < high <= self.rate / 2:
-            raise PreprocessingError("range must rise from 0 or more to %g Hz at most, half the rate" % (self.rate / 2))
+            raise PreprocessingError(
+                "range must be two increasing frequencies from 0 to %g Hz, half the rate" % (self.rate / 2)
+            )
         if not max(self.offset, self.floor) > 0:
-            raise PreprocessingError("offset or floor must be larger than 0: there is no logarithm of silence")
+            raise PreprocessingError("offset or floor must be larger than 0: the logarithm of silence is undefined")
         if self.fft * self.bins > _MOST_WEIGHTS:
             raise PreprocessingError("%d bins of an fft of %d are too many" % (self.bins, self.fft))
         self._bands()
 
     def __call__(self, sample: Array) -> Array:
-        """The sound as an image."""
+        """Return the sound as an image."""
         bands = self._bands()
-        return self._settled(self._image(self._framed(sample), lambda spectrum: self._log(spectrum @ bands), self.bins))
+        values = self._image(self._framed(sample), lambda spectrum: self._log(spectrum @ bands), self.bins)
+        return self._relative_to_largest(values)
 
     def _bands(self) -> Array:
         return _bands(self.rate, self.fft, self.bins, self.range, (self.mel, self.triangles, self.norm))
@@ -183,25 +187,25 @@ class LogMel(Spectrogram):
             return np.log(strength)
         return np.log10(strength) * ({1: 20, 2: 10}[self.power] if self.log == "db" else 1)
 
-    def _settled(self, found: Array) -> Array:
-        """Return the output of the steps that depend on the largest value."""
+    def _relative_to_largest(self, values: Array) -> Array:
+        """Apply `depth` and `relative`."""
         if self.depth is not None:
-            found = np.maximum(found, found.max() - np.float32(self.depth))
-        return found - found.max() if self.relative else found
+            values = np.maximum(values, values.max() - np.float32(self.depth))
+        return values - values.max() if self.relative else values
 
 
 @dataclasses.dataclass(frozen=True)
 class Mfcc(LogMel):
-    """The first coefficients of each frame's log_mel after a cosine transform: [frames, coefficients, 1].
+    """Compute mel-frequency cepstral coefficients: [frames, coefficients, 1], from a sound [samples].
 
-    It has the keys of log_mel too. `dct: ortho` is that of librosa and scipy; `dct: htk` that of TensorFlow, whose
+    The step has all keys of log_mel too. `dct: ortho` equals librosa and scipy; `dct: htk` equals TensorFlow, where the
     first coefficient is larger by the square root of 2.
     """
 
     coefficients: int = key(Whole(1, 1024), 13)
-    """How many of each frame's are kept, from the first on."""
+    """Number of coefficients to keep, from the first on."""
     dct: str = key(Word("ortho", "htk"), "ortho")
-    """How the transform is scaled."""
+    """The scaling of the cosine transform."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -209,14 +213,14 @@ class Mfcc(LogMel):
             raise PreprocessingError("coefficients must be at most bins, %d, not %d" % (self.bins, self.coefficients))
 
     def __call__(self, sample: Array) -> Array:
-        """The sound as an image."""
-        found = super().__call__(sample)[..., 0].astype(np.float64)
-        return (found @ _cosines(self.bins, self.coefficients, self.dct))[..., np.newaxis].astype(np.float32)
+        """Return the sound as an image."""
+        log_mel = super().__call__(sample)[..., 0].astype(np.float64)
+        return (log_mel @ _cosines(self.bins, self.coefficients, self.dct))[..., np.newaxis].astype(np.float32)
 
 
 @functools.lru_cache(maxsize=16)
 def _window(name: str, length: int, periodic: bool) -> Array:
-    """[length]. (tf.signal's windows of an odd length are never periodic.)"""
+    """Return a window function, [length]. (The windows of tf.signal with an odd length are never periodic.)"""
     turn = np.cos(2 * np.pi * np.arange(length) / (length if periodic else length - 1))
     hann = np.maximum(0.5 - 0.5 * turn, 0)
     return {"hann": hann, "hamming": 0.54 - 0.46 * turn, "povey": hann**0.85, "none": np.ones(length)}[name]
@@ -236,38 +240,38 @@ def _to_hertz(mel: Array, scale: str) -> Array:
 
 @functools.lru_cache(maxsize=16)
 def _bands(rate: int, fft: int, bins: int, span: Tuple[float, float], form: Tuple[str, str, str]) -> Array:
-    """The weight of each frequency in each band: [fft / 2 + 1, bins].
+    """Return the weight of each frequency in each band: [fft / 2 + 1, bins].
 
     Slaney's scale: M. Slaney, Auditory Toolbox, 1998. HTK's: S. Young and others, The HTK Book, 5.4.
 
     Raises:
-        PreprocessingError: a band has no frequency of the transform in it.
+        PreprocessingError: a band contains no frequency of the transform.
     """
     scale, triangles, norm = form
     low, high = _to_mel(np.array(span), scale)
     ends = np.linspace(low, high, bins + 2)
     hertz = np.arange(fft // 2 + 1) * (rate / fft)
     width = _to_hertz(ends[2:], scale) - _to_hertz(ends[:-2], scale)
-    places = _to_mel(hertz, scale) if triangles == "mel" else hertz
+    frequencies = _to_mel(hertz, scale) if triangles == "mel" else hertz
     ends = ends if triangles == "mel" else _to_hertz(ends, scale)
-    rising = (places[:, np.newaxis] - ends[:-2]) / (ends[1:-1] - ends[:-2])
-    falling = (ends[2:] - places[:, np.newaxis]) / (ends[2:] - ends[1:-1])
+    rising = (frequencies[:, np.newaxis] - ends[:-2]) / (ends[1:-1] - ends[:-2])
+    falling = (ends[2:] - frequencies[:, np.newaxis]) / (ends[2:] - ends[1:-1])
     weights = np.maximum(np.minimum(rising, falling), 0)
     empty = np.flatnonzero(~(weights > 1e-9).any(axis=0))
     if len(empty):
         named = ", ".join(map(str, empty[:5])) + (" and others" if len(empty) > 5 else "")
         raise PreprocessingError(
             "%d of %d mel bins are empty (%s): frequencies are %g Hz apart in an fft of %d; "
-            "use fewer bins, a larger fft, or a range that begins higher" % (len(empty), bins, named, rate / fft, fft)
+            "use fewer bins, a larger fft, or a range that starts higher" % (len(empty), bins, named, rate / fft, fft)
         )
     return weights * (2 / width) if norm == "slaney" else weights
 
 
 @functools.lru_cache(maxsize=16)
 def _cosines(bins: int, coefficients: int, form: str) -> Array:
-    """The DCT-II: [bins, coefficients]."""
-    places = np.outer(np.arange(bins) + 0.5, np.arange(coefficients)) * (np.pi / bins)
-    cosines = np.cos(places) * np.sqrt(2 / bins)
+    """Return the matrix of the DCT-II: [bins, coefficients]."""
+    angles = np.outer(np.arange(bins) + 0.5, np.arange(coefficients)) * (np.pi / bins)
+    cosines = np.cos(angles) * np.sqrt(2 / bins)
     if form == "ortho":
         cosines[:, 0] *= np.sqrt(0.5)
     return cosines

@@ -1,7 +1,7 @@
-"""The base of preprocessing steps: keys with their allowed values, and the error that names a wrong one.
+"""The base class of preprocessing steps, and the types of their settings.
 
-A step is a frozen dataclass with the keys of its specification as fields, made by `key`, and a `__call__` from
-float32 to float32.
+A step is a frozen dataclass. Its fields, created by `key`, are the keys of its specification. Its `__call__` converts
+a float32 sample to another float32 sample.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import numpy as np
 
 LARGEST = float(np.finfo(np.float32).max)
 MOST_VALUES = 1 << 28
-"""Of what a step gives: an image of 8192 x 8192 with four channels. A specification may come from anywhere."""
+"""The most values in the output of a step: an image of 8192 x 8192 with four channels. Specifications are untrusted."""
 Array = Any
-"""A numpy array. (numpy 1.16, which old boards have, knows no types to say more with.)"""
+"""A numpy array. numpy 1.16, which old boards have, has no type annotations."""
 
 
 class PreprocessingError(ValueError):
-    """A specification or a sample that cannot be used; says which step and why.
+    """A specification or a sample is invalid.
 
     Attributes:
-        step: index of the step in the specification, or None.
+        step: the index of the step in the specification, or None.
     """
 
     def __init__(self, message: str, step: Any = None) -> None:
@@ -31,10 +31,10 @@ class PreprocessingError(ValueError):
 
 
 def number(value: Any, name: str) -> float:
-    """A value as a float.
+    """Return a value as a float.
 
     Raises:
-        PreprocessingError: it is no number, or none that float32 can hold.
+        PreprocessingError: it is not a number, or too large for float32.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
         raise PreprocessingError("%s must be a number that float32 can hold, not %r" % (name, value))
@@ -48,54 +48,55 @@ class Number:
         self.low, self.high = low, high
 
     def __call__(self, value: Any, name: str) -> Any:
-        """The value as it is kept.
+        """Return the value as a float.
 
         Raises:
             PreprocessingError: it is not allowed.
         """
-        found = number(value, name)
-        if not self.low <= found <= self.high:
+        checked = number(value, name)
+        if not self.low <= checked <= self.high:
             raise PreprocessingError("%s must be a number from %g to %g, not %r" % (name, self.low, self.high, value))
-        return found
+        return checked
 
     def schema(self) -> Dict[str, Any]:
-        """The same as a JSON schema."""
+        """Return the JSON schema of the values."""
         limits = (("minimum", self.low, -LARGEST), ("maximum", self.high, LARGEST))
-        return dict({"type": "number"}, **{name: value for name, value, none in limits if value != none})
+        bounds = {name: value for name, value, unlimited in limits if value != unlimited}
+        return dict({"type": "number"}, **bounds)
 
 
 class Whole(Number):
     """A whole number from `low` to `high`."""
 
     def __call__(self, value: Any, name: str) -> Any:
-        """The value as an int; 8.0 is whole too."""
-        found = number(value, name)
-        if found != int(found) or not self.low <= found <= self.high:
-            wanted = (name, self.low, self.high, value)
-            raise PreprocessingError("%s must be a whole number from %d to %d, not %r" % wanted)
-        return int(found)
+        """Return the value as an int; 8.0 is allowed too."""
+        checked = number(value, name)
+        if checked != int(checked) or not self.low <= checked <= self.high:
+            facts = (name, self.low, self.high, value)
+            raise PreprocessingError("%s must be a whole number from %d to %d, not %r" % facts)
+        return int(checked)
 
     def schema(self) -> Dict[str, Any]:
-        """The same as a JSON schema."""
+        """Return the JSON schema of the values."""
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
 
 
 class Numbers:
-    """A list of numbers: `count` of them, or any number but none."""
+    """A list of `count` numbers; by default one or more."""
 
     def __init__(self, count: Any = None) -> None:
         self.count = count
 
     def __call__(self, value: Any, name: str) -> Any:
-        """The values as a tuple of floats."""
-        wrong = not isinstance(value, (list, tuple)) or not value
-        if wrong or (self.count is not None and len(value) != self.count):
-            wanted = "%d numbers" % self.count if self.count is not None else "numbers"
-            raise PreprocessingError("%s must be a list of %s, not %r" % (name, wanted, value))
+        """Return the values as a tuple of floats."""
+        is_list = isinstance(value, (list, tuple)) and len(value) > 0
+        if not is_list or self.count not in (None, len(value)):
+            allowed = "numbers" if self.count is None else "%d numbers" % self.count
+            raise PreprocessingError("%s must be a list of %s, not %r" % (name, allowed, value))
         return tuple(number(item, name) for item in value)
 
     def schema(self) -> Dict[str, Any]:
-        """The same as a JSON schema."""
+        """Return the JSON schema of the values."""
         length = {} if self.count is None else {"minItems": self.count, "maxItems": self.count}
         return dict({"type": "array", "items": {"type": "number"}}, **length)
 
@@ -108,79 +109,79 @@ class Wholes(Numbers):
         self.low, self.high = low, high
 
     def __call__(self, value: Any, name: str) -> Any:
-        """The values as a tuple of ints."""
-        found = super().__call__(value, name)
-        if any(each != int(each) or not self.low <= each <= self.high for each in found):
+        """Return the values as a tuple of ints."""
+        numbers = super().__call__(value, name)
+        if any(item != int(item) or not self.low <= item <= self.high for item in numbers):
             count = "two " if self.count == 2 else ""
-            wanted = (name, count, self.low, self.high, value)
-            raise PreprocessingError("%s must be %swhole numbers from %d to %d, not %r" % wanted)
-        return tuple(int(each) for each in found)
+            facts = (name, count, self.low, self.high, value)
+            raise PreprocessingError("%s must be %swhole numbers from %d to %d, not %r" % facts)
+        return tuple(map(int, numbers))
 
 
 class Fill(Numbers):
-    """One number for all channels, or a list with one for each."""
+    """One number for all channels, or a list with one number for each channel."""
 
     def __call__(self, value: Any, name: str) -> Any:
-        """The values as a tuple of floats."""
+        """Return the values as a tuple of floats."""
         return super().__call__(value if isinstance(value, (list, tuple)) else [value], name)
 
     def schema(self) -> Dict[str, Any]:
-        """The same as a JSON schema."""
+        """Return the JSON schema of the values."""
         return {"anyOf": [{"type": "number"}, super().schema()]}
 
 
 class Word:
-    """One of some words."""
+    """One of several words."""
 
     def __init__(self, *words: str) -> None:
         self.words = words
 
     def __call__(self, value: Any, name: str) -> Any:
-        """The word."""
+        """Return the word."""
         if not isinstance(value, str) or value not in self.words:
-            wanted = " or ".join(", ".join(map(repr, self.words)).rsplit(", ", 1))
-            raise PreprocessingError("%s must be %s, not %r" % (name, wanted, value))
+            allowed = " or ".join(", ".join(map(repr, self.words)).rsplit(", ", 1))
+            raise PreprocessingError("%s must be %s, not %r" % (name, allowed, value))
         return value
 
     def schema(self) -> Dict[str, Any]:
-        """The same as a JSON schema."""
+        """Return the JSON schema of the values."""
         return {"enum": list(self.words)}
 
 
 class Flag:
-    """true or false."""
+    """A boolean."""
 
     def __call__(self, value: Any, name: str) -> Any:
-        """The flag."""
+        """Return the boolean."""
         if not isinstance(value, bool):
             raise PreprocessingError("%s must be true or false, not %r" % (name, value))
         return value
 
     def schema(self) -> Dict[str, Any]:
-        """The same as a JSON schema."""
+        """Return the JSON schema of the values."""
         return {"type": "boolean"}
 
 
 def key(kind: Any, *default: Any, later: bool = False) -> Any:
-    """A field of a step.
+    """Return a field of a step.
 
     Args:
-        kind: what it may hold: one of the classes above.
-        default: its value where the specification has none; None stands for nothing. Without it the key is needed.
-        later: the step stood without it in an earlier release: the digest tells it only where it is not the default,
-            so that what a specification of that time is called stays.
+        kind: the allowed values: an instance of one of the classes above.
+        default: the value if the specification has none; None for no value. Without a default, the key is required.
+        later: whether a release added the key to an existing step. Such a key is part of the digest only if its value
+            is not the default, so the digests of older specifications do not change.
     """
-    settled = {"kind": kind, "needed": not default, "later": later}
-    return dataclasses.field(default=default[0] if default else None, metadata=settled)
+    metadata = {"kind": kind, "needed": not default, "later": later}
+    return dataclasses.field(default=default[0] if default else None, metadata=metadata)
 
 
 def fields(step: Any) -> Dict[str, dataclasses.Field[Any]]:
-    """The keys of a step as they stand in a specification, with their dataclass fields."""
+    """Return the dataclass fields of a step by their key in a specification."""
     return {field.name.rstrip("_"): field for field in dataclasses.fields(step)}
 
 
 def needed(step: Any) -> List[str]:
-    """The keys that a specification must have."""
+    """Return the required keys of a step."""
     return [name for name, field in fields(step).items() if field.metadata["needed"]]
 
 
@@ -194,8 +195,8 @@ class Step:
             if value is not None or field.default is not None or field.metadata["needed"]:
                 object.__setattr__(self, field.name, field.metadata["kind"](value, name))
 
-    def told(self) -> List[Any]:
-        """What the digest is made of: the class, its values in their order, and what a later release added."""
+    def digest_entry(self) -> List[Any]:
+        """Return the part of the digest: the class, its values in order, and the keys that a later release added."""
         values, added = [], {}
         for name, field in fields(self).items():
             value = getattr(self, field.name)
@@ -206,19 +207,19 @@ class Step:
         return [type(self).__name__, values] + ([added] if added else [])
 
     def __call__(self, sample: Array) -> Array:
-        """The changed sample, float32.
+        """Return the changed sample, float32.
 
         Raises:
-            PreprocessingError: it does not fit.
+            PreprocessingError: the sample is not suitable.
         """
         raise NotImplementedError
 
 
 def image(sample: Array, name: str) -> Tuple[int, int, int]:
-    """The height, the width and the channels of a sample.
+    """Return height, width and channels of a sample.
 
     Raises:
-        PreprocessingError: it is no image.
+        PreprocessingError: it is not an image.
     """
     if sample.ndim != 3:
         raise PreprocessingError("%s takes an image [height, width, channels], not %r" % (name, list(sample.shape)))
@@ -226,10 +227,10 @@ def image(sample: Array, name: str) -> Tuple[int, int, int]:
 
 
 def small(shape: Sequence[int], name: str) -> None:
-    """Refuses what would not fit into memory.
+    """Check that an array of this shape fits into memory.
 
     Raises:
-        PreprocessingError: an array of this shape has too many values.
+        PreprocessingError: it has too many values.
     """
     count = 1
     for side in shape:

@@ -70,7 +70,7 @@ def test_folder_without_validation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [("test",), ("val", "test")])
 def test_folder_without_train(tmp_path: Path, names: tuple[str, ...]) -> None:
-    with pytest.raises(DataError, match="there is no train split"):
+    with pytest.raises(DataError, match="has no train split"):
         dataset(ImageFolder(path=str(divided(tmp_path, names)))).labels("test")
 
 

@@ -85,7 +85,7 @@ def test_what_changes_the_digest(tmp_path: Path) -> None:
 
 
 BAD = {
-    "no function": ("x = 1", "there is no function 'load'"),
+    "no function": ("x = 1", "has no function 'load'"),
     "no Python": ("def load(", "failed: SyntaxError"),
     "an error": ("def load(): return 1 / 0", "failed: ZeroDivisionError: division by zero"),
     "an error later": ("def load():\n    yield X[0], 0\n    raise OSError('gone')", "failed: OSError: gone"),

@@ -190,7 +190,7 @@ BAD_NPZ: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("unsigned labels", {}, {"y": Y.astype(np.uint64) + 2**63}, "label 9223372036854775810 is out of range"),
     ("classes of one name", {"classes": ("a", "b", "a")}, {}, "two classes are called 'a'"),
     ("one class", {}, {"y": Y * 0}, "there are 1 classes; a classifier needs two or more"),
-    ("no samples", {}, {"x": X[:0], "y": Y[:0]}, "there are no samples"),
+    ("no samples", {}, {"x": X[:0], "y": Y[:0]}, "contains no samples"),
     ("too few samples", {}, {"x": X[:2], "y": Y[:2]}, "the validation split is empty: 2 samples are too few"),
     ("no height", {}, {"x": X[:, :0]}, "sample 0: a sample must be numbers"),
     ("NaN", {"split": "of"}, {"x": NAN, "of": SPLITS}, "sample 24: has values that are NaN or infinite"),
@@ -201,9 +201,9 @@ BAD_NPZ: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("2-D split", {"split": "of"}, {"of": SPLITS[None]}, "array 'of' is <U10"),
     ("split of numbers", {"split": "of"}, {"of": Y}, "array 'of' is int64"),
     ("unknown split", {"split": "of"}, {"of": np.full(30, "odd")}, "unknown split 'odd'; allowed: train, val"),
-    ("no train split", {"split": "of"}, {"of": np.array(["val", "test"] * 15)}, "there is no train split"),
-    ("only a test split", {"split": "of"}, {"of": np.full(30, "test")}, "there is no train split, but test"),
-    ("only a validation split", {"split": "of"}, {"of": np.full(30, "val")}, "there is no train split, but validation"),
+    ("no train split", {"split": "of"}, {"of": np.array(["val", "test"] * 15)}, "has no train split"),
+    ("only a test split", {"split": "of"}, {"of": np.full(30, "test")}, "has no train split, only test"),
+    ("only a validation split", {"split": "of"}, {"of": np.full(30, "val")}, "has no train split, only validation"),
 ]
 
 

@@ -214,7 +214,7 @@ def test_a_missing_image_a_missing_annotation_and_an_unknown_class(tmp_path: Pat
     assert "Annotations" in str(told.value)
     (folder / "JPEGImages" / "0003.png").unlink()
     for work in (Voc(path=str(folder)).load, Voc(path=str(folder)).fingerprint):
-        with pytest.raises(DataError, match=r"0003.xml: there is no image .*0003.png"):
+        with pytest.raises(DataError, match=r"0003.xml: the image .*0003.png does not exist"):
             work()
     (folder / "Annotations" / "0003.xml").unlink()
     with pytest.raises(DataError, match=r"names '0003', which has no .xml file"):
@@ -236,7 +236,7 @@ def test_no_folder_no_annotations_no_objects(tmp_path: Path) -> None:
         Voc(path=str(tmp_path)).load()
     one(tmp_path, scenes.annotation("a.png", [], (40, 20)))
     data = Dataset(Voc(path=str(tmp_path)), Preprocessing([]), None)
-    with pytest.raises(DataError, match="there are no objects in the images"):
+    with pytest.raises(DataError, match="the images contain no objects"):
         data.objects("train")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from compress.errors import PipelineError
-from compress.fleet.address import DeviceAddress, distinct, listed, parse
+from compress.fleet.address import DeviceAddress, distinct, parse, read_addresses
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_a_folder_beside_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_list_of_hosts(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# the shop\nssh://a/x  # at the door\n\nssh://b/x#1\n".replace("#1", ""))
-    assert [each.host for each in listed(path)] == ["a", "b"]
-    assert len(distinct([*listed(path), *listed(path)])) == 2
+    assert [each.host for each in read_addresses(path)] == ["a", "b"]
+    assert len(distinct([*read_addresses(path), *read_addresses(path)])) == 2
     path.write_text("ssh://a/x\nssh://b\n")
     with pytest.raises(PipelineError, match="hosts:2"):
-        listed(path)
+        read_addresses(path)
     with pytest.raises(PipelineError, match="cannot be read"):
-        listed(tmp_path / "none")
+        read_addresses(tmp_path / "none")
     with pytest.raises(PipelineError, match="no address"):
         distinct([])

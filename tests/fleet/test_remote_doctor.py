@@ -17,7 +17,7 @@ import pytest
 from compress.cli.main import main
 from compress.errors import PipelineError, StageError
 from compress.fleet import doctor
-from compress.fleet.doctor import HostAddress
+from compress.fleet.address import DeviceAddress, parse_ssh
 
 SSH = """#!/bin/sh
 echo "$@" > "{folder}/asked"
@@ -134,15 +134,15 @@ def test_over_a_real_sshd(sshd: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
-        ("ssh://board", HostAddress("board", None, "")),
-        ("ssh://me@10.0.0.7:2222/opt/shelf", HostAddress("me@10.0.0.7", 2222, "/opt/shelf")),
-        ("ssh://me@[fe80::1]/", HostAddress("me@fe80::1", None, "/")),
+        ("ssh://board", DeviceAddress("board", None, None, "")),
+        ("ssh://me@10.0.0.7:2222/opt/shelf", DeviceAddress("10.0.0.7", "me", 2222, "/opt/shelf")),
+        ("ssh://me@[fe80::1]/", DeviceAddress("fe80::1", "me", None, "/")),
     ],
 )
-def test_addresses(text: str, found: HostAddress) -> None:
-    assert doctor.address(text) == found
+def test_addresses(text: str, expected: DeviceAddress) -> None:
+    assert parse_ssh(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -150,5 +150,5 @@ def test_addresses(text: str, found: HostAddress) -> None:
     ["board", "http://board", "ssh://", "ssh://-oProxyCommand=x", "ssh://-l@b", "ssh://a b", "ssh://b:x", "ssh://b\n"],
 )
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(PipelineError, match="no address"):
-        doctor.address(text)
+    with pytest.raises(PipelineError, match="is not a valid address"):
+        parse_ssh(text)

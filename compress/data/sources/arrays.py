@@ -7,7 +7,7 @@ import tokenize
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, BinaryIO, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,33 +81,33 @@ class Npz(Stored):
         )
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
-        names = [name for name in (self.x, self.y, self.split) if name]
-        with files.opened(Path(self.file)) as stream:
-            limit = files.most(files.size_of(stream))
-            try:
-                with zipfile.ZipFile(stream) as archive:
-                    size = sum(info.file_size for info in archive.infolist())
-                if size > limit:
-                    raise DataError(f"unpacks to {size:,} bytes", where=self.file, allowed=f"{limit:,} bytes")
-                stream.seek(0)
+        names = list(filter(None, (self.x, self.y, self.split)))
+        try:
+            with files.opened(Path(self.file)) as stream:
+                self._refuse_large(stream)
                 with np.load(stream, allow_pickle=False) as file:
-                    absent = [name for name in names if name not in file.files]
-                    if absent:
-                        raise DataError(
-                            f"has no array {absent[0]!r}",
-                            where=self.file,
-                            allowed=", ".join(file.files) or "none: it is empty",
-                            todo="name the arrays with data.source.npz.x and y",
-                        )
-                    arrays = {name: file[name] for name in names}
-            except OSError as error:
-                raise files.unreadable(error, self.file) from error
-            except _ERRORS as error:
-                raise DataError(f"is not a usable .npz file: {error}", where=self.file) from error
-        for name, array in arrays.items():
-            if not isinstance(array, np.ndarray):  # numpy gives the bytes of a member that is no .npy
+                    arrays = {name: file[name] for name in names if name in file.files}
+                    stored = file.files
+        except OSError as error:
+            raise files.unreadable(error, self.file) from error
+        except _ERRORS as error:
+            raise DataError(f"is not a usable .npz file: {error}", where=self.file) from error
+        for name in names:
+            if name not in arrays:
+                allowed = ", ".join(stored) or "none: it is empty"
+                todo = "name the arrays with data.source.npz.x and y"
+                raise DataError(f"has no array {name!r}", where=self.file, allowed=allowed, todo=todo)
+            if not isinstance(arrays[name], np.ndarray):  # numpy returns the bytes of a member that is not a .npy file
                 raise DataError(f"{name!r} is not an array", where=self.file, todo="write the file with numpy.savez")
         return arrays
+
+    def _refuse_large(self, stream: BinaryIO) -> None:
+        limit = files.most(files.size_of(stream))
+        with zipfile.ZipFile(stream) as archive:
+            size = sum(info.file_size for info in archive.infolist())
+        if size > limit:
+            raise DataError(f"unpacks to {size:,} bytes", where=self.file, allowed=f"{limit:,} bytes")
+        stream.seek(0)
 
 
 class Npy(Stored):
@@ -158,7 +158,8 @@ def _mapped(path: Path) -> NDArray[Any]:
             shape, fortran, dtype = read(stream)
             if dtype.hasobject:
                 raise ValueError("it contains Python objects (a pickle), which could run code")
-            expected, available = math.prod(shape) * dtype.itemsize, files.size_of(stream) - stream.tell()
+            expected = math.prod(shape) * dtype.itemsize
+            available = files.size_of(stream) - stream.tell()
             if any(side < 0 for side in shape) or expected != available or not dtype.itemsize:
                 raise ValueError(f"{dtype} {list(shape)} needs {expected:,} bytes of data, there are {available:,}")
             if not expected:

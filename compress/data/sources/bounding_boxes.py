@@ -68,12 +68,12 @@ def head_of(path: Path, where: str) -> tuple[tuple[int, int], int]:
     """Return width and height of an image as stored, and its EXIF orientation.
 
     Raises:
-        DataError: there is no such image, or it cannot be read.
+        DataError: the image does not exist, or cannot be read.
     """
     from PIL import Image
 
     if not path.is_file():
-        raise DataError(f"there is no image {path}", where=where, todo="add it, or remove its annotation")
+        raise DataError(f"the image {path} does not exist", where=where, todo="add it, or remove its annotation")
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(path, formats=tuple(set(FORMATS.values()))) as image:
             width, height = image.size
@@ -146,7 +146,7 @@ def refuse_unfit(images: Sequence[AnnotatedImage]) -> None:
     for image in images:
         if not image.path.is_file():
             todo = "add it, or remove its annotation"
-            raise DataError(f"there is no image {image.path}", where=image.where, todo=todo)
+            raise DataError(f"the image {image.path} does not exist", where=image.where, todo=todo)
         path = os.path.realpath(image.path)
         if path in known:
             todo = "join the two, or remove one"

@@ -96,7 +96,7 @@ class Coco(Stored):
             known = categories
             images += _images(content, path, Path(self.images) if self.images else path.parent, categories, split)
         if not images or not known:
-            raise DataError("there are no images", where="data.source.coco", todo="check the file")
+            raise DataError("contains no images", where="data.source.coco", todo="check the file")
         return [known[key] for key in sorted(known)], images
 
 
@@ -170,10 +170,10 @@ def _images(
     for row, where in _rows(content, "annotations", path):
         key, category = _id(row, "image_id", where), _id(row, "category_id", where)
         if key not in rows:
-            raise DataError(f"there is no image {key}", where=where, todo="add it, or remove the annotation")
+            raise DataError(f"unknown image {key}", where=where, todo="add it, or remove the annotation")
         if category not in categories:
             allowed = ", ".join(map(str, categories))[:200]
-            raise DataError(f"there is no category {category}", where=where, allowed=allowed)
+            raise DataError(f"unknown category {category}", where=where, allowed=allowed)
         if row.get("iscrowd") in (1, True):
             continue
         boxes[key].append((_corners(row.get("bbox"), where), where))

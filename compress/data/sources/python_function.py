@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -100,7 +100,7 @@ def _called(path: Path, function: str) -> Any:
     with _running("", f"{path}:{function}"):
         spec.loader.exec_module(module)
         if not callable(getattr(module, function, None)):
-            raise DataError(f"there is no function {function!r}", where=str(path))
+            raise DataError(f"has no function {function!r}", where=str(path))
         result = getattr(module, function)()
         indexed = isinstance(result, Mapping | tuple | list)
         return list(result) if isinstance(result, Iterable) and not indexed and not isinstance(result, str) else result
@@ -122,7 +122,7 @@ def _mapped(result: Mapping[str, Any], where: str) -> Samples:
     if not {"x", "y"} <= result.keys() <= set(KEYS):
         raise DataError(f"gave the keys {', '.join(map(str, result))}", where=where, allowed=GIVES)
     x = result["x"]
-    if not isinstance(x, Sequence | np.ndarray) and not (hasattr(x, "__len__") and hasattr(x, "__getitem__")):
+    if not (hasattr(x, "__len__") and hasattr(x, "__getitem__")):
         raise DataError(f"x is {type(x).__name__}", where=where, allowed="something with a length and indices")
     with _running("len(x) ", where):
         count = len(x)
@@ -131,8 +131,9 @@ def _mapped(result: Mapping[str, Any], where: str) -> Samples:
     if y.shape != (count,) or y.dtype.kind not in "uiU":
         allowed = f"an integer or a name for each of the {count} samples"
         raise DataError(f"y is {y.dtype} {list(y.shape)}", where=where, allowed=allowed)
-    names, words = _words(result, "classes", where), _words(result, "split", where)
+    names = _words(result, "classes", where)
     indexed = labels.named(y.tolist(), names, where) if y.dtype.kind == "U" else labels.numbered(y, names, where)
+    words = _words(result, "split", where)
     if words is not None and len(words) != count:
         raise DataError(f"split has {len(words)} words", where=where, allowed=f"one for each of the {count} samples")
     splits = labels.splits(labels.split_named(word, where) for word in words or ())

@@ -131,7 +131,10 @@ class Csv(LabelledFiles):
     def _read(self, tree: Tree, listed: Listed, place: int) -> Series:
         where = tree.describe(listed.file)
         columns = [*self.columns, *([self.label_column] if self.label_column else [])]
-        width, parts, words, size = len(self.columns), [np.zeros((0, len(self.columns)), np.float32)], [], 0
+        width = len(self.columns)
+        parts = [np.zeros((0, len(self.columns)), np.float32)]
+        words = []
+        size = 0
         with tree.open(listed.file) as stream:
             for block in _blocks(tables.table(stream, where, columns, self.delimiter)):
                 parts.append(_numbers([row[:width] for _, row in block], [line for line, _ in block], where))

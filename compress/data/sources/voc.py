@@ -191,7 +191,7 @@ class Voc(Stored):
         return AnnotatedImage(image, _size(annotation, path), tuple(boxes), tuple(names), split, str(path), image.name)
 
     def _split(self, path: Path, listed: Listed) -> Split | None:
-        """Return the split of an XML file's image: from the lists or, if there are none, from its folders."""
+        """Return the split of an XML file's image: from the lists, or without lists from its folders."""
         if listed:
             listed_splits = (stems.get(path.stem) for folder, stems in listed.items() if path.is_relative_to(folder))
             return next(listed_splits, None)

@@ -3,7 +3,7 @@
 A network is a list of `ArrayLayer`s and the traffic on the bus, from a .tflite file or from a table of shapes. The
 model of the hardware: the array computes 4x4 tiles of a feature map, and blocks of 4 input by 64 output channels, so
 time is saved in whole steps only. Instructions are sent at every inference. Streamed parameters overlap with the
-computation of their own layer; on x86 hosts all transfers overlap with all computation. The constants are in
+computation of the same layer; on x86 hosts all transfers overlap with all computation. The constants are in
 `edgetpu.toml`; `benchmarks/latency.py` fits them and reports the error for each published measurement.
 """
 

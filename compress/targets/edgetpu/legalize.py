@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import dropwhile
 from typing import Any
 
 import numpy as np
@@ -211,14 +212,11 @@ class _Legalizer:
 
     def _retry_late_rewrites(self, tried: set[Tried]) -> bool:
         """Forget rewrites that were rejected because of an earlier CPU operator, if others were kept since then."""
-        late = [change for change in self.changes if change.reason == TOO_LATE]
-        if not late:
-            return False
-        since = self.changes[self.changes.index(late[0]) :]
+        since = list(dropwhile(lambda change: change.reason != TOO_LATE, self.changes))
         if not any(change.kept for change in since):
             return False
+        again = {(change.rewrite, change.output) for change in since if change.reason == TOO_LATE}
         self.changes = [change for change in self.changes if change.reason != TOO_LATE]
-        again = {(change.rewrite, change.output) for change in late}
         tried -= {(name, outputs) for name, outputs in tried if (name, self.graph.tensors[outputs[0]].name) in again}
         return True
 
@@ -338,7 +336,7 @@ def _tolerance_message(moved: comparison.Difference | None, entry: RewriteEntry)
 
 
 def _inputs(graph: Graph, inputs: Sequence[comparison.Feed]) -> list[comparison.Feed]:
-    """Return the inputs for the verification as real numbers; random ones if there are none."""
+    """Return the inputs for the verification as real numbers; random values without inputs."""
     if inputs:
         return [interface.dequantized_feed(graph, feed) for feed in inputs[:MAX_FEEDS]]
     generator = np.random.default_rng(0)

@@ -91,7 +91,8 @@ def _touching(taps: int, dilation: int, before: int, stride: int, positions: int
         length: the size of the input.
     """
     starts = np.arange(taps, dtype=np.int64) * dilation - before
-    first, last = np.maximum(0, -(starts // stride)), np.minimum(positions - 1, (length - 1 - starts) // stride)
+    first = np.maximum(0, -(starts // stride))
+    last = np.minimum(positions - 1, (length - 1 - starts) // stride)
     return int((first <= last).sum())
 
 
@@ -136,7 +137,8 @@ def _depthwise(operator: Operator, graph: Graph, target: Target) -> Parameters:
     """Count a depthwise convolution. With one channel it has the layout of a normal convolution."""
     _, kernel_h, kernel_w, outputs = graph.tensors[operator.inputs[1]].shape
     height, width, channels = _position(graph.tensors[operator.inputs[0]])
-    taps, overhead = _taps(operator, graph, (kernel_h, kernel_w)), _overhead(operator, graph, target)
+    taps = _taps(operator, graph, (kernel_h, kernel_w))
+    overhead = _overhead(operator, graph, target)
     if channels != 1:
         return parameter_memory.depthwise(outputs, taps, overhead)
     output_height, output_width, _ = _position(graph.output_tensors(operator)[0])

@@ -275,9 +275,9 @@ BAD_STEPS: list[tuple[Any, str]] = [
     ([], "map with one key"),
     ({}, "map with one key"),
     ({"resize": {"size": [1, 1]}, "scale": {"from": [0, 1]}}, "map with one key"),
-    ({"rezise": {"size": [1, 1]}}, "no step 'rezise'; allowed: resize, crop, pad, colour, scale, normalize"),
-    ({1: {}}, "no step 1"),
-    ({("resize",): {}}, "no step"),
+    ({"rezise": {"size": [1, 1]}}, "unknown step 'rezise'; allowed: resize, crop, pad, colour, scale, normalize"),
+    ({1: {}}, "unknown step 1"),
+    ({("resize",): {}}, "unknown step"),
     (
         {"resize": {"size": [1, 1], "filtre": "nearest"}},
         "unknown key 'filtre' in resize; allowed: size, filter, antialias",
@@ -296,7 +296,7 @@ BAD_STEPS: list[tuple[Any, str]] = [
     *(({"crop": {"share": share}}, "share must be a number") for share in (0, 1.1, math.nan, "1", True)),
     ({"pad": {"size": [8, 1e9]}}, "pad: size must be two whole numbers"),
     ({"colour": {"to": "hsv"}}, "to must be 'rgb', 'bgr' or 'grey'"),
-    ({"clip": {"to": [1, 1]}}, "two numbers that rise"),
+    ({"clip": {"to": [1, 1]}}, "two increasing numbers"),
     *(({"reshape": {"shape": shape}}, "shape must") for shape in ([], [0], [-1, -1], [2.5], [1] * 7, [1 << 40])),
     *(({"squeeze": {"axis": axis}}, "axis must be a") for axis in (6, 0.5, None, [1])),
     *(

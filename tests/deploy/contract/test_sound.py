@@ -216,7 +216,7 @@ def test_reshape_and_squeeze() -> None:
     np.testing.assert_array_equal(apply(chirp(), settings, {"squeeze": {}}), image[..., 0])
     np.testing.assert_array_equal(apply(chirp(), settings, {"reshape": {"shape": [-1]}}), image.ravel())
     assert apply(chirp(), {"reshape": {"shape": [2, -1, 4]}}).shape == (2, 1000, 4)
-    with pytest.raises(PreprocessingError, match=r"\[8000\] has not the shape \[7, -1\]"):
+    with pytest.raises(PreprocessingError, match=r"\[8000\] cannot be reshaped to \[7, -1\]"):
         apply(chirp(), {"reshape": {"shape": [7, -1]}})
     for axis, sample in ((-1, np.ones(4)), (0, np.ones((2, 3))), (5, np.ones((2, 3))), (0, np.ones(1))):
         with pytest.raises(PreprocessingError, match="is not one of length 1"):
@@ -246,15 +246,15 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("spectrogram", {"frame": 1, "step": 1}, "frame must be a whole number from 2"),
     ("spectrogram", {"frame": 256, "step": 0}, "step must be a whole number from 1"),
     ("spectrogram", {"frame": 256, "step": 1, "fft": 1 << 40}, "fft must be a whole number"),
-    ("spectrogram", {"frame": 256, "step": 1, "fft": 128}, "fft must hold a frame of 256 samples, and is 128"),
+    ("spectrogram", {"frame": 256, "step": 1, "fft": 128}, "fft must be at least a frame of 256 samples, not 128"),
     ("spectrogram", {"frame": 256, "step": 1, "power": 3}, "power must be a whole number from 1 to 2"),
     ("spectrogram", {"frame": 256, "step": 1, "periodic": "yes"}, "periodic must be true or false"),
     ("log_mel", {"frame": 256, "step": 1, "bins": 4}, "log_mel needs the key 'rate'"),
     ("log_mel", {**SPOKEN, "rate": float("inf")}, "rate must be a number"),
-    ("log_mel", {**SPOKEN, "range": [80, 4001]}, "to 4000 Hz at most, half the rate"),
-    ("log_mel", {**SPOKEN, "range": [80, 80]}, "range must rise"),
-    ("log_mel", {**SPOKEN, "range": [-1, 80]}, "range must rise from 0"),
-    ("log_mel", {**SPOKEN, "offset": 0}, "there is no logarithm of silence"),
+    ("log_mel", {**SPOKEN, "range": [80, 4001]}, "from 0 to 4000 Hz, half the rate"),
+    ("log_mel", {**SPOKEN, "range": [80, 80]}, "range must be two increasing"),
+    ("log_mel", {**SPOKEN, "range": [-1, 80]}, "range must be two increasing frequencies from 0"),
+    ("log_mel", {**SPOKEN, "offset": 0}, "the logarithm of silence is undefined"),
     (
         "log_mel",
         {**SPOKEN, "bins": 200},
@@ -279,12 +279,12 @@ def test_absurd_settings_are_refused_at_once(name: str, settings: dict[str, Any]
 @pytest.mark.parametrize(
     ("sample", "settings", "says"),
     [
-        (np.ones(399), YAMNET, "399 samples are less than one frame of 400: put length before it"),
+        (np.ones(399), YAMNET, "399 samples are less than one frame of 400: add the step length before it"),
         (np.ones(1), YAMNET, "1 samples are less"),
         (
             np.ones(200),
             {**YAMNET, "centre": True, "fill": "reflect"},
-            "200 samples are too few to be reflected over 256",
+            "200 samples are too few for a reflection over 256",
         ),
         (np.ones((400, 2)), YAMNET, r"takes a sound \[samples\], not \[400, 2, 1\]"),
         (np.ones((4, 4, 3)), YAMNET, r"takes a sound \[samples\], not \[4, 4, 3\]"),

@@ -209,12 +209,12 @@ class Compiler:
 
     def _judge(self, outcome: CompilerRun, original: Graph) -> Compiled | Failure | ModelError:
         """Return a valid result, a failure, or the error in the compiled model."""
-        if outcome.exit_code != 0 or any(name not in outcome.files for name in self.options.outputs):
+        if outcome.exit_code != 0 or not outcome.files.keys() >= set(self.options.outputs):
             return failures.recognize(outcome, original)
         reports = parse(outcome.log)
         try:
             parts = [graph.parse(outcome.files[name], name) for name in self.options.outputs]
-            custom = [part for part in parts if any(op.custom and op.name == OPERATOR for op in part.operators)]
+            custom = [part for part in parts if part.custom_operators(OPERATOR)]
             if not custom and not any(report.mapped for report in reports):
                 return failures.nothing_mapped(outcome, self.options.min_runtime)
             for part in custom or parts:

@@ -123,7 +123,7 @@ def custom_operator(log: str, graph: Graph) -> FailureMatch | None:
     said = re.search(r"Encountered unresolved custom op: ([^\n]+?)\.?(?=\s|$)", log)
     if not said:
         return None
-    return FailureMatch(said[0], [op for op in graph.operators if op.custom and op.name == said[1]])
+    return FailureMatch(said[0], graph.custom_operators(said[1]))
 
 
 def not_prepared(log: str, graph: Graph) -> FailureMatch | None:

@@ -206,7 +206,7 @@ class Ssh:
         return f"ssh {self.host}"
 
     def identity(self) -> str:
-        """Return the host's name; anything else would need a connection at every run, even if there is no work."""
+        """Return the host's name; anything else would need a connection at every run, even without work."""
         return self.host
 
     def run(self, model: bytes, options: Sequence[str], outputs: Sequence[str], timeout_s: float) -> CompilerRun:

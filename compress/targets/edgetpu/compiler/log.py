@@ -180,12 +180,10 @@ def differences(predicted: CompilerReport, real: CompilerReport) -> list[dict[st
 
     Sizes are compared with the precision in which the compiler prints them.
     """
-    tables = [Counter[tuple[str, str]](), Counter[tuple[str, str]]()]
-    for table, report in zip(tables, (predicted, real), strict=True):
-        for row in report.operations:
-            table[row.op, row.status] += row.count
-    rows = sorted(tables[0].keys() | tables[1].keys()) if real.operations else []
-    pairs = [(f"{op}: {status}", tables[0][op, status], tables[1][op, status], 0.0) for op, status in rows]
+    predicted_counts = _status_counts(predicted)
+    real_counts = _status_counts(real)
+    rows = sorted(predicted_counts.keys() | real_counts.keys()) if real_counts else []
+    pairs = [(": ".join(row), predicted_counts[row], real_counts[row], 0.0) for row in rows]
     for name in ("subgraphs", "total", "on_tpu", "on_cpu", "on_chip_bytes", "off_chip_bytes"):
         one, other = getattr(predicted, name), getattr(real, name)
         if one is not None and other is not None:
@@ -195,6 +193,13 @@ def differences(predicted: CompilerReport, real: CompilerReport) -> list[dict[st
         for name, one, other, step in pairs
         if abs(one - other) > step * 1.001  # rounded or truncated: both are within one step of the printed value
     ]
+
+
+def _status_counts(report: CompilerReport) -> Counter[tuple[str, str]]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in report.operations:
+        counts[row.op, row.status] += row.count
+    return counts
 
 
 def _last_digit(size_bytes: float) -> float:

@@ -224,25 +224,40 @@ def _add_merged_transpose(edit: Edit, chain: Sequence[Operator], x: Tensor, out:
     if len(turns) != 1 or any(link.name not in ("TRANSPOSE", "RESHAPE", "SQUEEZE", "EXPAND_DIMS") for link in chain):
         return False
     shape = graph.input_tensors(turns[0])[0].shape
-    order = [int(axis) for axis in graph.input_tensors(turns[0])[1].array().ravel() if shape[axis] > 1]
-    groups: list[list[int]] = []
-    for axis in order:
-        if groups and all(shape[between] == 1 for between in range(groups[-1][-1] + 1, axis)) and axis > groups[-1][-1]:
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
-    sizes = [int(np.prod([shape[axis] for axis in group])) for group in groups]
-    places = [sorted(groups).index(group) for group in groups]
-    if len(groups) > MAX_AXES or (len(chain) == 1 and len(shape) <= len(groups) + 1):
+    order = [int(axis) for axis in graph.input_tensors(turns[0])[1].array().ravel()]
+    sizes, permutation = _merged_axes(shape, order)
+    if len(sizes) > MAX_AXES or (len(chain) == 1 and len(shape) <= len(sizes) + 1):
         return False
-    merged = [1] + [sizes[places.index(place)] for place in range(len(groups))]
+    merged = [1, *(sizes[position] for position in np.argsort(permutation))]
     turned = [1, *sizes]
     index = reshape(edit, x.index, edit.like(x, "merged", shape=merged), merged)
     output = edit.like(x, "turned", shape=turned)
-    permutation = edit.integers("order", 0, *(place + 1 for place in places))
-    edit.add("TRANSPOSE", [index, permutation], [output], edit.options("TransposeOptions"))
+    axes = edit.integers("order", 0, *(axis + 1 for axis in permutation))
+    edit.add("TRANSPOSE", [index, axes], [output], edit.options("TransposeOptions"))
     _as_output(edit, output, turned, out)
     return True
+
+
+def _merged_axes(shape: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Merge the axes that stay adjacent in a transpose, without the axes of size 1.
+
+    Returns:
+        The sizes of the merged axes in the output, and their order, as in TRANSPOSE.
+    """
+    sizes: list[int] = []
+    firsts: list[int] = []
+    number = np.cumsum([side > 1 for side in shape])
+    last = -1
+    for axis in order:
+        if shape[axis] == 1:
+            continue
+        if number[axis] == last + 1 and sizes:
+            sizes[-1] *= shape[axis]
+        else:
+            sizes.append(shape[axis])
+            firsts.append(axis)
+        last = number[axis]
+    return sizes, np.argsort(np.argsort(firsts)).tolist()
 
 
 def _as_map(edit: Edit, x: Tensor) -> tuple[int, list[int]]:
@@ -308,7 +323,7 @@ def _pieces(edit: Edit, x: Tensor, index: int, shape: Sequence[int], axis: int, 
     if len(pieces) == 1:
         return pieces[0]
     joined = edit.like(
-        x, "whole", shape=[len(table) if position == axis else side for position, side in enumerate(shape)]
+        x, "joined", shape=[len(table) if position == axis else side for position, side in enumerate(shape)]
     )
     edit.add("CONCATENATION", pieces, [joined], edit.options("ConcatenationOptions", axis=axis))
     return joined

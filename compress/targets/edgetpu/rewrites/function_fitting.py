@@ -89,34 +89,42 @@ def _roots(graph: Graph) -> dict[int, int]:
     """Return, for each tensor, the 8-bit tensor that it is an element-wise function of."""
     roots: dict[int, int] = {}
     for operator in graph.operators:
-        inputs = graph.input_tensors(operator)
-        computed = [tensor for tensor in inputs if not tensor.is_constant]
-        single = all(tensor.elements == 1 for tensor in inputs if tensor.is_constant)
-        sources = {roots.get(tensor.index, tensor.index) for tensor in computed}
-        plain = operator.name in ELEMENTWISE and not operator.custom and len(operator.outputs) == 1
-        if plain and single and len(sources) == 1:
-            root = sources.pop()
-            if graph.output_tensors(operator)[0].shape == graph.tensors[root].shape:
-                roots[operator.outputs[0]] = root
+        if not _is_elementwise(operator, graph):
+            continue
+        sources = {
+            roots.get(tensor.index, tensor.index) for tensor in graph.input_tensors(operator) if not tensor.is_constant
+        }
+        root, *more = sources or {NONE}
+        out = graph.output_tensors(operator)[0]
+        if sources and not more and out.shape == graph.tensors[root].shape:
+            roots[out.index] = root
     return roots
+
+
+def _is_elementwise(operator: Operator, graph: Graph) -> bool:
+    """Return whether an operator computes each output value from one value of each input, and from scalars."""
+    if operator.name not in ELEMENTWISE or operator.custom or len(operator.outputs) != 1:
+        return False
+    return all(tensor.elements == 1 for tensor in graph.input_tensors(operator) if tensor.is_constant)
 
 
 def _removable_operators(end: Operator, root: int, graph: Graph) -> list[Operator]:
     """Return the operators that can be removed if `end` is computed directly from `root`: only `end` uses them."""
     region = {end.index}
-    waiting = [index for index in end.inputs if index not in (NONE, root)]
-    while waiting:
-        index = waiting.pop()
-        maker = graph.producer.get(index)
-        readers = {input_index.index for input_index in graph.consumers.get(index, ())}
-        if maker is not None and readers <= region and index not in graph.outputs and maker.index not in region:
-            region.add(maker.index)
-            waiting += [input_index for input_index in maker.inputs if input_index not in (NONE, root)]
-    known = {root, *(index for position in region for index in graph.operators[position].outputs)}
-    inputs = {index for position in region for index in graph.operators[position].inputs if index != NONE}
-    if any(index not in known and not graph.tensors[index].is_constant for index in inputs):
-        return []
-    return [graph.operators[index] for index in sorted(region)]
+    stop = {root, *graph.outputs}
+    for operator in reversed(graph.operators[: end.index]):
+        readers = _readers(operator, graph)
+        if readers and readers <= region and stop.isdisjoint(operator.outputs):
+            region.add(operator.index)
+    members = [graph.operators[index] for index in sorted(region)]
+    written = {root, NONE}.union(*(member.outputs for member in members))
+    read_from_outside = set[int]().union(*(member.inputs for member in members)) - written
+    return members if all(graph.tensors[index].is_constant for index in read_from_outside) else []
+
+
+def _readers(operator: Operator, graph: Graph) -> set[int]:
+    """Return the indices of the operators that read an operator's outputs."""
+    return {reader.index for output in operator.outputs for reader in graph.consumers.get(output, ())}
 
 
 def _exact(graph: Graph, region: Sequence[Operator], x: Tensor, out: Tensor) -> Graph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from compress.tflite.comparison import (
     random_feed,
     record_tensors,
     steps,
+    summarize,
     without_unknown_customs,
 )
 from compress.tflite.edit import Edit
-from compress.tflite.graph import DTYPES, NONE, Graph, Quantization, Tensor
+from compress.tflite.float_graph import input_independent_operators
+from compress.tflite.graph import DTYPES, Graph, Quantization, Tensor
 from deploy.contract.preprocessing import dequantize, quantize
 
 LARGEST_CONSTANT = 1 << 20
@@ -30,9 +33,7 @@ LARGEST_CONSTANT = 1 << 20
 def fixed_shapes(graph: Graph) -> Graph | None:
     """Set a dynamic batch to 1, and fix every shape that depends on it."""
     stored = graph.source.subgraphs[0].tensors
-    dynamic = [
-        i for i, tensor in enumerate(stored) if tensor.shapeSignature is not None and -1 in tensor.shapeSignature
-    ]
+    dynamic = [i for i, tensor in enumerate(stored) if -1 in _shape_signature(tensor)]
     if not dynamic:
         return None
     for index in graph.inputs:
@@ -47,34 +48,29 @@ def fixed_shapes(graph: Graph) -> Graph | None:
     runner = Runner(without_unknown_customs(edit.graph()), keep=True)
     runner.run(random_feed(graph, np.random.default_rng(0)), ())
     for index in dynamic:
-        known = any(index in (*operator.inputs, *operator.outputs) for operator in graph.operators)
+        known = index in graph.consumers or index in graph.producer
         edit.fix_shape(index, runner.shape(index) if known else graph.tensors[index].shape)
     return edit.graph()
 
 
+def _shape_signature(tensor: Any) -> Sequence[int]:
+    return () if tensor.shapeSignature is None else list(tensor.shapeSignature)
+
+
 def folded_constants(graph: Graph) -> Graph | None:
     """Replace operators whose outputs never change (shapes, and functions of constants) by constants."""
-    constant = {tensor.index for tensor in graph.tensors if tensor.is_constant}
-    folded = []
-    for operator in graph.operators:
-        known = all(index in constant for index in operator.inputs if index != NONE)
-        small = all(tensor.elements <= LARGEST_CONSTANT for tensor in graph.output_tensors(operator))
-        random = "RANDOM" in operator.name or operator.name == "MULTINOMIAL"
-        if operator.inputs and (known or operator.name == "SHAPE") and small and not random and not operator.custom:
-            constant.update(operator.outputs)
-            folded.append(operator)
+    folded = input_independent_operators(graph, max_elements=LARGEST_CONSTANT)
     outputs = [index for operator in folded for index in operator.outputs]
     if not outputs or set(outputs) & set(graph.outputs):
         return None
     (values,) = record_tensors(graph, [random_feed(graph, np.random.default_rng(0))], outputs)
     edit = Edit(graph)
     edit.remove(*folded)
-    constants = {
-        index: edit.like(graph.tensors[index], "constant", shape=values[index].shape, values=values[index])
-        for index in outputs
-    }
+    constants = {}
+    for index, value in values.items():
+        constants[index] = edit.like(graph.tensors[index], "constant", shape=value.shape, values=value)
     for operator in graph.operators:
-        if operator not in folded and any(index in constants for index in operator.inputs):
+        if operator not in folded and not constants.keys().isdisjoint(operator.inputs):
             edit.change(operator, inputs=[constants.get(index, index) for index in operator.inputs])
     return edit.graph()
 
@@ -168,22 +164,24 @@ def output_difference(before: Graph, after: Graph, values: Sequence[Feed]) -> Di
     """Return the difference of two graphs' outputs in steps of their scales; the types may differ."""
     before, after = without_unknown_customs(before), without_unknown_customs(after)
     first, second = Runner(before), Runner(after)
-    differences = [np.zeros(0)]
+    differences = []
     for feed in values:
         pairs = zip(first.run(quantized_feed(before, feed)), second.run(quantized_feed(after, feed)), strict=True)
         for (one, other), i, j in zip(pairs, before.outputs, after.outputs, strict=True):
-            tensors = (before.tensors[i], after.tensors[j])
-            scales = [scale_and_zero_point(tensor)[0] for tensor in tensors if is_per_tensor_8bit(tensor)]
-            a, b = _real(tensors[0], one), _real(tensors[1], other)
-            differences.append(
-                (np.abs(a - b) / scales[0] if scales and a.shape == b.shape else steps(a, b)).reshape(-1)
-            )
-    all_differences = np.concatenate(differences)
-    return Difference(
-        round(float(all_differences.max(initial=0)), 3),
-        float(all_differences.mean() if all_differences.size else 0),
-        len(values),
-    )
+            differences.append(_steps_of_scale(before.tensors[i], one, after.tensors[j], other).reshape(-1))
+    difference = summarize(differences, len(values))
+    return replace(difference, largest=round(difference.largest, 3))
+
+
+def _steps_of_scale(
+    tensor: Tensor, value: NDArray[Any], other_tensor: Tensor, other: NDArray[Any]
+) -> NDArray[np.float64]:
+    a = _real(tensor, value)
+    b = _real(other_tensor, other)
+    quantized = next(filter(is_per_tensor_8bit, (tensor, other_tensor)), None)
+    if quantized is None or a.shape != b.shape:
+        return steps(a, b)
+    return np.asarray(np.abs(a - b) / scale_and_zero_point(quantized)[0])
 
 
 def _real(tensor: Tensor, value: NDArray[Any]) -> NDArray[Any]:

@@ -15,6 +15,7 @@ from compress.targets.edgetpu.rewrites.elementwise import (
     replace_operator,
     scale_and_zero_point,
 )
+from compress.tflite.dilation import only_consumer
 from compress.tflite.edit import SAME, VALID, Edit, reshape
 from compress.tflite.graph import NONE, Graph, Operator, Quantization, Tensor
 
@@ -81,9 +82,9 @@ def grouped_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
     if len(x.shape) != 4 or len(weights.shape) != 4 or not weights.is_constant:
         return
     outputs, height, width, group_channels = weights.shape
-    groups = x.shape[3] // max(group_channels, 1)
+    groups, rest = divmod(x.shape[3], max(group_channels, 1))
     bias = _bias(operator, graph)
-    if groups < 2 or groups * group_channels != x.shape[3] or outputs % groups or bias is None or not bias.is_constant:
+    if groups < 2 or rest or outputs % groups or bias is None or not bias.is_constant:
         return
     if group_channels == 1:
         yield _depthwise(operator, graph, (1, height, width, outputs))
@@ -92,14 +93,16 @@ def grouped_convolution(operator: Operator, graph: Graph) -> Iterator[Edit]:
     slices = [edit.like(x, f"group{i}", shape=(*x.shape[:3], group_channels)) for i in range(groups)]
     axis = edit.tensor(f"{x.name}/axis", (), "INT32", values=np.asarray(3, np.int32))
     edit.add("SPLIT", [axis, x.index], slices, edit.options("SplitOptions", numSplits=groups))
-    parts, size = [], outputs // groups
+    options = edit.options("Conv2DOptions", **vars(operator.options))
+    options.quantizedBiasType = 0
+    size = outputs // groups
+    parts = []
     for i, group_input in enumerate(slices):
         chosen = slice(i * size, (i + 1) * size)
         kernel = _cut(edit, weights, chosen, f"group{i}")
         biases = _cut(edit, bias, chosen, f"group{i}")
         parts.append(edit.like(out, f"group{i}", shape=(*out.shape[:3], size)))
-        options = {name: value for name, value in vars(operator.options).items() if name != "quantizedBiasType"}
-        edit.add("CONV_2D", [group_input, kernel, biases], [parts[-1]], edit.options("Conv2DOptions", **options))
+        edit.add("CONV_2D", [group_input, kernel, biases], [parts[-1]], options)
     edit.add("CONCATENATION", parts, [out.index], edit.options("ConcatenationOptions", axis=3))
     yield edit
 
@@ -316,28 +319,37 @@ def _ones(edit: Edit, x: Tensor, selection: NDArray[np.bool_]) -> tuple[int, int
 
 def _folding(operator: Operator, graph: Graph) -> tuple[Operator, NDArray[np.float64], NDArray[np.float64]] | None:
     """Return the convolution that an operator can be folded into, with a factor and a shift for each channel."""
+    computed = [tensor for tensor in graph.input_tensors(operator) if not tensor.is_constant]
+    convolution = graph.producer.get(computed[0].index) if len(computed) == 1 else None
+    if convolution is None or not _is_foldable(convolution, graph):
+        return None
+    factor_and_shift = _factor_and_shift(operator, computed[0].shape[-1], graph)
+    return None if factor_and_shift is None else (convolution, *factor_and_shift)
+
+
+def _is_foldable(convolution: Operator, graph: Graph) -> bool:
+    """Return whether the constants of a convolution can absorb an operator that follows it."""
+    if convolution.name not in ("CONV_2D", "DEPTHWISE_CONV_2D") or convolution.option("fusedActivationFunction", 0):
+        return False
+    x, weights, *_ = graph.input_tensors(convolution)
+    bias = _bias(convolution, graph)
+    constant = weights.is_constant and (bias is None or bias.is_constant)
+    int8 = weights.dtype == "INT8" and is_per_tensor_8bit(x)
+    return constant and int8 and only_consumer(graph, convolution) is not None
+
+
+def _factor_and_shift(
+    operator: Operator, channels: int, graph: Graph
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Return MUL, ADD or SUB with a constant as a factor and a shift for each channel."""
     inputs = graph.input_tensors(operator)
-    constants = [tensor for tensor in inputs if tensor.is_constant]
-    computed = [tensor for tensor in inputs if not tensor.is_constant]
-    if len(constants) != 1 or len(computed) != 1 or not is_per_tensor_8bit(constants[0]):
+    constant = next(tensor for tensor in inputs if tensor.is_constant)
+    one_per_channel = constant.elements == 1 or constant.shape[-1] == constant.elements == channels
+    if not is_per_tensor_8bit(constant) or not one_per_channel:
         return None
-    convolution = graph.producer.get(computed[0].index)
-    if convolution is None or convolution.name not in ("CONV_2D", "DEPTHWISE_CONV_2D"):
-        return None
-    read_elsewhere = computed[0].index in graph.outputs or len(graph.consumers[computed[0].index]) > 1
-    if read_elsewhere or convolution.option("fusedActivationFunction", 0):
-        return None
-    weights, bias = graph.tensors[convolution.inputs[1]], _bias(convolution, graph)
-    fits = weights.is_constant and weights.dtype == "INT8" and is_per_tensor_8bit(graph.tensors[convolution.inputs[0]])
-    channels, values = computed[0].shape[-1], dequantized_constant(constants[0]).ravel()
-    if not fits or (bias is not None and not bias.is_constant) or values.size not in (1, channels):
-        return None
-    if constants[0].elements > 1 and constants[0].shape[-1] != channels:
-        return None
-    vector = np.broadcast_to(values, (channels,))
+    values = np.broadcast_to(dequantized_constant(constant).ravel(), (channels,))
     if operator.name == "MUL":
-        return (convolution, vector, np.zeros(channels)) if vector.all() else None
-    sign = -1.0 if operator.name == "SUB" else 1.0
-    if operator.name == "SUB" and inputs[0].is_constant:
-        return None
-    return convolution, np.ones(channels), sign * vector
+        return (values, np.zeros(channels)) if values.all() else None
+    if operator.name == "ADD":
+        return np.ones(channels), values
+    return (np.ones(channels), -values) if constant is inputs[1] else None

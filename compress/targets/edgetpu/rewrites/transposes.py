@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -14,29 +14,37 @@ from compress.tflite.graph import Graph, Operator
 
 _TO_LAST = (0, 2, 3, 1)
 """From channels first to channels last."""
+_MASKS = ("beginMask", "endMask")
+"""Options of STRIDED_SLICE with one bit for each axis."""
+_AXIS_MASKS = ("ellipsisMask", "newAxisMask", "shrinkAxisMask")
+"""Options of STRIDED_SLICE that add or remove axes."""
+_MOVABLE = frozenset({*UNARY, *BINARY, "CONCATENATION", "SPLIT", "PAD", "PADV2", "SLICE", "STRIDED_SLICE"})
+"""Operators that can run before a transpose instead of after it."""
 _ALONG_AXES = {"PAD": (1,), "PADV2": (1,), "SLICE": (1, 2), "STRIDED_SLICE": (1, 2, 3)}
 """Operators with constants that have an entry for each axis, and the positions of these inputs."""
 
 
 def transposes(operator: Operator, graph: Graph) -> Iterator[Edit]:
     """Move TRANSPOSE operators behind the operators that follow them, and cancel those that meet."""
-    order, x, out = _order(operator, graph), graph.input_tensors(operator)[0], graph.output_tensors(operator)[0]
+    order = _order(operator, graph)
     if order is None:
         return
+    x = graph.input_tensors(operator)[0]
+    out = graph.output_tensors(operator)[0]
     before = graph.producer.get(x.index)
-    if before is not None and before.name == "TRANSPOSE" and (first := _order(before, graph)) is not None:
+    first = _order(before, graph)
+    if before is not None and first is not None:
         yield _merge(before, operator, [first[axis] for axis in order], graph)
         return
-    if [axis for axis in order if x.shape[axis] > 1] == [axis for axis in range(len(order)) if x.shape[axis] > 1]:
+    moved = [axis for axis in order if x.shape[axis] > 1]
+    if moved == sorted(moved):
         edit, _, _ = replace_operator(operator, graph)
         reshape(edit, x.index, out.index, out.shape)
         yield edit
         return
     for after in graph.consumers.get(out.index, ()):
-        if after.name in (*UNARY, *BINARY, "CONCATENATION"):
+        if after.name in _MOVABLE:
             yield from _move_behind(after, order, graph)
-        elif after.name in (*_ALONG_AXES, "SPLIT"):
-            yield from _move_behind_axis_operator(after, order, graph)
 
 
 def with_channels_last_inputs(graph: Graph) -> Graph:
@@ -89,64 +97,70 @@ def _merge(first: Operator, second: Operator, order: list[int], graph: Graph) ->
 
 def _move_behind(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
     """Move the transposes of an operator's inputs behind the operator."""
-    edit, back = Edit(graph), [int(axis) for axis in np.argsort(order)]
+    outputs = graph.output_tensors(operator)
+    changes_axes = any(operator.option(mask, 0) for mask in _AXIS_MASKS)
+    if changes_axes or any(len(out.shape) != len(order) for out in outputs):
+        return
+    edit = Edit(graph)
     inputs = []
-    for tensor in graph.input_tensors(operator):
-        before = graph.producer.get(tensor.index)
-        if before is not None and before.name == "TRANSPOSE" and _order(before, graph) == order:
-            if only_consumer(graph, before):
-                edit.remove(before)
-            inputs.append(before.inputs[0])
-        elif tensor.is_constant and tensor.elements == 1:
-            inputs.append(tensor.index)
-        elif tensor.is_constant and len(tensor.shape) <= len(order):
-            values = tensor.array().reshape((1,) * (len(order) - len(tensor.shape)) + tensor.shape).transpose(back)
-            inputs.append(edit.like(tensor, "transposed", shape=values.shape, values=np.ascontiguousarray(values)))
-        else:
+    for position in range(len(operator.inputs)):
+        index = _input_before_transpose(edit, operator, position, order)
+        if index is None:
             return
-    out = graph.output_tensors(operator)[0]
-    if len(out.shape) != len(order):
-        return
-    output = edit.like(out, "transposed", shape=[out.shape[axis] for axis in back])
-    changed = {"axis": order[operator.option("axis") % len(order)]} if operator.name == "CONCATENATION" else None
-    edit.change(operator, inputs=inputs, outputs=[output], options=changed)
-    edit.add("TRANSPOSE", [output, edit.integers("order", *order)], [out.index], edit.options("TransposeOptions"))
+        inputs.append(index)
+    transposed = [edit.like(out, "transposed", shape=_inverse(order, out.shape)) for out in outputs]
+    edit.change(operator, inputs=inputs, outputs=transposed, options=_options_before_transpose(operator, order))
+    for index, out in zip(transposed, outputs, strict=True):
+        edit.add("TRANSPOSE", [index, edit.integers("order", *order)], [out.index], edit.options("TransposeOptions"))
     yield edit
 
 
-def _move_behind_axis_operator(operator: Operator, order: list[int], graph: Graph) -> Iterator[Edit]:
-    """Move the transpose before an operator with axes behind the operator."""
-    operands = graph.input_tensors(operator)
-    constants = [tensor for tensor in operands if tensor.is_constant]
-    (before,) = (graph.producer.get(tensor.index) for tensor in operands if not tensor.is_constant)
-    masks = [name for name in vars(operator.options or operator) if name.endswith("Mask")]
-    dropped = [name for name in masks if name not in ("beginMask", "endMask") and operator.option(name, 0)]
-    kept = all(len(out.shape) == len(order) for out in graph.output_tensors(operator))
-    if before is None or len(constants) != len(operands) - 1 or dropped or not kept:
-        return
-    edit, back = Edit(graph), [int(axis) for axis in np.argsort(order)]
-    inputs = [before.inputs[0] if index == before.outputs[0] else index for index in operator.inputs]
-    for position in _ALONG_AXES.get(operator.name, ()):
-        tensor = graph.tensors[operator.inputs[position]]
-        inputs[position] = edit.like(tensor, "transposed", values=tensor.array()[back])
+def _input_before_transpose(edit: Edit, operator: Operator, position: int, order: list[int]) -> int | None:
+    """Return an input of an operator that runs before the transpose; None if it has to stay after it."""
+    graph = edit.before
+    tensor = graph.tensors[operator.inputs[position]]
+    if not tensor.is_constant:
+        before = graph.producer.get(tensor.index)
+        if before is None or _order(before, graph) != order:
+            return None
+        if only_consumer(graph, before):
+            edit.remove(before)
+        return before.inputs[0]
+    if position in _ALONG_AXES.get(operator.name, ()):
+        return edit.like(tensor, "transposed", values=tensor.array()[np.argsort(order)])
     if operator.name == "SPLIT":
-        axis = operands[0]
-        values = np.asarray(order[axis.array().item()], np.int32)
-        inputs[0] = edit.like(axis, "transposed", shape=(), values=values)
-    changed = {
-        name: sum((operator.option(name) >> axis & 1) << order[axis] for axis in range(len(order))) for name in masks
-    }
-    if only_consumer(graph, before):
-        edit.remove(before)
-    outputs = [
-        edit.like(out, "transposed", shape=[out.shape[axis] for axis in back]) for out in graph.output_tensors(operator)
-    ]
-    edit.change(operator, inputs=inputs, outputs=outputs, options=changed)
-    for transposed, out in zip(outputs, operator.outputs, strict=True):
-        edit.add("TRANSPOSE", [transposed, edit.integers("order", *order)], [out], edit.options("TransposeOptions"))
-    yield edit
+        axis = np.asarray(order[tensor.array().item()], np.int32)
+        return edit.like(tensor, "transposed", shape=(), values=axis)
+    if tensor.elements == 1:
+        return tensor.index
+    if len(tensor.shape) > len(order):
+        return None
+    aligned = tensor.array().reshape((1,) * (len(order) - len(tensor.shape)) + tensor.shape)
+    values = np.ascontiguousarray(aligned.transpose(np.argsort(order)))
+    return edit.like(tensor, "transposed", shape=values.shape, values=values)
 
 
-def _order(operator: Operator, graph: Graph) -> list[int] | None:
+def _options_before_transpose(operator: Operator, order: list[int]) -> dict[str, int]:
+    """Return the options with axes of an operator that runs before the transpose."""
+    if operator.name == "CONCATENATION":
+        return {"axis": order[operator.option("axis") % len(order)]}
+    if operator.name != "STRIDED_SLICE" or operator.options is None:
+        return {}
+    options = {}
+    for mask in _MASKS:
+        bits = operator.option(mask, 0)
+        options[mask] = sum((bits >> axis & 1) << order[axis] for axis in range(len(order)))
+    return options
+
+
+def _inverse(order: list[int], shape: Sequence[int]) -> list[int]:
+    """Return the shape before a transpose that has the given shape after it."""
+    return [shape[axis] for axis in np.argsort(order)]
+
+
+def _order(operator: Operator | None, graph: Graph) -> list[int] | None:
+    """Return the order of a TRANSPOSE if it is constant; None for other operators."""
+    if operator is None or operator.name != "TRANSPOSE":
+        return None
     order = graph.tensors[operator.inputs[1]]
     return [int(axis) for axis in order.array().ravel()] if order.is_constant else None
